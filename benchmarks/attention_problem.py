@@ -111,17 +111,22 @@ def make_problem(
     )
 
 
-def relative_error(problem: Problem, out: torch.Tensor) -> float:
+def relative_error(
+    problem: Problem, out: torch.Tensor, *, sliding_window: int | None = None, sinks: torch.Tensor | None = None
+) -> float:
     """Return the worst row's ‖out − float64‖ / ‖float64‖ in the last layer; inf if out is not finite.
 
     Checks the first, middle and last row, queries at both ends. out: [rows * query_len, num_heads, head_dim].
     """
     if not bool(out.isfinite().all()):
         return float("inf")
-    return max(_row_error(problem, out, row) for row in {0, problem.num_rows // 2, problem.num_rows - 1})
+    rows = {0, problem.num_rows // 2, problem.num_rows - 1}
+    return max(_row_error(problem, out, row, sliding_window, sinks) for row in rows)
 
 
-def _row_error(problem: Problem, out: torch.Tensor, row: int) -> float:
+def _row_error(
+    problem: Problem, out: torch.Tensor, row: int, sliding_window: int | None, sinks: torch.Tensor | None
+) -> float:
     keys, values = (t.double() for t in problem.gather(-1, row))
     queries = _ends(problem.query_len)
     tokens = torch.tensor(queries, device=out.device) + row * problem.query_len
@@ -129,8 +134,15 @@ def _row_error(problem: Problem, out: torch.Tensor, row: int) -> float:
     q = problem.q[tokens].double().unflatten(1, (-1, group))
     logits = torch.einsum("qhgd,khd->hgqk", q, keys) * problem.heads.scale
     positions = torch.tensor(queries, device=out.device) + problem.seq_len - problem.query_len
-    logits.masked_fill_(torch.arange(problem.seq_len, device=out.device) > positions[:, None], float("-inf"))
-    expected = torch.einsum("hgqk,khd->qhgd", logits.softmax(-1), values).flatten(1, 2)
+    key_positions = torch.arange(problem.seq_len, device=out.device)
+    logits.masked_fill_(key_positions > positions[:, None], float("-inf"))
+    if sliding_window is not None:
+        logits.masked_fill_(key_positions <= positions[:, None] - sliding_window, float("-inf"))
+    if sinks is not None:  # one more logit a head, whose weight is dropped
+        extra = sinks.double().view(*logits.shape[:2], 1, 1).expand(-1, -1, len(queries), 1)
+        logits = torch.cat((logits, extra), -1)
+    weights = logits.softmax(-1)[..., : problem.seq_len]
+    expected = torch.einsum("hgqk,khd->qhgd", weights, values).flatten(1, 2)
     return float((out[tokens].double() - expected).norm() / expected.norm())
 
 

@@ -47,7 +47,7 @@ class Replica:
         self.busy_s = 0.0
         self.num_steps = 0
         self.num_given = 0
-        self.most_blocks = 0
+        self.most_pages = 0
         self._in_flight: deque[tuple[StepPlan, float]] = deque()
 
     def add(self, request: Request) -> None:
@@ -81,8 +81,7 @@ class Replica:
         self._in_flight.append((plan, started_s + step_s))
         self.busy_s += step_s
         self.num_steps += 1
-        blocks = self.scheduler.blocks
-        self.most_blocks = max(self.most_blocks, blocks.num_used)
+        self.most_pages = max(self.most_pages, self.scheduler.kv.pool.num_used)
 
     def _commit(self) -> tuple[list[RowOutput], float]:
         plan, end_s = self._in_flight.popleft()

@@ -12,8 +12,9 @@ from torch.nn import functional
 from benchmarks.attention_problem import Heads, Problem, make_problem, relative_error
 from benchmarks.kernel_timing import num_copies, time_graph
 from kernels.attention.gluon_prefill import HopperConfig, hopper_prefill_attention, new_tickets
-from kernels.attention.triton_decode import DecodeConfig, DecodeScratch, decode_attention, decode_config
+from kernels.attention.triton_decode import DecodeConfig, decode_attention, decode_config
 from kernels.attention.triton_prefill import PrefillConfig, prefill_attention, prefill_config
+from kernels.attention.triton_splits import DecodeScratch
 
 HEAD_DIM = 128
 DECODE_CONFIGS = [

@@ -13,7 +13,8 @@ import torch
 from torch.nn import functional
 
 from benchmarks.kernel_timing import BF16_CUDA, time_graph
-from kernels.attention.triton_decode import DecodeScratch, decode_attention
+from kernels.attention.triton_decode import decode_attention
+from kernels.attention.triton_splits import DecodeScratch
 from kernels.elementwise import triton as ops
 from kernels.linear.triton_gemv import allocate_scratch, gemv
 

@@ -88,9 +88,9 @@ def _bench_gathering(num_rows: int) -> dict[str, object]:
     state = {
         "last_token": torch.zeros(257, dtype=torch.int64, device="cuda"),
         "num_computed": torch.full((257,), 1000, device="cuda"),
-        "block_table": torch.zeros(257, 2560, dtype=torch.int32, device="cuda"),
+        "block_tables": torch.zeros(1, 257, 2560, dtype=torch.int32, device="cuda"),
     }
-    out = inputs.DecodeInputs.allocate(max_rows=256, max_blocks=2560, device=torch.device("cuda"))
+    out = inputs.DecodeInputs.allocate(num_tables=1, max_rows=256, max_blocks=2560, device=torch.device("cuda"))
     options = {"block_size": 16, "padding_row": 256, "out": out}
     req_index = torch.arange(num_rows, device="cuda")
     ours, spec = (

@@ -12,6 +12,7 @@ from benchmarks.kernel_timing import BF16_CUDA, time_graph
 from benchmarks.moe_problem import SHAPES, MoeInputs, MoeShape, MoeWeights
 from benchmarks.report import Report
 from kernels.moe.configs import PAIRS_MAX_TOKENS, PairTile, Tile
+from kernels.moe.reference import SILU
 from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 
@@ -88,7 +89,7 @@ def _sweep_grouped(
             calls = [
                 functools.partial(
                     grouped_gemm, x, w, placed, tile,
-                    num_pairs=num_pairs, is_gated=part == "up", swaps=swaps, pdl=True,
+                    num_pairs=num_pairs, gate=SILU if part == "up" else None, swaps=swaps, pdl=True,
                 )
                 for x, placed in zip(rows, tiles, strict=True)
             ]  # fmt: skip
@@ -104,7 +105,7 @@ def _sweep_pairs(shape: MoeShape, weights: MoeWeights, inputs: Sequence[MoeInput
     results: list[Result] = []
     for tile in pair_candidates():
         up = [
-            functools.partial(pairs_gate_up, step.x, weights.gate_up, routing, tile, pdl=True)
+            functools.partial(pairs_gate_up, step.x, weights.gate_up, routing, tile, gate=SILU, pdl=True)
             for step, routing in zip(inputs, routings, strict=True)
         ]
         down = [functools.partial(pairs_down, inner, weights.down, routing, tile, pdl=True) for routing in routings]
@@ -135,7 +136,7 @@ def _launch_grouped(shape: MoeShape, block_m: int, swaps: bool, is_gated: bool, 
     x = torch.zeros(1 if is_gated else shape.top_k, k, dtype=torch.bfloat16, device="cuda")
     w = torch.zeros(1, n, k, dtype=torch.bfloat16, device="cuda")
     grouped_gemm(
-        x, w, RowTiles(*placed), tile, num_pairs=shape.top_k, is_gated=is_gated, swaps=swaps, pdl=True
+        x, w, RowTiles(*placed), tile, num_pairs=shape.top_k, gate=SILU if is_gated else None, swaps=swaps, pdl=True
     )  # fmt: skip
 
 
@@ -144,5 +145,7 @@ def _launch_pairs(shape: MoeShape, tile: PairTile) -> None:
     experts = torch.zeros(1, top_k, dtype=torch.int32, device="cuda")
     weights = torch.zeros(1, top_k, dtype=torch.bfloat16 if shape.round_weights else torch.float32, device="cuda")
     routing = Routing(weights, experts, experts, experts, 1)
-    pairs_gate_up(torch.zeros(1, k, **BF16_CUDA), torch.zeros(1, 2 * n, k, **BF16_CUDA), routing, tile, pdl=True)
+    pairs_gate_up(
+        torch.zeros(1, k, **BF16_CUDA), torch.zeros(1, 2 * n, k, **BF16_CUDA), routing, tile, gate=SILU, pdl=True
+    )
     pairs_down(torch.zeros(top_k, n, **BF16_CUDA), torch.zeros(1, k, n, **BF16_CUDA), routing, tile, pdl=True)

@@ -123,7 +123,7 @@ def _requests(name: str) -> Requests:
     try:
         return workload(name)
     except KeyError:
-        names = "single, batch8, mixed64, mixed256, seed64, prefill, repeat, repeat16"
+        names = "single, batch8, mixed64, mixed256, seed64, prefill, prefill16, repeat, repeat16"
         raise BenchError(f"There is no workload {name!r}: choose from {names}.", exit_code=2) from None
 
 

@@ -101,7 +101,7 @@ def make_report(times: StepTimes, load: Load, fleet: Fleet) -> Report:
         "p99_queue_ms": latency.percentile(queue_ms, 99),
         "busy_share": statistics.fmean(replica.busy_s for replica in replicas) / duration_s,
         "rows_mean": num_tokens / sum(replica.num_steps for replica in replicas),
-        "max_kv_usage": max(replica.most_blocks for replica in replicas) / (times.scheduler.num_blocks - 1),
+        "max_kv_usage": max(replica.most_pages for replica in replicas) / (times.scheduler.num_pages - 1),
         "num_preemptions": sum(replica.scheduler.num_preemptions for replica in replicas),
     }
     for name, ordered in latency.samples(fleet.timings).items():
@@ -141,7 +141,7 @@ def _with_limits(times: StepTimes, arguments: argparse.Namespace) -> StepTimes:
         "max_num_seqs": arguments.max_num_seqs,
         "max_num_batched_tokens": arguments.max_num_batched_tokens,
         "max_decode_step_tokens": arguments.max_decode_step_tokens,
-        "num_blocks": arguments.kv_tokens and arguments.kv_tokens // times.scheduler.block_size + 1,
+        "num_pages": arguments.kv_tokens and arguments.kv_tokens // times.scheduler.block_size + 1,
     }
     scheduler = msgspec.structs.replace(times.scheduler, **{name: value for name, value in given.items() if value})
     return msgspec.structs.replace(times, scheduler=scheduler)

@@ -14,7 +14,7 @@ from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
 from models.build import Model, build
 from models.config.model_config import ModelConfig
-from models.context import ForwardContext
+from models.context import ForwardContext, LayerKV
 from models.errors import ModelError
 from models.parallel import TensorParallel
 from models.weights.weights import Weights
@@ -136,7 +136,7 @@ def _plan(token_ids: list[int], config: ModelConfig, reference: Reference) -> tu
     num_blocks = -(-num_tokens // _BLOCK)
     shape = (num_blocks, _BLOCK, config.num_kv_heads_per_rank(1), config.head_dim)
     caches = [
-        (
+        LayerKV(
             torch.zeros(shape, dtype=reference.dtype, device=device),
             torch.zeros(shape, dtype=reference.dtype, device=device),
         )
@@ -153,4 +153,4 @@ def _plan(token_ids: list[int], config: ModelConfig, reference: Reference) -> tu
         num_decodes=0,
     )
     input_ids = torch.tensor(token_ids, device=device)
-    return input_ids, ForwardContext(places, metadata, TorchAttention(), caches)
+    return input_ids, ForwardContext(places, [metadata], TorchAttention(), caches)

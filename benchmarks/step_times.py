@@ -51,7 +51,11 @@ def interpolate(points: Sequence[tuple[int, float]], x: float) -> float:
 def read_step_times(path: str) -> StepTimes:
     """Read a file of `quire bench steps --json`. Raises BenchError."""
     try:
-        times = msgspec.json.decode(Path(path).read_bytes(), type=StepTimes)
+        values = msgspec.json.decode(Path(path).read_bytes())
+        match values:
+            case {"scheduler": {"num_blocks": num_blocks} as scheduler}:  # files of versions before pages had groups
+                scheduler["num_pages"] = num_blocks
+        times = msgspec.convert(values, StepTimes)
     except OSError as error:
         raise BenchError(f"--steps {path} cannot be read: {error.strerror}.", exit_code=2) from error
     except msgspec.DecodeError as error:

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 def measure(loaded: LoadedEngine, name: str, *, context: int, num_steps: int, max_s: float) -> StepTimes:
     """Measure every point that fits into the time. Blocks. Raises BenchError if the context does not fit."""
     config = loaded.scheduler_config
-    room = min(config.max_model_len, (config.num_blocks - 1) * config.block_size) - _NUM_WARM_UP - 4 * num_steps
+    room = min(config.max_model_len, (config.num_pages - 1) * config.block_size) - _NUM_WARM_UP - 4 * num_steps
     if not 1 <= context < room:
         raise BenchError(f"--context {context} with {num_steps} steps: this model has room for {room}.", exit_code=2)
     started_s = time.monotonic()
@@ -154,7 +154,7 @@ def _decode(loaded: LoadedEngine, num_rows: int, context: int, num_steps: int) -
         _add(offline, f"d{number}", context, max_tokens=config.max_model_len - context)
     while len(scheduler.running) < num_rows or any(not request.is_decoding for request in scheduler.running):
         offline.engine.run_once()
-        if scheduler.num_preemptions or (scheduler.waiting and scheduler.blocks.num_free < num_rows):
+        if scheduler.num_preemptions or (scheduler.waiting and scheduler.kv.pool.num_free < num_rows):
             _end(offline)
             return None
     # rows whose prompts came first have decoded since; half of the timed steps come before the middle

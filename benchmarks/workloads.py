@@ -22,6 +22,8 @@ def workload(name: str) -> list[tuple[list[int], int]]:
         return [(tokens(32), 720) for _ in range(256)]
     if name == "prefill":  # 64 prompts of 4,096 tokens, one token out
         return [(tokens(4096), 1) for _ in range(64)]
+    if name == "prefill16":
+        return [(tokens(4096), 1) for _ in range(16)]
     if name == "repeat":  # a repeating text, which the answer may continue: for speculation
         return [(_rounds(tokens(32), 512), 256)]
     if name == "repeat16":

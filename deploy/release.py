@@ -1,8 +1,9 @@
 """Makes a release: `python deploy/release.py X.Y.Z [--dry-run]`, which `make release VERSION=X.Y.Z` runs.
 
-It checks that nothing is uncommitted and that the version can be the next, writes the version and the date of the
-changelog's heading, builds sdist and wheel from what git has, and then commits and tags. A dry run does all of that in
-a copy, puts the files into dist/ and writes nothing to the working tree or to git. Nothing is pushed or uploaded.
+It checks that nothing is uncommitted and that the version can be the next, writes the version, the date of the
+changelog's heading and the project's addresses by the remote `origin`, builds sdist and wheel from what git has, and
+then commits and tags. A dry run does all of that in a copy, puts the files into dist/ and writes nothing to the working
+tree or to git. Nothing is pushed or uploaded.
 Needs git and the package `build`. Standard library only.
 """
 
@@ -23,6 +24,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_REMOTE = re.compile(
+    r"(?:(?:https|ssh|git)://)?(?:[^@/\s]+@)?(\w[\w-]*(?:\.\w[\w-]*)+)(?::\d+/|[:/])([\w./~-]+?)(?:\.git)?/?"
+)
 _PYPROJECT, _CHANGELOG = Path("pyproject.toml"), Path("CHANGELOG.md")
 # transformers requires a package `kernels` with these versions, and would accept Quire's package instead
 _TAKEN_MINOR = (0, 16)
@@ -95,8 +99,9 @@ def check_version(root: Path, version: str) -> None:
 def edited(root: Path, version: str, day: str) -> dict[Path, str]:
     """Return the files that contain the version, updated: path below the root → text."""
     current = _current(root)
+    versioned = _replaced(root, _PYPROJECT, rf'(?m)^version = "{re.escape(current)}"$', f'version = "{version}"')
     found = {
-        _PYPROJECT: _replaced(root, _PYPROJECT, rf'(?m)^version = "{re.escape(current)}"$', f'version = "{version}"'),
+        _PYPROJECT: with_urls(versioned, _git(root, "config", "--default", "", "--get", "remote.origin.url")),
         _CHANGELOG: _with_heading(root, version, day),
     }
     dockerfile = Path("Dockerfile")
@@ -107,6 +112,27 @@ def edited(root: Path, version: str, day: str) -> dict[Path, str]:
         if path.suffix in (".md", ".py", ".yaml") and re.search(image, (root / path).read_text(encoding="utf-8")):
             found[path] = _replaced(root, path, image, version)
     return {path: text for path, text in found.items() if text != (root / path).read_text(encoding="utf-8")}
+
+
+def with_urls(pyproject: str, remote: str) -> str:
+    """Return pyproject.toml with [project.urls] of the repository `remote`; unchanged if it has such a table.
+
+    A remote that is no address of a host, such as a folder, gives no URLs: the caller's checkout is a private one.
+    """
+    match = _REMOTE.fullmatch(remote)
+    if match is None or "[project.urls]" in pyproject:
+        return pyproject
+    home = f"https://{match[1]}/{match[2]}"
+    urls = {
+        "Homepage": home,
+        "Documentation": f"{home}/blob/main/docs/README.md",
+        "Changelog": f"{home}/blob/main/CHANGELOG.md",
+        "Issues": f"{home}/issues",
+    }
+    table = "".join(f'{name} = "{url}"\n' for name, url in urls.items())
+    return pyproject.replace(
+        "[project.optional-dependencies]\n", f"[project.urls]\n{table}\n[project.optional-dependencies]\n", 1
+    )
 
 
 def build(root: Path, edits: dict[Path, str], version: str) -> list[Path]:

@@ -114,7 +114,7 @@ class EngineProcess:
             max_model_len=sizes.max_model_len,
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
-            num_blocks=sizes.num_blocks,
+            num_blocks=sizes.num_pages,
             block_size=sizes.block_size,
             vocab_size=loaded.model_config.vocab_size,
             max_queued_requests=limits.max_queued_requests,

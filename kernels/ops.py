@@ -28,6 +28,10 @@ if HAS_TRITON:
 
 rms_norm = op(elementwise.rms_norm, lambda: elementwise_triton.rms_norm)
 add_rms_norm = op(elementwise.add_rms_norm, lambda: elementwise_triton.add_rms_norm)
+layer_norm = op(elementwise.layer_norm, lambda: elementwise_triton.layer_norm)
+add_layer_norm = op(elementwise.add_layer_norm, lambda: elementwise_triton.add_layer_norm)
+relu_squared = op(elementwise.relu_squared, lambda: elementwise_triton.relu_squared)
+xielu = op(elementwise.xielu, lambda: elementwise_triton.xielu)
 silu_and_mul = op(elementwise.silu_and_mul, lambda: elementwise_triton.silu_and_mul)
 gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: elementwise_triton.gelu_tanh_and_mul)
 fused_moe = op(moe.fused_moe, lambda: moe_triton.fused_moe)
@@ -50,8 +54,12 @@ def _norm_rope_write_kv(
     *,
     num_heads: int,
     kv_scales: KVScales = UNSCALED,
+    is_interleaved: bool = False,
+    norms_rotated: bool = False,
 ) -> torch.Tensor:
     """Split qkv, normalise each head of q and k (unless the weights are None), rotate them, store k and v.
+
+    is_interleaved: see apply_rope. norms_rotated: the heads are normalised after the rotation instead of before it.
 
     qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; weights: [head_dim], both of one dtype (see
     kernels.elementwise.reference.rms_norm); positions, slot_mapping: [T] int64;
@@ -59,9 +67,11 @@ def _norm_rope_write_kv(
     """
     num_kv_heads, head_dim = k_cache.shape[2:]
     q, k, v = qkv.unflatten(-1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    if q_weight is not None and k_weight is not None:
+    if q_weight is not None and k_weight is not None and not norms_rotated:
         q, k = elementwise.rms_norm(q, q_weight, eps), elementwise.rms_norm(k, k_weight, eps)
-    q, k = elementwise.apply_rope(q, k, positions, cos_sin_cache)
+    q, k = elementwise.apply_rope(q, k, positions, cos_sin_cache, is_interleaved=is_interleaved)
+    if q_weight is not None and k_weight is not None and norms_rotated:
+        q, k = elementwise.rms_norm(q, q_weight, eps), elementwise.rms_norm(k, k_weight, eps)
     write_kv(k, v, k_cache, v_cache, slot_mapping, kv_scales)
     return q
 

@@ -46,5 +46,6 @@ def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> Model:
     text = w if architecture.text_prefix is None else w / architecture.text_prefix
     model: Model = make_model(config, text, tp).eval()
     needs_no_head = config.tie_word_embeddings or not config.has_lm_head
-    w.finish(has_tied_embeddings=needs_no_head, ignored_prefixes=architecture.ignored_prefixes)
+    drafts = (f"model.layers.{config.num_layers + index}." for index in range(config.num_draft_layers))
+    w.finish(has_tied_embeddings=needs_no_head, ignored_prefixes=(*architecture.ignored_prefixes, *drafts))
     return model

@@ -7,7 +7,8 @@ from functools import partial
 from torch import nn
 
 from models.layers.causal_lm import CausalLM, DecoderLayer, LayerParts
-from models.layers.moe import ExpertNames, SparseMLP
+from models.layers.moe import SparseMLP
+from models.layers.routing import ExpertNames
 
 
 def make_layer(parts: LayerParts) -> nn.Module:

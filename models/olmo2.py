@@ -1,6 +1,7 @@
 """Decoder layer of OLMo-2 (arXiv:2501.00656): norms after attention and MLP, and norms over all of q and all of k.
 
-RoPE is computed in fp32, as transformers does for this model.
+OLMo 3 (arXiv:2512.13961) adds sliding windows in three of four layers, whose RoPE has no context extension. RoPE is
+computed in fp32, as transformers does for these models.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kernels.elementwise.reference import KVScales
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention
-from models.layers.causal_lm import CausalLM, LayerParts, Normed
+from models.layers.causal_lm import CausalLM, LayerParts, Normed, ResidualLayer
 from models.layers.linear import qkv_parts
 from models.layers.norm import SplitRMSNorm
 from models.parallel import TensorParallel
@@ -34,30 +35,13 @@ def make_layer(parts: LayerParts) -> nn.Module:
 Olmo2 = partial(CausalLM, make_layer=make_layer, has_fp32_rope=True)
 
 
-class ResidualLayer(nn.Module):
-    """Adds both branches to the residual stream, without norms before them. Same contract as DecoderLayer.forward."""
-
-    def __init__(self, self_attn: nn.Module, mlp: nn.Module) -> None:
-        super().__init__()
-        self.self_attn = self_attn
-        self.mlp = mlp
-
-    def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
-        stream = hidden if residual is None else residual + hidden
-        stream = stream + self.self_attn(stream, ctx)
-        return self.mlp(stream), stream
-
-
 class WidthNormedAttention(nn.Module):
     """Attention with an RMS norm over all query heads and one over all key heads, across ranks."""
 
     def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel, attention: Attention) -> None:
         super().__init__()
         self.attention = attention
-        q, k, v = qkv_parts(config, tp)
+        q, k, v = qkv_parts(config, tp, attention.layer_index)
         self.q_norm = SplitRMSNorm(config, w, "q_norm", tp, size=q.out_features, rank=q.rank, num_parts=q.size)
         self.k_norm = SplitRMSNorm(config, w, "k_norm", tp, size=k.out_features, rank=k.rank, num_parts=k.size)
         self.sizes = (q.outputs, k.outputs, v.outputs)

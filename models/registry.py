@@ -6,55 +6,10 @@ A new model is one file and one row here. A model's file is imported only when t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
 
+from models.architecture import Architecture
 from models.errors import ModelError
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """One row: the model's factory, and the settings its transformers class fixes instead of reading config.json."""
-
-    target: str  # "module:name" of the factory: models.layers.causal_lm.CausalLM with the family's layers
-    model_type: str  # transformers' name of the config class: of the text part's, if there is one
-    # q, k and v have a bias: as the config's attention_bias or qkv_bias says, or fixed by the architecture
-    qkv_bias: Literal["config", "qkv_bias"] | bool
-    # the output projection has a bias if attention_bias is true
-    has_output_bias: bool = False
-    has_mlp_bias: bool = False
-    # RMS norm of queries and keys before RoPE: of each head, or over the width of all heads
-    qk_norm: Literal["none", "head", "width"] = "none"
-    # variant of the RMS norm: see models/layers/norm.py
-    norm: Literal["llama", "olmo2", "gemma"] = "llama"
-    num_layer_norms: int = 2  # norms over hidden_size in each layer
-    # "legacy_gelu_tanh": the name "gelu" means the tanh approximation too
-    activation: Literal["silu", "gelu_tanh", "legacy_gelu_tanh"] = "silu"
-    # models/config/layers.py: the constants in the config
-    multipliers: Literal["llama", "granite", "gemma", "gemma2", "gemma3", "ministral3"] = "llama"
-    # models/config/layers.py: no layer slides, all do, those in layer_types do, or those by a rule
-    sliding_layers: Literal[
-        "none", "every", "every_if_used", "max_window_layers", "odd_until_max", "nope", "alternating", "pattern"
-    ] = "none"
-    # models/config/layers.py: the spelling of the mixture-of-experts fields
-    experts: Literal["none", "mixtral", "qwen2", "qwen3"] = "none"
-    # models/config/rope.py: the spelling of the rotary fields
-    rope: Literal["llama", "smollm3", "phi3", "gemma3"] = "llama"
-    # fields that a config may omit: the default of its transformers class, where it is not that of models/config
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    # models/config/unread_fields.py: fields of its config class that change nothing, and those that must have a value
-    harmless: tuple[str, ...] = ()
-    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    # multimodal models: location of the text part in config and checkpoint, and the prefixes that are not read
-    text_config: str | None = None
-    # rows of text parts with another model_type that it may have instead; the factory is the same
-    other_text_parts: tuple[Architecture, ...] = ()
-    text_prefix: str | None = None
-    ignored_prefixes: tuple[str, ...] = ()
-    # projections that checkpoints store merged, and their parts
-    packed_modules: Mapping[str, str] = field(default_factory=dict)
-    has_lm_head: bool = True  # False: the model returns hidden states only
+from models.registry_experts import EXPERTS, HUNYUAN_HARMLESS, HUNYUAN_NEUTRAL
 
 
 def _text_part_of(architecture: Architecture, *others: Architecture) -> Architecture:
@@ -129,6 +84,39 @@ _GEMMA3 = Architecture(
     harmless=("attn_logit_softcapping",),  # transformers' class has it, but its model does not apply it
 )
 
+_GEMMA4 = Architecture(
+    "models.gemma4:Gemma4",
+    "gemma4_text",
+    qkv_bias="config",
+    has_output_bias=True,
+    qk_norm="head",
+    norm="olmo2",
+    num_layer_norms=4,
+    activation="gelu_tanh",
+    multipliers="gemma4",
+    sliding_layers="pattern_and_last",
+    experts="gemma4",
+    names={"num_experts_per_tok": "top_k_experts"},
+    rope="gemma4",
+    layers="gemma4",
+    defaults={
+        "vocab_size": 262_144,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": True,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        },
+    },
+    # "vision": tokens of pictures see later ones; text has none
+    neutral={"use_bidirectional_attention": (False, "vision")},
+)
+
 ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(
         "models.llama:Llama", "llama", qkv_bias="config", has_output_bias=True, has_mlp_bias=True
@@ -151,38 +139,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         qk_norm="head",
         sliding_layers="max_window_layers",
         defaults={"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
-    ),
-    "MixtralForCausalLM": Architecture(
-        "models.mixtral:Mixtral",
-        "mixtral",
-        qkv_bias=False,
-        sliding_layers="every",
-        experts="mixtral",
-        defaults={
-            "num_key_value_heads": 8,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-        },
-    ),
-    "Qwen2MoeForCausalLM": Architecture(
-        "models.llama:Llama",
-        "qwen2_moe",
-        qkv_bias="qkv_bias",
-        sliding_layers="odd_until_max",
-        experts="qwen2",
-        defaults={"qkv_bias": True, "sliding_window": 4096, "num_key_value_heads": 16},
-    ),
-    "Qwen3MoeForCausalLM": Architecture(
-        "models.qwen3:Qwen3",
-        "qwen3_moe",
-        qkv_bias="config",
-        has_output_bias=True,
-        qk_norm="head",
-        sliding_layers="every_if_used",
-        experts="qwen3",
-        defaults={"sliding_window": 4096, "num_key_value_heads": 4},
     ),
     "SmolLM3ForCausalLM": Architecture(
         "models.llama:Llama",
@@ -224,6 +180,144 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm="olmo2",
         defaults={"rms_norm_eps": 1e-5},
     ),
+    "Olmo3ForCausalLM": Architecture(
+        "models.olmo2:Olmo2",
+        "olmo3",
+        qkv_bias="config",
+        has_output_bias=True,
+        qk_norm="width",
+        norm="olmo2",
+        sliding_layers="three_of_four",
+        rope="olmo3",
+        defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096},
+    ),
+    "SeedOssForCausalLM": Architecture(
+        "models.llama:Llama",
+        "seed_oss",
+        qkv_bias="config",
+        has_output_bias=True,
+        output_bias="attention_out_bias",
+        has_mlp_bias=True,
+        defaults={"attention_bias": True, "num_key_value_heads": 8, "head_dim": 128},
+    ),
+    "ArceeForCausalLM": Architecture(
+        "models.llama:Llama",
+        "arcee",
+        qkv_bias="config",
+        has_output_bias=True,
+        has_mlp_bias=True,
+        activation="relu2",
+        defaults={"rms_norm_eps": 1e-5},
+    ),
+    "ApertusForCausalLM": Architecture(
+        "models.apertus:Apertus",
+        "apertus",
+        qkv_bias="config",
+        has_output_bias=True,
+        qk_norm="head",
+        activation="xielu",
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1.2e7,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1.2e7,
+                "factor": 8.0,
+                "original_max_position_embeddings": 8192,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+        },
+    ),
+    "Ernie4_5ForCausalLM": Architecture(
+        "models.ernie4_5:Ernie4_5",
+        "ernie4_5",
+        qkv_bias="config",
+        has_output_bias=True,
+        has_mlp_bias=True,
+        names={"attention_bias": "use_bias", "mlp_bias": "use_bias"},
+        defaults={
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Glm4ForCausalLM": Architecture(
+        "models.glm4:Glm4",
+        "glm4",
+        qkv_bias="config",
+        num_layer_norms=4,
+        rope="glm",
+        defaults={
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1.5625e-7,
+            "attention_bias": True,
+            "partial_rotary_factor": 0.5,
+        },
+        packed_modules={"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"},
+    ),
+    "HunYuanDenseV1ForCausalLM": Architecture(
+        "models.hunyuan:HunYuan",
+        "hunyuan_v1_dense",
+        qkv_bias="config",
+        has_output_bias=True,
+        qk_norm="head",
+        rope="hunyuan",
+        defaults={"rms_norm_eps": 1e-5},
+        harmless=HUNYUAN_HARMLESS,
+        neutral=HUNYUAN_NEUTRAL,
+    ),
+    "Exaone4ForCausalLM": Architecture(
+        "models.exaone4:Exaone4",
+        "exaone4",
+        qkv_bias=False,
+        qk_norm="head",
+        sliding_layers="letters",
+        rope_layers="sliding_or_all",
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 32,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+    ),
+    "Cohere2ForCausalLM": Architecture(
+        "models.cohere2:Cohere2",
+        "cohere2",
+        qkv_bias="config",
+        has_output_bias=True,
+        norm="layer",
+        num_layer_norms=1,
+        multipliers="cohere2",
+        sliding_layers="pattern",
+        rope_layers="sliding",
+        names={"rms_norm_eps": "layer_norm_eps"},
+        defaults={
+            "layer_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        # published configs describe in them what the class fixes
+        harmless=("layer_switch",),
+        neutral={
+            "position_embedding_type": ("rope", "rope_gptj"),
+            "rotary_pct": (1.0,),
+            "order_of_interleaved_layers": ("local_attn_first",),
+            "use_gated_activation": (True,),
+            "use_parallel_block": (True,),
+        },
+    ),
+    "MinistralForCausalLM": Architecture(
+        "models.llama:Llama",
+        "ministral",
+        qkv_bias=False,
+        sliding_layers="listed_or_every",
+        defaults={"sliding_window": 4096, "num_key_value_heads": 8},
+    ),
     "GemmaForCausalLM": Architecture(
         "models.llama:Llama",
         "gemma",
@@ -255,12 +349,32 @@ ARCHITECTURES: dict[str, Architecture] = {
             "final_logit_softcapping": 30.0,
         },
     ),
+    "Gemma4ForCausalLM": _GEMMA4,
     "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma4ForConditionalGeneration": dataclasses.replace(
+        _GEMMA4,
+        text_config="text_config",
+        body_prefix="model.language_model",
+        ignored_prefixes=(
+            "model.vision_tower.",
+            "model.embed_vision.",
+            "model.audio_tower.",
+            "model.embed_audio.",
+        ),
+    ),
     # its transformers class does not cap the logits
     "Gemma3ForConditionalGeneration": dataclasses.replace(
         _text_part_of(_GEMMA3), neutral={"final_logit_softcapping": ()}
     ),
+    **EXPERTS,
 }
+
+
+def is_served(name: str) -> bool:
+    """Return whether ARCHITECTURES has the architecture, with or without its head."""
+    return name in ARCHITECTURES or (
+        name.endswith("Model") and f"{name.removesuffix('Model')}ForCausalLM" in ARCHITECTURES
+    )
 
 
 def find_architecture(name: str) -> Architecture:

@@ -52,6 +52,8 @@ _UNITS = {  # the first pattern that is found in a name decides
     r"_ratio": "0 to 1",
     r"tokens|prefix_cache_(queries|hits)": "tokens",
     r"blocks|evictions": "blocks",
+    r"_pages": "pages",
+    r"_states": "states",
     r"restarts": "restarts",
     r"_fds": "files",
     r"connections": "connections",

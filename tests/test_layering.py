@@ -45,40 +45,48 @@ MAY_IMPORT = {
     "server.api.completions": """engine.interface server.api server.errors server.generation server.structured_output
         server.text""",
     "server.api.embeddings": "engine.interface server.api server.config server.errors server.generation server.text",
-    "server.api.messages": "engine.interface server.api server.api.chat server.errors server.generation",
-    "server.api.responses": "engine.interface server.api server.api.chat server.errors server.generation",
-    "server.api": """engine.interface server.config server.errors server.generation server.structured_output
-        server.text""",
+    "server.api.messages": """engine.interface server.api server.api.chat server.document_rules server.errors
+        server.generation""",
+    "server.api.responses": """engine.interface server.api server.api.chat server.document_rules server.errors
+        server.generation""",
+    "server.api": """engine.interface server.config server.document_rules server.errors server.generation
+        server.structured_output server.text""",
     "server.generation": "engine.interface server.errors server.text server.text.parsers",
-    "server.structured_output": "engine.interface server.text.parsers",
+    "server.structured_output": "engine.interface server.document_rules server.text.parsers",
     "server.config": "engine.interface server.text",
     "server.text": "engine.interface server.text.parsers",
     "server.text.parsers": "",
     "server.errors": "engine.interface",
+    "server.document_rules": "",
     "engine.process": "engine.core engine.interface engine.offline engine.tensor_parallel",
     "engine.rank_process": "engine.core engine.interface engine.startup engine.tensor_parallel",
     "engine.grammar_check_process": "engine.grammar engine.interface",
     "engine.offline": "engine.core engine.interface engine.startup engine.tensor_parallel",
     "engine.startup": """engine.core engine.device engine.grammar engine.interface engine.tensor_parallel
         kernels.attention kernels.dispatch kernels.elementwise kernels.ops kernels.precompile models.build models.config
-        models.errors models.layers models.lora models.parallel models.registry models.weights""",
+        models.errors models.foreign models.layers models.lora models.parallel models.registry models.weights""",
     "engine.device": """engine.core engine.interface engine.tensor_parallel kernels.attention kernels.dispatch
         kernels.inputs kernels.ops kernels.sampling models.build models.config models.context models.parallel""",
     "engine.tensor_parallel": "engine.core engine.interface kernels.all_reduce kernels.dispatch models.parallel",
     "engine.core": "engine.grammar engine.interface",
     "engine.grammar": "engine.interface",
     "engine.interface": "",
-    "models": """kernels.elementwise models.config models.context models.errors models.layers models.parallel
-        models.weights""",
+    "models": """kernels.elementwise kernels.moe kernels.ops models.config models.context models.errors models.layers
+        models.parallel models.quantization models.weights""",
     "models.lora": """kernels.lora kernels.ops models.build models.config models.errors models.fields models.parallel
         models.quantization models.weights""",
+    "models.foreign": """kernels.attention kernels.elementwise kernels.ops models.config models.context models.errors
+        models.registry""",
     "models.build": "models.config models.context models.parallel models.registry models.weights",
-    "models.layers": """kernels.elementwise kernels.linear kernels.ops models.config models.context models.errors
-        models.lora models.parallel models.quantization models.weights""",
-    "models.config": "kernels.attention models.errors models.fields models.quantization models.registry",
+    "models.layers": """kernels.elementwise kernels.linear kernels.moe kernels.ops models.config models.context
+        models.errors models.lora models.parallel models.quantization models.weights""",
+    "models.config": """kernels.attention models.architecture models.errors models.fields models.quantization
+        models.registry""",
     "models.quantization": "kernels.linear models.errors models.fields models.weights",
     "models.weights": "models.errors",
-    "models.registry": "models.errors",
+    "models.registry": "models.architecture models.errors models.registry_experts",
+    "models.registry_experts": "models.architecture",
+    "models.architecture": "",
     "models.context": "kernels.attention",
     "models.fields": "models.errors",
     "models.parallel": "",
@@ -97,8 +105,8 @@ MAY_IMPORT = {
     "kernels.dispatch": "",
     "benchmarks": """engine.core engine.interface engine.offline engine.startup engine.tensor_parallel
         kernels.all_reduce kernels.attention kernels.elementwise kernels.inputs kernels.linear kernels.lora kernels.moe
-        kernels.ops kernels.sampling models.build models.config models.context models.errors models.layers
-        models.parallel models.quantization models.weights server.config server.text""",
+        kernels.ops kernels.precompile kernels.sampling models.build models.config models.context models.errors
+        models.layers models.parallel models.quantization models.weights server.config server.text""",
     "deploy": "engine.interface server.api server.hosted server.launcher",
 }
 # Packages that hold tensors; no other file of server, engine or deploy imports torch, or what imports it

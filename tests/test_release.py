@@ -6,12 +6,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from deploy.release import ReleaseError, check_version, edited
+from deploy.release import ReleaseError, check_version, edited, with_urls
 
 ROOT = Path(__file__).parent.parent
 NEEDS_BUILD = pytest.mark.skipif(
@@ -111,3 +112,34 @@ def test_a_changelog_without_a_heading_for_the_release_is_refused(repository: Pa
     (repository / "CHANGELOG.md").write_text("# Changelog\n\n## [0.0.9] - 2026-01-01\n")
     with pytest.raises(ReleaseError, match=r"CHANGELOG\.md has no heading '## \[1\.2\.3\] - unreleased'"):
         edited(repository, "1.2.3", "2026-11-22")
+
+
+@pytest.mark.parametrize(
+    "remote",
+    [
+        "https://github.com/someone/quire.git",
+        "https://github.com/someone/quire",
+        "git@github.com:someone/quire.git",
+        "ssh://git@github.com:22/someone/quire.git",
+    ],
+)
+def test_a_release_names_the_repository_that_it_is_pushed_to(repository: Path, remote: str) -> None:
+    git(repository, "remote", "add", "origin", remote)
+    project = tomllib.loads(edited(repository, "1.2.3", "2026-11-22")[Path("pyproject.toml")])["project"]
+    assert project["urls"] == {
+        "Homepage": "https://github.com/someone/quire",
+        "Documentation": "https://github.com/someone/quire/blob/main/docs/README.md",
+        "Changelog": "https://github.com/someone/quire/blob/main/CHANGELOG.md",
+        "Issues": "https://github.com/someone/quire/issues",
+    }
+
+
+@pytest.mark.parametrize("remote", ["", "/srv/git/quire.git", "../quire", "file:///srv/quire"])
+def test_a_remote_that_is_no_host_gives_no_addresses(remote: str) -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert with_urls(text, remote) == text
+
+
+def test_addresses_that_stand_are_kept() -> None:
+    once = with_urls((ROOT / "pyproject.toml").read_text(), "https://github.com/someone/quire")
+    assert with_urls(once, "https://github.com/another/quire") == once

@@ -96,7 +96,7 @@ class Grammars:
     def follow(self, request: Request) -> None:
         """Add a request that is about to be queued to the live ones, if it has a matcher or a token filter."""
         params = request.params
-        if request.matcher is not None or params.has_filter:
+        if request.matcher is not None or params.has_filter or request.thinking is not None:
             self.live[request] = TokenFilter(params, vocab_size=self._vocab_size) if params.has_filter else None
 
     def drop(self, request_id: str, reason: str) -> Request | None:
@@ -127,9 +127,11 @@ class Grammars:
         return compiled_now
 
     def advance(self, outputs: Iterable[RowOutput]) -> list[Outcome]:
-        """Advance the matchers by the committed tokens; return the requests that must end now."""
+        """Advance matchers and reasoning by the committed tokens; return the requests that must end now."""
         outcomes: list[Outcome] = []
         for request, token_ids, _ in outputs:
+            if request.thinking is not None:
+                request.thinking.advance(token_ids)
             matcher = request.matcher
             if matcher is None or request.finish_reason is not None:
                 continue
@@ -143,7 +145,11 @@ class Grammars:
         """Return the token masks of a plan's constrained rows, and the requests that must end instead of sampling."""
         self.live = {request: filter_ for request, filter_ in self.live.items() if request.finish_reason is None}
         sampling = {row.req_index for row in plan.rows if row.samples}
-        requests = [request for request in self.live if request.req_index in sampling]
+        requests = [
+            request
+            for request, filter_ in self.live.items()
+            if request.req_index in sampling and _is_constrained(request, filter_)
+        ]
         if not requests:
             return None, []
         masks, may_end = self._grammar_masks(requests)
@@ -151,6 +157,9 @@ class Grammars:
         free_rows: list[int] = []
         for row, request in enumerate(requests):
             matcher, filter_ = request.matcher, self.live[request]
+            if _limit_thinking(masks[row], request):
+                free_rows.append(row)
+                continue
             if filter_ is not None:
                 filter_.apply(masks[row], request.output_token_ids)
             _apply_stop_tokens(masks[row], request, may_end=may_end[row])
@@ -282,6 +291,31 @@ def _apply_stop_tokens(mask: np.ndarray, request: Request, *, may_end: bool) -> 
         allowed[token_id // 32] &= ~_bit(token_id)
     if allowed.any():
         mask[:] = allowed
+
+
+def _is_constrained(request: Request, filter_: TokenFilter | None) -> bool:
+    """Return whether not every token may be sampled next."""
+    is_limited = request.thinking is not None and request.thinking.is_acting
+    return is_limited or request.matcher is not None or filter_ is not None
+
+
+def _limit_thinking(mask: np.ndarray, request: Request) -> bool:
+    """Clear the tokens that must not follow the reasoning; return whether one token is forced, whatever else holds.
+
+    Where the grammar does not allow the forced token, nothing is forced any more.
+    """
+    thinking = request.thinking
+    forced = thinking.forced_token if thinking is not None else None
+    if thinking is None or forced is None:
+        for token_id in thinking.banned_tokens if thinking is not None else ():
+            mask[token_id // 32] &= ~_bit(token_id)
+        return False
+    if not mask[forced // 32] & _bit(forced):
+        thinking.give_up()
+        return False
+    mask[:] = 0
+    mask[forced // 32] = _bit(forced)
+    return True
 
 
 def _packed(bits: np.ndarray) -> np.ndarray:

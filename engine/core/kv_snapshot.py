@@ -1,44 +1,54 @@
 """KvView: makes KvSnapshots of the KV pool and its block tables, for display. Plain Python and numpy; never torch.
 
 A snapshot is made only on request: the loop iteration then ends with one KvSnapshot, sent to all clients that asked
-for one. Block tables are encoded as runs of adjacent blocks and kept between snapshots, so that each table is encoded
-once and then only extended. With 40,000 scattered blocks of 500 requests, the first snapshot takes about 6 ms of the
-loop, each later one 2 to 2.5 ms.
+for one. It shows pages: a block of several is so many. Block tables are encoded as runs of adjacent pages and kept
+between snapshots, so that each table is encoded once and then only extended. With 40,000 scattered blocks of 500
+requests, the first snapshot takes about 6 ms of the loop, each later one 2 to 2.5 ms.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 
 import numpy as np
 
 from engine.core.outputs import Transport
-from engine.core.request import Request
+from engine.core.page_pool import PagePool
+from engine.core.request import BlockTable, Request
 from engine.core.scheduler import Scheduler
-from engine.interface.protocol import KvRequest, KvSnapshot
+from engine.interface.protocol import KvKind, KvRequest, KvSnapshot
 
 MAX_LISTED = 512  # requests without blocks: bounds the snapshot's size with a long queue
 
 
 @dataclass(slots=True)
 class TableRuns:
-    """One request's block table encoded as runs (KvSnapshot.runs); num_done: the encoded blocks."""
+    """One block table of a request encoded as runs (KvSnapshot.runs); num_done: the encoded blocks."""
 
-    block_ids: list[int]  # the request's own list; a new admission replaces it
+    table: BlockTable  # the request's own; a new admission replaces it
+    first: int = 0  # the table's first column then
     num_done: int = 0
+    num_pages: int = 0
     runs: array[int] = field(default_factory=lambda: array("i"))
 
+    def new_pages(self, pool: PagePool) -> Sequence[int]:
+        """Return the pages of the blocks that are not encoded yet, which then count as encoded."""
+        blocks = self.table.blocks[self.num_done :]
+        self.num_done += len(blocks)
+        pages = pool.pages_of(blocks)
+        self.num_pages += len(pages)
+        return pages
+
     def add(self, runs: array[int]) -> None:
-        """Append the runs of the table's new blocks; merge the first into the last known run if they are adjacent."""
+        """Append the runs of the table's new pages; merge the first into the last known run if they are adjacent."""
         known = self.runs
         if known and known[-1] > 0 and runs[1] > 0 and known[-2] + known[-1] == runs[0]:
             known[-1] += runs[1]
             runs = runs[2:]
         known.extend(runs)
-        self.num_done = len(self.block_ids)
 
 
 class KvView:
@@ -53,7 +63,7 @@ class KvView:
         self._bytes_per_block = bytes_per_block
         self._clock = clock
         self.askers: list[int] = []  # client ids
-        self._tables: dict[str, TableRuns] = {}  # of the last snapshot's requests
+        self._tables: dict[str, list[TableRuns]] = {}  # of the last snapshot's requests
 
     def ask(self, client_id: int) -> None:
         """Register a client for the next snapshot."""
@@ -70,22 +80,32 @@ class KvView:
     def snapshot(self) -> KvSnapshot:
         """Return a snapshot of the pool and its requests."""
         now = self._clock()
-        scheduler, blocks = self._scheduler, self._scheduler.blocks
+        scheduler, kv, pool = self._scheduler, self._scheduler.kv, self._scheduler.kv.pool
         holders = [*scheduler.running, *scheduler.retiring]
-        self._tables = {request.request_id: self._table_of(request) for request in holders}
-        _catch_up(self._tables.values())
-        parts = [table.runs for table in self._tables.values()]
+        self._tables = {request.request_id: self._tables_of(request) for request in holders}
+        _catch_up(list(chain.from_iterable(self._tables.values())), pool)
+        parts = [table.runs for tables in self._tables.values() for table in tables]
         runs = b"".join(parts)
-        num_holders = np.fromiter(blocks.ref_counts, np.int64, len(blocks.ref_counts))
+        num_holders = np.array(pool.num_holders(), np.int64)
         is_shared = num_holders > 1
         is_cached = np.zeros(len(num_holders), bool)
-        is_cached[np.fromiter(blocks.published, np.int64, len(blocks.published))] = True
+        is_cached[pool.pages_of(pool.published)] = True
         is_cached &= num_holders == 0
-        num_runs = [len(part) // 2 for part in parts]
+        num_runs = [sum(len(table.runs) for table in tables) // 2 for tables in self._tables.values()]
         num_shared = count_in_tables(is_shared, runs, num_runs)
         rows = [
-            _row(request, request.status.value, now, num_runs, num_shared)
-            for request, num_runs, num_shared in zip(holders, num_runs, num_shared, strict=True)
+            _row(
+                request,
+                request.status.value,
+                now,
+                sum(table.num_pages for table in tables),
+                num_runs,
+                num_shared,
+                [len(table.runs) // 2 for table in tables],
+            )
+            for request, tables, num_runs, num_shared in zip(
+                holders, self._tables.values(), num_runs, num_shared, strict=True
+            )
         ]
         pending = _rows_without_blocks(self._pending.values(), "gate", now)
         rows += islice(chain(pending, _rows_without_blocks(scheduler.waiting, "waiting", now)), MAX_LISTED)
@@ -93,25 +113,30 @@ class KvView:
             step_id=scheduler.committed_step_id,
             now_s=now,
             cost_s=self._clock() - now,
-            num_blocks=blocks.num_usable,
-            block_size=blocks.block_size,
+            num_blocks=pool.num_usable,
+            block_size=scheduler.config.block_size,
             bytes_per_block=self._bytes_per_block,
-            num_used=blocks.num_used,
+            num_used=pool.num_used,
             num_shared=int(np.count_nonzero(is_shared)),
             num_cached=int(np.count_nonzero(is_cached)),
+            kinds=[KvKind(*counts) for counts in kv.pages_by_kind()],
             requests=rows,
             num_unlisted=max(0, len(scheduler.waiting) + len(self._pending) - MAX_LISTED),
             runs=runs,
             cached_runs=_runs_of(is_cached),
-            num_queried_tokens=blocks.num_queried_tokens,
-            num_hit_tokens=blocks.num_hit_tokens,
-            num_evictions=blocks.num_evictions,
+            num_queried_tokens=kv.num_queried_tokens,
+            num_hit_tokens=kv.num_hit_tokens,
+            num_evictions=sum(pool.num_evictions),
             num_preemptions=scheduler.num_preemptions,
         )
 
-    def _table_of(self, request: Request) -> TableRuns:
-        known = self._tables.get(request.request_id)
-        return known if known is not None and known.block_ids is request.block_ids else TableRuns(request.block_ids)
+    def _tables_of(self, request: Request) -> list[TableRuns]:
+        known = self._tables.get(request.request_id, [])
+        known = known if known and known[0].table is request.tables[0] else []
+        return [
+            runs if runs is not None and runs.first == table.first else TableRuns(table, table.first)
+            for table, runs in zip_longest(request.tables, known)
+        ]
 
 
 def encode_runs(block_ids: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -141,15 +166,15 @@ def count_in_tables(is_in: np.ndarray, runs: bytes, num_runs: list[int]) -> list
     return counts
 
 
-def _catch_up(tables: Iterable[TableRuns]) -> None:
+def _catch_up(tables: list[TableRuns], pool: PagePool) -> None:
     """Encode the new blocks of all tables, in one pass."""
-    behind = [table for table in tables if table.num_done < len(table.block_ids)]
+    behind = [table for table in tables if table.num_done < len(table.table.blocks)]
     if not behind:
         return
-    sizes = np.array([len(table.block_ids) - table.num_done for table in behind])
+    new_pages = [table.new_pages(pool) for table in behind]
+    sizes = np.array([len(pages) for pages in new_pages])
     ends = np.cumsum(sizes)
-    new_ids = chain.from_iterable(table.block_ids[table.num_done :] for table in behind)
-    runs, run_starts = encode_runs(np.fromiter(new_ids, np.int32, int(ends[-1])), ends - sizes)
+    runs, run_starts = encode_runs(np.fromiter(chain.from_iterable(new_pages), np.int32, int(ends[-1])), ends - sizes)
     begin = 0
     for table, end in zip(behind, np.searchsorted(run_starts, ends).tolist(), strict=True):
         table.add(array("i", runs[begin:end].tobytes()))
@@ -165,15 +190,23 @@ def _runs_of(is_in: np.ndarray) -> bytes:
 
 def _rows_without_blocks(requests: Iterable[Request], state: str, now: float) -> Iterator[KvRequest]:
     for request in requests:
-        yield _row(request, state, now, 0, 0)
+        yield _row(request, state, now, 0, 0, 0, [])
 
 
-def _row(request: Request, state: str, now: float, num_runs: int, num_shared: int) -> KvRequest:
+def _row(
+    request: Request,
+    state: str,
+    now: float,
+    num_pages: int,
+    num_runs: int,
+    num_shared: int,
+    num_group_runs: list[int],
+) -> KvRequest:
     return KvRequest(
         request.request_id,
         state,
         num_runs,
-        len(request.block_ids),
+        num_pages,
         num_shared,
         request.num_computed_tokens,
         len(request.prompt_token_ids),
@@ -181,4 +214,5 @@ def _row(request: Request, state: str, now: float, num_runs: int, num_shared: in
         request.num_cached_tokens,
         max(0.0, now - request.arrival_s),  # arrival_s was read by another process
         request.num_preemptions,
+        num_group_runs,
     )

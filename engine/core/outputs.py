@@ -45,7 +45,7 @@ class EngineStats:
     def __init__(self, metrics: Metrics, scheduler: Scheduler) -> None:
         self._metrics = metrics
         self._scheduler = scheduler
-        self._counted: dict[str, int] = {}  # the scheduler's totals at the last record_state()
+        self._counted: dict[tuple[str, str], int] = {}  # the scheduler's totals at the last record_state()
         self._last_commit_s: float | None = None  # None after idling
         self._logged_s: float | None = None
         self._num_prompt_tokens = 0  # since the last log line
@@ -122,11 +122,15 @@ class EngineStats:
 
         num_deferred: requests that wait for their grammar.
         """
-        scheduler, blocks = self._scheduler, self._scheduler.blocks
+        scheduler, kv = self._scheduler, self._scheduler.kv
         self._count_up_to("num_preemptions_total", scheduler.num_preemptions)
-        self._count_up_to("prefix_cache_queries_total", blocks.num_queried_tokens)
-        self._count_up_to("prefix_cache_hits_total", blocks.num_hit_tokens)
-        self._count_up_to("prefix_cache_evictions_total", blocks.num_evictions)
+        self._count_up_to("prefix_cache_queries_total", kv.num_queried_tokens)
+        self._count_up_to("prefix_cache_hits_total", kv.num_hit_tokens)
+        self._count_up_to("prefix_cache_evictions_total", sum(kv.pool.num_evictions))
+        for kind, count in kv.num_limited_tokens.items():
+            self._count_up_to("prefix_cache_limited_tokens_total", count, kind)
+        for event, count in kv.state_events().items():
+            self._count_up_to("prefix_cache_states_total", count, event)
         self._count_up_to("spec_decode_num_drafts_total", scheduler.drafts.num_rows)
         self._count_up_to("spec_decode_num_draft_tokens_total", scheduler.drafts.num_tokens)
         self._count_up_to("spec_decode_num_accepted_tokens_total", scheduler.drafts.num_accepted)
@@ -135,27 +139,30 @@ class EngineStats:
         gauge("num_requests_waiting", num_waiting + num_deferred)
         gauge("num_requests_waiting_by_reason", num_waiting, "capacity")
         gauge("num_requests_waiting_by_reason", num_deferred, "deferred")
-        gauge("kv_cache_blocks_total", blocks.num_usable)
-        gauge("kv_cache_blocks_used", blocks.num_used)
-        gauge("kv_cache_usage_ratio", blocks.num_used / blocks.num_usable)
+        gauge("kv_cache_blocks_total", kv.pool.num_usable)
+        gauge("kv_cache_blocks_used", kv.pool.num_used)
+        gauge("kv_cache_usage_ratio", kv.pool.num_used / kv.pool.num_usable)
+        for kind, num_held, num_cached in kv.pages_by_kind():
+            gauge("kv_cache_pages_held", num_held, kind)
+            gauge("kv_cache_pages_cached", num_cached, kind)
 
-    def _count_up_to(self, name: str, total: int) -> None:
-        counted = self._counted.get(name, 0)
+    def _count_up_to(self, name: str, total: int, label: str = "") -> None:
+        counted = self._counted.get((name, label), 0)
         if total != counted:
-            self._metrics.count(name, total - counted)
-            self._counted[name] = total
+            self._metrics.count(name, total - counted, label)
+            self._counted[name, label] = total
 
     def _log(self, elapsed_s: float) -> None:
-        scheduler, blocks = self._scheduler, self._scheduler.blocks
+        scheduler, kv = self._scheduler, self._scheduler.kv
         logger.info(
             "engine running=%d waiting=%d kv_usage=%.3f prompt_tokens_per_s=%.1f generation_tokens_per_s=%.1f"
             " prefix_hit_rate=%.3f preemptions=%d step_id=%d",
             len(scheduler.running),
             len(scheduler.waiting),
-            blocks.num_used / blocks.num_usable,
+            kv.pool.num_used / kv.pool.num_usable,
             self._num_prompt_tokens / elapsed_s,
             self._num_output_tokens / elapsed_s,
-            blocks.num_hit_tokens / max(1, blocks.num_queried_tokens),
+            kv.num_hit_tokens / max(1, kv.num_queried_tokens),
             scheduler.num_preemptions,
             scheduler.committed_step_id,
         )

@@ -1,8 +1,8 @@
 """Request: the state of one request from arrival to its end; PlannedStep: the requests of a step. Never torch.
 
 Life: WAITING → RUNNING (holds blocks and a req_index) → RETIRING (left the running list; the last step that contains it
-is not committed yet) → FINISHED, or WAITING again if it was preempted. The scheduler owns and changes it, the block
-manager its block fields; the engine only reads it.
+is not committed yet) → FINISHED, or WAITING again if it was preempted. The scheduler owns and changes it, KvCaches its
+tables; the engine only reads it.
 
 EmbeddingAccumulator sums the embedding of one prompt from its hidden states, as steps are committed. Each step returns
 sums over spans of positions (engine/device/prompt_outputs.py), so the device keeps no state between steps: a prompt may
@@ -23,9 +23,11 @@ import numpy as np
 
 from engine.core.speculative import Drafter
 from engine.core.step import NO_TOKEN, PoolSpan, PromptLogprobsSpan, RowPlan, StepResult
+from engine.core.thinking import ThinkingState
 from engine.interface.protocol import PoolingKind, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
+    from engine.core.checkpoints import StepKv
     from engine.grammar.compiler import Matcher
 
 
@@ -81,6 +83,21 @@ class Status(Enum):
 
 
 @dataclass(slots=True, eq=False)
+class BlockTable:
+    """A request's blocks of one group of layers, in order. KvCaches owns and changes it."""
+
+    blocks: list[int]  # the first page of each
+    first: int = 0  # the column of the first: those before have left the window
+    num_published: int = 0  # the first columns: full, computed, in the prefix cache
+    num_sent: int = 0  # the first columns: listed in a plan
+
+    @property
+    def end(self) -> int:
+        """The column after the last."""
+        return self.first + len(self.blocks)
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """One request. Counts are in tokens, times in seconds of the engine's clock."""
 
@@ -100,10 +117,17 @@ class Request:
     max_num_tokens: int = 0  # limit of prompt and output together
     sort_key: tuple[int, float, int] = (0, 0.0, 0)  # priority, arrival, number: the scheduling order
 
-    block_ids: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)  # of the first full blocks; extended when needed
-    num_published_blocks: int = 0  # the first ones of block_ids: full, computed, in the prefix cache
-    num_promised_blocks: int = 0  # blocks that become free when this retiring request is released
+    tables: list[BlockTable] = field(default_factory=list)  # by group of layers; empty: it holds nothing
+    block_hashes: list[bytes] = field(default_factory=list)  # the chain over its first tokens; extended when needed
+    num_held_tokens: int = 0  # the first ones, for which all tables have blocks
+    next_due_tokens: int = 0  # once so many are committed, its blocks have to be looked at
+    marks: list[int] = field(default_factory=list)  # where others may go on: windows before them are worth keeping
+    parting_point: int = 0  # the mark where the full groups know a longer prefix than its hit; 0: they do not
+    checkpoint: int = 0  # where its newest saved state is: found, or saved by itself
+    has_hit_checkpoint: bool = False  # it was found
+    restores: list[tuple[int, int]] = field(default_factory=list)  # group and block of states for its first row
+    awaited_step: int = -1  # the newest step in flight when its next token first had no room; -1: it has room
+    num_promised_pages: int = 0  # pages that become free when this retiring request is released
 
     req_index: int = -1
     last_step: int = -1  # the newest step that contains a row of it
@@ -113,6 +137,7 @@ class Request:
     stop_token_id: int | None = None
 
     matcher: Matcher | None = None  # its grammar's state after the committed tokens; None: any text
+    thinking: ThinkingState | None = None  # its reasoning, if that has a limit
     drafter: Drafter | None = None  # proposes draft tokens; None: no speculation
     num_prompt_logprobs: int = 0  # prompt tokens after the first whose log-probabilities are committed
     unsent_prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -147,7 +172,7 @@ class Request:
     @property
     def has_extras(self) -> bool:
         """True if sampling needs more device memory per token than a draw from the logits."""
-        return self.params.has_extras or self.matcher is not None
+        return self.params.has_extras or self.matcher is not None or self.thinking is not None
 
     @property
     def num_cacheable_tokens(self) -> int:
@@ -231,7 +256,7 @@ class PlannedStep(NamedTuple):
     step_id: int
     rows: list[tuple[Request, RowPlan]]
     freed: list[int]  # req_indices named in its plan
-    cleaned: list[int]  # block ids named in its plan
+    kv: StepKv
 
     def apply_prompt_outputs(
         self, result: StepResult, now: float

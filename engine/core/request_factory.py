@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from engine.core.request import EmbeddingAccumulator, Request
 from engine.core.speculative import Drafter
+from engine.core.thinking import ThinkingState
 from engine.interface.errors import InvalidParameter, UnsupportedFeature
-from engine.interface.protocol import AddRequest, SamplingParams
+from engine.interface.protocol import AddRequest, SamplingParams, ThinkingBudget
 
 # By field of SamplingParams. The server's bounds are within these.
 BOUNDS: dict[str, tuple[float, float]] = {
@@ -62,6 +63,10 @@ class RequestFactory:
             raise UnsupportedFeature("This model has no language-model head: it makes embeddings and no text.")
         elif message.grammar is None and not message.params.has_filter and self.make_drafter is not None:
             request.drafter = self.make_drafter(message.params)
+        if message.thinking is not None:
+            request.thinking = ThinkingState(message.thinking)
+            if request.drafter is not None:
+                request.drafter.thinking = request.thinking
         return request
 
     def _check(self, message: AddRequest) -> None:
@@ -86,6 +91,18 @@ class RequestFactory:
         self._check_ids(params.logit_bias, "logit_bias", most=_MAX_IDS)
         self._check_ids(params.stop_token_ids, "stop_token_ids", most=_MAX_IDS)
         self._check_filter(params)
+        if message.thinking is not None:
+            self._check_thinking(message.thinking)
+
+    def _check_thinking(self, budget: ThinkingBudget) -> None:
+        _check_bounds(budget.max_tokens, "thinking_token_budget", (0, 2**31 - 1))
+        groups = (budget.start_ids, budget.forced_ids, budget.not_after_ids, [budget.end_id])
+        for token_ids in groups:
+            self._check_ids(token_ids, "thinking_token_budget", most=_MAX_IDS)
+        if not budget.start_ids or not budget.forced_ids:
+            raise InvalidParameter(
+                "A limit of reasoning needs start_ids and forced_ids.", param="thinking_token_budget"
+            )
 
     def _check_filter(self, params: SamplingParams) -> None:
         """Raise InvalidParameter unless all ids exist and at least one token may be sampled first."""

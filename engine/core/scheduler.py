@@ -15,22 +15,21 @@ end meanwhile, and to fill the batch soon after a burst.
 """
 
 import math
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import deque
-from collections.abc import Iterator
-from operator import attrgetter
 
-from engine.core.block_manager import BlockManager
+from engine.core.checkpoints import StepKv
+from engine.core.kv_caches import KvCaches
 from engine.core.request import DraftCounts, PlannedStep, Request, RowOutput, Status, apply_samples
 from engine.core.speculative import Drafter
 from engine.core.step import NEWEST, RequestInit, RowPlan, StepPlan, StepResult
+from engine.core.waiting_queue import WaitingQueue, by_order
 from engine.interface.config import SchedulerConfig
 from engine.interface.errors import InvalidParameter, PromptTooLong
 
 # A load with 4 prompt tokens per output token needs 5
 _TOKENS_PER_DECODE = 8
 _STEPS_PER_BURST = 32  # the prompts of all requests that could start now are computed within this many steps
-_sort_key = attrgetter("sort_key")
 
 
 def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending: int, context: int = 0) -> int:
@@ -49,63 +48,15 @@ def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending:
     return min(next((size for size in config.step_sizes if size >= wanted), wanted), most)
 
 
-class WaitingQueue:
-    """Queued requests, sorted by priority, arrival and number, with the sum of their tokens."""
-
-    def __init__(self) -> None:
-        self._requests: list[Request] = []
-        self.num_tokens = 0
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
-
-    @property
-    def first(self) -> Request:
-        """The next request; the queue must not be empty."""
-        return self._requests[0]
-
-    def add(self, request: Request) -> None:
-        """Insert a request in order."""
-        insort(self._requests, request, key=_sort_key)
-        self.num_tokens += request.num_tokens
-
-    def pop_first(self) -> Request:
-        """Remove and return the next request."""
-        request = self._requests.pop(0)
-        self.num_tokens -= request.num_tokens
-        return request
-
-    def remove(self, request: Request) -> None:
-        """Remove a queued request, found by its key: a search for the object itself would visit the whole queue."""
-        del self._requests[bisect_left(self._requests, request.sort_key, key=_sort_key)]
-        self.num_tokens -= request.num_tokens
-
-    def num_tokens_of_first(self, count: int) -> int:
-        """Return the sum of the tokens of the first `count` requests."""
-        return sum(request.num_tokens for request in self._requests[:count])
-
-    def check(self) -> None:
-        """Assert that order and token sum are right; tests call it after every step."""
-        assert self._requests == sorted(self._requests, key=_sort_key)
-        assert self.num_tokens == sum(request.num_tokens for request in self._requests)
-
-
 class Scheduler:
-    """Owns the queue, the running requests and the block manager.
+    """Owns the queue, the running requests and the caches.
 
     schedule() and commit() alternate; with overlap depth n, schedule() is up to n steps ahead.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.blocks = BlockManager(
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
+        self.kv = KvCaches(config)
         self.requests: dict[str, Request] = {}  # by request_id, until they end
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # in scheduling order, as the queue
@@ -121,9 +72,9 @@ class Scheduler:
         self._next_step_id = 0
         self._num_added = 0
         self.drafts = DraftCounts()  # of committed steps
-        self._num_stalled = 0  # rows that wait for promised blocks in the current schedule()
+        self._num_stalled = 0  # pages of rows that wait for promised ones in the current schedule()
         # The pool limits a request, as max_model_len does, so that a request that runs alone can always reach its end.
-        self.max_num_tokens = min(config.max_model_len, self.blocks.num_usable_tokens)
+        self.max_num_tokens = self.kv.max_num_tokens
 
     @property
     def has_work(self) -> bool:
@@ -146,8 +97,7 @@ class Scheduler:
         if num_prompt > most:
             raise PromptTooLong(
                 f"The prompt has {num_prompt} tokens; at most {most} leave room for {self.max_num_tokens - most} more"
-                f" (max_model_len {self.config.max_model_len}, KV cache {self.blocks.num_usable} blocks"
-                f" of {self.config.block_size} tokens)."
+                f" (max_model_len {self.config.max_model_len}, KV cache {self.kv.pool.num_usable} pages)."
             )
         if request.request_id in self.requests:
             raise InvalidParameter(f"The request id {request.request_id!r} is already being served.")
@@ -166,8 +116,21 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """Plan the next step, or return None if nothing can run before the next commit."""
-        step = PlannedStep(self._next_step_id, [], self._freed, self.blocks.dirty)
         inits: list[RequestInit] = []
+        step = self._plan(inits, now)
+        while not step.rows and self.running and not self._in_flight:  # no row has room, and no commit will make some
+            self._preempt_last()
+            step = self._plan(inits, now)
+        if not step.rows:
+            return None
+        self._next_step_id += 1
+        self._in_flight.append(step)
+        self._freed, self.kv.pool.dirty = [], []
+        rows, kv = [row for _, row in step.rows], step.kv
+        return StepPlan(step.step_id, rows, inits, step.freed, kv.zeroed, kv.copies_in, kv.copies_out)
+
+    def _plan(self, inits: list[RequestInit], now: float) -> PlannedStep:
+        step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step())
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
         begun = [request for request in self.running if not request.is_decoding]
@@ -180,14 +143,9 @@ class Scheduler:
             budget = max(min(budget, most - num_decodes), 0)
         for request in begun:
             if budget:
-                budget -= self._plan_chunk(step, request, budget, [])
+                budget -= self._plan_chunk(step, request, budget)
         self._admit(step, inits, budget, now)
-        if not step.rows:
-            return None
-        self._next_step_id += 1
-        self._in_flight.append(step)
-        self._freed, self.blocks.dirty = [], []
-        return StepPlan(step.step_id, [row for _, row in step.rows], inits, step.freed, step.cleaned)
+        return step
 
     def commit(self, result: StepResult, now: float) -> list[RowOutput]:
         """Commit the oldest step in flight: append its tokens, publish full blocks, end and release requests."""
@@ -196,7 +154,8 @@ class Scheduler:
         self.committed_step_id = step.step_id
         outputs: list[RowOutput] = []
         self.with_prompt_logprobs, self.embedded, self.invalid = step.apply_prompt_outputs(result, now)
-        end, block_size = 0, self.config.block_size
+        saves = [save for save in step.kv.saves if save.request.finish_reason is None]
+        end = 0
         for request, row in step.rows:
             first, end = end, end + row.samples + row.num_drafts
             if request.finish_reason is not None:
@@ -209,11 +168,12 @@ class Scheduler:
                     continue
                 outputs.append(output)
                 num_committed -= end - first - len(output.token_ids)
-            if num_committed // block_size > request.num_published_blocks:
-                self.blocks.publish(request, num_committed)
+            if num_committed >= request.next_due_tokens:
+                self.kv.commit_row(request, num_committed)
             if reason is not None:
                 self._finish(request, reason)
-        self.blocks.taint(self.invalid)
+        self.kv.taint(self.invalid)
+        self.kv.end_step(step.kv, [save for save in saves if save.request.finish_reason != "error"])
         for request in [*self.embedded, *self.invalid]:
             self._finish(request, request.finish_reason or "stop")
         self._release_retired()
@@ -225,6 +185,8 @@ class Scheduler:
         self._in_flight.clear()
         self.committed_step_id = self._next_step_id - 1
         victims = steps[0].oom_victims() if steps else []
+        for step in steps:
+            self.kv.end_step(step.kv)
         for request in dict.fromkeys(request for step in steps for request, _ in step.rows):
             request.num_pending_tokens = 0
             if request in victims:
@@ -235,28 +197,30 @@ class Scheduler:
                 self._retire(request)
         self._release_retired()
         self._freed = [req_index for step in steps for req_index in step.freed] + self._freed
-        self.blocks.dirty += [block_id for step in steps for block_id in step.cleaned]
+        self.kv.pool.dirty += [page for step in steps for page in step.kv.zeroed]
         return victims
 
     def check(self) -> None:
         """Assert invariants 1 and 2 of docs/explanation/architecture.md; tests call it after every step."""
         holders = self.running + self.retiring
-        self.blocks.check(holders)
+        committed = {request: request.num_computed_tokens for request in holders}
+        for step in reversed(self._in_flight):
+            committed |= {request: row.start for request, row in step.rows if request in committed}
+        self.kv.check(committed, [step.kv for step in self._in_flight])
         indices = [request.req_index for request in holders]
         assert sorted(indices + self._free_req_indices) == list(range(self.config.max_num_seqs))
         for request in holders:
             assert request.num_computed_tokens <= request.num_tokens <= request.max_num_tokens
-            assert request.num_computed_tokens <= len(request.block_ids) * self.config.block_size
         assert all(request.status is Status.RUNNING for request in self.running)
         assert all(request.status is Status.RETIRING for request in self.retiring)
-        assert all(request.status is Status.WAITING and not request.block_ids for request in self.waiting)
+        assert all(request.status is Status.WAITING and not request.tables for request in self.waiting)
         assert all(request.last_step > self.committed_step_id for request in self.retiring)
         self.waiting.check()
-        assert self.running == sorted(self.running, key=_sort_key)
+        assert self.running == sorted(self.running, key=by_order)
 
     def _plan_decodes(self, step: PlannedStep, budget: int) -> int:
         """Plan one token, and drafts, of every decoding request that has room; return the remaining budget."""
-        running, rows, block_size, step_id = self.running, step.rows, self.config.block_size, step.step_id
+        running, rows, step_id = self.running, step.rows, step.step_id
         num_rows = len(running) + min(len(self.waiting), self.num_free_rows)  # upper bound for this step
         num_spare = min(budget // 2, self.config.max_num_samples or self.config.max_num_seqs) - num_rows
         host_token_rows: list[tuple[Request, RowPlan]] = []  # decode rows with token_ids
@@ -271,12 +235,13 @@ class Scheduler:
             if drafter is not None and request.is_drafted and request.last_step > self.committed_step_id:
                 continue  # the start of its next row is known once the drafts are verified
             row = RowPlan(request.req_index, start, 1)
-            if start == len(request.block_ids) * block_size:
-                if not self._make_room(request):
+            if start == request.num_held_tokens:
+                if not (self.kv.has_room(request) or self._make_room(request)):
                     continue
-                row.new_block_ids = [self.blocks.grow(request)]
+                request.awaited_step = -1
+                row.new_blocks = self.kv.begin_row(request, start + 1, step.kv, num_reserved=0)
             if drafter is not None:
-                self._add_drafts(row, request, drafter, most=num_spare)
+                self._add_drafts(row, request, drafter, step.kv, most=num_spare)
                 num_spare -= row.num_drafts
             (host_token_rows if row.token_ids else rows).append((request, row))
             request.num_computed_tokens = start + row.num_tokens
@@ -288,7 +253,7 @@ class Scheduler:
         rows += host_token_rows
         return budget
 
-    def _add_drafts(self, row: RowPlan, request: Request, drafter: Drafter, *, most: int) -> None:
+    def _add_drafts(self, row: RowPlan, request: Request, drafter: Drafter, kv: StepKv, *, most: int) -> None:
         """Add up to `most` drafts to a decode row that is about to be planned, and blocks for them.
 
         Blocks are taken only while more are free than requests run, so drafts preempt no request.
@@ -299,23 +264,26 @@ class Scheduler:
         drafts = drafter.drafts(
             request.prompt_token_ids, request.output_token_ids, num_pending=request.num_pending_tokens, most=most
         )
-        wanted, num_reserved = row.start + 1 + len(drafts), len(self.running)
-        while (
-            room := len(request.block_ids) * self.blocks.block_size
-        ) < wanted and self.blocks.num_free > num_reserved:
-            row.new_block_ids = [*row.new_block_ids, self.blocks.grow(request)]
-        drafts = drafts[: room - row.start - 1]
+        end = row.start + 1 + len(drafts)
+        if end > request.num_held_tokens:
+            end = self.kv.fit(request, end, num_reserved=len(self.running))
+            row.new_blocks = [*row.new_blocks, *self.kv.begin_row(request, end, kv, num_reserved=0)]
+            drafts = drafts[: end - row.start - 1]
         if drafts:
             row.token_ids = [*(row.token_ids or [NEWEST]), *drafts]
             row.num_drafts = len(drafts)
             row.num_tokens = 1 + len(drafts)
 
-    def _plan_chunk(self, step: PlannedStep, request: Request, budget: int, new_block_ids: list[int]) -> int:
-        """Plan the next prefill tokens of a request, at most `budget`; return their number."""
+    def _plan_chunk(self, step: PlannedStep, request: Request, budget: int) -> int:
+        """Plan the next prefill tokens of a request, at most `budget` and as pages allow; return their number."""
         start = request.num_computed_tokens
         end = min(start + budget, request.num_prefill_tokens)
+        end = self.kv.fit(request, end, num_reserved=len(self.running) - 1)
+        if end == start:
+            return 0
         samples = end == request.num_prefill_tokens and request.embedding is None
-        row = RowPlan(request.req_index, start, end - start, request.token_ids(start, end), new_block_ids, samples)
+        new_blocks = self.kv.begin_row(request, end, step.kv, num_reserved=len(self.running))
+        row = RowPlan(request.req_index, start, end - start, request.token_ids(start, end), new_blocks, samples)
         row.prompt_logprobs, row.pool_span = request.prompt_logprobs_span(start, end), request.pool_span(start, end)
         step.rows.append((request, row))
         request.num_computed_tokens = end
@@ -329,10 +297,10 @@ class Scheduler:
         One block per running request stays free, so that no request is admitted only to be preempted soon after.
         """
         while self.waiting and budget and self._free_req_indices:
-            if not self.blocks.admit(self.waiting.first, num_reserved=len(self.running)):
+            if not self.kv.admit(self.waiting.first, num_reserved=len(self.running)):
                 return
             request = self.waiting.pop_first()
-            insort(self.running, request, key=_sort_key)
+            insort(self.running, request, key=by_order)
             request.status = Status.RUNNING
             request.req_index = self._free_req_indices.pop()
             request.num_prefill_tokens = request.num_tokens
@@ -344,25 +312,35 @@ class Scheduler:
             if request.params.has_penalties:
                 init.token_ids = request.token_ids(0, request.num_tokens)
             inits.append(init)
-            budget -= self._plan_chunk(step, request, budget, list(request.block_ids))
+            budget -= self._plan_chunk(step, request, budget)
 
     def _make_room(self, request: Request) -> bool:
-        """Preempt requests until a block is free; return False if `request` must wait, or was itself preempted.
+        """Preempt requests until its next token has room; return False if it must wait, or was itself preempted.
 
-        Preemption takes the last running requests, which are never planned already. Blocks of retiring requests count
-        as promised, each to one stalled row; otherwise one shortage would preempt a request in every step.
+        Preemption takes the last running requests, which are never planned already. Pages of retiring requests count
+        as promised, each to one stalled row; otherwise one shortage would preempt a request in every step. Where
+        commits give pages back, the steps in flight are awaited first; otherwise a request might preempt itself.
         """
-        while not self.blocks.num_free:
-            if sum(retiree.num_promised_blocks for retiree in self.retiring) > self._num_stalled:
-                self._num_stalled += 1
+        while not self.kv.has_room(request):
+            num_missing = self.kv.num_missing(request, request.num_computed_tokens + 1)
+            if sum(retiree.num_promised_pages for retiree in self.retiring) >= self._num_stalled + num_missing:
+                self._num_stalled += num_missing
                 return False
-            victim = self.running.pop()
-            victim.num_preemptions += 1
-            self.num_preemptions += 1
-            self._retire(victim)
-            if victim is request:
+            if self.kv.gives_back_at_commit and self._in_flight:
+                if request.awaited_step < 0:
+                    request.awaited_step = self._in_flight[-1].step_id
+                if request.awaited_step > self.committed_step_id:
+                    return False
+            if self._preempt_last() is request:
                 return False
         return True
+
+    def _preempt_last(self) -> Request:
+        victim = self.running.pop()
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self._retire(victim)
+        return victim
 
     def _release_retired(self) -> None:
         """Release the retiring requests whose last step has been committed or dropped."""
@@ -386,10 +364,10 @@ class Scheduler:
         """Release a request that left `running`; if a step in flight contains it, at that step's commit."""
         if request.last_step > self.committed_step_id:
             request.status = Status.RETIRING
-            request.num_promised_blocks = self.blocks.num_held_alone(request)
+            request.num_promised_pages = self.kv.num_held_alone(request)
             self.retiring.append(request)
             return
-        self.blocks.free(request)
+        self.kv.free(request)
         self._freed.append(request.req_index)
         self._free_req_indices.append(request.req_index)
         request.req_index = -1

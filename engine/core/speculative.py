@@ -22,6 +22,7 @@ from __future__ import annotations
 from array import array
 from typing import Protocol
 
+from engine.core.thinking import ThinkingState
 from engine.interface.config import SpeculativeConfig
 from engine.interface.protocol import SamplingParams
 
@@ -141,12 +142,15 @@ class Drafter:
         self._min_tokens = min_tokens
         self._num_misses = 0  # consecutive rows with drafts of which none was accepted
         self._paused_until = 0  # number of output tokens
+        self.thinking: ThinkingState | None = None  # the request's; drafts end where a token may be forced
 
     def drafts(
         self, prompt_token_ids: list[int], output_token_ids: list[int], *, num_pending: int, most: int
     ) -> list[int]:
         """Return up to `most` drafts, which follow the output and its num_pending tokens in flight."""
         most = min(most, self._num_tokens)
+        if self.thinking is not None:  # a row samples one token more than it has drafts
+            most = min(most, self.thinking.num_free - num_pending - 1)
         num_output = len(output_token_ids)
         if most < 1 or num_output < self._paused_until or num_output < self._min_tokens:
             return []

@@ -4,7 +4,7 @@ A plan is the scheduler's input to the executor for one step: a plain value, whi
 byte for byte and sent to other ranks.
 Executor.forward(plan) launches a step and returns immediately; the caller samples and reads its tokens later through
 its StepHandle. ModelRunner is the Executor of one device. RankedExecutor (tensor parallelism) sends the same plan bytes
-to every rank. tests/support/fakes.py has an Executor that computes tokens by arithmetic.
+to every rank. tests/support/fake_executor.py has an Executor that computes tokens by arithmetic.
 """
 
 from typing import Protocol
@@ -55,7 +55,8 @@ class RowPlan(msgspec.Struct, omit_defaults=True):
     start: int
     num_tokens: int
     token_ids: list[int] = []
-    new_block_ids: list[int] = []  # appended to the request's block table before this step
+    # (table, first column, page ids): new entries of the request's tables (CacheGroup.num_tables)
+    new_blocks: list[tuple[int, int, list[int]]] = []
     samples: bool = True
     prompt_logprobs: PromptLogprobsSpan | None = None  # in prompt chunks of requests with prompt_logprobs
     pool_span: PoolSpan | None = None  # in prompt chunks of requests for an embedding, which never sample
@@ -83,7 +84,10 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
     rows: list[RowPlan]
     inits: list[RequestInit] = []
     freed: list[int] = []  # req_index values that become free with this step, before inits are applied
-    cleaned: list[int] = []  # block ids to fill with zeros before this step
+    # In this order, after inits and new_blocks and before the rows are computed:
+    zeroed: list[int] = []  # pages to fill with zeros
+    copies_in: list[tuple[int, int]] = []  # (source page, target page): saved states, of rows that start after them
+    copies_out: list[tuple[int, int]] = []  # the states before the rows that start here, to save them
 
     @property
     def num_tokens(self) -> int:
@@ -135,7 +139,7 @@ class Executor(Protocol):
     """
 
     def forward(self, plan: StepPlan) -> StepHandle:
-        """Clean blocks, apply the plan's frees and inits and launch its forward pass. Does not wait for the device."""
+        """Zero pages, apply the plan's frees and inits and launch its forward pass. Does not wait for the device."""
         ...
 
     def close(self) -> None:

@@ -74,10 +74,11 @@ class DeviceState:
         vocab_size: int,
         device: torch.device,
         staging: Staging,
+        num_tables: int = 1,
         has_loras: bool = False,
         has_counts: bool = True,
     ) -> None:
-        """has_counts: requests with penalties are sampled here."""
+        """num_tables: block tables of a request. has_counts: requests with penalties are sampled here."""
         rows = num_rows + 1
         self.device = device
         self.vocab_size = vocab_size
@@ -86,8 +87,8 @@ class DeviceState:
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
         # [rows] int64: tokens whose keys and values are in the pool; the position of a decode row's token
         self.num_computed = torch.zeros(rows, dtype=torch.int64, device=device)
-        # [rows, max_blocks rounded up] int32: block ids in order; stale entries are valid ids and never read
-        self.block_table = torch.zeros(rows, -(-max_blocks // 16) * 16, dtype=torch.int32, device=device)
+        # [tables, rows, max_blocks rounded up] int32: block ids in order; stale entries are valid ids and never read
+        self.block_tables = torch.zeros(num_tables, rows, -(-max_blocks // 16) * 16, dtype=torch.int32, device=device)
         # [rows] float32 each, and int64
         self._floats = torch.zeros(6, rows, dtype=torch.float32, device=device)
         self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition = self._floats
@@ -122,10 +123,10 @@ class DeviceState:
         """The row that padding rows of a batch use."""
         return self.last_token.shape[0] - 1
 
-    def append_blocks(self, rows: list[int], columns: list[int], block_ids: list[int]) -> None:
-        """Write block_table[rows[i], columns[i]] = block_ids[i]."""
-        updates = self.staging.send(np.array([rows, columns, block_ids]))
-        self.block_table[updates[0], updates[1]] = updates[2].to(torch.int32)
+    def write_blocks(self, tables: list[int], rows: list[int], columns: list[int], block_ids: list[int]) -> None:
+        """Write block_tables[tables[i], rows[i], columns[i]] = block_ids[i]."""
+        updates = self.staging.send(np.array([tables, rows, columns, block_ids]))
+        self.block_tables[updates[0], updates[1], updates[2]] = updates[3].to(torch.int32)
 
     def _init_counts(self, init: RequestInit) -> None:
         if self.output_counts is None or self.in_prompt is None:

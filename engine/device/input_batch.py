@@ -3,7 +3,8 @@
 It owns the input buffers and a cache of the decode rows' layout. Decode rows take token, position and block table from
 DeviceState: while the same requests decode, no tensor is made from a Python list. For a step with prompt chunks, the
 host sends all its values in one packed copy. There are three index spaces: req_index (row of DeviceState), row
-(position in this step), slot (block_id * block_size + offset).
+(position in this step), slot (block_id * block_size + offset). Plans number pages; block tables on the device hold the
+units of attention in them, which the builder writes (engine/device/page_plan.py).
 
 A step begins with pack() or pack_decodes(). Each brings the plan into DeviceState and returns what later calls
 take.
@@ -20,6 +21,7 @@ import torch
 
 from engine.core.step import NEWEST, RowPlan, StepPlan
 from engine.device.device_state import DeviceState
+from engine.device.page_plan import PagePlan
 from kernels.attention.base import AttentionMetadata
 from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
 from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
@@ -63,7 +65,7 @@ class InputBatch:
     input_ids: torch.Tensor
     # [T] int64
     positions: torch.Tensor
-    attention: AttentionMetadata
+    attention: list[AttentionMetadata]  # of each block table; they differ in block_table and slot_mapping alone
     # [R] int64: indices into the T hidden states of the tokens that are sampled after, the rest arbitrary;
     # None: every token
     last_tokens: torch.Tensor | None
@@ -88,22 +90,33 @@ class InputBatchBuilder:
         self,
         state: DeviceState,
         *,
-        block_size: int,
+        pages: PagePlan,
+        num_pages: int,
         max_mixed: MixedShape,
         lora_tokens: LoraTokens | None = None,
     ) -> None:
+        """num_pages: of the pool, page 0 included."""
         self._state = state
         self._staging = state.staging
-        self._block_size = block_size
+        self._pages = pages
+        self._num_pages = num_pages
+        self._group_of = pages.table_groups  # by table
+        self._units_per_page = [pages.groups[group].units_per_page for group in self._group_of]
+        self._block_size = pages.block_size
         self._lora_tokens = lora_tokens
-        max_rows, max_blocks, device = state.last_token.shape[0], state.block_table.shape[1], state.device
-        self._num_blocks = [0] * max_rows  # per req_index: length of its block table
+        (num_tables, max_rows, max_blocks), device = state.block_tables.shape, state.device
         self._arange = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
-        self._inputs = DecodeInputs.allocate(max_rows=max_rows, max_blocks=max_blocks, device=device)
+        self._inputs = DecodeInputs.allocate(
+            num_tables=num_tables, max_rows=max_rows, max_blocks=max_blocks, device=device
+        )
         self._decode_key: list[int] = []
         self._decode_req_index = torch.empty(0, dtype=torch.int64, device=device)
         self._mixed = MixedInputs.allocate(
-            max_tokens=max_mixed.num_tokens, max_rows=max_mixed.num_rows, max_blocks=max_blocks, device=device
+            num_tables=num_tables,
+            max_tokens=max_mixed.num_tokens,
+            max_rows=max_mixed.num_rows,
+            max_blocks=max_blocks,
+            device=device,
         )
         num_values = PackedInputs.num_values(max_mixed.num_tokens, max_mixed.num_rows)
         self._packed = torch.zeros(num_values, dtype=torch.int32, device=device)
@@ -124,22 +137,26 @@ class InputBatchBuilder:
             req_index,
             last_token=state.last_token,
             num_computed=state.num_computed,
-            block_table=state.block_table,
+            block_tables=state.block_tables,
             block_size=self._block_size,
             padding_row=state.padding_row,
             out=inputs,
         )
         self._gather_loras(req_index, None)
-        metadata = AttentionMetadata(
-            query_start_loc=self._arange[: num_rows + 1],
-            seq_lens=inputs.seq_lens[:num_rows],
-            block_table=inputs.block_table[:num_rows, : self._table_width(max_seq_len)],
-            slot_mapping=inputs.slot_mapping[:num_rows],
-            max_query_len=1,
-            max_seq_len=max_seq_len,
-            num_decodes=num_rows,
-        )
-        return InputBatch(inputs.input_ids[:num_rows], inputs.positions[:num_rows], metadata, None)
+        width = self._table_width(max_seq_len)
+        attention = [
+            AttentionMetadata(
+                query_start_loc=self._arange[: num_rows + 1],
+                seq_lens=inputs.seq_lens[:num_rows],
+                block_table=block_table[:num_rows, :width],
+                slot_mapping=slot_mapping[:num_rows],
+                max_query_len=1,
+                max_seq_len=max_seq_len,
+                num_decodes=num_rows,
+            )
+            for block_table, slot_mapping in zip(inputs.block_tables, inputs.slot_mappings, strict=True)
+        ]
+        return InputBatch(inputs.input_ids[:num_rows], inputs.positions[:num_rows], attention, None)
 
     def pack(self, plan: StepPlan, shape: MixedShape) -> PackedStep:
         """Begin a mixed step: send the host's values of its rows, padded to `shape`.
@@ -169,23 +186,27 @@ class InputBatchBuilder:
             state.last_token,
             host,
             num_computed=state.num_computed,
-            block_table=state.block_table,
+            block_tables=state.block_tables,
             block_size=self._block_size,
             out=inputs,
         )
         self._gather_loras(host.req_index, host.token_rows)
-        metadata = AttentionMetadata(
-            query_start_loc=host.query_start_loc[: attended + 1],
-            seq_lens=host.seq_lens[:attended],
-            block_table=inputs.block_table[:attended, : self._table_width(max_seq_len)],
-            slot_mapping=inputs.slot_mapping[:num_tokens],
-            max_query_len=max_query_len,
-            max_seq_len=max_seq_len,
-            num_decodes=None,
-            max_prefills=num_prefills,
-        )
+        width = self._table_width(max_seq_len)
+        attention = [
+            AttentionMetadata(
+                query_start_loc=host.query_start_loc[: attended + 1],
+                seq_lens=host.seq_lens[:attended],
+                block_table=block_table[:attended, :width],
+                slot_mapping=slot_mapping[:num_tokens],
+                max_query_len=max_query_len,
+                max_seq_len=max_seq_len,
+                num_decodes=None,
+                max_prefills=num_prefills,
+            )
+            for block_table, slot_mapping in zip(inputs.block_tables, inputs.slot_mappings, strict=True)
+        ]
         return InputBatch(
-            inputs.input_ids[:num_tokens], inputs.positions[:num_tokens], metadata, inputs.sample_tokens[:num_rows]
+            inputs.input_ids[:num_tokens], inputs.positions[:num_tokens], attention, inputs.sample_tokens[:num_rows]
         )
 
     def _begin_step(self, plan: StepPlan) -> None:
@@ -193,9 +214,7 @@ class InputBatchBuilder:
         self._staging.begin_step()
         if plan.inits:
             self._state.init(plan.inits)
-            for init in plan.inits:
-                self._num_blocks[init.req_index] = 0
-        self._append_blocks(plan.rows)
+        self._write_blocks(plan.rows)
 
     def _packed_step(self, shape: MixedShape, rows: list[RowPlan]) -> PackedStep:
         """Return the step of these rows, whose values are in the packed buffer or being copied to it."""
@@ -247,18 +266,26 @@ class InputBatchBuilder:
         """Return the number of columns for max_seq_len tokens, a multiple of 16: kernels specialise on such strides."""
         return -(-max_seq_len // self._block_size // 16) * 16
 
-    def _append_blocks(self, rows: list[RowPlan]) -> None:
-        growing = [row for row in rows if row.new_block_ids]
-        if not growing:
-            return
+    def _write_blocks(self, rows: list[RowPlan]) -> None:
+        """Write the units of the rows' new pages into their block tables."""
+        tables: list[int] = []
         req_index: list[int] = []
         columns: list[int] = []
         block_ids: list[int] = []
-        for row in growing:
-            first = self._num_blocks[row.req_index]
-            count = len(row.new_block_ids)
-            req_index += [row.req_index] * count
-            columns += range(first, first + count)
-            block_ids += row.new_block_ids
-            self._num_blocks[row.req_index] = first + count
-        self._state.append_blocks(req_index, columns, block_ids)
+        for row in rows:
+            for table, first, page_ids in row.new_blocks:
+                units, per_page = self._units(table, page_ids)
+                tables += [table] * len(units)
+                req_index += [row.req_index] * len(units)
+                columns += range(first * per_page, first * per_page + len(units))
+                block_ids += units
+        if block_ids:
+            self._state.write_blocks(tables, req_index, columns, block_ids)
+
+    def _units(self, table: int, page_ids: list[int]) -> tuple[list[int], int]:
+        """Return the units of pages in a table's layers, and how many each page has."""
+        per_page = self._units_per_page[table]
+        if per_page == 1:
+            return page_ids, 1
+        pages = np.array(page_ids)
+        return self._pages.unit_numbers(self._group_of[table], pages, num_pages=self._num_pages).tolist(), per_page

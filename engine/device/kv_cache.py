@@ -1,101 +1,145 @@
-"""plan_kv_cache() sizes the paged KV pool; allocate_kv_cache() allocates its tensors. Imports torch.
+"""plan_kv_cache() sizes the paged KV pool; allocate_kv_cache() allocates it. Imports torch.
 
 By default the pool takes all memory that the device can spare, and the context limit shrinks to what the pool holds for
-one request; the engine logs this. An explicit setting is met or refused, never reduced.
+one request; the engine logs this. An explicit setting is met or refused, never reduced. engine/device/page_plan.py has
+the layout of a page.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from engine.device.device_state import Staging
 from engine.device.memory import format_size, zeros
-from engine.interface.config import EngineConfig
+from engine.device.page_plan import PagePlan
+from engine.interface.config import CacheGroup, EngineConfig
 from engine.interface.errors import StartupError
 from models.config.model_config import ModelConfig
+from models.context import LayerKV
 
 _MIN_BLOCKS = 2  # minimum for one request; a shorter context is useless
 
 
 @dataclass(frozen=True)
 class KVCachePlan:
-    """The pool's size. num_blocks includes block 0, which is for padding."""
+    """The pool's layout and size. num_pages includes page 0, which is for padding."""
 
-    num_blocks: int
-    block_size: int  # tokens
+    pages: PagePlan
+    num_pages: int
     max_model_len: int  # tokens
-    bytes_per_block: int
+
+    @property
+    def block_size(self) -> int:
+        """The tokens of a block of the attention kernels."""
+        return self.pages.block_size
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The groups of layers whose caches live alike, for the scheduler."""
+        return tuple(
+            CacheGroup(group.cache.kind, group.block_tokens, group.pages_per_block, group.cache.window)
+            for group in self.pages.groups
+        )
 
     @property
     def num_tokens(self) -> int:
-        """The pool's capacity, in tokens of all requests together."""
-        return (self.num_blocks - 1) * self.block_size
+        """The pool's capacity: the tokens of as many requests of max_model_len as it holds, parts included."""
+        steps = [group.block_tokens for group in self.pages.groups if group.cache.window is None]
+        length = -(-self.max_model_len // max(steps, default=1)) * max(steps, default=1)
+        return (self.num_pages - 1) * length // self.pages.num_pages(length)
+
+    def num_requests(self, num_tokens: int) -> int:
+        """Return the number of requests of num_tokens that the pool holds."""
+        return (self.num_pages - 1) // self.pages.num_pages(num_tokens)
+
+    @property
+    def bytes_per_page(self) -> int:
+        """The bytes of one page."""
+        return self.pages.page_bytes
 
     @property
     def num_bytes(self) -> int:
         """The pool's size in bytes, padding included."""
-        return self.num_blocks * self.bytes_per_block
+        return self.num_pages * self.bytes_per_page
 
 
-def smallest_pool_bytes(config: EngineConfig, model: ModelConfig, *, dtype: torch.dtype, block_size: int) -> int:
-    """Return the bytes of a pool that holds one short request, or the configured size."""
-    least_blocks = min(-(-(config.max_model_len or model.max_context_len) // block_size), _MIN_BLOCKS)
-    least = (least_blocks + 1) * model.kv_bytes_per_token(1, dtype) * block_size
-    return config.kv_cache_memory_bytes or least
+def smallest_pool_bytes(config: EngineConfig, pages: PagePlan, *, longest: int) -> int:
+    """Return the bytes of a pool that holds one short request, or the configured size. longest: as plan_kv_cache."""
+    least = _least_pages(pages, config.max_model_len or longest)
+    return config.kv_cache_memory_bytes or (least + 1) * pages.page_bytes
 
 
 def plan_kv_cache(
     config: EngineConfig,
-    model: ModelConfig,
+    pages: PagePlan,
     *,
-    dtype: torch.dtype,
-    block_size: int,
+    longest: int,
     max_num_seqs: int,
     free_bytes: int,
 ) -> KVCachePlan:
-    """Size the pool from `free_bytes`. Raises StartupError, which names the size that fits and the flag to change."""
-    bytes_per_block = model.kv_bytes_per_token(1, dtype) * block_size
-    longest = model.max_context_len
+    """Size the pool from `free_bytes`. Raises StartupError, which names the size that fits and the flag to change.
+
+    longest: the tokens that the model's positions reach.
+    """
     if config.max_model_len is not None and config.max_model_len > longest:
         raise StartupError(
             f"--max-model-len {config.max_model_len} exceeds the {longest} tokens this model's positions reach."
         )
     budget = config.kv_cache_memory_bytes if config.kv_cache_memory_bytes is not None else free_bytes
     wanted_len = config.max_model_len or longest
-    wanted_blocks = -(-wanted_len // block_size)
-    usable_blocks = max(budget // bytes_per_block - 1, 0)
-    # Running requests never use more than this, even at full length
-    usable_blocks = min(usable_blocks, max_num_seqs * wanted_blocks)
-    fitting_len = usable_blocks * block_size
-    least_blocks = min(wanted_blocks, _MIN_BLOCKS)
-    if usable_blocks < least_blocks:
-        least = format_size((least_blocks + 1) * bytes_per_block)
+    usable_pages = max(budget // pages.page_bytes - 1, 0)
+    # Running requests never use more than this at full length, even if all that left a window stayed cached
+    usable_pages = min(usable_pages, max_num_seqs * pages.num_pages(wanted_len, in_flight=wanted_len))
+    least_pages = _least_pages(pages, wanted_len)
+    if usable_pages < least_pages:
+        least = format_size((least_pages + 1) * pages.page_bytes)
         raise StartupError(
             f"The KV cache needs at least {least}, {_what_there_is(config, budget)}: use {_more_memory(config)}."
         )
+    fitting_len = pages.longest_request(usable_pages, most=wanted_len)
     if config.max_model_len is not None and fitting_len < wanted_len:
+        needed = format_size((pages.num_pages(wanted_len) + 1) * pages.page_bytes)
         raise StartupError(
-            f"Context {wanted_len} needs {format_size((wanted_blocks + 1) * bytes_per_block)} of KV cache, "
+            f"Context {wanted_len} needs {needed} of KV cache, "
             f"{_what_there_is(config, budget)}: use --max-model-len {fitting_len}, or {_more_memory(config)}."
         )
-    return KVCachePlan(usable_blocks + 1, block_size, min(wanted_len, fitting_len), bytes_per_block)
+    return KVCachePlan(pages, usable_pages + 1, fitting_len)
 
 
-def allocate_kv_cache(
-    plan: KVCachePlan, model: ModelConfig, *, dtype: torch.dtype, device: torch.device
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return one (k_cache, v_cache) per layer, each [num_blocks, block_size, num_kv_heads, head_dim], zeroed.
+@dataclass(frozen=True)
+class KVPool:
+    """The pool's memory, and each layer's part of it."""
+
+    rows: torch.Tensor  # [num_lanes, num_pages, numbers in a row]
+    layers: list[LayerKV]
+
+    def zero(self, page_ids: list[int], staging: Staging) -> None:
+        """Fill pages with zeros. Does not block."""
+        where = staging.send_large(np.array(page_ids))
+        self.rows.view(torch.uint8).index_fill_(1, where, 0)  # as bytes: torch cannot fill fp8 on every device
+
+
+def allocate_kv_cache(plan: KVCachePlan, model: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> KVPool:
+    """Allocate the pool for the model's layers, which may be fewer than planned, with zeros.
 
     Quire's attention never counts masked slots; flash-attn may, as 0 × value, so that unwritten ones must be finite.
     """
-    shape = (2, plan.num_blocks, plan.block_size, model.num_kv_heads, model.head_dim)
+    pages = plan.pages.for_layers(model.caches)
+    shape = (pages.num_lanes, plan.num_pages, pages.lane_bytes // dtype.itemsize)
     try:
-        layers = [zeros(shape, dtype, device) for _ in range(model.num_layers)]
+        rows = zeros(shape, dtype, device)
     except (RuntimeError, OSError, OverflowError) as error:  # torch.OutOfMemoryError is a RuntimeError; others: mmap
         size = format_size(plan.num_bytes)
         raise StartupError(f"The KV cache of {size} cannot be allocated: use a smaller --kv-cache-memory.") from error
-    return [(layer[0], layer[1]) for layer in layers]
+    tables = (place.table for place in pages.layers)
+    return KVPool(rows, [LayerKV(keys, values, next(tables)) for keys, values in pages.views(rows)])
+
+
+def _least_pages(pages: PagePlan, wanted_len: int) -> int:
+    return pages.num_pages(min(wanted_len, _MIN_BLOCKS * pages.block_size))
 
 
 def _what_there_is(config: EngineConfig, budget: int) -> str:

@@ -11,14 +11,13 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from engine.core.step import StepPlan, StepResult, TokenMasks
 from engine.device.cuda_graph import DecodeGraphs, MixedGraphs, max_step_tokens, mixed_shapes
 from engine.device.device_state import DeviceState, Staging
 from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, PackedStep, SamplingMetadata, shape_of
-from engine.device.kv_cache import KVCachePlan
+from engine.device.kv_cache import KVCachePlan, KVPool
 from engine.device.prompt_outputs import PoolSums, PromptLogprobs, PromptLogprobsComputer, pool
 from engine.device.sampler import Sampled, Sampler
 from engine.tensor_parallel.process_group import agree
@@ -36,7 +35,7 @@ class ModelRunner:
         self,
         model: Model,
         *,
-        kv_caches: list[tuple[torch.Tensor, torch.Tensor]],
+        kv_pool: KVPool,
         plan: KVCachePlan,
         backend: AttentionBackend,
         max_num_seqs: int,
@@ -56,7 +55,7 @@ class ModelRunner:
         self.device = device
         self._tp = tp
         self._model = model
-        self._kv_caches = kv_caches
+        self._kv_pool = kv_pool
         self._backend = backend
         self._max_num_seqs = max_num_seqs
         self._max_model_len = plan.max_model_len
@@ -64,7 +63,8 @@ class ModelRunner:
         staging = Staging(device, num_bytes=64 * (max_num_batched_tokens + max_num_seqs))
         self._state = DeviceState(
             num_rows=max_num_seqs,
-            max_blocks=-(-plan.max_model_len // plan.block_size),
+            max_blocks=plan.pages.num_columns(plan.max_model_len),
+            num_tables=len(plan.pages.table_groups),
             vocab_size=vocab_size,
             device=device,
             staging=staging,
@@ -76,7 +76,7 @@ class ModelRunner:
         max_rows = self._shapes[-1].num_rows
         max_mixed = MixedShape(max_tokens, max_rows, max_rows)
         self._builder = InputBatchBuilder(
-            self._state, block_size=plan.block_size, max_mixed=max_mixed, lora_tokens=lora_tokens
+            self._state, pages=plan.pages, num_pages=plan.num_pages, max_mixed=max_mixed, lora_tokens=lora_tokens
         )
         self._sampler = Sampler(self._state, max_rows=max_rows, tp=tp)
         self._prompt_logprobs = PromptLogprobsComputer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
@@ -108,8 +108,10 @@ class ModelRunner:
         """See Executor.forward."""
         of_prompts = _OfPrompts()
         with torch.inference_mode():
-            if plan.cleaned:
-                self._clean(plan.cleaned)
+            assert not plan.copies_in, "this device has no layers with states"
+            assert not plan.copies_out, "this device has no layers with states"
+            if plan.zeroed:
+                self._kv_pool.zero(plan.zeroed, self._state.staging)
             if plan.inits:
                 self._sampler.init(plan.inits)
                 self._prompt_logprobs.init(plan.inits)
@@ -137,15 +139,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Release the pool, the graphs and the weights."""
-        self._kv_caches = []
         self._decode_graphs = self.mixed_graphs = None
-        del self._model
-
-    def _clean(self, block_ids: list[int]) -> None:
-        """Fill blocks of the pool with zeros."""
-        where = self._state.staging.send_large(np.array(block_ids))
-        for cache in itertools.chain.from_iterable(self._kv_caches):
-            cache.view(torch.uint8).index_fill_(0, where, 0)  # as bytes: torch cannot fill fp8 on every device
+        del self._model, self._kv_pool
 
     def _run_decode(self, req_index: torch.Tensor, max_seq_len: int) -> torch.Tensor:
         """Run one token of each row; req_index: [R] int64 → hidden [R, hidden_size]."""
@@ -201,8 +196,11 @@ class ModelRunner:
 
     def _run_layers(self, batch: InputBatch) -> torch.Tensor:
         """Run the layers; return the hidden states [T, hidden_size] of all tokens of a batch."""
-        self._backend.prepare(batch.attention)
-        ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_caches)
+        first, *others = batch.attention
+        self._backend.prepare(first)
+        for metadata in others:  # rows and their lengths are the same
+            metadata.decode_pieces = first.decode_pieces
+        ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_pool.layers)
         return self._model(batch.input_ids, ctx)
 
 

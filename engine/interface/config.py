@@ -5,6 +5,8 @@ EngineConfig goes to the engine process, ServerConfig to the HTTP workers, Launc
 The engine derives SchedulerConfig itself, once the size of the KV pool is known.
 """
 
+from typing import Literal
+
 import msgspec
 
 
@@ -28,6 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's settings: model, device and limits. None: the engine chooses by model and free memory."""
 
     model: str  # local folder in Hugging Face layout
+    model_impl: str = "auto"  # auto (Quire's own, else transformers') | quire | transformers: who computes the model
     load_format: str = "auto"  # auto (safetensors) | dummy (random weights with the config's shapes)
     device: str = "auto"  # auto | cuda | mps | cpu
     tensor_parallel_size: int = 1  # devices that share the model, with one process each
@@ -52,11 +55,32 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculative: SpeculativeConfig | None = None  # None: one token per request and step
 
 
+class CacheGroup(msgspec.Struct, frozen=True):
+    """The layers of a model whose caches live alike (docs/explanation/kv-cache.md).
+
+    A block is block_tokens tokens of the group, or one request's state of it. It takes pages_per_block pages.
+    """
+
+    kind: Literal["full", "window", "state"]
+    block_tokens: int  # a multiple of SchedulerConfig.block_size; of a state: of where it may be saved
+    pages_per_block: int = 1
+    window: int | None = None  # tokens that a token sees, itself included; of kind "window" alone
+
+    @property
+    def num_tables(self) -> int:
+        """The number of tables in which a plan lists its pages.
+
+        Page i of block b is at column b of table i. A state is one block: its pages are the columns of one table.
+        """
+        return 1 if self.kind == "state" else self.pages_per_block
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's limits, derived from EngineConfig and the size of the KV pool."""
 
-    num_blocks: int
-    block_size: int
+    num_pages: int  # of the pool, page 0 for padding included
+    block_size: int  # tokens of a kernel's block, and of a link in the chain of hashes
+    groups: tuple[CacheGroup, ...] = ()  # (): one full group, whose blocks are pages of block_size tokens
     max_num_seqs: int
     max_num_batched_tokens: int
     # Bounds of the tokens of a step with decode rows (engine/core/scheduler.py). None: min equals max; max equals
@@ -71,6 +95,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     enable_prefix_caching: bool = True
     max_num_samples: int | None = None  # maximum sampled positions of a step with drafts; None: max_num_seqs
+
+    @property
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """The groups, also if none are named. Tables of a plan are numbered group after group."""
+        return self.groups or (CacheGroup("full", self.block_size),)
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,11 +67,22 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: dict[int, int]  # tokens per request → requests of this length that run at once
 
 
+class LayersReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV cache of the layers of one kind. With several GPUs: of each."""
+
+    kind: str  # full | window
+    num_layers: int  # with keys and values of their own
+    bytes_per_token: int
+    window: int | None  # the tokens that are kept; None: all of a request
+    bytes_per_request: int | None  # at most; None: as many as its tokens need
+
+
 class ModelReport(msgspec.Struct, kw_only=True):
     """The report on a model. If there is a `problem`, the fields that could not be determined are None."""
 
     architecture: str
     is_supported: bool = True  # the architecture is supported
+    is_foreign: bool = False  # by transformers' own class
     problem: str | None = None  # one sentence: the reason why the model cannot be served
     quantization: str | None = None  # display name
     stored: Stored | None = None  # None: no weights in the folder
@@ -81,7 +92,8 @@ class ModelReport(msgspec.Struct, kw_only=True):
     dtype: str | None = None  # dtype that the engine would compute with
     has_lm_head: bool | None = None
     weights: int | None = None  # bytes; with several GPUs: on each, as kv_bytes_per_token
-    kv_bytes_per_token: int | None = None
+    kv_bytes_per_token: int | None = None  # in all layers
+    kv_layers: list[LayersReport] = []  # by kind
     max_context_len: int | None = None  # tokens, by its position embeddings
     room: Room | None = None
 

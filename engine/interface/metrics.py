@@ -50,6 +50,7 @@ class Metric(NamedTuple):
 # fmt: off
 FAILURES = ("deadline_exceeded", "engine_dead", "engine_error", "internal_error", "model_output_invalid", "out_of_memory", "server_shutting_down")
 _ROLES = ("launcher", "engine", "worker")
+KINDS = ("full", "window", "state")  # of CacheGroup
 # fmt: on
 
 METRICS: dict[str, Metric] = {
@@ -96,6 +97,11 @@ METRICS: dict[str, Metric] = {
         Metric("prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", "vllm:prefix_cache_queries_total"),
         Metric("prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", "vllm:prefix_cache_hits_total"),
         Metric("prefix_cache_evictions_total", "counter", "Cached KV blocks that were overwritten."),
+        Metric("kv_cache_pages_held", "gauge", "Pages of the KV pool that requests hold, by kind of layer.", label="kind", label_values=KINDS),
+        Metric("kv_cache_pages_cached", "gauge", "Pages of the KV pool that only the prefix cache has, by kind of layer.", label="kind", label_values=KINDS),
+        Metric("prefix_cache_limited_tokens_total", "counter", "Prompt tokens that the layers with full attention found and others did not, by the kind that lacked them.", label="kind", label_values=KINDS[1:]),
+        Metric("prefix_cache_states_total", "counter", "Saved states of recurrent layers, by event; skipped ones found no free pages.", label="event",
+               label_values=("saved", "skipped", "restored", "evicted")),
         Metric("num_preemptions_total", "counter", "Requests returned to the queue because no KV block was free.", "vllm:num_preemptions_total"),
         Metric("spec_decode_num_drafts_total", "counter", "Rows with draft tokens.", "vllm:spec_decode_num_drafts_total"),
         Metric("spec_decode_num_draft_tokens_total", "counter", "Draft tokens of speculation.", "vllm:spec_decode_num_draft_tokens_total"),

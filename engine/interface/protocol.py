@@ -77,6 +77,23 @@ class GrammarSpec(msgspec.Struct, frozen=True):
     is_costly: bool = False
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The limit of a request's reasoning: after max_tokens of it the forced tokens are sampled, which end it.
+
+    start_ids, end_id: the tokens that open and close reasoning; they do not count. is_open: the prompt opened it.
+    is_repeated: an answer may reason again, within the same limit; else only its beginning is reasoning.
+    not_after_ids: tokens that must not follow the forced ones.
+    """
+
+    max_tokens: int
+    start_ids: list[int]
+    end_id: int
+    forced_ids: list[int]
+    is_open: bool = False
+    is_repeated: bool = False
+    not_after_ids: list[int] = []
+
+
 class GrammarCheck(msgspec.Struct, omit_defaults=True):
     """A grammar for engine/grammar_check_process.py to test-compile. No spec: give up the check of this id."""
 
@@ -107,6 +124,7 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     grammar: GrammarSpec | None = None  # None: any text
     pooling: PoolingKind | None = None  # compute the prompt's embedding instead of tokens; `params` is unused
     lora_index: int = 0  # its adapter, counted from 1 in EngineConfig.loras; 0: the base model
+    thinking: ThinkingBudget | None = None  # None: any number of tokens
 
 
 class AbortRequest(msgspec.Struct, tag=True):
@@ -215,10 +233,21 @@ class KvRequest(msgspec.Struct, array_like=True):
     num_hit_tokens: int  # prompt tokens found in the prefix cache at first admission
     age_s: float
     num_preemptions: int
+    num_group_runs: list[int] = []  # of num_runs, those of each group of layers
+
+
+class KvKind(msgspec.Struct, array_like=True):
+    """The blocks of one kind of layer: "full" | "window" | "state"."""
+
+    kind: str
+    num_used: int
+    num_cached: int  # free, but still in the prefix cache
 
 
 class KvSnapshot(msgspec.Struct, tag=True):
     """The state of the KV pool between two loop iterations. It contains no token ids and no text.
+
+    Blocks are pages here: those of a request are the tables of its groups of layers, one after another.
 
     runs, cached_runs: blocks as pairs of native 32-bit integers: first block and count; with a negative count the block
     numbers descend. runs has the block tables of `requests`, in order; cached_runs the free blocks that are still in
@@ -242,6 +271,7 @@ class KvSnapshot(msgspec.Struct, tag=True):
     num_hit_tokens: int
     num_evictions: int
     num_preemptions: int
+    kinds: list[KvKind] = []
 
 
 ToEngine = AddRequest | AbortRequest | AskKv

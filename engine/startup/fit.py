@@ -19,10 +19,11 @@ import msgspec
 import torch
 
 from engine.device.memory import DeviceMemory, format_size, measure_memory
+from engine.device.page_plan import PagePlan
 from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError, phrase_as_sentence, sentence
-from engine.interface.fit_report import Ask, Diagnosis, Gpu, Machine, ModelReport, Room, Stored
+from engine.interface.fit_report import Ask, Diagnosis, Gpu, LayersReport, Machine, ModelReport, Room, Stored
 from engine.startup.device_choice import resolve_device, resolve_dtype, resolve_kv_dtype, why_no_cuda
 from engine.startup.load import BACKENDS
 from engine.startup.setup import Setup, choose_limits
@@ -30,6 +31,7 @@ from kernels.attention.base import AttentionBackend, select_backend
 from kernels.attention.torch_ref import TorchAttention
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
+from models.foreign.choose import read_config
 from models.parallel import TensorParallel
 from models.registry import find_architecture
 from models.weights.checkpoint import folder_stats
@@ -53,7 +55,8 @@ def _examine_model(ask: Ask, folder: Path) -> ModelReport:
     if isinstance(quantization, dict):
         report.quantization = str(quantization.get("quant_method", "unknown"))
     try:
-        checkpoint = ModelConfig.from_folder(folder)
+        checkpoint = read_config(folder)
+        report.is_supported, report.is_foreign = True, checkpoint.is_foreign
         report.checkpoint_dtype = checkpoint.dtype
         report.checkpoint_bytes = checkpoint.weight_bytes(resolve_dtype(checkpoint.dtype, checkpoint, _CPU))
         model = checkpoint.quantized(ask.quantization)
@@ -100,6 +103,7 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
     backend = _backend(model.share_of_rank(tp.size), dtype, device, kv_dtype=kv_dtype)
     setup = Setup(config, model, device, dtype, kv_dtype, limits, backend, CompilerLoader(folder), tp=tp)
     report.weights, report.kv_bytes_per_token = setup.weight_bytes, model.kv_bytes_per_token(tp.size, setup.kv_dtype)
+    report.kv_layers = _layers(setup.plan_pages(), setup.kv_dtype)
     memory = _memory(ask, setup)
     plan = setup.plan_pool(has_weights=False, memory=memory)
     lens = sorted({size for size in _TYPICAL_LENS if size < plan.max_model_len} | {plan.max_model_len})
@@ -112,10 +116,22 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
         kv_cache_tokens=plan.num_tokens,
         max_model_len=plan.max_model_len,
         max_num_seqs=limits.max_num_seqs,
-        num_requests={
-            size: min((plan.num_blocks - 1) // -(-size // plan.block_size), limits.max_num_seqs) for size in lens
-        },
+        num_requests={size: min(plan.num_requests(size), limits.max_num_seqs) for size in lens},
     )
+
+
+def _layers(pages: PagePlan, kv_dtype: torch.dtype) -> list[LayersReport]:
+    """Return what each kind of layer keeps."""
+    return [
+        LayersReport(
+            kind=group.cache.kind,
+            num_layers=group.num_layers,
+            bytes_per_token=group.num_layers * group.cache.values_per_token * kv_dtype.itemsize,
+            window=group.cache.window,
+            bytes_per_request=(None if group.cache.window is None else group.num_pages(1 << 40) * pages.page_bytes),
+        )
+        for group in pages.groups
+    ]
 
 
 def _memory(ask: Ask, setup: Setup) -> DeviceMemory:
@@ -151,7 +167,7 @@ def _stored(folder: Path, model: ModelConfig | None) -> Stored | None:
         if model is None:
             found = folder_stats(folder)
         else:
-            ignored_prefixes = find_architecture(model.architecture).ignored_prefixes
+            ignored_prefixes = () if model.is_foreign else find_architecture(model.architecture).ignored_prefixes
             needs_head = model.has_lm_head and not model.tie_word_embeddings
             found = folder_stats(folder, needs_head=needs_head, ignored_prefixes=ignored_prefixes)
     except ModelError:

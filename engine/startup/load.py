@@ -40,6 +40,7 @@ from kernels.elementwise.reference import FP8, UNSCALED
 from models.build import Model, build
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
+from models.foreign.choose import LOST, read_config
 from models.layers.attention import SelfAttention
 from models.parallel import TensorParallel
 from models.weights.weights import Weights
@@ -73,6 +74,8 @@ def describe_setup(
         "Device": describe_device(setup.device) if size == 1 else f"{size} × {describe_device(setup.device)}",
         "Weights": f"{format_size(setup.weight_bytes)}{each} {kind} in {weights_s:.1f} s",
     }
+    if setup.model_config.is_foreign:
+        facts["Computed by"] = f"transformers' own class: {LOST}"
     if quantization is not None:
         facts["Quantization"] = quantization.describe()
     if size > 1 and setup.device.type == "cuda":
@@ -139,7 +142,7 @@ def _describe_model(model: ModelConfig) -> str:
 
 
 def _describe_pool(plan: KVCachePlan, each: str) -> str:
-    size, num_requests = format_size(plan.num_bytes), plan.num_tokens // plan.max_model_len
+    size, num_requests = format_size(plan.num_bytes), plan.num_requests(plan.max_model_len)
     return f"{plan.num_tokens:,} tokens = {num_requests} requests × {plan.max_model_len:,} ({size}{each})"
 
 
@@ -216,7 +219,7 @@ def _load_beside(
     """Load the first rank's share. whole: setup's model before the context limit; key: identifies the kernels."""
     config, device = setup.config, setup.device
     compilation = None
-    if device.type == "cuda" and HAS_TRITON:
+    if device.type == "cuda" and HAS_TRITON and not setup.model_config.is_foreign:
         on_stage(Stage("kernels"))
         # Also without graphs: a step that fits no graph is launched kernel by kernel, and its kernels may differ
         eager = dataclasses.replace(setup, config=msgspec.structs.replace(config, enforce_eager=True))
@@ -257,8 +260,10 @@ def _load_beside(
 def _decide(config: EngineConfig, *, rank: int) -> Setup:
     """Choose the settings that the configuration leaves open; open the adapters. Raises StartupError, ModelError."""
     tp = TensorParallel(rank, config.tensor_parallel_size)
-    model = ModelConfig.from_folder(Path(config.model)).quantized(config.quantization)
+    model = read_config(Path(config.model), config.model_impl).quantized(config.quantization)
     model.check_tensor_parallel(tp.size)
+    if model.is_foreign and config.loras:
+        raise ModelError(f"{model.architecture}: LoRA adapters need Quire's own layers, which it has not")
     device = resolve_device(config.device, rank=rank, size=tp.size)
     dtype = resolve_dtype(config.dtype, model, device)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
@@ -297,7 +302,19 @@ def _load_weights(setup: Setup, on_stage: OnStage, detail: str) -> Model:
     on_stage(Stage("weights", detail=detail))
     config, device, dtype = setup.config, setup.device, setup.dtype
     adapters = None if setup.adapters is None else setup.adapters.stack()
-    if config.load_format == "dummy":
+    is_dummy = config.load_format == "dummy"
+    if setup.model_config.is_foreign:
+        from models.foreign.load import load_foreign  # imports transformers' model classes
+
+        return load_foreign(
+            setup.model_config,
+            Path(config.model),
+            device=device,
+            dtype=dtype,
+            backend=setup.backend,
+            is_dummy=is_dummy,
+        )
+    if is_dummy:
         weights = Weights.dummy(device=device, dtype=dtype, adapters=adapters)
     else:
         folder = Path(config.model)

@@ -25,6 +25,7 @@ from engine.device.cuda_graph import MixedGraphs
 from engine.device.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache, smallest_pool_bytes
 from engine.device.memory import GIB, DeviceMemory, check_memory, format_size, measure_memory
 from engine.device.model_runner import ModelRunner
+from engine.device.page_plan import PagePlan, plan_pages
 from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from engine.interface.errors import StartupError
@@ -154,7 +155,7 @@ class LoadedEngine:
             can_generate=self.model_config.has_lm_head,
             num_loras=self.num_loras,
             make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
-            bytes_per_block=self.plan.bytes_per_block,
+            bytes_per_block=self.plan.bytes_per_page,
         )
         return Engine(parts)
 
@@ -248,6 +249,15 @@ class Setup:
             memory = dataclasses.replace(memory, usable=memory.usable // tp.size)
         return dataclasses.replace(memory, usable=least(tp, memory.usable, self.device))
 
+    @property
+    def block_size(self) -> int:
+        """The tokens of a block of the attention kernels."""
+        return self.config.block_size or max(16, self.backend.block_size_multiple)
+
+    def plan_pages(self) -> PagePlan:
+        """Plan the layout of the pool's pages."""
+        return plan_pages(self.rank_share.caches, block_size=self.block_size, dtype=self.kv_dtype)
+
     def plan_pool(self, *, has_weights: bool, memory: DeviceMemory | None = None) -> KVCachePlan:
         """Size the pool from `memory`, by default the device's memory now. Raises StartupError.
 
@@ -255,19 +265,18 @@ class Setup:
         """
         config, model, dtype = self.config, self.rank_share, self.dtype
         memory = memory or self.measure_memory()
-        block_size = config.block_size or max(16, self.backend.block_size_multiple)
+        pages = self.plan_pages()
         step_bytes = self.step_bytes
         weights = 0 if has_weights else self.weight_bytes
         if not has_weights and self.adapters is not None:
             memory = dataclasses.replace(memory, usable=memory.usable - self.adapters.num_bytes)
         if not has_weights:
-            least = smallest_pool_bytes(config, model, dtype=self.kv_dtype, block_size=block_size)
+            least = smallest_pool_bytes(config, pages, longest=model.max_context_len)
             check_memory(config, model, memory, dtype=dtype, step_bytes=step_bytes, pool_bytes=least)
         return plan_kv_cache(
             config,
-            model,
-            dtype=self.kv_dtype,
-            block_size=block_size,
+            pages,
+            longest=model.max_context_len,
             max_num_seqs=self.limits.max_num_seqs,
             free_bytes=memory.pool_bytes(needed_bytes=weights + step_bytes),
         )
@@ -285,7 +294,7 @@ class Setup:
         config, limits, device = self.config, self.limits, self.device
         runner = ModelRunner(
             model,
-            kv_caches=allocate_kv_cache(plan, self.rank_share, dtype=self.kv_dtype, device=device),
+            kv_pool=allocate_kv_cache(plan, self.rank_share, dtype=self.kv_dtype, device=device),
             plan=plan,
             backend=self.backend,
             max_num_seqs=limits.max_num_seqs,
@@ -298,7 +307,7 @@ class Setup:
             has_lm_head=self.model_config.has_lm_head,
         )
         # Steps that return hidden states of whole prompts use no graphs, so a model without a head needs none
-        has_graphs = self.model_config.has_lm_head and not config.enforce_eager
+        has_graphs = self.model_config.has_lm_head and not config.enforce_eager and not self.model_config.is_foreign
         if device.type == "cuda" and self.backend.is_graph_safe and has_graphs:
             runner.capture_graphs(on_graph)
         return LoadedEngine(
@@ -322,8 +331,9 @@ class Setup:
         efficient = longest if graphs is None else min(graphs.efficient_tokens, longest)
         max_cost = None if graphs is None else graphs.tokens_at_best_rate(_LONG_STEP_S)
         return SchedulerConfig(
-            num_blocks=plan.num_blocks,
+            num_pages=plan.num_pages,
             block_size=plan.block_size,
+            groups=plan.groups,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             min_decode_step_tokens=longest if config.is_offline else efficient,

@@ -18,6 +18,15 @@ complete, because a launch touches nothing before the previous launch in the str
 has read turn t and restored the negative zeros. One inbox is not enough: A ends turn t when B's part has arrived, which
 does not show that B has read A's part.
 
+**Memory order.** No value announces another, so there is nothing to release or acquire: each value is its own signal,
+and only the order of accesses to one location counts (PTX's axiom of coherence; a vector access is several of 32 bits,
+in any order). That needs accesses that are strong at system scope on both sides. Loads are ld.volatile, which is
+ld.relaxed.sys. Stores are st.global.wt: weak by PTX's letter, but Triton 3.6 has no stronger store, and its inline
+assembly no say in how values share a vector. ptxas makes the same instruction of it as of st.relaxed.sys,
+STG.E.128.STRONG.SYS; tests/unit/kernels/test_one_shot_all_reduce_compiled.py compares them. The negative zeros that B
+restores in turn t are plain stores to B's own memory. They are there when B's launch ends, so before B sends in turn
+t + 1, which A sees before it writes to the same places in turn t + 2.
+
 **No deadlock.** A program sends all its rows before it waits. A launch has at most num_programs programs, no more than
 any of the GPUs has multiprocessors. Each program fits an empty multiprocessor, so all become resident. Kernels that
 run beside them do not wait for them while occupying their space: a kernel launched early under this one (pdl) starts

@@ -25,7 +25,8 @@ class AttentionMetadata:
     query_start_loc: torch.Tensor
     # [R] tokens of each request including this step's
     seq_lens: torch.Tensor
-    # [R, max_blocks] pool block of each block of the request; entries past its last block are arbitrary valid ids
+    # [R, max_blocks] pool block of each block of the request. Entries past its last block, and before the first that a
+    # layer's window or chunk reaches, are arbitrary valid ids: those blocks may hold anything, including NaN
     block_table: torch.Tensor
     # [T] int64: block_id * block_size + offset, where each query token's key and value are written
     slot_mapping: torch.Tensor
@@ -38,8 +39,8 @@ class AttentionMetadata:
     # With num_decodes None: rows past the first max_prefills have at most one query token; None: no such bound.
     # A row of seq_len 0 is padding, however many query tokens it has: its output is zeros
     max_prefills: int | None = None
-    # Data that the backend computed for all layers of the step (AttentionBackend.prepare); None: not prepared
-    decode_pieces: torch.Tensor | None = None
+    # Data that the backend computed for all layers of the step (AttentionBackend.prepare), by number of KV heads
+    decode_pieces: dict[int, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,20 @@ class AttentionSpec:
 
     num_heads: int  # query heads of this rank
     num_kv_heads: int  # of this rank; divides num_heads
-    head_dim: int
+    head_dim: int  # of queries and keys
     dtype: torch.dtype
     device: torch.device
     block_size: int | None = None  # tokens; None: the backend may choose
     kv_dtype: torch.dtype | None = None  # dtype of the pool: None is `dtype`; else kernels.elementwise.reference.FP8
+    value_head_dim: int | None = None  # None: head_dim
+    has_sinks: bool = False  # some layer's softmax has a learned logit per head (`sinks` of forward)
+    has_chunks: bool = False  # some layer sees only keys of the query's own block of positions (`chunk` of forward)
+    frees_windows: bool = False  # blocks behind a window or chunk are given back, so another row may own them
+
+    @property
+    def values_dim(self) -> int:
+        """Return the head size of values and outputs."""
+        return self.head_dim if self.value_head_dim is None else self.value_head_dim
 
     @property
     def has_other_pool(self) -> bool:
@@ -80,15 +90,20 @@ class AttentionBackend(Protocol):
         self,
         q: torch.Tensor,  # [T, num_heads, head_dim]
         k_cache: torch.Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim], this step's keys already written
-        v_cache: torch.Tensor,  # as k_cache
+        v_cache: torch.Tensor,  # [num_blocks, block_size, num_kv_heads, value_head_dim]
         metadata: AttentionMetadata,
         *,
         scale: float,
         sliding_window: int | None = None,  # a token sees itself and the window - 1 tokens before it
+        chunk: int | None = None,  # instead of a window: of the tokens before it, a token sees those of p // chunk
         softcap: float = 0.0,  # 0: off; else logits = softcap * tanh(logits / softcap)
+        sinks: torch.Tensor | None = None,  # [num_heads] fp32: exp(sink) is added to each softmax's denominator
         kv_scales: KVScales = UNSCALED,  # of an FP8 pool
-    ) -> torch.Tensor:  # [T, num_heads, head_dim]
-        """Causal attention of each row's queries over that row's own tokens."""
+    ) -> torch.Tensor:  # [T, num_heads, value_head_dim]
+        """Causal attention of each row's queries over that row's own tokens.
+
+        The caches may be views: only their last dimension must be dense.
+        """
         ...
 
 

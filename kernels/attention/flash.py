@@ -69,6 +69,14 @@ class FlashAttention:
             return f"its pool must hold {spec.dtype}, not {spec.kv_dtype}"
         if spec.head_dim > _MAX_HEAD_DIM or spec.head_dim % 8 != 0:
             return f"head_dim {spec.head_dim} is not a multiple of 8 of at most {_MAX_HEAD_DIM}"
+        if spec.values_dim != spec.head_dim:
+            return f"values of {spec.values_dim} numbers a head are not of the size of keys, {spec.head_dim}"
+        if spec.has_sinks:
+            return "it has no attention sinks"
+        if spec.has_chunks:
+            return "it has no chunked attention"
+        if spec.frees_windows:
+            return "blocks behind a window may hold NaN of other rows, which it multiplies by 0"
         if spec.num_heads % spec.num_kv_heads != 0:
             return f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
         library = _find_library(torch.cuda.get_device_capability(spec.device))
@@ -93,11 +101,15 @@ class FlashAttention:
         *,
         scale: float,
         sliding_window: int | None = None,
+        chunk: int | None = None,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
         kv_scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
         """Attend each row over its own tokens; see AttentionBackend.forward. A padding row (seq_len 0) yields zeros."""
         assert kv_scales == UNSCALED, "refuse() takes no FP8 pool"
+        assert sinks is None, "refuse() takes no model with sinks"
+        assert chunk is None, "refuse() takes no model with chunked attention"
         window = _WHOLE_ROW if sliding_window is None else (sliding_window - 1, 0)
         softmax = {"softmax_scale": scale, "causal": True, "window_size": window, "softcap": softcap}
         return self._library.attend(self._library.module, q, k_cache, v_cache, metadata, softmax)

@@ -8,7 +8,11 @@ largest power of two that divides the group.
 
 A TMA box reads whole pages, and slots past a row's end may hold anything, including NaN. So the box of a row's last
 page starts that many slots early (before a block there are zeros, or keys of this row): its tokens are rotated in
-shared memory, the masks account for it, and attention does not depend on the order of keys.
+shared memory, the masks account for it, and attention does not depend on the order of keys. For the same reason the
+box of the first page that a window reaches starts at the window's first key.
+
+Heads of 512 leave registers for 64 query rows only: two warpgroups share them, each with half of the keys' scores and
+half of the output, and pass weights through shared memory.
 
 `attend` is the code of the attending warpgroups; hopper_prefill_attention launches the kernel.
 """
@@ -20,6 +24,7 @@ from dataclasses import dataclass
 
 import torch
 import triton
+from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
@@ -27,12 +32,15 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kernels.attention.triton_common import LOG2_E, WHOLE, WINDOW, reach_of
+
 # ruff: noqa: ANN001, ANN201, ANN202, RUF005  (Triton reads annotations as types and unpacks no tuples)
 
 if not triton.__version__.startswith("3.6."):
     raise ImportError(f"the Hopper prefill kernel needs Triton 3.6, whose Gluon it uses, not {triton.__version__}")
 
 _COLUMNS = 64  # columns of a TMA box: 128 bytes, the widest swizzle
+_PAGE = 64  # most tokens of a TMA box
 _BOX_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
 # A power of two, so that MASKED * scale is exact: if a row sees no key, weights must be exp2(0), not exp2(rounding)
 _MASKED = gl.constexpr(-(2.0**100))
@@ -50,8 +58,13 @@ class HopperConfig:
     programs_per_sm: int
 
 
-def hopper_config(*, total_rows: int, max_seq_len: int, num_sms: int) -> HopperConfig:
-    """Choose tiles (benchmarks/notes.md). total_rows: query tokens x heads of all rows."""
+def hopper_config(*, head_dim: int, total_rows: int, max_seq_len: int, num_sms: int) -> HopperConfig:
+    """Choose tiles (benchmarks/notes.md). total_rows: query tokens x heads of all rows; max_seq_len: or the reach."""
+    if head_dim > 256:
+        return HopperConfig(consumers=1, block_n=64, num_stages=1, programs_per_sm=1)
+    if head_dim > 128:
+        consumers = 1 if total_rows <= num_sms * 90 else 2
+        return HopperConfig(consumers=consumers, block_n=64, num_stages=2, programs_per_sm=1)
     # Tiles of 128 rows that fill 0.7 of the SMs are faster at long contexts, and little slower at short ones
     if total_rows <= num_sms * (128 if max_seq_len <= 1024 else 90):
         return HopperConfig(consumers=1, block_n=64, num_stages=2, programs_per_sm=2)
@@ -60,16 +73,37 @@ def hopper_config(*, total_rows: int, max_seq_len: int, num_sms: int) -> HopperC
     return HopperConfig(consumers=2, block_n=128, num_stages=2, programs_per_sm=1)
 
 
-def takes(q: torch.Tensor, k_cache: torch.Tensor, *, sliding_window: int | None, softcap: float) -> bool:
-    """Return True if this kernel supports these tensors, given a device of compute capability 9."""
+# Heads of 512 compute too, faster than Triton's kernel, but were checked on a GPU with even rows alone
+_SERVED_HEADS = (64, 128, 256)
+
+
+def takes(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    sliding_window: int | None = None,
+    chunk: int | None = None,
+    softcap: float = 0.0,
+) -> bool:
+    """Return True if this kernel supports these tensors and options, given a device of compute capability 9."""
+    head_dim = q.shape[2]
     return (
         q.dtype in (torch.bfloat16, torch.float16)
         and k_cache.dtype == q.dtype  # wgmma reads keys from shared memory in the dtype that TMA loaded
-        and q.shape[2] in (64, 128)
-        and k_cache.stride(2) == q.shape[2]
-        and sliding_window is None
-        and softcap == 0.0
+        and head_dim in _SERVED_HEADS
+        and all(_fits_tma(cache, head_dim) for cache in (k_cache, v_cache))
+        # The box of the row's last page must not reach slots before the window or chunk
+        and (sliding_window is None or sliding_window >= _PAGE)
+        and (chunk is None or chunk % max(_PAGE, k_cache.shape[1]) == 0)
+        and (softcap == 0.0 or q.dtype == torch.bfloat16)  # the tanh of the hardware has about 11 bits
     )
+
+
+def _fits_tma(cache: torch.Tensor, head_dim: int) -> bool:
+    """Return True if the heads of a token lie side by side and everything is aligned to 16 bytes."""
+    is_aligned = all(stride * cache.dtype.itemsize % 16 == 0 for stride in (cache.data_ptr(), *cache.stride()[:2]))
+    return cache.shape[3] == head_dim and cache.stride()[2:] == (head_dim, 1) and is_aligned
 
 
 def new_tickets(device: torch.device) -> torch.Tensor:
@@ -91,21 +125,31 @@ def hopper_prefill_attention(
     max_seq_len: int,
     first_row: int = 0,
     skips_decodes: bool = False,
+    sliding_window: int | None = None,
+    chunk: int | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     config: HopperConfig | None = None,
     pdl: bool = False,
 ) -> None:
     """Equal prefill_attention for tensors that `takes` allows. tickets: of new_tickets. max_seq_len bounds seq_lens."""
+    if knobs.runtime.debug:  # TRITON_DEBUG=1. Not in the kernel: a program may begin when others have drawn
+        torch._assert_async((tickets == 0).all(), "tickets were not zero before the launch")
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
     pack = group & -group
+    reach, reach_kind = reach_of(sliding_window, chunk)
     num_sms = torch.cuda.get_device_properties(q.device).multi_processor_count
     if config is None:
-        config = hopper_config(total_rows=num_tokens * num_heads, max_seq_len=max_seq_len, num_sms=num_sms)
+        config = hopper_config(
+            head_dim=head_dim, total_rows=num_tokens * num_heads, max_seq_len=min(max_seq_len, reach or max_seq_len),
+            num_sms=num_sms,
+        )  # fmt: skip
     num_rows = seq_lens.shape[0] - first_row
     tokens_per_tile = config.consumers * 64 // pack
     num_tiles = (num_tokens - first_row) // tokens_per_tile + num_rows
-    page = min(block_size, 64)
+    page = min(block_size, _PAGE)
     queries = TensorDescriptor(
         q, list(q.shape), [q.stride(0), q.stride(1), 1], [64 // pack, pack, _COLUMNS], _BOX_LAYOUT
     )
@@ -117,18 +161,23 @@ def hopper_prefill_attention(
         for cache in (k_cache, v_cache)
     )  # fmt: skip
     _prefill_kernel[(min(num_tiles * (num_heads // pack), num_sms * config.programs_per_sm),)](
-        queries, keys, values, out, block_table, query_start_loc, seq_lens, tickets, first_row, num_rows,
-        num_heads // pack, scale * math.log2(math.e), out.stride(0), block_table.stride(0),
+        queries, keys, values, out, block_table, query_start_loc, seq_lens, sinks, tickets, first_row, num_rows,
+        num_heads // pack, (softcap or scale) * math.log2(math.e), scale / softcap if softcap else 0.0, reach,
+        out.stride(0), block_table.stride(0),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_N=config.block_n, STAGES=config.num_stages,
-        CONSUMERS=config.consumers, SKIPS_DECODES=skips_decodes, PDL=pdl,
-        num_warps=4, launch_pdl=pdl, maxnreg=168 if config.consumers == 2 else 128,
+        CONSUMERS=config.consumers, REACH=reach_kind, HAS_SOFTCAP=softcap > 0.0, SKIPS_DECODES=skips_decodes, PDL=pdl,
+        num_warps=8 if head_dim > 256 else 4, launch_pdl=pdl,
+        maxnreg=168 if config.consumers == 2 or head_dim > 256 else 128 if head_dim <= 128 else 160,
     )  # fmt: skip
 
 
 @jit
-def attend(attending, PACK: gl.constexpr, PAGE: gl.constexpr, WHICH: gl.constexpr):
+def attend(
+    attending, PACK: gl.constexpr, PAGE: gl.constexpr, REACH: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+    WHICH: gl.constexpr,
+):  # fmt: skip
     """One warpgroup: attention of its 64 query rows in each tile. Row m is token m // PACK, head m % PACK."""
-    out_ptr, stride_out, rings, turns, work, scale = attending
+    out_ptr, stride_out, sinks_ptr, rings, turns, work, shared_weights, scale, cap_scale, reach = attending
     queries, keys, values = rings
     q_tiles, q_loaded, q_free = queries
     k_tiles, _k_loaded, k_free = keys
@@ -136,10 +185,15 @@ def attend(attending, PACK: gl.constexpr, PAGE: gl.constexpr, WHICH: gl.constexp
     STAGES: gl.constexpr = k_tiles.shape[0]
     BLOCK_N: gl.constexpr = k_tiles.shape[1]
     HEAD_DIM: gl.constexpr = k_tiles.shape[2]
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    CONSUMERS: gl.constexpr = q_tiles.shape[0]
+    SPREAD: gl.constexpr = gl.num_warps() // 4  # warpgroups that share the tile
+    SHARES_WEIGHTS: gl.constexpr = SPREAD > 1
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, SPREAD], [16, BLOCK_N // SPREAD, 16])
+    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, SPREAD], [16, HEAD_DIM // SPREAD, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUT, 2)
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
+    # In registers, unless they would not fit beside the output
+    HOLDS_QUERIES: gl.constexpr = HEAD_DIM <= 128
     done = 0  # tiles of keys
     tiles = 0
     mbarrier.wait(q_loaded.index(0), 0)
@@ -147,36 +201,71 @@ def attend(attending, PACK: gl.constexpr, PAGE: gl.constexpr, WHICH: gl.constexp
     while end > 0:
         unit, token, left = _told(work, UNIT), _told(work, TOKEN), _told(work, LEFT)
         first_position, seq_len = _told(work, POSITION), _told(work, SEQ_LEN)
-        q = q_tiles.index(WHICH).load(gl.DotOperandLayout(0, SCORES, 2))
-        mbarrier.arrive(q_free.index(0))
-        positions = first_position + (WHICH * 64 + gl.arange(0, 64, ROWS)) // PACK
+        if HOLDS_QUERIES:
+            q = q_tiles.index(WHICH).load(gl.DotOperandLayout(0, SCORES, 2))
+            mbarrier.arrive(q_free.index(0))
+        else:
+            q = q_tiles.index(WHICH)
+        members = WHICH * 64 + gl.arange(0, 64, ROWS)
+        positions = first_position + members // PACK
+        begin = 0
+        full_start = 0  # the first key that all queries of the tile see
+        if REACH != WHOLE:
+            begin = _oldest_seen(first_position, reach, REACH) // PAGE * PAGE
+            full_start = _oldest_seen(first_position + (CONSUMERS * 64 // PACK - 1), reach, REACH)
+        borders = (positions, first_position, seq_len, reach)
 
-        scores = _score(q, keys, turns, done, q_tiles.shape[0], WHICH)
-        _pass_turn(turns, q_tiles.shape[0], WHICH)
+        scores = _score(q, keys, turns, done, SCORES, CONSUMERS, WHICH)
+        _pass_turn(turns, CONSUMERS, WHICH)
         logits = hopper.warpgroup_mma_wait(0, [scores])
         mbarrier.arrive(k_free.index(done % STAGES))
-        if first_position + 1 < BLOCK_N:
-            logits = _mask(logits, positions, 0, seq_len, PAGE)
+        if HAS_SOFTCAP:
+            logits = _tanh(logits * cap_scale)
+        if (begin + BLOCK_N > first_position + 1) | (begin < full_start):
+            logits = _mask(logits, borders, begin, PAGE, REACH)
         maximum = gl.full([64], float("-inf"), gl.float32, ROWS)
         total = gl.full([64], 0.0, gl.float32, ROWS)
+        if sinks_ptr is not None:  # as one more key, whose value is zero
+            maximum = gl.load(sinks_ptr + unit * PACK + members % PACK) * LOG2_E
+            total += 1.0
         weights, _shrink, maximum, total = _softmax(logits, maximum, total, scale)
-        weights = gl.convert_layout(weights.to(q.dtype), WEIGHTS)
+        if SHARES_WEIGHTS:
+            weights = _share(weights, shared_weights)
+        else:
+            weights = gl.convert_layout(weights.to(out_ptr.dtype.element_ty), WEIGHTS)
         acc = gl.full([64, HEAD_DIM], 0.0, gl.float32, OUTPUT)
-        for start in range(BLOCK_N, end, BLOCK_N):
-            scores = _score(q, keys, turns, done + 1, q_tiles.shape[0], WHICH)
+        for start in range(begin + BLOCK_N, end, BLOCK_N):
+            scores = _score(q, keys, turns, done + 1, SCORES, CONSUMERS, WHICH)
             weighed = _weigh(weights, values, acc, done)
-            _pass_turn(turns, q_tiles.shape[0], WHICH)
+            _pass_turn(turns, CONSUMERS, WHICH)
             logits = hopper.warpgroup_mma_wait(1, [scores])
             mbarrier.arrive(k_free.index((done + 1) % STAGES))
-            if start + BLOCK_N > first_position + 1:
-                logits = _mask(logits, positions, start, seq_len, PAGE)
+            if HAS_SOFTCAP:
+                logits = _tanh(logits * cap_scale)
+            if REACH == WHOLE:
+                if start + BLOCK_N > first_position + 1:
+                    logits = _mask(logits, borders, start, PAGE, REACH)
+            else:
+                if (start + BLOCK_N > first_position + 1) | (start < full_start):
+                    logits = _mask(logits, borders, start, PAGE, REACH)
             next_weights, shrink, maximum, total = _softmax(logits, maximum, total, scale)
-            acc, weights = hopper.warpgroup_mma_wait(0, [weighed, weights])
+            if SHARES_WEIGHTS:
+                acc = hopper.warpgroup_mma_wait(0, [weighed])
+            else:
+                acc, weights = hopper.warpgroup_mma_wait(0, [weighed, weights])
             mbarrier.arrive(v_free.index(done % STAGES))
             acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, OUTPUT))[:, None]
-            weights = gl.convert_layout(next_weights.to(q.dtype), WEIGHTS)
+            if SHARES_WEIGHTS:
+                _share(next_weights, shared_weights)
+            else:
+                weights = gl.convert_layout(next_weights.to(out_ptr.dtype.element_ty), WEIGHTS)
             done += 1
-        acc, weights = hopper.warpgroup_mma_wait(0, [_weigh(weights, values, acc, done), weights])
+        if not HOLDS_QUERIES:
+            mbarrier.arrive(q_free.index(0))
+        if SHARES_WEIGHTS:
+            acc = hopper.warpgroup_mma_wait(0, [_weigh(weights, values, acc, done)])
+        else:
+            acc, weights = hopper.warpgroup_mma_wait(0, [_weigh(weights, values, acc, done), weights])
         mbarrier.arrive(v_free.index(done % STAGES))
         done += 1
         acc = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, OUTPUT))[:, None]
@@ -187,19 +276,28 @@ def attend(attending, PACK: gl.constexpr, PAGE: gl.constexpr, WHICH: gl.constexp
 
 
 @jit
+def _oldest_seen(position, reach, REACH: gl.constexpr):
+    """The first key that a query at that position sees; 0 for the negative positions of padding rows."""
+    if REACH == WINDOW:
+        return gl.maximum(position - reach + 1, 0)
+    else:
+        return gl.maximum(position, 0) // reach * reach
+
+
+@jit
 def _told(work, FIELD: gl.constexpr):
     return gl.sum(work.index(FIELD).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0)
 
 
 @jit
-def _score(q, keys, turns, done, CONSUMERS: gl.constexpr, WHICH: gl.constexpr):
+def _score(q, keys, turns, done, SCORES: gl.constexpr, CONSUMERS: gl.constexpr, WHICH: gl.constexpr):
     """Start q @ k.T for the next keys, once they are loaded and it is this warpgroup's turn."""
     tiles, loaded, _free = keys
     stage = done % tiles.shape[0]
     mbarrier.wait(loaded.index(stage), (done // tiles.shape[0]) & 1)
     if CONSUMERS > 1:
         mbarrier.wait(turns.index(WHICH), done & 1)
-    zeros = gl.full([64, tiles.shape[1]], 0.0, gl.float32, q.type.layout.parent)
+    zeros = gl.full([64, tiles.shape[1]], 0.0, gl.float32, SCORES)
     return hopper.warpgroup_mma(q, tiles.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
@@ -213,20 +311,46 @@ def _weigh(weights, values, acc, done):
 
 
 @jit
+def _share(weights, tile):
+    """Write the weights for the product with the values: each warpgroup of a tile has only some of their columns."""
+    gl.thread_barrier()  # the other warpgroup's last product has read them
+    tile.store(weights.to(tile.dtype))
+    hopper.fence_async_shared()
+    gl.thread_barrier()
+    return tile
+
+
+@jit
 def _pass_turn(turns, CONSUMERS: gl.constexpr, WHICH: gl.constexpr):
     if CONSUMERS > 1:
         mbarrier.arrive(turns.index(1 - WHICH))
 
 
 @jit
-def _mask(logits, positions, start, seq_len, PAGE: gl.constexpr):
-    """Hide keys after the query, and slots past the row's end, which come first in the row's last page."""
+def _tanh(x):
+    return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@jit
+def _mask(logits, borders, start, PAGE: gl.constexpr, REACH: gl.constexpr):
+    """Hide keys after the query, and before its window, where the first and last pages of the row are rotated.
+
+    Slots past the row's end come first in its last page; those before the window of the tile's first query come last.
+    """
+    positions, first_position, seq_len, reach = borders
     columns = gl.arange(0, logits.shape[1], gl.SliceLayout(0, logits.type.layout))
     slots = columns & (PAGE - 1)
     last_start = (seq_len - 1) // PAGE * PAGE
     shift = gl.where(columns - slots == last_start - start, last_start + PAGE - seq_len, 0)
+    if REACH != WHOLE:
+        oldest = _oldest_seen(first_position, reach, REACH)
+        hidden = oldest & (PAGE - 1)
+        shift -= gl.where(columns - slots == oldest - hidden - start, hidden, 0)
     keys = columns - slots + ((slots - shift) & (PAGE - 1))
-    return gl.where(keys[None, :] <= (positions - start)[:, None], logits, _MASKED)
+    visible = keys[None, :] <= (positions - start)[:, None]
+    if REACH != WHOLE:
+        visible = visible & (keys[None, :] >= (_oldest_seen(positions, reach, REACH) - start)[:, None])
+    return gl.where(visible, logits, _MASKED)
 
 
 @jit
@@ -242,7 +366,12 @@ def _softmax(logits, maximum, total, scale):
 def _store(acc, out_ptr, stride_out, unit, token, left, PACK: gl.constexpr, WHICH: gl.constexpr):
     """Write 64 rows of output, only tokens of the row itself, 16 bytes a thread."""
     HEAD_DIM: gl.constexpr = acc.shape[1]
-    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    # For heads of 512 no shared memory is left to gather lines in
+    LINES: gl.constexpr = (
+        gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+        if HEAD_DIM <= 256
+        else acc.type.layout
+    )
     members = WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, LINES))
     tokens = members // PACK
     offsets = (token + tokens).to(gl.int64) * stride_out + (unit * PACK + members % PACK) * HEAD_DIM
@@ -255,10 +384,12 @@ def _store(acc, out_ptr, stride_out, unit, token, left, PACK: gl.constexpr, WHIC
 
 @gluon.jit(do_not_specialize=["first_row", "num_rows"])
 def _prefill_kernel(
-    q_desc, k_desc, v_desc, out_ptr, table_ptr, query_start_ptr, seq_lens_ptr, ticket_ptr, first_row, num_rows,
-    num_units, scale, stride_out, stride_table,  # unit: the query heads that share a tile
+    q_desc, k_desc, v_desc, out_ptr, table_ptr, query_start_ptr, seq_lens_ptr, sinks_ptr, ticket_ptr,
+    first_row, num_rows, num_units,  # unit: the query heads that share a tile
+    scale, cap_scale, reach, stride_out, stride_table,  # scale: of logits, capped ones of tanh, to base 2
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, CONSUMERS: gl.constexpr, SKIPS_DECODES: gl.constexpr, PDL: gl.constexpr,
+    STAGES: gl.constexpr, CONSUMERS: gl.constexpr, REACH: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+    SKIPS_DECODES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Set up shared memory, then specialise: one warpgroup per 64 query rows, and one loading warp."""
     PACK: gl.constexpr = q_desc.block_shape[1]
@@ -282,19 +413,36 @@ def _prefill_kernel(
         _grid_dependency("griddepcontrol.wait;")
         _grid_dependency("griddepcontrol.launch_dependents;")
     rings = (queries, keys, values)
-    problem = (query_start_ptr, seq_lens_ptr, table_ptr, stride_table, first_row, num_rows, num_units, ticket_ptr)
+    problem = (
+        query_start_ptr,
+        seq_lens_ptr,
+        table_ptr,
+        stride_table,
+        first_row,
+        num_rows,
+        num_units,
+        ticket_ptr,
+        reach,
+    )
     loading = ((q_desc, k_desc, v_desc), (q_boxes, k_boxes, v_boxes), rings, work, problem)
-    attending = (out_ptr, stride_out, rings, turns, work, scale)
+    shared_weights = work  # unused
+    if HEAD_DIM > 256:
+        shared_weights = gl.allocate_shared_memory(k_desc.dtype, [64, BLOCK_N], TILE)
+    attending = (out_ptr, stride_out, sinks_ptr, rings, turns, work, shared_weights, scale, cap_scale, reach)
     gl.warp_specialize(
         [
-            (attend, (attending, PACK, PAGE, 0)),
-            (attend, (attending, PACK, PAGE, 1)),
-            (_load, (loading, GROUP, BLOCK_SIZE, SKIPS_DECODES)),
+            (attend, (attending, PACK, PAGE, REACH, HAS_SOFTCAP, 0)),
+            (attend, (attending, PACK, PAGE, REACH, HAS_SOFTCAP, 1)),
+            (_load, (loading, GROUP, BLOCK_SIZE, REACH, SKIPS_DECODES)),
         ]
         if CONSUMERS == 2
-        else [(attend, (attending, PACK, PAGE, 0)), (_load, (loading, GROUP, BLOCK_SIZE, SKIPS_DECODES))],
+        else [
+            (attend, (attending, PACK, PAGE, REACH, HAS_SOFTCAP, 0)),
+            (_load, (loading, GROUP, BLOCK_SIZE, REACH, SKIPS_DECODES)),
+        ],
         [4, 1] if CONSUMERS == 2 else [1],
-        [232, 40] if CONSUMERS == 2 else [40],
+        # Registers; attending warps get the rest
+        [232, 40] if CONSUMERS == 2 else [72] if HEAD_DIM == 256 else [40],
     )
 
 
@@ -313,10 +461,12 @@ def _grid_dependency(INSTRUCTION: gl.constexpr):
 
 
 @gluon.jit
-def _load(loading, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, SKIPS_DECODES: gl.constexpr):
+def _load(
+    loading, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, REACH: gl.constexpr, SKIPS_DECODES: gl.constexpr
+):  # fmt: skip
     """Draw tiles until none is left: tell the other warps each tile's place, load its queries, then keys and values."""
     descs, boxes, rings, work, problem = loading
-    query_start_ptr, seq_lens_ptr, table_ptr, stride_table, first_row, num_rows, num_units, ticket_ptr = problem
+    query_start_ptr, seq_lens_ptr, table_ptr, stride_table, first_row, num_rows, num_units, ticket_ptr, reach = problem
     q_tiles, q_loaded, q_free = rings[0]
     CONSUMERS: gl.constexpr = q_tiles.shape[0]
     PANELS: gl.constexpr = q_tiles.shape[2] // 64
@@ -327,10 +477,11 @@ def _load(loading, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, SKIPS_DECODES:
     base = gl.load(query_start_ptr + first_row)
     num_tiles = (gl.load(query_start_ptr + first_row + num_rows) - base) // TOKENS + num_rows
     # For long rows, a head's tiles come one after another, so that its keys stay in L2; for short rows, a tile's heads,
-    # so that the longest tiles of all come first. Decided by the first two rows, of which one may be padding
+    # so that the longest tiles of all come first. Decided by the first two rows, of which one may be padding. Tiles of
+    # windows are about equally long
     longest = gl.load(seq_lens_ptr + first_row)
     longest = gl.maximum(longest, gl.load(seq_lens_ptr + first_row + gl.minimum(num_rows - 1, 1)))
-    is_long = longest >= LONG
+    is_long = (longest >= LONG) | (REACH != WHOLE)
     divisor = gl.where(is_long, num_tiles, num_units)
     drawn = gl.program_id(0)
     loaded = 0  # tiles of keys
@@ -354,7 +505,10 @@ def _load(loading, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, SKIPS_DECODES:
             tiles += 1
             table = table_ptr + row.to(gl.int64) * stride_table
             column = unit * PACK // GROUP * PANELS * 64
-            loaded = _load_row(descs, boxes, rings, loaded, table, column, seq_len, end, BLOCK_SIZE)
+            oldest = 0
+            if REACH != WHOLE:
+                oldest = _oldest_seen(position, reach, REACH)
+            loaded = _load_row(descs, boxes, rings, loaded, table, column, oldest, seq_len, end, BLOCK_SIZE)
         drawn = num_programs + gl.atomic_add(ticket_ptr, 1, sem="relaxed")
     mbarrier.wait(q_free.index(0), (tiles & 1) ^ 1)
     _tell(work, (0, 0, 0, 0, 0, 0))
@@ -365,20 +519,26 @@ def _load(loading, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, SKIPS_DECODES:
 
 
 @gluon.jit
-def _load_row(descs, boxes, rings, loaded, table, column, seq_len, end, BLOCK_SIZE: gl.constexpr):
-    """Load keys and values of tokens [0, end), one tile of each in turn. Returns the number of tiles loaded so far."""
+def _load_row(descs, boxes, rings, loaded, table, column, oldest, seq_len, end, BLOCK_SIZE: gl.constexpr):
+    """Load keys and values of tokens [oldest, end), one tile of each in turn, from the page of the oldest on.
+
+    Returns the number of tiles loaded so far.
+    """
     PAGE: gl.constexpr = boxes[1].shape[2]
     PAGES: gl.constexpr = rings[1][0].shape[1] // PAGE
     STAGES: gl.constexpr = rings[1][0].shape[0]
     last = (seq_len - 1) // PAGE
     shift = (last + 1) * PAGE - seq_len
-    for start in range(0, end, PAGES * PAGE):
+    first = oldest // PAGE
+    hidden = oldest - first * PAGE
+    for start in range(first * PAGE, end, PAGES * PAGE):
         blocks = ()  # type: tuple[gl.tensor, ...]
         slots = ()  # type: tuple[gl.tensor, ...]
         for i in gl.static_range(PAGES):
             page = gl.minimum(start // PAGE + i, last)
             blocks = blocks + (gl.load(table + page * PAGE // BLOCK_SIZE),)
-            slots = slots + (page * PAGE % BLOCK_SIZE - gl.where(page == last, shift, 0),)
+            late = gl.where(page == first, hidden, 0) - gl.where(page == last, shift, 0)
+            slots = slots + (page * PAGE % BLOCK_SIZE + late,)
         stage = loaded % STAGES
         phase = (loaded // STAGES) & 1
         _load_pages(descs[1], boxes[1], rings[1], stage, phase, blocks, slots, column)
@@ -408,7 +568,7 @@ def _find_tile(problem, flat, TOKENS: gl.constexpr, SKIPS_DECODES: gl.constexpr)
     Row i's tiles begin at (its first token // TOKENS) + i; its last tiles, which see the most keys, come first. end:
     the number of keys its queries see; 0 if there is nothing to do, 1 in a padding row, whose one page reads as zeros.
     """
-    query_start_ptr, seq_lens_ptr, _table_ptr, _stride_table, first_row, num_rows, _num_units, _ticket_ptr = problem
+    query_start_ptr, seq_lens_ptr, _table_ptr, _stride_table, first_row, num_rows = problem[:6]
     lanes = gl.arange(0, 128, gl.BlockedLayout([1], [32], [1], [0]))
     base = gl.load(query_start_ptr + first_row)
     begun = 0

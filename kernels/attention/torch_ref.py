@@ -6,6 +6,7 @@ computed one by one; their lengths are read on the host, which syncs a GPU. GPU 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -45,7 +46,9 @@ class TorchAttention:
         *,
         scale: float,
         sliding_window: int | None = None,
+        chunk: int | None = None,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
         kv_scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
         """Attend each row over its own tokens; see AttentionBackend.forward for shapes.
@@ -53,22 +56,19 @@ class TorchAttention:
         A padding row (seq_len 0) yields zeros. FP8 is exact in every dtype of q, so the scales are applied where they
         touch the fewest numbers: in the logits' scale, and in the output.
         """
-        scale *= kv_scales.k
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        rule = _Rule(scale * kv_scales.k, sliding_window, chunk, softcap, sinks)
+        out = q.new_empty(*q.shape[:2], v_cache.shape[3])
         decodes, others = _split_rows(metadata)
         if len(decodes):
             first = 0 if decodes.start == 0 else q.shape[0] - len(decodes)  # of their tokens
             rows, tokens = slice(decodes.start, decodes.stop), slice(first, first + len(decodes))
-            tables = metadata.block_table[rows]
-            out[tokens] = _attend_decodes(
-                q[tokens],
-                self._keys.gather(k_cache, tables, metadata.max_seq_len, q.dtype),
-                self._values.gather(v_cache, tables, metadata.max_seq_len, q.dtype),
-                metadata.seq_lens[rows],
-                scale=scale,
-                sliding_window=sliding_window,
-                softcap=softcap,
+            seq_lens = metadata.seq_lens[rows]
+            tables, firsts, num_tokens = _seen_blocks(
+                metadata.block_table[rows], seq_lens, rule, block_size=k_cache.shape[1], bound=metadata.max_seq_len
             )
+            keys = self._keys.gather(k_cache, tables, num_tokens, q.dtype)
+            values = self._values.gather(v_cache, tables, num_tokens, q.dtype)
+            out[tokens] = _attend_decodes(q[tokens], keys, values, seq_lens, firsts, rule)
         if not len(others):
             return _scaled(out, kv_scales.v)
         starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
@@ -77,16 +77,59 @@ class TorchAttention:
             if length == 0:
                 out[start:end] = 0
                 continue
-            table = metadata.block_table[row : row + 1]
-            out[start:end] = _attend_row(
-                q[start:end],
-                self._keys.gather(k_cache, table, length, q.dtype)[0],
-                self._values.gather(v_cache, table, length, q.dtype)[0],
-                scale=scale,
-                sliding_window=sliding_window,
-                softcap=softcap,
-            )
+            oldest = rule.oldest(length - (end - start))
+            first_block, skipped = divmod(oldest, k_cache.shape[1])
+            table = metadata.block_table[row : row + 1, first_block:]
+            num_tokens = length - oldest + skipped
+            keys = self._keys.gather(k_cache, table, num_tokens, q.dtype)[0, :, skipped:]
+            values = self._values.gather(v_cache, table, num_tokens, q.dtype)[0, :, skipped:]
+            out[start:end] = _attend_row(q[start:end], keys, values, rule, seq_len=length)
         return _scaled(out, kv_scales.v)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Arguments of one call that decide which keys a query sees, and its softmax over them."""
+
+    scale: float
+    sliding_window: int | None
+    chunk: int | None
+    softcap: float
+    sinks: torch.Tensor | None
+
+    @property
+    def reach(self) -> int | None:
+        """Return the most keys that one query sees, or None."""
+        return self.chunk if self.sliding_window is None else self.sliding_window
+
+    def oldest(self, position: int) -> int:
+        """Return the first key that a query at `position` sees."""
+        if self.sliding_window is not None:
+            return max(0, position - self.sliding_window + 1)
+        return 0 if self.chunk is None else position // self.chunk * self.chunk
+
+    def oldest_of(self, positions: torch.Tensor) -> torch.Tensor:
+        """Equal oldest, for each of the positions."""
+        if self.sliding_window is not None:
+            return (positions - self.sliding_window + 1).clamp(min=0)
+        return torch.zeros_like(positions) if self.chunk is None else positions // self.chunk * self.chunk
+
+
+def _seen_blocks(
+    tables: torch.Tensor, seq_lens: torch.Tensor, rule: _Rule, *, block_size: int, bound: int
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return the columns of decode rows' tables that they see, [N, m], the first token of each, [N], and tokens of m.
+
+    tables: [N, max_blocks]; bound: of the lengths. Never waits for the device.
+    """
+    firsts = torch.zeros_like(seq_lens)
+    if rule.reach is None or rule.reach + 2 * block_size > bound:
+        return tables, firsts, bound
+    num_blocks = -(-rule.reach // block_size) + 1
+    firsts = rule.oldest_of((seq_lens - 1).clamp(min=0)) // block_size
+    columns = firsts[:, None] + torch.arange(num_blocks, device=firsts.device)
+    tables = tables.gather(1, columns.clamp(max=tables.shape[1] - 1).long())  # a clamped one is past the row's end
+    return tables, firsts * block_size, num_blocks * block_size
 
 
 def _scaled(out: torch.Tensor, scale: float) -> torch.Tensor:
@@ -149,36 +192,29 @@ class _Scratch:
 
 
 def _attend_decodes(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    seq_lens: torch.Tensor,
-    *,
-    scale: float,
-    sliding_window: int | None,
-    softcap: float,
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seq_lens: torch.Tensor, starts: torch.Tensor, rule: _Rule
 ) -> torch.Tensor:
     """Attend one query token per row. q: [N, H, D]; keys, values: [N, Hkv, s, D]; seq_lens: [N], 0 yields zeros.
 
-    Masked slots hold other rows' values or stale ones. If these are not finite they count, as 0 * NaN; then attention
-    is computed again without them. A device whose output the host should not wait for always computes it so.
+    starts: [N] the position of each row's first key. Masked slots hold other rows' values or stale ones. If these are
+    not finite they count, as 0 * NaN; then attention is computed again without them. A device whose output the host
+    should not wait for always computes it so.
     """
-    num_rows, num_heads, head_dim = q.shape
+    num_rows, num_heads, _ = q.shape
     num_kv_heads, num_tokens = keys.shape[1:3]
-    key_positions = torch.arange(num_tokens, device=q.device)
+    key_positions = starts[:, None] + torch.arange(num_tokens, device=q.device)
     is_padding = (seq_lens == 0)[:, None, None]
-    seq_lens = seq_lens.clamp(min=1)[:, None]
-    visible = key_positions < seq_lens
-    if sliding_window is not None:
-        visible &= key_positions >= seq_lens - sliding_window
+    last = (seq_lens.clamp(min=1) - 1)[:, None]
+    visible = (key_positions <= last) & (key_positions >= rule.oldest_of(last))
     # Query heads that share a KV head use the query dimension, so that no key is copied per head
-    grouped = q.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    attend = partial(_masked_attention, grouped, visible=visible[:, None, None, :], scale=scale, softcap=softcap)
+    grouped = q.unflatten(1, (num_kv_heads, -1))
+    sinks = None if rule.sinks is None else rule.sinks.view(num_kv_heads, -1, 1)
+    attend = partial(_masked_attention, grouped, visible=visible[:, None, None, :], rule=rule, sinks=sinks)
     out = attend(keys, values) if q.device.type == "cpu" else None
     if out is None or not _is_finite(out):
         hidden = ~visible[:, None, :, None]
         out = attend(keys.masked_fill(hidden, 0.0), values.masked_fill(hidden, 0.0))
-    return out.reshape(num_rows, num_heads, head_dim).masked_fill(is_padding, 0.0)
+    return out.reshape(num_rows, num_heads, -1).masked_fill(is_padding, 0.0)
 
 
 def _is_finite(out: torch.Tensor) -> bool:
@@ -186,50 +222,52 @@ def _is_finite(out: torch.Tensor) -> bool:
 
 
 def _attend_row(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    scale: float,
-    sliding_window: int | None,
-    softcap: float,
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: _Rule, *, seq_len: int
 ) -> torch.Tensor:
-    """Attend the last n tokens of a row of s tokens. q: [n, H, D]; keys, values: [Hkv, s, D]; returns [n, H, D]."""
-    num_tokens, num_heads, head_dim = q.shape
-    if sliding_window is not None:  # no query sees the keys before
-        first = max(0, keys.shape[1] - num_tokens - sliding_window + 1)
-        keys, values = keys[:, first:], values[:, first:]
-    num_kv_heads, seq_len, _ = keys.shape
-    grouped = q.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim).permute(1, 2, 0, 3)
+    """Attend the last n of a row's seq_len tokens over its last s tokens, which are all that the queries see.
+
+    q: [n, H, D]; keys, values: [Hkv, s, D]; returns [n, H, Dv].
+    """
+    num_tokens, num_heads, _ = q.shape
+    num_kv_heads, num_keys, _ = keys.shape
+    grouped = q.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
     visible = None  # the whole row at once: SDPA's own causal mask, which needs no matrix
-    if num_tokens != seq_len or sliding_window is not None or softcap > 0:
-        key_positions = torch.arange(seq_len, device=q.device)
-        query_positions = key_positions[seq_len - num_tokens :, None]
-        visible = key_positions <= query_positions
-        if sliding_window is not None:
-            visible &= key_positions > query_positions - sliding_window
+    is_plain = rule.reach is None and rule.softcap == 0.0 and rule.sinks is None
+    if num_tokens != seq_len or not is_plain:
+        key_positions = torch.arange(seq_len - num_keys, seq_len, device=q.device)
+        query_positions = key_positions[num_keys - num_tokens :, None]
+        visible = (key_positions <= query_positions) & (key_positions >= rule.oldest_of(query_positions))
     # [Hkv, 1, s, D] broadcast over the group's heads, as a view
     keys = keys.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1)
     values = values.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1)
-    out = _masked_attention(grouped, keys, values, visible, scale=scale, softcap=softcap)
-    return out.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim)
+    sinks = None if rule.sinks is None else rule.sinks.view(num_kv_heads, -1, 1, 1)
+    out = _masked_attention(grouped, keys, values, visible=visible, rule=rule, sinks=sinks)
+    return out.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, -1)
 
 
 def _masked_attention(
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    visible: torch.Tensor | None,
     *,
-    scale: float,
-    softcap: float,
+    visible: torch.Tensor | None,
+    rule: _Rule,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """SDPA over [A, B, n, D] and [A, B, s, D] with a bool mask (None: causal); explicit softmax for capped logits."""
-    if softcap > 0:
-        assert visible is not None
-        logits = (q.float() @ keys.float().transpose(-1, -2)) * scale
-        logits = (softcap * torch.tanh(logits / softcap)).masked_fill(~visible, float("-inf"))
-        return (logits.softmax(-1) @ values.float()).to(q.dtype)
-    return functional.scaled_dot_product_attention(
-        q, keys, values, attn_mask=visible, is_causal=visible is None, scale=scale
-    )
+    """SDPA over [A, B, n, D] and [A, B, s, D] with a bool mask (None: causal); explicit softmax for caps and sinks.
+
+    sinks: rule's, in a shape that broadcasts to [A, B, n, 1].
+    """
+    if rule.softcap == 0.0 and sinks is None:
+        return functional.scaled_dot_product_attention(
+            q, keys, values, attn_mask=visible, is_causal=visible is None, scale=rule.scale
+        )
+    assert visible is not None
+    logits = (q.float() @ keys.float().transpose(-1, -2)) * rule.scale
+    if rule.softcap > 0:
+        logits = rule.softcap * torch.tanh(logits / rule.softcap)
+    logits = logits.masked_fill(~visible, float("-inf"))
+    if sinks is not None:  # one more logit a head, whose weight is dropped
+        logits = torch.cat((logits, sinks.expand(*logits.shape[:-1], 1)), -1)
+    weights = logits.softmax(-1)[..., : keys.shape[-2]]
+    return (weights @ values.float()).to(q.dtype)

@@ -12,8 +12,9 @@ from kernels.elementwise.reference import UNSCALED, KVScales
 
 if HAS_TRITON:
     from kernels.attention.triton_cut_rows import cut_rows
-    from kernels.attention.triton_decode import DecodeScratch, decode_attention
+    from kernels.attention.triton_decode import decode_attention
     from kernels.attention.triton_prefill import prefill_attention
+    from kernels.attention.triton_splits import DecodeScratch
 try:
     from kernels.attention.gluon_prefill import hopper_prefill_attention, new_tickets, takes
 
@@ -24,14 +25,16 @@ except ImportError:
 logger = logging.getLogger(__name__)
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 576  # of latent attention, whose values have 512
 _MAX_GROUP = 32
+_Shape = tuple[int, int, int, torch.device]  # query heads, KV heads, head size of values, device
 
 
 class TritonAttention:
     """Split-KV decode for rows of one query token, ragged prefill for the rest. Owns the splits' scratch buffers.
 
-    One instance serves one stream. Its first forward allocates, so it must not run inside a graph capture.
+    One instance serves one stream. Its first forward of each shape of layer allocates, so it must not run inside a
+    graph capture.
     """
 
     name = "triton"
@@ -39,8 +42,8 @@ class TritonAttention:
     is_graph_safe = True
 
     def __init__(self) -> None:
-        self._scratch: DecodeScratch | None = None
-        self._shape: tuple[int, int, int, torch.device] | None = None
+        self._scratches: dict[_Shape, DecodeScratch] = {}
+        self._cuts: dict[int, DecodeScratch] = {}  # by KV heads of layers that see whole rows, whose keys are cut
         self._pdl = False
         self._tickets: torch.Tensor | None = None  # counters of the Hopper prefill kernel, if it can run
 
@@ -53,8 +56,8 @@ class TritonAttention:
             return f"it needs a CUDA device, not {spec.device.type}"
         if spec.dtype not in _DTYPES:
             return f"dtype {spec.dtype} is not one of bfloat16, float16, float32"
-        if spec.head_dim > _MAX_HEAD_DIM:
-            return f"head_dim {spec.head_dim} is above {_MAX_HEAD_DIM}"
+        if max(spec.head_dim, spec.values_dim) > _MAX_HEAD_DIM:
+            return f"head_dim {max(spec.head_dim, spec.values_dim)} is above {_MAX_HEAD_DIM}"
         if spec.num_heads % spec.num_kv_heads != 0:
             return f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
         if spec.num_heads // spec.num_kv_heads > _MAX_GROUP:
@@ -64,15 +67,21 @@ class TritonAttention:
         return None
 
     def prepare(self, metadata: AttentionMetadata) -> None:
-        """Cut the decode rows' keys into pieces, once a first forward has shown the number of heads."""
+        """Cut the decode rows' keys into pieces, once a first forward has shown the numbers of heads."""
+        for num_kv_heads in self._cuts:
+            self._cut(metadata, num_kv_heads)
+
+    def _cut(self, metadata: AttentionMetadata, num_kv_heads: int) -> None:
         is_mixed = metadata.num_decodes is None
         num_rows = metadata.seq_lens.shape[0] if metadata.num_decodes is None else metadata.num_decodes
-        if self._scratch is not None and self._shape is not None and num_rows > 1:
-            metadata.decode_pieces = cut_rows(
-                metadata.seq_lens[:num_rows],
-                num_pieces=self._scratch.num_pieces(num_rows=num_rows, num_kv_heads=self._shape[1]),
-                query_start_loc=metadata.query_start_loc if is_mixed else None,
-            )
+        if num_rows > 1:
+            metadata.decode_pieces = (metadata.decode_pieces or {}) | {
+                num_kv_heads: cut_rows(
+                    metadata.seq_lens[:num_rows],
+                    num_pieces=self._cuts[num_kv_heads].num_pieces(num_rows=num_rows, num_kv_heads=num_kv_heads),
+                    query_start_loc=metadata.query_start_loc if is_mixed else None,
+                )
+            }
 
     def forward(
         self,
@@ -83,59 +92,69 @@ class TritonAttention:
         *,
         scale: float,
         sliding_window: int | None = None,
+        chunk: int | None = None,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
         kv_scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
         """Attend each row over its own tokens; see AttentionBackend.forward. A padding row (seq_len 0) yields zeros."""
-        is_first = self._scratch is None
-        scratch = self._scratch_for(q, k_cache)
-        if is_first:  # prepare() knew no number of heads; without pieces another kernel would be compiled
-            self.prepare(metadata)
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        scratch = self._scratch_for(q, k_cache, v_cache)
+        num_kv_heads, sees_whole_rows = k_cache.shape[2], sliding_window is None and chunk is None
+        if sees_whole_rows and num_kv_heads not in self._cuts:  # prepare() did not know this number of heads
+            self._cuts[num_kv_heads] = scratch
+            self._cut(metadata, num_kv_heads)  # without pieces another kernel would be compiled
+        pieces = metadata.decode_pieces.get(num_kv_heads) if metadata.decode_pieces and sees_whole_rows else None
+        out = torch.empty(*q.shape[:2], v_cache.shape[3], dtype=q.dtype, device=q.device)
         num_decodes = metadata.num_decodes or 0
         is_mixed = metadata.num_decodes is None  # decode rows may be anywhere
         if num_decodes > 0 or is_mixed:
             rows = slice(None) if is_mixed else slice(num_decodes)
             decode_attention(
                 q[rows], k_cache, v_cache, metadata.block_table, metadata.seq_lens, out[rows], scratch,
-                scale=scale, sliding_window=sliding_window, softcap=softcap, kv_scales=kv_scales,
-                query_start_loc=metadata.query_start_loc if is_mixed else None,
-                max_seq_len=metadata.max_seq_len, pieces=metadata.decode_pieces if sliding_window is None else None,
-                pdl=self._pdl,
+                scale=scale, sliding_window=sliding_window, chunk=chunk, softcap=softcap, sinks=sinks,
+                kv_scales=kv_scales, query_start_loc=metadata.query_start_loc if is_mixed else None,
+                max_seq_len=metadata.max_seq_len, pieces=pieces, pdl=self._pdl,
             )  # fmt: skip
         num_rows = metadata.seq_lens.shape[0]
         if num_rows > num_decodes:
             end = num_rows if metadata.max_prefills is None else metadata.max_prefills
             row_starts, seq_lens = metadata.query_start_loc[: end + 1], metadata.seq_lens[:end]
-            if self._tickets is not None and takes(q, k_cache, sliding_window=sliding_window, softcap=softcap):
+            if self._tickets is not None and takes(
+                q, k_cache, v_cache, sliding_window=sliding_window, chunk=chunk, softcap=softcap
+            ):
                 hopper_prefill_attention(
                     q, k_cache, v_cache, metadata.block_table, row_starts, seq_lens, out, self._tickets,
                     scale=scale, max_seq_len=metadata.max_seq_len, first_row=num_decodes, skips_decodes=is_mixed,
-                    pdl=self._pdl,
+                    sliding_window=sliding_window, chunk=chunk, softcap=softcap, sinks=sinks, pdl=self._pdl,
                 )  # fmt: skip
             else:
                 prefill_attention(
                     q, k_cache, v_cache, metadata.block_table, row_starts, seq_lens, out,
                     scale=scale, max_query_len=metadata.max_query_len, first_row=num_decodes, skips_decodes=is_mixed,
-                    sliding_window=sliding_window, softcap=softcap, kv_scales=kv_scales, pdl=self._pdl,
+                    sliding_window=sliding_window, chunk=chunk, softcap=softcap, sinks=sinks, kv_scales=kv_scales,
+                    pdl=self._pdl,
                 )  # fmt: skip
         return out
 
-    def _scratch_for(self, q: torch.Tensor, k_cache: torch.Tensor) -> DecodeScratch:
-        """Return the buffers for this model's shape, allocated once for any number of rows."""
-        shape = (q.shape[1], k_cache.shape[2], q.shape[2], q.device)
-        if self._scratch is None or shape != self._shape:
+    def _scratch_for(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> DecodeScratch:
+        """Return the buffers for a layer of this shape, allocated once for any number of rows."""
+        shape = (q.shape[1], k_cache.shape[2], v_cache.shape[3], q.device)
+        if shape not in self._scratches:
             # Only this graph would zero its counters, not another graph that shares them
             assert not torch.cuda.is_current_stream_capturing(), "run one forward before capturing"
-            self._scratch = DecodeScratch.allocate(
-                num_heads=q.shape[1], num_kv_heads=k_cache.shape[2], head_dim=q.shape[2], device=q.device
+            if not self._scratches:
+                self._look_at(q, k_cache)
+            self._scratches[shape] = DecodeScratch.allocate(
+                num_heads=q.shape[1], num_kv_heads=k_cache.shape[2], head_dim=v_cache.shape[3], device=q.device
             )
-            self._shape = shape
-            capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (0, 0)
-            self._pdl = capability >= (9, 0)
-            self._tickets = new_tickets(q.device) if HAS_GLUON and capability[0] == 9 else None
-            if self._tickets is not None and k_cache.dtype != q.dtype:
-                logger.info(
-                    "attention_prefill=gluon refused reason=%r", f"its pool must hold {q.dtype}, not {k_cache.dtype}"
-                )
-        return self._scratch
+        return self._scratches[shape]
+
+    def _look_at(self, q: torch.Tensor, k_cache: torch.Tensor) -> None:
+        """Find out what the device can do, at the first forward."""
+        capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (0, 0)
+        self._pdl = capability >= (9, 0)
+        self._tickets = new_tickets(q.device) if HAS_GLUON and capability[0] == 9 else None
+        if self._tickets is not None and k_cache.dtype != q.dtype:
+            logger.info(
+                "attention_prefill=gluon refused reason=%r", f"its pool must hold {q.dtype}, not {k_cache.dtype}"
+            )

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201  (Triton reads annotations as types: kernel arguments carry none)
-"""Shared parts of the Triton attention kernels: softmax constants, page addressing, logit capping.
+"""Shared parts of the Triton attention kernels: softmax constants, head sizes, reaches, page addressing, logit capping.
 
 Imports triton at once; only modules that already need it import this one.
 """
@@ -15,11 +15,50 @@ import triton.language as tl
 # MASKED * scale is exact: in an fma its rounding alone would be past exp2's range.
 MASKED = tl.constexpr(-(2.0**100))
 LOG2_E = tl.constexpr(1.4426950408889634)
+# Which of the keys before it a query sees: all; those of a window; those of its own chunk of positions
+WHOLE, WINDOW, CHUNK = (tl.constexpr(number) for number in range(3))
 
 
-def is_wide(cache: torch.Tensor) -> bool:
-    """Return True if element offsets into the cache overflow int32."""
-    return cache.shape[0] * cache.stride(0) >= 2**31
+def reach_of(sliding_window: int | None, chunk: int | None) -> tuple[int, int]:
+    """Return the most keys that a query sees, 0 for all, and the kind of reach: WHOLE, WINDOW or CHUNK."""
+    assert sliding_window is None or chunk is None, "a layer has a sliding window or chunks, not both"
+    if sliding_window is not None:
+        return sliding_window, WINDOW.value
+    return (0, WHOLE.value) if chunk is None else (chunk, CHUNK.value)
+
+
+def split_dims(head_dim: int) -> tuple[int, int]:
+    """Return the sizes of the one or two tiles, powers of two, that hold a head: 192 is 128 and 64, not 256."""
+    padded = triton.next_power_of_2(head_dim)
+    rest = triton.next_power_of_2(max(16, head_dim - padded // 2))
+    return (padded // 2, rest) if padded > 128 and rest <= padded // 4 else (padded, 0)
+
+
+def value_strides(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[int | None, int | None, int | None]:
+    """Return the strides of v_cache, or three times None if they are k_cache's: then one offset serves both."""
+    assert k_cache.stride(3) == v_cache.stride(3) == 1, "heads must be dense"
+    same = k_cache.stride() == v_cache.stride()
+    return (None, None, None) if same else (v_cache.stride(0), v_cache.stride(1), v_cache.stride(2))
+
+
+def is_wide(*caches: torch.Tensor) -> bool:
+    """Return True if element offsets into one of the caches overflow int32."""
+    return any(cache.shape[0] * cache.stride(0) >= 2**31 for cache in caches)
+
+
+@triton.jit
+def oldest_seen(positions, length, REACH: tl.constexpr):
+    """The first key that a query at each position sees; 0 for the negative positions of padding rows."""
+    if REACH == WINDOW:
+        return tl.maximum(positions - length + 1, 0)
+    else:
+        return tl.maximum(positions, 0) // length * length
+
+
+@triton.jit
+def load_sinks(sinks_ptr, heads, mask):
+    """The sink of each head, in base 2."""
+    return tl.load(sinks_ptr + heads, mask=mask, other=0.0).to(tl.float32) * LOG2_E
 
 
 @triton.jit

@@ -5,7 +5,8 @@ Flash decoding (Dao et al. 2023, crfm.stanford.edu/2023/10/12/flashdecoding.html
 ranges of keys, so one CUDA graph serves all lengths: either a kernel once per step (cut_rows), in pieces of about equal
 length over all rows, so that a long row among short ones causes no tail; or, without it, each row is cut into a number
 of splits that depends only on the number of rows. The split that arrives last at a row's counter merges the others in
-order, so there is no second launch and the result does not depend on which one is last.
+order, so there is no second launch and the result does not depend on which one is last. A row with a sliding window or
+chunk is cut from its oldest visible key on.
 """
 
 from __future__ import annotations
@@ -17,11 +18,25 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, is_wide, page_offsets, prefetch_l2
+from kernels.attention.triton_common import (
+    LOG2_E,
+    MASKED,
+    WHOLE,
+    cap_logits,
+    is_wide,
+    load_sinks,
+    oldest_seen,
+    page_offsets,
+    prefetch_l2,
+    reach_of,
+    split_dims,
+    value_strides,
+)
 from kernels.attention.triton_cut_rows import MAX_SPLITS
+from kernels.attention.triton_splits import FEW_PAIRS, DecodeScratch, meet_splits
 from kernels.elementwise.reference import UNSCALED, KVScales
 
-_FEW_PAIRS = 16  # (row, KV head) pairs of one or two rows: limited by latency, not bandwidth
+_MIN_SPLIT = tl.constexpr(128)  # keys: below that, merging costs more than a split saves
 
 
 @dataclass(frozen=True)
@@ -33,55 +48,22 @@ class DecodeConfig:
     num_stages: int
 
 
-@dataclass(frozen=True)
-class DecodeScratch:
-    """Buffers in which the splits of a row are merged. One per stream: two launches in flight must not share it."""
-
-    # [capacity, head_dim] fp32: normalised output of each split and query head
-    partial: torch.Tensor
-    # [capacity] fp32: log2 of each output's softmax denominator
-    lse: torch.Tensor
-    # [capacity] int32: splits arrived per (row, KV head); zero between launches
-    arrivals: torch.Tensor
-    num_sms: int
-
-    @classmethod
-    def allocate(cls, *, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> DecodeScratch:
-        """Allocate for any number of rows: splits shrink as rows grow, so their product is bounded."""
-        num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
-        # num_splits aims at 3 programs per SM and rounds up, so rows * KV heads * splits stays under twice that. Of cut
-        # rows, those longer than a piece have fewer than twice as many pieces as their share of at most 4 per SM
-        num_programs = 8 * num_sms + 2 * num_kv_heads
-        num_entries = num_programs * (num_heads // num_kv_heads)
-        return cls(
-            partial=torch.empty(num_entries, head_dim, dtype=torch.float32, device=device),
-            lse=torch.empty(num_entries, dtype=torch.float32, device=device),
-            arrivals=torch.zeros(num_programs, dtype=torch.int32, device=device),
-            num_sms=num_sms,
-        )
-
-    def num_splits(self, *, num_pairs: int) -> int:
-        """Return the splits of each of num_pairs (row, KV head) pairs, on the host: 1 once pairs fill the device."""
-        if num_pairs <= _FEW_PAIRS:
-            return max(1, min(MAX_SPLITS, self.num_sms // num_pairs))
-        return min(MAX_SPLITS, -(-3 * self.num_sms // num_pairs))
-
-    def num_pieces(self, *, num_rows: int, num_kv_heads: int) -> int:
-        """Return how many pieces of num_rows rows run at once, one program per KV head, limited by an SM's memory."""
-        num_pairs = num_rows * num_kv_heads
-        per_sm = 1 if num_pairs <= _FEW_PAIRS else 3 if self.num_splits(num_pairs=num_pairs) > 1 else 4
-        return max(1, per_sm * self.num_sms // num_kv_heads)
-
-
 def decode_config(
     head_dim: int, dtype: torch.dtype, *, num_pairs: int, is_split: bool, is_cut: bool = False
 ) -> DecodeConfig:
     """Choose tiles (benchmarks/notes.md): 32 KiB of keys if latency limits, 16 if programs share an SM."""
     row_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
-    if num_pairs <= _FEW_PAIRS:
+    if num_pairs <= FEW_PAIRS:
         stages = 5 if is_cut else 3
         return DecodeConfig(block_n=min(128, max(16, 32768 // row_bytes)), num_warps=4, num_stages=stages)
-    return DecodeConfig(block_n=min(128, max(16, 16384 // row_bytes)), num_warps=2, num_stages=5 if is_split else 3)
+    if head_dim > 256 and row_bytes == 1024:
+        return DecodeConfig(block_n=32, num_warps=4, num_stages=5 if is_split else 3)
+    if head_dim > 128 and row_bytes == 512 and is_split:
+        return DecodeConfig(block_n=64, num_warps=4, num_stages=3)
+    num_warps = 2 if row_bytes <= 512 else 4  # for the registers of the output
+    return DecodeConfig(
+        block_n=min(128, max(16, 16384 // row_bytes)), num_warps=num_warps, num_stages=5 if is_split else 3
+    )
 
 
 def decode_attention(
@@ -95,7 +77,9 @@ def decode_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
+    chunk: int | None = None,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     kv_scales: KVScales = UNSCALED,
     query_start_loc: torch.Tensor | None = None,
     max_seq_len: int | None = None,
@@ -106,11 +90,11 @@ def decode_attention(
 ) -> None:
     """Write the attention of R rows of one query token each into `out`. Never syncs.
 
-    q, out: [R, num_heads, head_dim], the last two dimensions dense; caches, kv_scales as AttentionBackend.forward;
+    q, out: [R, num_heads, head_dim], the last two dimensions dense; caches and options as AttentionBackend.forward;
     query_start_loc: [R + 1] int32: the rows are ragged (q, out: [T, …]), and only those of one token are computed;
     block_table: [>= R, max_blocks] int32; seq_lens: [>= R] int32, 0 for a padding row (its output is zeros).
     max_seq_len: an upper bound of seq_lens, spares empty splits; pieces: cut_rows of these rows, instead of splits by
-    the number of rows; not with a window. num_splits, config: override the choice (benchmarks).
+    the number of rows; not with a window or chunk. num_splits, config: override the choice (benchmarks).
     pdl: launch early, under the kernel before it (Hopper's programmatic dependent launch), and ask L2 for the first
     keys meanwhile: block_table, seq_lens and pieces must then come from a kernel earlier than that one.
     """
@@ -125,25 +109,29 @@ def decode_attention(
         head_dim, q.dtype, num_pairs=num_pairs, is_split=num_splits > 1, is_cut=pieces is not None
     )
     is_few = num_splits > 1
-    if max_seq_len is not None:
+    reach, reach_kind = reach_of(sliding_window, chunk)
+    if reach:
+        num_splits = max(1, min(num_splits, -(-min(reach, max_seq_len or reach) // _MIN_SPLIT.value)))
+    elif max_seq_len is not None:
         num_splits = max(1, min(num_splits, -(-max_seq_len // config.block_n)))
     if pieces is None:  # of pieces no length may choose the kernel: it would compile while serving
         is_few = num_splits > 1
     group = num_heads // num_kv_heads
     assert pieces is not None or num_splits == 1 or num_pairs * num_splits * group <= scratch.lse.shape[0]
-    assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1  # noqa: PT018
-    assert pieces is None or sliding_window is None
+    assert pieces is None or not reach
     places = (num_splits, num_rows) if pieces is None else (pieces.shape[0], 1)
+    k_main, k_rest = split_dims(head_dim)
     _decode_kernel[(num_kv_heads, *places)](
-        q, k_cache, v_cache, out, block_table, seq_lens, query_start_loc, pieces,
+        q, k_cache, v_cache, out, block_table, seq_lens, query_start_loc, pieces, sinks,
         scratch.partial, scratch.lse, scratch.arrivals,
-        kv_scales.k * scale * (math.log2(math.e) if softcap == 0.0 else 1.0), softcap, kv_scales.v, sliding_window or 0,
-        q.stride(0), out.stride(0), *k_cache.stride()[:3], block_table.stride(0),
-        GROUP=group, HEAD_DIM=head_dim, D_PAD=triton.next_power_of_2(head_dim),
+        kv_scales.k * scale * (math.log2(math.e) if softcap == 0.0 else 1.0), softcap, kv_scales.v, reach,
+        q.stride(0), out.stride(0), *k_cache.stride()[:3], *value_strides(k_cache, v_cache), block_table.stride(0),
+        GROUP=group, HEAD_DIM=head_dim, K_MAIN=k_main, K_REST=k_rest, VALUE_DIM=v_cache.shape[3],
+        D_PAD=triton.next_power_of_2(v_cache.shape[3]),
         BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_N=config.block_n, BLOCK_SIZE=block_size,
-        IS_WIDE=is_wide(k_cache),
+        IS_WIDE=is_wide(k_cache, v_cache),
         SPLIT=pieces is not None or num_splits > 1, FEW=is_few, MAX_SPLITS=MAX_SPLITS,
-        HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0,
+        REACH=reach_kind, HAS_SOFTCAP=softcap > 0.0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
         num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,
     )  # fmt: skip
@@ -151,24 +139,26 @@ def decode_attention(
 
 @triton.jit
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, seq_lens_ptr, query_start_ptr, pieces_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, seq_lens_ptr, query_start_ptr, pieces_ptr, sinks_ptr,
     partial_ptr, lse_ptr, arrivals_ptr,
-    scale, softcap, v_scale, window,  # scale holds k's, and log2(e) unless logits are capped
-    stride_q_row, stride_out_row, stride_block, stride_slot, stride_head, stride_table,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr,
+    scale, softcap, v_scale, reach,  # scale holds k's, and log2(e) unless logits are capped
+    stride_q_row, stride_out_row, stride_block, stride_slot, stride_head,
+    stride_v_block, stride_v_slot, stride_v_head, stride_table,  # None: values lie as keys do
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr,
+    VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
-    SPLIT: tl.constexpr, FEW: tl.constexpr, MAX_SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    SPLIT: tl.constexpr, FEW: tl.constexpr, MAX_SPLITS: tl.constexpr, REACH: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (KV head, split, row), or (KV head, piece). KV heads vary fastest: neighbours in memory run together."""
     kv_head = tl.program_id(0)
-    oldest = 0
     if pieces_ptr is None:
         split = tl.program_id(1)
         row = tl.program_id(2)
         seq_len = tl.load(seq_lens_ptr + row)
-        if HAS_WINDOW:
-            oldest = tl.maximum(seq_len - window, 0)
+        oldest = 0
+        if REACH != WHOLE:
+            oldest = oldest_seen(seq_len - 1, reach, REACH)
         start, end, used_splits = _split_range(oldest, seq_len, split, BLOCK_N)
         entry = (row * tl.num_programs(0) + kv_head) * tl.num_programs(1)
         counter = row * tl.num_programs(0) + kv_head
@@ -184,11 +174,16 @@ def _decode_kernel(
             is_decode = tl.load(query_start_ptr + row + 1) - token == 1
             used_splits = tl.where(is_decode, used_splits, 0)
     table_row_ptr = table_ptr + row.to(tl.int64) * stride_table
+    k_ptr += kv_head * stride_head
+    if stride_v_head is None:
+        v_ptr += kv_head * stride_head
+    else:
+        v_ptr += kv_head * stride_v_head
     if PDL:
         if FEW and split < used_splits:
             _prefetch_keys(
-                k_ptr + kv_head * stride_head, v_ptr + kv_head * stride_head, table_row_ptr, start, end,
-                stride_block, stride_slot, HEAD_DIM, BLOCK_SIZE, IS_WIDE,
+                k_ptr, v_ptr, table_row_ptr, start, end, stride_block, stride_slot, stride_v_block, stride_v_slot,
+                HEAD_DIM, VALUE_DIM, BLOCK_SIZE, IS_WIDE,
             )  # fmt: skip
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -196,26 +191,45 @@ def _decode_kernel(
         return
 
     heads = tl.arange(0, BLOCK_G)
-    dims = tl.arange(0, D_PAD)
-    in_tile = (heads < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    in_group = (kv_head * GROUP + heads[:, None]) * HEAD_DIM + dims[None, :]
-    q = tl.load(q_ptr + token * stride_q_row + in_group, mask=in_tile, other=0.0)
+    q_row_ptr = q_ptr + token * stride_q_row
+    q = _load_queries(q_row_ptr, kv_head, 0, GROUP, HEAD_DIM, BLOCK_G, K_MAIN)
+    q_rest = q
+    if K_REST > 0:
+        q_rest = _load_queries(q_row_ptr, kv_head, K_MAIN, GROUP, HEAD_DIM, BLOCK_G, K_REST)
     acc, lse = _attend_range(
-        q, k_ptr + kv_head * stride_head, v_ptr + kv_head * stride_head, table_row_ptr,
-        start, end, oldest, scale, softcap, stride_block, stride_slot,
-        HEAD_DIM, D_PAD, BLOCK_G, BLOCK_N, BLOCK_SIZE, IS_WIDE, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
+        (q, q_rest, k_ptr, v_ptr, table_row_ptr), start, end, scale, softcap,
+        stride_block, stride_slot, stride_v_block, stride_v_slot,
+        HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD, BLOCK_G, BLOCK_N, BLOCK_SIZE, IS_WIDE, HAS_SOFTCAP, PRECISION,
     )  # fmt: skip
     acc = acc * v_scale
 
-    out_row_ptr = out_ptr + token * stride_out_row + kv_head * GROUP * HEAD_DIM
-    out_offsets = heads[:, None] * HEAD_DIM + dims[None, :]
+    dims = tl.arange(0, D_PAD)
+    in_tile = (heads < GROUP)[:, None] & (dims < VALUE_DIM)[None, :]
+    out_row_ptr = out_ptr + token * stride_out_row + kv_head * GROUP * VALUE_DIM
+    if sinks_ptr is not None:
+        sinks_ptr += kv_head * GROUP
     if not SPLIT or used_splits == 1:
+        if sinks_ptr is not None:
+            acc = acc / (1.0 + tl.exp2(load_sinks(sinks_ptr, heads, heads < GROUP) - lse))[:, None]
+        out_offsets = heads[:, None] * VALUE_DIM + dims[None, :]
         tl.store(out_row_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_tile)
     else:
-        _meet_splits(
-            acc, lse, out_row_ptr, partial_ptr, lse_ptr, arrivals_ptr + counter, entry * GROUP, split,
-            used_splits, GROUP, HEAD_DIM, D_PAD, BLOCK_G, MAX_SPLITS,
+        meet_splits(
+            acc, lse, out_row_ptr, partial_ptr, lse_ptr, arrivals_ptr + counter, sinks_ptr, entry * GROUP, split,
+            used_splits, GROUP, VALUE_DIM, D_PAD, BLOCK_G, MAX_SPLITS,
         )  # fmt: skip
+
+
+@triton.jit
+def _load_queries(
+    q_row_ptr, kv_head, first, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
+    """Dimensions first… of the query heads of a KV head, [BLOCK_G, SIZE]."""
+    heads = tl.arange(0, BLOCK_G)
+    dims = first + tl.arange(0, SIZE)
+    in_tile = (heads < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    in_group = (kv_head * GROUP + heads[:, None]) * HEAD_DIM + dims[None, :]
+    return tl.load(q_row_ptr + in_group, mask=in_tile, other=0.0)
 
 
 @triton.jit
@@ -228,67 +242,57 @@ def _read_piece(piece_ptr):
 @triton.jit
 def _split_range(oldest, seq_len, split, BLOCK_N: tl.constexpr):
     """Return this split's keys [start, end), and the number of non-empty splits: visible tiles are divided evenly."""
-    first_tile = oldest // BLOCK_N
-    num_tiles = tl.maximum(tl.cdiv(seq_len, BLOCK_N) - first_tile, 1)
-    # At least 128 keys: below that, merging costs more than a split saves
-    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, tl.num_programs(1)), tl.cdiv(128, BLOCK_N))
-    start = (first_tile + split * tiles_per_split) * BLOCK_N
+    num_tiles = tl.maximum(tl.cdiv(seq_len - oldest, BLOCK_N), 1)
+    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, tl.num_programs(1)), tl.cdiv(_MIN_SPLIT, BLOCK_N))
+    start = oldest + split * tiles_per_split * BLOCK_N
     return start, tl.minimum(start + tiles_per_split * BLOCK_N, seq_len), tl.cdiv(num_tiles, tiles_per_split)
 
 
 @triton.jit
-def _meet_splits(
-    acc, lse, out_row_ptr, partial_ptr, lse_ptr, arrivals_ptr, entries, split, used_splits,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_G: tl.constexpr, MAX_SPLITS: tl.constexpr,
-):  # fmt: skip
-    """Store this split's result; the last split of the (row, KV head) pair to arrive merges them all."""
-    heads = tl.arange(0, BLOCK_G)
-    dims = tl.arange(0, D_PAD)
-    mine = entries + split * GROUP + heads
-    in_tile = (heads < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(partial_ptr + mine[:, None] * HEAD_DIM + dims[None, :], acc, mask=in_tile)
-    tl.store(lse_ptr + mine, lse, mask=heads < GROUP)
-    # Every thread's stores before the one thread's release; its acquire before every thread's loads
-    tl.debug_barrier()
-    arrived = tl.atomic_add(arrivals_ptr, 1, sem="acq_rel")
-    if arrived == used_splits - 1:
-        tl.store(arrivals_ptr, 0)
-        _merge_splits(out_row_ptr, partial_ptr, lse_ptr, entries, used_splits, GROUP, HEAD_DIM, D_PAD, MAX_SPLITS)
-
-
-@triton.jit
 def _prefetch_keys(
-    k_ptr, v_ptr, table_ptr, start, end, stride_block, stride_slot,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
+    k_ptr, v_ptr, table_ptr, start, end, stride_block, stride_slot, stride_v_block, stride_v_slot,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Prefetch the first 128 keys and values into L2, by line. Only a hint: the newest may not be written yet."""
     LINES: tl.constexpr = triton.next_power_of_2((HEAD_DIM * k_ptr.dtype.element_ty.primitive_bitwidth + 1023) // 1024)
     keys = start + tl.arange(0, 128)
     offsets = page_offsets(table_ptr, keys, keys < end, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
-    offsets = offsets[:, None] + (tl.arange(0, LINES) * (HEAD_DIM // LINES))[None, :]
-    prefetch_l2(k_ptr + offsets)
-    prefetch_l2(v_ptr + offsets)
+    lines = (tl.arange(0, LINES) * (HEAD_DIM // LINES))[None, :]
+    prefetch_l2(k_ptr + (offsets[:, None] + lines))
+    if stride_v_block is not None:
+        offsets = page_offsets(table_ptr, keys, keys < end, stride_v_block, stride_v_slot, BLOCK_SIZE, IS_WIDE)
+    if VALUE_DIM != HEAD_DIM:
+        lines = (tl.arange(0, LINES) * (VALUE_DIM // LINES))[None, :]
+    prefetch_l2(v_ptr + (offsets[:, None] + lines))
 
 
 @triton.jit
 def _attend_range(
-    q, k_ptr, v_ptr, table_ptr, start, end, oldest, scale, softcap, stride_block, stride_slot,
-    HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    IS_WIDE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    pointers, start, end, scale, softcap, stride_block, stride_slot, stride_v_block, stride_v_slot,
+    HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr, VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    IS_WIDE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Softmax over keys [start, end): normalised output [BLOCK_G, D_PAD] fp32 and log2 of the denominator [BLOCK_G]."""
+    q, q_rest, k_ptr, v_ptr, table_ptr = pointers
     dims = tl.arange(0, D_PAD)
+    main = tl.arange(0, K_MAIN)
     maximum = tl.full([BLOCK_G], MASKED, tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, D_PAD], tl.float32)
     for tile_start in range(start, end, BLOCK_N):
         keys = tile_start + tl.arange(0, BLOCK_N)
-        visible = (keys < end) & (keys >= oldest) if HAS_WINDOW else keys < end
+        visible = keys < end
         offsets = page_offsets(table_ptr, keys, visible, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
-        tile = offsets[:, None] + dims[None, :]
-        in_tile = visible[:, None] & (dims < HEAD_DIM)[None, :]  # else 0 * NaN would count
-        k = tl.load(k_ptr + tile, mask=in_tile, other=0.0).to(q.dtype)
-        logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        in_main = visible[:, None] & (main < HEAD_DIM)[None, :]  # else 0 * NaN would count
+        k = tl.load(k_ptr + (offsets[:, None] + main[None, :]), mask=in_main, other=0.0).to(q.dtype)
+        logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if K_REST > 0:
+            more = K_MAIN + tl.arange(0, K_REST)
+            in_rest = visible[:, None] & (more < HEAD_DIM)[None, :]
+            k_rest = tl.load(k_ptr + (offsets[:, None] + more[None, :]), mask=in_rest, other=0.0).to(q.dtype)
+            logits = tl.dot(q_rest, tl.trans(k_rest), logits, input_precision=PRECISION)
+        logits = logits * scale
         if HAS_SOFTCAP:
             logits = cap_logits(logits, softcap) * LOG2_E
         logits = tl.where(visible[None, :], logits, MASKED)
@@ -296,42 +300,12 @@ def _attend_range(
         shrink = tl.exp2(maximum - new_maximum)
         weights = tl.exp2(logits - new_maximum[:, None])
         total = total * shrink + tl.sum(weights, 1)
-        v = tl.load(v_ptr + tile, mask=in_tile, other=0.0).to(q.dtype)
+        if stride_v_block is not None:
+            offsets = page_offsets(table_ptr, keys, visible, stride_v_block, stride_v_slot, BLOCK_SIZE, IS_WIDE)
+        in_tile = visible[:, None] & (dims < VALUE_DIM)[None, :]
+        v = tl.load(v_ptr + (offsets[:, None] + dims[None, :]), mask=in_tile, other=0.0).to(q.dtype)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
         maximum = new_maximum
     total = tl.maximum(total, 1.0e-30)  # a padding row has no key: zeros, not NaN
     return acc / total[:, None], maximum + tl.log2(total)
-
-
-@triton.jit
-def _merge_splits(
-    out_row_ptr, partial_ptr, lse_ptr, entries, used_splits,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, MAX_SPLITS: tl.constexpr,
-):  # fmt: skip
-    """Weigh the splits of one (row, KV head) by their denominators. Loads skip L1: other SMs wrote the data."""
-    G_PAD: tl.constexpr = triton.next_power_of_2(GROUP)
-    CHUNK: tl.constexpr = max(1, 8192 // (G_PAD * D_PAD))
-    heads = tl.arange(0, G_PAD)
-    dims = tl.arange(0, D_PAD)
-    splits = tl.arange(0, MAX_SPLITS)
-    all_lse = tl.load(
-        lse_ptr + entries + splits[:, None] * GROUP + heads[None, :],
-        mask=(splits < used_splits)[:, None] & (heads < GROUP)[None, :], other=MASKED, cache_modifier=".cg",
-    )  # fmt: skip
-    maximum = tl.max(all_lse, 0)
-    total = tl.sum(tl.exp2(all_lse - maximum[None, :]), 0)
-    acc = tl.zeros([G_PAD, D_PAD], tl.float32)
-    for start in range(0, used_splits, CHUNK):
-        chunk = start + tl.arange(0, CHUNK)
-        live = (chunk < used_splits)[:, None] & (heads < GROUP)[None, :]
-        rows = entries + chunk[:, None] * GROUP + heads[None, :]
-        lse = tl.load(lse_ptr + rows, mask=live, other=MASKED, cache_modifier=".cg")
-        parts = tl.load(
-            partial_ptr + rows[:, :, None] * HEAD_DIM + dims[None, None, :],
-            mask=live[:, :, None] & (dims < HEAD_DIM)[None, None, :], other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        acc += tl.sum(parts * tl.exp2(lse - maximum[None, :])[:, :, None], 0)
-    mask = (heads < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    acc = acc / total[:, None]
-    tl.store(out_row_ptr + heads[:, None] * HEAD_DIM + dims[None, :], acc.to(out_row_ptr.dtype.element_ty), mask=mask)

@@ -15,7 +15,19 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.triton_common import LOG2_E, MASKED, cap_logits, is_wide, page_offsets
+from kernels.attention.triton_common import (
+    LOG2_E,
+    MASKED,
+    WHOLE,
+    cap_logits,
+    is_wide,
+    load_sinks,
+    oldest_seen,
+    page_offsets,
+    reach_of,
+    split_dims,
+    value_strides,
+)
 from kernels.elementwise.reference import UNSCALED, KVScales
 
 
@@ -36,7 +48,9 @@ def prefill_config(head_dim: int, dtype: torch.dtype, *, max_rows: int, total_ro
     Limited to 128 registers, two tiles of 128 rows share an SM, and one's softmax overlaps the other's products.
     """
     if dtype == torch.float32:
-        return PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=1)
+        return PrefillConfig(block_m=32, block_n=32, num_warps=4 if head_dim <= 256 else 8, num_stages=1)
+    if head_dim > 256:  # more rows would not leave registers for the output
+        return PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=2)
     if head_dim > 128:
         if max_rows <= 64:
             return PrefillConfig(block_m=64, block_n=32, num_warps=4, num_stages=2)
@@ -60,52 +74,60 @@ def prefill_attention(
     first_row: int = 0,
     skips_decodes: bool = False,
     sliding_window: int | None = None,
+    chunk: int | None = None,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     kv_scales: KVScales = UNSCALED,
     config: PrefillConfig | None = None,
     pdl: bool = False,
 ) -> None:
     """Write the causal attention of rows first_row… into `out`; tokens of earlier rows are not touched. Never syncs.
 
-    q, out: [T, num_heads, head_dim], the last two dimensions dense; query_start_loc: [R + 1], seq_lens: [R] int32;
+    q, out: [T, num_heads, head_dim], the last two dimensions dense; caches and options as AttentionBackend.forward;
+    query_start_loc: [R + 1], seq_lens: [R] int32;
     block_table: [R, max_blocks] int32. Rows before first_row have one token each. skips_decodes: leave rows of one
     token to decode_attention. Query i of a row of n has position seq_len - n + i; a row of seq_len 0 is padding
-    and yields zeros. kv_scales: of fp8 caches.
+    and yields zeros.
     """
     total_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
     if config is None:
         longest, all_rows = max_query_len * group, total_tokens * num_heads
-        config = prefill_config(head_dim, q.dtype, max_rows=longest, total_rows=all_rows)
+        config = prefill_config(max(head_dim, v_cache.shape[3]), q.dtype, max_rows=longest, total_rows=all_rows)
     tokens_per_tile = max(1, config.block_m // group)
     num_rows = seq_lens.shape[0] - first_row
     # Row i's tiles begin at (its first token // tokens_per_tile) + i: always enough room, without a scan
     num_tiles = (total_tokens - first_row) // tokens_per_tile + num_rows
-    assert k_cache.stride() == v_cache.stride()
-    assert k_cache.stride(3) == 1
     assert group <= config.block_m
+    reach, reach_kind = reach_of(sliding_window, chunk)
+    k_main, k_rest = split_dims(head_dim)
     _prefill_kernel[(num_kv_heads, num_tiles)](
-        q, k_cache, v_cache, out, block_table, query_start_loc, seq_lens, first_row, num_rows, num_rows.bit_length(),
-        kv_scales.k * scale * (math.log2(math.e) if softcap == 0.0 else 1.0), softcap, kv_scales.v, sliding_window or 0,
-        q.stride(0), out.stride(0), *k_cache.stride()[:3], block_table.stride(0),
-        GROUP=group, HEAD_DIM=head_dim, D_PAD=triton.next_power_of_2(head_dim), BLOCK_SIZE=block_size,
+        q, k_cache, v_cache, out, block_table, query_start_loc, seq_lens, sinks,
+        first_row, num_rows, num_rows.bit_length(),
+        kv_scales.k * scale * (math.log2(math.e) if softcap == 0.0 else 1.0), softcap, kv_scales.v, reach,
+        q.stride(0), out.stride(0), *k_cache.stride()[:3], *value_strides(k_cache, v_cache), block_table.stride(0),
+        GROUP=group, HEAD_DIM=head_dim, K_MAIN=k_main, K_REST=k_rest, VALUE_DIM=v_cache.shape[3],
+        D_PAD=triton.next_power_of_2(v_cache.shape[3]), BLOCK_SIZE=block_size,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, TOKENS=tokens_per_tile,
-        HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0,
+        REACH=reach_kind, HAS_SOFTCAP=softcap > 0.0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        IS_WIDE=is_wide(k_cache), SKIPS_DECODES=skips_decodes, PDL=pdl,
+        IS_WIDE=is_wide(k_cache, v_cache), SKIPS_DECODES=skips_decodes, PDL=pdl,
         num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl, maxnreg=config.maxnreg,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first_row", "num_rows", "search_steps"])
 def _prefill_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, query_start_ptr, seq_lens_ptr, first_row, num_rows, search_steps,
-    scale, softcap, v_scale, window,  # scale holds k's, and log2(e) unless logits are capped
-    stride_q_token, stride_out_token, stride_block, stride_slot, stride_head, stride_table,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, query_start_ptr, seq_lens_ptr, sinks_ptr,
+    first_row, num_rows, search_steps,
+    scale, softcap, v_scale, reach,  # scale holds k's, and log2(e) unless logits are capped
+    stride_q_token, stride_out_token, stride_block, stride_slot, stride_head,
+    stride_v_block, stride_v_slot, stride_v_head, stride_table,  # None: values lie as keys do
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr,
+    VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TOKENS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    REACH: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
     IS_WIDE: tl.constexpr, SKIPS_DECODES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (KV head, tile of a row). A row's last tiles, which see the most keys, start first."""
@@ -128,58 +150,81 @@ def _prefill_kernel(
     members = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, D_PAD)
     tokens = first_token + members // GROUP
+    heads = kv_head * GROUP + members % GROUP
     in_row = is_live & (tokens < query_len) & (members < TOKENS * GROUP)
-    in_tile = in_row[:, None] & (dims < HEAD_DIM)[None, :]
     token_index = (query_start + tokens).to(tl.int64)
-    in_heads = ((kv_head * GROUP + members % GROUP) * HEAD_DIM)[:, None] + dims[None, :]
-    q = tl.load(q_ptr + (token_index * stride_q_token)[:, None] + in_heads, mask=in_tile, other=0.0)
+    q_row_ptrs = q_ptr + token_index * stride_q_token + heads * HEAD_DIM
+    q = _load_queries(q_row_ptrs, in_row, 0, HEAD_DIM, K_MAIN)
+    q_rest = q
+    if K_REST > 0:
+        q_rest = _load_queries(q_row_ptrs, in_row, K_MAIN, HEAD_DIM, K_REST)
 
     first_position = context_len + first_token
+    k_ptr += kv_head.to(tl.int64) * stride_head
+    if stride_v_head is None:
+        v_ptr += kv_head.to(tl.int64) * stride_head
+    else:
+        v_ptr += kv_head.to(tl.int64) * stride_v_head
+    maximum = tl.full([BLOCK_M], MASKED, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if sinks_ptr is not None:  # as one more key, whose value is zero
+        maximum = load_sinks(sinks_ptr, heads, in_row)
+        total += 1.0
     view = (
-        q, k_ptr + kv_head.to(tl.int64) * stride_head, v_ptr + kv_head.to(tl.int64) * stride_head,
-        table_ptr + row.to(tl.int64) * stride_table, context_len + tokens, first_position, seq_len,
-        scale, softcap, window, stride_block, stride_slot,
+        q, q_rest, k_ptr, v_ptr, table_ptr + row.to(tl.int64) * stride_table,
+        context_len + tokens, first_position, seq_len, scale, softcap, reach,
+        stride_block, stride_slot, stride_v_block, stride_v_slot,
     )  # fmt: skip
     end = tl.where(is_live, tl.minimum(first_position + TOKENS, seq_len), 0)
     full_end = tl.where(is_live, (first_position + 1) // BLOCK_N * BLOCK_N, 0)
     acc = _attend_query_tile(
-        view, first_position, full_end, end,
-        HEAD_DIM, D_PAD, BLOCK_M, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, IS_WIDE,
+        view, maximum, total, first_position, full_end, end,
+        HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD,
+        BLOCK_M, BLOCK_N, BLOCK_SIZE, REACH, HAS_SOFTCAP, PRECISION, IS_WIDE,
     )  # fmt: skip
     acc = acc * v_scale
-    tl.store(
-        out_ptr + (token_index * stride_out_token)[:, None] + in_heads, acc.to(out_ptr.dtype.element_ty), mask=in_tile
-    )
+    in_tile = in_row[:, None] & (dims < VALUE_DIM)[None, :]
+    out_row_ptrs = out_ptr + token_index * stride_out_token + heads * VALUE_DIM
+    tl.store(out_row_ptrs[:, None] + dims[None, :], acc.to(out_ptr.dtype.element_ty), mask=in_tile)
+
+
+@triton.jit
+def _load_queries(q_row_ptrs, in_row, first, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr):
+    """Dimensions first… of the queries of a tile, [BLOCK_M, SIZE]."""
+    dims = first + tl.arange(0, SIZE)
+    in_tile = in_row[:, None] & (dims < HEAD_DIM)[None, :]
+    return tl.load(q_row_ptrs[:, None] + dims[None, :], mask=in_tile, other=0.0)
 
 
 @triton.jit
 def _attend_query_tile(
-    view, first_position, full_end, end,
-    HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    IS_WIDE: tl.constexpr,
+    view, maximum, total, first_position, full_end, end,
+    HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr, VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    REACH: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, IS_WIDE: tl.constexpr,
 ):  # fmt: skip
     """Attention of one tile of queries: keys visible to all of them run without masks, the borders with masks."""
-    maximum = tl.full([BLOCK_M], MASKED, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
     full_start = 0
-    if HAS_WINDOW:
-        window = view[9]
-        start = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
-        full_start = tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N
+    if REACH != WHOLE:
+        reach = view[10]
+        start = oldest_seen(first_position, reach, REACH) // BLOCK_N * BLOCK_N
+        full_start = tl.cdiv(oldest_seen(end - 1, reach, REACH), BLOCK_N) * BLOCK_N
         full_start = tl.minimum(full_start, tl.cdiv(end, BLOCK_N) * BLOCK_N)
         acc, maximum, total = _attend_tiles(
             acc, maximum, total, start, full_start, view,
-            HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, IS_WIDE, MASK=True,
+            HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD,
+            BLOCK_N, BLOCK_SIZE, REACH, HAS_SOFTCAP, PRECISION, IS_WIDE, MASK=True,
         )  # fmt: skip
     acc, maximum, total = _attend_tiles(
         acc, maximum, total, full_start, full_end, view,
-        HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, IS_WIDE, MASK=False,
+        HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD,
+        BLOCK_N, BLOCK_SIZE, REACH, HAS_SOFTCAP, PRECISION, IS_WIDE, MASK=False,
     )  # fmt: skip
     acc, maximum, total = _attend_tiles(
         acc, maximum, total, tl.maximum(full_start, full_end), end, view,
-        HEAD_DIM, D_PAD, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFTCAP, PRECISION, IS_WIDE, MASK=True,
+        HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD,
+        BLOCK_N, BLOCK_SIZE, REACH, HAS_SOFTCAP, PRECISION, IS_WIDE, MASK=True,
     )  # fmt: skip
     return acc / tl.where(total > 0.0, total, 1.0)[:, None]  # a row of padding sees no key
 
@@ -203,26 +248,32 @@ def _find_tile(query_start_ptr, first_row, num_rows, search_steps, TOKENS: tl.co
 @triton.jit
 def _attend_tiles(
     acc, maximum, total, start, end, view,
-    HEAD_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr, VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    REACH: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
     IS_WIDE: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over keys [start, end). MASK: causal, window and row-end borders may cross these tiles."""
-    q, k_ptr, v_ptr, table_ptr, positions, first, seq_len, scale, softcap, window, stride_block, stride_slot = view
+    q, q_rest, k_ptr, v_ptr, table_ptr, positions, first, seq_len, scale, softcap, reach = view[:11]
+    stride_block, stride_slot, stride_v_block, stride_v_slot = view[11:]
     dims = tl.arange(0, D_PAD)
+    main = tl.arange(0, K_MAIN)
     for tile_start in range(start, end, BLOCK_N):
         keys = tile_start + tl.arange(0, BLOCK_N)
         seen = keys < seq_len  # by a query of this tile: of the others, 0 * NaN would count
-        if MASK and HAS_WINDOW:
-            seen = seen & (keys > first - window)
-        if MASK:
-            offsets = page_offsets(table_ptr, keys, seen, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
-        else:
-            offsets = page_offsets(table_ptr, keys, None, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
-        tile = offsets[:, None] + dims[None, :]
-        in_tile = seen[:, None] & (dims < HEAD_DIM)[None, :]
-        k = _load_tile(k_ptr + tile, in_tile, MASK or HEAD_DIM != D_PAD).to(q.dtype)
+        if MASK and REACH != WHOLE:
+            seen = seen & (keys >= oldest_seen(first, reach, REACH))
+        table_mask = seen if MASK else None
+        offsets = page_offsets(table_ptr, keys, table_mask, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
+        in_main = seen[:, None] & (main < HEAD_DIM)[None, :]
+        k = _load_tile(k_ptr + (offsets[:, None] + main[None, :]), in_main, MASK or HEAD_DIM < K_MAIN).to(q.dtype)
         logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if K_REST > 0:
+            more = K_MAIN + tl.arange(0, K_REST)
+            in_rest = seen[:, None] & (more < HEAD_DIM)[None, :]
+            rest_ptrs = k_ptr + (offsets[:, None] + more[None, :])
+            k_rest = _load_tile(rest_ptrs, in_rest, MASK or HEAD_DIM < K_MAIN + K_REST).to(q.dtype)
+            logits = tl.dot(q_rest, tl.trans(k_rest), logits, input_precision=PRECISION)
         if HAS_SOFTCAP:
             logits = cap_logits(logits * scale, softcap)
             scale_log2 = LOG2_E
@@ -230,14 +281,17 @@ def _attend_tiles(
             scale_log2 = scale
         if MASK:
             visible = keys[None, :] <= positions[:, None]
-            if HAS_WINDOW:
-                visible = visible & (keys[None, :] > positions[:, None] - window)
+            if REACH != WHOLE:
+                visible = visible & (keys[None, :] >= oldest_seen(positions, reach, REACH)[:, None])
             logits = tl.where(visible, logits, MASKED)
         new_maximum = tl.maximum(maximum, tl.max(logits, 1) * scale_log2)
         shrink = tl.exp2(maximum - new_maximum)
         weights = tl.exp2(logits * scale_log2 - new_maximum[:, None])
         total = total * shrink + tl.sum(weights, 1)
-        v = _load_tile(v_ptr + tile, in_tile, MASK or HEAD_DIM != D_PAD).to(q.dtype)
+        if stride_v_block is not None:
+            offsets = page_offsets(table_ptr, keys, table_mask, stride_v_block, stride_v_slot, BLOCK_SIZE, IS_WIDE)
+        in_tile = seen[:, None] & (dims < VALUE_DIM)[None, :]
+        v = _load_tile(v_ptr + (offsets[:, None] + dims[None, :]), in_tile, MASK or VALUE_DIM != D_PAD).to(q.dtype)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
         maximum = new_maximum

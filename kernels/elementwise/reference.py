@@ -1,8 +1,8 @@
 """Row-wise ops between the GEMMs, and writes to the KV pool: the torch specification.
 
-RMS norm, rotary positions, gated SiLU and GELU; write_kv stores a step's keys and values in the paged pool, in their
-own dtype or in fp8. Any device. Each rounding step follows transformers' order, so that bf16 logits agree with the
-reference implementation, not only fp32 ones.
+RMS and layer norm, rotary positions, activations with and without a gate; write_kv stores a step's keys and values in
+the paged pool, in their own dtype or in fp8. Any device. Each rounding step follows transformers' order, so that bf16
+logits agree with the reference implementation, not only fp32 ones.
 """
 
 from __future__ import annotations
@@ -35,17 +35,43 @@ def add_rms_norm(
     return rms_norm(new_residual, weight, eps), new_residual
 
 
-def apply_rope(
-    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Normalise the last dimension by its mean and variance (arXiv:1607.06450, eq. 4).
+
+    x: [..., D]; weight, bias: [D] fp32; returns x's dtype. fp32 inside, rounded once.
+    """
+    centred = x.float() - x.float().mean(-1, keepdim=True)
+    normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight
+    return (normed if bias is None else normed + bias).to(x.dtype)
+
+
+def add_layer_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate queries and keys to their positions (RoFormer, arXiv:2104.09864, in the half-split "neox" layout).
+    """Add x to the residual stream, then normalise the sum: (normed, new_residual). As add_rms_norm."""
+    new_residual = x + residual
+    return layer_norm(new_residual, weight, bias, eps), new_residual
+
+
+def apply_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    *,
+    is_interleaved: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate queries and keys to their positions (RoFormer, arXiv:2104.09864).
+
+    Pair i of a head is dimensions i and i + rotary_dim / 2 ("neox" layout); is_interleaved: 2i and 2i + 1 ("GPT-J").
 
     q: [T, H, D]; k: [T, Hkv, D]; positions: [T] int64; cos_sin_cache: [max_positions, rotary_dim], the first half of
     each row cosines, the second half sines, in q's dtype or fp32: products and sums are rounded to it (transformers'
     OLMo-2 turns in fp32, its Llama does not). Dimensions past rotary_dim pass unchanged. Returns new tensors.
     """
     cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)  # each [T, 1, rotary_dim / 2]
-    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+    rotate = _rotate_interleaved if is_interleaved else _rotate
+    return rotate(q, cos, sin), rotate(k, cos, sin)
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -63,10 +89,32 @@ def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     return functional.gelu(gate, approximate="tanh") * up
 
 
+def relu_squared(x: torch.Tensor) -> torch.Tensor:
+    """Return relu(x)², rounded after the square (Primer, arXiv:2109.08668, §4.1). x: [T, I]."""
+    return functional.relu(x).square()
+
+
+def xielu(x: torch.Tensor, constants: torch.Tensor) -> torch.Tensor:
+    """Return xIELU (arXiv:2411.13010, eq. 9): above 0 a·x² + b·x, else c·(expm1(min(x, e)) − x) + b·x. x: [T, I].
+
+    constants: [4], (a, c, b, e) of x's dtype; each product and sum is rounded to it, as in transformers.
+    """
+    above, below, slope, least = constants.unbind()
+    negative = (torch.expm1(torch.minimum(x, least)) - x) * below + slope * x
+    return torch.where(x > 0, above * x * x + slope * x, negative)
+
+
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = cos.shape[-1]
     x1, x2, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin, rest), dim=-1).to(x.dtype)
+
+
+def _rotate_interleaved(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    rotary_dim = 2 * cos.shape[-1]
+    x1, x2 = x[..., 0:rotary_dim:2], x[..., 1:rotary_dim:2]
+    rotated = torch.stack((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).flatten(-2)
+    return torch.cat((rotated, x[..., rotary_dim:]), dim=-1).to(x.dtype)
 
 
 FP8 = torch.float8_e4m3fn
@@ -96,17 +144,18 @@ def write_kv(
     """Store each token's key and value at its slot (block_id * block_size + offset), in place.
 
     k, v: [T, num_kv_heads, head_dim], of the caches' dtype unless that is FP8; k_cache, v_cache: [num_blocks,
-    block_size, num_kv_heads, head_dim], contiguous; slot_mapping: [T] int64, every entry a real slot. FP8 holds
+    block_size, num_kv_heads, head_dim], of any strides; slot_mapping: [T] int64, every entry a real slot. FP8 holds
     k / scales.k, rounded to nearest even and clamped to ±448. Padding tokens share the scratch block's
     slots: which of them is kept there is undefined, and nothing reads it.
     """
     for x, cache, scale in ((k, k_cache, scales.k), (v, v_cache, scales.v)):
-        # view, not flatten: a cache that is not contiguous must fail here, not be written as a copy
-        slots = cache.view(-1, *cache.shape[2:])
+        pool, stored = cache, x
         if cache.dtype == FP8:  # torch copies its bytes by index on every device, its numbers not on the CPU
-            slots.view(torch.uint8).index_copy_(0, slot_mapping, to_fp8(x, scale).view(torch.uint8))
+            pool, stored = cache.view(torch.uint8), to_fp8(x, scale).view(torch.uint8)
+        if pool.is_contiguous():
+            pool.view(-1, *pool.shape[2:]).index_copy_(0, slot_mapping, stored)
         else:
-            slots.index_copy_(0, slot_mapping, x)
+            pool[slot_mapping // pool.shape[1], slot_mapping % pool.shape[1]] = stored
 
 
 def to_fp8(x: torch.Tensor, scale: float) -> torch.Tensor:

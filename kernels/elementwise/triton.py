@@ -44,6 +44,52 @@ def add_rms_norm(
     return normed, new_residual
 
 
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, *, pdl: bool = False
+) -> torch.Tensor:
+    """Equal elementwise.layer_norm. x: [..., D], last dimension dense, the others flattenable."""
+    rows = x.view(-1, x.shape[-1])
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    block = triton.next_power_of_2(rows.shape[1])
+    _layer_norm_kernel[(rows.shape[0],)](
+        rows, None, weight, bias, out, None, rows.stride(0), 0, eps, SIZE=rows.shape[1], BLOCK=block,
+        HAS_RESIDUAL=False, HAS_BIAS=bias is not None, PDL=pdl, num_warps=_row_warps(block), launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def add_layer_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    *,
+    pdl: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Equal elementwise.add_layer_norm: (normed, new_residual), both new and contiguous."""
+    rows, residual_rows = x.view(-1, x.shape[-1]), residual.view(-1, x.shape[-1])
+    normed = torch.empty_like(x, memory_format=torch.contiguous_format)
+    new_residual = torch.empty_like(x, memory_format=torch.contiguous_format)
+    block = triton.next_power_of_2(rows.shape[1])
+    _layer_norm_kernel[(rows.shape[0],)](
+        rows, residual_rows, weight, bias, normed, new_residual, rows.stride(0), residual_rows.stride(0), eps,
+        SIZE=rows.shape[1], BLOCK=block, HAS_RESIDUAL=True, HAS_BIAS=bias is not None, PDL=pdl,
+        num_warps=_row_warps(block), launch_pdl=pdl,
+    )  # fmt: skip
+    return normed, new_residual
+
+
+def relu_squared(x: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
+    """Equal elementwise.relu_squared. x: [T, I]; copied if it is not contiguous."""
+    return _activate(x, None, pdl=pdl)
+
+
+def xielu(x: torch.Tensor, constants: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
+    """Equal elementwise.xielu. x: [T, I]; copied if it is not contiguous."""
+    return _activate(x, constants, pdl=pdl)
+
+
 def silu_and_mul(x: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
     """Equal elementwise.silu_and_mul. x: [T, 2 * I], last dimension dense; returns [T, I]."""
     return _gate_and_mul(x, is_gelu=False, pdl=pdl)
@@ -67,11 +113,14 @@ def norm_rope_write_kv(
     *,
     num_heads: int,
     kv_scales: KVScales = UNSCALED,
+    is_interleaved: bool = False,
+    norms_rotated: bool = False,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Split qkv, normalise each head of q and k, rotate them, write k and v to their slots; return q [T, H, D].
 
-    Equals rms_norm (skipped where both weights are None), apply_rope and write_kv one after another. qkv: [T, (H + 2 *
+    Equals rms_norm (not if both weights are None; norms_rotated: after the rotation), apply_rope and write_kv one
+    after another. qkv: [T, (H + 2 *
     Hkv) * D], last dimension dense; weights: [D]; positions, slot_mapping: [T] int64; cos_sin_cache: [max_positions,
     rotary_dim], of qkv's dtype or fp32; caches: [num_blocks, block_size, Hkv, D]. Writes the caches in place.
     """
@@ -90,7 +139,8 @@ def norm_rope_write_kv(
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         HALF=half, HALF_PAD=triton.next_power_of_2(half),
         REST=head_dim - 2 * half, REST_PAD=triton.next_power_of_2(max(1, head_dim - 2 * half)),
-        BLOCK_H=block_heads, HAS_NORM=q_weight is not None, PDL=pdl,
+        BLOCK_H=block_heads, HAS_NORM=q_weight is not None, NORMS_ROTATED=norms_rotated,
+        STEP=2 if is_interleaved else 1, SECOND=1 if is_interleaved else half, PDL=pdl,
         num_warps=max(1, block_heads // 4), launch_pdl=pdl,
         # Else x1 * cos - x2 * sin becomes one bf16 fma, which skips a rounding of the specification
         enable_fp_fusion=False,
@@ -105,6 +155,16 @@ def _gate_and_mul(x: torch.Tensor, *, is_gelu: bool, pdl: bool) -> torch.Tensor:
     _gate_and_mul_kernel[(num_tokens, triton.cdiv(size, block))](
         x, out, x.stride(0), SIZE=size, BLOCK=block, IS_GELU=is_gelu, PDL=pdl, num_warps=4, launch_pdl=pdl
     )
+    return out
+
+
+def _activate(x: torch.Tensor, constants: torch.Tensor | None, *, pdl: bool) -> torch.Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _activate_kernel[(triton.cdiv(x.numel(), 1024),)](
+        x, constants, out, x.numel(), BLOCK=1024, IS_XIELU=constants is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        enable_fp_fusion=False,  # as in norm_rope_write_kv
+    )  # fmt: skip
     return out
 
 
@@ -139,6 +199,65 @@ def _rms_norm_kernel(
 
 
 @triton.jit
+def _layer_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, normed_ptr, sum_ptr, stride_x, stride_residual, eps,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """One row. As _rms_norm_kernel."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
+    bias = tl.load(bias_ptr + columns, mask=mask, other=0.0) if HAS_BIAS else weight
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    x = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0)
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + row * stride_residual + columns, mask=mask, other=0.0)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        tl.store(sum_ptr + row * SIZE + columns, x, mask=mask)
+    x_fp32 = x.to(tl.float32)
+    centred = tl.where(mask, x_fp32 - tl.sum(x_fp32, 0) / SIZE, 0.0)
+    normed = centred * tl.rsqrt(tl.sum(centred * centred, 0) / SIZE + eps) * weight
+    if HAS_BIAS:
+        normed += bias
+    tl.store(normed_ptr + row * SIZE + columns, normed.to(normed_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _activate_kernel(
+    x_ptr, constants_ptr, out_ptr, num_values, BLOCK: tl.constexpr, IS_XIELU: tl.constexpr, PDL: tl.constexpr
+) -> None:  # fmt: skip
+    """One part of all values. xIELU rounds after each op, as its specification."""
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = places < num_values
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    x = tl.load(x_ptr + places, mask=mask, other=0.0)
+    dtype = x.dtype
+    value = x.to(tl.float32)
+    if IS_XIELU:
+        above = tl.load(constants_ptr).to(tl.float32)
+        below = tl.load(constants_ptr + 1).to(tl.float32)
+        slope = tl.load(constants_ptr + 2).to(tl.float32)
+        least = tl.load(constants_ptr + 3).to(tl.float32)
+        linear = _round(slope * value, dtype)
+        positive = _round(_round(above * value, dtype) * value, dtype) + linear
+        power = tl.minimum(value, least)
+        # Near 0 exp(x) - 1 cancels: there its series to the fifth power is exact to fp32
+        series = power * (1 + power / 2 * (1 + power / 3 * (1 + power / 4 * (1 + power / 5))))
+        powers = tl.where(power > -0.06, series, tl.exp(power) - 1.0)
+        negative = _round(_round(_round(powers, dtype) - value, dtype) * below, dtype) + linear
+        out = tl.where(value > 0, positive, negative)
+    else:
+        kept = tl.where(value < 0, 0.0, value)  # relu of NaN is NaN
+        out = kept * kept
+    tl.store(out_ptr + places, out.to(dtype), mask=mask)
+
+
+@triton.jit
 def _gate_and_mul_kernel(
     x_ptr, out_ptr, stride_x, SIZE: tl.constexpr, BLOCK: tl.constexpr, IS_GELU: tl.constexpr, PDL: tl.constexpr
 ) -> None:  # fmt: skip
@@ -167,16 +286,19 @@ def _norm_rope_write_kv_kernel(
     stride_token, stride_position, stride_block, stride_slot, stride_head,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
-    BLOCK_H: tl.constexpr, HAS_NORM: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_H: tl.constexpr, HAS_NORM: tl.constexpr, NORMS_ROTATED: tl.constexpr,
+    STEP: tl.constexpr, SECOND: tl.constexpr,  # pair i is dimensions STEP * i and STEP * i + SECOND
+    PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """BLOCK_H heads of one token, in three parts: both rotated halves, and the dimensions past rotary_dim."""
+    """BLOCK_H heads of one token, in three parts: both members of the pairs, and the dimensions past rotary_dim."""
     token = tl.program_id(1).to(tl.int64)
     heads = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     is_v = (heads >= NUM_HEADS + NUM_KV_HEADS)[:, None]
     is_q = (heads < NUM_HEADS)[:, None]
     in_half = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & (tl.arange(0, HALF_PAD) < HALF)[None, :]
     in_rest = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & (tl.arange(0, REST_PAD) < REST)[None, :]
-    dims = tl.arange(0, HALF_PAD)[None, :]
+    pairs = tl.arange(0, HALF_PAD)[None, :]
+    dims = STEP * pairs
     rest_dims = 2 * HALF + tl.arange(0, REST_PAD)[None, :]
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -184,23 +306,23 @@ def _norm_rope_write_kv_kernel(
 
     source = qkv_ptr + token * stride_token + heads[:, None] * HEAD_DIM
     x1 = tl.load(source + dims, mask=in_half, other=0.0)
-    x2 = tl.load(source + HALF + dims, mask=in_half, other=0.0)
+    x2 = tl.load(source + SECOND + dims, mask=in_half, other=0.0)
     # Early, beside the loads of x: they depend on nothing else
-    angles = cos_sin_ptr + tl.load(positions_ptr + token) * stride_position + dims
-    cos = tl.load(angles, mask=dims < HALF, other=0.0)
-    sin = tl.load(angles + HALF, mask=dims < HALF, other=0.0)
+    angles = cos_sin_ptr + tl.load(positions_ptr + token) * stride_position + pairs
+    cos = tl.load(angles, mask=pairs < HALF, other=0.0)
+    sin = tl.load(angles + HALF, mask=pairs < HALF, other=0.0)
     rest = tl.load(source + rest_dims, mask=in_rest, other=0.0) if REST > 0 else x1
-    if HAS_NORM:
-        squares = tl.sum(x1.to(tl.float32) * x1.to(tl.float32) + x2.to(tl.float32) * x2.to(tl.float32), 1)
-        if REST > 0:
-            squares += tl.sum(rest.to(tl.float32) * rest.to(tl.float32), 1)
-        inverse_rms = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        x1 = _norm_part(x1, inverse_rms, q_weight_ptr, k_weight_ptr, dims, dims < HALF, is_q, is_v)
-        x2 = _norm_part(x2, inverse_rms, q_weight_ptr, k_weight_ptr, HALF + dims, dims < HALF, is_q, is_v)
-        if REST > 0:
-            in_head = rest_dims < HEAD_DIM
-            rest = _norm_part(rest, inverse_rms, q_weight_ptr, k_weight_ptr, rest_dims, in_head, is_q, is_v)
+    if HAS_NORM and not NORMS_ROTATED:
+        x1, x2, rest = _norm_head(
+            x1, x2, rest, q_weight_ptr, k_weight_ptr, eps, dims, SECOND + dims, pairs < HALF, rest_dims, is_q, is_v,
+            HEAD_DIM, REST,
+        )  # fmt: skip
     y1, y2 = _rotate(x1, x2, cos, sin, is_v)
+    if HAS_NORM and NORMS_ROTATED:
+        y1, y2, rest = _norm_head(
+            y1, y2, rest, q_weight_ptr, k_weight_ptr, eps, dims, SECOND + dims, pairs < HALF, rest_dims, is_q, is_v,
+            HEAD_DIM, REST,
+        )  # fmt: skip
 
     slot = tl.load(slots_ptr + token)
     in_cache = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_slot
@@ -209,7 +331,7 @@ def _norm_rope_write_kv_kernel(
     q_target = q_ptr + token * NUM_HEADS * HEAD_DIM + heads[:, None] * HEAD_DIM
     targets, inverse_scale = (q_target, k_target, v_target), tl.where(is_v, inverse_v_scale, inverse_k_scale)
     _store_part(targets, dims, y1, inverse_scale, in_half, is_q, is_v)
-    _store_part(targets, HALF + dims, y2, inverse_scale, in_half, is_q, is_v)
+    _store_part(targets, SECOND + dims, y2, inverse_scale, in_half, is_q, is_v)
     if REST > 0:
         _store_part(targets, rest_dims, rest, inverse_scale, in_rest, is_q, is_v)
 
@@ -227,6 +349,23 @@ def _rotate(x1, x2, cos, sin, is_v):
 def _round(x, dtype: tl.constexpr):
     """Round to dtype, in fp32: torch rounds after each op."""
     return x.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _norm_head(
+    x1, x2, rest, q_weight_ptr, k_weight_ptr, eps, dims, second_dims, in_pair, rest_dims, is_q, is_v,
+    HEAD_DIM: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """Scale the three parts of each head by its inverse RMS and its q or k weight; v passes unchanged."""
+    squares = tl.sum(x1.to(tl.float32) * x1.to(tl.float32) + x2.to(tl.float32) * x2.to(tl.float32), 1)
+    if REST > 0:
+        squares += tl.sum(rest.to(tl.float32) * rest.to(tl.float32), 1)
+    inverse_rms = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+    x1 = _norm_part(x1, inverse_rms, q_weight_ptr, k_weight_ptr, dims, in_pair, is_q, is_v)
+    x2 = _norm_part(x2, inverse_rms, q_weight_ptr, k_weight_ptr, second_dims, in_pair, is_q, is_v)
+    if REST > 0:
+        rest = _norm_part(rest, inverse_rms, q_weight_ptr, k_weight_ptr, rest_dims, rest_dims < HEAD_DIM, is_q, is_v)
+    return x1, x2, rest
 
 
 @triton.jit

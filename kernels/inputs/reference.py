@@ -1,6 +1,7 @@
 """The inputs of a step, gathered by req_index from the device state: the torch specification. Any device.
 
-Nothing here syncs. All outputs are fixed buffers, so one CUDA graph can contain the gather and its readers.
+Nothing here syncs. All outputs are fixed buffers, so one CUDA graph can contain the gather and its readers. A request
+has several block tables if the layers of its model have unequal caches; all are gathered at once.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ class DecodeInputs:
     positions: torch.Tensor
     # [max_rows] int32: tokens attended to, positions + 1
     seq_lens: torch.Tensor
-    # [max_rows] int64: slot of the token's key and value
-    slot_mapping: torch.Tensor
-    # [max_rows, max_blocks] int32: defined up to the row's length (seq_lens)
-    block_table: torch.Tensor
+    # [tables, max_rows rounded up] int64: slot of the token's key and value, by each block table
+    slot_mappings: torch.Tensor
+    # [tables, max_rows, max_blocks] int32: defined up to the row's length (seq_lens)
+    block_tables: torch.Tensor
 
     @classmethod
-    def allocate(cls, *, max_rows: int, max_blocks: int, device: torch.device) -> DecodeInputs:
+    def allocate(cls, *, num_tables: int, max_rows: int, max_blocks: int, device: torch.device) -> DecodeInputs:
         """Allocate zeros: valid ids everywhere, also before the first step."""
         return cls(
             input_ids=torch.zeros(max_rows, dtype=torch.int64, device=device),
             positions=torch.zeros(max_rows, dtype=torch.int64, device=device),
             seq_lens=torch.zeros(max_rows, dtype=torch.int32, device=device),
-            slot_mapping=torch.zeros(max_rows, dtype=torch.int64, device=device),
-            block_table=torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device),
+            slot_mappings=_zero_slots(num_tables, max_rows, device),
+            block_tables=torch.zeros(num_tables, max_rows, max_blocks, dtype=torch.int32, device=device),
         )
 
 
@@ -41,25 +42,25 @@ def gather_decode_inputs(
     *,
     last_token: torch.Tensor,
     num_computed: torch.Tensor,
-    block_table: torch.Tensor,
+    block_tables: torch.Tensor,
     block_size: int,
     padding_row: int,
     out: DecodeInputs,
 ) -> None:
     """Fill the first R rows of out, and advance num_computed of the rows by one; the padding row stays at 0.
 
-    req_index: [R] int64, distinct but for the padding row; last_token, num_computed: [rows] int64; block_table: [rows,
-    max_blocks] int32. Nothing else in the step may read num_computed: it already counts this step's token.
+    req_index: [R] int64, distinct but for the padding row; last_token, num_computed: [rows] int64; block_tables:
+    [tables, rows, max_blocks] int32. Nothing else in the step may read num_computed: it already counts this step's
+    token.
     """
     num_rows = req_index.shape[0]
     positions = num_computed[req_index]
-    tables = block_table[req_index]
-    blocks = tables.gather(1, (positions // block_size)[:, None]).squeeze(1).to(torch.int64)
+    blocks = block_tables[:, req_index, positions // block_size].to(torch.int64)
     out.input_ids[:num_rows] = last_token[req_index]
     out.positions[:num_rows] = positions
     out.seq_lens[:num_rows] = positions + 1
-    out.slot_mapping[:num_rows] = blocks * block_size + positions % block_size
-    out.block_table[:num_rows] = tables
+    out.slot_mappings[:, :num_rows] = blocks * block_size + positions % block_size
+    out.block_tables[:, :num_rows] = block_tables[:, req_index]
     num_computed[req_index] = torch.where(req_index == padding_row, 0, positions + 1)
 
 
@@ -114,24 +115,27 @@ class MixedInputs:
     # [max_tokens] int64
     input_ids: torch.Tensor
     positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    # [max_rows, max_blocks] int32: defined up to the row's length (seq_lens)
-    block_table: torch.Tensor
+    # [tables, max_tokens rounded up] int64
+    slot_mappings: torch.Tensor
+    # [tables, max_rows, max_blocks] int32: defined up to the row's length (seq_lens)
+    block_tables: torch.Tensor
     # [max_rows] int64, for sampled positions: request, position of the token to be chosen, token
     sample_req_index: torch.Tensor
     sample_positions: torch.Tensor
     sample_tokens: torch.Tensor
 
     @classmethod
-    def allocate(cls, *, max_tokens: int, max_rows: int, max_blocks: int, device: torch.device) -> MixedInputs:
+    def allocate(
+        cls, *, num_tables: int, max_tokens: int, max_rows: int, max_blocks: int, device: torch.device
+    ) -> MixedInputs:
         """Allocate zeros: valid ids everywhere, also before the first step."""
-        tokens = torch.zeros(3, max_tokens, dtype=torch.int64, device=device)
+        tokens = torch.zeros(2, max_tokens, dtype=torch.int64, device=device)
         rows = torch.zeros(3, max_rows, dtype=torch.int64, device=device)
         return cls(
             input_ids=tokens[0],
             positions=tokens[1],
-            slot_mapping=tokens[2],
-            block_table=torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=device),
+            slot_mappings=_zero_slots(num_tables, max_tokens, device),
+            block_tables=torch.zeros(num_tables, max_rows, max_blocks, dtype=torch.int32, device=device),
             sample_req_index=rows[0],
             sample_positions=rows[1],
             sample_tokens=rows[2],
@@ -143,7 +147,7 @@ def gather_mixed_inputs(
     packed: PackedInputs,
     *,
     num_computed: torch.Tensor,
-    block_table: torch.Tensor,
+    block_tables: torch.Tensor,
     block_size: int,
     out: MixedInputs,
 ) -> None:
@@ -157,15 +161,20 @@ def gather_mixed_inputs(
     before_end = packed.query_start_loc[1:][token_rows] - torch.arange(num_tokens, device=token_rows.device)
     token_lens = seq_lens[token_rows]
     positions = torch.where(token_lens > 0, token_lens - before_end, 0)
-    blocks = block_table[token_requests, positions // block_size].long()
+    blocks = block_tables[:, token_requests, positions // block_size].long()
     is_known = packed.token_ids >= 0
     out.input_ids[:num_tokens] = torch.where(is_known, packed.token_ids.long(), last_token[token_requests])
     out.positions[:num_tokens] = positions
-    out.slot_mapping[:num_tokens] = blocks * block_size + positions % block_size
-    out.block_table[:num_rows] = block_table[req_index]
+    out.slot_mappings[:, :num_tokens] = blocks * block_size + positions % block_size
+    out.block_tables[:, :num_rows] = block_tables[:, req_index]
     sample_rows = packed.sample_rows.long()
     out.sample_req_index[:num_rows] = req_index[sample_rows]
     num_after = packed.query_start_loc[1:][sample_rows] - 1 - packed.sample_tokens
     out.sample_positions[:num_rows] = seq_lens[sample_rows] - num_after
     out.sample_tokens[:num_rows] = packed.sample_tokens
     num_computed[req_index] = seq_lens
+
+
+def _zero_slots(num_tables: int, count: int, device: torch.device) -> torch.Tensor:
+    """Return zeros [num_tables, count rounded up] int64: each table's slots are aligned, see _mixed_sections."""
+    return torch.zeros(num_tables, (count + 15) // 16 * 16, dtype=torch.int64, device=device)

@@ -6,23 +6,84 @@ equal probabilities the expert with the lower index comes first, so that all dev
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch.nn import functional
 
-from kernels.elementwise.reference import silu_and_mul
+from kernels.elementwise.reference import gelu_tanh_and_mul, silu_and_mul
 
 
-def route(logits: torch.Tensor, *, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+@dataclass(frozen=True)
+class Gate:
+    """How an expert joins the halves of its first product, gate and up.
+
+    "silu", "gelu_tanh": activation(gate) * up. "clamped": (up + 1) * gate * sigmoid(alpha * gate), gate at most limit
+    and up from -limit to limit (gpt-oss, arXiv:2508.10925).
+    """
+
+    kind: Literal["silu", "gelu_tanh", "clamped"] = "silu"
+    alpha: float = 1.0
+    limit: float = 0.0
+
+
+SILU = Gate()
+
+
+@dataclass(frozen=True)
+class ExpertBiases:
+    """The biases of an expert's products."""
+
+    # [E, 2 * I], gates first, and [E, H]
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+def route(
+    logits: torch.Tensor,
+    *,
+    top_k: int,
+    renormalize: bool,
+    given: torch.Tensor | None = None,
+    floor: float = 0.0,
+    factor: float = 1.0,
+    expert_scales: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax over the experts, then each token's top_k, descending: weights [T, top_k] fp32, experts [T, top_k] int64.
 
-    logits: [T, num_experts]. renormalize: a token's weights are divided by their sum.
+    logits: [T, num_experts]. renormalize: a token's weights are divided by their sum, or by floor if that is more; then
+    they are multiplied by factor. given: [T, num_experts] fp32, the weights of the experts if they are chosen; then
+    there is no softmax and the top_k largest logits are chosen, of which at least top_k are above -inf. expert_scales:
+    [num_experts] fp32, multiply the weights last.
     """
-    probabilities, experts = logits.float().softmax(-1).sort(dim=-1, descending=True, stable=True)
-    weights = probabilities[:, :top_k]
-    return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), experts[:, :top_k]
+    scores = logits.float().softmax(-1) if given is None else logits.float()
+    ordered, experts = scores.sort(dim=-1, descending=True, stable=True)
+    experts = experts[:, :top_k]
+    weights = ordered[:, :top_k] if given is None else given.gather(1, experts)
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True).clamp_min(floor)
+    weights = weights * factor
+    return (weights if expert_scales is None else weights * expert_scales[experts]), experts
 
 
-def run_experts(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+def gate_and_mul(x: torch.Tensor, gate: Gate) -> torch.Tensor:
+    """Join the halves of x, gates first. x: [N, 2 * I]; returns [N, I]."""
+    if gate.kind != "clamped":
+        return silu_and_mul(x) if gate.kind == "silu" else gelu_tanh_and_mul(x)
+    gates, ups = x.chunk(2, dim=-1)
+    gates, ups = gates.clamp(max=gate.limit), ups.clamp(-gate.limit, gate.limit)
+    return (ups + 1) * (gates * (gates * gate.alpha).sigmoid())
+
+
+def run_experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    experts: torch.Tensor,
+    gate: Gate = SILU,
+    biases: ExpertBiases | None = None,
+) -> torch.Tensor:
     """Compute each token's experts. x: [T, H]; gate_up: [E, 2 * I, H]; down: [E, H, I]; experts: [T, top_k].
 
     Returns [T, top_k, H] of x's dtype. Waits for the device unless it is the CPU; the Triton twin does not.
@@ -30,8 +91,9 @@ def run_experts(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, expe
     out = x.new_empty(*experts.shape, x.shape[1])
     for expert in experts.unique():
         tokens, places = torch.where(experts == expert)
-        inner = silu_and_mul(functional.linear(x[tokens], gate_up[expert]))
-        out[tokens, places] = functional.linear(inner, down[expert])
+        up_bias, down_bias = (None, None) if biases is None else (biases.gate_up[expert], biases.down[expert])
+        inner = gate_and_mul(functional.linear(x[tokens], gate_up[expert], up_bias), gate)
+        out[tokens, places] = functional.linear(inner, down[expert], down_bias)
     return out
 
 
@@ -45,16 +107,31 @@ def fused_moe(
     renormalize: bool,
     round_weights: bool,
     shared: torch.Tensor | None = None,
+    gate: Gate = SILU,
+    biases: ExpertBiases | None = None,
+    expert_scales: torch.Tensor | None = None,
+    given: torch.Tensor | None = None,
+    floor: float = 0.0,
+    factor: float = 1.0,
 ) -> torch.Tensor:
     """Route each token and sum its experts by their weights: [T, H] of x's dtype, which may be fp32, bf16 or fp16.
 
     x, gate_up, down: as for run_experts. logits: [T, E], plus one column if `shared` is given. round_weights: round to
     x's dtype before use. shared: [T, H], output of the shared expert, added times the sigmoid of that last column.
+    given, floor, factor, expert_scales: see route. biases: of x's dtype.
     """
     num_experts = gate_up.shape[0]
-    weights, experts = route(logits[:, :num_experts], top_k=top_k, renormalize=renormalize)
+    weights, experts = route(
+        logits[:, :num_experts],
+        top_k=top_k,
+        renormalize=renormalize,
+        given=given,
+        floor=floor,
+        factor=factor,
+        expert_scales=expert_scales,
+    )
     if round_weights:
         weights = weights.to(x.dtype)
-    out = run_experts(x, gate_up, down, experts)
+    out = run_experts(x, gate_up, down, experts, gate, biases)
     mixed = (out * weights[..., None]).sum(1).to(x.dtype)
     return mixed if shared is None else mixed + logits[:, num_experts:].sigmoid() * shared

@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
 """Triton twin of kernels/moe/reference.py. Never syncs: grids depend only on the number of tokens, as graphs require.
 
-Few tokens: route, then two matrix-vector products per pair. Otherwise: route, lay out, gate and up with SiLU, down, and
+Few tokens: route, then two matrix-vector products per pair. Otherwise: route, lay out, gate and up joined, down, and
 the weighted sum over each token's experts in their order, so that results are equal in every run.
 """
 
@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.runtime import driver
 
 from kernels.moe.configs import GroupedConfig, PairsConfig, fitting, grouped_config, pairs_config, uses_pairs
+from kernels.moe.reference import SILU, ExpertBiases, Gate
 from kernels.moe.triton_common import add_shared, weigh
 from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_route import lay_out, route
@@ -30,6 +31,12 @@ def fused_moe(
     renormalize: bool,
     round_weights: bool,
     shared: torch.Tensor | None = None,
+    gate: Gate = SILU,
+    biases: ExpertBiases | None = None,
+    expert_scales: torch.Tensor | None = None,
+    given: torch.Tensor | None = None,
+    floor: float = 0.0,
+    factor: float = 1.0,
     config: GroupedConfig | PairsConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
@@ -43,20 +50,27 @@ def fused_moe(
         num_experts=num_experts,
         top_k=top_k,
         renormalize=renormalize,
+        given=given,
+        floor=floor,
+        factor=factor,
         weights_dtype=x.dtype if round_weights else torch.float32,
         chunk_tokens=config.chunk_tokens if isinstance(config, GroupedConfig) else None,
+        expert_scales=expert_scales,
         pdl=pdl,
     )
     shared_gate = None if shared is None else logits[:, -1]
+    up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
     if isinstance(config, PairsConfig):
-        inner = pairs_gate_up(x, gate_up, routing, config.up, pdl=pdl)
-        return pairs_down(inner, down, routing, config.down, shared=shared, shared_gate=shared_gate, pdl=pdl)
+        inner = pairs_gate_up(x, gate_up, routing, config.up, gate=gate, bias=up_bias, pdl=pdl)
+        return pairs_down(
+            inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
+        )  # fmt: skip
     tiles = lay_out(routing, num_experts=num_experts, block_m=config.block_m, pdl=pdl)
     inner = grouped_gemm(
-        x, gate_up, tiles, config.up, num_pairs=num_pairs, is_gated=True, swaps=config.swaps, pdl=pdl
+        x, gate_up, tiles, config.up, num_pairs=num_pairs, gate=gate, swaps=config.swaps, bias=up_bias, pdl=pdl
     )  # fmt: skip
     outputs = grouped_gemm(
-        inner, down, tiles, config.down, num_pairs=num_pairs, is_gated=False, swaps=config.swaps, pdl=pdl
+        inner, down, tiles, config.down, num_pairs=num_pairs, gate=None, swaps=config.swaps, bias=down_bias, pdl=pdl
     )  # fmt: skip
     return combine(outputs, routing.weights, shared=shared, shared_gate=shared_gate, pdl=pdl)
 

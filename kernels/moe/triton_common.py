@@ -8,10 +8,19 @@ import triton.language as tl
 
 
 @triton.jit
-def gate_and_mul(gate, up, dtype: tl.constexpr):
-    """silu(gate) * up from fp32 sums, rounded to dtype where torch rounds: both inputs, silu, the product."""
-    gate = round_to(gate, dtype)
-    return (round_to(gate / (1.0 + tl.exp(-gate)), dtype) * round_to(up, dtype)).to(dtype)
+def gate_and_mul(gate, up, dtype: tl.constexpr, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """Join gate and up (fp32 sums) as kernels.moe.reference.Gate says, rounded to dtype where torch rounds."""
+    gate, up = round_to(gate, dtype), round_to(up, dtype)
+    if KIND == "clamped":
+        gate, up = tl.minimum(gate, LIMIT), tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        sigmoid = round_to(1.0 / (1.0 + tl.exp(-round_to(gate * ALPHA, dtype))), dtype)
+        product = round_to(up + 1.0, dtype) * round_to(gate * sigmoid, dtype)
+    elif KIND == "gelu_tanh":  # (1 + tanh(u)) / 2 is the sigmoid of 2 * u; the factor is 2 * sqrt(2 / pi)
+        logit = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        product = round_to(gate / (1.0 + tl.exp(-logit)), dtype) * up
+    else:
+        product = round_to(gate / (1.0 + tl.exp(-gate)), dtype) * up
+    return product.to(dtype)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.moe.configs import PairTile, Tile
+from kernels.moe.reference import Gate
 from kernels.moe.triton_common import add_shared, gate_and_mul, weigh
 from kernels.moe.triton_route import Routing, RowTiles
 
@@ -29,23 +30,27 @@ def grouped_gemm(
     config: Tile,
     *,
     num_pairs: int,
-    is_gated: bool,
+    gate: Gate | None,
     swaps: bool,
+    bias: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Return [num_pairs, N]: each pair's row of x times its expert's matrix; is_gated: silu(first half) * second half.
+    """Return [num_pairs, N]: each pair's row of x times its expert's matrix, plus its bias; gate: joins both halves.
 
-    x: [num_pairs / n, K], each row used by n successive pairs; w: [E, N or 2 * N, K], both of one dtype, dense in K.
+    x: [num_pairs / n, K], each row used by n successive pairs; w: [E, N or 2 * N, K], both of one dtype, dense in K;
+    bias: [E, N or 2 * N], contiguous.
     """
     num_rows, k = x.shape
-    n = w.shape[1] // (2 if is_gated else 1)
+    n = w.shape[1] // (1 if gate is None else 2)
     out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
     num_tiles = tiles.experts.shape[0]
     assert w.is_contiguous()
     assert x.stride(1) == 1
     _grouped_kernel[(num_tiles * triton.cdiv(n, config.block_n),)](
-        x, w, out, tiles.pairs, tiles.experts, tiles.rows, num_tiles, n, k, x.stride(0),
-        PAIRS_PER_ROW=num_pairs // num_rows, IS_GATED=is_gated, SWAPS=swaps,
+        x, w, bias, out, tiles.pairs, tiles.experts, tiles.rows, num_tiles, n, k, x.stride(0),
+        PAIRS_PER_ROW=num_pairs // num_rows, SWAPS=swaps, HAS_BIAS=bias is not None,
+        GATE="" if gate is None else gate.kind, ALPHA=0.0 if gate is None else gate.alpha,
+        LIMIT=0.0 if gate is None else gate.limit,
         BLOCK_M=tiles.pairs.shape[0] // num_tiles, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
         GROUP_M=config.group_m, EVEN_N=n % config.block_n == 0, EVEN_K=k % config.block_k == 0,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32", PDL=pdl,
@@ -56,8 +61,9 @@ def grouped_gemm(
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def _grouped_kernel(
-    x_ptr, w_ptr, out_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, num_tiles, n, k, stride_x,
-    PAIRS_PER_ROW: tl.constexpr, IS_GATED: tl.constexpr, SWAPS: tl.constexpr,
+    x_ptr, w_ptr, bias_ptr, out_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, num_tiles, n, k, stride_x,
+    PAIRS_PER_ROW: tl.constexpr, SWAPS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -79,7 +85,8 @@ def _grouped_kernel(
     x_ptrs = x_ptr + pairs // PAIRS_PER_ROW * stride_x
     expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
     sources = features if EVEN_N else tl.minimum(features, n - 1)
-    w_ptrs = w_ptr + expert * n * k * (2 if IS_GATED else 1) + sources.to(tl.int64) * k
+    width = n * (1 if GATE == "" else 2)
+    w_ptrs = w_ptr + expert * width * k + sources.to(tl.int64) * k
 
     acc = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     up = acc
@@ -87,11 +94,16 @@ def _grouped_kernel(
         columns = start + tl.arange(0, BLOCK_K)
         x = _load(x_ptrs, columns, k, EVEN_K)
         acc = _multiply(x, _load(w_ptrs, columns, k, EVEN_K), acc, SWAPS, PRECISION)
-        if IS_GATED:
+        if GATE != "":
             up = _multiply(x, _load(w_ptrs + n.to(tl.int64) * k, columns, k, EVEN_K), up, SWAPS, PRECISION)
 
+    if HAS_BIAS:
+        bias_ptrs = bias_ptr + expert * width + sources
+        acc += _as_column(tl.load(bias_ptrs), SWAPS)
+        if GATE != "":
+            up += _as_column(tl.load(bias_ptrs + n), SWAPS)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    values = gate_and_mul(acc, up, dtype) if IS_GATED else acc.to(dtype)
+    values = acc.to(dtype) if GATE == "" else gate_and_mul(acc, up, dtype, GATE, ALPHA, LIMIT)
     targets = out_ptr + pairs * n
     if SWAPS:
         tl.store(
@@ -101,6 +113,13 @@ def _grouped_kernel(
         tl.store(
             targets[:, None] + features[None, :], values, mask=(rows < num_rows)[:, None] & (features < n)[None, :]
         )
+
+
+@triton.jit
+def _as_column(bias, SWAPS: tl.constexpr):
+    """Return a tile's biases in fp32, to be added to its product."""
+    bias = bias.to(tl.float32)
+    return bias[:, None] if SWAPS else bias[None, :]
 
 
 @triton.jit
@@ -122,16 +141,27 @@ def _multiply(x, w, acc, SWAPS: tl.constexpr, PRECISION: tl.constexpr):
 
 
 def pairs_gate_up(
-    x: torch.Tensor, gate_up: torch.Tensor, routing: Routing, tile: PairTile, *, pdl: bool = False
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    routing: Routing,
+    tile: PairTile,
+    *,
+    gate: Gate,
+    bias: torch.Tensor | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
-    """Return [T * top_k, I]: silu(gate) * up of each pair. x: [T, H], dense in H; gate_up: [E, 2 * I, H]."""
+    """Return [T * top_k, I]: gate and up of each pair, joined. x: [T, H], dense in H; gate_up: [E, 2 * I, H].
+
+    bias: [E, 2 * I], contiguous.
+    """
     num_pairs, top_k = routing.experts.numel(), routing.experts.shape[1]
     n, k = gate_up.shape[1] // 2, gate_up.shape[2]
     out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
     assert gate_up.is_contiguous()
     assert x.stride(1) == 1
     _pairs_up_kernel[(triton.cdiv(n, tile.block_n), num_pairs)](
-        x, gate_up, routing.experts, out, n, k, x.stride(0),
+        x, gate_up, bias, routing.experts, out, n, k, x.stride(0),
+        HAS_BIAS=bias is not None, GATE=gate.kind, ALPHA=gate.alpha, LIMIT=gate.limit,
         TOP_K=top_k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, STAGES=tile.num_stages,
         EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0, PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
     )  # fmt: skip
@@ -144,23 +174,25 @@ def pairs_down(
     routing: Routing,
     tile: PairTile,
     *,
+    bias: torch.Tensor | None = None,
     shared: torch.Tensor | None = None,
     shared_gate: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Return [T, H], each token's experts summed with their weights. inner: [T * top_k, I]; down: [E, H, I].
 
-    shared: see kernels.moe.reference.fused_moe; shared_gate: [T], before its sigmoid.
+    bias: [E, H], contiguous. shared: see kernels.moe.reference.fused_moe; shared_gate: [T], before its sigmoid.
     """
     num_tokens, top_k = routing.experts.shape
     n, k = down.shape[1:]
     out = torch.empty(num_tokens, n, dtype=inner.dtype, device=inner.device)
     assert down.is_contiguous()
     _pairs_down_kernel[(triton.cdiv(n, tile.block_n), num_tokens)](
-        inner, down, routing.experts, routing.weights, shared, shared_gate, out, n, k,
+        inner, down, bias, routing.experts, routing.weights, shared, shared_gate, out, n, k,
         0 if shared is None else shared.stride(0), 0 if shared_gate is None else shared_gate.stride(0),
         TOP_K=top_k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, STAGES=tile.num_stages,
-        EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0, HAS_SHARED=shared is not None,
+        EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0,
+        HAS_BIAS=bias is not None, HAS_SHARED=shared is not None,
         PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -168,7 +200,8 @@ def pairs_down(
 
 @triton.jit
 def _pairs_up_kernel(
-    x_ptr, w_ptr, experts_ptr, out_ptr, n, k, stride_x,
+    x_ptr, w_ptr, bias_ptr, experts_ptr, out_ptr, n, k, stride_x,
+    HAS_BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -190,20 +223,26 @@ def _pairs_up_kernel(
         x = _load_row(x_row, columns, k, EVEN_K)
         gate += _load_rows(gate_ptrs, columns, k, EVEN_K) * x[None, :]
         up += _load_rows(up_ptrs, columns, k, EVEN_K) * x[None, :]
-    values = gate_and_mul(tl.sum(gate, 1), tl.sum(up, 1), out_ptr.dtype.element_ty)
+    gate_sum, up_sum = tl.sum(gate, 1), tl.sum(up, 1)
+    if HAS_BIAS:
+        bias_ptrs = bias_ptr + expert * 2 * n + sources
+        gate_sum += tl.load(bias_ptrs).to(tl.float32)
+        up_sum += tl.load(bias_ptrs + n).to(tl.float32)
+    values = gate_and_mul(gate_sum, up_sum, out_ptr.dtype.element_ty, GATE, ALPHA, LIMIT)
     tl.store(out_ptr + pair.to(tl.int64) * n + features, values, mask=features < n)
 
 
 @triton.jit
 def _pairs_down_kernel(
-    x_ptr, w_ptr, experts_ptr, weights_ptr, shared_ptr, shared_gate_ptr, out_ptr, n, k, stride_shared, stride_gate,
+    x_ptr, w_ptr, bias_ptr, experts_ptr, weights_ptr, shared_ptr, shared_gate_ptr, out_ptr, n, k,
+    stride_shared, stride_gate,
     TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, HAS_SHARED: tl.constexpr, PDL: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SHARED: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """BLOCK_N outputs of one token, over all its experts."""
     token = tl.program_id(1).to(tl.int64)
     features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    sources = (features if EVEN_N else tl.minimum(features, n - 1)).to(tl.int64) * k
+    sources = (features if EVEN_N else tl.minimum(features, n - 1)).to(tl.int64)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -211,12 +250,15 @@ def _pairs_down_kernel(
     for place in tl.static_range(TOP_K):
         pair = token * TOP_K + place
         expert = tl.load(experts_ptr + pair).to(tl.int64)
-        w_ptrs = w_ptr + expert * n * k + sources
+        w_ptrs = w_ptr + expert * n * k + sources * k
         acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         for start in tl.range(0, k, BLOCK_K, num_stages=STAGES):
             columns = start + tl.arange(0, BLOCK_K)
             acc += _load_rows(w_ptrs, columns, k, EVEN_K) * _load_row(x_ptr + pair * k, columns, k, EVEN_K)[None, :]
-        mixed += weigh(tl.sum(acc, 1), tl.load(weights_ptr + pair), out_ptr.dtype.element_ty)
+        value = tl.sum(acc, 1)
+        if HAS_BIAS:
+            value += tl.load(bias_ptr + expert * n + sources).to(tl.float32)
+        mixed += weigh(value, tl.load(weights_ptr + pair), out_ptr.dtype.element_ty)
     mask = features < n
     mixed = mixed.to(out_ptr.dtype.element_ty)
     if HAS_SHARED:

@@ -49,11 +49,16 @@ def route(
     renormalize: bool,
     weights_dtype: torch.dtype,
     chunk_tokens: int | None,
+    given: torch.Tensor | None = None,
+    floor: float = 0.0,
+    factor: float = 1.0,
+    expert_scales: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> Routing:
     """Equal kernels.moe.reference.route on logits[:, :num_experts]. logits: [T, >= num_experts], last dimension dense.
 
-    chunk_tokens: approximate tokens per chunk; None: one token at a time, without ranks and counts.
+    given: contiguous. chunk_tokens: approximate tokens per chunk; None: one token at a time, without ranks and counts.
+    expert_scales: [num_experts] fp32.
     """
     num_tokens, device = logits.shape[0], logits.device
     padded = triton.next_power_of_2(num_experts)
@@ -67,9 +72,10 @@ def route(
     ranks = torch.empty(places if has_counts else (1, 1), dtype=torch.int32, device=device)
     counts = torch.empty((num_chunks, padded) if has_counts else (1, 1), dtype=torch.int32, device=device)
     _route_kernel[(num_chunks,)](
-        logits, weights, experts, ranks, counts, num_tokens, logits.stride(0),
+        logits, given, expert_scales, weights, experts, ranks, counts, num_tokens, logits.stride(0), floor, factor,
         EXPERTS=num_experts, EXPERTS_PAD=padded, TOP_K=top_k, PLACES_PAD=triton.next_power_of_2(top_k),
-        TOKENS=tokens, RENORMALIZE=renormalize, HAS_COUNTS=has_counts, PDL=pdl,
+        TOKENS=tokens, RENORMALIZE=renormalize, HAS_GIVEN=given is not None, HAS_SCALES=expert_scales is not None,
+        HAS_COUNTS=has_counts, PDL=pdl,
         num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return Routing(weights, experts, ranks, counts, tokens)
@@ -99,13 +105,16 @@ def max_tiles(*, num_pairs: int, num_experts: int, block_m: int) -> int:
     return (num_pairs + num_hit * (block_m - 1)) // block_m
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "floor", "factor"])
 def _route_kernel(
-    logits_ptr, weights_ptr, experts_ptr, ranks_ptr, counts_ptr, num_tokens, stride_logits,
+    logits_ptr, given_ptr, scales_ptr, weights_ptr, experts_ptr, ranks_ptr, counts_ptr, num_tokens, stride_logits,
+    floor, factor,
     EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, PLACES_PAD: tl.constexpr,
-    TOKENS: tl.constexpr, RENORMALIZE: tl.constexpr, HAS_COUNTS: tl.constexpr, PDL: tl.constexpr,
+    TOKENS: tl.constexpr, RENORMALIZE: tl.constexpr, HAS_GIVEN: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HAS_COUNTS: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One chunk of tokens: the softmax, then top_k rounds, each taking the largest remaining probability."""
+    """One chunk of tokens: the softmax if no weights are given, then top_k rounds, each taking the largest one left."""
     chunk = tl.program_id(0)
     tokens = chunk * TOKENS + tl.arange(0, TOKENS)
     columns = tl.arange(0, EXPERTS_PAD)[None, :]
@@ -117,11 +126,17 @@ def _route_kernel(
     sources = logits_ptr + tokens.to(tl.int64)[:, None] * stride_logits + columns
     logits = tl.load(sources, mask=is_live[:, None] & (columns < EXPERTS), other=0.0).to(tl.float32)
     logits = tl.where(columns < EXPERTS, logits, -float("inf"))
-    powers = tl.exp(logits - tl.max(logits, 1)[:, None])
-    left = powers / tl.sum(powers, 1)[:, None]
+    if HAS_GIVEN:
+        given_places = tokens.to(tl.int64)[:, None] * EXPERTS + columns
+        given = tl.load(given_ptr + given_places, mask=is_live[:, None] & (columns < EXPERTS), other=0.0)
+        left = logits
+    else:
+        powers = tl.exp(logits - tl.max(logits, 1)[:, None])
+        left = powers / tl.sum(powers, 1)[:, None]
+        given = left
     # A token of NaN has experts too, whose weights are NaN
     no_numbers = tl.max((left != left).to(tl.int32), 1) > 0
-    left = tl.where(columns < EXPERTS, tl.where(left == left, left, 0.0), -1.0)
+    left = tl.where(columns < EXPERTS, tl.where(left == left, left, 0.0), -float("inf"))
     weights = tl.zeros([TOKENS, PLACES_PAD], tl.float32)
     experts = tl.zeros([TOKENS, PLACES_PAD], tl.int32)
     chosen = tl.zeros([TOKENS, EXPERTS_PAD], tl.int32)
@@ -129,13 +144,18 @@ def _route_kernel(
     for place in tl.static_range(TOP_K):
         value = tl.max(left, 1)
         expert = tl.min(tl.where(left == value[:, None], columns, EXPERTS_PAD), 1)
-        left = tl.where(columns == expert[:, None], -1.0, left)
+        left = tl.where(columns == expert[:, None], -float("inf"), left)
+        if HAS_GIVEN:
+            value = tl.sum(tl.where(columns == expert[:, None], given, 0.0), 1)
         chosen = tl.where(columns == expert[:, None], 1, chosen)
         weights = tl.where(places == place, value[:, None], weights)
         experts = tl.where(places == place, expert[:, None], experts)
         total += value
     if RENORMALIZE:
-        weights = weights / total[:, None]
+        weights = weights / tl.maximum(total, floor)[:, None]
+    weights = weights * factor
+    if HAS_SCALES:
+        weights = weights * tl.load(scales_ptr + experts)  # places that are none have expert 0
     weights = tl.where(no_numbers[:, None], float("nan"), weights)
     pairs = tokens[:, None] * TOP_K + places
     is_pair = is_live[:, None] & (places < TOP_K)

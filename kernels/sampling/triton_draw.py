@@ -156,6 +156,7 @@ def _sample_kernel(
         # Every thread's stores before the one thread's release; its acquire before every thread's loads
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel")
+        tl.device_assert(arrived < num_splits, "arrivals were not zero before the launch")  # with TRITON_DEBUG=1
         if arrived == num_splits - 1:
             tl.store(arrivals_ptr + row, 0)
             splits = tl.arange(0, SPLITS_PAD)

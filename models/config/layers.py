@@ -1,32 +1,30 @@
-"""Layer patterns, constant multipliers and mixture-of-experts fields of a config.json.
+"""Layer patterns and constant multipliers of a config.json.
 
 find_rope_layers, find_sliding_layers and find_windows return one entry per layer: rotary positions or none, sliding
 window or full attention, and the window's length. Multipliers holds the constants by which some architectures multiply
-or cap activations. ExpertsConfig describes the mixture of experts that replaces the MLP in some layers.
+or cap activations.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
+from models.architecture import Architecture
 from models.config.rope import rope_section
 from models.errors import ModelError
 from models.fields import Fields
-from models.quantization.config import QuantizationConfig
-from models.registry import Architecture
 
 # These rules apply only if use_sliding_window is true
 _OPTIONAL = ("every_if_used", "max_window_layers", "odd_until_max", "nope")
 
 
 def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int) -> tuple[bool, ...]:
-    """Return True for each layer with rotary positions: all, except by the rule of transformers' SmolLM3Config."""
-    if architecture.rope != "smollm3":
+    """Return True for each layer with rotary positions: all, but for the rule of SmolLM3Config and Llama4TextConfig."""
+    if architecture.rope not in ("smollm3", "llama4"):
         return (True,) * num_layers
     has_rope = config.get("no_rope_layers")  # 1: the layer has rotary positions
     config.pass_over("no_rope_layer_interval")
-    if has_rope is None:
+    if has_rope is None or (architecture.rope == "llama4" and has_rope == []):
         interval = config.count("no_rope_layer_interval", default=4)
         return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
     if not isinstance(has_rope, list) or len(has_rope) < num_layers or not all(value in (0, 1) for value in has_rope):
@@ -47,13 +45,22 @@ def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tu
         raise ModelError(
             f"{config.where}: use_sliding_window false is not supported: set sliding_window to null instead"
         )
+    if rule == "chunked":
+        if config.get("layer_types") is not None:
+            _read_layer_types(config.get("layer_types"), num_layers, config.where, other="chunked_attention")
+        return (False,) * num_layers
     if not is_used or rule in ("every", "every_if_used"):
         _refuse_mixed_layers(config, num_layers, slides=is_used and config.get("sliding_window") is not None)
         return (is_used,) * num_layers
     layer_types = config.get("layer_types")
+    if rule == "listed_or_none":
+        config.pass_over("sliding_window")
     if layer_types is not None:
-        config.pass_over("sliding_window_pattern")
-        return _read_layer_types(layer_types, num_layers, config.where)
+        if rule in ("pattern", "pattern_and_last", "letters"):
+            config.pass_over("sliding_window_pattern")
+        is_sliding = _read_layer_types(layer_types, num_layers, config.where)
+        # transformers, Gemma4TextConfig: the last layer has full attention whatever is said
+        return (*is_sliding[:-1], False) if rule == "pattern_and_last" else is_sliding
     if rule in ("max_window_layers", "odd_until_max"):
         border = config.get("max_window_layers")
         border = 28 if border is None else border
@@ -64,8 +71,41 @@ def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tu
         return tuple(layer >= border for layer in range(num_layers))
     if rule == "nope":
         return tuple(not rotates for rotates in has_rope)
-    period = 2 if rule == "alternating" else config.count("sliding_window_pattern")
-    return tuple((layer + 1) % period != 0 for layer in range(num_layers))
+    if rule in ("listed_or_every", "listed_or_none"):
+        return (rule == "listed_or_every",) * num_layers
+    if rule == "letters":
+        return _read_pattern(config, num_layers)
+    periods = {"alternating": 2, "three_of_four": 4}
+    period = periods[rule] if rule in periods else config.count("sliding_window_pattern")
+    is_sliding = tuple((layer + 1) % period != 0 for layer in range(num_layers))
+    return (*is_sliding[:-1], False) if rule == "pattern_and_last" else is_sliding
+
+
+def _read_pattern(config: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Read a period or letters, L: sliding, G: full, which repeat; the last layer is then full (Exaone4Config)."""
+    config.pass_over("sliding_window_pattern")
+    if config.get("sliding_window") is None:
+        return (False,) * num_layers
+    pattern = config.get("sliding_window_pattern")
+    if not isinstance(pattern, str):
+        period = config.count("sliding_window_pattern")
+        return tuple((layer + 1) % period != 0 for layer in range(num_layers))
+    if not pattern or set(pattern) - {"L", "G"}:
+        raise ModelError(
+            f"{config.where}: sliding_window_pattern must be a number or of the letters L and G, found {pattern!r}"
+        )
+    return tuple(pattern[i % len(pattern)] == "L" and i < num_layers - 1 for i in range(num_layers))
+
+
+def limit_rope_layers(
+    config: Fields, architecture: Architecture, has_rope: tuple[bool, ...], is_sliding: tuple[bool, ...]
+) -> tuple[bool, ...]:
+    """Return has_rope without the full-attention layers of architectures that rotate in sliding layers only."""
+    if architecture.rope_layers == "all":
+        return has_rope
+    if architecture.rope_layers == "sliding_or_all" and config.get("sliding_window") is None:
+        return has_rope
+    return is_sliding
 
 
 def find_windows(config: Fields, is_sliding: tuple[bool, ...], *, max_context_len: int) -> tuple[int | None, ...]:
@@ -78,6 +118,13 @@ def find_windows(config: Fields, is_sliding: tuple[bool, ...], *, max_context_le
     return tuple(window if slides else None for slides in is_sliding)
 
 
+def limit_to_chunk(config: Fields, architecture: Architecture, *, max_context_len: int) -> int:
+    """Return the context length in which chunked attention is full attention: one chunk."""
+    if architecture.sliding_layers != "chunked" or config.get("attention_chunk_size") is None:
+        return max_context_len
+    return min(max_context_len, config.count("attention_chunk_size"))
+
+
 def _refuse_mixed_layers(config: Fields, num_layers: int, *, slides: bool) -> None:
     """Raise ModelError if layer_types differs from what all layers of this architecture are."""
     layer_types = config.get("layer_types")
@@ -86,15 +133,18 @@ def _refuse_mixed_layers(config: Fields, num_layers: int, *, slides: bool) -> No
         raise ModelError(f"{config.where}: layer_types is not supported: served is {kind!r}, found {layer_types!r}")
 
 
-def _read_layer_types(layer_types: object, num_layers: int, where: str) -> tuple[bool, ...]:
+def _read_layer_types(
+    layer_types: object, num_layers: int, where: str, other: str = "sliding_attention"
+) -> tuple[bool, ...]:
+    """Return True for each layer of the kind `other`, False for full attention."""
     if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
         raise ModelError(f"{where}: layer_types must be a list of names, found {layer_types!r}")
     if len(layer_types) != num_layers:
         raise ModelError(f"{where}: layer_types has {len(layer_types)} entries for {num_layers} layers")
-    unknown = sorted(set(layer_types) - {"full_attention", "sliding_attention"})
+    unknown = sorted(set(layer_types) - {"full_attention", other})
     if unknown:
         raise ModelError(f"{where}: layer_types {unknown} are not supported")
-    return tuple(kind == "sliding_attention" for kind in layer_types)
+    return tuple(kind == other for kind in layer_types)
 
 
 @dataclass(frozen=True)
@@ -104,12 +154,15 @@ class Multipliers:
     attention: float  # multiplies the products of queries and keys
     embedding: float = 1.0
     residual: float = 1.0  # multiplies the outputs of attention and MLP before the residual addition
+    logits: float = 1.0
     logits_divisor: float = 1.0
     attention_softcap: float = 0.0  # cap * tanh(x / cap), after the scale
     logits_softcap: float = 0.0
-    # Rotated queries are multiplied by 1 + query_growth * ln(1 + position // query_growth_length)
+    # Rotated queries are multiplied by 1 + query_growth * ln(1 + (position + query_growth_offset) // …_length)
     query_growth: float = 0.0
     query_growth_length: int = 1
+    query_growth_offset: int = 0
+    rounds_query_growth: bool = True  # the factor is rounded to the model's dtype before the product
 
 
 def parse_multipliers(config: Fields, architecture: Architecture, *, hidden_size: int, head_dim: int) -> Multipliers:
@@ -122,6 +175,9 @@ def parse_multipliers(config: Fields, architecture: Architecture, *, hidden_size
             residual=config.positive("residual_multiplier", default=1.0),
             logits_divisor=config.positive("logits_scaling", default=1.0),
         )
+    if kind == "gemma4":
+        softcap = config.number("final_logit_softcapping", default=0.0)
+        return Multipliers(attention=1.0, embedding=hidden_size**0.5, logits_softcap=softcap)
     if kind == "gemma":
         return Multipliers(attention=head_dim**-0.5, embedding=hidden_size**0.5)
     if kind in ("gemma2", "gemma3"):
@@ -131,82 +187,25 @@ def parse_multipliers(config: Fields, architecture: Architecture, *, hidden_size
             attention_softcap=config.number("attn_logit_softcapping", default=0.0) if kind == "gemma2" else 0.0,
             logits_softcap=config.number("final_logit_softcapping", default=0.0),
         )
+    if kind == "llama4":
+        is_tuned = config.get("attn_temperature_tuning")  # a number in published files
+        if is_tuned is not None and not isinstance(is_tuned, int):
+            raise ModelError(
+                f"{config.where}: attn_temperature_tuning must be true, false or a whole number, found {is_tuned!r}"
+            )
+        growth, length = config.number("attn_scale", default=0.1), config.count("floor_scale", default=8192)
+        return Multipliers(
+            attention=head_dim**-0.5,
+            query_growth=0.0 if is_tuned is not None and not is_tuned else growth,
+            query_growth_length=length,
+            query_growth_offset=1,
+            rounds_query_growth=False,
+        )
+    if kind == "cohere2":
+        return Multipliers(attention=head_dim**-0.5, logits=config.positive("logit_scale", default=0.0625))
     if kind == "ministral3":
         rope = rope_section(config)
         growth = rope.number("llama_4_scaling_beta", default=0.0)
         length = rope.count("original_max_position_embeddings", default=config.count("max_position_embeddings"))
         return Multipliers(attention=head_dim**-0.5, query_growth=growth, query_growth_length=length)
     return Multipliers(attention=head_dim**-0.5)
-
-
-@dataclass(frozen=True)
-class ExpertsConfig:
-    """Experts of one size; a router chooses some of them for each token."""
-
-    num_experts: int
-    num_experts_per_tok: int
-    intermediate_size: int  # of each expert
-    norm_topk_prob: bool  # divide the chosen experts' probabilities by their sum
-    rounds_weights: bool  # then round them to the model's dtype, as transformers does for some architectures
-    shared_intermediate_size: int = 0  # width of an expert that every token uses, with its own gate; 0: none
-
-    def count_parameters(self, hidden_size: int, num_experts: int) -> int:
-        """Count the parameters of one layer's router, its shared expert and num_experts of its experts."""
-        shared = self.shared_intermediate_size
-        router = hidden_size * (self.num_experts + (shared > 0))
-        return router + 3 * hidden_size * (num_experts * self.intermediate_size + shared)
-
-    def share_of_rank(self, tp_size: int) -> ExpertsConfig:
-        """Return the sizes that one of tp_size ranks holds. Used for arithmetic, never to build a model."""
-        return dataclasses.replace(
-            self,
-            intermediate_size=self.intermediate_size // tp_size,
-            shared_intermediate_size=self.shared_intermediate_size // tp_size,
-        )
-
-
-def parse_experts(
-    config: Fields, architecture: Architecture, num_layers: int, quantization: QuantizationConfig | None
-) -> tuple[ExpertsConfig | None, tuple[bool, ...]]:
-    """Return the experts (None if there are none) and True for each layer that has them.
-
-    Raises ModelError, also if the experts are quantised.
-    """
-    kind = architecture.experts
-    if kind == "none":
-        return None, (False,) * num_layers
-    # transformers 5 saves both under the newer name
-    count = "num_experts" if config.get("num_local_experts") is None else "num_local_experts"
-    config.pass_over("num_experts")
-    experts = ExpertsConfig(
-        num_experts=config.count(count),
-        num_experts_per_tok=config.count("num_experts_per_tok"),
-        intermediate_size=config.count("intermediate_size" if kind == "mixtral" else "moe_intermediate_size"),
-        norm_topk_prob=kind == "mixtral" or config.flag("norm_topk_prob"),
-        rounds_weights=kind != "mixtral",
-        shared_intermediate_size=config.count("shared_expert_intermediate_size") if kind == "qwen2" else 0,
-    )
-    if experts.num_experts_per_tok > experts.num_experts:
-        raise ModelError(
-            f"{config.where}: num_experts_per_tok {experts.num_experts_per_tok} is more than"
-            f" {count} {experts.num_experts}"
-        )
-    is_sparse = (True,) * num_layers if kind == "mixtral" else _sparse_layers(config, num_layers)
-    expert = "block_sparse_moe.experts.0.w1" if kind == "mixtral" else "mlp.experts.0.gate_proj"
-    sparse = [layer for layer in range(num_layers) if is_sparse[layer]]
-    if quantization is not None and any(quantization.scheme_of(f"model.layers.{i}.{expert}") for i in sparse):
-        raise ModelError(
-            f"{config.where}: its experts are quantized ({quantization.name}), and experts are served unquantized only:"
-            " use the bf16 checkpoint"
-        )
-    return (experts if sparse else None), is_sparse
-
-
-def _sparse_layers(config: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Return True for each layer with experts, by the rule of transformers' Qwen2MoeDecoderLayer."""
-    step = config.count("decoder_sparse_step", default=1)
-    dense = config.get("mlp_only_layers")
-    dense = [] if dense is None else dense
-    if not isinstance(dense, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in dense):
-        raise ModelError(f"{config.where}: mlp_only_layers must be a list of layer indices, found {dense!r}")
-    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))

@@ -14,13 +14,17 @@ from typing import Any, Literal
 import torch
 
 from kernels.attention.base import AttentionSpec
+from models.architecture import Architecture
+from models.config.experts import ExpertsConfig, parse_experts
+from models.config.gemma4 import Gemma4Config, find_layer_caches, parse_gemma4
+from models.config.layer_cache import LayerCache, keep_layers
 from models.config.layers import (
-    ExpertsConfig,
     Multipliers,
     find_rope_layers,
     find_sliding_layers,
     find_windows,
-    parse_experts,
+    limit_rope_layers,
+    limit_to_chunk,
     parse_multipliers,
 )
 from models.config.rope import RopeConfig, find_context_len, parse_ropes
@@ -30,14 +34,17 @@ from models.errors import ModelError, parse_json
 from models.fields import Fields
 from models.quantization.config import QuantizationConfig
 from models.quantization.schemes import choose_quantization, parse_quantization
-from models.registry import Architecture, find_architecture
+from models.registry import find_architecture
 
+Activation = Literal["silu", "gelu_tanh", "relu2", "xielu"]
 DTYPES = ("float32", "float16", "bfloat16")
 # The names in config.json for each activation (models.registry.Architecture.activation)
 _ACTIVATION_NAMES = {
     "silu": ("silu", "swish"),
     "gelu_tanh": ("gelu_pytorch_tanh",),
     "legacy_gelu_tanh": ("gelu_pytorch_tanh", "gelu"),
+    "relu2": ("relu2",),
+    "xielu": ("xielu",),
 }
 # A sentence-transformers folder has this file: an embedding model, whose LM head, if it has one, is not used
 _MAX_LAYERS = 10_000  # larger models do not exist, and each layer has an entry in lists
@@ -58,6 +65,7 @@ class ModelConfig:
     """The shape of a decoder-only transformer, constant for the life of the process."""
 
     architecture: str
+    body_prefix: str  # location of embedding, layers and last norm in the checkpoint, or in its text part
     vocab_size: int
     hidden_size: int
     intermediate_size: int  # of a dense MLP
@@ -67,24 +75,31 @@ class ModelConfig:
     head_dim: int
     max_context_len: int  # tokens of one request that the positions cover
     rms_norm_eps: float
-    norm: Literal["llama", "olmo2", "gemma"]  # see models/layers/norm.py
+    norm: Literal["llama", "olmo2", "gemma", "layer", "layer_bias"]  # see models/layers/norm.py
     num_layer_norms: int  # norms over hidden_size in each layer
-    activation: Literal["silu", "gelu_tanh"]  # of the MLP's gate
+    activation: Activation  # of the MLP's gate; "relu2" and "xielu": of an MLP without one
     tie_word_embeddings: bool
     has_lm_head: bool  # False: an embedding model, which cannot generate
+    has_head_bias: bool  # bias of the LM head
     has_qkv_bias: bool
     has_output_bias: bool  # bias of the attention's output projection
     has_mlp_bias: bool
-    qk_norm: Literal["none", "head", "width"]  # RMS norm before RoPE: over each head, or over all heads together
-    sliding_windows: tuple[int | None, ...]  # per layer, in tokens; None: the whole context
+    # RMS norm over each head, with a weight or ("unit") without, or over all heads together
+    qk_norm: Literal["none", "head", "unit", "width"]
+    caches: tuple[LayerCache, ...]  # per layer: what it keeps of each token, and for how long
+    has_sinks: bool  # attention has a learned logit for each head beside those of keys
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: no positions
     experts: ExpertsConfig | None
     sparse_layers: tuple[bool, ...]  # per layer: True if its MLP is a mixture of experts
+    gemma4: Gemma4Config | None
     multipliers: Multipliers
     dtype: str  # dtype of the checkpoint, one of DTYPES
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     quantization: QuantizationConfig | None  # scheme of the linear layers; None: all have `dtype`
+    # Parameters of transformers' own class, which computes the model (models/foreign); None: Quire's own layers do
+    transformers_parameters: int | None = None
+    num_draft_layers: int = 0  # layers of the checkpoint after the last, which guess further tokens and are not read
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
@@ -107,19 +122,28 @@ class ModelConfig:
         max_positions = config.count("max_position_embeddings")
         has_rope = find_rope_layers(config, architecture, num_layers)
         is_sliding = find_sliding_layers(config, architecture, has_rope)
+        has_rope = limit_rope_layers(config, architecture, has_rope, is_sliding)
+        if architecture.layers == "gemma4":
+            caches = find_layer_caches(
+                config, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, is_sliding=is_sliding
+            )
+        else:
+            caches = (LayerCache(num_kv_heads, head_dim, head_dim),) * num_layers
         ropes = parse_ropes(
             config,
             architecture,
             has_rope=has_rope,
             is_sliding=is_sliding,
-            head_dim=head_dim,
+            head_dims=[cache.head_dim for cache in caches],
             max_position_embeddings=max_positions,
         )
         max_context_len = find_context_len(ropes, architecture, max_positions)
+        max_context_len = limit_to_chunk(config, architecture, max_context_len=max_context_len)
         quantization = parse_quantization(config)
         experts, sparse_layers = parse_experts(config, architecture, num_layers, quantization)
         model = cls(
             architecture=name,
+            body_prefix=architecture.body_prefix,
             vocab_size=config.count("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=config.count("intermediate_size"),
@@ -134,11 +158,19 @@ class ModelConfig:
             activation=_activation(config, architecture),
             tie_word_embeddings=config.flag("tie_word_embeddings"),
             has_lm_head=architecture.has_lm_head,
+            has_head_bias=architecture.has_head_bias and config.flag("lm_head_bias"),
             has_qkv_bias=_qkv_bias(config, architecture),
-            has_output_bias=config.flag("attention_bias") and architecture.has_output_bias,
+            has_output_bias=architecture.has_output_bias and config.flag(architecture.output_bias),
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
-            qk_norm=architecture.qk_norm,
-            sliding_windows=find_windows(config, is_sliding, max_context_len=max_context_len),
+            qk_norm=_qk_norm(config, architecture),
+            caches=tuple(
+                dataclasses.replace(cache, window=window)
+                for cache, window in zip(
+                    caches, find_windows(config, is_sliding, max_context_len=max_context_len), strict=True
+                )
+            ),
+            gemma4=parse_gemma4(config) if architecture.layers == "gemma4" else None,
+            has_sinks=architecture.has_sinks,
             ropes=ropes,
             experts=experts,
             sparse_layers=sparse_layers,
@@ -147,12 +179,20 @@ class ModelConfig:
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
             eos_token_ids=config.token_ids("eos_token_id"),
             quantization=quantization,
+            num_draft_layers=_num_draft_layers(config) if architecture.has_draft_layers else 0,
         )
         check_unread_fields(config, architecture)
         return model
 
+    @property
+    def is_foreign(self) -> bool:
+        """True if transformers' own class computes the model (models/foreign)."""
+        return self.transformers_parameters is not None
+
     def quantized(self, wanted: str) -> ModelConfig:
         """Return this model with the flag --quantization applied. Raises ModelError if the checkpoint rules it out."""
+        if self.is_foreign and wanted not in ("auto", "none"):
+            raise ModelError(f"{self.architecture}: --quantization {wanted} needs Quire's own layers, which it has not")
         return dataclasses.replace(self, quantization=choose_quantization(self.quantization, wanted))
 
     def with_max_model_len(self, max_model_len: int | None) -> ModelConfig:
@@ -165,20 +205,57 @@ class ModelConfig:
 
     def one_layer_of_each_kind(self) -> ModelConfig:
         """Return this model with the fewest layers that include every kind of layer it has."""
-        kinds = dict.fromkeys(zip(self.sliding_windows, self.ropes, self.sparse_layers, strict=True))
-        windows, ropes, sparse_layers = zip(*kinds, strict=True)
+        kinds: dict[tuple[object, ...], int] = {}
+        for layer, kind in enumerate(zip(self.caches, self.ropes, self.sparse_layers, strict=True)):
+            kinds.setdefault(kind, layer)
+        owners = (self.caches[layer].shares for layer in kinds.values())
+        kept = sorted({*kinds.values(), *(owner for owner in owners if owner is not None)})
         return dataclasses.replace(
-            self, num_layers=len(kinds), sliding_windows=windows, ropes=ropes, sparse_layers=sparse_layers
+            self,
+            num_layers=len(kept),
+            caches=keep_layers(self.caches, kept),
+            ropes=tuple(self.ropes[layer] for layer in kept),
+            sparse_layers=tuple(self.sparse_layers[layer] for layer in kept),
         )
+
+    @property
+    def sliding_windows(self) -> tuple[int | None, ...]:
+        """Each layer's window in tokens; None: the whole context."""
+        return tuple(cache.window for cache in self.caches)
+
+    @property
+    def has_gated_mlp(self) -> bool:
+        """Return True if the dense MLP multiplies its inner values by a gate."""
+        return self.activation not in ("relu2", "xielu")
+
+    def mlp_size(self, layer: int) -> int:
+        """Return the intermediate size of a layer's dense MLP."""
+        is_wide = self.gemma4 is not None and self.gemma4.has_wide_mlp and self.caches[layer].shares is not None
+        return 2 * self.intermediate_size if is_wide else self.intermediate_size
+
+    def has_dense_mlp(self, layer: int) -> bool:
+        """Return True if the layer has a dense MLP, with or without experts beside it."""
+        return not self.sparse_layers[layer] or (self.experts is not None and self.experts.has_dense_mlp)
+
+    def projections(self, layer: int) -> tuple[str, ...]:
+        """Return the names of the layer's projections of hidden states to queries, keys and values."""
+        cache = self.caches[layer]
+        if cache.shares is not None:
+            return ("q_proj",)
+        return ("q_proj", "k_proj") if cache.values_are_keys else ("q_proj", "k_proj", "v_proj")
 
     @property
     def num_parameters(self) -> int:
         """Count the parameters of the whole model; tied embeddings count once."""
+        if self.transformers_parameters is not None:
+            return self.transformers_parameters
         return count_parameters(self, 0 if self.experts is None else self.experts.num_experts)
 
     @property
     def num_active_parameters(self) -> int:
         """Count the parameters that one token uses: num_parameters without the experts it is not routed to."""
+        if self.transformers_parameters is not None:
+            return self.transformers_parameters  # its experts are not known apart
         return count_parameters(self, 0 if self.experts is None else self.experts.num_experts_per_tok)
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
@@ -191,7 +268,7 @@ class ModelConfig:
 
     def kv_bytes_per_token(self, tp_size: int, kv_dtype: torch.dtype) -> int:
         """Return the bytes of KV cache that one token takes on one rank, over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads_per_rank(tp_size) * self.head_dim * kv_dtype.itemsize
+        return sum(cache.share_of_rank(tp_size).values_per_token for cache in self.caches) * kv_dtype.itemsize
 
     def share_of_rank(self, tp_size: int) -> ModelConfig:
         """Return the sizes that one of tp_size ranks holds. Used for arithmetic, never to build a model."""
@@ -201,6 +278,7 @@ class ModelConfig:
             intermediate_size=self.intermediate_size // tp_size,
             num_heads=self.num_heads // tp_size,
             num_kv_heads=self.num_kv_heads_per_rank(tp_size),
+            caches=tuple(cache.share_of_rank(tp_size) for cache in self.caches),
             experts=None if self.experts is None else self.experts.share_of_rank(tp_size),
         )
 
@@ -213,19 +291,25 @@ class ModelConfig:
         *,
         kv_dtype: torch.dtype | None = None,
     ) -> AttentionSpec:
-        """Return the attention backend's requirements for one rank of this model."""
+        """Return the requirements of one rank of this model on the attention backend: of its widest layers."""
+        caches = self.caches
         return AttentionSpec(
             num_heads=self.num_heads // tp_size,
-            num_kv_heads=self.num_kv_heads_per_rank(tp_size),
-            head_dim=self.head_dim,
+            num_kv_heads=min(cache.share_of_rank(tp_size).num_kv_heads for cache in caches),
+            head_dim=max(cache.head_dim for cache in caches),
             dtype=dtype,
             device=device,
             block_size=block_size,
             kv_dtype=kv_dtype,
+            value_head_dim=max(cache.v_head_dim for cache in caches),
+            has_sinks=self.has_sinks,
+            frees_windows=any(cache.window is not None for cache in caches),
         )
 
     def check_tensor_parallel(self, tp_size: int) -> None:
         """Raise ModelError unless the model splits over tp_size ranks."""
+        if self.is_foreign and tp_size > 1:
+            raise ModelError(f"{self.architecture}: transformers' own class does not split over {tp_size} ranks: use 1")
         check_split(self, tp_size)
 
 
@@ -241,13 +325,13 @@ def _architecture_name(raw: Mapping[str, Any], where: str) -> str:
 def _text_part(raw: Mapping[str, Any], architecture: Architecture, where: str) -> tuple[Architecture, Fields]:
     """Return the text part's row, and its config over the row's defaults; an explicit null counts as a value."""
     if architecture.text_config is None:
-        return architecture, Fields({**architecture.defaults, **raw}, where)
+        return architecture, Fields({**architecture.defaults, **raw}, where, names=architecture.names)
     text = Fields(raw, where).section(architecture.text_config).raw
     others = {row.model_type: row for row in architecture.other_text_parts}
     row = others.get(str(text.get("model_type")), architecture)
     whole = {name: raw[name] for name in _WHOLE_MODEL_FIELDS if raw.get(name) is not None}
     check_vision_fields(raw, where=where, read=_WHOLE_MODEL_FIELDS)
-    return row, Fields({**row.defaults, **text, **whole}, where)
+    return row, Fields({**row.defaults, **text, **whole}, where, names=row.names)
 
 
 def _refuse_other_type(config: Fields, architecture: Architecture) -> None:
@@ -285,14 +369,27 @@ def _qkv_bias(config: Fields, architecture: Architecture) -> bool:
     return config.flag("attention_bias" if architecture.qkv_bias == "config" else "qkv_bias")
 
 
-def _activation(config: Fields, architecture: Architecture) -> Literal["silu", "gelu_tanh"]:
+def _qk_norm(config: Fields, architecture: Architecture) -> Literal["none", "head", "unit", "width"]:
+    if architecture.qk_norm == "head_if_used":
+        return "head" if config.flag("use_qk_norm") else "none"
+    if architecture.qk_norm == "unit_if_used":
+        return "unit" if config.flag("use_qk_norm") else "none"
+    return architecture.qk_norm
+
+
+def _num_draft_layers(config: Fields) -> int:
+    value = config.get("num_nextn_predict_layers")
+    return 0 if value in (0, None) else config.count("num_nextn_predict_layers", most=_MAX_LAYERS)
+
+
+def _activation(config: Fields, architecture: Architecture) -> Activation:
     """Return the architecture's activation. Raises ModelError if the config names another one."""
     names = _ACTIVATION_NAMES[architecture.activation]
     field = "hidden_act" if config.get("hidden_activation") is None else "hidden_activation"
     found = config.get(field)
     if found is not None and found not in names:
         raise ModelError(f"{config.where}: {field} {found!r} is not supported: supported is {names[0]!r}")
-    return "silu" if architecture.activation == "silu" else "gelu_tanh"
+    return "gelu_tanh" if architecture.activation == "legacy_gelu_tanh" else architecture.activation
 
 
 def _dtype(config: Fields) -> str:

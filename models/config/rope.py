@@ -6,15 +6,15 @@ models/layers/rotary.py computes the tables from it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from models.architecture import Architecture
 from models.errors import ModelError
 from models.fields import MAX_COUNT, Fields
-from models.registry import Architecture
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
+ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 _KNOWN = """
     attention_factor beta_fast beta_slow factor high_freq_factor long_factor low_freq_factor mscale mscale_all_dim
     original_max_position_embeddings partial_rotary_factor rope_theta rope_type short_factor truncate type
@@ -30,7 +30,8 @@ class RopeConfig:
     theta: float
     type: RopeType = "default"
     factor: float = 1.0  # context extension factor: every type but default
-    partial_rotary_factor: float = 1.0  # share of each head's dimensions that are rotated
+    # share of each head's dimensions that are rotated; proportional: of its pairs that turn, the others by angle 0
+    partial_rotary_factor: float = 1.0
     original_max_position_embeddings: int = 0  # length before extension: dynamic, llama3, yarn, longrope
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
@@ -42,10 +43,13 @@ class RopeConfig:
     truncate: bool = True  # yarn
     short_factors: tuple[float, ...] = ()  # longrope: factor on each pair's wavelength, up to the original length
     long_factors: tuple[float, ...] = ()  # longrope: the same, beyond the original length
+    # Phi-3.5-MoE's longrope: factors on cosines and sines in place of attention_factor's, up to and beyond that length
+    short_mscale: float | None = None
+    long_mscale: float | None = None
 
     def rotary_dim(self, head_dim: int) -> int:
         """Return the number of rotated dimensions of each head."""
-        return int(head_dim * self.partial_rotary_factor)
+        return head_dim if self.type == "proportional" else int(head_dim * self.partial_rotary_factor)
 
     def reach(self, max_position_embeddings: int) -> int:
         """Return the tokens that positions cover. llama3 and longrope checkpoints state the extended length."""
@@ -62,25 +66,48 @@ def parse_ropes(
     *,
     has_rope: Sequence[bool],
     is_sliding: Sequence[bool],
-    head_dim: int,
+    head_dims: Sequence[int],
     max_position_embeddings: int,
 ) -> tuple[RopeConfig | None, ...]:
     """Return each layer's rotary positions, None where has_rope is False. Raises ModelError."""
-    shape = _Shape(architecture, head_dim, max_position_embeddings)
-    if architecture.rope == "gemma3":
+    shape = _Shape(architecture, head_dims[0], max_position_embeddings)
+    if architecture.rope == "gemma4":
+        return _parse_by_kind(config, shape, is_sliding=is_sliding, head_dims=head_dims)
+    if architecture.rope in ("gemma3", "olmo3", "mellum"):
         new, old = config.section("rope_parameters"), config.section("rope_scaling")
         _refuse_unknown(new, {"full_attention", "sliding_attention"})
-        # transformers, Gemma3TextConfig: only full-attention layers use the extended context
+        # transformers, Gemma3TextConfig and Olmo3Config: only full-attention layers use the extended context
         whole = Fields(dict(new.section("full_attention").raw) | dict(old.raw), config.where)
         near = new.section("sliding_attention")
-        rope = _parse(whole, config, shape, theta=config.positive("rope_theta"))
-        local = _parse(near, config, shape, theta=config.positive("rope_local_base_freq"))
+        # transformers, Olmo3Config: rope_theta is that of full-attention layers
+        near_theta = {"olmo3": 5e5, "mellum": 1e4}.get(architecture.rope)
+        if near_theta is None:
+            near_theta = config.positive("rope_local_base_freq")
+        rope = _parse(whole, config, shape, theta=config.positive("rope_theta", default=5e5))
+        local = _parse(near, config, shape, theta=near_theta)
         return tuple(local if slides else rope for slides in is_sliding)
     fields = rope_section(config)
     if any(isinstance(value, Mapping) for value in fields.raw.values()):
         raise ModelError(f"{config.where}: rope_parameters per layer type ({', '.join(fields.raw)}) are not supported")
     rope = _parse(fields, config, shape, theta=config.positive("rope_theta", default=1e4))
     return tuple(rope if rotates else None for rotates in has_rope)
+
+
+def _parse_by_kind(
+    config: Fields, shape: _Shape, *, is_sliding: Sequence[bool], head_dims: Sequence[int]
+) -> tuple[RopeConfig, ...]:
+    """Read the object of each kind of layer in rope_parameters; layers of a kind may have heads of several sizes."""
+    sections = config.section("rope_parameters")
+    _refuse_unknown(sections, {"full_attention", "sliding_attention"})
+    ropes: dict[tuple[bool, int], RopeConfig] = {}
+    for slides, head_dim in zip(is_sliding, head_dims, strict=True):
+        if (slides, head_dim) not in ropes:
+            fields = sections.section("sliding_attention" if slides else "full_attention")
+            rope = _parse(fields, config, replace(shape, head_dim=head_dim), theta=1e4 if slides else 1e6)
+            if rope.type == "default" and rope.partial_rotary_factor != 1:  # transformers rotates the whole head then
+                raise ModelError(f"{config.where}: partial_rotary_factor is not supported for rope type 'default' here")
+            ropes[slides, head_dim] = rope
+    return tuple(ropes[key] for key in zip(is_sliding, head_dims, strict=True))
 
 
 def rope_section(config: Fields) -> Fields:
@@ -91,7 +118,7 @@ def rope_section(config: Fields) -> Fields:
 
 def find_context_len(ropes: Sequence[RopeConfig | None], architecture: Architecture, max_positions: int) -> int:
     """Return the number of tokens that the positions of all layers cover."""
-    if architecture.rope == "gemma3":  # its config states the extended length for every rope type
+    if architecture.rope in ("gemma3", "gemma4"):  # their configs state the extended length for every rope type
         return max_positions
     return max((rope.reach(max_positions) for rope in ropes if rope is not None), default=max_positions)
 
@@ -107,14 +134,20 @@ class _Shape:
 
 def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> RopeConfig:
     """Read one layer type's rope. fields: its own object; config: the whole file; theta: default base."""
+    own: Mapping[str, tuple[str, ...]] = {"hunyuan": ("alpha",), "phimoe": ("short_mscale", "long_mscale")}
     growth = ("llama_4_scaling_beta",) if shape.architecture.multipliers == "ministral3" else ()
-    _refuse_unknown(fields, {*_KNOWN.split(), *_HARMLESS, *growth})
+    _refuse_unknown(fields, {*_KNOWN.split(), *_HARMLESS, *growth, *own.get(shape.architecture.rope, ())})
     config.pass_over("original_max_position_embeddings")
     theta = fields.positive("rope_theta", default=theta)
     partial = _partial_rotary_factor(fields, config, shape)
     rope_type = _rope_type(fields, shape.architecture)
+    if rope_type == "dynamic" and shape.architecture.rope == "hunyuan" and fields.get("alpha"):
+        theta *= _ntk_factor(fields.positive("alpha"), shape.head_dim, config.where)
+        rope_type = "default"
     if rope_type == "default":
         return RopeConfig(theta=theta, partial_rotary_factor=partial)
+    if shape.architecture.rope == "phimoe" and rope_type != "longrope":
+        raise ModelError(f"{config.where}: rope type {rope_type!r} is not supported for this architecture")
     max_positions = shape.max_position_embeddings
     if rope_type == "dynamic":  # transformers always extends from max_position_embeddings
         original = max_positions
@@ -124,6 +157,7 @@ def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> Ro
         original = config.count("original_max_position_embeddings", default=original)
     # yarn and longrope may omit the factor; it is then this ratio (transformers, _compute_yarn_parameters)
     default_factor = max_positions / original if rope_type in ("yarn", "longrope") else None
+    default_factor = 1.0 if rope_type == "proportional" else default_factor
     rope = RopeConfig(
         theta=theta,
         type=rope_type,
@@ -140,6 +174,8 @@ def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> Ro
         truncate=fields.flag("truncate", default=True),
         short_factors=_pair_factors(fields, "short_factor", rope_type, partial, shape),
         long_factors=_pair_factors(fields, "long_factor", rope_type, partial, shape),
+        short_mscale=fields.positive("short_mscale") if shape.architecture.rope == "phimoe" else None,
+        long_mscale=fields.positive("long_mscale") if shape.architecture.rope == "phimoe" else None,
     )
     if not 1 <= rope.factor * max_positions <= MAX_COUNT:
         raise ModelError(
@@ -148,6 +184,16 @@ def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> Ro
     if rope_type == "dynamic" and rope.rotary_dim(shape.head_dim) <= 2:
         raise ModelError(f"{config.where}: dynamic rope needs more than one rotated pair per head")
     return rope
+
+
+def _ntk_factor(alpha: float, head_dim: int, where: str) -> float:
+    """Return the factor on the base that is fixed by alpha, whatever the length (transformers, HunYuanDenseV1)."""
+    if head_dim <= 2:
+        raise ModelError(f"{where}: alpha of a dynamic rope needs more than one rotated pair per head")
+    try:
+        return float(alpha ** (head_dim / (head_dim - 2)))
+    except OverflowError:
+        raise ModelError(f"{where}: alpha {alpha!r} of a dynamic rope is too large") from None
 
 
 def _refuse_unknown(fields: Fields, known: Set[str]) -> None:
@@ -167,7 +213,7 @@ def _rope_type(fields: Fields, architecture: Architecture) -> RopeType:
 
 def _partial_rotary_factor(fields: Fields, config: Fields, shape: _Shape) -> float:
     factor = fields.positive("partial_rotary_factor", default=config.positive("partial_rotary_factor", default=1.0))
-    if factor != 1 and shape.architecture.rope != "phi3":
+    if factor != 1 and shape.architecture.rope not in ("phi3", "glm", "gemma4"):
         raise ModelError(f"{config.where}: partial_rotary_factor {factor!r} is not supported for this architecture")
     rotary_dim = int(shape.head_dim * factor)
     if factor > 1 or rotary_dim == 0 or rotary_dim % 2 != 0:

@@ -30,7 +30,7 @@ class Matrix:
     out_features: int
     in_features: int
     shared: Literal["outputs", "inputs"]  # the dimension that is split over ranks
-    is_of_kv_heads: bool = False  # no share is smaller than one KV head
+    num_kv_heads: int = 0  # in its outputs: no share is smaller than one; 0: it has none
 
 
 def quantized_matrices(model: ModelConfig) -> Iterator[tuple[Matrix, Scheme]]:
@@ -45,25 +45,43 @@ def quantized_matrices(model: ModelConfig) -> Iterator[tuple[Matrix, Scheme]]:
 
 def count_parameters(model: ModelConfig, num_experts: int) -> int:
     """Count the parameters with num_experts experts in each sparse layer; tied embeddings count once."""
-    q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    attention = model.hidden_size * (2 * q_size + 2 * kv_size)
-    attention += (q_size + 2 * kv_size) * model.has_qkv_bias + model.hidden_size * model.has_output_bias
-    attention += {"none": 0, "head": 2 * model.head_dim, "width": q_size + kv_size}[model.qk_norm]
-    mlp = 3 * model.hidden_size * model.intermediate_size
-    mlp += (2 * model.intermediate_size + model.hidden_size) * model.has_mlp_bias
-    layers = model.num_layers * (attention + model.num_layer_norms * model.hidden_size)
-    layers += model.sparse_layers.count(False) * mlp
-    if model.experts is not None:
-        layers += model.sparse_layers.count(True) * model.experts.count_parameters(model.hidden_size, num_experts)
+    norm = model.hidden_size * (2 if model.norm == "layer_bias" else 1)
+    num_inner = 2 if model.has_gated_mlp else 1  # matrices before the activation
+    layers = model.num_layers * model.num_layer_norms * norm
+    for layer in range(model.num_layers):
+        layers += _count_attention(model, layer)
+        if model.has_dense_mlp(layer):
+            size = model.mlp_size(layer)
+            layers += (num_inner + 1) * model.hidden_size * size
+            layers += (num_inner * size + model.hidden_size) * model.has_mlp_bias
+            layers += 4 if model.activation == "xielu" else 0
+        if model.sparse_layers[layer] and model.experts is not None:
+            layers += model.experts.count_parameters(model.hidden_size, num_experts)
+    if model.gemma4 is not None:
+        has_experts = model.experts is not None
+        layers += model.gemma4.count_parameters(model.hidden_size, model.num_layers, has_experts=has_experts)
     embeddings = (
         model.vocab_size * model.hidden_size * (2 if model.has_lm_head and not model.tie_word_embeddings else 1)
     )
-    return embeddings + layers + model.hidden_size
+    return embeddings + layers + norm + model.vocab_size * model.has_head_bias
+
+
+def _count_attention(model: ModelConfig, layer: int) -> int:
+    """Count the parameters of a layer's attention."""
+    matrices = list(_attention(model, layer))
+    count = sum(matrix.out_features * matrix.in_features for matrix in matrices)
+    count += sum(matrix.out_features for matrix in matrices[:-1]) * model.has_qkv_bias
+    count += model.hidden_size * model.has_output_bias + model.num_heads * model.has_sinks
+    heads = matrices[:-2] if len(matrices) == 4 else matrices[:-1]  # queries and keys
+    if model.qk_norm == "head":
+        count += len(heads) * model.caches[layer].head_dim
+    return count + sum(matrix.out_features for matrix in heads) * (model.qk_norm == "width")
 
 
 def mlp_values_per_token(model: ModelConfig) -> int:
     """Return an upper bound of the values that one token has inside an MLP at one time."""
-    widest = 3 * model.intermediate_size if False in model.sparse_layers else 0
+    dense = [layer for layer in range(model.num_layers) if model.has_dense_mlp(layer)]
+    widest = max((3 * model.mlp_size(layer) for layer in dense), default=0)
     if model.experts is None:
         return widest
     routed = model.experts.num_experts_per_tok * (model.experts.intermediate_size + model.hidden_size)
@@ -82,7 +100,7 @@ def saved_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 def check_split(model: ModelConfig, tp_size: int) -> None:
     """Raise ModelError naming the dimension that tp_size ranks cannot split."""
     counts = {"num_heads": model.num_heads}
-    if False in model.sparse_layers:
+    if any(model.has_dense_mlp(layer) for layer in range(model.num_layers)):
         counts["intermediate_size"] = model.intermediate_size
     if model.experts is not None:
         counts["intermediate_size of each expert"] = model.experts.intermediate_size
@@ -90,18 +108,19 @@ def check_split(model: ModelConfig, tp_size: int) -> None:
     for name, count in counts.items():
         if count % tp_size != 0:
             raise ModelError(f"{model.architecture}: {name} {count} does not split over {tp_size} ranks")
-    if model.num_kv_heads % tp_size != 0 and tp_size % model.num_kv_heads != 0:
-        raise ModelError(
-            f"{model.architecture}: num_kv_heads {model.num_kv_heads} neither splits over {tp_size} ranks"
-            " nor divides them, so its heads cannot be replicated"
-        )
+    for num_kv_heads in dict.fromkeys(cache.num_kv_heads for cache in model.caches):
+        if num_kv_heads % tp_size != 0 and tp_size % num_kv_heads != 0:
+            raise ModelError(
+                f"{model.architecture}: num_kv_heads {num_kv_heads} neither splits over {tp_size} ranks"
+                " nor divides them, so its heads cannot be replicated"
+            )
     _check_shares(model, tp_size)
 
 
 def _check_shares(model: ModelConfig, tp_size: int) -> None:
     """Raise ModelError unless the shares of tp_size ranks end at block boundaries of every scheme."""
     for matrix, scheme in quantized_matrices(model):
-        num_shares = min(tp_size, model.num_kv_heads) if matrix.is_of_kv_heads else tp_size
+        num_shares = min(tp_size, matrix.num_kv_heads) if matrix.num_kv_heads else tp_size
         whole = matrix.out_features if matrix.shared == "outputs" else matrix.in_features
         check_share(scheme, matrix.name, matrix.shared, whole=whole, num_shares=num_shares)
 
@@ -111,27 +130,32 @@ def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
     architecture = find_architecture(model.architecture)
     prefix = "" if architecture.text_prefix is None else f"{architecture.text_prefix}."
     shared = 0 if model.experts is None else model.experts.shared_intermediate_size
-    for layer, is_sparse in enumerate(model.sparse_layers):
-        matrices = [*_attention(model)]
-        if not is_sparse:
-            matrices += _mlp("mlp", model.hidden_size, model.intermediate_size)
+    for layer in range(model.num_layers):
+        matrices = [*_attention(model, layer)]
+        if model.has_dense_mlp(layer):
+            size = model.mlp_size(layer)
+            matrices += _mlp(architecture.mlp, model.hidden_size, size, has_gate=model.has_gated_mlp)
         elif shared > 0:
-            matrices += _mlp("mlp.shared_expert", model.hidden_size, shared)
+            matrices += _mlp(architecture.shared_expert, model.hidden_size, shared)
         for matrix in matrices:
             block, _, projection = matrix.name.rpartition(".")
             stored = architecture.packed_modules.get(projection, projection)
-            yield dataclasses.replace(matrix, name=f"{prefix}model.layers.{layer}.{block}.{stored}")
+            name = f"{prefix}{model.body_prefix}.layers.{layer}.{block}.{stored}"
+            yield dataclasses.replace(matrix, name=name)
 
 
-def _attention(model: ModelConfig) -> Iterator[Matrix]:
-    q_size, kv_size = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    yield Matrix("self_attn.q_proj", q_size, model.hidden_size, "outputs")
-    yield Matrix("self_attn.k_proj", kv_size, model.hidden_size, "outputs", is_of_kv_heads=True)
-    yield Matrix("self_attn.v_proj", kv_size, model.hidden_size, "outputs", is_of_kv_heads=True)
-    yield Matrix("self_attn.o_proj", model.hidden_size, q_size, "inputs")
+def _attention(model: ModelConfig, layer: int) -> Iterator[Matrix]:
+    cache = model.caches[layer]
+    q_size = model.num_heads * cache.head_dim
+    sizes = {"k_proj": cache.num_kv_heads * cache.head_dim, "v_proj": cache.num_kv_heads * cache.v_head_dim}
+    for name in model.projections(layer):
+        kv_heads = cache.num_kv_heads if name in sizes else 0
+        yield Matrix(f"self_attn.{name}", sizes.get(name, q_size), model.hidden_size, "outputs", num_kv_heads=kv_heads)
+    yield Matrix("self_attn.o_proj", model.hidden_size, model.num_heads * cache.v_head_dim, "inputs")
 
 
-def _mlp(block: str, hidden_size: int, width: int) -> Iterator[Matrix]:
-    yield Matrix(f"{block}.gate_proj", width, hidden_size, "outputs")
+def _mlp(block: str, hidden_size: int, width: int, *, has_gate: bool = True) -> Iterator[Matrix]:
+    if has_gate:
+        yield Matrix(f"{block}.gate_proj", width, hidden_size, "outputs")
     yield Matrix(f"{block}.up_proj", width, hidden_size, "outputs")
     yield Matrix(f"{block}.down_proj", hidden_size, width, "inputs")

@@ -15,9 +15,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from models.architecture import Architecture
 from models.errors import ModelError
 from models.fields import Fields
-from models.registry import Architecture
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +74,8 @@ HARMLESS = frozenset(f"{_ORIGIN} {_TRAINING} {_EXECUTION} {_GENERATION}".split()
 _HARMLESS_NAMES = re.compile(r"^_|_token_(id|ids|index)$|initializer|dropout|_pdrop$|flash|fused?_|_implementation$")
 # Outside the text part of a multimodal model
 _VISION = """
-    mm_tokens_per_image multimodal_projector_bias projector_hidden_act spatial_merge_size text_config vision_config
-    vision_feature_layer
+    audio_config mm_tokens_per_image multimodal_projector_bias projector_hidden_act spatial_merge_size text_config
+    vision_config vision_feature_layer
 """
 
 # Unknown names that look like computation, and their neutral values. Biases and norms with weights need no entry: a
@@ -91,7 +91,8 @@ SUSPICIOUS: tuple[tuple[re.Pattern[str], tuple[Any, ...]], ...] = (
 
 def check_unread_fields(config: Fields, architecture: Architecture) -> None:
     """Check what parsing left unread. Logs one warning with the names that are unknown. Raises ModelError."""
-    _check(config.raw, {*config.seen, *architecture.harmless}, {**NEUTRAL, **architecture.neutral}, config.where)
+    neutral = {name: values for name, values in NEUTRAL.items() if name not in config.seen} | dict(architecture.neutral)
+    _check(config.raw, {*config.seen, *architecture.harmless}, neutral, config.where)
 
 
 def check_vision_fields(raw: Mapping[str, Any], *, where: str, read: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.errors import ModelError
 from models.layers.linear import ColumnLinear, RowLinear, qkv_parts, row_part
-from models.layers.norm import RMSNorm
+from models.layers.norm import RMSNorm, UnitRMSNorm
 from models.parallel import LayerOutput, TensorParallel
 from models.quantization.linear_method import LinearMethod
 from models.weights.weights import Weights
@@ -31,7 +31,9 @@ _UNUSED_NAMES = ("q_scale", "prob_scale", "prob_output_scale")
 class Attention(nn.Module):
     """Attention between the projections, over this rank's heads. The caller owns the KV pool.
 
-    cos_sin_cache, query_factors: this layer's tables (models.layers.rotary). q_norm, k_norm: norms over each head.
+    cos_sin_cache, query_factors: this layer's tables (models.layers.rotary). q_norm, k_norm: norms over each head,
+    norms_rotated: after RoPE instead of before it. is_interleaved: RoPE rotates neighbouring dimensions. sinks:
+    [num_heads] fp32, a logit for each head beside those of keys.
     """
 
     def __init__(
@@ -42,14 +44,15 @@ class Attention(nn.Module):
         layer_index: int,
         cos_sin_cache: torch.Tensor,
         query_factors: torch.Tensor | None = None,
-        q_norm: RMSNorm | None = None,
-        k_norm: RMSNorm | None = None,
+        q_norm: RMSNorm | UnitRMSNorm | None = None,
+        k_norm: RMSNorm | UnitRMSNorm | None = None,
+        is_interleaved: bool = False,
+        norms_rotated: bool = False,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
         self.layer_index = layer_index
         self.num_heads = config.num_heads // tp.size
-        self.num_kv_heads = config.num_kv_heads_per_rank(tp.size)
-        self.head_dim = config.head_dim
         self.scale = config.multipliers.attention
         self.softcap = config.multipliers.attention_softcap
         self.eps = config.rms_norm_eps
@@ -58,6 +61,9 @@ class Attention(nn.Module):
         self.query_factors = query_factors
         self.q_norm = q_norm
         self.k_norm = k_norm
+        self.is_interleaved = is_interleaved
+        self.norms_rotated = norms_rotated
+        self.sinks = sinks
 
     def forward(self, qkv: torch.Tensor, ctx: ForwardContext, kv_scales: KVScales) -> torch.Tensor:
         """qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; writes this layer's part of ctx.kv_caches.
@@ -65,8 +71,7 @@ class Attention(nn.Module):
         kv_scales: for an FP8 pool only; other pools store keys and values unscaled.
         Returns [T, num_heads * head_dim].
         """
-        k_cache, v_cache = ctx.kv_caches[self.layer_index]
-        kv_scales = kv_scales if k_cache.dtype == FP8 else UNSCALED
+        k_cache, v_cache, table = ctx.kv_caches[self.layer_index]
         q = norm_rope_write_kv(
             qkv,
             None if self.q_norm is None else self.q_norm.weight,
@@ -76,21 +81,29 @@ class Attention(nn.Module):
             self.cos_sin_cache,
             k_cache,
             v_cache,
-            ctx.attention.slot_mapping,
+            ctx.attention[table].slot_mapping,
             num_heads=self.num_heads,
-            kv_scales=kv_scales,
+            kv_scales=kv_scales if k_cache.dtype == FP8 else UNSCALED,
+            is_interleaved=self.is_interleaved,
+            norms_rotated=self.norms_rotated,
         )
         if self.query_factors is not None:
-            q = q * self.query_factors.index_select(0, ctx.positions)
+            q = (q * self.query_factors.index_select(0, ctx.positions)).to(q.dtype)
+        return self.attend(q, ctx, kv_scales)
+
+    def attend(self, q: torch.Tensor, ctx: ForwardContext, kv_scales: KVScales) -> torch.Tensor:
+        """Attend rotated queries [T, num_heads, head_dim]; returns [T, num_heads * head_dim of values]."""
+        k_cache, v_cache, table = ctx.kv_caches[self.layer_index]
         out = ctx.backend.forward(
             q,
             k_cache,
             v_cache,
-            ctx.attention,
+            ctx.attention[table],
             scale=self.scale,
             sliding_window=self.sliding_window,
             softcap=self.softcap,
-            kv_scales=kv_scales,
+            sinks=self.sinks,
+            kv_scales=kv_scales if k_cache.dtype == FP8 else UNSCALED,
         )
         return out.flatten(1)
 
@@ -99,22 +112,30 @@ class SelfAttention(nn.Module):
     """Attention with its QKV and output projections. attention: a module with the signature of Attention.forward."""
 
     def __init__(
-        self, config: ModelConfig, w: Weights, tp: TensorParallel, *, method: LinearMethod, attention: nn.Module
+        self,
+        config: ModelConfig,
+        w: Weights,
+        tp: TensorParallel,
+        *,
+        layer_index: int,
+        method: LinearMethod,
+        attention: nn.Module,
     ) -> None:
         super().__init__()
         self.attention = attention
         self.kv_scales = read_kv_scales(w)
-        parts = qkv_parts(config, tp)
-        self._num_queries = parts[0].outputs
+        parts = qkv_parts(config, tp, layer_index)
+        self._outputs = [part.outputs for part in parts]
         self.qkv_proj = ColumnLinear(w, parts, has_bias=config.has_qkv_bias, method=method)
-        part = row_part("o_proj", out_features=config.hidden_size, in_features=parts[0].out_features, tp=tp)
+        num_inputs = config.num_heads * config.caches[layer_index].v_head_dim
+        part = row_part("o_proj", out_features=config.hidden_size, in_features=num_inputs, tp=tp)
         self.o_proj = RowLinear(w, part, has_bias=config.has_output_bias, method=method, tp=tp)
 
     @property
     def key_bias(self) -> torch.Tensor | None:
         """Return the bias added to this rank's keys before RoPE, [num_kv_heads * head_dim], or None."""
         bias = self.qkv_proj.bias
-        return None if bias is None else bias[self._num_queries : (self._num_queries + bias.shape[0]) // 2]
+        return None if bias is None or len(self._outputs) == 1 else bias.split(self._outputs)[1]
 
     def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""

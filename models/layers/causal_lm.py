@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -24,15 +24,18 @@ from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention, SelfAttention
 from models.layers.linear import make_linear_method
-from models.layers.mlp import GatedMLP
+from models.layers.mlp import GatedMLP, PlainMLP
 from models.layers.moe import SparseMLP
-from models.layers.norm import RMSNorm
+from models.layers.norm import LayerNorm, RMSNorm, UnitRMSNorm, hidden_norm
 from models.layers.rotary import make_cos_sin_caches, make_query_factors
+from models.layers.routing import ExpertNames
 from models.parallel import LayerOutput, TensorParallel, whole
 from models.quantization.linear_method import LinearMethod
 from models.weights.weights import Weights
 
 logger = logging.getLogger(__name__)
+
+MakeLayerInputs = Callable[[ModelConfig, Weights, TensorParallel], nn.Module | None]
 
 
 @dataclass(frozen=True)
@@ -47,39 +50,76 @@ class LayerParts:
     cos_sin_cache: torch.Tensor
     query_factors: torch.Tensor | None
 
-    def attention(self, *, has_head_norms: bool = False) -> Attention:
-        """Make Attention without its projections. has_head_norms: add RMS norms over each query and key head."""
-        w, size = self.w / "self_attn", self.config.head_dim
+    def attention(
+        self,
+        *,
+        has_head_norms: bool = False,
+        names: tuple[str, str] = ("q_norm", "k_norm"),
+        has_unit_norms: bool = False,
+        norms_rotated: bool = False,
+        is_interleaved: bool = False,
+    ) -> Attention:
+        """Make Attention without its projections. has_head_norms: add RMS norms, `names`, over each query and key head.
+
+        has_unit_norms: add norms without weights. norms_rotated, is_interleaved: see Attention.
+        """
+        w, size = self.w / "self_attn", self.config.caches[self.layer_index].head_dim
+        norms: list[RMSNorm | UnitRMSNorm | None]
+        norms = [UnitRMSNorm(w, size=size) if has_unit_norms else None for _ in names]
+        if has_head_norms:
+            norms = [self.head_norm(name) for name in names]
         return Attention(
             self.config,
             self.tp,
             layer_index=self.layer_index,
             cos_sin_cache=self.cos_sin_cache,
             query_factors=self.query_factors,
-            q_norm=RMSNorm(self.config, w, "q_norm", size=size) if has_head_norms else None,
-            k_norm=RMSNorm(self.config, w, "k_norm", size=size) if has_head_norms else None,
+            q_norm=norms[0],
+            k_norm=norms[1],
+            norms_rotated=norms_rotated,
+            is_interleaved=is_interleaved,
+            sinks=self._sinks(w) if self.config.has_sinks else None,
         )
 
     def self_attention(self, attention: nn.Module, w: Weights | None = None) -> SelfAttention:
         """Make attention with its projections. w: their Weights, by default those below `self_attn`."""
         w = self.w / "self_attn" if w is None else w
-        return SelfAttention(self.config, w, self.tp, method=self.method, attention=attention)
+        return SelfAttention(
+            self.config, w, self.tp, layer_index=self.layer_index, method=self.method, attention=attention
+        )
 
-    def mlp(self, w: Weights | None = None) -> nn.Module:
-        """Make the layer's MLP, dense or a mixture of experts. w: its Weights, by default those below `mlp`."""
-        make = SparseMLP if self.config.sparse_layers[self.layer_index] else GatedMLP
-        return make(self.config, self.w / "mlp" if w is None else w, self.tp, self.method)
+    def mlp(self, w: Weights | None = None, names: ExpertNames | None = None) -> nn.Module:
+        """Make the layer's MLP, dense or a mixture of experts, whose tensors have `names`, by default Qwen's.
 
-    def norm(self, name: str) -> RMSNorm:
-        """Make an RMS norm over hidden_size."""
-        return RMSNorm(self.config, self.w, name, size=self.config.hidden_size)
+        w: its Weights, by default those below `mlp`.
+        """
+        w = self.w / "mlp" if w is None else w
+        if self.config.sparse_layers[self.layer_index]:
+            return SparseMLP(self.config, w, self.tp, self.method, names or ExpertNames())
+        make = GatedMLP if self.config.has_gated_mlp else PlainMLP
+        return make(self.config, w, self.tp, self.method)
+
+    def head_norm(self, name: str) -> RMSNorm:
+        """Make an RMS norm over each query or key head."""
+        size = self.config.caches[self.layer_index].head_dim
+        return RMSNorm(self.config, self.w / "self_attn", name, size=size)
+
+    def norm(self, name: str) -> RMSNorm | LayerNorm:
+        """Make a norm over hidden_size."""
+        return hidden_norm(self.config, self.w, name)
+
+    def _sinks(self, w: Weights) -> torch.Tensor:
+        """Read the sinks of this rank's heads."""
+        return w.shard("sinks", (self.config.num_heads,), dim=0, rank=self.tp.rank, size=self.tp.size).float()
 
 
 class CausalLM(nn.Module):
     """The whole model, from a checkpoint with Llama's tensor names; models.build.Model is its contract.
 
     make_layer: called once per layer, in order; DecoderLayer.forward is the contract of its result. has_fp32_rope:
-    RoPE is computed in fp32, otherwise in the model's dtype.
+    RoPE is computed in fp32, otherwise in the model's dtype; has_rounded_angles: with cos and sin rounded to that.
+    make_layer_inputs: makes a module that computes ForwardContext.layer_inputs from (input_ids [T], embedded
+    [T, hidden_size]), or returns None.
     """
 
     def __init__(
@@ -90,31 +130,48 @@ class CausalLM(nn.Module):
         *,
         make_layer: Callable[[LayerParts], nn.Module],
         has_fp32_rope: bool = False,
+        make_layer_inputs: MakeLayerInputs | None = None,
+        has_rounded_angles: bool = False,
     ) -> None:
         super().__init__()
-        inner = w / "model"
-        self.embed_tokens = VocabEmbedding(config, inner / "embed_tokens", tp)
+        inner = w / config.body_prefix
+        self.embed_tokens = VocabEmbedding(
+            inner / "embed_tokens",
+            tp,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            scale=config.multipliers.embedding,
+        )
+        self.layer_inputs = None if make_layer_inputs is None else make_layer_inputs(config, inner, tp)
         method = make_linear_method(config)
-        caches = make_cos_sin_caches(config, device=w.device, dtype=torch.float32 if has_fp32_rope else w.dtype)
+        caches = make_cos_sin_caches(
+            config,
+            device=w.device,
+            dtype=torch.float32 if has_fp32_rope else w.dtype,
+            rounded_to=w.dtype if has_rounded_angles else None,
+        )
         factors = make_query_factors(config, device=w.device, dtype=w.dtype)
         self.layers = nn.ModuleList(
             make_layer(LayerParts(config, inner / f"layers.{i}", tp, method, i, caches[i], factors))
             for i in range(config.num_layers)
         )
-        self.norm = RMSNorm(config, inner, "norm", size=config.hidden_size)
+        self.norm = hidden_norm(config, inner, "norm")
         self.lm_head: LMHead | None = None
         if not config.has_lm_head:
             return
-        self.lm_head = LMHead(config, self._head_rows(config, w / "lm_head", tp), tp)
+        head = w / "lm_head"
+        bias = load_vocab_bias(head, vocab_size=config.vocab_size, tp=tp) if config.has_head_bias else None
+        self.lm_head = LMHead(config, self._head_rows(config, head, tp), bias, tp)
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """input_ids: [T] int64 → hidden states after the final norm, [T, hidden_size]."""
         hidden = self.embed_tokens(input_ids)
+        if self.layer_inputs is not None:
+            ctx = replace(ctx, layer_inputs=self.layer_inputs(input_ids, hidden))
         residual: torch.Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, ctx)
-        assert residual is not None, "a model has at least one layer"
-        return self.norm.add(hidden, residual)[0]
+        return self.norm(whole(hidden)) if residual is None else self.norm.add(hidden, residual)[0]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, hidden_size] → [N, vocab_size]."""
@@ -140,7 +197,7 @@ class DecoderLayer(nn.Module):
     """norm → self_attn → norm → mlp. self_attn: called with (hidden [T, hidden_size], ctx), returns the same shape.
 
     Both branches may return a sum over ranks that is still pending (LayerOutput); the next norm computes it.
-    mlp_norm: the checkpoint's name of the norm before the MLP. Scaled and Normed (below) may wrap a branch.
+    attention_norm, mlp_norm: the checkpoint's names of the norms. Scaled and Normed (below) may wrap a branch.
     """
 
     def __init__(
@@ -150,13 +207,14 @@ class DecoderLayer(nn.Module):
         self_attn: nn.Module,
         mlp: nn.Module,
         *,
+        attention_norm: str = "input_layernorm",
         mlp_norm: str = "post_attention_layernorm",
     ) -> None:
         super().__init__()
         self.self_attn = self_attn
         self.mlp = mlp
-        self.attention_norm = RMSNorm(config, w, "input_layernorm", size=config.hidden_size)
-        self.mlp_norm = RMSNorm(config, w, mlp_norm, size=config.hidden_size)
+        self.attention_norm = hidden_norm(config, w, attention_norm)
+        self.mlp_norm = hidden_norm(config, w, mlp_norm)
 
     def forward(
         self, hidden: LayerOutput, residual: torch.Tensor | None, ctx: ForwardContext
@@ -169,6 +227,23 @@ class DecoderLayer(nn.Module):
             normed, residual = self.attention_norm.add(hidden, residual)
         normed, residual = self.mlp_norm.add(self.self_attn(normed, ctx), residual)
         return self.mlp(normed), residual
+
+
+class ResidualLayer(nn.Module):
+    """Adds both branches to the residual stream, without norms before them. Same contract as DecoderLayer.forward."""
+
+    def __init__(self, self_attn: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.self_attn = self_attn
+        self.mlp = mlp
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
+        stream = hidden if residual is None else residual + hidden
+        stream = stream + self.self_attn(stream, ctx)
+        return self.mlp(stream), stream
 
 
 class Scaled(nn.Module):
@@ -187,7 +262,7 @@ class Scaled(nn.Module):
 class Normed(nn.Module):
     """A branch with a norm after it."""
 
-    def __init__(self, branch: nn.Module, norm: RMSNorm) -> None:
+    def __init__(self, branch: nn.Module, norm: nn.Module) -> None:
         super().__init__()
         self.branch = branch
         self.norm = norm
@@ -200,11 +275,13 @@ class Normed(nn.Module):
 class VocabEmbedding(nn.Module):
     """Token embedding, times a constant that is rounded to the weights' dtype as Gemma does."""
 
-    def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel) -> None:
+    def __init__(
+        self, w: Weights, tp: TensorParallel, *, vocab_size: int, hidden_size: int, scale: float = 1.0
+    ) -> None:
         super().__init__()
-        self.scale = float(torch.tensor(config.multipliers.embedding, dtype=w.dtype))
+        self.scale = float(torch.tensor(scale, dtype=w.dtype))
         self.tp = tp
-        self.weight = load_vocab_rows(w, vocab_size=config.vocab_size, hidden_size=config.hidden_size, tp=tp)
+        self.weight = load_vocab_rows(w, vocab_size=vocab_size, hidden_size=hidden_size, tp=tp)
         self.first_row = tp.rank * self.weight.shape[0]
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -222,20 +299,29 @@ class VocabEmbedding(nn.Module):
 
 
 class LMHead(nn.Module):
-    """Logits over the whole vocabulary. weight: [rows of this rank, hidden_size], its own or the embedding's."""
+    """Logits over the whole vocabulary.
 
-    def __init__(self, config: ModelConfig, weight: torch.Tensor, tp: TensorParallel) -> None:
+    weight: [rows of this rank, hidden_size], its own or the embedding's; bias: [rows of this rank] or None.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weight: torch.Tensor, bias: torch.Tensor | None, tp: TensorParallel
+    ) -> None:
         super().__init__()
         self.tp = tp
         self.weight = weight
+        self.bias = bias
         self.vocab_size = config.vocab_size
+        self.factor = config.multipliers.logits
         self.divisor = config.multipliers.logits_divisor
         self.softcap = config.multipliers.logits_softcap
         self._linear = DenseLinear()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, hidden_size] → [N, vocab_size], the same on every rank."""
-        logits = self.tp.all_gather(self._linear(hidden, self.weight, None), dim=-1)[:, : self.vocab_size]
+        logits = self.tp.all_gather(self._linear(hidden, self.weight, self.bias), dim=-1)[:, : self.vocab_size]
+        if self.factor != 1.0:
+            logits = logits * self.factor
         if self.divisor != 1.0:
             logits = logits / self.divisor
         if self.softcap > 0.0:
@@ -245,9 +331,20 @@ class LMHead(nn.Module):
 
 def load_vocab_rows(w: Weights, *, vocab_size: int, hidden_size: int, tp: TensorParallel) -> torch.Tensor:
     """Read this rank's rows of `weight`, padded with zeros to ceil(vocab_size / tp.size)."""
+    start, stop, num_missing = _vocab_share(vocab_size, tp)
+    rows = w.slice("weight", (vocab_size, hidden_size), dim=0, start=start, stop=stop)
+    return functional.pad(rows, (0, 0, 0, num_missing)) if num_missing > 0 else rows
+
+
+def load_vocab_bias(w: Weights, *, vocab_size: int, tp: TensorParallel) -> torch.Tensor:
+    """Read this rank's part of `bias`, padded as load_vocab_rows pads."""
+    start, stop, num_missing = _vocab_share(vocab_size, tp)
+    return functional.pad(w.slice("bias", (vocab_size,), dim=0, start=start, stop=stop), (0, num_missing))
+
+
+def _vocab_share(vocab_size: int, tp: TensorParallel) -> tuple[int, int, int]:
+    """Return this rank's first row, the row after its last, and the rows that it lacks."""
     num_rows = -(-vocab_size // tp.size)
     start = min(tp.rank * num_rows, vocab_size)
     stop = min(start + num_rows, vocab_size)
-    rows = w.slice("weight", (vocab_size, hidden_size), dim=0, start=start, stop=stop)
-    num_missing = num_rows - rows.shape[0]
-    return functional.pad(rows, (0, 0, 0, num_missing)) if num_missing > 0 else rows
+    return start, stop, num_rows - (stop - start)

@@ -74,16 +74,18 @@ def row_part(name: str, *, out_features: int, in_features: int, tp: TensorParall
     return LinearPart(name, out_features, in_features, dim=1, rank=tp.rank, size=tp.size)
 
 
-def qkv_parts(config: ModelConfig, tp: TensorParallel) -> list[LinearPart]:
-    """Return q_proj, k_proj and v_proj. If ranks outnumber KV heads, several ranks hold the same head."""
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    kv_shares = min(tp.size, config.num_kv_heads)
+def qkv_parts(config: ModelConfig, tp: TensorParallel, layer_index: int) -> list[LinearPart]:
+    """Return the layer's q_proj, k_proj and v_proj, or those it has. Ranks that outnumber KV heads share them."""
+    cache = config.caches[layer_index]
+    kv_shares = min(tp.size, cache.num_kv_heads)
     kv_rank = tp.rank * kv_shares // tp.size
-    return [
-        column_part("q_proj", out_features=q_size, in_features=config.hidden_size, tp=tp),
-        LinearPart("k_proj", kv_size, config.hidden_size, dim=0, rank=kv_rank, size=kv_shares),
-        LinearPart("v_proj", kv_size, config.hidden_size, dim=0, rank=kv_rank, size=kv_shares),
+    parts = [
+        column_part("q_proj", out_features=config.num_heads * cache.head_dim, in_features=config.hidden_size, tp=tp)
     ]
+    sizes = {"k_proj": cache.num_kv_heads * cache.head_dim, "v_proj": cache.num_kv_heads * cache.v_head_dim}
+    for name in config.projections(layer_index)[1:]:
+        parts.append(LinearPart(name, sizes[name], config.hidden_size, dim=0, rank=kv_rank, size=kv_shares))
+    return parts
 
 
 def make_linear_method(config: ModelConfig) -> LinearMethod:

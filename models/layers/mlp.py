@@ -1,11 +1,12 @@
-"""GatedMLP: the gated feed-forward block."""
+"""GatedMLP and PlainMLP: the feed-forward block with a gate and without."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn import functional
 
-from kernels.ops import gelu_tanh_and_mul, silu_and_mul
+from kernels.ops import gelu_tanh_and_mul, relu_squared, silu_and_mul, xielu
 from models.config.model_config import ModelConfig
 from models.layers.linear import ColumnLinear, RowLinear, column_part, row_part
 from models.parallel import LayerOutput, TensorParallel
@@ -45,3 +46,32 @@ class GatedMLP(nn.Module):
     def forward(self, hidden: torch.Tensor) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
         return self.down_proj(self.activate_and_mul(self.gate_up_proj(hidden)))
+
+
+class PlainMLP(nn.Module):
+    """down(activation(up(x))) with relu² or xIELU, the intermediate dimension split over ranks."""
+
+    def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel, method: LinearMethod) -> None:
+        super().__init__()
+        size = config.intermediate_size
+        # [4]: see kernels.elementwise.reference.xielu; None: relu²
+        self.constants = _read_xielu(w / "act_fn") if config.activation == "xielu" else None
+        part = column_part("up_proj", out_features=size, in_features=config.hidden_size, tp=tp)
+        self.up_proj = ColumnLinear(w, [part], has_bias=config.has_mlp_bias, method=method)
+        part = row_part("down_proj", out_features=config.hidden_size, in_features=size, tp=tp)
+        self.down_proj = RowLinear(w, part, has_bias=config.has_mlp_bias, method=method, tp=tp)
+
+    def forward(self, hidden: torch.Tensor) -> LayerOutput:
+        """hidden: [T, hidden_size] → [T, hidden_size]."""
+        inner = self.up_proj(hidden)
+        return self.down_proj(relu_squared(inner) if self.constants is None else xielu(inner, self.constants))
+
+
+def _read_xielu(w: Weights) -> torch.Tensor:
+    """Read a layer's constants of xIELU; beta and eps are buffers, which a checkpoint may omit."""
+    beta, eps = w.optional("beta"), w.optional("eps")
+    slope = torch.tensor([0.5] if beta is None else [float(beta)], device=w.device, dtype=w.dtype)
+    least = torch.tensor([-1e-6] if eps is None else [float(eps)], device=w.device, dtype=w.dtype)
+    above = functional.softplus(w.tensor("alpha_p", (1,)))
+    below = slope + functional.softplus(w.tensor("alpha_n", (1,)))
+    return torch.cat((above, below, slope, least))

@@ -1,4 +1,4 @@
-"""SparseMLP: a mixture of experts in place of the MLP, and the tensor names of its weights in checkpoints.
+"""SparseMLP: a mixture of experts in place of the MLP.
 
 Each expert's intermediate dimension is split over ranks as in a dense MLP, and one all-reduce follows the sum of the
 experts' outputs.
@@ -11,30 +11,32 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from kernels.moe.reference import ExpertBiases, Gate
 from kernels.ops import fused_moe
-from models.config.layers import ExpertsConfig
+from models.config.experts import ExpertsConfig
 from models.config.model_config import ModelConfig
-from models.layers.linear import ColumnLinear
 from models.layers.mlp import GatedMLP
+from models.layers.routing import ExpertNames, Router
 from models.parallel import LayerOutput, TensorParallel
-from models.quantization.linear_method import LinearMethod, LinearPart
-from models.quantization.schemes import Unquantized
+from models.quantization.linear_method import LinearMethod
 from models.weights.weights import Weights
 
 
 @dataclass(frozen=True)
-class ExpertNames:
-    """The names of an expert's matrices in published checkpoints."""
+class ExpertWeights:
+    """This rank's share of all experts."""
 
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
+    # [E, 2 * I, hidden_size], gates first, and [E, hidden_size, I]
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    biases: ExpertBiases | None = None
 
 
 class SparseMLP(nn.Module):
     """A router, its experts and, if the config has one, an expert that every token uses.
 
-    w: the block that holds `gate` and `experts`. method: for the shared expert; the routed experts are unquantized.
+    w: the block that holds the router and the experts. w_shared: the shared expert's Weights, by default names.shared
+    in w. method: for the shared expert; the routed experts are unquantized.
     """
 
     def __init__(
@@ -43,67 +45,115 @@ class SparseMLP(nn.Module):
         w: Weights,
         tp: TensorParallel,
         method: LinearMethod,
-        names: ExpertNames = ExpertNames(),
+        names: ExpertNames,
+        w_shared: Weights | None = None,
+        weights: ExpertWeights | None = None,
     ) -> None:
+        """weights: those of the experts; None: read below `experts`, in a common layout."""
         super().__init__()
         experts = config.experts
         assert experts is not None
         self.experts = experts
+        self.gate = Gate(experts.gate, experts.gate_alpha, experts.gate_limit)
         self.tp = tp
-        # Replicated, so that all ranks choose the same experts
-        parts = [LinearPart("gate", experts.num_experts, config.hidden_size, dim=0, rank=0, size=1)]
+        self.router = Router(config, experts, w, names)
         self.shared_expert: nn.Module | None = None
         if experts.shared_intermediate_size > 0:
-            parts.append(LinearPart("shared_expert_gate", 1, config.hidden_size, dim=0, rank=0, size=1))
             self.shared_expert = GatedMLP(
                 config,
-                w / "shared_expert",
+                w / names.shared if w_shared is None else w_shared,
                 tp,
                 method,
                 intermediate_size=experts.shared_intermediate_size,
                 is_partial=True,
             )
-        self.router = ColumnLinear(w, parts, has_bias=False, method=Unquantized())
-        self.gate_up, self.down = _load_experts(w / "experts", experts, config.hidden_size, tp, names)
+        self.weights = weights or load_experts(w, experts, config.hidden_size, tp, names)
 
     def forward(self, hidden: torch.Tensor) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
-        mixed = fused_moe(
-            hidden,
-            self.router(hidden),
-            self.gate_up,
-            self.down,
-            top_k=self.experts.num_experts_per_tok,
-            renormalize=self.experts.norm_topk_prob,
-            round_weights=self.experts.rounds_weights,
-            shared=None if self.shared_expert is None else self.shared_expert(hidden),
+        experts = self.experts
+        scores, given = self.router(hidden)
+        shared = None if self.shared_expert is None else self.shared_expert(hidden)
+        if experts.routing == "scaled_input":
+            mixed = self._mix_scaled(hidden, scores)
+        else:
+            mixed = fused_moe(
+                hidden,
+                scores,
+                self.weights.gate_up,
+                self.weights.down,
+                top_k=experts.num_experts_per_tok,
+                renormalize=experts.norm_topk_prob,
+                round_weights=experts.rounds_weights,
+                shared=shared if experts.has_shared_gate else None,
+                given=given,
+                floor=experts.floor,
+                factor=experts.factor,
+                gate=self.gate,
+                biases=self.weights.biases,
+            )
+        return self.tp.sum_late(mixed if shared is None or experts.has_shared_gate else mixed + shared)
+
+    def _mix_scaled(self, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Sum the chosen experts, of which each gets the token times the sigmoid of its logit (Llama 4).
+
+        So each pair of a token and an expert is a token of its own, whose expert is certain.
+        """
+        top_k = self.experts.num_experts_per_tok
+        best, chosen = logits.topk(top_k, dim=-1)
+        scaled = hidden[:, None] * best.float().sigmoid().to(hidden.dtype)[..., None]
+        choice = torch.zeros_like(logits).repeat_interleave(top_k, 0).scatter_(1, chosen.view(-1, 1), 1.0)
+        given = torch.ones_like(choice, dtype=torch.float32)
+        out = fused_moe(
+            scaled.flatten(0, 1),
+            choice,
+            self.weights.gate_up,
+            self.weights.down,
+            top_k=1,
+            renormalize=False,
+            round_weights=False,
+            given=given,
         )
-        return self.tp.sum_late(mixed)
+        return out.unflatten(0, (-1, top_k)).sum(1)
 
 
-def _load_experts(
+def load_experts(
     w: Weights, experts: ExpertsConfig, hidden_size: int, tp: TensorParallel, names: ExpertNames
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read this rank's gate_up [E, 2 * I, hidden_size], gates first, and down [E, hidden_size, I].
+) -> ExpertWeights:
+    """Read this rank's share of experts without biases.
 
-    The checkpoint has either one tensor per matrix and expert, the published form, or two tensors for all experts, the
-    form that transformers 5 uses in memory and saves if told not to convert back.
+    The checkpoint has either one tensor per matrix and expert or two tensors for all experts.
     """
     count, size = experts.num_experts, experts.intermediate_size
     width = size // tp.size
     gate_up = torch.empty(count, 2 * width, hidden_size, dtype=w.dtype, device=w.device)
     down = torch.empty(count, hidden_size, width, dtype=w.dtype, device=w.device)
-    if w.shape_of("gate_up_proj") is not None:
-        start, shape = tp.rank * width, (count, 2 * size, hidden_size)
-        gate_up[:, :width] = w.slice("gate_up_proj", shape, dim=1, start=start, stop=start + width)
-        gate_up[:, width:] = w.slice("gate_up_proj", shape, dim=1, start=size + start, stop=size + start + width)
-        down.copy_(w.shard("down_proj", (count, hidden_size, size), dim=2, rank=tp.rank, size=tp.size))
-        return gate_up, down
+    if w.shape_of(names.all_gate_up) is not None:
+        _read_all(w, names, gate_up, down, size=size, rank=tp.rank)
+        return ExpertWeights(gate_up, down)
     for expert in range(count):
-        inner = w / str(expert)
+        inner = w / f"experts.{expert}"
         for name, rows in ((names.gate, slice(0, width)), (names.up, slice(width, None))):
             gate_up[expert, rows] = (inner / name).shard(
                 "weight", (size, hidden_size), dim=0, rank=tp.rank, size=tp.size
             )
         down[expert] = (inner / names.down).shard("weight", (hidden_size, size), dim=1, rank=tp.rank, size=tp.size)
-    return gate_up, down
+    return ExpertWeights(gate_up, down)
+
+
+def _read_all(
+    w: Weights, names: ExpertNames, gate_up: torch.Tensor, down: torch.Tensor, *, size: int, rank: int
+) -> None:
+    """Fill gate_up and down from the tensors of all experts, whose intermediate dimension is `size`."""
+    count, hidden_size, width = down.shape
+    start = rank * width
+    shapes = (count, 2 * size, hidden_size), (count, hidden_size, size)
+    gate_up_dim, down_dim = 1, 2
+    if names.are_transposed:
+        gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+        shapes = (count, hidden_size, 2 * size), (count, size, hidden_size)
+        gate_up_dim, down_dim = 2, 1
+    for place, first in enumerate((start, size + start)):
+        part = w.slice(names.all_gate_up, shapes[0], dim=gate_up_dim, start=first, stop=first + width)
+        gate_up.narrow(gate_up_dim, place * width, width).copy_(part)
+    down.copy_(w.slice(names.all_down, shapes[1], dim=down_dim, start=start, stop=start + width))

@@ -1,7 +1,8 @@
-"""RMSNorm, alone or fused with the residual addition before it, and SplitRMSNorm over a width that ranks share.
+"""RMSNorm and LayerNorm, alone or fused with the residual addition before it, and SplitRMSNorm over a shared width.
 
-The variants (ModelConfig.norm) differ only in the weight passed to kernels.elementwise.reference.rms_norm: Llama's has
-the model's dtype, OLMo-2's and Gemma's are fp32, and Gemma's checkpoints store the weight minus 1.
+The variants of RMS norms (ModelConfig.norm) differ only in the weight passed to kernels.elementwise.reference.rms_norm:
+Llama's has the model's dtype, OLMo-2's and Gemma's are fp32, and Gemma's checkpoints store the weight minus 1. "layer"
+is a LayerNorm without bias, "layer_bias" one with; norms of query and key heads are RMS norms in any case.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kernels.ops import add_rms_norm, rms_norm
+from kernels.ops import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from models.config.model_config import ModelConfig
-from models.parallel import LayerOutput, PartialSum, TensorParallel
+from models.parallel import LayerOutput, PartialSum, TensorParallel, whole
 from models.weights.weights import Weights
 
 
@@ -32,6 +33,38 @@ class RMSNorm(nn.Module):
         if isinstance(x, PartialSum):
             return x.add_rms_norm(residual, self.weight, self.eps)
         return add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class UnitRMSNorm(nn.Module):
+    """The weight of an RMS norm without one: ones."""
+
+    def __init__(self, w: Weights, *, size: int) -> None:
+        super().__init__()
+        self.weight = torch.ones(size, dtype=w.dtype, device=w.device)
+
+
+class LayerNorm(nn.Module):
+    """Norm by mean and variance over the last dimension, replicated on every rank. Same contract as RMSNorm."""
+
+    def __init__(self, config: ModelConfig, w: Weights, name: str, *, size: int) -> None:
+        super().__init__()
+        self.weight = (w / name).tensor("weight", (size,)).float()
+        self.bias = (w / name).tensor("bias", (size,)).float() if config.norm == "layer_bias" else None
+        self.eps = config.rms_norm_eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., size] → normalised, same shape."""
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+    def add(self, x: LayerOutput, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See RMSNorm.add."""
+        return add_layer_norm(whole(x), residual, self.weight, self.bias, self.eps)
+
+
+def hidden_norm(config: ModelConfig, w: Weights, name: str) -> RMSNorm | LayerNorm:
+    """Make the config's norm over hidden_size."""
+    make = LayerNorm if config.norm in ("layer", "layer_bias") else RMSNorm
+    return make(config, w, name, size=config.hidden_size)
 
 
 class SplitRMSNorm(nn.Module):
@@ -59,6 +92,6 @@ class SplitRMSNorm(nn.Module):
 
 
 def _prepare(config: ModelConfig, weight: torch.Tensor) -> torch.Tensor:
-    if config.norm == "llama":
-        return weight
-    return weight.float() + 1 if config.norm == "gemma" else weight.float()
+    if config.norm == "gemma":
+        return weight.float() + 1
+    return weight.float() if config.norm == "olmo2" else weight

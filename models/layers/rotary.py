@@ -16,31 +16,36 @@ from models.config.rope import RopeConfig
 from models.errors import ModelError
 
 
-def make_cos_sin_caches(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+def make_cos_sin_caches(
+    config: ModelConfig, *, device: torch.device, dtype: torch.dtype, rounded_to: torch.dtype | None = None
+) -> list[torch.Tensor]:
     """Return one table per layer, [max_context_len, rotary_dim], cosines, then sines; equal ropes share one tensor.
 
     Computed in fp32 on the CPU, so that every device has the same table, then rounded to dtype as transformers does.
+    rounded_to: before that to this dtype.
     """
+    keys = list(zip(config.ropes, (cache.head_dim for cache in config.caches), strict=True))
     tables = {
-        rope: _make_table(rope, config.head_dim, config.max_context_len).to(device, dtype)
-        for rope in dict.fromkeys(config.ropes)
+        (rope, head_dim): _make_table(rope, head_dim, config.max_context_len).to(rounded_to or dtype).to(device, dtype)
+        for rope, head_dim in dict.fromkeys(keys)
     }
     # A layer without positions has the rotation by angle 0; one row serves all positions
-    return [
-        tables[rope] if rope is not None else tables[rope].expand(config.max_context_len, -1) for rope in config.ropes
-    ]
+    return [tables[key] if key[0] is not None else tables[key].expand(config.max_context_len, -1) for key in keys]
 
 
 def make_query_factors(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor | None:
     """Return the factor of the queries at each position, [max_context_len, 1, 1]; None: it is 1 everywhere.
 
-    transformers, modeling_ministral3, get_llama_4_attn_scale: fp32, rounded to dtype before the product.
+    transformers, modeling_ministral3, get_llama_4_attn_scale: fp32, rounded to dtype before the product. Llama 4's
+    own is not rounded.
     """
-    growth, length = config.multipliers.query_growth, config.multipliers.query_growth_length
-    if growth == 0 or config.max_context_len <= length:
+    constants = config.multipliers
+    growth, length, offset = constants.query_growth, constants.query_growth_length, constants.query_growth_offset
+    if growth == 0 or config.max_context_len + offset <= length:
         return None
-    positions = torch.arange(config.max_context_len)
-    return (1 + growth * torch.log(1 + torch.floor(positions / length))).to(device, dtype)[:, None, None]
+    positions = torch.arange(config.max_context_len) + offset
+    factors = 1 + growth * torch.log(1 + torch.floor(positions / length))
+    return factors.to(device, dtype if constants.rounds_query_growth else torch.float32)[:, None, None]
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Tensor:
@@ -49,6 +54,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, num_positions: int) -> 
     longrope's depend on num_positions, the tokens of the longest request; dynamic's hold up to the original length.
     """
     rotary_dim = rope.rotary_dim(head_dim)
+    if rope.type == "proportional":
+        return _proportional(rope, head_dim)
     powers = rope.theta ** _exponents(rotary_dim)
     if rope.type == "longrope":
         is_long = num_positions > rope.original_max_position_embeddings
@@ -101,7 +108,8 @@ def _make_turns(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Te
     original = rope.original_max_position_embeddings
     if rope.type == "dynamic" and num_positions > original:
         angles[original:] = positions[original:, None] * _dynamic(rope, head_dim, positions[original:] + 1)
-    return torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor(rope)
+    factor = rope.long_mscale if num_positions > original else rope.short_mscale
+    return torch.cat((angles.cos(), angles.sin()), dim=-1) * (attention_factor(rope) if factor is None else factor)
 
 
 def _exponents(rotary_dim: int) -> torch.Tensor:
@@ -128,6 +136,17 @@ def _longrope(powers: torch.Tensor, factors: tuple[float, ...]) -> torch.Tensor:
     longest request that is served decides for all requests.
     """
     return 1.0 / (torch.tensor(factors, dtype=torch.float32) * powers)
+
+
+def _proportional(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """Gemma 4: the first pairs have the frequencies of the whole head, the others never turn.
+
+    Source: transformers, _compute_proportional_rope_parameters.
+    """
+    num_turning = int(rope.partial_rotary_factor * head_dim // 2)
+    frequencies = 1.0 / rope.theta ** _exponents(head_dim) / rope.factor
+    frequencies[num_turning:] = 0.0
+    return frequencies
 
 
 def _llama3(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:

@@ -117,7 +117,7 @@ class SafetensorsReader:
         served = [name for name in unread if not name.startswith(ignored_prefixes)]
         if len(served) < len(unread):
             logger.warning(
-                "only text is served, other tensors are not read: tensors=%d prefixes=%s",
+                "tensors of pictures, sounds and guesses of further tokens are not read: tensors=%d prefixes=%s",
                 len(unread) - len(served),
                 ",".join(ignored_prefixes),
             )

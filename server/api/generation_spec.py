@@ -5,7 +5,7 @@ chat_spec / completion_spec (limits of the model). Raises RequestErrors that nam
 The sampling parameters are declared in server/api/sampling_fields.py. Imports engine.interface and server.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ from engine.interface.errors import InvalidParameter, PromptTooLong, Unsupported
 from engine.interface.protocol import EngineReady, GrammarSpec, SamplingParams
 from server.api.limits import LIMITS
 from server.api.sampling_fields import ModelFacts, check_ids, wire_values
-from server.api.schemas import ChatBody, CompletionBody
+from server.api.schemas import RESERVED_TEMPLATE_KWARGS, ChatBody, CompletionBody
 from server.config.api_keys import cache_salt_of
 from server.generation.generation import GenerationSpec
 
@@ -34,16 +34,13 @@ class RequestContext(NamedTuple):
 
 MAX_CHILDREN = 1024  # engine requests of one HTTP request: prompts × n
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default
-_RESERVED_TEMPLATE_KWARGS = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
-)
 
 
 def check_chat(body: ChatBody) -> None:
     """Refuse unsupported features, and fields that contradict each other."""
     _check_common(body)
     _refuse_unless(
-        body.functions in (None, []) or body.function_call == "none",
+        body.functions is None or body.function_call == "none",
         "functions",
         "functions (the predecessor of tools)",
     )
@@ -58,7 +55,7 @@ def check_chat(body: ChatBody) -> None:
         raise InvalidParameter(
             "continue_final_message and add_generation_prompt exclude each other.", param="continue_final_message"
         )
-    reserved = _RESERVED_TEMPLATE_KWARGS.intersection(body.chat_template_kwargs or {})
+    reserved = RESERVED_TEMPLATE_KWARGS.intersection(body.chat_template_kwargs or {})
     if reserved:
         name = min(reserved)
         raise InvalidParameter(
@@ -84,8 +81,12 @@ def chat_spec(
     context: RequestContext,
     grammar: GrammarSpec | None = None,
     shrinks_max_tokens: bool = False,
+    format_stops: Iterable[int] = (),
 ) -> GenerationSpec:
-    """Check a chat request against the model's limits; without max_tokens it may use the rest of the context."""
+    """Check a chat request against the model's limits; without max_tokens it may use the rest of the context.
+
+    `format_stops`: tokens that end an answer in the format of the model's chats.
+    """
     limits = model.limits
     _check_choices(body.n or 1, limits)
     name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
@@ -108,6 +109,7 @@ def chat_spec(
         model=model,
         context=context,
         grammar=grammar,
+        format_stops=format_stops,
     )
 
 
@@ -221,6 +223,7 @@ def _spec(
     model: ModelFacts,
     context: RequestContext,
     grammar: GrammarSpec | None,
+    format_stops: Iterable[int] = (),
 ) -> GenerationSpec:
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
@@ -229,7 +232,7 @@ def _spec(
     values = {"seed": context.seed} | wire_values(body, model)
     if values["top_p"] == 0:
         values |= {"top_p": 1.0, "top_k": 1}  # nothing but the most likely token
-    eos_ids = () if body.ignore_eos else model.defaults.eos_token_ids
+    eos_ids = () if body.ignore_eos else (*model.defaults.eos_token_ids, *format_stops)
     values["stop_token_ids"] = list(dict.fromkeys([*eos_ids, *values.get("stop_token_ids", ())]))
     return GenerationSpec(
         prompts=prompts,

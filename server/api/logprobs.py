@@ -1,12 +1,16 @@
 """Log-probabilities: OpenAI's legacy form, and vLLM's form for prompts. Imports server only."""
 
 from collections.abc import Sequence
+from typing import TypeVar, cast
+
+import msgspec
 
 from engine.interface.protocol import TokenLogprobs
 from server.api.objects import PromptLogprob, TextLogprobs
 from server.text.detokenizer import Detokenizer
 from server.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 _MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's own floor
 
 
@@ -39,7 +43,7 @@ class LegacyLogprobs:
         """The token itself, then the others; where another token has the same text, the token itself is shown."""
         own = {token: finite_logprob(entry.logprob)}
         tops = {self._text(id_): finite_logprob(value) for id_, value in top_entries(entry, self._num_top)}
-        return own | tops | own
+        return written(own | tops | own)
 
     def _text(self, token_id: int) -> str:
         data = self._tokenizer.token_bytes(token_id)
@@ -63,8 +67,16 @@ def prompt_logprobs_of(
         shown = {token_id: entry_of(token_id, entry.logprob, entry.rank)}
         for rank, (top_id, logprob) in enumerate(top_entries(entry, num_top), 1):
             shown.setdefault(top_id, entry_of(top_id, logprob, rank))
-        result.append(shown)
+        result.append(written(shown))
     return result
+
+
+def written(entry: T) -> T:
+    """Return the JSON of one token's entry in its place.
+
+    To keep half a million objects, and to write them at once, would stop all other threads.
+    """
+    return cast("T", msgspec.Raw(msgspec.json.encode(entry)))
 
 
 def top_entries(entry: TokenLogprobs, num_top: int) -> list[tuple[int, float]]:

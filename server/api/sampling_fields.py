@@ -10,6 +10,7 @@ Imports engine.interface, pydantic and server.text.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, GetPydanticSchema, PlainSerializer, WithJsonSchema
@@ -28,6 +29,7 @@ MAX_ALLOWED_TOKEN_IDS = 16_384
 MAX_TOKENS = 2**31 - 1  # a bound for arithmetic; the context is the real limit
 _GREEDY_BELOW = 1e-4  # a smaller temperature would overflow logits / temperature
 _SEED_BITS = 2**63 - 1
+_IDS_AT_ONCE = 2**14  # of a long list: no other thread runs within min() and max()
 
 
 class ModelFacts(NamedTuple):
@@ -215,10 +217,13 @@ def wire_values(body: OpenAISampling, model: ModelFacts) -> dict[str, Any]:
 
 def check_ids(ids: Collection[int], field: str, limits: EngineReady) -> None:
     """Refuse ids outside the vocabulary."""
-    if not ids or (min(ids) >= 0 and max(ids) < limits.vocab_size):  # fast: there can be a million
-        return
-    wrong = next(token_id for token_id in ids if not 0 <= token_id < limits.vocab_size)
-    raise InvalidParameter(f"{field} has the token id {wrong}; ids are from 0 to {limits.vocab_size - 1}.", param=field)
+    rest = iter(ids)
+    while some := list(islice(rest, _IDS_AT_ONCE)):
+        if min(some) >= 0 and max(some) < limits.vocab_size:  # fast: there can be a million
+            continue
+        wrong = next(token_id for token_id in some if not 0 <= token_id < limits.vocab_size)
+        last = limits.vocab_size - 1
+        raise InvalidParameter(f"{field} has the token id {wrong}; ids are from 0 to {last}.", param=field)
 
 
 _SHARED = sampling_fields(SharedSampling)

@@ -14,6 +14,18 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from server.api.sampling_fields import MAX_TOKENS, TOKEN_ID_SCHEMA, OpenAISampling, TokenId
 from server.api.strict_json import StrictModel
+from server.document_rules import (
+    ABSENT,
+    CHAT,
+    CHAT_PROMPT,
+    COMPLETION,
+    FALSE,
+    GIVEN,
+    either,
+    having,
+    rules,
+    where,
+)
 from server.structured_output.grammar_spec import ResponseFormat, StructuredOutputs
 
 MAX_TOOLS = 128
@@ -85,24 +97,14 @@ def text_schema(min_items: int = 1, **kinds: str) -> dict[str, Any]:
     return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": parts}, "minItems": min_items}]}
 
 
-TextOrParts = Annotated[Any, WithJsonSchema({"anyOf": [*text_schema(text="text")["anyOf"], {"type": "null"}]})]
 _ChatContent = Annotated[
     Any, WithJsonSchema({"anyOf": [*text_schema(text="text", refusal="refusal")["anyOf"], {"type": "null"}]})
 ]
-_GIVEN: dict[str, Any] = {"not": {"type": "null"}}
-_BY_ROLE: dict[str, Any] = {  # what template_messages() asks for
-    "anyOf": [
-        {"properties": {"role": {"const": "assistant"}}},
-        {
-            "properties": {"role": {"enum": ["system", "developer", "user"]}, "content": _GIVEN},
-            "required": ["content"],
-        },
-        {
-            "properties": {"role": {"const": "tool"}, "content": _GIVEN, "tool_call_id": _GIVEN},
-            "required": ["content", "tool_call_id"],
-        },
-    ]
-}
+_BY_ROLE: dict[str, Any] = either(  # what template_messages() asks for
+    having(role={"const": "assistant"}),
+    having(role={"enum": ["system", "developer", "user"]}, content=GIVEN),
+    having(role={"const": "tool"}, content=GIVEN, tool_call_id=GIVEN),
+)
 
 
 def _stop(value: Any) -> list[str]:
@@ -175,6 +177,12 @@ _MetadataValue = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Field(max_length=16)]  # OpenAI's limits
 
 
+class OtherKind(StrictModel):
+    """A tool, or a piece of a conversation, of a type that is not served."""
+
+    type: Label
+
+
 class StreamOptions(StrictModel):
     """Options of a stream."""
 
@@ -241,18 +249,25 @@ class _CommonBody(OpenAISampling):
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
 
-_Function = dict[str, Json]
-_NO_FUNCTIONS = WithJsonSchema({"type": "array", "maxItems": 0})  # others pass where function_call is none
+RESERVED_TEMPLATE_KWARGS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+)
+_KWARGS_SCHEMA = {"type": "object", "propertyNames": {"not": {"enum": sorted(RESERVED_TEMPLATE_KWARGS)}}}
+TemplateKwargs = Annotated[dict[str, Json], WithJsonSchema(_KWARGS_SCHEMA)]
+
+_Functions = Annotated[list[dict[str, Json]], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class ChatBody(_CommonBody):
     """POST /v1/chat/completions."""
 
+    model_config = ConfigDict(json_schema_extra=rules(*CHAT))
+
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    chat_template_kwargs: dict[str, Json] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     # metadata of the request without effect on the answer
@@ -265,8 +280,9 @@ class ChatBody(_CommonBody):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     # known, refused unless at their default or, of functions, none may be called
-    functions: Annotated[list[_Function], Field(max_length=MAX_TOOLS), _NO_FUNCTIONS] | None = None
+    functions: Annotated[_Functions | None, WithJsonSchema(ABSENT)] = None
     function_call: Annotated[Json, one_of(None, "none", "auto")] = None
     modalities: Annotated[Json, one_of(None, [], ["text"])] = None
     audio: Refused = None
@@ -276,6 +292,8 @@ class ChatBody(_CommonBody):
 
 class CompletionBody(_CommonBody):
     """POST /v1/completions."""
+
+    model_config = ConfigDict(json_schema_extra=rules(*COMPLETION))
 
     prompt: Prompt
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None  # 0: only to score or echo the prompt
@@ -288,21 +306,16 @@ class CompletionBody(_CommonBody):
 MAX_DETOKENIZE = 2**20  # ids; a body has room for no more than about twice as many
 
 
-_NULL: dict[str, Any] = {"type": "null"}
-_TEXT_ONLY = {"enum": [None, False]}
+_TEXT_ONLY = where(add_special_tokens=FALSE, add_special=FALSE)
+_TEMPLATE_RULE = where(chat_template_kwargs=either(ABSENT, _KWARGS_SCHEMA))
 _ONE_INPUT: dict[str, Any] = {
     "oneOf": [
-        {"required": ["prompt"], "properties": {"prompt": _GIVEN, "content": _NULL, "messages": _NULL}},
-        {"required": ["content"], "properties": {"prompt": _NULL, "content": _GIVEN, "messages": _NULL}},
+        {"required": ["prompt"], **where(prompt=GIVEN, content=ABSENT, messages=ABSENT)},
+        {"required": ["content"], **where(prompt=ABSENT, content=GIVEN, messages=ABSENT)},
         {
             "required": ["messages"],
-            "properties": {
-                "prompt": _NULL,
-                "content": _NULL,
-                "messages": _GIVEN,
-                "add_special_tokens": _TEXT_ONLY,
-                "add_special": _TEXT_ONLY,
-            },
+            **where(prompt=ABSENT, content=ABSENT, messages=GIVEN),
+            **rules(_TEXT_ONLY, _TEMPLATE_RULE, *CHAT_PROMPT),
         },
     ]
 }

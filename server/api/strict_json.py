@@ -15,12 +15,10 @@ from server.errors import MalformedBody
 from server.structured_output.grammar_spec import is_deeper_than
 
 MAX_JSON_DEPTH = 64
-_SURROGATE = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
-# All that comes before the first lone surrogate; possessive, since backtracking over 8 MiB would take its time.
-_UP_TO_LONE_SURROGATE = re.compile(
-    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F])"
-    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+(?P<lone>" + _SURROGATE + rb")"
-)
+_HIGH, _LOW = (rb"\\u[dD][%s][0-9a-fA-F]{2}" % digits for digits in (rb"89abAB", rb"c-fC-F"))
+_LONE_SURROGATE = re.compile(rb"%s(?!%s)|(?<!%s)%s" % (_HIGH, _LOW, _HIGH, _LOW))
+_ESCAPE_BYTES = 6
+_FAULT_PLACE = re.compile(r"surrogate pair \(byte (\d+)\)$")  # of msgspec: the byte after an escape
 _UTF8_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 _LIST_LIMIT = re.compile(r"list should have at (?P<bound>least|most) (?P<number>\d+) items? after validation")
 
@@ -53,7 +51,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep() from None
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        surrogate = _lone_surrogate(body)
+        surrogate = _lone_surrogate(body, str(error))
         if surrogate is not None:
             raise MalformedBody(
                 f"The body contains a lone surrogate, {surrogate}, which is not valid Unicode text."
@@ -112,13 +110,20 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
     return inlined
 
 
-def _lone_surrogate(body: bytes) -> str | None:
-    """Describe the first half of a UTF-16 pair without the other half, in a body that does not parse."""
-    has_escape = b"\\ud" in body or b"\\uD" in body
-    if has_escape and (match := _UP_TO_LONE_SURROGATE.match(body)):
-        return f"{match['lone'].decode()} at byte {match.start('lone')}"
-    if match := _UTF8_SURROGATE.search(body):
-        return f"{match[0].hex(' ')} at byte {match.start()}"
+def _lone_surrogate(body: bytes, reason: str) -> str | None:
+    """Describe the first half of a UTF-16 pair without the other half, in a body that does not parse.
+
+    `reason`: msgspec's; it names the place, except near the end. All escapes of 8 MiB would take long to look at.
+    """
+    place = _FAULT_PLACE.search(reason)
+    end = len(body) if place is None else int(place[1])
+    begin = max(end - (2 if place is not None else 4) * _ESCAPE_BYTES, 0)
+    for match in _LONE_SURROGATE.finditer(body, begin, end):
+        before = body[: match.start()]
+        if (len(before) - len(before.rstrip(b"\\"))) % 2 == 0:  # else its backslash is an escaped one
+            return f"{match[0].decode()} at byte {match.start()}"
+    if encoded := _UTF8_SURROGATE.search(body):
+        return f"{encoded[0].hex(' ')} at byte {encoded.start()}"
     return None
 
 

@@ -101,6 +101,7 @@ def _check_together(arguments: argparse.Namespace) -> None:
 def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraSource]) -> EngineConfig:
     return EngineConfig(
         model=folder,
+        model_impl=arguments.model_impl,
         load_format=arguments.load_format,
         device=arguments.device,
         tensor_parallel_size=arguments.tensor_parallel_size,

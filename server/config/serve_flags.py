@@ -70,6 +70,13 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
         help=f"format of linear layers (auto: the checkpoint's): {', '.join(QUANTIZATION_NAMES)}",
     )
     add(
+        "--model-impl",
+        choices=("auto", "quire", "transformers"),
+        default="auto",
+        metavar="NAME",
+        help="who computes the model: quire, or transformers' own class, slower (auto: the first that knows it)",
+    )
+    add(
         "--load-format", choices=("auto", "dummy"), metavar="FMT", default="auto", help="auto, or dummy: random weights"
     )
     add(

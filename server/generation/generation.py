@@ -18,7 +18,7 @@ import msgspec
 from engine.interface.client import EngineClient, RequestOutput
 from engine.interface.errors import EngineError, GrammarError, RequestAborted
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import AddRequest, GrammarSpec, SamplingParams, TokenLogprobs
+from engine.interface.protocol import AddRequest, GrammarSpec, SamplingParams, ThinkingBudget, TokenLogprobs
 from server.errors import DeadlineExceeded
 from server.generation.events import ChoiceFinished, Event, TextDelta
 from server.generation.message_splitter import MessageSplitter
@@ -82,6 +82,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     lora_index: int = 0  # as in AddRequest
     grammar: GrammarSpec | None = None  # what each answer must match, checked to compile
     grammar_param: str | None = None  # the field of the client's request that asks for it
+    thinking: ThinkingBudget | None = None  # the limit of each answer's reasoning
     is_scoring_only: bool = False  # no answer: the single token that the engine has to make is dropped
     timeout_s: float | None = None  # from arrival
     arrival_s: float  # time.monotonic()
@@ -278,6 +279,7 @@ class _ChoiceStream:
             priority=spec.priority,
             grammar=spec.grammar,
             lora_index=spec.lora_index,
+            thinking=spec.thinking,
         )
 
     def feed(self, output: RequestOutput) -> list[Event]:

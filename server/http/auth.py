@@ -51,6 +51,34 @@ class RefusalLog:
         self._next_s, self._num_unlogged = now_s + _LOG_INTERVAL_S, 0
 
 
+class _Gate:
+    """Passes requests on to the app, or logs and refuses them. on_refusal: told of refused POSTs."""
+
+    def __init__(self, app: ASGIApp, on_refusal: Callable[[HttpError], None]) -> None:
+        self._app = app
+        self._log = RefusalLog()
+        self._on_refusal = on_refusal
+
+    async def take(
+        self, scope: Scope, receive: Receive, send: Send, *, refusal: Callable[[Scope], HttpError | None]
+    ) -> None:
+        """Pass a request on, or reply with its error, if `refusal` returns one; then the body is not read."""
+        error = refusal(scope) if scope["type"] == "http" else None
+        if error is None:
+            await self._app(scope, receive, send)
+            return
+        self._log.refuse(scope, error)
+        record = record_of(scope)
+        record.outcome = error.code
+        if scope["method"] == "POST":
+            self._on_refusal(error)
+        reply = error_reply(error, request_id=record.request_id, path=scope["path"])
+        headers = {"content-type": "application/json", "content-length": str(len(reply.body)), **reply.headers}
+        lines = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": reply.status, "headers": lines})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else reply.body})
+
+
 class KeyGuard:
     """Middleware inside AccessLog; it stores the hash of the request's key in AccessLog's record."""
 
@@ -64,21 +92,14 @@ class KeyGuard:
         on_refusal: Callable[[HttpError], None],
     ) -> None:
         """routes_of: by the role that a key needs for them."""
-        self._app = app
-        self._log = RefusalLog()
+        self._gate = _Gate(app, on_refusal)
         self._routes_of = routes_of or {}
-        self._on_refusal = on_refusal
         self._keys = keys
         self._public = public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reply 401, or 403 to a key without the route's role."""
-        error = self._refusal(scope) if scope["type"] == "http" else None
-        if error is not None:
-            self._log.refuse(scope, error)
-            await _refuse(scope, send, error, self._on_refusal)
-        else:
-            await self._app(scope, receive, send)
+        await self._gate.take(scope, receive, send, refusal=self._refusal)
 
     def _refusal(self, scope: Scope) -> HttpError | None:
         presented = _presented(scope)
@@ -109,20 +130,13 @@ class HostGuard:
     def __init__(
         self, app: ASGIApp, *, hosts: Sequence[str], origins: Sequence[str], on_refusal: Callable[[HttpError], None]
     ) -> None:
-        self._app = app
-        self._log = RefusalLog()
+        self._gate = _Gate(app, on_refusal)
         self._hosts = hosts
         self._origins = origins
-        self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reply 403."""
-        error = self._refusal(scope) if scope["type"] == "http" else None
-        if error is not None:
-            self._log.refuse(scope, error)
-            await _refuse(scope, send, error, self._on_refusal)
-        else:
-            await self._app(scope, receive, send)
+        await self._gate.take(scope, receive, send, refusal=self._refusal)
 
     def _refusal(self, scope: Scope) -> ForeignHost | None:
         for name, value in scope["headers"]:
@@ -159,16 +173,3 @@ def _presented(scope: Scope) -> list[str]:
         elif name == b"x-api-key":
             keys.append(value.strip().decode("latin-1"))
     return keys
-
-
-async def _refuse(scope: Scope, send: Send, error: HttpError, on_refusal: Callable[[HttpError], None]) -> None:
-    """Reply with an error; the body is not read."""
-    record = record_of(scope)
-    record.outcome = error.code
-    if scope["method"] == "POST":
-        on_refusal(error)
-    reply = error_reply(error, request_id=record.request_id, path=scope["path"])
-    headers = {"content-type": "application/json", "content-length": str(len(reply.body)), **reply.headers}
-    lines = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": reply.status, "headers": lines})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else reply.body})

@@ -20,6 +20,10 @@ from server.http.launcher_link import LauncherLink
 from server.http.metrics import HttpMetrics
 from server.http.tracing import Tracer
 
+# New objects for a collection of the youngest; Python's 700 would make several full ones of each large body.
+# LargeBodies makes full ones rarer while it holds any
+COLLECT_EVERY = 10_000
+
 
 class WorkerApp:
     """One worker's app and its connections. Use inside one event loop."""
@@ -66,6 +70,7 @@ class WorkerApp:
         self._lag = asyncio.create_task(self.http_metrics.watch_lag())
         gc.collect()
         gc.freeze()  # what lives as long as the worker: each full collection would walk it while all threads wait
+        gc.set_threshold(COLLECT_EVERY)
         return app
 
     async def disconnect_engine(self) -> None:

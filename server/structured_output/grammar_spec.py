@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import GrammarSpec
+from server.document_rules import ONE_OUTPUT, RESPONSE_FORMAT, rules
 from server.structured_output.schema_check import checked_schema
 
 Json = Any
@@ -23,6 +24,9 @@ MAX_SOURCE_BYTES = 128 * 1024  # of a schema as JSON, of all choices, of a gramm
 MAX_SCHEMA_DEPTH = 48
 MAX_REGEX_BYTES = 8 * 1024
 MAX_CHOICE_STRINGS = 4096
+_WHOLE_ESCAPES = r"^([^\\]|\\[\s\S])*$"
+_REGEX_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_REGEX_BYTES, "pattern": _WHOLE_ESCAPES}
+_LARK_SCHEMA = {"type": "string", "maxLength": MAX_SOURCE_BYTES, "not": {"pattern": r"::=|^\s*\{"}}
 LARK_FIELD = "structured_outputs.grammar"  # the one field whose text the compiler sees as it stands
 _CHOICE_SCHEMA = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
 _CHOICE_SCHEMA |= {"maxItems": MAX_CHOICE_STRINGS}
@@ -44,7 +48,7 @@ class JsonSchemaFormat(BaseModel):
 class ResponseFormat(BaseModel):
     """response_format: text, json_object, json_schema or a grammar of an extension."""
 
-    model_config = _STRICT
+    model_config = ConfigDict(**_STRICT, json_schema_extra=rules(RESPONSE_FORMAT))
 
     type: Annotated[str, WithJsonSchema({"enum": list(FORMATS)})]  # checked below, with a better message
     json_schema: JsonSchemaFormat | None = None
@@ -53,17 +57,15 @@ class ResponseFormat(BaseModel):
 class StructuredOutputs(BaseModel):
     """structured_outputs, vLLM's extension."""
 
-    model_config = ConfigDict(**_STRICT, json_schema_extra={"additionalProperties": False})
+    model_config = ConfigDict(**_STRICT, json_schema_extra={"additionalProperties": False, **rules(ONE_OUTPUT)})
 
     # a schema, or one as a string
     json_: Annotated[Json, Field(alias="json"), WithJsonSchema({"type": ["object", "boolean", "string", "null"]})] = (
         None
     )
-    regex: Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_REGEX_BYTES})] | None = (
-        None
-    )
+    regex: Annotated[str, WithJsonSchema(_REGEX_SCHEMA)] | None = None
     choice: Annotated[list[str], WithJsonSchema(_CHOICE_SCHEMA)] | None = None
-    grammar: str | None = None
+    grammar: Annotated[str, WithJsonSchema(_LARK_SCHEMA)] | None = None
 
     @property
     def is_given(self) -> bool:
@@ -136,17 +138,17 @@ def constraint_of(
 
 def is_deeper_than(value: Any, limit: int) -> bool:
     """Return whether a JSON value has more than `limit` levels of objects and arrays."""
-    level = [value]
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(limit):
         level = [
             child
             for item in level
-            if isinstance(item, dict | list)
             for child in (item.values() if isinstance(item, dict) else item)
+            if type(child) is dict or type(child) is list  # as decoded; four times as fast as isinstance()
         ]
         if not level:
             return False
-    return any(isinstance(item, dict | list) for item in level)
+    return True
 
 
 def _of_format(asked: ResponseFormat) -> ConstraintRequest | None:

@@ -13,15 +13,20 @@ from typing import Any
 import msgspec
 
 from engine.interface.errors import GrammarError
-from server.structured_output.schema_values import finite_values, target_of
+from server.structured_output.schema_references import (
+    MAX_SHOWN_CHARS,
+    OF_NAMED,
+    OF_ONE,
+    OF_SCHEMAS,
+    References,
+    Subschema,
+    resolve_references,
+)
+from server.structured_output.schema_values import finite_values
 
-_OF_SCHEMAS = {"anyOf", "oneOf", "allOf", "prefixItems", "items"}
-_OF_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
-_OF_ONE = {"items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else"}
-_OF_ONE |= {"unevaluatedItems", "unevaluatedProperties", "contentSchema"}
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _CHECKED = {*_BOUNDS, "const", "enum", "multipleOf", "format"}
-_VALIDATION = {*_BOUNDS, *_OF_SCHEMAS, *_OF_NAMED, *_OF_ONE, "multipleOf", "type", "enum", "const", "required"}
+_VALIDATION = {*_BOUNDS, *OF_SCHEMAS, *OF_NAMED, *OF_ONE, "multipleOf", "type", "enum", "const", "required"}
 _VALIDATION |= {"minLength", "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems"}
 _VALIDATION |= {"minContains", "maxContains", "minProperties", "maxProperties", "dependentRequired", "dependencies"}
 _VALIDATION |= {"$ref", "$dynamicRef", "$recursiveRef"}
@@ -36,7 +41,6 @@ _INT64_MAX = 2**63 - 1  # the one bound beyond for which llguidance's rounding i
 _MAX_MULTIPLE = 10_000  # states of the automaton that divides; they take a tenth of a second
 _MAX_PRODUCT = 2**32
 _MAX_HOSTNAME_CHARS = 253
-_MAX_SHOWN_CHARS = 64
 
 
 def checked_schema(schema: dict[str, Any] | bool, param: str, *, is_strict: bool = False) -> dict[str, Any] | bool:
@@ -46,42 +50,32 @@ def checked_schema(schema: dict[str, Any] | bool, param: str, *, is_strict: bool
     """
     if isinstance(schema, bool):
         return schema
-    copy: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schema))
-    nodes = list(_subschemas(copy))
+    copy, references = _resolved_copy(schema, param, is_strict=is_strict)
+    nodes = references.nodes
     multiples: set[Decimal] = set()
     for node, path in nodes:
-        if is_strict and (unknown := node.keys() - _VALIDATION - _ANNOTATIONS):
-            raise _refusal(param, path, f"has the keyword {min(unknown)[:_MAX_SHOWN_CHARS]!r}, unknown to JSON Schema")
         if node.keys() & _CHECKED:
             _check_numbers(node, param, path, multiples)
             _move_bounds(node)
     _check_common_multiple(nodes, multiples, param)
-    reason = finite_values(copy, nodes)
+    reason = finite_values(copy, references)
     if reason is not None:
         raise _refusal(param, reason.path, f"{reason.words}, so that no text satisfies the schema")
     return copy
 
 
-def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield each subschema that is an object, with its path; those that only a $ref reaches, too."""
-    seen: set[int] = set()
-    waiting: list[tuple[Any, str]] = [(schema, "")]
-    while waiting:
-        node, path = waiting.pop()
-        if not isinstance(node, dict) or id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield node, path
-        reference = node.get("$ref")
-        if isinstance(reference, str) and reference.startswith("#/"):
-            waiting.append((target_of(schema, reference), reference[1:].replace("/", ".")))
-        for word, child in node.items():
-            if isinstance(child, dict) and word in _OF_NAMED:
-                waiting += [(each, f"{path}.{word}.{name[:_MAX_SHOWN_CHARS]}") for name, each in child.items()]
-            elif isinstance(child, dict) and word in _OF_ONE:
-                waiting.append((child, f"{path}.{word}"))
-            elif isinstance(child, list) and word in _OF_SCHEMAS:
-                waiting += [(each, f"{path}.{word}[{i}]") for i, each in enumerate(child)]
+def check_keywords(schema: dict[str, Any], param: str) -> None:
+    """Refuse keywords that are not of JSON Schema, and references to nowhere. Raises GrammarError."""
+    _resolved_copy(schema, param, is_strict=True)
+
+
+def _resolved_copy(schema: dict[str, Any], param: str, *, is_strict: bool) -> tuple[dict[str, Any], References]:
+    copy: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schema))
+    references = resolve_references(copy, param)
+    for node, path in references.nodes if is_strict else ():
+        if unknown := node.keys() - _VALIDATION - _ANNOTATIONS:
+            raise _refusal(param, path, f"has the keyword {min(unknown)[:MAX_SHOWN_CHARS]!r}, unknown to JSON Schema")
+    return copy, references
 
 
 def _check_numbers(node: dict[str, Any], param: str, path: str, multiples: set[Decimal]) -> None:
@@ -89,12 +83,12 @@ def _check_numbers(node: dict[str, Any], param: str, path: str, multiples: set[D
         value = _number(node.get(word))
         if value is not None and not _is_exact_bound(value, word):
             raise _refusal(
-                param, f"{path}.{word}", f"is {str(value)[:_MAX_SHOWN_CHARS]}; bounds are enforced up to {_MAX_EXACT}"
+                param, f"{path}.{word}", f"is {str(value)[:MAX_SHOWN_CHARS]}; bounds are enforced up to {_MAX_EXACT}"
             )
     for word in ("const", "enum"):
         inexact = next((value for value in _numbers_in(node.get(word)) if not _is_exact(value)), None)
         if inexact is not None:
-            shown = str(inexact)[:_MAX_SHOWN_CHARS]
+            shown = str(inexact)[:MAX_SHOWN_CHARS]
             reason = f"has {shown}; integers are enforced up to {_MAX_EXACT}, decimals with {_NUM_EXACT_DIGITS} digits"
             raise _refusal(param, f"{path}.{word}", reason)
     multiple = _number(node.get("multipleOf"))
@@ -134,7 +128,7 @@ def _checked_multiple(value: float, param: str, where: str) -> Decimal:
     exact, scaled, exponent = Decimal(repr(value)), float(min(value, 1e300)), 0
     while scaled % 1 and exponent < 20:  # as llguidance does it, rounding included
         scaled, exponent = scaled * 10, exponent + 1
-    shown = str(value)[:_MAX_SHOWN_CHARS]
+    shown = str(value)[:MAX_SHOWN_CHARS]
     if scaled >= _MAX_PRODUCT or Decimal(int(scaled)).scaleb(-exponent) != exact:
         raise _refusal(param, where, f"is {shown}, which has too many digits to be enforced")
     factor = int(scaled)
@@ -146,7 +140,7 @@ def _checked_multiple(value: float, param: str, where: str) -> Decimal:
     return exact
 
 
-def _check_common_multiple(nodes: list[tuple[dict[str, Any], str]], multiples: set[Decimal], param: str) -> None:
+def _check_common_multiple(nodes: list[Subschema], multiples: set[Decimal], param: str) -> None:
     """Refuse multiples whose least common one, where subschemas are combined, would exceed llguidance's integers."""
     if len(multiples) < 2 or not any("allOf" in node or _combines(node) for node, _ in nodes):
         return
@@ -157,7 +151,7 @@ def _check_common_multiple(nodes: list[tuple[dict[str, Any], str]], multiples: s
 
 
 def _combines(node: dict[str, Any]) -> bool:
-    return bool(node.keys() & {"$ref", "anyOf", "oneOf"}) and len(node.keys() - _ANNOTATIONS - _OF_NAMED) > 1
+    return bool(node.keys() & {"$ref", "anyOf", "oneOf"}) and len(node.keys() - _ANNOTATIONS - OF_NAMED) > 1
 
 
 def _move_bounds(node: dict[str, Any]) -> None:

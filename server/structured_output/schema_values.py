@@ -8,7 +8,8 @@ impossible is impossible; llguidance finds other contradictions itself.
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
-from urllib.parse import unquote
+
+from server.structured_output.schema_references import References
 
 _MAX_WORK = 10_000  # looks at subschemas; a tenth of a second
 _RULE_OUT = {"$ref", "allOf", "anyOf", "oneOf", "enum", "required", "minimum", "minLength", "minItems", "minProperties"}
@@ -32,20 +33,20 @@ class _TooMuchWork(Exception):
     """The schema takes too long to be searched."""
 
 
-def finite_values(schema: dict[str, Any], nodes: list[tuple[dict[str, Any], str]]) -> Reason | None:
+def finite_values(schema: dict[str, Any], references: References) -> Reason | None:
     """Make the subschemas without a finite value unsatisfiable, in place; return why, if the whole schema is one.
 
-    nodes: all subschemas that are objects, with their paths, the schema itself first.
+    references: of the schema.
     """
-    search = _Search(schema, nodes)
+    search = _Search(references)
     try:
         impossible = search.run()
     except _TooMuchWork:
         return None
     if id(schema) in impossible:
         return search.reason(schema)
-    if any("$ref" in node for node, _ in nodes):  # without, llguidance finds them itself
-        for node, _ in nodes:
+    if references.targets:  # without, llguidance finds them itself
+        for node, _ in references.nodes:
             if id(node) in impossible:
                 node.clear()
                 node["enum"] = []
@@ -55,10 +56,10 @@ def finite_values(schema: dict[str, Any], nodes: list[tuple[dict[str, Any], str]
 class _Search:
     """The subschemas found possible so far."""
 
-    def __init__(self, root: dict[str, Any], nodes: list[tuple[dict[str, Any], str]]) -> None:
-        self._root = root
-        self._nodes = nodes
-        self._paths = {id(node): path for node, path in nodes}
+    def __init__(self, references: References) -> None:
+        self._nodes = references.nodes
+        self._targets = references.targets
+        self._paths = {id(node): path for node, path in references.nodes}
         self._possible: set[int] = set()
         self._faults: dict[int, tuple[str, Any]] = {}  # by id of a subschema: words, and the subschema at fault
         self._work = 0
@@ -136,11 +137,9 @@ class _Search:
             if part is not True and part is not None:
                 yield part
             if isinstance(part, dict):
-                reference, every = part.get("$ref"), part.get("allOf")
-                if isinstance(reference, str) and reference.startswith("#"):
-                    waiting.append(target_of(self._root, reference) if reference != "#" else self._root)
-                if isinstance(every, list):
-                    waiting += every
+                waiting.append(self._targets.get(id(part), True))
+                every = part.get("allOf")
+                waiting += every if isinstance(every, list) else ()
 
     def _member_fault(self, parts: list[Any], kind: str) -> Any:
         """Return the schema of a member that every array or object of these subschemas has, if it is impossible."""
@@ -206,20 +205,3 @@ def _properties(parts: list[Any]) -> Iterable[Any]:
 
 def _names(value: Any) -> list[str]:
     return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
-
-
-def target_of(root: Any, reference: str) -> Any:
-    """Return what a reference into the schema (# or #/…) names; None: nothing, or a reference of another form."""
-    start, *parts = reference.split("/")
-    if start != "#":
-        return None
-    node = root
-    for part in parts:
-        name = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(node, dict):
-            node = node.get(name)
-        elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
-            node = node[int(name)]
-        else:
-            return None
-    return node

@@ -71,7 +71,7 @@ class ChatTemplate:
         mark: bool = False,
         deadline_s: float | None = None,
     ) -> str:
-        """Return the prompt text. Blocks; `deadline_s` is a time.monotonic() that every step of the template looks at.
+        """Return the prompt text. Blocks; every step of the template looks at `deadline_s`, a time.thread_time().
 
         Raises InvalidParameter when the template refuses the messages, or takes too much time or memory.
         """

@@ -37,6 +37,8 @@ _SHALLOW_FILTERS = frozenset(
     {"attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map"}
 )
 _SHALLOW_FILTERS |= {"random", "reject", "rejectattr", "reverse", "select", "selectattr", "slice"}
+# These go through an iterator; to the others it is a value, which for one is no JSON
+_ITERATING_FILTERS = frozenset({"groupby", "join", "max", "min", "sort", "sum", "unique", "urlencode"})
 _LONG_NUMBER = re.compile(r"\d{5}|\*")  # a width in a format, or one that is an argument
 _NESTED_FORMAT = re.compile(r":[^{}]*(\{|\d{5})")
 
@@ -56,8 +58,8 @@ class _Budget:
                 f"Rendering the chat template takes more than the limit of {self.limit} characters and steps.",
                 param="messages",
             )
-        if self._deadline_s is not None and time.monotonic() > self._deadline_s:
-            raise template_timeout()
+        if self._deadline_s is not None and time.thread_time() > self._deadline_s:
+            raise template_timeout("2 s")
 
     def weigh(self, value: Any) -> int:
         """Return the size of a value as text, shared parts each time. Raises InvalidParameter beyond the budget."""
@@ -78,9 +80,9 @@ class _Budget:
         return size
 
 
-def template_timeout() -> InvalidParameter:
+def template_timeout(limit: str) -> InvalidParameter:
     """The error for a template that runs too long."""
-    return InvalidParameter("Rendering the chat template took longer than the limit of 2 s.", param="messages")
+    return InvalidParameter(f"Rendering the chat template took longer than the limit of {limit}.", param="messages")
 
 
 class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -105,7 +107,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     @contextmanager
     def bounded(self, context: dict[str, Any], deadline_s: float | None) -> Iterator[None]:
-        """Give the render in this thread a budget by the size of its variables. `deadline_s`: of time.monotonic()."""
+        """Give the render in this thread a budget by the size of its variables. `deadline_s`: of time.thread_time()."""
         size = _Budget(1 << 62, None).weigh(context)
         self._local.budget = _Budget(_FREE_SIZE + _SIZE_PER_INPUT * size, deadline_s)
         try:
@@ -213,7 +215,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         def bounded(*args: Any, **kwargs: Any) -> Any:
             start = 1 if hasattr(filter_, "jinja_pass_arg") else 0  # the context or the environment comes first
             given = list(args)
-            if len(given) > start and isinstance(given[start], types.GeneratorType) and name not in _SHALLOW_FILTERS:
+            if len(given) > start and isinstance(given[start], types.GeneratorType) and name in _ITERATING_FILTERS:
                 given[start] = list(given[start])
             self._check_filter(name, tuple(given[start:]), kwargs)
             return self._charged(filter_(*given, **kwargs))

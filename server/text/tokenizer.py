@@ -23,7 +23,7 @@ from server.text.detokenizer import ByteLevelDetokenizer, Detokenizer, TokenByte
 from server.text.generation_defaults import read_json
 from server.text.parsers.detect import ChatFormat, detect_format
 
-TEMPLATE_DEADLINE_S = 2.0
+TEMPLATE_DEADLINE_S = 2.0  # of the thread: others that run meanwhile make no chat invalid
 _USUAL_BYTES_PER_TOKEN = 8  # over the average of texts: a longer text is counted before it is encoded whole
 _PIECE_CHARS = 64 * 1024  # of a text that is counted; encoding takes some hundred bytes per character
 _MAX_COMPOSED = 4  # characters that NFC joins to one at most
@@ -179,7 +179,7 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
             mark=is_marked,
-            deadline_s=time.monotonic() + TEMPLATE_DEADLINE_S,
+            deadline_s=time.thread_time() + TEMPLATE_DEADLINE_S,
         )
         return RenderedChat(text, is_marked)
 

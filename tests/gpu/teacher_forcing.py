@@ -17,7 +17,7 @@ from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
 from models.build import build
 from models.config.model_config import ModelConfig
-from models.context import ForwardContext
+from models.context import ForwardContext, LayerKV
 from models.parallel import TensorParallel
 from models.weights.checkpoint import RandomReader, TensorSlice
 from models.weights.weights import TensorReader, Weights
@@ -112,8 +112,8 @@ class Reference:
         longest, num_rows = max(lengths), len(sequences)
         shape = (num_rows, longest, config.num_kv_heads, config.head_dim)
         caches = [
-            (torch.zeros(shape, dtype=self._dtype, device=self._device),
-             torch.zeros(shape, dtype=self._dtype, device=self._device))
+            LayerKV(torch.zeros(shape, dtype=self._dtype, device=self._device),
+                    torch.zeros(shape, dtype=self._dtype, device=self._device))
             for _ in range(config.num_layers)
         ]  # fmt: skip
         positions = torch.cat([torch.arange(length) for length in lengths])
@@ -127,6 +127,6 @@ class Reference:
             max_seq_len=longest,
             num_decodes=0,
         )
-        ctx = ForwardContext(positions.to(self._device), metadata, TorchAttention(), caches)
+        ctx = ForwardContext(positions.to(self._device), [metadata], TorchAttention(), caches)
         input_ids = torch.tensor([token_id for sequence in sequences for token_id in sequence], device=self._device)
         return self._model(input_ids, ctx)

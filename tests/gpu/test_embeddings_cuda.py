@@ -43,7 +43,7 @@ def test_cuda_gives_the_cpus_embeddings_and_tokens(
             assert one.token_ids == other.token_ids
             if kind is not None:
                 np.testing.assert_allclose(*(vectors([generation])[0] for generation in (one, other)), atol=1e-3)
-    assert cuda.engine.scheduler.blocks.num_used == 0
+    assert cuda.engine.scheduler.kv.pool.num_used == 0
 
 
 @pytest.mark.parametrize("kind", ["last", "mean"])

@@ -61,7 +61,7 @@ def test_cuda_gives_the_cpus_tokens(
     )
     for _ in range(2):  # the second time with prefix hits
         assert tokens(generate(engine, transport, prompts(*LENGTHS), mixed_params(len(LENGTHS)))) == expected
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.pool.num_used == 0
 
 
 def test_many_requests_with_aborts_leave_every_block_free(checkpoint: Path) -> None:
@@ -87,4 +87,4 @@ def test_many_requests_with_aborts_leave_every_block_free(checkpoint: Path) -> N
     engine.run_once = run_and_abort  # type: ignore[method-assign]
     generate(engine, transport, inputs, params)
     engine.scheduler.check()
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.pool.num_used == 0

@@ -155,7 +155,7 @@ def test_the_engines_greedy_tokens_are_the_references(checkpoint, enforce_eager)
         for _ in range(2):  # the second time with prefix hits
             runs.append(generate(engine, transport, inputs, params))
         assert engine.scheduler.config.block_size == max(16, FlashAttention().block_size_multiple)
-        assert engine.scheduler.blocks.num_used == 0
+        assert engine.scheduler.kv.pool.num_used == 0
     assert tokens(runs[0]) == tokens(runs[2])
     assert tokens(runs[1]) == tokens(runs[3])
     torch_path = Reference(

@@ -19,15 +19,15 @@ pytestmark = [
 SHAPES = ["one", "short", "long"]
 
 
-def _config(shape):
+def _config(shape, head_dim=128):
     from kernels.attention.gluon_prefill import hopper_config
 
-    config = {
-        "one": hopper_config(total_rows=1, max_seq_len=1, num_sms=132),
-        "short": hopper_config(total_rows=10**6, max_seq_len=1024, num_sms=132),
-        "long": hopper_config(total_rows=10**6, max_seq_len=10**6, num_sms=132),
-    }[shape]
-    assert (config.consumers, config.block_n) == {"one": (1, 64), "short": (2, 64), "long": (2, 128)}[shape]
+    rows, length = {"one": (1, 1), "short": (10**6, 1024), "long": (10**6, 10**6)}[shape]
+    config = hopper_config(head_dim=head_dim, total_rows=rows, max_seq_len=length, num_sms=132)
+    assert (
+        head_dim > 128
+        or (config.consumers, config.block_n) == {"one": (1, 64), "short": (2, 64), "long": (2, 128)}[shape]
+    )
     return config
 
 

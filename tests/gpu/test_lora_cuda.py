@@ -170,7 +170,7 @@ def test_cuda_gives_the_cpus_tokens(
     params = mixed_params(len(LENGTHS))
     for _ in range(2):  # the second time with prefix hits
         assert tokens(generate(engine, transport, prompts(*LENGTHS), params, lora_indices=OWNERS)) == expected
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.pool.num_used == 0
 
 
 def test_in_bf16_a_mixed_batch_gives_what_each_request_gives_alone(model: tuple[Path, list[LoraSource]]) -> None:

@@ -53,4 +53,4 @@ def test_one_spoiled_request_fails_and_the_others_have_their_tokens(
                 assert tokens(results) == tokens(expected)[: len(results)], kind
             assert all(result.finish_reason == "length" for result in results if result.stop_token_id is None)
             assert all(result.error is None for result in results)
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.pool.num_used == 0

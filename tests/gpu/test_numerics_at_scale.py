@@ -143,7 +143,7 @@ def test_logits_are_as_near_to_float32_as_those_of_torch_in_bf16(verdicts: list[
 def test_512_concurrent_requests_with_random_aborts_leave_every_block_free() -> None:
     loaded = _load("qwen3-0.6b", enforce_eager=False)
     # blocks for about a third of what the running requests grow to
-    scheduler_config = msgspec.structs.replace(loaded.scheduler_config, num_blocks=1200)
+    scheduler_config = msgspec.structs.replace(loaded.scheduler_config, num_pages=1200)
     offline = OfflineEngine(dataclasses.replace(loaded, scheduler_config=scheduler_config), overlap_depth=2)
     engine, draw = offline.engine, random.Random(1)
     shared = [draw.randrange(10_000) for _ in range(64)]
@@ -170,7 +170,7 @@ def test_512_concurrent_requests_with_random_aborts_leave_every_block_free() -> 
     assert engine.scheduler.num_preemptions > 0
     for generation, wanted in zip(generations, params, strict=True):
         assert generation.finish_reason == "abort" or len(generation.token_ids) == wanted.max_tokens
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.pool.num_used == 0
     loaded.runner.close()
 
 

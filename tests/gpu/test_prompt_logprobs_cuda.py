@@ -45,4 +45,4 @@ def test_cuda_gives_the_cpus_scores(checkpoint: Path, enforce_eager: bool, depth
             for a, b in zip(one.prompt_logprobs, other.prompt_logprobs, strict=True):
                 assert a.logprob == pytest.approx(b.logprob, abs=1e-3)
                 assert a.top_logprobs == pytest.approx(b.top_logprobs, abs=1e-3)
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.pool.num_used == 0

@@ -64,7 +64,7 @@ def test_cuda_gives_the_cpus_tokens(
         assert tokens(offline.generate(repeating_prompts(12), params_of(12))) == expected
     scheduler = offline.engine.scheduler
     assert scheduler.drafts.num_accepted > 100
-    assert scheduler.blocks.num_used == 0
+    assert scheduler.kv.pool.num_used == 0
 
 
 def test_many_drafted_rows_give_what_they_give_without(checkpoint: Path) -> None:  # noqa: F811

@@ -130,6 +130,7 @@ def test_one_graph_serves_all_lengths():
     )  # fmt: skip
     backend = _backend()
     backend.forward(q, k_cache, v_cache, metadata, scale=0.1)
+    metadata.decode_pieces = None  # which the first forward cut, of one step's lengths
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = backend.forward(q, k_cache, v_cache, metadata, scale=0.1)

@@ -111,23 +111,25 @@ def test_gathered_inputs_equal_the_specification():
     from kernels.inputs.triton import gather_decode_inputs
 
     rows, max_blocks, block_size = 257, 2560, 16
-    table = torch.randint(0, 2**31 - 1, (rows, max_blocks), device="cuda", dtype=torch.int32)
+    tables = torch.randint(0, 2**31 - 1, (2, rows, max_blocks), device="cuda", dtype=torch.int32)
     lengths = torch.randint(0, max_blocks * block_size, (rows,), device="cuda")
     lengths[-1] = 0
-    state = {"last_token": torch.randint(0, 150_000, (rows,), device="cuda"), "block_table": table}
+    state = {"last_token": torch.randint(0, 150_000, (rows,), device="cuda"), "block_tables": tables}
     req_index = torch.cat((torch.randperm(256, device="cuda")[:200], torch.full((56,), 256, device="cuda")))
     results = []
     for gather in (inputs.gather_decode_inputs, gather_decode_inputs):
-        out = inputs.DecodeInputs.allocate(max_rows=256, max_blocks=max_blocks, device=torch.device("cuda"))
+        out = inputs.DecodeInputs.allocate(
+            num_tables=2, max_rows=256, max_blocks=max_blocks, device=torch.device("cuda")
+        )
         advanced = lengths.clone()
         gather(req_index, num_computed=advanced, block_size=block_size, padding_row=256, out=out, **state)
         results.append((out, advanced))
     (expected, expected_lengths), (out, advanced) = results
     assert advanced.equal(expected_lengths)
-    for name in ("input_ids", "positions", "seq_lens", "slot_mapping"):
+    for name in ("input_ids", "positions", "seq_lens", "slot_mappings"):
         assert getattr(out, name).equal(getattr(expected, name)), name
     is_needed = torch.arange(max_blocks, device="cuda")[None] <= out.positions[:, None] // block_size
-    assert out.block_table.equal(expected.block_table.masked_fill(~is_needed, 0))
+    assert out.block_tables.equal(expected.block_tables.masked_fill(~is_needed, 0))
 
 
 @pytest.mark.parametrize("vocab_size", [1000, 151_936])

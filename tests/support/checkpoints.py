@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from transformers import (
+    ApertusConfig,
+    ArceeConfig,
+    Cohere2Config,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
+    Glm4Config,
+    Glm4MoeConfig,
+    GptOssConfig,
     GraniteConfig,
+    GraniteMoeConfig,
+    GraniteMoeSharedConfig,
+    HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
+    Llama4TextConfig,
     LlamaConfig,
+    MellumConfig,
     Ministral3Config,
+    MinistralConfig,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
+    PhimoeConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
     SmolLM3Config,
 )
 
@@ -85,7 +105,15 @@ def make_configs() -> dict[str, PreTrainedConfig]:
             **TINY, num_key_value_heads=4, head_dim=8, attention_bias=True, rope_parameters=YARN_ROPE
         ),
     }
-    return configs | _make_small_families() | _make_gemmas() | _make_mixtures()
+    return (
+        configs
+        | _make_small_families()
+        | _make_dense_families()
+        | _make_gemmas()
+        | _make_gemma4()
+        | _make_mixtures()
+        | _make_routers()
+    )
 
 
 def _make_small_families() -> dict[str, PreTrainedConfig]:
@@ -142,6 +170,56 @@ def _make_small_families() -> dict[str, PreTrainedConfig]:
     }
 
 
+def _make_dense_families() -> dict[str, PreTrainedConfig]:
+    """Dense families with a layer, rotary positions or an activation of their own."""
+    tiny = TINY | {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    return {
+        "seed_oss": SeedOssConfig(**tiny, head_dim=12),
+        "seed_oss_biases": SeedOssConfig(
+            **tiny, head_dim=16, attention_bias=False, attention_out_bias=True, mlp_bias=True
+        ),
+        "arcee": ArceeConfig(**tiny, rope_parameters=YARN_ROPE),
+        "arcee_biases": ArceeConfig(**tiny, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+        "apertus": ApertusConfig(**tiny, rope_parameters=LLAMA3_ROPE),
+        "apertus_biases": ApertusConfig(**tiny, attention_bias=True, rope_parameters=DEFAULT_ROPE),
+        "ernie4_5": Ernie4_5Config(**tiny, head_dim=12, rope_parameters=DEFAULT_ROPE),
+        "ernie4_5_biases": Ernie4_5Config(**tiny, head_dim=8, use_bias=True, tie_word_embeddings=False),
+        "glm4": Glm4Config(**tiny, head_dim=12, rope_parameters=DEFAULT_ROPE | {"partial_rotary_factor": 0.5}),
+        "glm4_whole_heads": Glm4Config(
+            **tiny, head_dim=8, attention_bias=False, rope_parameters=DEFAULT_ROPE | {"partial_rotary_factor": 1.0}
+        ),
+        "hunyuan": HunYuanDenseV1Config(
+            **tiny,
+            head_dim=12,
+            rope_parameters={"rope_type": "dynamic", "rope_theta": 50.0, "factor": 1.0, "alpha": 8.0},
+        ),
+        "hunyuan_biases": HunYuanDenseV1Config(**tiny, head_dim=8, attention_bias=True, tie_word_embeddings=True),
+        "olmo3": Olmo3Config(
+            **tiny,
+            layer_types=kinds,
+            sliding_window=6,
+            rope_parameters={"full_attention": YARN_ROPE, "sliding_attention": DEFAULT_ROPE},
+        ),
+        "olmo3_biases": Olmo3Config(**tiny, sliding_window=9, attention_bias=True),
+        "exaone4": Exaone4Config(**tiny, layer_types=kinds, sliding_window=6, rope_parameters=DEFAULT_ROPE),
+        "exaone4_full": Exaone4Config(**tiny, layer_types=["full_attention"] * 3, sliding_window=None),
+        "cohere2": Cohere2Config(**tiny, layer_types=kinds, sliding_window=6, logit_scale=1.3),
+        "cohere2_biases": Cohere2Config(
+            **tiny,
+            sliding_window=9,
+            attention_bias=True,
+            tie_word_embeddings=False,
+            logit_scale=0.7,
+            rope_parameters=DEFAULT_ROPE,
+        ),
+        "ministral": MinistralConfig(
+            **tiny, head_dim=8, layer_types=kinds, sliding_window=6, rope_parameters=DEFAULT_ROPE
+        ),
+        "ministral_windows": MinistralConfig(**tiny, head_dim=16, sliding_window=9, tie_word_embeddings=True),
+    }
+
+
 def _make_gemmas() -> dict[str, PreTrainedConfig]:
     tiny = TINY | {"num_key_value_heads": 2, "head_dim": 12}
     return {
@@ -176,11 +254,64 @@ def _make_gemmas() -> dict[str, PreTrainedConfig]:
     }
 
 
+def _make_gemma4() -> dict[str, PreTrainedConfig]:
+    tiny = TINY | {
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "global_head_dim": 16,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "vocab_size_per_layer_input": 97,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 500.0},
+        },
+        "pad_token_id": None,
+    }
+    return {
+        "gemma4": Gemma4TextConfig(
+            **tiny,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            hidden_size_per_layer_input=0,
+            tie_word_embeddings=False,
+            final_logit_softcapping=5.0,
+        ),
+        "gemma4_shared": Gemma4TextConfig(
+            **tiny,
+            num_kv_shared_layers=3,
+            use_double_wide_mlp=True,
+            hidden_size_per_layer_input=6,
+        ),
+        "gemma4_experts": Gemma4TextConfig(
+            **tiny,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            hidden_size_per_layer_input=0,
+            tie_word_embeddings=False,
+            enable_moe_block=True,
+            num_experts=8,
+            top_k_experts=3,
+            moe_intermediate_size=24,
+        ),
+    }
+
+
 def _make_mixtures() -> dict[str, PreTrainedConfig]:
     tiny = TINY | {"num_key_value_heads": 2}
     experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
     return {
         "mixtral": MixtralConfig(**tiny, num_local_experts=4),
+        "gpt_oss": GptOssConfig(
+            **tiny,
+            head_dim=12,
+            sliding_window=6,
+            num_local_experts=8,
+            num_experts_per_tok=3,
+            swiglu_limit=0.5,
+            rope_parameters=YARN_ROPE | {"truncate": False},
+        ),
         "mixtral_windows": MixtralConfig(**tiny, num_local_experts=5, num_experts_per_tok=3, sliding_window=7),
         "qwen2_moe": Qwen2MoeConfig(**tiny, **experts, shared_expert_intermediate_size=40, mlp_only_layers=[1]),
         "qwen2_moe_windows": Qwen2MoeConfig(
@@ -202,5 +333,91 @@ def _make_mixtures() -> dict[str, PreTrainedConfig]:
             use_sliding_window=True,
             sliding_window=5,
             tie_word_embeddings=True,
+        ),
+    }
+
+
+def _make_routers() -> dict[str, PreTrainedConfig]:
+    """Mixtures of experts with a router, a shared expert or names of their own."""
+    tiny = TINY | {"num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    few = {"num_local_experts": 6, "num_experts_per_tok": 3}
+    multipliers = {"attention_multiplier": 0.4, "residual_multiplier": 0.6, "logits_scaling": 1.3}
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    ernie = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24, "head_dim": 12}
+    glm = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "first_k_dense_replace": 1}
+    even = {"short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.0, 1.1, 1.3, 2.0]}
+    return {
+        "granite_moe": GraniteMoeConfig(**tiny, **few, **multipliers, embedding_multiplier=3.0),
+        "granite_moe_biases": GraniteMoeConfig(**tiny, **few, attention_bias=True, tie_word_embeddings=True),
+        "granite_moe_shared": GraniteMoeSharedConfig(**tiny, **few, **multipliers, shared_intermediate_size=40),
+        "phimoe": PhimoeConfig(
+            **tiny,
+            num_local_experts=6,
+            attention_bias=True,
+            lm_head_bias=True,
+            router_jitter_noise=0.2,
+            rope_parameters=LONG_ROPE
+            | even
+            | {"original_max_position_embeddings": 2, "short_mscale": 1.1, "long_mscale": 1.2},
+        ),
+        "phimoe_windows": PhimoeConfig(**tiny, num_local_experts=5, sliding_window=7, router_jitter_noise=0.01),
+        "ernie4_5_moe": Ernie4_5_MoeConfig(**tiny, **ernie, moe_num_shared_experts=2, use_bias=False),
+        "ernie4_5_moe_steps": Ernie4_5_MoeConfig(
+            **tiny, **ernie, moe_num_shared_experts=0, moe_layer_start_index=0, moe_layer_interval=2
+        ),
+        "hunyuan_moe": HunYuanMoEV1Config(
+            **tiny,
+            head_dim=12,
+            num_experts=6,
+            moe_topk=3,
+            rope_parameters={"rope_type": "dynamic", "rope_theta": 50.0, "factor": 1.0, "alpha": 8.0},
+        ),
+        "hunyuan_moe_biases": HunYuanMoEV1Config(
+            **tiny, head_dim=8, num_experts=5, moe_topk=1, attention_bias=True, tie_word_embeddings=True
+        ),
+        "mellum": MellumConfig(
+            **tiny,
+            head_dim=12,
+            num_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=24,
+            layer_types=kinds,
+            sliding_window=6,
+            mlp_layer_types=["dense", "sparse", "sparse"],
+            rope_parameters={"full_attention": YARN_ROPE, "sliding_attention": DEFAULT_ROPE},
+        ),
+        "mellum_full": MellumConfig(
+            **tiny, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=False
+        ),
+        "glm4_moe": Glm4MoeConfig(**tiny, **glm, attention_bias=True, use_qk_norm=True, routed_scaling_factor=1.5),
+        "glm4_moe_groups": Glm4MoeConfig(
+            **tiny, **glm | {"first_k_dense_replace": 0}, n_group=4, topk_group=2, norm_topk_prob=False, head_dim=12
+        ),
+        "llama4": Llama4TextConfig(
+            **tiny,
+            head_dim=12,
+            intermediate_size_mlp=40,
+            num_local_experts=6,
+            no_rope_layers=[1, 0, 1],
+            interleave_moe_layer_step=2,
+            attention_chunk_size=256,
+            floor_scale=5,
+            attn_scale=0.3,
+            rope_parameters=LLAMA3_ROPE,
+        ),
+        "llama4_no_norm": Llama4TextConfig(
+            **tiny,
+            head_dim=8,
+            intermediate_size_mlp=40,
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            no_rope_layer_interval=2,
+            moe_layers=[0, 1, 2],
+            use_qk_norm=False,
+            attention_bias=True,
+            attn_temperature_tuning=False,
+            attention_chunk_size=256,
+            tie_word_embeddings=True,
+            rope_parameters=DEFAULT_ROPE,
         ),
     }

@@ -13,7 +13,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.step import StepPlan
 from engine.grammar.compiler import GrammarCompiler
-from engine.interface.config import SchedulerConfig
+from engine.interface.config import CacheGroup, SchedulerConfig
 from engine.interface.errors import ModelOutputInvalid
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
@@ -25,9 +25,16 @@ from engine.interface.protocol import (
     RequestFailed,
     SamplingParams,
     StepEvents,
+    ThinkingBudget,
     TokenLogprobs,
 )
-from tests.support.fakes import FakeExecutor, FakeProposer, expected_embedding, expected_tokens, fake_prompt_logprob
+from tests.support.fake_executor import (
+    FakeExecutor,
+    FakeProposer,
+    expected_embedding,
+    expected_tokens,
+    fake_prompt_logprob,
+)
 
 VOCAB_SIZE = 50
 
@@ -64,7 +71,7 @@ class CheckedExecutor(FakeExecutor):
     """Sees every plan at the moment it is launched."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__(num_blocks=scheduler.config.num_blocks, block_size=scheduler.config.block_size)
+        super().__init__(num_pages=scheduler.config.num_pages, block_size=scheduler.config.block_size)
         self.scheduler = scheduler
         self.last_plan: StepPlan | None = None
         self.num_failures = 0
@@ -98,6 +105,7 @@ class Seen:
     embedding: bytes = b""
     lora_index: int = 0
     grammar: GrammarSpec | None = None
+    thinking: ThinkingBudget | None = None
 
 
 class Harness:
@@ -107,8 +115,9 @@ class Harness:
         self,
         *,
         depth: int = 2,
-        num_blocks: int = 33,
+        num_pages: int = 33,
         block_size: int = 4,
+        groups: tuple[CacheGroup, ...] = (),
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 16,
         max_decode_step_tokens: int | None = None,
@@ -122,8 +131,9 @@ class Harness:
         max_num_samples: int | None = None,
     ) -> None:
         config = SchedulerConfig(
-            num_blocks=num_blocks,
+            num_pages=num_pages,
             block_size=block_size,
+            groups=groups,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_decode_step_tokens=max_decode_step_tokens,
@@ -151,6 +161,7 @@ class Harness:
             make_drafter=make_drafter,
         )
         self.engine = Engine(parts)
+        self.expected_tokens = expected_tokens  # what must come of a prompt
         self.seen: dict[str, Seen] = {}
         self.messages: list[tuple[int, FromEngine]] = []
         self.transport.send = self._receive_at_client
@@ -169,13 +180,15 @@ class Harness:
         grammar: GrammarSpec | None = None,
         pooling: str | None = None,
         lora_index: int = 0,
+        thinking: ThinkingBudget | None = None,
         **params,
     ) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, **params)
         seen = Seen(prompt, sampling, client_id, grammar=grammar, pooling=pooling, lora_index=lora_index)
+        seen.thinking = thinking
         self.seen[request_id] = seen
         message = AddRequest(
-            request_id, prompt, sampling, self.clock(), cache_salt, priority, grammar, pooling, lora_index
+            request_id, prompt, sampling, self.clock(), cache_salt, priority, grammar, pooling, lora_index, thinking
         )
         self.transport.inbox.append((client_id, message))
 
@@ -205,7 +218,7 @@ class Harness:
                 break
             self.turn()
         assert self.engine.is_idle
-        blocks = self.scheduler.blocks
+        blocks = self.scheduler.kv.pool
         assert blocks.num_used == 0
         assert blocks.num_free == blocks.num_usable
         assert not self.scheduler.requests
@@ -220,7 +233,7 @@ class Harness:
         return {request_id: seen.token_ids for request_id, seen in self.seen.items()}
 
     def _check_seen(self, request_id: str, seen: Seen) -> None:
-        if seen.grammar is not None or seen.params.has_filter:
+        if seen.grammar is not None or seen.params.has_filter or seen.thinking is not None:
             assert len(seen.ends) == 1, f"{request_id} ended {seen.ends}"
             assert seen.num_started == bool(seen.token_ids)
             return
@@ -228,7 +241,7 @@ class Harness:
             self._check_embedding(request_id, seen)
             return
         most = self.scheduler.max_num_tokens
-        expected = expected_tokens(seen.prompt, seen.params, max_num_tokens=most, lora_index=seen.lora_index)
+        expected = self.expected_tokens(seen.prompt, seen.params, max_num_tokens=most, lora_index=seen.lora_index)
         if seen.is_gone:
             assert len(seen.ends) <= 1
         else:
@@ -239,11 +252,11 @@ class Harness:
         elif seen.token_ids and not seen.is_gone:
             assert spoils not in seen.prompt + seen.token_ids[:-1]
         if seen.ends in (["stop"], ["length"]):
-            assert seen.token_ids == expected
+            assert seen.token_ids == expected, f"{request_id} has wrong tokens"
             stopped = expected[-1] in seen.params.stop_token_ids and len(expected) >= seen.params.min_tokens
             assert seen.ends == ["stop" if stopped else "length"]
         else:
-            assert seen.token_ids == expected[: len(seen.token_ids)]
+            assert seen.token_ids == expected[: len(seen.token_ids)], f"{request_id} has wrong tokens"
         assert seen.num_started == bool(seen.token_ids)
         if seen.params.logprobs is not None:
             assert seen.num_logprobs == len(seen.token_ids)

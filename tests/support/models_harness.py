@@ -12,7 +12,7 @@ from kernels.attention.torch_ref import TorchAttention
 from kernels.ops import LoraTokens
 from models.build import build
 from models.config.model_config import ModelConfig
-from models.context import ForwardContext
+from models.context import ForwardContext, LayerKV
 from models.lora.linear import AdapterStack
 from models.parallel import TensorParallel
 from models.weights.weights import Weights
@@ -62,12 +62,16 @@ class PagedRunner:
         self.block_size = block_size
         self.device = device
         num_blocks = 64
-        shape = (num_blocks, block_size, config.num_kv_heads_per_rank(tp_size), config.head_dim)
-        # What lies in unwritten slots must never show
-        self.kv_caches = [
-            (torch.full(shape, 50.0, dtype=dtype, device=device), torch.full(shape, 50.0, dtype=dtype, device=device))
-            for _ in range(config.num_layers)
-        ]
+        self.kv_caches: list[LayerKV] = []
+        for cache in config.caches:
+            if cache.shares is not None:
+                self.kv_caches.append(self.kv_caches[cache.shares])
+                continue
+            shape = (num_blocks, block_size, cache.share_of_rank(tp_size).num_kv_heads)
+            # What lies in unwritten slots must never show
+            keys = torch.full((*shape, cache.head_dim), 50.0, dtype=dtype, device=device)
+            values = torch.full((*shape, cache.v_head_dim), 50.0, dtype=dtype, device=device)
+            self.kv_caches.append(LayerKV(keys, values))
         self.free_block_ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         self.rows: list[Row] = []
 
@@ -79,7 +83,7 @@ class PagedRunner:
     def step(self, chunks: list[tuple[int, list[int]]]) -> list[torch.Tensor]:
         """Compute (row index, its next tokens) each; single tokens must come first. Returns each chunk's logits."""
         metadata, positions = self._plan(chunks)
-        ctx = ForwardContext(positions, metadata, TorchAttention(), self.kv_caches)
+        ctx = ForwardContext(positions, [metadata], TorchAttention(), self.kv_caches)
         input_ids = self._tensor([token_id for _, token_ids in chunks for token_id in token_ids], torch.int64)
         if self.lora_tokens is not None:
             lora_indices = self._tensor([row.lora_index for row in self.rows], torch.int32)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from server.text.parsers.base import Arguments, CallStart, Part, Reasoning, Text, ToolSpec
 from server.text.parsers.detect import ChatFormat, make_parser
+from server.text.parsers.harmony import REASONING
 from server.text.parsers.reasoning import ReasoningTags
 
 THINK = ReasoningTags("<think>", "</think>")
@@ -26,6 +27,13 @@ WEATHER = ToolSpec(
 TOOLS = (WEATHER, ToolSpec("now", {"type": "object", "properties": {}}))
 
 
+def format_of(form: str | None) -> ChatFormat:
+    """A model's format with these tool calls; its reasoning is in think tags, but for harmony."""
+    is_harmony = form == "harmony"
+    reasoning = REASONING if is_harmony else THINK
+    return ChatFormat(tools=form, reasoning=reasoning, is_harmony=is_harmony, takes_tools=True)
+
+
 class Answer(NamedTuple):
     """All parts of one kind, joined; each call with its arguments."""
 
@@ -38,8 +46,7 @@ def parse(
     pieces: Iterable[str], form: str | None, *, tools: Sequence[ToolSpec] = TOOLS, is_reasoning: bool = False
 ) -> Answer:
     """Feed a fresh parser piece by piece."""
-    chat_format = ChatFormat(tools=form, reasoning=THINK, takes_tools=True)
-    parser = make_parser(chat_format, tools=tools, is_reasoning=is_reasoning)
+    parser = make_parser(format_of(form), tools=tools, is_reasoning=is_reasoning)
     assert parser is not None
     return join([part for piece in pieces for part in parser.push(piece)] + parser.finish())
 

@@ -14,18 +14,30 @@ def save_checkpoint(folder: Path, config: transformers.PreTrainedConfig, *, max_
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
+            if name.endswith("q_norm.weight") and config.model_type == "gemma4_text":
+                parameter.uniform_(0.1, 0.4)  # in place of a scale: at 1, float32 alone would be off by 1e-3
+            elif name.endswith("norm.weight"):
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(0.0, 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
+            elif name.endswith("correction_bias"):
+                buffer.normal_(0.0, 0.2)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
+
+
+def attention_of(config: transformers.PreTrainedConfig) -> str:
+    """The fastest attention that computes all of a model: sdpa knows no cap on logits and no sinks."""
+    return "eager" if config.model_type in ("gemma2", "gpt_oss") else "sdpa"
 
 
 def reference_logits(folder: Path, token_ids: list[int], *, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """[len(token_ids), vocab_size], as transformers computes them."""
     config = transformers.AutoConfig.from_pretrained(folder)
-    # transformers' sdpa knows no cap on the products of queries and keys
-    attention = "eager" if config.model_type == "gemma2" else "sdpa"
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=attention_of(config)
+    )
     with torch.inference_mode():
         return model.eval()(torch.tensor([token_ids])).logits[0]

@@ -12,7 +12,7 @@ STOP = 49
 
 
 def make_scheduler(**changes):
-    config = SchedulerConfig(num_blocks=33, block_size=4, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64)
+    config = SchedulerConfig(num_pages=33, block_size=4, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64)
     return Scheduler(msgspec.structs.replace(config, **changes))
 
 
@@ -53,9 +53,9 @@ def pump(scheduler, num_steps):
 
 def make_shortage():
     """A decoding keeper and a victim, whose last chunk is in flight, fill the pool; the keeper needs a block now."""
-    scheduler = make_scheduler(num_blocks=13, max_num_batched_tokens=8)
+    scheduler = make_scheduler(num_pages=13, max_num_batched_tokens=8)
     add(scheduler, "keeper", range(7), arrival_s=1.0)
     add(scheduler, "victim", range(36), arrival_s=2.0)
     in_flight = pump(scheduler, 5)
-    assert scheduler.blocks.num_free == 0
+    assert scheduler.kv.pool.num_free == 0
     return scheduler, in_flight

@@ -225,3 +225,43 @@ GRANITE_LIKE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}
 """
+
+HARMONY_LIKE = """\
+{{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') + '<|end|>' }}
+{%- set first = messages[0].content if messages[0].role in ['developer', 'system'] else '' %}
+{%- if first or tools %}
+    {{- '<|start|>developer<|message|>' + first + (tools | tojson if tools else '') + '<|end|>' }}
+{%- endif %}
+{%- set ns = namespace(name=none) %}
+{%- for message in messages %}
+    {%- set is_last_turn = messages[loop.index:] | selectattr('role', 'equalto', 'user') | list | length == 0 %}
+    {%- if message.role == 'assistant' and message.tool_calls %}
+        {%- if message.content and message.thinking %}{{ raise_exception('content and thinking!') }}{% endif %}
+        {%- if message.thinking and is_last_turn %}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+        {%- endif %}
+        {%- set ns.name = message.tool_calls[0].function.name %}
+        {{- '<|start|>assistant to=functions.' + ns.name + '<|channel|>commentary json<|message|>' }}
+        {{- message.tool_calls[0].function.arguments | tojson + '<|call|>' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start|>functions.' + ns.name + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- message.content | tojson + '<|end|>' }}
+    {%- elif message.role == 'user' %}
+        {{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}
+"""
+
+GLM_LIKE = """\
+{%- if tools %}{{ tools | tojson + '<tool_call>{name}<arg_key>{k}</arg_key><arg_value>{v}</arg_value></tool_call>' }}{% endif %}
+{%- for message in messages %}{{ '<|' + message.role + '|>' + message.content.split('</think>')[-1] }}{% endfor %}
+{{- '<|assistant|>' + ('<think></think>' if enable_thinking is defined and not enable_thinking else '') }}
+"""  # noqa: E501
+
+SEED_LIKE = """\
+{%- if tools %}{{ tools | tojson + '<seed:tool_call><function=f><parameter=k>v</parameter></function>' }}{% endif %}
+{%- for message in messages %}{{ message.role + message.content.split('</seed:think>')[-1] }}{% endfor %}
+"""

@@ -3,6 +3,7 @@ transformers' own, byte for byte, and the form of the answers is found."""
 
 import copy
 import itertools
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,10 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from engine.interface.errors import InvalidParameter
 from server.text.chat_template import ChatTemplate
-from server.text.parsers.detect import detect_format
+from server.text.parsers.base import ToolSpec
+from server.text.parsers.detect import detect_format, make_parser
+from server.text.parsers.reasoning import reasoning_place
+from tests.support.parsing import join
 
 FOLDER = Path(os.environ.get("QUIRE_TEMPLATES", ".templates"))
 FILES = sorted(path for path in FOLDER.rglob("*.jinja") if not path.stem.endswith("_training"))
@@ -34,6 +38,8 @@ TOOLS = [
     {"type": "function", "function": WEATHER},
     {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
 ]
+
+SPECS = tuple(ToolSpec(tool["function"]["name"], tool["function"]["parameters"]) for tool in TOOLS)
 
 
 def user(text: str) -> dict[str, Any]:
@@ -104,9 +110,30 @@ FORMS = {
     "ibm-granite-granite-3.3": ("granite", "<think>"),
     "ibm-granite-granite-4": ("hermes", None),
     "deepseek_r1_distill": (None, "<think>"),
-    "gemma": (None, None),
-    "google-gemma": (None, None),
+    "gemma.": (None, None),
+    "gemma3.": (None, None),
+    "google-gemma-2": (None, None),
+    "gemma4": ("gemma4", "<|channel>thought"),
+    "google-gemma-4": ("gemma4", "<|channel>thought"),
+    "LFM2": ("lfm2", None),
+    "Kimi-K2": ("kimi", None),
+    "moonshotai-Kimi-K2": ("kimi", None),
+    "Apertus": ("apertus", "<|inner_prefix|>"),
+    "CohereForAI-c4ai-command-r7b": ("cohere", "<|START_THINKING|>"),
+    "Cohere2MoE": ("cohere", "<|START_THINKING|>"),
+    "NVIDIA-Nemotron-Nano-v2": ("nemotron", None),
+    "llama-cpp-deepseek-r1": ("deepseek_v3", "<think>"),
+    "poolside-Laguna": ("glm", "<think>"),
+    "unsloth-Apriel": ("hunyuan", None),
     "phi3": (None, None),
+    "GLM-4": ("glm", "<think>"),
+    "glm4moe": ("glm", "<think>"),
+    "MiniMax-M2": ("minimax", "<think>"),
+    "MiniMax-M3": (None, None),
+    "muse": (None, None),
+    "ByteDance-Seed-OSS": ("seed", "<seed:think>"),
+    "gptoss": ("harmony", "<|channel|>analysis<|message|>"),
+    "openai-gpt-oss": ("harmony", "<|channel|>analysis<|message|>"),
     "microsoft-Phi": (None, None),
     "HuggingFaceTB-SmolLM3": (None, "<think>"),
 }
@@ -159,4 +186,35 @@ def test_the_form_of_the_answers_is_found(beginning: str) -> None:
     assert paths
     for path in paths:
         found = detect_format(path.read_text(), names_read=template(path).names_read, added_tokens=[])
-        assert (found.tools, found.reasoning and found.reasoning.opening) == FORMS[beginning], path.name
+        form, opening = FORMS[beginning]
+        assert found.tools == form, path.name
+        assert opening in (None, found.reasoning and found.reasoning.opening), path.name
+
+
+# rule: Tools and reasoning: The form of calls and reasoning is detected from the chat template, without a flag
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_call_in_the_history_is_read_as_that_call(path: Path) -> None:
+    """What a template writes of a call is what the model was trained to write."""
+    found = detect_format(path.read_text(), names_read=template(path).names_read, added_tokens=[])
+    if not found.takes_tools or found.tools is None:
+        pytest.skip("no known form of calls")
+    chat = [user("a"), {"role": "assistant", "content": "", "reasoning_content": "why", "tool_calls": [FIRST, SECOND]}]
+    if found.tools in ("harmony", "llama3"):
+        chat[1]["tool_calls"] = [FIRST]
+    written = outcome(lambda: template(path).render(chat, tools=TOOLS, add_generation_prompt=False))
+    if not isinstance(written, str):
+        pytest.skip("the template refuses the chat")
+    prompt = template(path).render(chat[:1], tools=TOOLS)
+    num_shared = next((i for i, (a, b) in enumerate(zip(prompt, written, strict=False)) if a != b), len(prompt))
+    shared = written[:num_shared]
+    if (tag := shared.rfind("<")) > shared.rfind(">"):  # two tags with one beginning
+        shared = shared[:tag]
+    text = written.removeprefix(shared)
+    if "get_weather" not in text:
+        pytest.skip("the template does not show its calls")
+    place = reasoning_place(found.reasoning, shared, continued=None)
+    parser = make_parser(found, tools=SPECS, is_reasoning=place == "open")
+    assert parser is not None
+    answer = join(parser.push(text) + parser.finish())
+    assert [name for name, _ in answer.calls] == [made["function"]["name"] for made in chat[1]["tool_calls"]], text
+    assert json.loads(answer.calls[0][1])["city"] == "Zürich"

@@ -6,20 +6,23 @@ The chat route calls prepare_chat; routes of other APIs, which translate their b
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
 
-from engine.interface.errors import InvalidParameter, PromptTooLong
+from engine.interface.errors import PromptTooLong
 from server.api.app_state import AppState
 from server.api.as_chat import ChatEquivalent, errors_in_client_fields, rename_fields
+from server.api.chat.harmony_messages import harmony_messages
 from server.api.chat.template_messages import shorten_call_ids, template_messages
-from server.api.chat.tools import ToolPlan, check_tools, plan_tools
+from server.api.chat.thinking import ignored_in_thinking, template_kwargs, thinking_budget
+from server.api.chat.tools import ToolPlan, check_tool_results, check_tools, plan_tools
 from server.api.generation_spec import chat_spec, check_chat
 from server.api.grammar_wait import checked_grammar
 from server.api.ignored_fields import ignored_fields
+from server.api.large_bodies import body_size, while_wanted, with_body
 from server.api.limits import LIMITS
 from server.api.reply_options import PreparedReply, reply_options
 from server.api.request_record import record_of
@@ -29,17 +32,16 @@ from server.api.sse import ReplyHead
 from server.generation.generation import CompletionStream
 from server.generation.message_splitter import MessageSplitter
 from server.structured_output.grammar_spec import ConstraintRequest, constraint_of
-from server.structured_output.schema_check import checked_schema
-from server.structured_output.tool_grammar import answer_grammar, tool_grammar
+from server.structured_output.schema_check import check_keywords, checked_schema
+from server.structured_output.tool_grammar import answer_grammar, check_grammar_size, tool_grammar
 from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import ChatFormat, make_parser
 from server.text.parsers.reasoning import ReasoningPlace, reasoning_place
 from server.text.template_sandbox import template_timeout
-from server.text.tokenizer import CONTEXT, TEMPLATE_DEADLINE_S, RenderedChat, Tokenizer
+from server.text.tokenizer import CONTEXT, RenderedChat, Tokenizer
 
-MAX_GRAMMAR_BYTES = 256 * 1024
 COUNTED = "The limit of what is counted or shown without generation"
-_RENDER_GRACE_S = 0.5
+_RENDER_WAIT_S = 30.0  # beside all that others render
 
 
 class _Prompt(NamedTuple):
@@ -66,13 +68,16 @@ async def prepare_chat(
     model = app_state.model_name(body.model)
     tokenizer, chat_format = app_state.tokenizer, app_state.tokenizer.chat_format
     plan = _checked_plan(body, chat_format)
+    if field_names is None:  # other APIs join calls and results themselves
+        check_tool_results(body)
     record = record_of(request.scope)
-    ignored = ignored_fields(body) + _ignored_by_template(body, chat_format) + app_state.drop_priority(body, record)
+    ignored = await with_body(request, lambda: ignored_fields(body))
+    ignored += ignored_in_thinking(body, tokenizer) + app_state.drop_priority(body, record)
     headers = app_state.ignored_header(ignored)
-    prompt = await _encode(app_state, body, plan, max_tokens=limits.max_model_len, limit=CONTEXT)
+    prompt = await _encode(app_state, body, plan, request, max_tokens=limits.max_model_len, limit=CONTEXT)
     record.model = model
     context = app_state.request_context(record)
-    constraint = _constraint_of(body, plan, tokenizer, prompt.reasoning)
+    constraint = await with_body(request, lambda: _constraint_of(body, plan, tokenizer, prompt.reasoning))
     grammar = await checked_grammar(app_state.grammars, constraint, request, timeout_s=context.timeout_of(body.timeout))
     spec = chat_spec(
         body,
@@ -81,12 +86,14 @@ async def prepare_chat(
         context=context,
         grammar=grammar,
         shrinks_max_tokens=shrinks_max_tokens,
+        format_stops=tokenizer.tag_ids(chat_format.stops).values(),
     )
     spec = msgspec.structs.replace(
         spec,
         visible_ids=frozenset(tokenizer.tag_ids(chat_format.tags(has_tools=bool(plan.callable))).values()),
         grammar_param=constraint and rename_fields(constraint.param, field_names or {}),
         lora_index=app_state.lora_index(model),
+        thinking=thinking_budget(body, tokenizer, prompt.reasoning, has_calls=bool(plan.callable)),
     )
     head = ReplyHead(f"{id_prefix}{secrets.token_hex(16)}", int(time.time()), model)
     generation = CompletionStream(
@@ -123,11 +130,11 @@ async def prepare_equivalent(
     return msgspec.structs.replace(chat, ignored=ignored, headers=app_state.ignored_header(ignored))
 
 
-async def encode_chat(app_state: AppState, body: ChatBody) -> list[int]:
+async def encode_chat(app_state: AppState, body: ChatBody, request: Request) -> list[int]:
     """Return the token ids of a chat's prompt, which may exceed the context. Raises ServiceErrors."""
     plan = _checked_plan(body, app_state.tokenizer.chat_format)
     most = LIMITS.counted_tokens_of(app_state.limits().max_model_len)
-    prompt = await _encode(app_state, body, plan, max_tokens=most, limit=COUNTED)
+    prompt = await _encode(app_state, body, plan, request, max_tokens=most, limit=COUNTED)
     return check_counted(prompt.token_ids, most, param="messages")
 
 
@@ -142,7 +149,17 @@ def _checked_plan(body: ChatBody, chat_format: ChatFormat) -> ToolPlan:
     check_chat(body)
     plan = plan_tools(body)
     check_tools(plan, chat_format)
+    _check_strict(body)
     return plan
+
+
+def _check_strict(body: ChatBody) -> None:
+    """Refuse keywords that JSON Schema does not have in the schemas of strict tools, callable or not."""
+    strict = {i: tool.function.parameters for i, tool in enumerate(body.tools or ()) if tool.function.strict}
+    check_grammar_size(sum(len(msgspec.json.encode(schema)) for schema in strict.values()))
+    for i, schema in strict.items():
+        if schema is not None:
+            check_keywords(schema, f"tools[{i}].function.parameters")
 
 
 def _splitter(index: int, chat_format: ChatFormat, plan: ToolPlan, reasoning: ReasoningPlace) -> MessageSplitter | None:
@@ -161,22 +178,18 @@ def _constraint_of(
     constraint = constraint_of(body.response_format, body.structured_outputs)
     if constraint is None and not plan.must_call:
         return None
-    parts = [] if plan.must_call or constraint is None else [constraint.spec]
+    texts = [] if plan.must_call or constraint is None else [constraint.spec]
+    calls = None
     if plan.callable:
-        _check_size(b"".join(msgspec.json.encode(tool.parameters) for tool in plan.callable))  # before the work on them
+        check_grammar_size(_schemas_size(plan.callable))  # before the work on them
         calls = tool_grammar(_enforced(plan, body), chat_format, is_parallel=plan.is_parallel, tag_ids=ids)
-        _check_size(calls.source.encode())
-        parts.append(calls)
+        check_grammar_size(len(calls.source.encode()))
     param = "tools" if constraint is None or plan.must_call else constraint.param
-    return ConstraintRequest(answer_grammar(parts, chat_format.reasoning, reasoning, tag_ids=ids), param)
+    return ConstraintRequest(answer_grammar(texts, calls, chat_format, reasoning, tag_ids=ids), param)
 
 
-def _check_size(schemas: bytes) -> None:
-    if len(schemas) > MAX_GRAMMAR_BYTES:
-        raise InvalidParameter(
-            f"tools have schemas of {len(schemas)} bytes together; where enforced, the limit is {MAX_GRAMMAR_BYTES}.",
-            param="tools",
-        )
+def _schemas_size(tools: Iterable[ToolSpec]) -> int:
+    return sum(len(msgspec.json.encode(tool.parameters)) for tool in tools)
 
 
 def _enforced(plan: ToolPlan, body: ChatBody) -> list[ToolSpec]:
@@ -190,20 +203,26 @@ def _enforced(plan: ToolPlan, body: ChatBody) -> list[ToolSpec]:
     return tools
 
 
-async def _encode(app_state: AppState, body: ChatBody, plan: ToolPlan, *, max_tokens: int, limit: str) -> _Prompt:
+async def _encode(
+    app_state: AppState, body: ChatBody, plan: ToolPlan, request: Request, *, max_tokens: int, limit: str
+) -> _Prompt:
     """Render and encode in threads. Raises PromptTooLong for more than about twice max_tokens, named `limit`."""
     tokenizer = app_state.tokenizer
-    rendered, place = await _render(tokenizer, body, plan)
+    num_bytes = body_size(request)
+    rendered, place = await while_wanted(request, _render(app_state, body, plan, num_bytes=num_bytes))
 
     def encode() -> list[int]:
         tokenizer.check_length(rendered.text, max_tokens=max_tokens, param="messages", limit=limit)
         return tokenizer.encode_chat(rendered)
 
-    return _Prompt(await app_state.work.run(len(rendered.text), encode), place)
+    return _Prompt(await while_wanted(request, app_state.work.run(len(rendered.text), encode)), place)
 
 
-async def _render(tokenizer: Tokenizer, body: ChatBody, plan: ToolPlan) -> tuple[RenderedChat, ReasoningPlace]:
+async def _render(
+    app_state: AppState, body: ChatBody, plan: ToolPlan, *, num_bytes: int
+) -> tuple[RenderedChat, ReasoningPlace]:
     """Render in a thread. The renderer checks its deadline itself; the wait covers code that cannot."""
+    tokenizer = app_state.tokenizer
     template = tokenizer.chat_template
     knows_developer = template is not None and "developer" in template.source
     begun_s: float | None = None  # None while it waits for a free thread: that time is no render time
@@ -211,6 +230,8 @@ async def _render(tokenizer: Tokenizer, body: ChatBody, plan: ToolPlan) -> tuple
     def render() -> tuple[RenderedChat, ReasoningPlace]:
         nonlocal begun_s
         messages = template_messages(body, knows_developer=knows_developer)
+        if tokenizer.chat_format.is_harmony:
+            messages = harmony_messages(messages)
         if tokenizer.chat_format.tools in ("mistral", "mistral_args"):
             shorten_call_ids(messages)
         begun_s = time.monotonic()
@@ -219,35 +240,22 @@ async def _render(tokenizer: Tokenizer, body: ChatBody, plan: ToolPlan) -> tuple
             tools=plan.shown,
             add_generation_prompt=_adds_generation_prompt(body),
             continue_final_message=bool(body.continue_final_message),
-            template_kwargs=_template_kwargs(body, tokenizer.chat_format),
+            template_kwargs=template_kwargs(body, tokenizer.chat_format),
         )
         written = str(messages[-1].get("content", "")) if body.continue_final_message else None
         return rendered, reasoning_place(tokenizer.chat_format.reasoning, rendered.text, continued=written)
 
-    work = asyncio.create_task(asyncio.to_thread(render))
+    work = asyncio.create_task(app_state.work.run(num_bytes, render))
     work.add_done_callback(_forget)  # also if the request is cancelled meanwhile
-    while not work.done():
-        rest_s = TEMPLATE_DEADLINE_S + _RENDER_GRACE_S - (time.monotonic() - begun_s if begun_s is not None else 0.0)
-        if rest_s <= 0:
-            raise template_timeout()
-        await asyncio.wait({work}, timeout=rest_s)
-    return work.result()
-
-
-def _template_kwargs(body: ChatBody, chat_format: ChatFormat) -> dict[str, Any] | None:
-    """Return the template's variables for reasoning; chat_template_kwargs take precedence."""
-    kwargs: dict[str, Any] = {}
-    if body.reasoning_effort is not None:
-        if chat_format.thinking_switch is not None:
-            kwargs[chat_format.thinking_switch] = body.reasoning_effort != "none"
-        if chat_format.takes_effort:
-            kwargs["reasoning_effort"] = body.reasoning_effort
-    return kwargs | (body.chat_template_kwargs or {}) or None
-
-
-def _ignored_by_template(body: ChatBody, chat_format: ChatFormat) -> list[str]:
-    is_read = chat_format.takes_effort or chat_format.thinking_switch is not None
-    return ["reasoning_effort"] if body.reasoning_effort is not None and not is_read else []
+    try:
+        while not work.done():
+            taken_s = time.monotonic() - begun_s if begun_s is not None else 0.0
+            if taken_s >= _RENDER_WAIT_S:
+                raise template_timeout(f"{_RENDER_WAIT_S:g} s with the work of other requests")
+            await asyncio.wait({work}, timeout=_RENDER_WAIT_S - taken_s)
+        return work.result()
+    finally:
+        work.cancel()  # a render that has not begun never does
 
 
 def _forget(work: asyncio.Task[Any]) -> None:

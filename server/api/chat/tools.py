@@ -72,6 +72,22 @@ def check_tools(plan: ToolPlan, chat_format: ChatFormat) -> None:
         )
 
 
+def check_tool_results(body: ChatBody) -> None:
+    """Refuse a tool message that answers no call of an assistant message before it.
+
+    The result of a call without an id may have any.
+    """
+    known: set[str | None] = set()
+    for i, message in enumerate(body.messages):
+        known.update(call.id for call in message.tool_calls or () if message.role == "assistant")
+        if message.role == "tool" and message.tool_call_id is not None and not known & {message.tool_call_id, None}:
+            param = f"messages[{i}].tool_call_id"
+            raise InvalidParameter(
+                f"{param} is {_shown(message.tool_call_id)}, which no tool call of an assistant message before it has.",
+                param=param,
+            )
+
+
 def _named_choice(choice: Any) -> str | None:
     if choice is None or choice in _MODES:
         return None

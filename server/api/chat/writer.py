@@ -4,7 +4,6 @@ The whole answer is collected from the same events that the stream sends one by 
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from engine.interface.errors import ServiceError
 from engine.interface.protocol import TokenLogprobs
 from server.api.collected import CollectedChoice, collect_choices
-from server.api.logprobs import finite_logprob, prompt_logprobs_of, top_entries
+from server.api.logprobs import finite_logprob, prompt_logprobs_of, top_entries, written
 from server.api.objects import (
     ChatChoice,
     ChatChunk,
@@ -152,8 +151,7 @@ def token_logprobs(
         data = tokenizer.token_bytes(token_id)
         tops = [_top(tokenizer.token_bytes(id_), value) for id_, value in top_entries(entry, num_top)]
         shown = ChatTokenLogprob(_text(data), finite_logprob(entry.logprob), list(data), tops)
-        # Written one by one: to keep half a million objects, and to write them at once, stops all other threads
-        content.append(cast("ChatTokenLogprob", msgspec.Raw(msgspec.json.encode(shown))))
+        content.append(written(shown))
     return content
 
 

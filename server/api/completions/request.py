@@ -10,6 +10,7 @@ from server.api.app_state import AppState
 from server.api.generation_spec import check_completion, completion_spec
 from server.api.grammar_wait import checked_grammar
 from server.api.ignored_fields import ignored_fields
+from server.api.large_bodies import while_wanted, with_body
 from server.api.reply_options import PreparedReply, reply_options
 from server.api.request_record import record_of
 from server.api.sampling_fields import ModelFacts
@@ -29,13 +30,15 @@ async def prepare_completion(app_state: AppState, body: CompletionBody, request:
     headers = app_state.ignored_header(ignored)
     record.model = model
     context = app_state.request_context(record)
-    constraint = constraint_of(body.response_format, body.structured_outputs)
+    constraint = await with_body(request, lambda: constraint_of(body.response_format, body.structured_outputs))
     grammar = await checked_grammar(app_state.grammars, constraint, request, timeout_s=context.timeout_of(body.timeout))
     prompts = body.prompt
     if isinstance(prompts[0], str):
-        prompts = await app_state.encode_texts(prompts, param="prompt")
+        prompts = await while_wanted(request, app_state.encode_texts(prompts, param="prompt"))
     facts = ModelFacts(limits, app_state.defaults, app_state.tokenizer)
-    spec = completion_spec(body, prompts, model=facts, context=context, grammar=grammar)
+    spec = await with_body(
+        request, lambda: completion_spec(body, prompts, model=facts, context=context, grammar=grammar)
+    )
     lora_index = app_state.lora_index(model)
     spec = msgspec.structs.replace(spec, grammar_param=constraint and constraint.param, lora_index=lora_index)
     head = ReplyHead(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model)

@@ -10,6 +10,7 @@ from engine.interface.protocol import EngineReady
 from server.api.app_state import AppState
 from server.api.embeddings.run import EmbeddingRun, EmbeddingSpec
 from server.api.embeddings.schema import EmbeddingBody
+from server.api.large_bodies import while_wanted, with_body
 from server.api.limits import LIMITS
 from server.api.request_record import record_of
 from server.api.sampling_fields import check_ids
@@ -39,12 +40,13 @@ async def prepare_embeddings(app_state: AppState, body: EmbeddingBody, request: 
         )
     if isinstance(body.input[0], str):
         prefix = _prefix(body.prompt_name, embedding)
-        inputs = await app_state.encode_texts([prefix + text for text in body.input], param="input")
+        texts = [prefix + text for text in body.input]
+        inputs = await while_wanted(request, app_state.encode_texts(texts, param="input"))
     else:
         if body.prompt_name:
             raise InvalidParameter("prompt_name is for texts: token ids are taken as they are.", param="prompt_name")
         inputs = body.input
-    _check_inputs(inputs, limits)
+    await with_body(request, lambda: _check_inputs(inputs, limits))
     context = app_state.request_context(record)
     spec = EmbeddingSpec(
         inputs=inputs,

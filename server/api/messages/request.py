@@ -37,6 +37,7 @@ from server.api.messages.schema import (
 from server.api.sampling_fields import shared_values
 
 _FIELDS = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
+_FIELDS |= {"thinking_token_budget": "thinking.budget_tokens"}
 _FIELDS |= {"response_format": "output_config.format", "response_format.json_schema": "output_config.format"}
 _FIELDS |= {"parallel_tool_calls": "tool_choice.disable_parallel_tool_use"}
 # Content of the user: without it the model would answer another question. Other unserved blocks record server tools.
@@ -110,6 +111,7 @@ def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs
         "chat_template_kwargs": {**dict.fromkeys(_THINKING_SWITCHES, thinks(body)), **template_kwargs},
         "reasoning_effort": config.effort if config is not None else None,
         "response_format": _response_format(body),
+        "thinking_token_budget": body.thinking.budget_tokens if body.thinking is not None and thinks(body) else None,
     }
     if tools and body.tool_choice is not None:
         fields |= _tool_choice(body.tool_choice)
@@ -166,7 +168,7 @@ def _ignored(body: CountTokensBody) -> list[str]:
     parts = {"thinking": body.thinking, "tool_choice": body.tool_choice, "output_config": body.output_config}
     for name, options in parts.items():
         ignored += named_extras((options and options.model_extra) or {}, known=set(), at=name)
-    if body.thinking is not None and body.thinking.budget_tokens is not None:
+    if body.thinking is not None and body.thinking.budget_tokens is not None and not thinks(body):
         ignored.append("thinking.budget_tokens")
     return ignored
 

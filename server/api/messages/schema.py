@@ -6,7 +6,7 @@ skips the other types.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
 from server.api.sampling_fields import MAX_TOKENS, SharedSampling
@@ -16,15 +16,20 @@ from server.api.schemas import (
     Json,
     Label,
     Name,
+    OtherKind,
     Parameters,
     Stop,
-    TextOrParts,
+    TemplateKwargs,
     ToolName,
     text_schema,
 )
 from server.api.strict_json import StrictModel, any_of, parse_body
+from server.document_rules import MESSAGES, NAMED_TOOL, either, having, rules
 
 MAX_BLOCKS = 32_768  # of one request
+
+
+_Text = Annotated[Any, WithJsonSchema({"anyOf": [*text_schema(0, text="text")["anyOf"], {"type": "null"}]})]
 
 
 class TextBlock(StrictModel):
@@ -61,15 +66,13 @@ class ToolResultBlock(StrictModel):
 
     type: Literal["tool_result"]
     tool_use_id: Label
-    content: Annotated[Any, WithJsonSchema({"anyOf": [*text_schema(0, text="text")["anyOf"], {"type": "null"}]})] = None
+    content: _Text = None
     is_error: bool | None = None
     cache_control: Json = None
 
 
-class OtherBlock(StrictModel):
+class OtherBlock(OtherKind):
     """A block of a type that is not served."""
-
-    type: Label
 
 
 Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | OtherBlock
@@ -83,8 +86,21 @@ _BLOCK_MODELS: dict[str, type[Block]] = {
 
 
 _UNREADABLE = ("image", "document", "search_result", "container_upload")  # content of the user
-_BLOCKS = {"type": "array", "items": any_of(*_BLOCK_MODELS.values(), but=_UNREADABLE), "minItems": 1}
-_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, _BLOCKS]}
+
+
+def _message_of(role: str, *kinds: str) -> dict[str, Any]:
+    """Return the document's schema of a role's message with these kinds of blocks. An answer may begin empty."""
+    refused = (*_UNREADABLE, *(kind for kind in _BLOCK_MODELS if kind not in kinds))
+    items = any_of(*(_BLOCK_MODELS[kind] for kind in kinds), but=refused)
+    blocks = {"type": "array", "items": items, "minItems": 0 if role == "assistant" else 1}
+    return having(role={"const": role}, content=either({"type": "string"}, blocks))
+
+
+_BY_ROLE = either(
+    _message_of("user", "text", "tool_result"),
+    _message_of("assistant", "text", "thinking", "tool_use"),
+    _message_of("system", "text"),
+)
 
 
 class ClientTool(StrictModel):
@@ -105,8 +121,10 @@ _Tool = Annotated[dict[str, Json], WithJsonSchema(any_of(ClientTool))]
 class MessageParam(StrictModel):
     """One message of the history."""
 
+    model_config = ConfigDict(json_schema_extra=_BY_ROLE)
+
     role: Literal["user", "assistant", "system"]
-    content: Annotated[Any, WithJsonSchema(_CONTENT_SCHEMA)]
+    content: Annotated[Any, WithJsonSchema({"type": ["string", "array"]})]
 
 
 class Thinking(StrictModel):
@@ -119,6 +137,8 @@ class Thinking(StrictModel):
 
 class ToolChoice(StrictModel):
     """tool_choice"""
+
+    model_config = ConfigDict(json_schema_extra=rules(NAMED_TOOL))
 
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
@@ -148,9 +168,11 @@ class RequestMetadata(StrictModel):
 class CountTokensBody(StrictModel):
     """POST /v1/messages/count_tokens."""
 
+    model_config = ConfigDict(json_schema_extra=rules(*MESSAGES))
+
     model: Label
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: TextOrParts = None
+    system: _Text = None
     tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
@@ -170,7 +192,7 @@ class MessagesBody(SharedSampling, CountTokensBody):
     metadata: RequestMetadata | None = None
     service_tier: Label | None = None
     # beyond Anthropic's form, as in chat; so is seed
-    chat_template_kwargs: dict[str, Json] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
 
 def content_blocks(content: Any, *, at: str, num_before: int) -> list[Block]:
@@ -190,6 +212,7 @@ def content_blocks(content: Any, *, at: str, num_before: int) -> list[Block]:
 def client_tool(value: dict[str, Json], *, at: str) -> ClientTool | None:
     """Return a checked tool, or None for a tool type that Anthropic defines. Raises InvalidParameter."""
     if value.get("type") not in (None, "custom"):
+        parse_body(OtherKind, value, at=at)
         return None
     return parse_body(ClientTool, value, at=at)
 

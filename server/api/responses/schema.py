@@ -17,30 +17,37 @@ from server.api.schemas import (
     Label,
     Metadata,
     Name,
+    OtherKind,
     Parameters,
     ReasoningEffort,
     StreamOptions,
+    TemplateKwargs,
     ToolName,
     one_of,
     text_schema,
 )
 from server.api.strict_json import StrictModel, any_of, parse_body
+from server.document_rules import CUSTOM_FORMAT, RESPONSES, TEXT_FORMAT, either, rules, where
 
 MAX_ITEMS = 8192
 MAX_DEFINITION_CHARS = 65_536
 
 TEXT_KINDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _Content = Annotated[Any, WithJsonSchema(text_schema(0, **TEXT_KINDS))]
-_BY_ROLE: dict[str, Any] = {  # an answer without text may come back
-    "anyOf": [
-        {"properties": {"role": {"const": "assistant"}}},
-        {"properties": {"content": {"not": {"type": "array", "maxItems": 0}}}},
-    ]
-}
+_BY_ROLE: dict[str, Any] = either(  # an answer without text may come back
+    where(role={"const": "assistant"}), where(content={"not": {"type": "array", "maxItems": 0}})
+)
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class MessageItem(StrictModel):
+class _Item(StrictModel):
+    """An item that comes back as an answer had it, or a client's own."""
+
+    id: Label | None = None
+    status: ItemStatus | None = None
+
+
+class MessageItem(_Item):
     """A message of the input. An answer's own message, sent back, has an id and a status."""
 
     model_config = ConfigDict(json_schema_extra=_BY_ROLE)
@@ -48,51 +55,41 @@ class MessageItem(StrictModel):
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: _Content
-    id: Label | None = None
-    status: ItemStatus | None = None
     phase: Label | None = None
 
 
-class FunctionCallItem(StrictModel):
+class FunctionCallItem(_Item):
     """A function call of the model."""
 
     type: Literal["function_call"]
     call_id: Label
     name: Name
     arguments: str
-    id: Label | None = None
-    status: ItemStatus | None = None
 
 
-class FunctionOutputItem(StrictModel):
+class FunctionOutputItem(_Item):
     """The result of a function call."""
 
     type: Literal["function_call_output"]
     call_id: Label
     output: _Content
-    id: Label | None = None
-    status: ItemStatus | None = None
 
 
-class CustomCallItem(StrictModel):
+class CustomCallItem(_Item):
     """A call of a custom tool by the model."""
 
     type: Literal["custom_tool_call"]
     call_id: Label
     name: Name
     input: str
-    id: Label | None = None
-    status: ItemStatus | None = None
 
 
-class CustomOutputItem(StrictModel):
+class CustomOutputItem(_Item):
     """The result of a custom tool's call."""
 
     type: Literal["custom_tool_call_output"]
     call_id: Label
     output: _Content
-    id: Label | None = None
-    status: ItemStatus | None = None
 
 
 class ReasoningPart(StrictModel):
@@ -102,21 +99,17 @@ class ReasoningPart(StrictModel):
     text: str
 
 
-class ReasoningItem(StrictModel):
+class ReasoningItem(_Item):
     """Reasoning of the model before its answer."""
 
     type: Literal["reasoning"]
-    id: Label | None = None
     summary: Annotated[list[ReasoningPart], Field(max_length=MAX_ITEMS)] | None = None
     content: Annotated[list[ReasoningPart], Field(max_length=MAX_ITEMS)] | None = None
     encrypted_content: str | None = None
-    status: ItemStatus | None = None
 
 
-class OtherItem(StrictModel):
+class OtherItem(OtherKind):
     """An item of a type that is not served."""
-
-    type: Label
 
 
 InputItem = (
@@ -146,6 +139,8 @@ class FunctionToolBody(StrictModel):
 class CustomFormat(StrictModel):
     """The format of a custom tool's input: any text, or one that a grammar describes."""
 
+    model_config = ConfigDict(json_schema_extra=rules(CUSTOM_FORMAT))
+
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
     definition: Annotated[str, Field(min_length=1, max_length=MAX_DEFINITION_CHARS)] | None = None
@@ -162,6 +157,8 @@ class CustomToolBody(StrictModel):
 
 class TextFormat(StrictModel):
     """text.format"""
+
+    model_config = ConfigDict(json_schema_extra=rules(TEXT_FORMAT))
 
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
@@ -214,6 +211,8 @@ _CHOICE_SCHEMA = {
 class ResponsesBody(SharedSampling):
     """POST /v1/responses."""
 
+    model_config = ConfigDict(json_schema_extra=rules(*RESPONSES))
+
     model: Label | None = None
     input: Annotated[Any, WithJsonSchema(_ITEMS_SCHEMA)]
     instructions: str | None = None
@@ -238,7 +237,7 @@ class ResponsesBody(SharedSampling):
     service_tier: Label | None = None
     store: bool | None = None
     # not in OpenAI's form of this endpoint, as seed; the same as in chat
-    chat_template_kwargs: dict[str, Json] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     # known fields, refused if they ask for something
     previous_response_id: Annotated[Json, one_of(None, "")] = None
     conversation: Annotated[Json, one_of(None, "")] = None
@@ -263,8 +262,7 @@ def served_tool(value: dict[str, Json], *, at: str) -> FunctionToolBody | Custom
     if kind == "function":
         return parse_body(FunctionToolBody, value, at=at)
     if kind != "custom":
-        if not isinstance(kind, str):
-            raise InvalidParameter(f"{at}.type is required, and a string.", param=f"{at}.type")
+        parse_body(OtherKind, value, at=at)
         return None
     tool = parse_body(CustomToolBody, value, at=at)
     if tool.format is not None and tool.format.type == "grammar":

@@ -44,7 +44,7 @@ def _model_rows(report: Report) -> Iterator[Row]:
     model = report.model
     if model is None:
         return
-    yield "Architecture", f"{model.architecture}, {'supported' if model.is_supported else 'not supported'}"
+    yield "Architecture", f"{model.architecture}, {_support(model)}"
     if model.num_parameters is not None and report.serves is not None:
         yield "Serves", report.serves
     stored = None if model.stored is None else model.stored.num_parameters
@@ -53,11 +53,31 @@ def _model_rows(report: Report) -> Iterator[Row]:
     yield "Quantization", model.quantization or "none"
     yield from _weight_rows(model)
     if model.kv_bytes_per_token is not None:
-        yield "KV cache", f"{format_size(model.kv_bytes_per_token)} per token"
+        yield "KV cache", _kv_text(model)
     if model.room is not None:
         yield from _room_rows(model, model.room)
     elif model.max_context_len is not None:
         yield "Context", f"{model.max_context_len:,} tokens that its positions reach"
+
+
+def _support(model: ModelReport) -> str:
+    if model.is_foreign:
+        return "supported by transformers' own class, slower"
+    return "supported" if model.is_supported else "not supported"
+
+
+def _kv_text(model: ModelReport) -> str:
+    """Return the bytes per token, by kind of layer if some keep the last tokens alone."""
+    if all(layers.window is None for layers in model.kv_layers):
+        return f"{format_size(model.kv_bytes_per_token or 0)} per token"
+    parts = []
+    for layers in model.kv_layers:
+        text = f"{format_size(layers.bytes_per_token)} per token in {layers.num_layers} layers"
+        if layers.window is not None and layers.bytes_per_request is not None:
+            most = format_size(layers.bytes_per_request)
+            text += f" that keep {layers.window:,} tokens, at most {most} per request"
+        parts.append(text)
+    return "; ".join(parts)
 
 
 def _weight_rows(model: ModelReport) -> Iterator[Row]:

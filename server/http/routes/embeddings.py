@@ -8,10 +8,11 @@ from server.api.app_state import AppState
 from server.api.embeddings.request import prepare_embeddings
 from server.api.embeddings.run import EmbeddingList, encode_answer
 from server.api.embeddings.schema import EmbeddingBody
+from server.api.large_bodies import release_body
 from server.api.request_record import record_of
 from server.api.sse import run_while_connected
 from server.http.routes.api_route import ApiRoute
-from server.http.routes.request_body import read_body, release_body
+from server.http.routes.request_body import read_body
 
 
 def embeddings_routes(app_state: AppState) -> list[ApiRoute]:

@@ -23,6 +23,14 @@ _MAX_AGE_S = 2.0  # upper limit of a snapshot's age, because the measured cost i
 _encoder = msgspec.json.Encoder()
 
 
+class KvKindCounts(msgspec.Struct):
+    """The blocks of one kind of layer: "full" | "window" | "state"."""
+
+    kind: str
+    num_used: int
+    num_cached: int
+
+
 class KvPool(msgspec.Struct):
     """The pool in blocks: used + cached + empty = num_blocks; shared ones are used by several requests."""
 
@@ -33,6 +41,7 @@ class KvPool(msgspec.Struct):
     num_shared: int
     num_cached: int
     num_empty: int
+    kinds: list[KvKindCounts]
 
 
 class KvTotals(msgspec.Struct):
@@ -46,7 +55,10 @@ class KvTotals(msgspec.Struct):
 
 
 class KvHolder(msgspec.Struct):
-    """One choice of a request. runs: its blocks in order: first, count, first, count, …; a count below 0 descends."""
+    """One choice of a request. runs: its blocks in order: first, count, first, count, …; a count below 0 descends.
+
+    group_runs: how many of the runs are of each group of layers whose caches live alike.
+    """
 
     id: str
     index: int
@@ -61,6 +73,7 @@ class KvHolder(msgspec.Struct):
     age_s: float
     num_preemptions: int
     runs: list[int]
+    group_runs: list[int]
 
 
 class KvState(msgspec.Struct):
@@ -142,6 +155,7 @@ def state_of(snapshot: KvSnapshot, *, model: str, wall_s: float) -> KvState:
         num_shared=snapshot.num_shared,
         num_cached=snapshot.num_cached,
         num_empty=snapshot.num_blocks - snapshot.num_used - snapshot.num_cached,
+        kinds=[KvKindCounts(kind.kind, kind.num_used, kind.num_cached) for kind in snapshot.kinds],
     )
     queried, hit = snapshot.num_queried_tokens, snapshot.num_hit_tokens
     totals = KvTotals(
@@ -186,6 +200,7 @@ def _holder(row: KvRequest, runs: list[int], bytes_per_block: int) -> KvHolder:
         age_s=round(row.age_s, 3),
         num_preemptions=row.num_preemptions,
         runs=runs,
+        group_runs=row.num_group_runs,
     )
 
 

@@ -5,6 +5,7 @@ from fastapi import Request, Response
 from server.api.app_state import AppState
 from server.api.as_chat import errors_in_client_fields
 from server.api.chat.request import encode_chat, prepare_equivalent
+from server.api.large_bodies import with_body
 from server.api.messages.objects import Message, TokenCount
 from server.api.messages.request import translate_count, translate_messages
 from server.api.messages.schema import CountTokensBody, MessagesBody
@@ -12,7 +13,7 @@ from server.api.messages.writer import MessagesWriter
 from server.api.request_record import record_of
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer, json_reply
-from server.http.routes.request_body import read_body, with_body
+from server.http.routes.request_body import read_body
 
 
 def messages_routes(app_state: AppState) -> list[ApiRoute]:
@@ -38,7 +39,7 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
         app_state.model_name(body.model)
         equivalent = await with_body(request, lambda: translate_count(body))
         with errors_in_client_fields(equivalent.field_names):
-            num_tokens = len(await encode_chat(app_state, equivalent.body))
+            num_tokens = len(await encode_chat(app_state, equivalent.body, request))
         headers = {**app_state.ignored_header(equivalent.ignored), "request-id": record_of(request.scope).request_id}
         return json_reply(TokenCount(num_tokens), headers)
 

@@ -10,12 +10,12 @@ from fastapi import Request, Response
 
 from engine.interface.errors import ServiceError
 from server.api.app_state import AppState
+from server.api.large_bodies import release_body
 from server.api.reply_options import PreparedReply
 from server.api.request_record import RequestRecord, record_of
 from server.api.sse import EventStreamResponse, SseWriter, cancel, run_while_connected, wait_or_gone
 from server.generation.events import ChoiceFinished, Event
 from server.generation.generation import CompletionStream
-from server.http.routes.request_body import release_body
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ async def answer(app_state: AppState, request: Request, prepared: PreparedReply,
         num_scores = _num_scores(prepared)
         if num_scores > MANY_SCORES:  # which take seconds to write: other requests' streams go on meanwhile
             size = _BYTES_PER_SCORE * num_scores
-            body = await app_state.work.run(size, lambda: msgspec.json.encode(writer.whole(events)))
+            body = await app_state.work.run(size, lambda: msgspec.json.encode(writer.whole(events)), may_wait=True)
         else:
             body = msgspec.json.encode(writer.whole(events))
         return Response(body, media_type="application/json", headers=headers)

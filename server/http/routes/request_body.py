@@ -3,64 +3,25 @@
 BodyLimit is the middleware that refuses large bodies while they arrive; read_body is what the routes call.
 
     bytes ─ BodyLimit: one body, all bodies of the worker ─→ read_body: decoded, checked, translated ─→ release_body
-
-A body counts among the worker's from its first byte to release_body(), which the routes call when the prompt is made,
-or to the end of its answer.
 """
-
-from collections.abc import Callable
-from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.heavy_work import HeavyWork
-from server.api.limits import LIMITS
+from server.api.large_bodies import LargeBodies, give_place, with_body
 from server.api.strict_json import Body, parse_body, parse_json
-from server.errors import BodyTooLarge, ClientGone, TooManyBodies, UnsupportedMediaType
-
-T = TypeVar("T")
-_PLACE = "quire.body"  # the key in the ASGI scope of a request's _Place
-
-
-class _Place:
-    """The bytes of one request's body among those of the worker."""
-
-    def __init__(self, limit: "BodyLimit") -> None:
-        self.num_bytes = 0
-        self.work = limit.work
-        self._limit = limit
-        self._num_held = 0
-
-    def add(self, num_bytes: int) -> None:
-        """Count bytes that have arrived. Raises TooManyBodies if all large bodies together exceed their limit."""
-        self.num_bytes += num_bytes
-        if self.num_bytes <= LIMITS.small_body_bytes:
-            return
-        self._limit.num_held += self.num_bytes - self._num_held
-        self._num_held = self.num_bytes
-        if self._limit.num_held > LIMITS.bodies_bytes:
-            raise TooManyBodies(
-                f"The bodies that this server process reads have more than {LIMITS.bodies_bytes} bytes together, the"
-                f" limit for bodies over {LIMITS.small_body_bytes} bytes; try again."
-            )
-
-    def release(self) -> None:
-        """Count the body no more."""
-        self._limit.num_held -= self._num_held
-        self._num_held = 0
+from server.errors import BodyTooLarge, ClientGone, UnsupportedMediaType
 
 
 class BodyLimit:
     """Pure ASGI middleware: the handler's read of a body over the limits raises BodyTooLarge or TooManyBodies.
 
-    A Content-Length over the limit is refused at the first read, before a byte of it is kept. num_held: bytes of the
-    worker's large bodies.
+    A Content-Length over the limit is refused at the first read, before a byte of it is kept.
     """
 
     def __init__(self, app: ASGIApp, *, max_body_bytes: int, work: HeavyWork) -> None:
-        self.num_held = 0
-        self.work = work
+        self._bodies = LargeBodies(work)
         self._app = app
         self._max_body_bytes = max_body_bytes
 
@@ -69,7 +30,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope[_PLACE] = place = _Place(self)
+        place = give_place(scope, self._bodies)
 
         async def limited_receive() -> Message:
             if not place.num_bytes and _content_length(scope) > self._max_body_bytes:
@@ -106,20 +67,6 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
     except ClientDisconnect:
         raise ClientGone("The client left while it sent its body.") from None
     return await with_body(request, lambda: parse_body(schema, parse_json(body)))
-
-
-async def with_body(request: Request, work: Callable[[], T]) -> T:
-    """Return the result of work whose cost the request's body bounds: outside the event loop, if that is large."""
-    place: _Place = request.scope[_PLACE]
-    if place.num_bytes <= LIMITS.small_body_bytes:
-        return work()
-    return await place.work.run_alone(work)
-
-
-def release_body(request: Request) -> None:
-    """Tell that the prompt is made: the body makes room for others."""
-    place: _Place = request.scope[_PLACE]
-    place.release()
 
 
 def _content_length(scope: Scope) -> int:

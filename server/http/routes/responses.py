@@ -5,6 +5,7 @@ from fastapi import Request, Response
 from server.api.app_state import AppState
 from server.api.chat.request import prepare_equivalent
 from server.api.chat.writer import token_logprobs
+from server.api.large_bodies import with_body
 from server.api.objects import ChatTokenLogprob
 from server.api.reply_options import PreparedReply
 from server.api.responses import objects
@@ -21,7 +22,7 @@ from server.errors import NotFound
 from server.generation.events import TextDelta
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer
-from server.http.routes.request_body import read_body, with_body
+from server.http.routes.request_body import read_body
 from server.text.tokenizer import Tokenizer
 
 

@@ -11,9 +11,12 @@ import msgspec
 from fastapi import Request, Response
 
 from engine.interface.errors import InvalidParameter
+from engine.interface.protocol import EngineReady
 from server.api.app_state import AppState
 from server.api.chat.request import COUNTED, check_counted, encode_chat, prepare_chat
+from server.api.chat.tools import check_tool_results
 from server.api.completions.request import prepare_completion
+from server.api.large_bodies import while_wanted, with_body
 from server.api.limits import LIMITS
 from server.api.objects import AddedToken, Detokenized, Rendered, Tokenized, TokenizerInfo, TokenPiece
 from server.api.sampling_fields import check_ids
@@ -21,7 +24,7 @@ from server.api.schemas import ChatBody, CompletionBody, DetokenizeBody, Tokeniz
 from server.api.strict_json import parse_body
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import json_reply
-from server.http.routes.request_body import read_body, with_body
+from server.http.routes.request_body import read_body
 from server.text.generation_defaults import read_json
 from server.text.tokenizer import Tokenizer
 
@@ -40,10 +43,12 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
         _check_tokenize(body)
         if body.messages is not None:
             chat = await with_body(request, lambda: parse_body(ChatBody, body.chat_fields()))
-            token_ids = await encode_chat(app_state, chat)
+            check_tool_results(chat)
+            token_ids = await encode_chat(app_state, chat, request)
         else:
             encode = partial(_encode, app_state.tokenizer, body, LIMITS.counted_tokens_of(limits.max_model_len))
-            token_ids = await app_state.work.run(len(body.content or body.prompt or ""), encode)
+            size = len(body.content or body.prompt or "")
+            token_ids = await while_wanted(request, app_state.work.run(size, encode))
         write = partial(_tokenized, body, token_ids, app_state.tokenizer, limits.max_model_len)
         answer = await app_state.work.run(_BYTES_PER_TOKEN * len(token_ids), write)
         return Response(answer, media_type="application/json", headers=headers)
@@ -53,10 +58,8 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
         body = await read_body(request, DetokenizeBody)
         app_state.model_name(body.model)
         headers = app_state.ignored_header(sorted(body.model_extra or {}))
-        check_ids(body.tokens, "tokens", limits)
-        decode = partial(app_state.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        text = await app_state.work.run(_BYTES_PER_TOKEN * len(body.tokens), decode)
-        return json_reply(Detokenized(text), headers)
+        answer = await with_body(request, lambda: _detokenized(body, app_state.tokenizer, limits))
+        return Response(answer, media_type="application/json", headers=headers)
 
     return [
         ApiRoute(
@@ -168,6 +171,11 @@ def _tokenized(body: TokenizeBody, token_ids: list[int], tokenizer: Tokenizer, m
         tokens = [TokenPiece(token_id, _piece(tokenizer.token_bytes(token_id))) for token_id in token_ids]
     answer = Tokenized(tokens=tokens, count=len(token_ids), max_model_len=max_model_len, token_strs=names)
     return msgspec.json.encode(answer)
+
+
+def _detokenized(body: DetokenizeBody, tokenizer: Tokenizer, limits: EngineReady) -> bytes:
+    check_ids(body.tokens, "tokens", limits)
+    return msgspec.json.encode(Detokenized(tokenizer.decode(body.tokens, skip_special_tokens=False)))
 
 
 def _piece(data: bytes) -> str | list[int]:

@@ -60,21 +60,27 @@ def llama3_parser(names: Collection[str]) -> CallParser:
     """Return a parser for one choice. `names`: the request's tools."""
 
     def read_calls(sink: PartSink, tag: str) -> Reading[str]:
-        is_bare = tag == _BARE
-        char = tag if is_bare else (yield from skip_space())
-        while True:
-            reader = JsonCallReader(sink, names=names if is_bare else None, keys=_KEYS if is_bare else None)
-            char = yield from reader.read(char)
-            if reader.is_broken:
-                return (yield from copy_rest(char, sink.arguments))
-            sink.release()
-            char = char or (yield)
-            while char.isspace() or char in _SEPARATORS:
-                char = yield
-            if char != _BARE:
-                return char
+        if tag == _BARE:
+            return (yield from read_llama3_calls(sink, tag, names=names))
+        return (yield from read_llama3_calls(sink, (yield from skip_space()), names=None))
 
-    return CallParser(LLAMA3_TAGS, read_calls, bare=_BARE)
+    return CallParser(LLAMA3_TAGS, read_calls, bare=(_BARE,))
+
+
+def read_llama3_calls(sink: PartSink, char: str, *, names: Collection[str] | None) -> Reading[str]:
+    """Read calls, the first of which begins with `char`. `names`: those that make a call, if there is no tag."""
+    keys = None if names is None else _KEYS
+    while True:
+        reader = JsonCallReader(sink, names=names, keys=keys)
+        char = yield from reader.read(char)
+        if reader.is_broken:
+            return (yield from copy_rest(char, sink.arguments))
+        sink.release()
+        char = char or (yield)
+        while char.isspace() or char in _SEPARATORS:
+            char = yield
+        if char != _BARE:
+            return char
 
 
 MISTRAL_START, MISTRAL_CALL_ID, MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from server.text.parsers.base import PartSink
 from server.text.parsers.tool_calls import Malformed, Reading, skip_space
 
+_NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _CLOSING = {"{": "}", "[": "]"}
 _MAX_NAME_CHARS = 256
@@ -58,7 +59,7 @@ class JsonCallReader:
         _expect(char, "{")
         char = yield from skip_space()
         while char == '"':
-            key = yield from _read_string()
+            key = yield from read_string()
             if self._keys is not None and key not in self._keys and not self._sink.is_committed:
                 raise Malformed('"')
             _expect((yield from skip_space()), ":")
@@ -78,7 +79,7 @@ class JsonCallReader:
             return (yield from self._read_arguments(char))
         value: list[str] = []
         char = yield from _read_value(char, value.append)
-        if key == "name" and self._name is None:
+        if key in _NAME_KEYS and self._name is None:
             name = _decoded("".join(value), char)
             if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME_CHARS or not name.isprintable():
                 raise Malformed(char)
@@ -121,7 +122,7 @@ def _expect(char: str, expected: str) -> None:
         raise Malformed(char)
 
 
-def _read_string() -> Reading[str]:
+def read_string() -> Reading[str]:
     """Read a string whose opening quote was read; return its value."""
     raw: list[str] = []
     yield from _copy_string(raw.append)
@@ -178,6 +179,34 @@ def _copy_string(emit: Callable[[str], None]) -> Reading[None]:
             emit((yield))
         elif char == '"':
             return
+
+
+class JsonEscaper:
+    """Escapes the control characters inside strings of JSON text that arrives in pieces."""
+
+    def __init__(self) -> None:
+        self.is_empty = True  # but for whitespace
+        self._is_in_string = False
+        self._is_escaped = False
+
+    def push(self, text: str) -> str:
+        """Return the escaped text, without whitespace before the value."""
+        if self.is_empty:
+            text = text.lstrip()
+        self.is_empty = self.is_empty and not text
+        return "".join(map(self._escape, text))
+
+    def _escape(self, char: str) -> str:
+        if not self._is_in_string:
+            self._is_in_string = char == '"'
+            return char
+        if self._is_escaped:
+            self._is_escaped = False
+        elif char == "\\":
+            self._is_escaped = True
+        elif char == '"':
+            self._is_in_string = False
+        return json.dumps(char)[1:-1] if char < " " else char
 
 
 def _object_text(value: str, char: str) -> str:

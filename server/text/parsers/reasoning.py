@@ -33,6 +33,54 @@ class PlainText:
         return []
 
 
+class Unwrapped:
+    """An answer whose text may be between tags, which are dropped with the newlines inside them.
+
+    Only a tag at the beginning of the answer opens the text.
+    """
+
+    def __init__(self, tags: ReasoningTags, answer: AnswerParser) -> None:
+        self._tags = tags
+        self._answer = answer
+        self._held = ""
+        self._is_beginning = True
+        self._is_open = False
+
+    def push(self, text: str) -> list[Part]:
+        """Return the parts of what is certain."""
+        buffer, self._held = self._held + text, ""
+        if self._is_beginning:
+            stripped = buffer.lstrip()
+            if stripped.startswith(self._tags.opening):
+                buffer = stripped[len(self._tags.opening) :].lstrip("\n")
+                self._is_open = True
+                if not buffer:  # newlines may follow
+                    self._held = self._tags.opening
+                    return []
+            elif self._tags.opening.startswith(stripped):  # too short to tell
+                self._held = buffer
+                return []
+            self._is_beginning = False
+        if not self._is_open:
+            return self._answer.push(buffer) if buffer else []
+        end = buffer.find(self._tags.closing)
+        if end >= 0:
+            self._is_open = False
+            text, rest = buffer[:end].rstrip("\n"), buffer[end + len(self._tags.closing) :]
+            return self._answer.push(text + rest) if text + rest else []
+        end = len(buffer) - held_length(buffer, self._tags.closing)
+        end = len(buffer[:end].rstrip("\n"))
+        self._held = buffer[end:]
+        return self._answer.push(buffer[:end]) if end else []
+
+    def finish(self) -> list[Part]:
+        """Return what was held back."""
+        held, self._held = self._held, ""
+        if self._is_open and self._is_beginning:
+            held = ""
+        return (self._answer.push(held) if held else []) + self._answer.finish()
+
+
 class _State(Enum):
     BEGINNING = auto()  # the opening tag may come
     REASONING = auto()

@@ -11,6 +11,7 @@ from typing import TypeVar
 from server.text.parsers.base import Part, PartSink
 
 T = TypeVar("T")
+_MAX_NAME_CHARS = 256
 Reading = Generator[None, str, T]
 ReadCall = Callable[[PartSink, str], Reading[str]]  # (sink, tag) → the last characters, if they are not the call's
 
@@ -27,9 +28,9 @@ class CallParser:
     """Splits one choice's text into text and calls."""
 
     def __init__(
-        self, tags: tuple[str, ...], read_call: ReadCall, *, bare: str = "", ends: tuple[str, ...] = ()
+        self, tags: tuple[str, ...], read_call: ReadCall, *, bare: tuple[str, ...] = (), ends: tuple[str, ...] = ()
     ) -> None:
-        """`bare`: a tag that counts only as the text's beginning. `ends`: what closes a call, in order; where
+        """`bare`: characters that count only as the text's beginning. `ends`: what closes a call, in order; where
         something else stands before one of these tags, that is text, and the tag is dropped.
         """
         self._tags = tags
@@ -60,13 +61,13 @@ class CallParser:
         self._held = ""
         if self._bare:
             stripped = buffer.lstrip()
-            if self._bare.startswith(stripped):  # too short to tell
+            if not stripped:  # too short to tell
                 self._held = buffer
                 return ""
-            bare, self._bare = self._bare, ""
-            if stripped.startswith(bare):
+            bare, self._bare = self._bare, ()
+            if stripped[0] in bare:
                 self._sink.text(buffer[: len(buffer) - len(stripped)])
-                return self._begin(bare, stripped[len(bare) :])
+                return self._begin(stripped[0], stripped[1:])
         if self._first_chars.isdisjoint(buffer):
             self._sink.text(buffer)
             return ""
@@ -158,3 +159,44 @@ def copy_rest(char: str, emit: Callable[[str], None]) -> Reading[str]:
     while True:
         emit(char)
         char = yield
+
+
+def read_one_of(tags: tuple[str, ...], *, seen: str = "") -> Reading[tuple[str, str]]:
+    """Read a tag, after whitespace; return it, or "" and the text found instead. `seen`: what was read of it."""
+    seen = seen or (yield from skip_space())
+    while seen not in tags:
+        if not any(tag.startswith(seen) for tag in tags):
+            return "", seen
+        char = yield
+        if not char:
+            yield  # cut off: what was called stays open
+        seen += char
+    return seen, ""
+
+
+def read_tag(tag: str) -> Reading[None]:
+    """Read a tag, after whitespace."""
+    char = yield from skip_space()
+    for i, expected in enumerate(tag):
+        if char != expected:
+            raise Malformed(tag[:i] + char)
+        if i < len(tag) - 1:
+            char = yield
+
+
+def read_name(end: str) -> Reading[str]:
+    """Read a name and its end."""
+    name, char = "", (yield)
+    while char != end[0]:
+        if not char:
+            yield  # cut off
+        if not char.isprintable() or char in "<>" or len(name) == _MAX_NAME_CHARS:
+            raise Malformed(name + char)
+        name, char = name + char, (yield)
+    for i, expected in enumerate(end[1:], 1):
+        char = yield
+        if char != expected:
+            raise Malformed(name + end[:i] + char)
+    if not name.strip():
+        raise Malformed(name + end)
+    return name.strip()

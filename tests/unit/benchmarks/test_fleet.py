@@ -16,9 +16,9 @@ BLOCK_SIZE = 16
 STEP_S, ROW_S, PROMPT_S = 0.010, 0.001, 0.0001  # of a step with one row, each further one, a prompt token
 
 
-def step_times(*, depth: int = 1, num_blocks: int = 1000, max_num_seqs: int = 8, budget: int = 256) -> StepTimes:
+def step_times(*, depth: int = 1, num_pages: int = 1000, max_num_seqs: int = 8, budget: int = 256) -> StepTimes:
     scheduler = SchedulerConfig(
-        num_blocks=num_blocks,
+        num_pages=num_pages,
         block_size=BLOCK_SIZE,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
@@ -54,7 +54,7 @@ def test_every_request_ends_with_all_its_tokens_in_order(
     load: Load, depth: int, num_replicas: int, policy: str
 ) -> None:
     """The pool holds two of the longest requests, so that some must wait."""
-    times = step_times(depth=depth, num_blocks=60)
+    times = step_times(depth=depth, num_pages=60)
     fleet = Fleet(times, load, num_replicas=num_replicas, policy=policy, overhead_s=0.002).run()
     assert len(fleet.timings) == len(fleet.queue_s) == load.num_requests
     assert sum(replica.num_given for replica in fleet.replicas) == load.num_requests
@@ -66,7 +66,7 @@ def test_every_request_ends_with_all_its_tokens_in_order(
         assert min(timing.itl_s, default=STEP_S) >= STEP_S - 1e-9
     for replica in fleet.replicas:
         replica.scheduler.check()
-        assert replica.scheduler.blocks.num_used == 0
+        assert replica.scheduler.kv.pool.num_used == 0
         assert replica.busy_s <= fleet.duration_s + max(timing.start_s for timing in fleet.timings) + 1e-9
 
 
@@ -123,7 +123,7 @@ def test_more_replicas_never_lengthen_it_and_share_the_work() -> None:
 
 def test_a_small_kv_cache_preempts_and_still_ends_everything() -> None:
     load = Load(num_requests=12, concurrency=8, input_len=(16, 16), output_len=(200, 200))
-    wide, tight = Fleet(step_times(), load).run(), Fleet(step_times(num_blocks=40), load).run()
+    wide, tight = Fleet(step_times(), load).run(), Fleet(step_times(num_pages=40), load).run()
     assert wide.replicas[0].scheduler.num_preemptions == 0
     assert tight.replicas[0].scheduler.num_preemptions > 0
     assert tight.duration_s > wide.duration_s

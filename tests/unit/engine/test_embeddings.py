@@ -105,7 +105,7 @@ def test_a_batch_has_the_embeddings_of_transformers(folder: Path, kind: str, bud
         check(vectors(again), expected)
         cached = [generation.num_cached_tokens for generation in again]
         assert cached == ([0] * len(inputs) if kind == "mean" else [60, 16, 0, 28, 36, 20])
-        assert offline.engine.scheduler.blocks.num_used == 0
+        assert offline.engine.scheduler.kv.pool.num_used == 0
 
 
 @pytest.mark.parametrize("depth", [1, 2])

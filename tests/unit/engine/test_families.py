@@ -11,8 +11,9 @@ from engine.core.local_client import generate
 from engine.interface.config import EngineConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
+from models.config.model_config import ModelConfig
 from tests.support.checkpoints import make_configs
-from tests.support.reference import save_checkpoint
+from tests.support.reference import attention_of, save_checkpoint
 
 NUM_TOKENS = 100
 PROMPTS = [
@@ -34,6 +35,16 @@ KINDS = (
     "phi3_long",
     "granite",
     "olmo2",
+    "olmo3",
+    "seed_oss",
+    "arcee",
+    "apertus",
+    "ernie4_5",
+    "glm4",
+    "hunyuan",
+    "exaone4",
+    "cohere2",
+    "ministral",
     "gemma",
     "gemma2",
     "gemma3",
@@ -41,6 +52,20 @@ KINDS = (
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
+    "granite_moe",
+    "granite_moe_shared",
+    "phimoe",
+    "ernie4_5_moe",
+    "hunyuan_moe",
+    "mellum",
+    "glm4_moe",
+    "glm4_moe_groups",
+    "llama4",
+    "llama4_no_norm",
+    "gpt_oss",
+    "gemma4",
+    "gemma4_shared",
+    "gemma4_experts",
 )
 
 
@@ -67,10 +92,42 @@ def test_greedy_text_equals_transformers(kind: str, tmp_path: Path) -> None:
     settings = {"block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 4, "device": "cpu"}
     offline = OfflineEngine.load(EngineConfig(model=str(tmp_path), **settings))
     params = [SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)] * len(PROMPTS)
-    attention = "eager" if kind == "gemma2" else "sdpa"
+    attention = attention_of(config_of(kind))
     for prompt, generation in zip(PROMPTS, offline.generate(PROMPTS, params), strict=True):
         assert generation.token_ids == their_greedy_text(tmp_path, prompt, attention=attention)
         assert len(set(generation.token_ids)) > 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.table(most=4)
+@pytest.mark.slow
+def test_16_requests_that_share_a_prefix_and_are_preempted_have_the_text_of_each_alone(
+    kind: str, tmp_path: Path
+) -> None:
+    config = config_of(kind)
+    save_checkpoint(tmp_path, config)
+    model = ModelConfig.from_folder(tmp_path)
+    settings = {"block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 16, "max_model_len": 60}
+    prompts = [[*PROMPTS[1][:13], 10 + i, 3 * i] for i in range(16)]
+    params = [SamplingParams(max_tokens=24, temperature=0.0)]
+    alone = OfflineEngine.load(EngineConfig(model=str(tmp_path), device="cpu", max_model_len=60))
+    expected = [alone.generate([prompt], params)[0].token_ids for prompt in prompts]
+    scarce = 100 if any(model.sliding_windows) else 200  # tokens; windows hold fewer
+    num_preemptions = 0
+    for num_tokens in (2000, scarce):
+        settings["kv_cache_memory_bytes"] = num_tokens * model.kv_bytes_per_token(1, torch.float32)
+        offline = OfflineEngine.load(EngineConfig(model=str(tmp_path), device="cpu", **settings))
+        first = offline.generate(prompts[:1], params)[0]
+        together = offline.generate(prompts, params * 16)
+        assert first.token_ids == expected[0]
+        assert [generation.token_ids for generation in together] == expected
+        if num_tokens != scarce:  # where nothing that was cached is lent to others
+            block = max(group.block_tokens for group in offline.loaded.scheduler_config.cache_groups)
+            hits = [generation.num_cached_tokens for generation in together]
+            assert hits[1:] == [12 // block * block] * 15
+            assert hits[0] >= hits[1]  # its whole prompt was there before
+        num_preemptions += offline.engine.scheduler.num_preemptions
+    assert num_preemptions > 0
 
 
 def test_longrope_turns_by_the_short_factors_where_only_short_requests_are_served(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_prompts_in_chunks_and_prefix_hits_give_what_each_request_gives_alone(
     again = generate(engine, transport, inputs, mixed_params(len(LENGTHS)))
     assert tokens(again) == alone
     assert any(generation.num_cached_tokens for generation in again) == enable_prefix_caching
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.pool.num_used == 0
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -78,7 +78,7 @@ def test_preempted_requests_give_what_unpreempted_ones_give(
     )
     assert tokens(generate(engine, transport, prompts(*LENGTHS), mixed_params(len(LENGTHS)))) == alone
     assert engine.scheduler.num_preemptions > 0
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.pool.num_used == 0
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
@@ -94,7 +94,7 @@ def test_the_pool_holds_twice_the_tokens_of_bf16_and_says_so(checkpoint: Path, n
         )
         loaded = load_engine(config, lambda stage: None)
         facts[kv_cache_dtype] = loaded.facts["KV cache"]
-        num_blocks[kv_cache_dtype] = loaded.scheduler_config.num_blocks
+        num_blocks[kv_cache_dtype] = loaded.scheduler_config.num_pages
     assert num_blocks == {"auto": 40, name: 80}
     assert facts["auto"].startswith(f"{39 * 16:,} tokens")
     assert facts[name].startswith(f"{79 * 16:,} tokens")

@@ -5,7 +5,7 @@ import pytest
 from engine.core.local_client import generate
 from engine.interface.protocol import SamplingParams
 from tests.support.engine_harness import Harness
-from tests.support.fakes import expected_tokens
+from tests.support.fake_executor import expected_tokens
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.core.block_manager import BlockManager
 from engine.core.engine import Engine
+from engine.core.kv_caches import KvCaches
 from engine.core.local_client import LocalTransport, generate
 from engine.core.request import Request
-from engine.interface.config import EngineConfig, LoraSource
+from engine.interface.config import EngineConfig, LoraSource, SchedulerConfig
 from engine.interface.errors import StartupError
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
@@ -79,7 +79,7 @@ def test_a_mixed_batch_gives_the_text_of_merged_weights(
         found = tokens(generate(engine, transport, mixed, [GREEDY] * 12, lora_indices=owners))
         assert found == [expected[owner][index // 3] for index, owner in enumerate(owners)]
     assert (engine.scheduler.num_preemptions > 0) == (pool_blocks is not None)
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.pool.num_used == 0
 
 
 def test_a_quantized_model_takes_adapters(base: Path, adapters: list[Path]) -> None:
@@ -108,18 +108,21 @@ def test_cached_prefixes_are_found_by_the_same_adapter_alone(base: Path, adapter
 
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_no_salt_and_no_tokens_make_one_adapters_hashes_anothers(block_size: int) -> None:
+    config = SchedulerConfig(
+        num_pages=40, block_size=block_size, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64
+    )
     token_ids = [1, 2, 3, 4] * 4
     seen: set[bytes] = set()
     count = 0
     for lora_index in (0, 1, 2, 10):
         for salt in ("", "1", "adapter 1: ", "adapter 1"):
-            blocks = BlockManager(num_blocks=40, block_size=block_size)
+            kv = KvCaches(config)
             for first in range(4):
                 request = Request("r", token_ids[first:], GREEDY, cache_salt=salt, lora_index=lora_index)
-                blocks.admit(request)
+                kv.admit(request)
                 seen.update(request.block_hashes)
                 count += len(request.block_hashes)
-                blocks.free(request)
+                kv.free(request)
     assert len(seen) == count
 
 

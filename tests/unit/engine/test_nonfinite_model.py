@@ -74,7 +74,7 @@ def test_one_spoiled_request_fails_and_the_others_have_their_tokens(
     again = generate(engine, transport, [*goods, bad], [*good_params(), BAD[kind]])
     assert_invalid(again.pop())
     assert tokens(again) == expected
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.pool.num_used == 0
 
 
 def assert_invalid(result: GenerationResult) -> None:
@@ -87,7 +87,7 @@ def test_reused_blocks_hold_nothing_of_a_spoiled_request(checkpoint: Path) -> No
     engine, transport = make_engine(checkpoint, enable_prefix_caching=False)
     params = [SamplingParams(max_tokens=3, temperature=0.0, logit_bias=NEVER)]
     assert_invalid(generate(engine, transport, [spoiled(good_prompts()[3], 5)], params)[0])
-    caches = [cache for pair in engine._executor._kv_caches for cache in pair]
+    caches = [engine._executor._kv_pool.rows]
     assert any(cache.isnan().any() for cache in caches)
     assert tokens(generate(engine, transport, good_prompts()[:1], params))
     assert all(cache.isfinite().all() for cache in caches)

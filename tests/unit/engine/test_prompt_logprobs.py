@@ -92,7 +92,7 @@ def test_preempted_prompts_are_scored_once(checkpoint: Path, expected: list[torc
     for generation, prompt, logprobs in zip(generate(engine, transport, inputs, params), inputs, expected, strict=True):
         check(generation, prompt, 2, logprobs)
     assert engine.scheduler.num_preemptions > 0
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.pool.num_used == 0
 
 
 def test_a_chunk_is_scored_in_pieces(

@@ -85,7 +85,7 @@ def test_a_batch_gives_what_each_request_gives_alone(
     again = generate(engine, transport, inputs, mixed_params(8))
     assert tokens(again) == alone
     assert any(generation.num_cached_tokens for generation in again) == enable_prefix_caching
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.pool.num_used == 0
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -96,7 +96,7 @@ def test_preempted_requests_give_what_unpreempted_ones_give(
     engine, transport = make_engine(checkpoint, overlap_depth=depth, kv_cache_memory_bytes=pool, max_model_len=100)
     assert tokens(generate(engine, transport, prompts(5, 17, 30, 61, 12, 40, 23, 35), mixed_params(8))) == alone
     assert engine.scheduler.num_preemptions > 0
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.pool.num_used == 0
 
 
 def test_logprobs_are_those_of_transformers(checkpoint: Path) -> None:

@@ -69,8 +69,8 @@ def test_greedy_tokens_are_equal_with_and_without(checkpoint: Path, depth: int, 
     for _ in range(2):  # the second time over the prefix cache that drafts were written beside
         assert tokens(generate(engine, transport, inputs, params)) == tokens(expected)
     assert engine.scheduler.drafts.num_accepted > 100
-    assert engine.scheduler.blocks.num_hit_tokens > 0
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.num_hit_tokens > 0
+    assert engine.scheduler.kv.pool.num_used == 0
     assert plain.scheduler.drafts.num_tokens == 0
 
 
@@ -111,7 +111,7 @@ def test_preempted_requests_give_the_same(checkpoint: Path, depth: int) -> None:
     assert tokens(generate(engine, transport, inputs, params)) == expected
     assert engine.scheduler.num_preemptions > 0
     assert engine.scheduler.drafts.num_accepted > 0
-    assert engine.scheduler.blocks.num_used == 0
+    assert engine.scheduler.kv.pool.num_used == 0
 
 
 @DEPTHS

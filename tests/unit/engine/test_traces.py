@@ -17,7 +17,7 @@ class EngineTraces(RuleBasedStateMachine):
 
     @initialize(
         depth=st.sampled_from([1, 2]),
-        num_blocks=st.integers(4, 24),
+        num_pages=st.integers(4, 24),
         max_num_seqs=st.integers(1, 6),
         budget=st.integers(3, 24),
         mixed_budget=st.none() | st.integers(1, 24),
@@ -30,7 +30,7 @@ class EngineTraces(RuleBasedStateMachine):
     def start(
         self,
         depth,
-        num_blocks,
+        num_pages,
         max_num_seqs,
         budget,
         mixed_budget,
@@ -41,7 +41,7 @@ class EngineTraces(RuleBasedStateMachine):
         spoils,
     ):
         self.proportions = {
-            "num_blocks": num_blocks,
+            "num_pages": num_pages,
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": budget,
             "max_decode_step_tokens": mixed_budget,

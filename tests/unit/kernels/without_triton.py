@@ -45,8 +45,8 @@ def norm_rope_write_kv() -> None:
 def gather_decode_inputs() -> None:
     ops.gather_decode_inputs(
         ROW, last_token=ROW, num_computed=torch.zeros(2, dtype=torch.int64),
-        block_table=torch.zeros(2, 4, dtype=torch.int32), block_size=16, padding_row=1,
-        out=DecodeInputs.allocate(max_rows=2, max_blocks=4, device=CPU),
+        block_tables=torch.zeros(1, 2, 4, dtype=torch.int32), block_size=16, padding_row=1,
+        out=DecodeInputs.allocate(num_tables=1, max_rows=2, max_blocks=4, device=CPU),
     )  # fmt: skip
 
 
@@ -55,8 +55,8 @@ def gather_mixed_inputs() -> None:
     plan.seq_lens.fill_(1)
     plan.query_start_loc[1] = 1
     ops.gather_mixed_inputs(
-        ROW, plan, num_computed=ROW.clone(), block_table=torch.zeros(1, 4, dtype=torch.int32),
-        block_size=16, out=MixedInputs.allocate(max_tokens=4, max_rows=2, max_blocks=4, device=CPU),
+        ROW, plan, num_computed=ROW.clone(), block_tables=torch.zeros(1, 1, 4, dtype=torch.int32),
+        block_size=16, out=MixedInputs.allocate(num_tables=1, max_tokens=4, max_rows=2, max_blocks=4, device=CPU),
     )  # fmt: skip
 
 
@@ -104,6 +104,10 @@ def multiply_fp8_blocks() -> None:
 CASES: dict[str, Callable[[], object]] = {
     "rms_norm": lambda: ops.rms_norm(X, torch.ones(128), 1e-6),
     "add_rms_norm": lambda: ops.add_rms_norm(X, X, torch.ones(128), 1e-6),
+    "layer_norm": lambda: ops.layer_norm(X, torch.ones(128), None, 1e-6),
+    "add_layer_norm": lambda: ops.add_layer_norm(X, X, torch.ones(128), torch.ones(128), 1e-6),
+    "relu_squared": lambda: ops.relu_squared(X),
+    "xielu": lambda: ops.xielu(X, torch.ones(4)),
     "silu_and_mul": lambda: ops.silu_and_mul(X),
     "gelu_tanh_and_mul": lambda: ops.gelu_tanh_and_mul(X),
     "fused_moe": fused_moe,

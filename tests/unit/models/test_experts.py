@@ -1,6 +1,7 @@
 """Experts are read from every layout that checkpoints have, each rank its share, and routed as config.json says."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import distributed
 from models.build import build
 from models.config.model_config import ModelConfig, ModelError
 from models.layers.moe import SparseMLP
+from models.layers.routing import ExpertNames
 from models.parallel import TensorParallel
 from models.quantization.schemes import Unquantized
 from models.weights.weights import Weights
@@ -97,15 +99,15 @@ def test_ranks_have_their_shares_of_each_expert(is_merged, tmp_path):
 
     def block(tp):
         w = Weights.from_folder(tmp_path, device=CPU, dtype=torch.float32) / BLOCK["qwen2_moe"]
-        return SparseMLP(config, w, tp, Unquantized())
+        return SparseMLP(config, w, tp, Unquantized(), ExpertNames())
 
     whole = block(TensorParallel())
     parts = [block(TensorParallel(rank, 4, distributed.GroupMember.NON_GROUP_MEMBER)) for rank in range(4)]
-    assert whole.gate_up.shape == (8, 48, 32)
-    assert whole.down.shape == (8, 32, 24)
-    gates, ups = zip(*(part.gate_up.split(6, dim=1) for part in parts), strict=True)
-    assert torch.equal(torch.cat(gates + ups, dim=1), whole.gate_up)
-    assert torch.equal(torch.cat([part.down for part in parts], dim=2), whole.down)
+    assert whole.weights.gate_up.shape == (8, 48, 32)
+    assert whole.weights.down.shape == (8, 32, 24)
+    gates, ups = zip(*(part.weights.gate_up.split(6, dim=1) for part in parts), strict=True)
+    assert torch.equal(torch.cat(gates + ups, dim=1), whole.weights.gate_up)
+    assert torch.equal(torch.cat([part.weights.down for part in parts], dim=2), whole.weights.down)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,10 +116,10 @@ def test_random_weights_are_one_model_however_it_is_split(kind, tmp_path):
     config = ModelConfig.from_folder(tmp_path)
     w = Weights.dummy(device=CPU, dtype=torch.float32)
     ranks = [TensorParallel(), *(TensorParallel(r, 2, distributed.GroupMember.NON_GROUP_MEMBER) for r in range(2))]
-    whole, *parts = (SparseMLP(config, w / "mlp", tp, Unquantized()) for tp in ranks)
-    assert torch.equal(torch.cat([part.down for part in parts], dim=2), whole.down)
-    assert all(torch.equal(part.router.params["weight"], whole.router.params["weight"]) for part in parts)
-    assert len({tuple(expert.flatten()[:4].tolist()) for expert in whole.down}) == whole.down.shape[0]
+    whole, *parts = (SparseMLP(config, w / "mlp", tp, Unquantized(), ExpertNames()) for tp in ranks)
+    assert torch.equal(torch.cat([part.weights.down for part in parts], dim=2), whole.weights.down)
+    assert all(torch.equal(part.router.linear.params["weight"], whole.router.linear.params["weight"]) for part in parts)
+    assert len({tuple(e.flatten()[:4].tolist()) for e in whole.weights.down}) == whole.weights.down.shape[0]
 
 
 def test_one_layer_of_each_kind_is_a_model_that_runs(tmp_path):
@@ -172,3 +174,32 @@ def test_each_field_of_routing_changes_the_logits(field, tmp_path):
     logits = runner.step([(runner.add_row(), PROMPT)])[0]
     torch.testing.assert_close(logits, reference_logits(tmp_path, PROMPT), atol=1e-4, rtol=0)
     assert (logits - before).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer"),
+    [("glm4_moe", "model.layers.3.mlp.gate"), ("mellum", "mtp.norm"), ("ernie4_5_moe", "model.mtp")],
+)
+def test_layers_that_guess_further_tokens_are_left_unread_and_no_others(kind, layer, tmp_path, caplog):
+    save_checkpoint(tmp_path, make_configs()[kind])
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {f"{layer}.weight": torch.ones(2)}, path)
+    load(tmp_path)
+    assert "guesses of further tokens are not read: tensors=1" in caplog.text
+    save_file(tensors | {"model.layers.4.mlp.gate.weight": torch.ones(2)}, path)
+    with pytest.raises(ModelError, match=r"1 tensors have no place in the model: model\.layers\.4"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "field"), [("glm4_moe_groups", "topk_group"), ("phimoe", "router_jitter_noise")])
+def test_groups_and_jitter_change_the_logits(kind, field, tmp_path):
+    save_checkpoint(tmp_path, make_configs()[kind])
+    before = reference_logits(tmp_path, PROMPT)
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    path.write_text(json.dumps(raw | {field: {"topk_group": 4, "router_jitter_noise": 0.01}[field]}))
+    runner = PagedRunner(load(tmp_path), ModelConfig.from_folder(tmp_path))
+    logits = runner.step([(runner.add_row(), PROMPT)])[0]
+    torch.testing.assert_close(logits, reference_logits(tmp_path, PROMPT), atol=1e-4, rtol=0)
+    assert (logits - before).abs().max() > 0.05

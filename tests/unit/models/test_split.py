@@ -62,7 +62,7 @@ def found_in(config, tp_size):
             matrix.out_features,
             matrix.in_features,
             matrix.shared,
-            min(tp_size, config.num_kv_heads) if matrix.is_of_kv_heads else tp_size,
+            min(tp_size, matrix.num_kv_heads) if matrix.num_kv_heads else tp_size,
         )
         for matrix, _ in quantized_matrices(config)
     ]

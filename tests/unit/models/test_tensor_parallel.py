@@ -28,9 +28,14 @@ TWO_RANKS = {
     "qwen3_replicated": Qwen3Config(**TINY, num_key_value_heads=1, head_dim=24),
     **{kind: make_configs()[kind] for kind in ("ministral3", "smollm3", "phi3", "phi3_long")},
     **{kind: make_configs()[kind] for kind in ("granite_biases", "olmo2")},
+    **{kind: make_configs()[kind] for kind in ("seed_oss_biases", "arcee_biases", "apertus", "ernie4_5_biases")},
+    **{kind: make_configs()[kind] for kind in ("glm4", "hunyuan", "olmo3", "exaone4", "cohere2_biases", "ministral")},
+    **{kind: make_configs()[kind] for kind in ("granite_moe_shared", "phimoe", "ernie4_5_moe", "hunyuan_moe")},
+    **{kind: make_configs()[kind] for kind in ("mellum", "glm4_moe", "glm4_moe_groups", "llama4")},
     "olmo2_replicated": Olmo2Config(**TINY, num_key_value_heads=1, pad_token_id=None),
     **{kind: make_configs()[kind] for kind in ("gemma", "gemma2", "gemma3")},
-    **{kind: make_configs()[kind] for kind in ("mixtral", "qwen2_moe", "qwen3_moe")},
+    **{kind: make_configs()[kind] for kind in ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")},
+    **{kind: make_configs()[kind] for kind in ("gemma4", "gemma4_shared", "gemma4_experts")},
 }
 FOUR_RANKS = {
     "each_kv_head_on_two_ranks": make_configs()["llama3.1"],

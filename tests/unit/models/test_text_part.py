@@ -8,6 +8,10 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
+    Llama4Config,
+    Llama4ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
 )
@@ -67,6 +71,25 @@ def make_ministral():
     return Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision, **options))
 
 
+def make_gemma4():
+    """With tensors that a published checkpoint has and no layer uses: keys of layers that read those of another."""
+    text = TINY | {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 6, "num_hidden_layers": 12}
+    text |= {"vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 6, "pad_token_id": 0}
+    text |= {"num_kv_shared_layers": 4, "global_head_dim": 16}
+    vision = VISION | {"num_key_value_heads": 2, "head_dim": 8}
+    model = Gemma4ForConditionalGeneration(Gemma4Config(text_config=text, vision_config=vision))
+    model.model.language_model.layers[11].self_attn.k_norm = torch.nn.RMSNorm(16)
+    return model
+
+
+def make_llama():
+    text = TINY | {"num_key_value_heads": 2, "head_dim": 12, "intermediate_size_mlp": 40, "num_local_experts": 4}
+    text |= {"interleave_moe_layer_step": 2, "attention_chunk_size": 64, "pad_token_id": None}
+    vision = VISION | {"vision_output_dim": 16, "projector_input_dim": 64, "projector_output_dim": 16}
+    tokens = {"boi_token_index": 90, "eoi_token_index": 91, "image_token_index": 92}
+    return Llama4ForConditionalGeneration(Llama4Config(text_config=text, vision_config=vision, **tokens))
+
+
 def make_gemma_with_a_head():
     return make_gemma(tie_word_embeddings=False)
 
@@ -81,7 +104,8 @@ def make_mistral_that_says_it_is_tied():
     return model
 
 
-MODELS = [make_gemma, make_mistral, make_ministral, make_gemma_with_a_head, make_tied_mistral]
+MODELS = [make_gemma, make_mistral, make_ministral, make_llama, make_gemma_with_a_head, make_tied_mistral]
+MODELS.append(make_gemma4)
 MODELS.append(make_mistral_that_says_it_is_tied)
 
 
@@ -108,7 +132,7 @@ def test_logits_for_text_are_those_of_transformers(checkpoint):
 def test_its_vision_is_left_unread_but_nothing_else(checkpoint, caplog):
     folder, _ = checkpoint
     load(folder)
-    assert "only text is served" in caplog.text
+    assert "tensors of pictures, sounds and guesses of further tokens are not read" in caplog.text
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {"audio_tower.weight": torch.ones(2)}, folder / "model.safetensors")
     with pytest.raises(ModelError, match=r"1 tensors have no place in the model: audio_tower\.weight"):

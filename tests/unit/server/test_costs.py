@@ -1,6 +1,8 @@
 """What one request may cost an HTTP worker: it is refused by its size, before the work, and others go on meanwhile."""
 
 import asyncio
+import gc
+import sys
 import threading
 
 import msgspec
@@ -8,8 +10,10 @@ import pytest
 from tokenizers import AddedToken
 
 from server.api.chat.writer import ChatWriter
+from server.api.heavy_work import HeavyWork
+from server.api.large_bodies import BodyPlace, LargeBodies
 from server.api.limits import ROUTE_COSTS, RequestLimits
-from server.api.strict_json import parse_json
+from server.api.strict_json import parse_body, parse_json
 from server.http.routes.api_route import router_of
 from server.text.tokenizer import Tokenizer
 from tests.support.costly_bodies import COSTLY_BODIES, max_body_bytes
@@ -158,7 +162,7 @@ def test_large_bodies_are_decoded_outside_the_event_loop(harness, monkeypatch):
 
 # rule: Limits: All large bodies of a worker: 64 MiB, beyond that 503 with `Retry-After`; small ones pass
 def test_large_bodies_are_bounded_together_and_small_ones_pass(harness, monkeypatch):
-    monkeypatch.setattr("server.http.routes.request_body.LIMITS", RequestLimits(bodies_bytes=1_000_000))
+    monkeypatch.setattr("server.api.large_bodies.LIMITS", RequestLimits(bodies_bytes=1_000_000))
     app, may_end = harness(), asyncio.Event()
 
     async def slow_body():
@@ -183,8 +187,45 @@ def test_large_bodies_are_bounded_together_and_small_ones_pass(harness, monkeypa
     asyncio.run(run())
 
 
+def test_full_garbage_collections_are_rare_while_large_bodies_are_held():
+    usual, bodies = gc.get_threshold(), LargeBodies(HeavyWork())
+    first, second, small = (BodyPlace(bodies) for _ in range(3))
+    small.add(1000)
+    assert gc.get_threshold() == usual
+    first.add(100_000)
+    second.add(100_000)
+    first.release()
+    assert gc.get_threshold()[:2] == usual[:2]
+    assert gc.get_threshold()[2] == 10 * usual[2]
+    second.release()
+    second.release()
+    assert gc.get_threshold() == usual
+
+
+def test_the_memory_of_a_refused_body_is_free_without_a_garbage_collection(harness):
+    app = harness()
+    bodies = [{"messages": USER_HI * 2000}, {"messages": [*USER_HI * 2000, 5]}, {"messages": USER_HI * 2000, "n": 0}]
+
+    async def run() -> None:
+        async with app.http() as http:
+            for body in bodies:
+                for is_first in (True, False):  # what is made but once
+                    gc.collect()
+                    num_before = sys.getallocatedblocks()
+                    gc.disable()
+                    assert (await http.post(CHAT, json=body)).status_code == 400
+                    await asyncio.sleep(0.05)
+                    assert is_first or sys.getallocatedblocks() - num_before < 1000
+                    gc.enable()
+
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
+
+
 def test_a_body_makes_room_when_its_prompt_is_made(harness, monkeypatch):
-    monkeypatch.setattr("server.http.routes.request_body.LIMITS", RequestLimits(bodies_bytes=100_000))
+    monkeypatch.setattr("server.api.large_bodies.LIMITS", RequestLimits(bodies_bytes=100_000))
     hold = asyncio.Event()
     app = harness(engine={"hold": hold})
     body = {"model": "tiny", "prompt": "Hi", "metadata_of_mine": "u" * 70_000}
@@ -243,16 +284,14 @@ def test_answers_with_many_log_probabilities_are_written_outside_the_event_loop(
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
-def test_every_route_that_reads_a_body_has_its_bounds_and_a_costliest_body(harness, monkeypatch):
+def test_every_route_that_reads_a_body_has_its_bounds_and_costliest_bodies_that_it_takes(harness, monkeypatch):
     rows = []
     monkeypatch.setattr(
         "server.http.app.router_of", lambda routes: router_of([rows.append(row) or row for row in routes])
     )
     harness()
-    assert {row.path for row in rows if row.body is not None} == set(ROUTE_COSTS) == set(COSTLY_BODIES)
-
-
-def test_no_costliest_body_is_refused_by_its_size(harness):
-    for path, body in COSTLY_BODIES.items():
-        assert len(body) <= max_body_bytes(), path
-        parse_json(body)
+    schemas = {row.path: row.body for row in rows if row.body is not None}
+    assert set(schemas) == set(ROUTE_COSTS) == {body.path for body in COSTLY_BODIES.values()}
+    for name, body in COSTLY_BODIES.items():
+        assert len(body.content) <= max_body_bytes(), name
+        parse_body(schemas[body.path], parse_json(body.content))

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from engine.core.request import Request
-from engine.core.scheduler import WaitingQueue
+from engine.core.waiting_queue import WaitingQueue
 from engine.interface.protocol import AddRequest, RequestFailed, SamplingParams, StepEvents
 from tests.support.engine_harness import VOCAB_SIZE, Harness
 
@@ -38,7 +38,7 @@ def test_depth_2_launches_a_step_before_it_waits_for_the_one_before():
 def test_depths_give_equal_tokens_under_preemption_and_stops():
     streams = []
     for depth in (1, 2):
-        harness = Harness(depth=depth, num_blocks=14, max_num_seqs=6)
+        harness = Harness(depth=depth, num_pages=14, max_num_seqs=6)
         for i in range(12):
             harness.add(f"r{i}", [i % 3] * (5 + i), 20, stop_token_ids=[1, 2, 3])
             harness.turn(i % 3)
@@ -50,7 +50,7 @@ def test_depths_give_equal_tokens_under_preemption_and_stops():
 
 def test_prefix_caching_and_preemption_change_no_token():
     streams = []
-    for changes in ({}, {"enable_prefix_caching": False}, {"num_blocks": 12}):
+    for changes in ({}, {"enable_prefix_caching": False}, {"num_pages": 12}):
         harness = Harness(**changes)
         for i in range(8):
             harness.add(f"r{i}", [7] * 9 + [i], 15)
@@ -316,15 +316,15 @@ def test_gauges_show_what_is_held():
 
 
 def test_cached_blocks_that_are_overwritten_count_as_evictions():
-    harness = Harness(num_blocks=6)
+    harness = Harness(num_pages=6)
     for name, token_id in (("a", 1), ("b", 2)):
         harness.add(name, [token_id] * 16, 1)
         harness.drain()
-    assert counters(harness)["prefix_cache_evictions_total", ""] == harness.scheduler.blocks.num_evictions > 0
+    assert counters(harness)["prefix_cache_evictions_total", ""] == sum(harness.scheduler.kv.pool.num_evictions) > 0
 
 
 def test_preemptions_are_counted():
-    harness = Harness(num_blocks=6)
+    harness = Harness(num_pages=6)
     harness.add("a", range_list(4), 12)
     harness.add("b", range_list(4), 12)
     harness.drain()

@@ -53,7 +53,7 @@ SCHEMAS = st.recursive(LEAVES, schemas, max_leaves=4)
 
 
 def make(depth=2, **settings):
-    return Harness(depth=depth, get_compiler=compiler, **{"max_model_len": 400, "num_blocks": 400, **settings})
+    return Harness(depth=depth, get_compiler=compiler, **{"max_model_len": 400, "num_pages": 400, **settings})
 
 
 def answer(harness, request_id="a"):
@@ -62,11 +62,11 @@ def answer(harness, request_id="a"):
 
 @given(st.lists(SCHEMAS, min_size=1, max_size=4), st.integers(0, 1000), st.sampled_from([16, 24, 400]))
 @settings(max_examples=settings.default.max_examples * 3 // 5, deadline=None)
-def test_answers_are_valid_whatever_the_schema_depth_and_preemption(some_schemas, salt, num_blocks):
+def test_answers_are_valid_whatever_the_schema_depth_and_preemption(some_schemas, salt, num_pages):
     streams = []
     for depth in (1, 2):
         # the smaller pools hold one long answer or a few short ones
-        harness = make(depth, num_blocks=num_blocks, max_model_len=140)
+        harness = make(depth, num_pages=num_pages, max_model_len=140)
         for i, schema in enumerate(some_schemas):
             prompt = [salt % 50, i, 7, 8, 9]
             harness.add(f"json{i}", prompt, 120, grammar=json_schema_grammar(schema), stop_token_ids=[EOS])
@@ -87,7 +87,7 @@ def test_answers_are_valid_whatever_the_schema_depth_and_preemption(some_schemas
 def test_preempted_answers_go_on_where_they_were(depth):
     regex = regex_grammar("(abc|cab){12}")
     alone = make(depth)
-    crowded = make(depth, num_blocks=26, max_num_seqs=6)
+    crowded = make(depth, num_pages=26, max_num_seqs=6)
     for harness, count in ((alone, 1), (crowded, 6)):
         for i in range(count):
             harness.add(f"r{i}", [i + 1, 2, 3], 60, grammar=regex)

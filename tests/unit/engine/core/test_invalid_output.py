@@ -6,7 +6,7 @@ from engine.core.step import NO_TOKEN, StepResult
 from engine.interface.errors import ModelOutputInvalid
 from engine.interface.protocol import RequestFailed, SamplingParams
 from tests.support.engine_harness import CheckedExecutor, Harness, decode_plan, drafters
-from tests.support.fakes import expected_tokens
+from tests.support.fake_executor import expected_tokens
 from tests.support.stepping import add, commit, make_scheduler, schedule
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
@@ -20,8 +20,8 @@ class SpoiledExecutor(CheckedExecutor):
     spoils = SPOILS
 
 
-def cleaned(harness):
-    return [block_id for plan in harness.executor.plans for block_id in decode_plan(plan).cleaned]
+def zeroed(harness):
+    return [page for plan in harness.executor.plans for page in decode_plan(plan).zeroed]
 
 
 def counted(harness):
@@ -51,7 +51,7 @@ def test_only_the_request_that_is_not_finite_ends(depth, num_drafts, caplog):
 @DEPTHS
 def test_a_stream_that_ceases_to_be_finite_keeps_its_tokens(depth):
     """Some answer of these comes to the token that spoils what follows, and the step launched with it is dropped."""
-    harness = Harness(depth=depth, executor=SpoiledExecutor, max_num_seqs=8, num_blocks=200)
+    harness = Harness(depth=depth, executor=SpoiledExecutor, max_num_seqs=8, num_pages=200)
     for number in range(30):
         harness.add(f"r{number}", [number % 7, number], 20)
     harness.drain()
@@ -61,21 +61,21 @@ def test_a_stream_that_ceases_to_be_finite_keeps_its_tokens(depth):
 
 
 @DEPTHS
-def test_its_blocks_are_not_published_and_are_cleaned_before_reuse(depth):
-    harness = Harness(depth=depth, executor=SpoiledExecutor, max_num_batched_tokens=8, num_blocks=13)
+def test_its_blocks_are_not_published_and_are_zeroed_before_reuse(depth):
+    harness = Harness(depth=depth, executor=SpoiledExecutor, max_num_batched_tokens=8, num_pages=13)
     harness.add("bad", [SPOILS] + [1] * 30, 4)  # in four chunks: the first ones are committed long before the last
     harness.drain()
     assert harness.seen["bad"].ends == INVALID
-    assert not harness.scheduler.blocks.published
-    dirty = set(harness.scheduler.blocks.dirty)
+    assert not harness.scheduler.kv.pool.published
+    dirty = set(harness.scheduler.kv.pool.dirty)
     assert len(dirty) == 8
     harness.add("next", [2] * 40, 4)
     harness.drain()
-    assert dirty == set(cleaned(harness))
-    first = next(plan for plan in map(decode_plan, harness.executor.plans) if plan.cleaned)
-    assert first.inits, "cleaned by the plan that reuses them"
+    assert dirty == set(zeroed(harness))
+    first = next(plan for plan in map(decode_plan, harness.executor.plans) if plan.zeroed)
+    assert first.inits, "zeroed by the plan that reuses them"
     assert harness.seen["next"].ends == ["length"]
-    assert not harness.scheduler.blocks.dirty
+    assert not harness.scheduler.kv.pool.dirty
 
 
 @DEPTHS
@@ -86,7 +86,7 @@ def test_a_prefix_that_an_ended_request_left_is_taken_out_when_it_spoils_another
     harness.turn(4)
     harness.abort("gone")
     harness.turn(2)
-    assert harness.scheduler.blocks.published  # nobody knows yet
+    assert harness.scheduler.kv.pool.published  # nobody knows yet
     harness.add("bad", [*prefix, 2, 3], 4)
     harness.drain()
     assert harness.seen["bad"].ends == INVALID
@@ -99,7 +99,7 @@ def test_a_prefix_that_an_ended_request_left_is_taken_out_when_it_spoils_another
 
 
 @DEPTHS
-def test_blocks_that_others_hold_are_cleaned_once_the_last_lets_go(depth):
+def test_blocks_that_others_hold_are_zeroed_once_the_last_lets_go(depth):
     harness = Harness(depth=depth, executor=SpoiledExecutor)
     prompts = [[first] * 8 for first in range(SPOILS)]
     params = SamplingParams(max_tokens=30)
@@ -110,11 +110,11 @@ def test_blocks_that_others_hold_are_cleaned_once_the_last_lets_go(depth):
     harness.turn(4)
     assert harness.seen["bad"].ends == INVALID
     assert harness.seen["a"].ends == []
-    held = set(harness.scheduler.running[0].block_ids[:2])
-    assert not held & (set(harness.scheduler.blocks.published) | set(cleaned(harness)))
+    held = set(harness.scheduler.running[0].tables[0].blocks[:2])
+    assert not held & (set(harness.scheduler.kv.pool.published) | set(zeroed(harness)))
     harness.drain()
     assert harness.seen["a"].ends == ["length"]
-    assert held <= set(harness.scheduler.blocks.dirty)
+    assert held <= set(harness.scheduler.kv.pool.dirty)
 
 
 @DEPTHS
@@ -148,11 +148,11 @@ def test_an_aborted_request_is_not_counted_as_invalid():
     scheduler.abort("a")
     commit(scheduler, plan, NO_TOKEN)
     assert not scheduler.invalid
-    assert not scheduler.blocks.dirty
+    assert not scheduler.kv.pool.dirty
 
 
 def test_a_preempted_request_may_be_found_invalid_by_the_step_in_flight():
-    scheduler = make_scheduler(num_blocks=13, max_num_batched_tokens=8)
+    scheduler = make_scheduler(num_pages=13, max_num_batched_tokens=8)
     keeper = add(scheduler, "keeper", range(7), arrival_s=1.0)
     victim = add(scheduler, "victim", range(36), arrival_s=2.0)
     plan = schedule(scheduler)
@@ -167,20 +167,20 @@ def test_a_preempted_request_may_be_found_invalid_by_the_step_in_flight():
     assert scheduler.invalid == [victim]
     assert victim.finish_reason == "error"
     assert keeper.finish_reason is None
-    assert scheduler.blocks.dirty or (following is not None and following.cleaned)
+    assert scheduler.kv.pool.dirty or (following is not None and following.zeroed)
 
 
 def test_a_dropped_step_that_was_to_clean_blocks_has_the_next_one_clean_them():
     scheduler = make_scheduler()
     add(scheduler, "bad", range(9))
     commit(scheduler, schedule(scheduler), NO_TOKEN)
-    dirty = list(scheduler.blocks.dirty)
+    dirty = list(scheduler.kv.pool.dirty)
     assert len(dirty) == 3
     other = add(scheduler, "other", range(20, 25))
-    assert schedule(scheduler).cleaned == dirty
+    assert schedule(scheduler).zeroed == dirty
     assert scheduler.drop_in_flight() == [other]  # out of memory
     add(scheduler, "next", range(30, 35))
     plan = schedule(scheduler)
-    assert plan.cleaned == dirty
+    assert plan.zeroed == dirty
     commit(scheduler, plan)
-    assert not schedule(scheduler).cleaned
+    assert not schedule(scheduler).zeroed

@@ -1,4 +1,4 @@
-"""What a snapshot says of the pool is what the block manager knows, in any trace; tables survive their encoding."""
+"""What a snapshot says of the pool is what its owner knows, in any trace; tables survive their encoding."""
 
 import threading
 from array import array
@@ -6,15 +6,18 @@ from itertools import pairwise
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
 from engine.core.kv_snapshot import MAX_LISTED, KvView, TableRuns, count_in_tables, encode_runs
-from engine.core.request import Request
+from engine.core.request import BlockTable, Request
+from engine.interface.config import CacheGroup
 from engine.interface.errors import UnsupportedFeature
 from engine.interface.protocol import AskKv, ClientGone, FromEngine, GrammarSpec, KvSnapshot
 from engine.interface.transport import FrameDecoder, encode_frame
+from tests.support.cache_traces import Trace
 from tests.support.engine_harness import Harness
 from tests.support.stepping import add, make_scheduler, step
 from tests.unit.engine.test_traces import EngineTraces
@@ -46,15 +49,20 @@ def tables_of(snapshot):
     return tables
 
 
+def blocks_held(request):
+    """Return the blocks of a request's only table."""
+    return request.tables[0].blocks if request.tables else []
+
+
 def check_against(scheduler, snapshot):
-    """Compare a snapshot with the block manager's own books."""
-    blocks = scheduler.blocks
-    counts, hashes = blocks._ref_counts, blocks._hash_of
+    """Compare a snapshot with the pool's own books."""
+    pool = scheduler.kv.pool
+    counts, hashes = pool._ref_counts, pool._hash_of
     tables = tables_of(snapshot)
     holders = scheduler.running + scheduler.retiring
-    assert {id_: table for id_, table in tables.items() if table} == {r.request_id: r.block_ids for r in holders}
-    everyone = range(1, blocks.num_usable + 1)
-    assert snapshot.num_blocks == blocks.num_usable
+    assert {id_: table for id_, table in tables.items() if table} == {r.request_id: blocks_held(r) for r in holders}
+    everyone = range(1, pool.num_usable + 1)
+    assert snapshot.num_blocks == pool.num_usable
     assert snapshot.num_used == sum(counts[b] > 0 for b in everyone)
     assert snapshot.num_shared == sum(counts[b] > 1 for b in everyone)
     assert blocks_of(ints(snapshot.cached_runs)) == [b for b in everyone if not counts[b] and hashes[b] is not None]
@@ -64,8 +72,8 @@ def check_against(scheduler, snapshot):
     for row in snapshot.requests:
         request = requests[row.request_id]
         assert row.state == request.status.value
-        assert row.num_blocks == len(request.block_ids) == len(tables[row.request_id])
-        assert row.num_shared_blocks == sum(counts[b] > 1 for b in request.block_ids)
+        assert row.num_blocks == len(blocks_held(request)) == len(tables[row.request_id])
+        assert row.num_shared_blocks == sum(counts[b] > 1 for b in blocks_held(request))
         assert row.num_computed_tokens == request.num_computed_tokens
         assert (row.num_prompt_tokens, row.num_output_tokens) == (
             len(request.prompt_token_ids),
@@ -116,7 +124,7 @@ def tables_without_repeats(draw):
 @given(tables_without_repeats(), st.integers(1, 7))
 def test_runs_give_back_every_table_however_it_grew(tables, step):
     for table in tables:
-        runs = TableRuns(table)
+        runs = TableRuns(BlockTable(table))
         for begin in range(0, len(table), step):
             piece = np.array(table[begin : begin + step], np.int32)
             runs.add(array("i", encode_runs(piece, np.zeros(1, int))[0].tobytes()))
@@ -143,12 +151,12 @@ def test_a_request_that_was_preempted_and_came_back_between_two_looks_is_walked_
     step(scheduler)
     view = KvView(scheduler, {}, bytes_per_block=1, clock=lambda: 0.0)
     before = tables_of(view.snapshot())["a"]
-    scheduler.blocks.free(request)
-    assert scheduler.blocks.admit(Request("b", list(range(30, 45)), request.params))
-    assert scheduler.blocks.admit(request)
-    assert len(request.block_ids) >= len(before)
-    assert request.block_ids != before
-    assert tables_of(view.snapshot())["a"] == request.block_ids
+    scheduler.kv.free(request)
+    assert scheduler.kv.admit(Request("b", list(range(30, 45)), request.params))
+    assert scheduler.kv.admit(request)
+    assert len(blocks_held(request)) >= len(before)
+    assert blocks_held(request) != before
+    assert tables_of(view.snapshot())["a"] == blocks_held(request)
 
 
 def test_neighbours_are_one_run_upwards_and_downwards():
@@ -232,3 +240,53 @@ def test_a_snapshot_crosses_the_socket_as_it_was_and_holds_no_tokens():
     names = {field.name for kind in (KvSnapshot, type(snapshot.requests[0])) for field in msgspec.structs.fields(kind)}
     assert not {name for name in names if "token_id" in name or "text" in name or "prompt_ids" in name}
     harness.drain()
+
+
+def test_a_window_that_moved_on_is_shown_as_it_is() -> None:
+    """And what it gave back is not shown as held."""
+    groups = (CacheGroup("full", 8), CacheGroup("window", 4, window=6))
+    scheduler = make_scheduler(groups=groups, num_pages=40, max_num_batched_tokens=9)
+    view = KvView(scheduler, {}, bytes_per_block=1, clock=lambda: 0.0)
+    request = add(scheduler, "a", range(30))
+    for _ in range(12):
+        step(scheduler)
+        snapshot = view.snapshot()
+        if not request.tables:
+            break
+        (row,) = snapshot.requests
+        full, window = request.tables
+        assert blocks_of(ints(snapshot.runs)) == [*full.blocks, *window.blocks]
+        assert sum(row.num_group_runs) == row.num_runs
+        assert blocks_of(ints(snapshot.runs)[: 2 * row.num_group_runs[0]]) == full.blocks
+        assert row.num_blocks == len(full.blocks) + len(window.blocks) == snapshot.num_used
+        counts = {kind.kind: (kind.num_used, kind.num_cached) for kind in snapshot.kinds}
+        assert (counts["full"][0], counts["window"][0]) == (len(full.blocks), len(window.blocks))
+        assert sum(cached for _, cached in counts.values()) == snapshot.num_cached
+    assert window.first > 3
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_snapshot_shows_the_pages_of_groups_of_all_kinds(seed):
+    trace = Trace.draw(seed, ["full window", "full window state", "window full full"])
+
+    def watch(harness):
+        scheduler = harness.scheduler
+        pool, view = scheduler.kv.pool, KvView(scheduler, {}, bytes_per_block=3, clock=lambda: 0.0)
+        turn = harness.turn
+
+        def turn_and_look(times=1):
+            turn(times)
+            snapshot = view.snapshot()
+            shown = tables_of(snapshot)
+            for row in snapshot.requests:
+                request = scheduler.requests.get(row.request_id)
+                if request is not None:
+                    held = [page for table in request.tables for block in table.blocks for page in pool.pages(block)]
+                    assert shown[row.request_id] == held
+                    assert row.num_blocks == len(held)
+            assert snapshot.num_used == sum(pool.num_held) == pool.num_used
+            assert snapshot.num_cached == sum(pool.num_cached) == len(blocks_of(ints(snapshot.cached_runs)))
+
+        harness.turn = turn_and_look
+
+    trace.replay(depth=2, change=watch)

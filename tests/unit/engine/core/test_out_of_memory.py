@@ -8,53 +8,12 @@ import pytest
 from engine.interface.errors import OutOfMemory
 from engine.interface.protocol import RequestFailed
 from server.structured_output.grammar_spec import regex_grammar
-from tests.support.engine_harness import VOCAB_SIZE, CheckedExecutor, Harness, decode_plan, drafters
+from tests.support.engine_harness import VOCAB_SIZE, Harness, decode_plan, drafters
 from tests.support.grammar_tokens import compiler, text_of
+from tests.support.scarce_executor import ScarceExecutor
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 PLACES = ("before forward", "after forward", "sample", "wait")
-
-
-class ScarceExecutor(CheckedExecutor):
-    """Runs out of memory where `fails(place, plan)` says so; what was launched and then dropped never runs."""
-
-    def __init__(self, scheduler):
-        super().__init__(scheduler)
-        self.fails = lambda place, plan: False
-
-    def forward(self, plan):
-        while self._launched and not self._launched[-1].is_sampled:  # dropped by the engine
-            self._launched.pop()
-        self._fail("before forward", plan)
-        step = super().forward(plan)
-        try:
-            self._fail("after forward", plan)
-        except MemoryError:
-            self._launched.pop()
-            raise
-        return _ScarceStep(self, step)
-
-    def _fail(self, place, plan):
-        if self.fails(place, plan):
-            self.num_failures += 1
-            raise MemoryError(f"no memory {place}\nand a second line")
-
-
-class _ScarceStep:
-    def __init__(self, executor, step):
-        self._executor, self._step = executor, step
-
-    def sample(self, masks=None):
-        self._executor._fail("sample", self._step.plan)
-        self._step.sample(masks)
-
-    def wait(self):
-        try:
-            self._executor._fail("wait", self._step.plan)
-        except MemoryError:
-            self._executor._launched.clear()
-            raise
-        return self._step.wait()
 
 
 def fail_once(harness, place, when=lambda plan: True):
@@ -167,7 +126,7 @@ def test_whatever_fails_every_request_ends_once_with_its_own_tokens(depth, seed,
     harness = Harness(
         depth=depth,
         executor=ScarceExecutor,
-        num_blocks=rng.randint(8, 33),
+        num_pages=rng.randint(8, 33),
         max_num_seqs=rng.randint(1, 6),
         enable_prefix_caching=rng.random() < 0.5,
         make_drafter=drafters(num_drafts),

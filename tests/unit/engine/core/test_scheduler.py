@@ -59,7 +59,7 @@ def test_prompts_get_more_the_more_decode_up_to_a_padded_size(num_decodes, num_t
 
 def test_a_long_prompt_gets_a_part_of_its_whole_length_in_each_step_beside_others():
     sizes = {"min_decode_step_tokens": 4, "max_decode_step_tokens": 40, "step_sizes": [4, 8, 12, 16, 40]}
-    scheduler = make_scheduler(max_num_batched_tokens=64, num_blocks=100, max_model_len=320, **sizes)
+    scheduler = make_scheduler(max_num_batched_tokens=64, num_pages=100, max_model_len=320, **sizes)
     add(scheduler, "decoding", range(3), max_tokens=30)
     step(scheduler)
     add(scheduler, "long", [token % 50 for token in range(300)])  # 300 / 32 tokens at least, beside one that decodes
@@ -70,7 +70,7 @@ def test_prompts_get_the_less_beside_others_the_longer_the_context_before_them()
     sizes = {"min_decode_step_tokens": 4, "max_decode_step_tokens": 40, "step_sizes": [4, 8, 12, 16, 40]}
     costs = {"max_mixed_cost": 16, "costly_context": 20}
     scheduler = make_scheduler(
-        max_num_batched_tokens=64, max_num_seqs=4, num_blocks=400, max_model_len=1500, **sizes, **costs
+        max_num_batched_tokens=64, max_num_seqs=4, num_pages=400, max_model_len=1500, **sizes, **costs
     )
     add(scheduler, "decoding", range(3), max_tokens=90)
     step(scheduler)
@@ -102,7 +102,7 @@ def test_a_prefix_is_found_after_the_commit_of_its_step_and_not_before():
     assert too_soon.num_cached_tokens == 0
     assert in_time.num_cached_tokens == 8
     assert plan.rows[-1].start == 8
-    assert len(plan.rows[-1].new_block_ids) == 3
+    assert [(table, first, len(pages)) for table, first, pages in plan.rows[-1].new_blocks] == [(0, 0, 3)]
 
 
 def test_of_a_long_prompt_the_committed_chunks_are_found_while_the_next_is_in_flight():
@@ -180,7 +180,7 @@ def test_inits_carry_tokens_only_for_penalties():
 
 
 @pytest.mark.parametrize(
-    ("changes", "num_prompt", "limit"), [({"max_model_len": 10}, 10, "9"), ({"num_blocks": 3}, 8, "7")]
+    ("changes", "num_prompt", "limit"), [({"max_model_len": 10}, 10, "9"), ({"num_pages": 3}, 8, "7")]
 )
 def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(changes, num_prompt, limit):
     scheduler = make_scheduler(**changes)
@@ -208,7 +208,7 @@ def test_a_request_id_in_use_is_refused_and_free_again_after_the_end():
 
 
 def test_max_tokens_beyond_the_pool_ends_with_length_at_the_pools_end():
-    scheduler = make_scheduler(num_blocks=3, max_model_len=1000)
+    scheduler = make_scheduler(num_pages=3, max_model_len=1000)
     request = add(scheduler, "r", range(3), 900)
     while scheduler.has_work:
         step(scheduler)

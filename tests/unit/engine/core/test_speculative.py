@@ -10,7 +10,7 @@ from engine.interface.config import SpeculativeConfig
 from engine.interface.protocol import SamplingParams, StepEvents
 from server.structured_output.grammar_spec import regex_grammar
 from tests.support.engine_harness import Harness, decode_plan, drafters
-from tests.support.fakes import FakeProposer, expected_tokens
+from tests.support.fake_executor import FakeProposer, expected_tokens
 from tests.support.grammar_tokens import compiler
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
@@ -81,7 +81,7 @@ def test_answers_that_cannot_be_guessed_are_hardly_tried(depth):
 def test_where_nothing_is_proposed_plans_are_those_without_speculation(depth):
     plans = []
     for make in (None, lambda params: Drafter(ScriptedProposer(None), num_tokens=4)):
-        harness = Harness(depth=depth, num_blocks=14, max_num_seqs=6, make_drafter=make)
+        harness = Harness(depth=depth, num_pages=14, max_num_seqs=6, make_drafter=make)
         for i in range(12):
             harness.add(f"r{i}", [i % 3] * (5 + i), 20, stop_token_ids=[1, 2, 3])
             harness.turn(i % 3)
@@ -118,12 +118,12 @@ def test_drafts_leave_half_of_a_step_to_prompts(depth):
 
 
 def test_drafts_take_no_block_that_a_running_request_may_need_next():
-    harness = Harness(depth=1, num_blocks=9, block_size=4, make_drafter=always_right, max_num_samples=100)
+    harness = Harness(depth=1, num_pages=9, block_size=4, make_drafter=always_right, max_num_samples=100)
     for i in range(4):
         harness.add(f"r{i}", [i, 2, 3], 4)
     harness.drain()
     assert harness.scheduler.num_preemptions == 0
-    plain = Harness(depth=1, num_blocks=9, block_size=4)
+    plain = Harness(depth=1, num_pages=9, block_size=4)
     for i in range(4):
         plain.add(f"r{i}", [i, 2, 3], 4)
     plain.drain()

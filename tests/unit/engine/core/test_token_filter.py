@@ -11,7 +11,7 @@ from engine.core.grammars import TokenFilter
 from engine.interface.protocol import SamplingParams
 from server.structured_output.grammar_spec import choice_grammar, regex_grammar
 from tests.support.engine_harness import VOCAB_SIZE, Harness, drafters
-from tests.support.fakes import fake_kv, fake_token
+from tests.support.fake_executor import fake_kv, fake_token
 from tests.support.grammar_tokens import EOS, compiler, text_of, tokenizer
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
@@ -69,7 +69,7 @@ def test_a_mask_is_what_the_reference_and_transformers_leave(words, allowed, out
 
 @given(st.data(), st.sampled_from([12, 33]))
 @settings(deadline=None, max_examples=settings.default.max_examples * 3 // 5)
-def test_every_depth_says_what_the_reference_says_also_preempted_and_beside_drafts(data, num_blocks):
+def test_every_depth_says_what_the_reference_says_also_preempted_and_beside_drafts(data, num_pages):
     requests = [
         (
             data.draw(st.lists(IDS, min_size=1, max_size=6)),
@@ -83,7 +83,7 @@ def test_every_depth_says_what_the_reference_says_also_preempted_and_beside_draf
         for _ in range(data.draw(st.integers(1, 5)))
     ]
     for depth in (1, 2):
-        harness = Harness(depth=depth, num_blocks=num_blocks, make_drafter=drafters(3), max_num_samples=12)
+        harness = Harness(depth=depth, num_pages=num_pages, make_drafter=drafters(3), max_num_samples=12)
         for i, (prompt, params) in enumerate(requests):
             fields = {name: getattr(params, name) for name in ("bad_words", "allowed_token_ids", "stop_token_ids")}
             harness.add(f"r{i}", prompt, params.max_tokens, **fields)
@@ -134,7 +134,7 @@ def test_words_that_leave_nothing_to_begin_with_are_refused(depth):
 
 @DEPTHS
 def test_a_grammar_and_a_filter_hold_together(depth):
-    harness = Harness(depth=depth, get_compiler=compiler, max_model_len=400, num_blocks=400)
+    harness = Harness(depth=depth, get_compiler=compiler, max_model_len=400, num_pages=400)
     a, b, c = (tokenizer().token_to_id(letter) for letter in "abc")
     for i in range(10):
         grammar = regex_grammar("[abc]{12}")
@@ -161,7 +161,7 @@ def test_a_grammar_and_a_filter_hold_together(depth):
 @DEPTHS
 @pytest.mark.parametrize("fields", [["bad_words"], ["allowed_token_ids"], ["allowed_token_ids", "bad_words"]])
 def test_the_error_names_the_fields_that_leave_no_token_to_a_grammar(depth, fields):
-    harness = Harness(depth=depth, get_compiler=compiler, max_model_len=400, num_blocks=400)
+    harness = Harness(depth=depth, get_compiler=compiler, max_model_len=400, num_pages=400)
     a, b, c = (tokenizer().token_to_id(letter) for letter in "abc")
     filters = {"bad_words": [[c]], "allowed_token_ids": [a, b]}
     harness.add("torn", [1], 60, grammar=choice_grammar(["abc"]), **{name: filters[name] for name in fields})

@@ -8,19 +8,39 @@ from hypothesis import strategies as st
 from engine.core.step import NEWEST, RowPlan, StepPlan
 from engine.device.device_state import DeviceState, Staging
 from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, PackedStep, shape_of
+from engine.device.page_plan import PagePlan, plan_pages
+from models.config.layer_cache import LayerCache
 
 CPU = torch.device("cpu")
-BLOCK_SIZE, NUM_REQUESTS, MAX_BLOCKS = 4, 6, 16
+BLOCK_SIZE, NUM_REQUESTS, MAX_BLOCKS, NUM_PAGES = 4, 6, 16, 50
+FULL, WINDOW = LayerCache(2, 8, 8), LayerCache(2, 8, 8, window=6)
 
 
-def make_builder() -> tuple[InputBatchBuilder, DeviceState]:
+def pages_of(*caches: LayerCache) -> PagePlan:
+    return plan_pages(caches, block_size=BLOCK_SIZE, dtype=torch.float32)
+
+
+ONE_KIND = pages_of(FULL, FULL)
+TWO_KINDS = pages_of(WINDOW, WINDOW, FULL)
+
+
+def make_builder(pages: PagePlan = ONE_KIND) -> tuple[InputBatchBuilder, DeviceState]:
     """A builder over a state in which every request has another newest token and other blocks."""
     staging = Staging(CPU, num_bytes=1 << 16)
-    state = DeviceState(num_rows=NUM_REQUESTS, max_blocks=MAX_BLOCKS, vocab_size=100, device=CPU, staging=staging)
+    state = DeviceState(
+        num_rows=NUM_REQUESTS,
+        max_blocks=MAX_BLOCKS,
+        vocab_size=100,
+        device=CPU,
+        staging=staging,
+        num_tables=len(pages.table_groups),
+    )
     state.last_token[:NUM_REQUESTS] = torch.arange(1000, 1000 + NUM_REQUESTS)
-    state.block_table[:NUM_REQUESTS] = torch.arange(1, 1 + NUM_REQUESTS * MAX_BLOCKS).view(NUM_REQUESTS, MAX_BLOCKS)
+    block_ids = torch.arange(1, 1 + NUM_REQUESTS * MAX_BLOCKS).view(NUM_REQUESTS, MAX_BLOCKS)
+    for table, block_table in enumerate(state.block_tables):
+        block_table[:NUM_REQUESTS] = block_ids + 1000 * table
     max_mixed = MixedShape(128, 128, 128)
-    return InputBatchBuilder(state, block_size=BLOCK_SIZE, max_mixed=max_mixed), state
+    return InputBatchBuilder(state, pages=pages, num_pages=NUM_PAGES, max_mixed=max_mixed), state
 
 
 @st.composite
@@ -41,8 +61,10 @@ def plans(draw: st.DrawFn) -> list[RowPlan]:
     return rows
 
 
-def make_batch(rows: list[RowPlan], shape: MixedShape) -> tuple[InputBatch, PackedStep, DeviceState]:
-    builder, state = make_builder()
+def make_batch(
+    rows: list[RowPlan], shape: MixedShape, pages: PagePlan = ONE_KIND
+) -> tuple[InputBatch, PackedStep, DeviceState]:
+    builder, state = make_builder(pages)
     packed = builder.pack(StepPlan(0, rows), shape)
     return builder.mixed_batch(packed, max_query_len=shape.num_tokens, max_seq_len=64), packed, state
 
@@ -64,7 +86,7 @@ def test_every_row_arrives_whatever_the_padding(rows: list[RowPlan], extra_token
     padded = MixedShape(exact.num_tokens + extra_tokens, exact.num_rows + 1 + extra_rows, exact.num_prefills + 1)
     for shape in (exact, padded):
         batch, _, state = make_batch(rows, shape)
-        metadata = batch.attention
+        (metadata,) = batch.attention
         starts, seq_lens = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
         assert starts == sorted(starts)
         assert (starts[0], starts[-1]) == (0, shape.num_tokens)
@@ -97,7 +119,7 @@ def test_a_shape_for_which_nothing_was_sent_writes_to_the_padding_block_alone() 
     builder, _ = make_builder()
     batch = builder.mixed_batch(builder.blank_step(MixedShape(128, 7, 3)), max_query_len=128, max_seq_len=64)
     assert not batch.positions.any()
-    assert int(batch.attention.slot_mapping.max()) < BLOCK_SIZE * 2  # of the first block of request 0, or of padding
+    assert int(batch.attention[0].slot_mapping.max()) < BLOCK_SIZE * 2  # of the first block of request 0, or of padding
 
 
 def test_rows_that_could_not_be_sent_are_sent_when_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,3 +146,35 @@ def test_sampled_positions_come_first_in_plan_order(rows: list[RowPlan], extra_r
         assert batch.last_tokens is not None
         before = batch.input_ids[batch.last_tokens[: len(places)]].tolist()
         assert before == [tokens_of(row)[place] for row, place in places]
+
+
+@settings(deadline=None)
+@given(rows=plans(), extra_tokens=st.integers(0, 9))
+def test_tables_differ_in_blocks_and_slots_alone(rows: list[RowPlan], extra_tokens: int) -> None:
+    exact = exact_shape(rows)
+    shape = MixedShape(exact.num_tokens + extra_tokens, exact.num_rows + 1, exact.num_prefills + 1)
+    (alone,) = make_batch(rows, shape)[0].attention
+    batch, _, _ = make_batch(rows, shape, TWO_KINDS)
+    for table, metadata in enumerate(batch.attention):
+        is_real = metadata.slot_mapping >= BLOCK_SIZE  # others are of padding
+        assert metadata.slot_mapping[is_real].equal(alone.slot_mapping[is_real] + 1000 * table * BLOCK_SIZE)
+        assert metadata.seq_lens.equal(alone.seq_lens)
+        for row, seq_len in enumerate(metadata.seq_lens.tolist()):
+            blocks = slice(-(-seq_len // BLOCK_SIZE))
+            assert metadata.block_table[row, blocks].equal(alone.block_table[row, blocks] + 1000 * table)
+
+
+def test_new_pages_reach_each_table_as_units() -> None:
+    """The only full layer takes two units of a page, 50 apart, for each of a window layer."""
+    builder, state = make_builder(TWO_KINDS)
+    decodes = [RowPlan(2, 13, 1, new_blocks=[(0, 1, [7]), (1, 3, [8])]), RowPlan(4, 5, 1)]
+    req_index = builder.pack_decodes(StepPlan(0, decodes))
+    assert state.block_tables[0, 2, 2:4].tolist() == [7, 57]
+    assert state.block_tables[1, 2, 3].item() == 8
+    state.num_computed[[2, 4]] = torch.tensor([13, 5])
+    batch = builder.decode_batch(req_index, max_seq_len=16)
+    full, window = batch.attention
+    assert full.slot_mapping.tolist()[0] == 57 * BLOCK_SIZE + 1
+    assert window.slot_mapping.tolist()[0] == 8 * BLOCK_SIZE + 1
+    builder.pack_decodes(StepPlan(1, [RowPlan(2, 14, 1, new_blocks=[(0, 0, [3, 1, 9])])]))
+    assert state.block_tables[0, 2, :6].tolist() == [3, 53, 1, 51, 9, 59]

@@ -13,6 +13,7 @@ from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
 from engine.startup.device_choice import resolve_device
 from engine.startup.load import _select_backend
+from models.config.layer_cache import LayerCache
 from models.config.model_config import ModelConfig
 
 DEMO = Path(__file__).parents[4] / "models" / "demo" / "checkpoint"
@@ -82,7 +83,7 @@ def test_without_triton_a_gpu_is_used_with_a_warning(
 
 @pytest.mark.parametrize(
     ("change", "block_size", "words"),
-    [({}, 24, "block_size 24"), ({"head_dim": 512}, None, "head_dim 512")],
+    [({}, 24, "block_size 24"), ({"caches": (LayerCache(2, 64, 64), LayerCache(2, 640, 640))}, None, "head_dim 640")],
 )
 def test_a_shape_that_no_backend_takes_is_a_named_error(change: dict, block_size: int | None, words: str) -> None:
     pytest.importorskip("triton")

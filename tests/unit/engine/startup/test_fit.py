@@ -49,7 +49,7 @@ def test_what_fits_is_what_the_engine_makes(checkpoint: Path) -> None:  # noqa: 
     sizes = OfflineEngine.load(EngineConfig(model=str(checkpoint), device="cpu")).loaded.scheduler_config
     assert report.problem is None
     assert report.room.max_model_len == sizes.max_model_len == 512
-    assert report.room.kv_cache_tokens == (sizes.num_blocks - 1) * sizes.block_size
+    assert report.room.kv_cache_tokens == (sizes.num_pages - 1) * sizes.block_size
     assert report.room.max_num_seqs == sizes.max_num_seqs
     assert report.room.num_requests == {512: sizes.max_num_seqs}
     assert report.stored.num_parameters == report.num_parameters
@@ -164,3 +164,41 @@ def test_the_machine_is_named_without_a_model() -> None:
     assert diagnosis.model is None
     assert diagnosis.machine.torch
     assert bool(diagnosis.machine.gpus) == (diagnosis.machine.why_no_cuda is None)
+
+
+GEMMA_3_27B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "vocab_size": 262_208,
+    "hidden_size": 5376,
+    "intermediate_size": 21_504,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "query_pre_attn_scalar": 168,
+    "max_position_embeddings": 131_072,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_layers_with_windows_are_told_apart_and_keep_little(tmp_path: Path, num_gpus: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_27B))
+    report = look(tmp_path, gpu_memory=80 * GIB, num_gpus=num_gpus)
+    assert report.problem is None
+    full, window = report.kv_layers
+    assert (full.kind, full.num_layers, full.window, full.bytes_per_request) == ("full", 10, None, None)
+    assert (window.kind, window.num_layers, window.window) == ("window", 52, 1024)
+    assert full.bytes_per_token == 10 * 2 * 16 * 128 * 2 // num_gpus
+    assert full.bytes_per_token + window.bytes_per_token == report.kv_bytes_per_token
+    page = 13 * 2**19 // num_gpus
+    assert window.bytes_per_request == (1024 // 16 + 2) * page
+    room = report.room
+    num_pages = room.kv_cache // page - 1
+    for size, count in room.num_requests.items():
+        pages = -(-size // 80) + min(-(-size // 16), 66)
+        assert count == min(num_pages // pages, room.max_num_seqs)
+    assert room.max_model_len == 131_072
+    assert room.kv_cache_tokens > 1.8 * num_pages * page // report.kv_bytes_per_token

@@ -62,7 +62,7 @@ def test_all_kinds_of_requests_give_the_tokens_of_one_rank(engines: tuple[Offlin
             for _ in range(2)
         ]
         assert offline.engine.scheduler.num_preemptions > 0
-        assert offline.engine.scheduler.blocks.num_used == 0
+        assert offline.engine.scheduler.kv.pool.num_used == 0
         given.append(rounds)
     assert given[0] == given[1]
 
@@ -88,7 +88,7 @@ def test_the_panel_says_what_each_has(engines: tuple[OfflineEngine, OfflineEngin
     assert facts["Device"].startswith("2 × ")
     assert "on each of 2" in facts["Weights"]
     assert "on each of 2" in facts["KV cache"]
-    assert engines[0].loaded.scheduler_config.num_blocks == engines[1].loaded.scheduler_config.num_blocks
+    assert engines[0].loaded.scheduler_config.num_pages == engines[1].loaded.scheduler_config.num_pages
 
 
 @pytest.mark.slow

@@ -30,6 +30,8 @@ def _install(monkeypatch, *, fa2=None, fa3=None, capability=HOPPER):
 @pytest.mark.parametrize(("change", "word"), [
     ({"device": torch.device("cpu")}, "cpu"), ({"dtype": torch.float32}, "float32"), ({"head_dim": 264}, "264"),
     ({"head_dim": 100}, "100"), ({"num_heads": 17}, "17"), ({"block_size": 16}, "multiple of 256"),
+    ({"value_head_dim": 64}, "64"), ({"has_sinks": True}, "sinks"), ({"has_chunks": True}, "chunked"),
+    ({"frees_windows": True}, "window"),
 ])  # fmt: skip
 def test_a_refusal_names_the_value(monkeypatch, change, word):
     _install(monkeypatch, fa2=make_fa2())

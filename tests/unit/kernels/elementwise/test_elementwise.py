@@ -2,11 +2,26 @@
 
 import pytest
 import torch
+from transformers.activations import ReLUSquaredActivation, XIELUActivation
+from transformers.models.cohere2.modeling_cohere2 import Cohere2LayerNorm
+from transformers.models.ernie4_5.modeling_ernie4_5 import apply_rotary_pos_emb as ernie_rotary_pos_emb
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as glm_rotary_pos_emb
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
-from kernels.elementwise.reference import add_rms_norm, apply_rope, gelu_tanh_and_mul, rms_norm, silu_and_mul, write_kv
+from kernels.elementwise.reference import (
+    add_layer_norm,
+    add_rms_norm,
+    apply_rope,
+    gelu_tanh_and_mul,
+    layer_norm,
+    relu_squared,
+    rms_norm,
+    silu_and_mul,
+    write_kv,
+    xielu,
+)
 
 EPS = 1e-5
 
@@ -56,6 +71,30 @@ def test_add_rms_norm_is_the_sum_then_the_norm_and_writes_no_input(dtype):
     assert torch.equal(residual, before[1])
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_layer_norm_rounds_bf16_once_as_transformers_does(has_bias):
+    x, weight, bias = (randn(*shape, dtype=torch.bfloat16, seed=i) for i, shape in enumerate([(50, 64), (64,), (64,)]))
+    theirs = torch.nn.LayerNorm(64, EPS, dtype=torch.bfloat16) if has_bias else Cohere2LayerNorm(64, EPS)
+    theirs.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if has_bias:
+        theirs.bias = torch.nn.Parameter(bias, requires_grad=False)
+    normed, total = add_layer_norm(x, x, weight.float(), bias.float() if has_bias else None, EPS)
+    torch.testing.assert_close(normed, theirs(x + x), atol=0, rtol=2**-8)
+    assert (normed == theirs(x + x)).float().mean() > 0.99
+    assert torch.equal(total, x + x)
+    assert torch.equal(normed, layer_norm(total, weight.float(), bias.float() if has_bias else None, EPS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_without_a_gate_are_those_of_transformers(dtype):
+    x = randn(6, 20, dtype=dtype) * 3
+    assert torch.equal(relu_squared(x), ReLUSquaredActivation()(x))
+    theirs = XIELUActivation(alpha_p_init=0.7, alpha_n_init=1.3, beta=0.4, eps=-0.01, dtype=dtype)
+    softplus = torch.nn.functional.softplus
+    constants = [softplus(theirs.alpha_p)[0], (theirs.beta + softplus(theirs.alpha_n))[0], theirs.beta, theirs.eps]
+    assert torch.equal(xielu(x, torch.stack(constants)), theirs(x))
+
+
 def make_cache(max_positions, rotary_dim, dtype=torch.float32):
     angles = torch.outer(torch.arange(max_positions).float(), 10.0 ** -torch.linspace(0, 3, rotary_dim // 2))
     return torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype)
@@ -88,6 +127,17 @@ def test_rope_rounds_bf16_as_transformers_does():
     cos, sin = (torch.cat((half, half), -1) for half in cache.chunk(2, -1))
     theirs = apply_rotary_pos_emb(q[None], k[None], cos[None], sin[None], unsqueeze_dim=2)
     ours = apply_rope(q, k, positions, cache)
+    assert torch.equal(ours[0], theirs[0][0])
+    assert torch.equal(ours[1], theirs[1][0])
+
+
+@pytest.mark.parametrize(("is_fp32", "rotary_dim"), [(False, 32), (False, 16), (True, 32)])
+def test_rope_of_neighbouring_pairs_rounds_bf16_as_transformers_does(is_fp32, rotary_dim):
+    q, k = randn(16, 4, 32, dtype=torch.bfloat16), randn(16, 2, 32, dtype=torch.bfloat16, seed=1)
+    positions, cache = torch.arange(16), make_cache(16, rotary_dim, torch.float32 if is_fp32 else torch.bfloat16)
+    cos, sin = (torch.cat((half, half), -1) for half in cache.chunk(2, -1))
+    theirs = (ernie_rotary_pos_emb if is_fp32 else glm_rotary_pos_emb)(q[None], k[None], cos[None], sin[None], 2)
+    ours = apply_rope(q, k, positions, cache, is_interleaved=True)
     assert torch.equal(ours[0], theirs[0][0])
     assert torch.equal(ours[1], theirs[1][0])
 
@@ -126,7 +176,9 @@ def test_write_kv_takes_views_of_merged_projections():
     assert torch.equal(v_cache.view(24, 2, 3)[:5], qkv[:, 6:8])
 
 
-def test_write_kv_refuses_a_cache_that_it_could_only_copy():
-    pool = torch.zeros(6, 2, 4, 2, 3)
-    with pytest.raises(RuntimeError):
-        write_kv(randn(1, 2, 3), randn(1, 2, 3), pool[:, 0], pool[:, 1], torch.tensor([0]))
+def test_write_kv_fills_views_of_a_pool_in_place():
+    pool, k, v = torch.zeros(6, 2, 4, 2, 3), randn(2, 2, 3), randn(2, 2, 3)
+    write_kv(k, v, pool[:, 0], pool[:, 1], torch.tensor([0, 9]))
+    assert torch.equal(torch.stack((pool[0, 0, 0], pool[2, 0, 1])), k)
+    assert torch.equal(torch.stack((pool[0, 1, 0], pool[2, 1, 1])), v)
+    assert int(pool.count_nonzero()) == k.numel() + v.numel()

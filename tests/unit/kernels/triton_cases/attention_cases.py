@@ -10,8 +10,9 @@ import torch
 
 from kernels.attention import triton_decode, triton_prefill
 from kernels.attention.triton_cut_rows import cut_rows
-from kernels.attention.triton_decode import DecodeScratch, decode_attention
+from kernels.attention.triton_decode import decode_attention
 from kernels.attention.triton_prefill import PrefillConfig, prefill_attention
+from kernels.attention.triton_splits import DecodeScratch
 from tests.unit.kernels.triton_cases.ragged import make_problem, reference, relative_error
 
 
@@ -268,7 +269,7 @@ def test_a_row_that_is_no_number_spoils_no_other_row(spoiled):
 def _wide_pools(monkeypatch):
     """Offsets into the pool are computed as for one of 2^31 elements and more."""
     for module in (triton_decode, triton_prefill):
-        monkeypatch.setattr(module, "is_wide", lambda cache: True)
+        monkeypatch.setattr(module, "is_wide", lambda *caches: True)
 
 
 @pytest.mark.usefixtures("_wide_pools")

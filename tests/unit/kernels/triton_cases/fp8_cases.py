@@ -9,8 +9,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.attention.triton_decode import DecodeScratch, decode_attention
+from kernels.attention.triton_decode import decode_attention
 from kernels.attention.triton_prefill import PrefillConfig, prefill_attention
+from kernels.attention.triton_splits import DecodeScratch
 from kernels.elementwise import reference as elementwise
 from kernels.elementwise import triton as elementwise_triton
 from kernels.elementwise.reference import FP8, KVScales, write_kv

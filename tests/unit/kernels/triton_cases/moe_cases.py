@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from unittest import mock
 
 import pytest
@@ -158,6 +159,40 @@ def test_mixtures_equal_their_specification(
     assert out.dtype == expected.dtype == dtype
     torch.testing.assert_close(out, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     torch.testing.assert_close(expected.double(), problem.exact(), rtol=0, atol=10 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("config", [SMALL, SWAPPED, PAIRS], ids=["tiles", "swapped", "pairs"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gate", [moe.Gate("gelu_tanh"), moe.Gate("clamped", alpha=1.702, limit=0.7)])
+def test_experts_with_biases_scales_and_other_gates_equal_their_specification(gate, dtype, config):
+    problem = make_problem(
+        num_tokens=2 if config is PAIRS else 11, num_experts=5, top_k=3, hidden_size=40, intermediate_size=24,
+        dtype=dtype, gate=gate, has_biases=True, has_scales=True,
+    )  # fmt: skip
+    expected = problem.call(moe.fused_moe)
+    out = problem.call(moe_triton.fused_moe, config=config)
+    torch.testing.assert_close(out, expected, rtol=3 * TOLERANCE[dtype], atol=3 * TOLERANCE[dtype])
+    torch.testing.assert_close(expected.double(), problem.exact(), rtol=0, atol=10 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("config", [SMALL, PAIRS], ids=["tiles", "pairs"])
+@pytest.mark.parametrize("floor", [0.0, 1e-20, 5.0])
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_mixtures_with_given_weights_equal_their_specification(renormalize, floor, config):
+    num_tokens = 2 if config is PAIRS else 19
+    problem = make_problem(
+        num_tokens=num_tokens, num_experts=6, top_k=3, hidden_size=32, intermediate_size=24, dtype=torch.float32,
+        renormalize=renormalize, round_weights=False,
+    )  # fmt: skip
+    given = torch.rand(num_tokens, 6)
+    problem.logits[:, 1:3] = -float("inf")  # as experts of other groups
+    problem = dataclasses.replace(problem, given=given, floor=floor, factor=2.5)
+    out, expected = problem.call(moe_triton.fused_moe, config=config), problem.call(moe.fused_moe)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(expected.double(), problem.exact(), rtol=0, atol=1e-4)
+    weights, experts = moe.route(problem.logits, top_k=3, renormalize=False, given=given)
+    assert not set(experts.flatten().tolist()) & {1, 2}
+    assert torch.equal(weights, given.gather(1, experts))
 
 
 def test_a_token_gives_the_same_in_any_batch_of_one_path():

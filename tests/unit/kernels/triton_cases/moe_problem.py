@@ -21,20 +21,35 @@ class Problem:
     top_k: int
     renormalize: bool
     round_weights: bool
+    gate: moe.Gate = moe.SILU
+    biases: moe.ExpertBiases | None = None
+    expert_scales: torch.Tensor | None = None
+    given: torch.Tensor | None = None
+    floor: float = 0.0
+    factor: float = 1.0
 
     def call(self, function, **options):
         """function: kernels.moe.reference.fused_moe or its twin."""
         return function(
             self.x, self.logits, self.gate_up, self.down, top_k=self.top_k, renormalize=self.renormalize,
-            round_weights=self.round_weights, shared=self.shared, **options,
+            round_weights=self.round_weights, shared=self.shared, given=self.given, floor=self.floor,
+            factor=self.factor, gate=self.gate, biases=self.biases, expert_scales=self.expert_scales, **options,
         )  # fmt: skip
 
     def exact(self):
         """The same in float64, by the experts that the specification chooses: [T, H]."""
         num_experts = self.gate_up.shape[0]
-        weights, experts = moe.route(self.logits[:, :num_experts], top_k=self.top_k, renormalize=self.renormalize)
-        gate, up = torch.einsum("th,eih->tei", self.x.double(), self.gate_up.double()).chunk(2, dim=-1)
-        out = torch.einsum("tei,ehi->teh", torch.nn.functional.silu(gate) * up, self.down.double())
+        weights, experts = moe.route(
+            self.logits[:, :num_experts], top_k=self.top_k, renormalize=self.renormalize, given=self.given,
+            floor=self.floor, factor=self.factor, expert_scales=self.expert_scales,
+        )  # fmt: skip
+        inner = torch.einsum("th,eih->tei", self.x.double(), self.gate_up.double())
+        if self.biases is not None:
+            inner += self.biases.gate_up.double()
+        joined = moe.gate_and_mul(inner.flatten(0, 1), self.gate).unflatten(0, inner.shape[:2])
+        out = torch.einsum("tei,ehi->teh", joined, self.down.double())
+        if self.biases is not None:
+            out += self.biases.down.double()
         out = out.gather(1, experts[..., None].expand(-1, -1, out.shape[-1]))
         mixed = (out * weights[..., None]).sum(1)
         if self.shared is None:
@@ -52,6 +67,9 @@ def make_problem(
     dtype: torch.dtype,
     device: str = "cpu",
     has_shared: bool = False,
+    gate: moe.Gate = moe.SILU,
+    has_biases: bool = False,
+    has_scales: bool = False,
     renormalize: bool = True,
     round_weights: bool = True,
     skew: float = 1.0,  # the larger, the more tokens share their experts
@@ -62,6 +80,10 @@ def make_problem(
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, device=device)
 
+    biases = None
+    if has_biases:
+        up_bias, down_bias = randn(num_experts, 2 * intermediate_size), randn(num_experts, hidden_size)
+        biases = moe.ExpertBiases(up_bias.to(dtype), down_bias.to(dtype))
     logits = randn(num_tokens, num_experts + has_shared) + skew * randn(num_experts + has_shared)
     return Problem(
         x=randn(num_tokens, hidden_size).to(dtype),
@@ -72,4 +94,7 @@ def make_problem(
         top_k=top_k,
         renormalize=renormalize,
         round_weights=round_weights,
+        gate=gate,
+        biases=biases,
+        expert_scales=randn(num_experts) if has_scales else None,
     )

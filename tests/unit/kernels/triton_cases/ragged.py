@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from kernels.attention.base import AttentionMetadata
@@ -21,12 +23,17 @@ def make_problem(
     seed: int = 0,
     masked: float = float("nan"),
     sliding_window: int | None = None,
+    chunk: int | None = None,
     least_blocks: int = 0,
+    value_dim: int | None = None,
+    padding: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata]:
     """q, k_cache, v_cache and metadata of rows with those lengths, blocks shuffled over the pool.
 
-    Every slot that no query sees holds `masked`: those that no row owns, and with a sliding window those before it. A
-    kernel that counts one shows it. Decode rows must come first. least_blocks: of the pool; rows use its last blocks.
+    Every slot that no query sees holds `masked`: those that no row owns, and those behind a window or chunk. A kernel
+    that counts one shows it. The table's columns behind all windows are stale: they name a block that no row owns.
+    Decode rows must come first. least_blocks: of the pool; rows use its last blocks. padding: numbers, all `masked`,
+    between two blocks of a cache.
     """
     generator = torch.Generator(device).manual_seed(seed)
     seq_lens = [q + c for q, c in zip(query_lens, context_lens, strict=True)]
@@ -35,19 +42,21 @@ def make_problem(
     num_blocks = max(num_used, least_blocks)
     order = torch.randperm(num_used, generator=torch.Generator().manual_seed(seed)) + num_blocks - num_used
     order = order.tolist()
-    shape = (num_blocks, block_size, num_kv_heads, head_dim)
-    k_cache = torch.full(shape, masked, dtype=dtype, device=device)
-    v_cache = torch.full(shape, masked, dtype=dtype, device=device)
+    like = {"dtype": dtype, "device": device}
+    k_cache = _masked_cache((num_blocks, block_size, num_kv_heads, head_dim), masked, padding, **like)
+    v_cache = _masked_cache((num_blocks, block_size, num_kv_heads, value_dim or head_dim), masked, padding, **like)
     table = torch.full((len(seq_lens), max(blocks_per_row) + 1), order[-1], dtype=torch.int32)
     for row, (seq_len, count) in enumerate(zip(seq_lens, blocks_per_row, strict=True)):
         owned, order = order[:count], order[count:]
         table[row, :count] = torch.tensor(owned, dtype=torch.int32)
-        first_seen = 0 if sliding_window is None else seq_len - query_lens[row] - sliding_window + 1
+        first_seen = _first_seen(context_lens[row], sliding_window, chunk)
+        table[row, : first_seen // block_size] = order[-1]
         for index, block in enumerate(owned):
             used = min(block_size, seq_len - index * block_size)
             num_hidden = max(0, first_seen - index * block_size)
             for cache in (k_cache, v_cache):
-                cache[block, :used] = torch.randn(used, *shape[2:], generator=generator, device=device).to(dtype)
+                numbers = torch.randn(used, *cache.shape[2:], generator=generator, device=device)
+                cache[block, :used] = numbers.to(dtype)
                 cache[block, :num_hidden] = masked
     q = torch.randn(sum(query_lens), num_heads, head_dim, generator=generator, device=device).to(dtype)
     starts = torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32)
@@ -64,6 +73,19 @@ def make_problem(
     return q, k_cache, v_cache, metadata
 
 
+def _masked_cache(shape, masked, padding, **like):
+    """A cache whose blocks have `padding` numbers between them."""
+    size = math.prod(shape[1:])
+    return torch.full((shape[0], size + padding), masked, **like)[:, :size].unflatten(1, shape[1:])
+
+
+def _first_seen(position: int, sliding_window: int | None, chunk: int | None) -> int:
+    """The first key that a query at that position sees."""
+    if chunk is not None:
+        return position // chunk * chunk
+    return 0 if sliding_window is None else max(0, position - sliding_window + 1)
+
+
 def reference(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -71,11 +93,13 @@ def reference(
     metadata: AttentionMetadata,
     *,
     sliding_window: int | None = None,
+    chunk: int | None = None,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     scale: float,
 ) -> torch.Tensor:
-    """Attention row by row in float64 on the inputs' device. Returns [T, H, D] float64."""
-    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    """Attention row by row in float64 on the inputs' device. Returns [T, H, Dv] float64."""
+    out = torch.zeros(*q.shape[:2], v_cache.shape[3], dtype=torch.float64, device=q.device)
     starts = metadata.query_start_loc.tolist()
     group = q.shape[1] // k_cache.shape[2]
     for row, seq_len in enumerate(metadata.seq_lens.tolist()):
@@ -87,15 +111,19 @@ def reference(
         logits = torch.einsum("qhd,khd->hqk", q[start:end].double(), k) * scale
         if softcap > 0:
             logits = softcap * torch.tanh(logits / softcap)
-        if sliding_window is not None:  # what no query sees may be NaN
-            first_seen = max(0, seq_len - (end - start) - sliding_window + 1)
-            logits[..., :first_seen], v[:first_seen] = 0, 0
+        first_seen = _first_seen(seq_len - (end - start), sliding_window, chunk)
+        logits[..., :first_seen], v[:first_seen] = 0, 0  # what no query sees may be NaN
         positions = torch.arange(seq_len - (end - start), seq_len, device=q.device)[:, None]
         keys = torch.arange(seq_len, device=q.device)[None, :]
         visible = keys <= positions
         if sliding_window is not None:
             visible &= keys > positions - sliding_window
-        weights = logits.masked_fill(~visible, float("-inf")).softmax(-1)
+        if chunk is not None:
+            visible &= keys // chunk == positions // chunk
+        logits = logits.masked_fill(~visible, float("-inf"))
+        if sinks is not None:
+            logits = torch.cat((sinks.double()[:, None, None].expand(-1, end - start, 1), logits), -1)
+        weights = logits.softmax(-1)[..., -seq_len:]
         out[start:end] = torch.einsum("hqk,khd->qhd", weights, v)
     return out
 

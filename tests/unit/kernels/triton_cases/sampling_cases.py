@@ -78,43 +78,47 @@ def test_the_only_token_that_a_mask_leaves_is_drawn(size):
     assert run_triton(problem).tolist() == [size - 7] * len(MIXED)
 
 
-def test_gathered_inputs_equal_the_specification():
+@pytest.mark.parametrize("num_tables", [1, 3])
+def test_gathered_inputs_equal_the_specification(num_tables):
     rows, max_blocks, block_size = 9, 1030, 16
-    table = torch.arange(rows * max_blocks, dtype=torch.int32).view(rows, max_blocks)
+    tables = torch.arange(num_tables * rows * max_blocks, dtype=torch.int32).view(num_tables, rows, max_blocks)
     lengths = torch.tensor([0, 5, 15, 16, 17, 600, 16000, max_blocks * block_size - 1, 0])
-    state = {"last_token": torch.arange(100, 100 + rows), "block_table": table, "block_size": block_size}
+    state = {"last_token": torch.arange(100, 100 + rows), "block_tables": tables, "block_size": block_size}
     req_index = torch.tensor([7, 2, 6, 0, 8, 3, 8])
     results = []
     for gather in (inputs.gather_decode_inputs, inputs_triton.gather_decode_inputs):
-        out = inputs.DecodeInputs.allocate(max_rows=9, max_blocks=max_blocks, device=torch.device("cpu"))
+        out = inputs.DecodeInputs.allocate(
+            num_tables=num_tables, max_rows=9, max_blocks=max_blocks, device=torch.device("cpu")
+        )
         advanced = lengths.clone()
         gather(req_index, num_computed=advanced, padding_row=8, out=out, **state)
         results.append((out, advanced))
     (expected, expected_lengths), (out, advanced) = results
     assert advanced.equal(expected_lengths)
-    for name in ("input_ids", "positions", "seq_lens", "slot_mapping"):
+    for name in ("input_ids", "positions", "seq_lens", "slot_mappings"):
         assert getattr(out, name).equal(getattr(expected, name)), name
     for row, length in enumerate(lengths[req_index].tolist()):
         num_blocks = length // block_size + 1
-        assert out.block_table[row, :num_blocks].equal(expected.block_table[row, :num_blocks])
-        assert not out.block_table[row, num_blocks:].any()
+        assert out.block_tables[:, row, :num_blocks].equal(expected.block_tables[:, row, :num_blocks])
+        assert not out.block_tables[:, row, num_blocks:].any()
 
 
 def test_gathering_advances_like_the_decode_batch():
     lengths = torch.tensor([4, 31, 0])
-    out = inputs.DecodeInputs.allocate(max_rows=2, max_blocks=4, device=torch.device("cpu"))
+    out = inputs.DecodeInputs.allocate(num_tables=2, max_rows=2, max_blocks=2, device=torch.device("cpu"))
     inputs.gather_decode_inputs(
         torch.tensor([1, 2]), last_token=torch.tensor([7, 8, 9]), num_computed=lengths,
-        block_table=torch.tensor([[0, 0], [5, 6], [0, 0]], dtype=torch.int32).repeat(1, 2), block_size=16,
-        padding_row=2, out=out,
+        block_tables=torch.tensor([[[0, 0], [5, 6], [0, 0]], [[0, 0], [8, 9], [0, 0]]], dtype=torch.int32),
+        block_size=16, padding_row=2, out=out,
     )  # fmt: skip
     assert lengths.tolist() == [4, 32, 0]
     assert out.input_ids.tolist() == [8, 9]
     assert out.seq_lens.tolist() == [32, 1]
-    assert out.slot_mapping.tolist() == [6 * 16 + 15, 0]
+    assert out.slot_mappings[:, :2].tolist() == [[6 * 16 + 15, 0], [9 * 16 + 15, 0]]
 
 
-def test_gathered_mixed_inputs_equal_the_specification():
+@pytest.mark.parametrize("num_tables", [1, 3])
+def test_gathered_mixed_inputs_equal_the_specification(num_tables):
     """A row of padding, a chunk with context, a whole prompt, decode rows, and rows that are none."""
     lengths, seq_lens, requests = [6, 300, 40, 1, 1, 0, 0], [0, 520, 40, 77, 1, 0, 0], [4, 2, 0, 3, 1, 4, 4]
     num_tokens, num_rows, max_blocks = sum(lengths), len(lengths), 40
@@ -129,19 +133,21 @@ def test_gathered_mixed_inputs_equal_the_specification():
     # two decode rows, and the last three tokens of a prompt: drafts
     plan.sample_rows[:5] = torch.tensor([3, 4, 2, 2, 2])
     plan.sample_tokens[:5] = torch.tensor([346, 347, 343, 344, 345])
-    table = torch.arange(5 * max_blocks, dtype=torch.int32).view(5, max_blocks)
-    table[4] = 0
+    tables = torch.arange(num_tables * 5 * max_blocks, dtype=torch.int32).view(num_tables, 5, max_blocks)
+    tables[:, 4] = 0
     results = []
     for gather in (inputs.gather_mixed_inputs, inputs_triton.gather_mixed_inputs):
-        out = inputs.MixedInputs.allocate(max_tokens=400, max_rows=9, max_blocks=max_blocks, device=torch.device("cpu"))
+        out = inputs.MixedInputs.allocate(
+            num_tables=num_tables, max_tokens=400, max_rows=9, max_blocks=max_blocks, device=torch.device("cpu")
+        )
         advanced = torch.tensor([0, 0, 220, 76, 0])
-        gather(torch.arange(70, 75), plan, num_computed=advanced, block_table=table, block_size=16, out=out)
+        gather(torch.arange(70, 75), plan, num_computed=advanced, block_tables=tables, block_size=16, out=out)
         results.append((out, advanced))
     (expected, expected_lengths), (out, advanced) = results
     assert advanced.tolist() == expected_lengths.tolist() == [40, 1, 520, 77, 0]
     assert out.sample_positions[:5].tolist() == [77, 1, 38, 39, 40]
-    for name in ("input_ids", "positions", "slot_mapping", "sample_req_index", "sample_positions", "sample_tokens"):
+    for name in ("input_ids", "positions", "slot_mappings", "sample_req_index", "sample_positions", "sample_tokens"):
         assert getattr(out, name).equal(getattr(expected, name)), name
     for row, seq_len in enumerate(seq_lens):
         num_blocks = -(-seq_len // 16)
-        assert out.block_table[row, :num_blocks].equal(expected.block_table[row, :num_blocks])
+        assert out.block_tables[:, row, :num_blocks].equal(expected.block_tables[:, row, :num_blocks])

@@ -115,7 +115,7 @@ def test_attention_spec_and_kv_bytes_are_per_rank():
     assert config.kv_bytes_per_token(1, torch.bfloat16) == 2 * 32 * 8 * 128 * 2
     assert config.kv_bytes_per_token(4, torch.bfloat16) == 2 * 32 * 2 * 128 * 2
     assert config.kv_bytes_per_token(16, torch.bfloat16) == 2 * 32 * 1 * 128 * 2
-    expected = AttentionSpec(16, 4, 128, torch.bfloat16, device, block_size=16)
+    expected = AttentionSpec(16, 4, 128, torch.bfloat16, device, block_size=16, value_head_dim=128)
     assert config.attention_spec(2, torch.bfloat16, device, 16) == expected
 
 

@@ -46,7 +46,8 @@ def class_of(architecture: str) -> type[transformers.PreTrainedConfig]:
 
 def every_config():
     for architecture in ARCHITECTURES:
-        yield architecture, class_of(architecture)()
+        # the only class whose own sizes give no head
+        yield architecture, class_of(architecture)(**{"head_dim": 128} if architecture == "Glm4MoeForCausalLM" else {})
     yield "Mistral3ForConditionalGeneration", Mistral3Config(text_config={"model_type": "ministral3"})
     models = {class_of(architecture): architecture for architecture in ARCHITECTURES}
     for config in make_configs().values():
@@ -95,7 +96,9 @@ def test_a_field_that_is_left_out_has_the_default_of_transformers(architecture, 
     different = []
     for name in full.keys() - READ_ELSEWHERE:
         kept = {other: value for other, value in full.items() if other != name}
-        if name in REQUIRED and name not in ARCHITECTURES[architecture].defaults:
+        defaults = ARCHITECTURES[architecture].defaults
+        is_older_known = name == "num_local_experts" and "num_experts" in defaults
+        if name in REQUIRED and full[name] is not None and name not in defaults and not is_older_known:
             with pytest.raises(ModelError, match="is missing"):
                 ModelConfig.from_json(kept)
             continue

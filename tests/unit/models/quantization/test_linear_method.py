@@ -33,7 +33,7 @@ class RecordingMethod:
 )
 def test_qkv_parts_replicate_kv_heads_over_neighbouring_ranks(rank, size, kv_rank, kv_size):
     config = parse(hidden_size=32, num_attention_heads=8, num_key_value_heads=2, head_dim=4)
-    assert qkv_parts(config, TensorParallel(rank, size, NO_GROUP)) == [
+    assert qkv_parts(config, TensorParallel(rank, size, NO_GROUP), 0) == [
         LinearPart("q_proj", 32, 32, dim=0, rank=rank, size=size),
         LinearPart("k_proj", 8, 32, dim=0, rank=kv_rank, size=kv_size),
         LinearPart("v_proj", 8, 32, dim=0, rank=kv_rank, size=kv_size),

@@ -85,7 +85,7 @@ def test_a_wrong_logit_bias_is_named(value, message):
         ("bad_words", ["a" * 65]),
         ("allowed_token_ids", []), ("allowed_token_ids", [-1]), ("allowed_token_ids", [512]), ("allowed_token_ids", 5),
         ("allowed_token_ids", [True]), ("allowed_token_ids", [5] * 16_385),
-        ("tools", []), ("cache_salt", ""), ("metadata", {"a": 1}), ("metadata", {"a": None}),
+        ("tools", []), ("functions", []), ("cache_salt", ""), ("metadata", {"a": 1}), ("metadata", {"a": None}),
         ("metadata", {"a": "x" * 513}), ("metadata", {"a" * 65: "x"}),
         ("metadata", {str(i): "" for i in range(17)}), ("metadata", ["a"]),
         ("min_tokens", 250), ("prompt_logprobs", 21), ("prompt_logprobs", -1), ("prompt_logprobs", True),
@@ -115,7 +115,7 @@ def test_features_of_later_are_refused_by_name(field, value):
 
 
 def test_defaults_of_refused_features_are_fine():
-    chat(tool_choice="none", functions=[], response_format={"type": "text"}, modalities=["text"], best_of=2,
+    chat(tool_choice="none", functions=None, response_format={"type": "text"}, modalities=["text"], best_of=2,
          n=2, store=False, metadata={"a": "b"}, user="u", service_tier="auto")  # fmt: skip
     completion(suffix="", best_of=1)
 
@@ -261,7 +261,7 @@ def test_what_asks_for_nothing_is_not_named():
               "function_call": None, "tool_calls": [call]}  # fmt: skip
     result = {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "x"}]}
     assert ignored(messages=[answer, result]) == []
-    assert ignored(tool_choice="auto", functions=[], store=False, user="u") == []
+    assert ignored(tool_choice="auto", functions=None, store=False, user="u") == []
 
 
 # rule: Limits: Messages 8,192, tools 128

@@ -9,10 +9,13 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from starlette.requests import Request
 
 from engine.interface.control import Stage, State
 from engine.interface.errors import InvalidParameter
 from server.api.chat.request import encode_chat
+from server.api.heavy_work import HeavyWork
+from server.api.large_bodies import LargeBodies, give_place
 from server.api.schemas import ChatBody
 from server.api.strict_json import parse_body
 from server.text.tokenizer import load_tokenizer
@@ -271,25 +274,24 @@ def test_answers_are_utf8_and_not_escaped(harness):
 def test_a_template_that_runs_too_long_is_a_400(harness, tmp_path, monkeypatch, source):
     """Whether it writes something meanwhile or not."""
     monkeypatch.setattr("server.text.tokenizer.TEMPLATE_DEADLINE_S", 0.01)
-    monkeypatch.setattr("server.api.chat.request.TEMPLATE_DEADLINE_S", 0.01)
-    monkeypatch.setattr("server.api.chat.request._RENDER_GRACE_S", 0.01)
     app = harness(folder=write_model_folder(tmp_path, chat_template=source))
     assert "2 s" in check_error(app.chat(), 400, "invalid_parameter")["message"]
 
 
 @pytest.mark.parametrize("is_late", [True, False], ids=["too late", "cancelled"])
 def test_a_render_that_fails_after_its_request_ended_is_not_reported_as_lost(model_folder, monkeypatch, is_late):
-    reports, go_on = [], threading.Event()
+    reports, go_on, ended = [], threading.Event(), threading.Event()
 
     def render_chat(*_: object, **__: object) -> None:
         go_on.wait(30)
+        ended.set()
         raise RuntimeError("nobody is there")
 
     async def abandon() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: reports.append(context["message"]))
         body = parse_body(ChatBody, {"messages": [{"role": "user", "content": "hi"}]})
-        request = asyncio.create_task(encode_chat(app_state, body))
+        request = asyncio.create_task(encode_chat(app_state, body, of_client))
         if not is_late:
             await asyncio.sleep(0.01)
             request.cancel()
@@ -297,13 +299,14 @@ def test_a_render_that_fails_after_its_request_ended_is_not_reported_as_lost(mod
             await request
         del request
         go_on.set()
-        await loop.shutdown_default_executor()
-        await asyncio.sleep(0.01)
+        await asyncio.to_thread(ended.wait, 30)
+        await asyncio.sleep(0.05)
         gc.collect()
 
-    monkeypatch.setattr("server.api.chat.request.TEMPLATE_DEADLINE_S", 0.01 if is_late else 30.0)
-    monkeypatch.setattr("server.api.chat.request._RENDER_GRACE_S", 0.01)
+    monkeypatch.setattr("server.api.chat.request._RENDER_WAIT_S", 0.01 if is_late else 30.0)
     monkeypatch.setattr("server.text.tokenizer.Tokenizer.render_chat", render_chat)
-    app_state = SimpleNamespace(tokenizer=load_tokenizer(model_folder), limits=lambda: READY)
+    app_state = SimpleNamespace(tokenizer=load_tokenizer(model_folder), limits=lambda: READY, work=HeavyWork())
+    of_client = Request({"type": "http"})
+    give_place(of_client.scope, LargeBodies(app_state.work))
     asyncio.run(abandon())
     assert reports == []

@@ -95,6 +95,7 @@ def test_fields_that_are_never_served_are_documented_as_null(document):
     fields = document["components"]["schemas"]["ChatBody"]["properties"]
     assert {name for name, field in fields.items() if field.get("type") == "null"} == {
         "audio",
+        "functions",
         "prediction",
         "web_search_options",
     }
@@ -105,7 +106,13 @@ def test_the_document_names_the_kinds_of_items_blocks_and_tools(document):
     items = next(kind for kind in schemas["ResponsesBody"]["properties"]["input"]["anyOf"] if "items" in kind)
     kinds = {kind["properties"]["type"].get("const") for kind in items["items"]["anyOf"]}
     assert {"function_call", "custom_tool_call", "reasoning"} < kinds
-    blocks = next(kind for kind in schemas["MessageParam"]["properties"]["content"]["anyOf"] if "items" in kind)
-    assert {"text", "tool_use", "tool_result"} < {
-        kind["properties"]["type"].get("const") for kind in blocks["items"]["anyOf"]
+    blocks = {}
+    for message in schemas["MessageParam"]["anyOf"]:
+        content = next(kind for kind in message["properties"]["content"]["anyOf"] if "items" in kind)
+        kinds = {kind["properties"]["type"].get("const") for kind in content["items"]["anyOf"]}
+        blocks[message["properties"]["role"]["const"]] = kinds - {None}
+    assert blocks == {
+        "user": {"text", "tool_result"},
+        "assistant": {"text", "thinking", "tool_use"},
+        "system": {"text"},
     }

@@ -147,6 +147,45 @@ def test_a_process_that_was_killed_is_replaced(model_folder):
     run(model_folder, steps)
 
 
+def test_a_process_that_hangs_is_replaced(model_folder, monkeypatch):
+    """Stopped, it neither answers nor ends: who waited is refused, and who comes next has another process."""
+
+    async def steps(checker):
+        await checker.check(GOOD)
+        process = checker._process
+        monkeypatch.setattr("server.structured_output.compile_check._TURN_DEADLINE_S", 0.5)
+        os.kill(process.pid, signal.SIGSTOP)
+        waiting = [checker.check(regex_grammar(text)) for text in ("b", "c")]
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [Overloaded, Overloaded]
+        assert process.popen.returncode == -signal.SIGKILL
+        monkeypatch.undo()
+        await checker.check(regex_grammar("b"))
+        assert checker._process.pid != process.pid
+
+    run(model_folder, steps)
+
+
+def test_a_process_that_was_heard_of_lately_is_kept_when_a_turn_does_not_come(model_folder, monkeypatch):
+    async def steps(checker):
+        await checker.check(GOOD)
+        process = checker._process
+        monkeypatch.setattr("server.structured_output.compile_check._TURN_DEADLINE_S", 0.5)
+        os.kill(process.pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(checker.check(regex_grammar("b")))
+        await asyncio.sleep(0.25)
+        process.heard_s = time.monotonic()  # as a verdict on another grammar sets it
+        with pytest.raises(Overloaded, match=r"this one had no turn within 0\.5 s"):
+            await waiting
+        assert process.popen.poll() is None
+        monkeypatch.undo()
+        os.kill(process.pid, signal.SIGCONT)
+        await checker.check(regex_grammar("c"))
+        assert checker._process is process
+
+    run(model_folder, steps)
+
+
 def test_a_process_that_was_killed_while_it_started_is_replaced(model_folder):
     async def steps(checker):
         asking = asyncio.create_task(checker.check(GOOD))

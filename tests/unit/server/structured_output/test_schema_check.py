@@ -235,9 +235,11 @@ def test_the_schema_of_a_client_stays_as_it_is():
         | st.dictionaries(
             st.sampled_from(
                 ["type", "$ref", "allOf", "anyOf", "items", "properties", "required", "enum", "minimum", "maximum",
-                 "exclusiveMinimum", "multipleOf", "format", "maxLength", "prefixItems", "minItems", "a"]
+                 "exclusiveMinimum", "multipleOf", "format", "maxLength", "prefixItems", "minItems", "a",
+                 "$id", "id", "$anchor", "$schema", "$defs"]
             ),
-            inner | st.sampled_from(["#", "#/properties/a", "#/allOf/0", "object", "hostname", ["a"]]),
+            inner | st.sampled_from(["#", "#/properties/a", "#/allOf/0", "#a", "a", "a#/$defs/a", "//[", "http://json-schema.org/draft-04/schema#",
+                                       "object", "hostname", ["a"]]),
             max_size=4,
         ),
         max_leaves=12,
@@ -280,3 +282,34 @@ def test_forced_calls_and_formats_name_the_field_of_each_api(harness, tmp_path):
         error = check_error(reply, 400, "invalid_grammar")
         assert error["param"] == param
         assert error["message"].startswith(param + where)
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+def test_a_strict_tool_has_known_keywords_and_references_whether_it_is_forced_or_not(harness, tmp_path, choice):
+    app = ChatModels(harness, tmp_path / "model")()
+    user = {"messages": [{"role": "user", "content": "hi"}]}
+    for word, value, fault in (
+        ("maxLenght", 3, " has the keyword 'maxLenght', unknown to JSON Schema."),
+        ("$ref", "#/$defs/a", ".$ref is '#/$defs/a', where the schema has nothing."),
+    ):
+        schema = {"type": "object", "properties": {"a": {"type": "string", word: value}}}
+        for strict in (True, False):
+            function = {"name": "f", "parameters": schema, "strict": strict}
+            tools = [{"type": "function", "function": function}]
+            flat = [{"type": "function", **function}]
+            own = [{"name": "f", "input_schema": schema, "strict": strict}]
+            claude = {**user, "model": "tiny", "max_tokens": 9, "tools": own}
+            claude["tool_choice"] = {"type": {"required": "any"}.get(choice, choice)}
+            for path, body, param in (
+                (
+                    "/v1/chat/completions",
+                    {**user, "tools": tools, "tool_choice": choice},
+                    "tools[0].function.parameters",
+                ),
+                ("/v1/responses", {"input": "hi", "tools": flat, "tool_choice": choice}, "tools[0].parameters"),
+                ("/v1/messages", claude, "tools[0].input_schema"),
+            ):
+                reply = app.post(path, body)
+                is_refused = strict or (choice == "required" and word == "$ref")
+                assert (f"{param}.properties.a{fault}" in reply.text) == is_refused, (path, reply.text)
+                assert (reply.status_code == 400) == is_refused, reply.text

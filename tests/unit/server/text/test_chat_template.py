@@ -1,5 +1,6 @@
 """The prompt text equals transformers'; what users type never becomes a control token."""
 
+import itertools
 import json
 import time
 import tracemalloc
@@ -172,6 +173,13 @@ def test_a_template_that_never_ends_is_stopped(monkeypatch, tmp_path: Path):
         tokenizer.render_chat([{"role": "user", "content": "x"}])
 
 
+def test_time_of_other_threads_is_not_a_renders(monkeypatch, tmp_path: Path):
+    hours = itertools.count(0, 3600)
+    tokenizer = load_tokenizer(write_model_folder(tmp_path, chat_template="{{ messages[0].content }}"))
+    monkeypatch.setattr("time.monotonic", lambda: next(hours))
+    assert tokenizer.render_chat([{"role": "user", "content": "x"}]).text == "x"
+
+
 # rule: Limits: A template renders within 2 s, sandboxed, beside the loop
 def test_templates_cannot_leave_the_sandbox():
     source = "{{ messages.__class__.__mro__ }}{{ messages.append(1) }}"
@@ -270,11 +278,23 @@ def test_a_template_cannot_take_all_time_or_memory(source):
     begun_s = time.monotonic()
     try:
         with pytest.raises(InvalidParameter):
-            template(source).render([{"role": "user", "content": "x"}], deadline_s=begun_s + 0.3)
+            template(source).render([{"role": "user", "content": "x"}], deadline_s=time.thread_time() + 0.3)
         assert tracemalloc.get_traced_memory()[1] < 256 << 20
     finally:
         tracemalloc.stop()
     assert time.monotonic() - begun_s < 20  # tracemalloc is slow; without bounds these take minutes or for ever
+
+
+@pytest.mark.parametrize("name", ["join", "sort | join", "list | tojson", "first", "max", "unique | join", "tojson"])
+def test_filters_take_an_iterator_or_refuse_it_as_transformers_does(name):
+    source = f"{{{{ [{{'a': 'x'}}, {{'a': 'y'}}] | map(attribute='a') | {name} }}}}"
+    messages = [{"role": "user", "content": "hi"}]
+    if name == "tojson":
+        for render in (lambda: reference(source, messages), lambda: template(source).render(messages)):
+            with pytest.raises((TypeError, InvalidParameter), match="not JSON serializable"):
+                render()
+    else:
+        assert template(source).render(messages) == reference(source, messages)
 
 
 @pytest.mark.parametrize(

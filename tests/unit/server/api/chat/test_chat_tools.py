@@ -140,6 +140,47 @@ def test_the_openai_client_reads_calls_whole_and_streamed(model):
     assert prompt.count("<tool_response>\n7\n</tool_response>") == 2
 
 
+def called(*ids):
+    function = {"name": "now", "arguments": "{}"}
+    calls = [{"type": "function", "function": function} | ({"id": id_} if id_ else {}) for id_ in ids]
+    return {"role": "assistant", "tool_calls": calls}
+
+
+def result(call_id):
+    return {"role": "tool", "tool_call_id": call_id, "content": "7"}
+
+
+# rule: Fields: A tool message without a call of an assistant message before it is refused, as OpenAI refuses it
+@pytest.mark.parametrize(
+    ("messages", "wrong"),
+    [
+        ([result("a")], 1),
+        ([result("a"), called("a")], 1),
+        ([called("a", "b"), result("a"), result("c")], 3),
+        ([{"role": "assistant", "content": "x"}, result("a")], 2),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/render", "/tokenize"])
+def test_a_result_of_no_call_is_refused(model, path, messages, wrong):
+    reply = model().post(path, {"messages": [*USER_HI, *messages]})
+    error = check_error(reply, 400, "invalid_parameter")
+    assert error["param"] == f"messages[{wrong}].tool_call_id"
+    assert error["message"].startswith(error["param"])
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [called("a", "b"), result("b"), result("a")],
+        [called("a"), result("a"), {"role": "user", "content": "x"}, result("a")],
+        [called(None), result("a")],
+    ],
+)
+def test_the_results_of_calls_pass(model, messages):
+    reply = model().post("/tokenize", {"messages": [*USER_HI, *messages]})
+    assert reply.status_code == 200
+
+
 def test_only_the_first_call_stays_where_parallel_calls_are_not_wanted(model):
     app = model()
     (choice,) = app.chat(tools=TOOLS, parallel_tool_calls=False).json()["choices"]

@@ -1,25 +1,19 @@
 """/v1/embeddings: OpenAI's form and client, every form of input, limits, and models that make none."""
 
-import asyncio
 import base64
-import json
 
 import msgspec
 import numpy as np
 import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from openai.types import CreateEmbeddingResponse
-from tokenizers import processors
 
 from engine.interface.errors import EngineError, Overloaded
-from server.api.embeddings.run import to_base64, unit_vector
 from server.api.limits import RequestLimits
 from tests.support.client_types import check_type
 from tests.support.embedding_folder import PROMPTS, write_embedding_files
 from tests.support.fakes import READY, fake_embedding
+from tests.unit.server.api.embeddings.conftest import EMBEDDINGS, TEXTS, embed
 from tests.unit.server.conftest import (
     CHAT,
     COMPLETIONS,
@@ -27,37 +21,8 @@ from tests.unit.server.conftest import (
     Harness,
     check_error,
     serving,
-    train_byte_level,
     write_model_folder,
 )
-
-EMBEDDINGS = "/v1/embeddings"
-TEXTS = ["Hello, world!", "Schöne Grüße", "fox"]
-
-
-@pytest.fixture(scope="session")
-def embedder(tmp_path_factory):
-    """A model folder of an embedding model, whose tokenizer ends each text with its end token."""
-    tokenizer = train_byte_level()
-    end = tokenizer.token_to_id("<|endoftext|>")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", end)]
-    )
-    folder = write_model_folder(tmp_path_factory.mktemp("embedder"), tokenizer=tokenizer)
-    write_embedding_files(folder)
-    return folder
-
-
-@pytest.fixture
-def app(harness, embedder):
-    def make(**engine):
-        return harness(folder=embedder, engine=engine)
-
-    return make
-
-
-def embed(app: Harness, **fields: object):
-    return app.post(EMBEDDINGS, {"model": "tiny", "input": TEXTS, **fields})
 
 
 def expected(app: Harness, dimensions: int = READY.hidden_size) -> list[np.ndarray]:
@@ -284,62 +249,6 @@ def test_hidden_states_that_are_no_numbers_are_an_error_and_not_null(app, monkey
     assert "finite" in error["message"]
 
 
-# rule: Limits: Embeddings: 2,048 inputs, each within the context, tokens in all, no more at once than the engine
-#     holds
-def test_no_more_inputs_are_sent_than_the_engine_holds(app):
-    running = app(hold=asyncio.Event())
-
-    async def watch() -> int:
-        async with running.http() as http:
-            post = asyncio.create_task(http.post(EMBEDDINGS, json={"input": ["fox"] * 200}))
-            while len(running.client.submitted) < 2 * READY.max_num_seqs:
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0.02)
-            most = len(running.client.submitted)
-            running.client.hold.set()
-            assert len((await post).json()["data"]) == 200
-            return most
-
-    assert asyncio.run(watch()) == 2 * READY.max_num_seqs
-
-
-@pytest.mark.parametrize(("num_tokens", "most"), [(2, 3), (3, 2), (7, 1), (9, 1)])
-def test_no_more_tokens_are_sent_than_the_queue_takes(app, num_tokens, most):
-    running = app(hold=asyncio.Event())
-    running.client.ready = msgspec.structs.replace(READY, max_queued_tokens=7)
-
-    async def watch() -> int:
-        async with running.http() as http:
-            post = asyncio.create_task(http.post(EMBEDDINGS, json={"input": [[1] * num_tokens] * 9}))
-            while not running.client.submitted:
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0.02)
-            num_sent = len(running.client.submitted)
-            running.client.hold.set()
-            assert len((await post).json()["data"]) == 9
-            return num_sent
-
-    assert asyncio.run(watch()) == most
-
-
-def test_a_timeout_and_a_cancel_end_every_input(app):
-    running = app(hold=asyncio.Event())
-    check_error(embed(running, timeout=0.05), 408, "deadline_exceeded")
-    assert len(running.client.aborted) == 3
-
-    async def cancelled():
-        running = app(hold=asyncio.Event())
-        async with running.http() as http:
-            post = asyncio.create_task(http.post(EMBEDDINGS, json={"input": TEXTS}, headers={"x-request-id": "mine"}))
-            while len(running.client.submitted) < 3:
-                await asyncio.sleep(0.001)
-            assert (await http.delete("/v1/requests/mine")).status_code == 200
-            running.client.hold.set()
-            return await post
-
-    check_error(asyncio.run(cancelled()), 409, "request_aborted")
-
-
 def test_what_was_embedded_is_in_the_log_and_the_metrics(app, caplog):
     running = app(num_cached_tokens=1)
     with caplog.at_level("INFO", logger="quire.access"):
@@ -349,53 +258,3 @@ def test_what_was_embedded_is_in_the_log_and_the_metrics(app, caplog):
     histograms = running.metrics.drain().histograms
     assert sum(histograms["e2e_request_latency_seconds"].counts) == 3
     assert "time_to_first_token_seconds" not in histograms
-
-
-FINITE = arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-(2.0**100), 2.0**100, width=32))
-
-
-# rule: Fields: `dimensions`, `encoding_format` and `prompt_name` act
-@given(FINITE)
-def test_base64_gives_back_every_bit(vector):
-    assert np.array_equal(np.frombuffer(base64.b64decode(to_base64(vector)), dtype="<f4"), vector)
-
-
-@given(FINITE, st.integers(1, 50))
-def test_a_unit_vector_points_the_same_way_and_has_the_length_1(vector, dimensions):
-    found = unit_vector(vector.tobytes(), dimensions=dimensions)
-    cut = vector[:dimensions].astype(np.float64)
-    length = np.linalg.norm(cut)
-    assert found.dtype == np.float32
-    if length >= 1e-12:
-        np.testing.assert_allclose(found, cut / length, atol=1e-6)
-        assert np.linalg.norm(found.astype(np.float64)) == pytest.approx(1, abs=1e-5)
-    assert json.loads(json.dumps(found.tolist())) == found.tolist()
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_vector_that_is_not_finite_has_no_direction(value):
-    assert unit_vector(np.array([1, value], dtype=np.float32).tobytes(), dimensions=2) is None
-
-
-def test_a_disconnected_client_aborts_every_input(app):
-    running = app(hold=asyncio.Event())
-
-    async def leave():
-        messages = [{"type": "http.request", "body": json.dumps({"input": TEXTS}).encode(), "more_body": False}]
-
-        async def receive():
-            if messages:
-                return messages.pop(0)
-            while len(running.client.submitted) < 3:
-                await asyncio.sleep(0.001)
-            return {"type": "http.disconnect"}
-
-        async def send(message):
-            pass
-
-        headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": EMBEDDINGS, "headers": headers, "query_string": b""}
-        await asyncio.wait_for(running.app({**scope, "raw_path": EMBEDDINGS.encode()}, receive, send), 60)
-
-    asyncio.run(leave())
-    assert len(running.client.aborted) == 3

@@ -177,7 +177,8 @@ def test_a_tool_choice_has_chats_form(choice, expected, is_parallel):
 def test_thinking_is_a_switch_of_the_template(thinking, is_on):
     equivalent = translate(thinking=thinking)
     assert equivalent.body.chat_template_kwargs == {"enable_thinking": is_on, "thinking": is_on}
-    assert equivalent.ignored == (["thinking.budget_tokens"] if "budget_tokens" in (thinking or {}) else [])
+    assert equivalent.ignored == []
+    assert equivalent.body.thinking_token_budget == (thinking or {}).get("budget_tokens")
     assert translate(chat_template_kwargs={"a": 1}).body.chat_template_kwargs == {"a": 1, **SWITCHES}
 
 

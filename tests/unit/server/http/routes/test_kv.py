@@ -15,7 +15,7 @@ import pytest
 
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, EngineError
-from engine.interface.protocol import KvRequest, KvSnapshot
+from engine.interface.protocol import KvKind, KvRequest, KvSnapshot
 from server.config.api_keys import read_key_hashes
 from server.http.routes.kv_feed import KvFeed
 from tests.support.daemon import wait_for
@@ -26,8 +26,8 @@ from tests.unit.server.conftest import check_error, serving
 def make_snapshot(step_id=7, cost_s=0.001, **changes):
     """Two requests that share blocks 1 and 2, one that waits, and two cached blocks."""
     rows = [
-        KvRequest("chatcmpl-aa-0", "running", 1, 4, 2, 60, 40, 21, 32, 1.5, 0),
-        KvRequest("cmpl-b-b-11", "retiring", 2, 4, 2, 50, 50, 0, 0, 2.5, 3),
+        KvRequest("chatcmpl-aa-0", "running", 1, 4, 2, 60, 40, 21, 32, 1.5, 0, [1]),
+        KvRequest("cmpl-b-b-11", "retiring", 2, 4, 2, 50, 50, 0, 0, 2.5, 3, [1, 1]),
         KvRequest("chatcmpl-cc-0", "waiting", 0, 0, 0, 0, 9, 0, 0, 0.25, 0),
     ]
     fields = {
@@ -35,6 +35,7 @@ def make_snapshot(step_id=7, cost_s=0.001, **changes):
         "bytes_per_block": 1000, "num_used": 6, "num_shared": 2, "num_cached": 2, "requests": rows, "num_unlisted": 5,
         "runs": array("i", [1, 4, 1, 2, 9, -2]).tobytes(), "cached_runs": array("i", [12, 2]).tobytes(),
         "num_queried_tokens": 100, "num_hit_tokens": 32, "num_evictions": 4, "num_preemptions": 3,
+        "kinds": [KvKind("full", 4, 0), KvKind("window", 2, 2)],
     }  # fmt: skip
     return KvSnapshot(**{**fields, **changes})
 
@@ -99,6 +100,9 @@ def test_a_snapshot_is_the_engines_in_the_apis_words(app):
     assert answer["pool"] == {
         "num_blocks": 20, "block_size": 16, "bytes_per_block": 1000,
         "num_used": 6, "num_shared": 2, "num_cached": 2, "num_empty": 12,
+        "kinds": [
+            {"kind": "full", "num_used": 4, "num_cached": 0}, {"kind": "window", "num_used": 2, "num_cached": 2},
+        ],
     }  # fmt: skip
     assert answer["totals"] == {
         "num_queried_tokens": 100, "num_hit_tokens": 32, "hit_rate": 0.32, "num_evictions": 4, "num_preemptions": 3,
@@ -108,7 +112,7 @@ def test_a_snapshot_is_the_engines_in_the_apis_words(app):
     assert answer["requests"][0] == {
         "id": "chatcmpl-aa", "index": 0, "state": "running", "num_blocks": 4, "num_shared_blocks": 2, "bytes": 4000,
         "num_tokens": 61, "num_computed_tokens": 60, "num_prompt_tokens": 40, "num_hit_tokens": 32, "age_s": 1.5,
-        "num_preemptions": 0, "runs": [1, 4],
+        "num_preemptions": 0, "runs": [1, 4], "group_runs": [1],
     }  # fmt: skip
 
 

@@ -1,0 +1,149 @@
+"""Checkpoints: live states of requests, and saved ones that others go on from. Plain Python; never torch.
+
+A request's live state is one block, taken at its admission and advanced by each of its rows. It is always that of all
+tokens before the row, so a state can be saved only where a row starts: the row's step first copies the live pages to
+pages of their own, which are published at the step's commit. A hit is the same copy the other way. Sources and targets
+are held until the commit.
+Saved are the states at a request's marks: the last place of its prompt, and parting points, where the full groups know
+a longer prefix than the states do. A saved state of which the same conversation has a later one, and which no other
+hit, is reused first. Saving preempts nobody: without free pages it is skipped.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from engine.core.cache_layout import CacheLayout, GroupLayout
+from engine.core.page_pool import PagePool
+from engine.core.prefix_hits import Hit, PrefixFinder
+from engine.core.request import BlockTable, Request
+
+
+class Save(NamedTuple):
+    """A state that a planned step saves, to be published at its commit."""
+
+    request: Request
+    num_tokens: int  # before it
+    group: GroupLayout
+    block: int
+
+
+@dataclass(slots=True)
+class StepKv:
+    """What a step does to pages, and the blocks that it holds until its commit."""
+
+    zeroed: list[int]
+    copies_in: list[tuple[int, int]] = field(default_factory=list)
+    copies_out: list[tuple[int, int]] = field(default_factory=list)
+    restored: list[int] = field(default_factory=list)  # sources of copies_in
+    saves: list[Save] = field(default_factory=list)
+
+    @property
+    def blocks(self) -> Iterator[int]:
+        """All that it holds."""
+        yield from self.restored
+        for save in self.saves:
+            yield save.block
+
+
+class Checkpoints:
+    """Takes, restores and saves states. Does nothing for a model without state groups."""
+
+    def __init__(self, layout: CacheLayout, pool: PagePool, finder: PrefixFinder) -> None:
+        self.num_saved = 0
+        self.num_skipped = 0  # for want of pages
+        self.num_restored = 0
+        self._layout = layout
+        self._pool = pool
+        self._finder = finder
+        self._num_hits: dict[int, int] = {}  # of saved states, by block; a parting point begins with one
+
+    def begin(self, request: Request, hit: Hit) -> None:
+        """Take the live states of a request; the hit's saved states, which are held, are copied by its first row."""
+        for group in self._layout.states:
+            request.tables[group.index] = BlockTable([self._pool.take(group.index)])
+            for block in hit.blocks[group.index]:
+                request.restores.append((group.index, block))
+                if request.checkpoint != hit.num_tokens:
+                    self._num_hits[block] += 1
+        if hit.num_tokens and request.checkpoint != hit.num_tokens:
+            request.checkpoint, request.has_hit_checkpoint = hit.num_tokens, True
+
+    def end_of_chunk(self, request: Request, end: int) -> int:
+        """Return where a prompt chunk ends that may end at `end`: at a mark, else where states may be saved later."""
+        start, step = request.num_computed_tokens, self._layout.step
+        mark = next((mark for mark in request.marks if mark > start), end)
+        if mark < end and not self._is_saved(request, mark):
+            return mark
+        if end == request.num_prefill_tokens or end // step * step <= start:
+            return end
+        return end // step * step
+
+    def begin_row(self, request: Request, step: StepKv, *, num_reserved: int) -> list[tuple[int, int, list[int]]]:
+        """Copy the states of a hit, or save those before the row, in its step. Returns RowPlan.new_blocks of states."""
+        self._restore(request, step)
+        if request.num_computed_tokens in request.marks:
+            self._save(request, step, num_reserved=num_reserved)
+        added: list[tuple[int, int, list[int]]] = []
+        for group in self._layout.states:
+            table = request.tables[group.index]
+            if not table.num_sent:
+                added.append((group.first_table, 0, self._pool.pages(table.blocks[0])))
+                table.num_sent = 1
+        return added
+
+    def end_step(self, step: StepKv, published: Iterable[Save]) -> None:
+        """Publish states that a step has saved, and release all that it held."""
+        for save in published:
+            request, index = save.request, save.group.index
+            key = self._key(request, save.num_tokens)
+            if self._pool.find(index, key) is None:
+                self._pool.publish(index, key, save.block)
+                self._num_hits[save.block] = int(save.num_tokens == request.parting_point)
+                self.num_saved += 1
+            if request.checkpoint and request.checkpoint != save.num_tokens:
+                self._supersede(request, save.group)
+        for save in published:
+            save.request.checkpoint, save.request.has_hit_checkpoint = save.num_tokens, False
+        self._pool.release(step.blocks)
+
+    def taint(self, request: Request) -> None:
+        """Take what a request has saved or found out of the prefix cache."""
+        for group in self._layout.states:
+            for num_tokens in {request.checkpoint, *request.marks}:
+                if 0 < num_tokens <= len(request.block_hashes) * self._layout.unit:
+                    self._pool.expel(group.index, self._key(request, num_tokens))
+
+    def _restore(self, request: Request, step: StepKv) -> None:
+        for index, block in request.restores:
+            (live,) = request.tables[index].blocks
+            step.copies_in += zip(self._pool.pages(block), self._pool.pages(live), strict=True)
+            step.restored.append(block)
+            self.num_restored += 1
+        request.restores = []
+
+    def _save(self, request: Request, step: StepKv, *, num_reserved: int) -> None:
+        start, pool = request.num_computed_tokens, self._pool
+        if self._is_saved(request, start):
+            return
+        if sum(group.pages for group in self._layout.states) > pool.num_free - num_reserved * self._layout.reserve:
+            self.num_skipped += 1
+            return
+        for group in self._layout.states:
+            (live,) = request.tables[group.index].blocks
+            block = pool.take(group.index)
+            step.copies_out += zip(pool.pages(live), pool.pages(block), strict=True)
+            step.saves.append(Save(request, start, group, block))
+
+    def _supersede(self, request: Request, group: GroupLayout) -> None:
+        block = self._pool.find(group.index, self._key(request, request.checkpoint))
+        if block is not None and self._num_hits[block] <= int(request.has_hit_checkpoint):
+            self._pool.spend(block)
+
+    def _is_saved(self, request: Request, num_tokens: int) -> bool:
+        self._finder.extend_hashes(request, num_tokens)
+        key = self._key(request, num_tokens)
+        return all(self._pool.find(group.index, key) is not None for group in self._layout.states)
+
+    def _key(self, request: Request, num_tokens: int) -> bytes:
+        return request.block_hashes[num_tokens // self._layout.unit - 1]

@@ -1,0 +1,210 @@
+"""PagePool: lends the pages of the KV pool to groups, as ref-counted blocks that stay findable once they are free.
+
+Plain Python; never torch. A block is the pages_per_block pages of one group that are held, cached and reused together;
+its number is that of its first page. Page 0 belongs to padding rows and is never lent.
+A page's life: blank → of a held block (count 1) → of a published block, which others may hold, too (count 2, 3, …) → of
+a cached block: held by nobody and still findable, reused in least-recently-used order → blank again.
+A page that is lent to a kind of group other than before is dirty: its bytes may be no finite numbers of this kind.
+Blocks with values that are not finite are tainted: no longer published, and their pages dirty once they are free.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+
+from engine.interface.config import CacheGroup
+
+
+class PagePool:
+    """Owns the pages and the prefix cache. Every operation is O(1) per page; no order depends on a hash."""
+
+    def __init__(self, groups: Sequence[CacheGroup], *, num_pages: int) -> None:
+        self.num_usable = num_pages - 1
+        self.num_free = num_pages - 1  # pages that nobody holds, cached ones included
+        self.dirty: list[int] = []  # pages to zero in the next step
+        self.num_evictions = [0 for _ in groups]  # blocks that were cached and overwritten
+        self.num_held = [0 for _ in groups]  # pages
+        self.num_cached = [0 for _ in groups]  # pages that nobody holds
+        kinds = [group.kind for group in groups]
+        self._kinds = [1 + kinds.index(group.kind) for group in groups]  # equal numbers for equal kinds
+        self._is_mixed = len(set(kinds)) > 1
+        self._kind_of = bytearray(num_pages)  # the kind that each page was last lent to; 0: none
+        self._sizes = [group.pages_per_block for group in groups]
+        self._blank = list(range(num_pages - 1, 0, -1))  # taken from the end
+        self._cached: OrderedDict[int, None] = OrderedDict()  # blocks, in order of reuse
+        self._ref_counts = [0] * num_pages  # by block
+        self._group_of = [0] * num_pages  # by block
+        self._pages_of: dict[int, list[int]] = {}  # of the blocks of several pages that are not blank
+        self._hash_of: list[bytes | None] = [None] * num_pages  # by block: its key in _published
+        self._published: list[dict[bytes, int]] = [{} for _ in groups]
+        self._tainted: set[int] = set()  # held blocks with values that are not finite, perhaps
+
+    @property
+    def num_used(self) -> int:
+        """Pages that are held."""
+        return self.num_usable - self.num_free
+
+    def num_holders(self) -> list[int]:
+        """Return the number of holders of each page."""
+        counts = self._ref_counts.copy()
+        for block, pages in self._pages_of.items():
+            for page in pages:
+                counts[page] = counts[block]
+        return counts
+
+    @property
+    def published(self) -> Collection[int]:
+        """The blocks in the prefix cache, held or not."""
+        return [block for published in self._published for block in published.values()]
+
+    def pages(self, block: int) -> list[int]:
+        """Return the pages of a block that is held or cached."""
+        return self._pages_of.get(block) or [block]
+
+    def pages_of(self, blocks: Iterable[int]) -> list[int]:
+        """Return the pages of blocks that are held or cached, block after block."""
+        if not self._pages_of:
+            return list(blocks)
+        return [page for block in blocks for page in self.pages(block)]
+
+    def is_tainted(self, block: int) -> bool:
+        """Return whether a held block may have values that are not finite."""
+        return block in self._tainted
+
+    def find(self, group: int, key: bytes) -> int | None:
+        """Return the group's published block with this key, or None."""
+        return self._published[group].get(key)
+
+    def take(self, group: int) -> int:
+        """Lend a new block to one holder. The caller has checked that its pages are free."""
+        size = self._sizes[group]
+        block = self._blank.pop() if self._blank else self._evict()
+        if size > 1:
+            self._pages_of[block] = [
+                block,
+                *(self._blank.pop() if self._blank else self._evict() for _ in range(1, size)),
+            ]
+        if self._is_mixed:
+            self._lend(self.pages(block), self._kinds[group])
+        self.num_free -= size
+        self.num_held[group] += size
+        self._ref_counts[block] = 1
+        self._group_of[block] = group
+        return block
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Add a holder to each of these blocks, which are held or cached."""
+        for block in blocks:
+            if not self._ref_counts[block]:
+                del self._cached[block]
+                group = self._group_of[block]
+                self.num_free -= self._sizes[group]
+                self.num_held[group] += self._sizes[group]
+                self.num_cached[group] -= self._sizes[group]
+            self._ref_counts[block] += 1
+
+    def release(self, blocks: Iterable[int], *, is_spent: bool = False) -> None:
+        """Take a holder from each of these blocks. The first ones are reused first, unpublished ones before all.
+
+        is_spent: they are hardly worth keeping: of the published blocks they are reused first.
+        """
+        ref_counts, tainted = self._ref_counts, self._tainted
+        for block in blocks:
+            ref_counts[block] -= 1
+            if ref_counts[block]:
+                continue
+            group = self._group_of[block]
+            self.num_free += self._sizes[group]
+            self.num_held[group] -= self._sizes[group]
+            if tainted and block in tainted:
+                tainted.remove(block)
+                self.dirty += self.pages(block)
+            if self._hash_of[block] is None:
+                self._blank += reversed(self._pages_of.pop(block, (block,)))
+            else:
+                self._cached[block] = None
+                self.num_cached[group] += self._sizes[group]
+                if is_spent:
+                    self._cached.move_to_end(block, last=False)
+
+    def spend(self, block: int) -> None:
+        """Let a cached block be reused first; one that is held stays as it is."""
+        if not self._ref_counts[block]:
+            self._cached.move_to_end(block, last=False)
+
+    def publish(self, group: int, key: bytes, block: int) -> None:
+        """Make a held block findable, unless another one with this key is."""
+        published = self._published[group]
+        if key not in published:
+            published[key] = block
+            self._hash_of[block] = key
+
+    def taint(self, blocks: Iterable[int]) -> None:
+        """Take held blocks out of the prefix cache; once free, their pages are dirty."""
+        for block in blocks:
+            self._tainted.add(block)
+            self._unpublish(block)
+
+    def expel(self, group: int, key: bytes) -> None:
+        """Taint the published block with this key, if there is one, held or not."""
+        block = self.find(group, key)
+        if block is None:
+            return
+        if self._ref_counts[block]:
+            self.taint([block])
+        else:
+            self.dirty += self.pages(block)
+            self._unpublish(block)
+            del self._cached[block]
+            self.num_cached[group] -= self._sizes[group]
+            self._blank += reversed(self._pages_of.pop(block, [block]))
+
+    def num_new(self, blocks: Iterable[int]) -> int:
+        """Return the number of pages that are free now and would be held if these blocks were."""
+        return sum(self._sizes[self._group_of[block]] for block in blocks if not self._ref_counts[block])
+
+    def num_alone(self, blocks: Iterable[int]) -> int:
+        """Return the number of pages that become free if a holder of each of these blocks releases it."""
+        return sum(self._sizes[self._group_of[block]] for block in blocks if self._ref_counts[block] == 1)
+
+    def check(self, held: dict[int, int]) -> None:
+        """Assert invariant 1 (docs/explanation/architecture.md). held: the number of holders, by block."""
+        assert self._ref_counts == [held.get(block, 0) for block in range(len(self._ref_counts))]
+        lent = [page for block in [*held, *self._cached] for page in self.pages(block)]
+        assert sorted(lent + self._blank) == list(range(1, self.num_usable + 1))
+        assert self.num_free == len(self._blank) + sum(len(self.pages(block)) for block in self._cached)
+        for block in [*held, *self._cached]:
+            assert len(self.pages(block)) == self._sizes[self._group_of[block]]
+        for group, size in enumerate(self._sizes):
+            assert self.num_held[group] == size * sum(self._group_of[block] == group for block in held)
+            assert self.num_cached[group] == size * sum(self._group_of[block] == group for block in self._cached)
+        for group, published in enumerate(self._published):
+            for key, block in published.items():
+                assert self._hash_of[block] == key
+                assert self._group_of[block] == group
+        assert len(self.published) == sum(key is not None for key in self._hash_of)
+        assert all(self._hash_of[block] is not None for block in self._cached)
+        assert not any(self._hash_of[block] for block in self._tainted)
+        assert all(self._ref_counts[block] for block in self._tainted)
+
+    def _lend(self, pages: list[int], kind: int) -> None:
+        for page in pages:
+            if self._kind_of[page] not in (0, kind):
+                self.dirty.append(page)
+            self._kind_of[page] = kind
+
+    def _evict(self) -> int:
+        """Make the pages of a cached block blank, and take the first."""
+        block, _ = self._cached.popitem(last=False)
+        self._unpublish(block)
+        group = self._group_of[block]
+        self.num_evictions[group] += 1
+        self.num_cached[group] -= self._sizes[group]
+        pages = self._pages_of.pop(block, None)
+        if pages is not None:
+            self._blank += pages[:0:-1]
+        return block
+
+    def _unpublish(self, block: int) -> None:
+        key, self._hash_of[block] = self._hash_of[block], None
+        if key is not None:
+            del self._published[self._group_of[block]][key]

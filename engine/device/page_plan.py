@@ -1,0 +1,217 @@
+"""plan_pages(): the layout of one pool of equal pages that layers with unequal caches share. Pure arithmetic.
+
+The pool is one allocation of lanes, each [num_pages, lane_bytes]; page p is row p of all lanes. A unit is the block of
+the attention kernels: block_size tokens of keys, or of values, of one layer. A lane's row has the size of the largest
+layer's unit. A group is the layers whose caches live alike: same kind, window and heads. Each of its layers takes k
+neighbouring lanes for keys and k for values, with m units in each row, so a page holds T = block_size * k * m tokens
+of these layers. Seen from one layer, its k lanes are one tensor of k * num_pages * m units, and unit s of page p is
+number ((s // m) * num_pages + p) * m + s % m: kernels read a block table of units and know nothing of pages.
+
+A group whose layers do not all fit in one page takes several pages for a block, each with some of the layers and a
+block table of its own. The planner takes the least of waste, plus 1 % for each table. With one group, k, m and the
+number of tables are 1 and nothing is wasted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from models.config.layer_cache import LayerCache
+
+_TABLE_COST = 0.01  # of a block table, in waste
+_ALIGNMENT = 16  # bytes: kernels load as many at once
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """The place of one group's layers in the pages."""
+
+    cache: LayerCache  # of each of its layers
+    num_layers: int
+    tables: range  # numbers of its block tables, one for each page of a block
+    layers_per_page: int
+    lanes_per_tensor: int  # k
+    units_per_row: int  # m
+    block_tokens: int  # T
+    waste: float  # share of its pages' bytes that no layer uses
+
+    @property
+    def pages_per_block(self) -> int:
+        """The pages that hold one block, each with some of the layers."""
+        return len(self.tables)
+
+    @property
+    def units_per_page(self) -> int:
+        """The units of one layer in a page."""
+        return self.lanes_per_tensor * self.units_per_row
+
+    def num_pages(self, num_tokens: int, *, in_flight: int = 0) -> int:
+        """Return the most pages that a request of num_tokens holds.
+
+        in_flight: tokens of one step: a window's blocks are taken as tokens come, and given back at the commit.
+        """
+        blocks = -(-num_tokens // self.block_tokens)
+        if self.cache.window is not None:
+            blocks = min(blocks, (self.cache.window + in_flight + self.block_tokens - 2) // self.block_tokens + 2)
+        return blocks * self.pages_per_block
+
+
+@dataclass(frozen=True)
+class LayerPlace:
+    """The block table that a layer reads, and its lanes: k for keys from first_lane on, then k for values."""
+
+    group: int
+    table: int
+    first_lane: int
+
+
+@dataclass(frozen=True)
+class PagePlan:
+    """The layout of a page."""
+
+    block_size: int  # tokens of a unit
+    num_lanes: int
+    lane_bytes: int
+    groups: tuple[GroupPlan, ...]
+    layers: tuple[LayerPlace, ...]  # of each layer of the model; a shared cache is its owner's
+
+    @property
+    def page_bytes(self) -> int:
+        """The bytes of one page."""
+        return self.num_lanes * self.lane_bytes
+
+    @property
+    def table_groups(self) -> tuple[int, ...]:
+        """The group of each block table of a request."""
+        return tuple(index for index, group in enumerate(self.groups) for _ in group.tables)
+
+    def num_pages(self, num_tokens: int, *, in_flight: int = 0) -> int:
+        """Return the most pages that a request of num_tokens holds; see GroupPlan.num_pages."""
+        return sum(group.num_pages(num_tokens, in_flight=in_flight) for group in self.groups)
+
+    def longest_request(self, num_pages: int, *, most: int) -> int:
+        """Return the largest number of tokens, up to `most`, whose request fits in num_pages pages."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.num_pages(middle) <= num_pages:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def num_columns(self, num_tokens: int) -> int:
+        """Return the units in the longest block table of a request of num_tokens."""
+        return max(-(-num_tokens // group.block_tokens) * group.units_per_page for group in self.groups)
+
+    def unit_numbers(self, group: int, page_ids: np.ndarray, *, num_pages: int) -> np.ndarray:
+        """Return the units of pages in the tensors of a group's layers, in order: [N] → [N * units_per_page]."""
+        rows = self.groups[group].units_per_row
+        units = np.arange(self.groups[group].units_per_page)
+        return ((units // rows * num_pages + page_ids[:, None]) * rows + units % rows).reshape(-1)
+
+    def for_layers(self, caches: Sequence[LayerCache]) -> PagePlan:
+        """Return this plan with only some layers, which need fewer lanes; all else stays. caches: of these layers."""
+        layers = tuple(_places(self.groups, caches))
+        lanes = max(place.first_lane + 2 * self.groups[place.group].lanes_per_tensor for place in layers)
+        return dataclasses.replace(self, layers=layers, num_lanes=lanes)
+
+    def views(self, pool: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return each layer's keys and values, [units, block_size, num_kv_heads, head dimension], in the pool.
+
+        pool: [num_lanes, num_pages, numbers in a row]. A unit is contiguous; so is the tensor, unless its layer's units
+        leave a rest of the row.
+        """
+        return [self._views_of(pool, place) for place in self.layers]
+
+    def _views_of(self, pool: torch.Tensor, place: LayerPlace) -> tuple[torch.Tensor, torch.Tensor]:
+        group = self.groups[place.group]
+        cache, lanes = group.cache, group.lanes_per_tensor
+        _, num_pages, row = pool.shape
+        num_units, stride = lanes * num_pages * group.units_per_row, row // group.units_per_row
+
+        def view(first_lane: int, size: int) -> torch.Tensor:
+            shape = (num_units, self.block_size, cache.num_kv_heads, size)
+            return pool.as_strided(shape, (stride, cache.num_kv_heads * size, size, 1), first_lane * num_pages * row)
+
+        return view(place.first_lane, cache.head_dim), view(place.first_lane + lanes, cache.v_head_dim)
+
+
+def plan_pages(caches: Sequence[LayerCache], *, block_size: int, dtype: torch.dtype) -> PagePlan:
+    """Plan the pages of a model with these layers. block_size: tokens of a unit; dtype: of keys and values."""
+    kinds: dict[LayerCache, int] = {}
+    for cache in caches:
+        if cache.shares is None:
+            kinds[cache] = kinds.get(cache, 0) + 1
+    kinds = dict(sorted(kinds.items(), key=lambda kind: (kind[0].window is not None, kind[0].window or 0)))
+    lane_bytes = max(_unit_bytes(cache, block_size, dtype) for cache in kinds)
+    candidates = []
+    for num_lanes in sorted({2 * size for count in kinds.values() for size in _page_sizes(count)}):
+        groups: list[GroupPlan] = []
+        for cache, count in kinds.items():
+            options = _split_options(cache, count, num_lanes, lane_bytes, block_size, dtype)
+            best = min(options, key=_cost, default=None)
+            if best is None:
+                break
+            first = groups[-1].tables.stop if groups else 0
+            groups.append(dataclasses.replace(best, tables=range(first, first + best.pages_per_block)))
+        else:
+            layers = tuple(_places(groups, caches))
+            candidates.append(PagePlan(block_size, num_lanes, lane_bytes, tuple(groups), layers))
+    return min(candidates, key=lambda plan: (sum(map(_cost, plan.groups)), plan.page_bytes))
+
+
+def _cost(group: GroupPlan) -> float:
+    return group.waste + _TABLE_COST * group.pages_per_block
+
+
+def _unit_bytes(cache: LayerCache, block_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes of the larger of a layer's units, of keys and of values."""
+    return block_size * cache.num_kv_heads * max(cache.head_dim, cache.v_head_dim) * dtype.itemsize
+
+
+def _page_sizes(num_layers: int) -> list[int]:
+    """Return the possible numbers of layers in a page, if as many pages as needed hold all layers."""
+    return sorted({-(-num_layers // num_pages) for num_pages in range(1, num_layers + 1)}, reverse=True)
+
+
+def _split_options(
+    cache: LayerCache, num_layers: int, num_lanes: int, lane_bytes: int, block_size: int, dtype: torch.dtype
+) -> Iterator[GroupPlan]:
+    """Yield the ways to place a group's layers in pages of num_lanes lanes."""
+    unit_bytes = _unit_bytes(cache, block_size, dtype)
+    rows = next(
+        rows
+        for rows in range(lane_bytes // unit_bytes, 0, -1)
+        if rows == 1 or lane_bytes % (rows * _ALIGNMENT) == 0  # every unit then starts at a multiple of it
+    )
+    for size in _page_sizes(num_layers):
+        lanes = num_lanes // (2 * size)
+        if not lanes:
+            continue
+        num_pages, block_tokens = -(-num_layers // size), block_size * lanes * rows
+        used = num_layers * cache.values_per_token * dtype.itemsize * block_tokens
+        waste = 1 - used / (num_pages * num_lanes * lane_bytes)
+        yield GroupPlan(cache, num_layers, range(num_pages), size, lanes, rows, block_tokens, waste)
+
+
+def _places(groups: Sequence[GroupPlan], caches: Sequence[LayerCache]) -> Iterator[LayerPlace]:
+    """Yield the place of each layer."""
+    index_of = {group.cache: index for index, group in enumerate(groups)}
+    counts = [0] * len(groups)
+    places: list[LayerPlace] = []
+    for cache in caches:
+        if cache.shares is not None:
+            places.append(places[cache.shares])
+        else:
+            index = index_of[cache]
+            group = groups[index]
+            page, place = divmod(counts[index], group.layers_per_page)
+            counts[index] += 1
+            places.append(LayerPlace(index, group.tables[page], 2 * group.lanes_per_tensor * place))
+        yield places[-1]

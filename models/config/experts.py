@@ -1,0 +1,248 @@
+"""ExpertsConfig: the mixture of experts that replaces the MLP in some layers, and its fields of a config.json."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from models.architecture import Architecture
+from models.errors import ModelError
+from models.fields import Fields
+from models.quantization.config import QuantizationConfig
+
+# models/layers/routing.py: how the router's products become a choice of experts and their weights
+Routing = Literal["softmax", "softmax_bias", "sigmoid_bias", "sparsemixer", "scaled_input"]
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """Experts of one size; a router chooses some of them for each token."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int  # of each expert
+    norm_topk_prob: bool  # divide the chosen experts' weights by their sum
+    rounds_weights: bool  # then round them to the model's dtype, as transformers does for some architectures
+    shared_intermediate_size: int = 0  # width of an expert that every token uses; 0: none
+    has_shared_gate: bool = False  # the shared expert's output is multiplied by the sigmoid of a gate of its own
+    routing: Routing = "softmax"
+    # The router's product: in the model's dtype; in fp32, of the rounded weight or of the weight as it is stored
+    router_precision: Literal["model", "fp32", "fp32_stored"] = "model"
+    floor: float = 0.0  # least divisor of the weights
+    factor: float = 1.0  # on the weights, at last
+    num_groups: int = 1  # of experts, of which num_groups_per_tok are open to a token: sigmoid_bias
+    num_groups_per_tok: int = 1
+    jitter: float = 0.0  # sparsemixer
+    has_dense_mlp: bool = False  # beside a dense MLP, as in Gemma 4, whose router has scales
+    has_bias: bool = False  # of the router and of both products of each expert
+    gate: Literal["silu", "gelu_tanh", "clamped"] = "silu"  # see kernels.moe.reference.Gate
+    gate_alpha: float = 1.0
+    gate_limit: float = 0.0
+
+    def count_parameters(self, hidden_size: int, num_experts: int) -> int:
+        """Count the parameters of one layer's router, its shared expert and num_experts of its experts."""
+        shared = self.shared_intermediate_size
+        router = hidden_size * (self.num_experts + self.has_shared_gate)
+        router += self.num_experts if self.routing in ("softmax_bias", "sigmoid_bias") else 0
+        router += self.has_dense_mlp * (hidden_size + self.num_experts)
+        router += self.has_bias * (self.num_experts + num_experts * (2 * self.intermediate_size + hidden_size))
+        return router + 3 * hidden_size * (num_experts * self.intermediate_size + shared)
+
+    def share_of_rank(self, tp_size: int) -> ExpertsConfig:
+        """Return the sizes that one of tp_size ranks holds. Used for arithmetic, never to build a model."""
+        return dataclasses.replace(
+            self,
+            intermediate_size=self.intermediate_size // tp_size,
+            shared_intermediate_size=self.shared_intermediate_size // tp_size,
+        )
+
+
+def parse_experts(
+    config: Fields, architecture: Architecture, num_layers: int, quantization: QuantizationConfig | None
+) -> tuple[ExpertsConfig | None, tuple[bool, ...]]:
+    """Return the experts (None if there are none) and True for each layer that has them.
+
+    Raises ModelError, also if the experts are quantised.
+    """
+    kind = architecture.experts
+    if kind == "none" or (kind == "gemma4" and not config.flag("enable_moe_block")):
+        config.pass_over("num_experts", "top_k_experts", "moe_intermediate_size")
+        return None, (False,) * num_layers
+    experts = _read_experts(config, architecture, num_layers)
+    if experts.num_experts_per_tok > experts.num_experts:
+        raise ModelError(
+            f"{config.where}: {config.name_of('num_experts_per_tok')} {experts.num_experts_per_tok} is more than"
+            f" {config.name_of(_count_name(config))} {experts.num_experts}"
+        )
+    is_sparse = _sparse_layers(config, architecture, num_layers)
+    sparse = [layer for layer in range(num_layers) if is_sparse[layer]]
+    names = [f"model.layers.{layer}.{architecture.expert}" for layer in sparse]
+    if quantization is not None and any(map(quantization.scheme_of, names)):
+        raise ModelError(
+            f"{config.where}: its experts are quantized ({quantization.name}), and experts are served unquantized only:"
+            " use the bf16 checkpoint"
+        )
+    return (experts if sparse else None), is_sparse
+
+
+def _read_experts(config: Fields, architecture: Architecture, num_layers: int) -> ExpertsConfig:
+    kind = architecture.experts
+    count = _count_name(config)
+    config.pass_over("num_experts")
+    own_size = (
+        "intermediate_size"
+        if kind in ("mixtral", "granite", "hunyuan", "phimoe", "gpt_oss")
+        else "moe_intermediate_size"
+    )
+    experts = ExpertsConfig(
+        num_experts=_same_in_all(config, count, num_layers),
+        num_experts_per_tok=_same_in_all(config, "num_experts_per_tok", num_layers),
+        intermediate_size=_same_in_all(config, own_size, num_layers),
+        # gpt-oss: the softmax is over the chosen experts alone, which is the same
+        norm_topk_prob=kind in ("mixtral", "granite", "hunyuan", "ernie4_5", "gpt_oss", "gemma4"),
+        rounds_weights=kind not in ("mixtral", "glm", "hunyuan", "gemma4"),
+    )
+    if kind == "gemma4":
+        return dataclasses.replace(experts, has_dense_mlp=True, gate="gelu_tanh")
+    if kind == "gpt_oss":
+        alpha, limit = config.positive("swiglu_alpha", default=1.702), config.positive("swiglu_limit", default=7.0)
+        return dataclasses.replace(experts, has_bias=True, gate="clamped", gate_alpha=alpha, gate_limit=limit)
+    if kind in ("qwen2", "qwen3", "mellum", "glm"):
+        experts = dataclasses.replace(experts, norm_topk_prob=config.flag("norm_topk_prob"))
+    if kind == "qwen2":
+        width = config.count("shared_expert_intermediate_size")
+        return dataclasses.replace(experts, shared_intermediate_size=width, has_shared_gate=True)
+    if kind == "granite" and config.get("shared_intermediate_size"):
+        return dataclasses.replace(experts, shared_intermediate_size=config.count("shared_intermediate_size"))
+    if kind == "hunyuan":
+        width = experts.intermediate_size
+        return dataclasses.replace(experts, shared_intermediate_size=width, router_precision="fp32_stored")
+    if kind == "phimoe":
+        return _read_sparsemixer(config, experts)
+    if kind == "ernie4_5":
+        floor, num_shared = config.positive("moe_norm_min", default=1e-12), config.get("moe_num_shared_experts")
+        width = experts.intermediate_size * config.count("moe_num_shared_experts") if num_shared else 0
+        return dataclasses.replace(
+            experts,
+            routing="softmax_bias",
+            router_precision="fp32_stored",
+            floor=floor,
+            shared_intermediate_size=width,
+        )
+    if kind == "llama4":
+        width = experts.intermediate_size
+        return dataclasses.replace(experts, routing="scaled_input", shared_intermediate_size=width)
+    return _read_groups(config, experts) if kind == "glm" else experts
+
+
+def _read_sparsemixer(config: Fields, experts: ExpertsConfig) -> ExpertsConfig:
+    if experts.num_experts_per_tok != 2:
+        raise ModelError(
+            f"{config.where}: num_experts_per_tok {experts.num_experts_per_tok} is not supported: this router chooses 2"
+        )
+    jitter = config.number("router_jitter_noise", default=0.01)
+    return dataclasses.replace(experts, routing="sparsemixer", jitter=jitter)
+
+
+def _read_groups(config: Fields, experts: ExpertsConfig) -> ExpertsConfig:
+    """Add DeepSeek-V3's routing (arXiv:2412.19437, §2.1.2) and shared experts."""
+    num_groups, num_open = config.count("n_group", default=1), config.count("topk_group", default=1)
+    size = experts.num_experts // num_groups
+    if experts.num_experts % num_groups != 0 or (num_groups > 1 and size < 2):
+        raise ModelError(
+            f"{config.where}: n_group {num_groups} does not cut {experts.num_experts} experts into groups of 2 or more"
+        )
+    if num_open > num_groups or (num_groups > 1 and num_open * size < experts.num_experts_per_tok):
+        raise ModelError(
+            f"{config.where}: topk_group {num_open} of n_group {num_groups} leaves {min(num_open, num_groups) * size}"
+            f" experts for num_experts_per_tok {experts.num_experts_per_tok}"
+        )
+    num_shared = config.get("n_shared_experts")
+    return dataclasses.replace(
+        experts,
+        routing="sigmoid_bias",
+        router_precision="fp32",
+        floor=1e-20,
+        factor=config.positive("routed_scaling_factor", default=1.0),
+        num_groups=num_groups,
+        num_groups_per_tok=num_open,
+        shared_intermediate_size=experts.intermediate_size * config.count("n_shared_experts") if num_shared else 0,
+    )
+
+
+def _count_name(config: Fields) -> str:
+    """Return the usual name of the number of experts; transformers 5 saves both spellings under the newer name."""
+    return "num_experts" if config.get("num_local_experts") is None else "num_local_experts"
+
+
+def _same_in_all(config: Fields, name: str, num_layers: int) -> int:
+    """Read a positive integer, which may be given for each layer if it is the same in all."""
+    value = config.get(name)
+    if not isinstance(value, list):
+        return config.count(name)
+    if len(value) < num_layers or len(set(map(repr, value[:num_layers]))) != 1:
+        raise ModelError(
+            f"{config.where}: {config.name_of(name)} must be one number, the same in all {num_layers} layers, found"
+            f" {value!r}"
+        )
+    return Fields({config.name_of(name): value[0]}, config.where).count(config.name_of(name))
+
+
+def _sparse_layers(config: Fields, architecture: Architecture, num_layers: int) -> tuple[bool, ...]:
+    """Return True for each layer with experts."""
+    kind = architecture.experts
+    if kind in ("qwen2", "qwen3"):
+        return _stepped_layers(config, num_layers)
+    if kind == "ernie4_5":
+        step, first = config.count("moe_layer_interval", default=1), _index(config, "moe_layer_start_index")
+        last = _index(config, "moe_layer_end_index")
+        last = num_layers - 1 if last == -1 else last
+        return tuple((layer + 1) % step == 0 and first <= layer <= last for layer in range(num_layers))
+    if kind == "glm":
+        return tuple(layer >= _index(config, "first_k_dense_replace") for layer in range(num_layers))
+    if kind == "llama4":
+        return _listed_layers(config, num_layers)
+    kinds = config.get("mlp_layer_types") if kind == "mellum" else None
+    if kinds is None:
+        return (True,) * num_layers
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != num_layers
+        or not all(each in ("dense", "sparse") for each in kinds)
+    ):
+        raise ModelError(
+            f"{config.where}: mlp_layer_types must be a list of 'dense' and 'sparse' for {num_layers} layers, found"
+            f" {kinds!r}"
+        )
+    return tuple(each == "sparse" for each in kinds)
+
+
+def _listed_layers(config: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Return True for each layer with experts, by the rule of transformers' Llama4TextConfig."""
+    listed = config.get("moe_layers")
+    config.pass_over("interleave_moe_layer_step")
+    if listed is None:
+        step = config.count("interleave_moe_layer_step", default=1)
+        return tuple((layer + 1) % step == 0 for layer in range(num_layers))
+    if not isinstance(listed, list) or not all(isinstance(i, int) and 0 <= i < num_layers for i in listed):
+        raise ModelError(f"{config.where}: moe_layers must be indices of the {num_layers} layers, found {listed!r}")
+    return tuple(layer in listed for layer in range(num_layers))
+
+
+def _stepped_layers(config: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Return True for each layer with experts, by the rule of transformers' Qwen2MoeDecoderLayer."""
+    step = config.count("decoder_sparse_step", default=1)
+    dense = config.get("mlp_only_layers")
+    dense = [] if dense is None else dense
+    if not isinstance(dense, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in dense):
+        raise ModelError(f"{config.where}: mlp_only_layers must be a list of layer indices, found {dense!r}")
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))
+
+
+def _index(config: Fields, name: str) -> int:
+    """Read the index of a layer; -1 is the last."""
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < -1:
+        raise ModelError(f"{config.where}: {name} must be the index of a layer, found {value!r}")
+    return value

@@ -1,0 +1,43 @@
+"""LayerCache: what one layer of a model keeps of each token of a request. Constant for the life of the process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """The keys and values of one layer."""
+
+    num_kv_heads: int
+    head_dim: int  # of queries and keys
+    v_head_dim: int  # of values
+    window: int | None = None  # a token sees itself and the window - 1 tokens before it; None: the whole context
+    shares: int | None = None  # the layer whose keys and values it reads, having none of its own
+    values_are_keys: bool = False  # values are the projected keys, before norm and rotation
+
+    @property
+    def kind(self) -> Literal["full", "window"]:
+        """How long tokens are kept: all of a request, or the last ones."""
+        return "full" if self.window is None else "window"
+
+    @property
+    def values_per_token(self) -> int:
+        """The numbers that one token adds, keys and values together."""
+        return 0 if self.shares is not None else self.num_kv_heads * (self.head_dim + self.v_head_dim)
+
+    def share_of_rank(self, tp_size: int) -> LayerCache:
+        """Return what one of tp_size ranks keeps: its heads, or one replicated head if ranks outnumber heads."""
+        return dataclasses.replace(self, num_kv_heads=max(self.num_kv_heads // tp_size, 1))
+
+
+def keep_layers(caches: Sequence[LayerCache], kept: Iterable[int]) -> tuple[LayerCache, ...]:
+    """Return the caches of some layers, which include the owner of each shared cache, with its new index."""
+    place = {layer: index for index, layer in enumerate(kept)}
+    return tuple(
+        dataclasses.replace(caches[layer], shares=None if (owner := caches[layer].shares) is None else place[owner])
+        for layer in place
+    )

@@ -1,0 +1,110 @@
+"""Router: scores, by which experts are chosen, and the weights of those that are; the tensor names of a mixture.
+
+Plain torch on [T, num_experts], without a wait for the device; kernels.moe.reference.fused_moe takes the results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from models.config.experts import ExpertsConfig
+from models.config.model_config import ModelConfig
+from models.layers.linear import ColumnLinear
+from models.quantization.linear_method import LinearPart
+from models.quantization.schemes import Unquantized
+from models.weights.weights import Weights
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """The names of a mixture's tensors in published checkpoints, within its block."""
+
+    gate: str = "gate_proj"  # of each expert: experts.N.<name>.weight
+    up: str = "up_proj"
+    down: str = "down_proj"
+    # of all experts: gates, then ups; the names that transformers 5 uses in memory, and saves if told not to convert
+    all_gate_up: str = "experts.gate_up_proj"
+    all_down: str = "experts.down_proj"
+    are_transposed: bool = False  # the tensors of all experts are [E, inputs, outputs]
+    router: str = "gate"
+    bias: str = "gate.e_score_correction_bias"  # of routing by biased scores
+    shared: str = "shared_expert"
+
+
+class Router(nn.Module):
+    """The product with the router's weight, replicated, so that all ranks choose the same experts, and its scores.
+
+    w: the block that holds the router.
+    """
+
+    def __init__(self, config: ModelConfig, experts: ExpertsConfig, w: Weights, names: ExpertNames) -> None:
+        super().__init__()
+        self.experts = experts
+        self.linear: ColumnLinear | None = None
+        self.weight: torch.Tensor | None = None  # [num_experts, hidden_size] fp32
+        shape = (experts.num_experts, config.hidden_size)
+        if experts.router_precision == "model":
+            parts = [LinearPart(names.router, *shape, dim=0, rank=0, size=1)]
+            if experts.has_shared_gate:
+                parts.append(LinearPart("shared_expert_gate", 1, config.hidden_size, dim=0, rank=0, size=1))
+            self.linear = ColumnLinear(w, parts, has_bias=experts.has_bias, method=Unquantized())
+        elif experts.router_precision == "fp32":
+            self.weight = (w / names.router).tensor("weight", shape).float()
+        else:
+            self.weight = (w / names.router).stored("weight", shape, _FLOATS).float()
+        self.bias: torch.Tensor | None = None  # [num_experts] fp32
+        if experts.routing in ("softmax_bias", "sigmoid_bias"):
+            bias_shape = (experts.num_experts,) if experts.routing == "sigmoid_bias" else (1, experts.num_experts)
+            self.bias = w.stored(names.bias, bias_shape, _FLOATS).float().flatten()
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """hidden: [T, hidden_size] → scores [T, num_experts], and the experts' weights if they are chosen, fp32.
+
+        Weights None: the softmax of the scores. The gate of a shared expert is one more column of the scores.
+        """
+        if self.weight is None:
+            assert self.linear is not None
+            logits: torch.Tensor = self.linear(hidden)
+        else:
+            logits = functional.linear(hidden.float(), self.weight)
+        if self.experts.routing == "sparsemixer":
+            return logits, _sparsemixer(logits, self.experts.jitter).float()
+        if self.bias is None:
+            return logits, None
+        weights = logits.softmax(-1) if self.experts.routing == "softmax_bias" else logits.sigmoid()
+        return _open_groups(weights + self.bias, self.experts), weights
+
+
+def _open_groups(scores: torch.Tensor, experts: ExpertsConfig) -> torch.Tensor:
+    """Set the scores of all experts but those of the best groups to -inf (DeepSeek-V3, arXiv:2412.19437, §2.1.2).
+
+    A group is as good as its two best experts together, as in transformers.
+    """
+    if experts.num_groups == 1:
+        return scores
+    grouped = scores.unflatten(-1, (experts.num_groups, -1))
+    best = grouped.topk(2, dim=-1).values.sum(-1).topk(experts.num_groups_per_tok, dim=-1).indices
+    is_closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
+    return grouped.masked_fill(is_closed[..., None], float("-inf")).flatten(1)
+
+
+def _sparsemixer(logits: torch.Tensor, jitter: float) -> torch.Tensor:
+    """Return the weights of the two largest logits: SparseMixer at inference (arXiv:2409.12136, as in transformers).
+
+    Each is its softmax among the logits that are not far below it, the second without the first. Others are 0.
+    """
+    first, first_expert = logits.max(-1, keepdim=True)
+    rest = logits.scatter(-1, first_expert, float("-inf"))
+    second, second_expert = rest.max(-1, keepdim=True)
+    weights = torch.zeros_like(logits)
+    for scores, best, expert in ((logits, first, first_expert), (rest, second, second_expert)):
+        is_far = (best - logits) / logits.abs().clamp(min=best) > 2 * jitter
+        shares = scores.masked_fill(is_far, float("-inf")).softmax(-1)
+        weights = weights.scatter(-1, expert, shares.gather(-1, expert))
+    return weights

@@ -1,0 +1,138 @@
+"""Formats with a tag for each parameter, whose values are unquoted (typed_values.py makes JSON of them):
+
+Qwen3-Coder   <tool_call> <function=NAME> <parameter=KEY> VALUE </parameter> … </function> </tool_call>
+Seed-OSS      <seed:tool_call> the same </seed:tool_call>
+MiniMax-M2    <minimax:tool_call> <invoke name="NAME"> <parameter name="KEY">VALUE</parameter> … </invoke> …
+              </minimax:tool_call>
+GLM 4.5 on    <tool_call>NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value> … </tool_call>
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from server.text.parsers.base import PartSink
+from server.text.parsers.formats import HERMES_END, HERMES_START, read_end
+from server.text.parsers.tool_calls import CallParser, Malformed, Reading, read_name, read_one_of, read_tag, skip_space
+from server.text.parsers.typed_values import Properties, Schema, quoted, read_value
+
+_MAX_NAME_CHARS = 256
+_NAME_CHAR = re.compile(r"[\w.:\-]")
+
+
+class XmlForm(NamedTuple):
+    """The tags of one format."""
+
+    start: str
+    end: str
+    function: str  # begins a function; its name follows
+    parameter: str  # begins a parameter; its name follows
+    name_end: str  # ends a name
+    function_end: str
+    parameter_end: str = "</parameter>"
+    value_start: str = ""  # between a parameter's name and its value
+    is_padded: bool = False  # a newline on each side of a value
+    is_shared: bool = False  # one start for several functions
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tags that may be tokens."""
+        inner = (self.parameter, self.name_end, self.value_start, self.parameter_end) if self.value_start else ()
+        return (self.start, self.end, *inner)
+
+
+QWEN = XmlForm(HERMES_START, HERMES_END, "<function=", "<parameter=", ">", "</function>", is_padded=True)
+SEED = QWEN._replace(start="<seed:tool_call>", end="</seed:tool_call>", is_padded=False)
+MINIMAX = XmlForm(
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    '<invoke name="',
+    '<parameter name="',
+    '">',
+    "</invoke>",
+    is_shared=True,
+)
+GLM = XmlForm(
+    HERMES_START,
+    HERMES_END,
+    "",
+    "<arg_key>",
+    "</arg_key>",
+    HERMES_END,
+    parameter_end="</arg_value>",
+    value_start="<arg_value>",
+)
+
+
+def xml_parser(form: XmlForm, schemas: Mapping[str, Schema]) -> CallParser:
+    """Return a parser for one choice. `schemas`: the parameters of each tool of the request."""
+
+    def read_calls(sink: PartSink, tag: str) -> Reading[str]:
+        if tag == form.start:
+            yield from read_tag(form.function)
+        rest = yield from _read_function(sink, form, schemas)
+        if rest or tag != form.start:
+            return rest
+        if not form.is_shared:
+            return (yield from read_end(form.end, ""))
+        while not rest:
+            sink.release()
+            found, seen = yield from read_one_of((form.function, form.end))
+            if found != form.function:
+                return seen
+            try:
+                rest = yield from _read_function(sink, form, schemas)
+            except Malformed as fault:
+                return found + fault.unread
+        return rest
+
+    return CallParser((form.start, form.function), read_calls, ends=(form.function_end, form.end))
+
+
+def glm_parser(schemas: Mapping[str, Schema]) -> CallParser:
+    """Return a parser for one choice."""
+
+    def read_call(sink: PartSink, tag: str) -> Reading[str]:
+        name, char = "", (yield from skip_space())
+        while _NAME_CHAR.fullmatch(char) and len(name) < _MAX_NAME_CHARS:
+            name, char = name + char, (yield)
+        if char.isspace():
+            char = yield from skip_space()
+        if not name or char != "<":
+            raise Malformed(char)
+        return (yield from _read_body(sink, GLM, name, schemas, seen=char))
+
+    return CallParser((GLM.start,), read_call, ends=(GLM.end,))
+
+
+def _read_function(sink: PartSink, form: XmlForm, schemas: Mapping[str, Schema]) -> Reading[str]:
+    name = yield from read_name(form.name_end)
+    return (yield from _read_body(sink, form, name, schemas))
+
+
+def _read_body(
+    sink: PartSink, form: XmlForm, name: str, schemas: Mapping[str, Schema], *, seen: str = ""
+) -> Reading[str]:
+    """Read up to the function's end; return the text found instead of it, if any. `seen`: what was read of it."""
+    sink.start(name)
+    sink.arguments("{")
+    rest = yield from _read_parameters(sink.arguments, form, Properties(schemas.get(name, {})), seen=seen)
+    sink.arguments("}")
+    return rest
+
+
+def _read_parameters(emit: Callable[[str], None], form: XmlForm, properties: Properties, *, seen: str) -> Reading[str]:
+    separator = ""
+    while True:
+        found, seen = yield from read_one_of((form.parameter, form.function_end), seen=seen)
+        if found != form.parameter:
+            return seen
+        try:
+            key = yield from read_name(form.name_end)
+            if form.value_start:
+                yield from read_tag(form.value_start)
+        except Malformed as fault:
+            return found + fault.unread
+        emit(f"{separator}{quoted(key)}: ")
+        separator, seen = ", ", ""
+        yield from read_value(properties.types(key), form.parameter_end, emit, is_padded=form.is_padded)

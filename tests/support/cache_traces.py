@@ -1,0 +1,151 @@
+"""Random traces over drawn groups of layers: one engine's calls, replayed at both depths, with drafts, without cache.
+
+Trace.draw() makes one from a seed: adds, aborts, priorities, pools so small that requests are preempted, steps given
+up, next turns of conversations, shared prefixes that part, salts and adapters. replay() runs it and compares every
+token with the model's, checks the invariants after every turn, and that nothing is held at the end.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from engine.core.cache_layout import CacheLayout
+from engine.core.speculative import Drafter
+from engine.interface.config import CacheGroup, SchedulerConfig
+from engine.interface.protocol import SamplingParams
+from tests.support.engine_harness import VOCAB_SIZE, Harness
+from tests.support.layered_model import LayeredExecutor, LayeredModel, LayeredProposer
+from tests.support.scarce_executor import ScarceExecutor
+
+STATE_KINDS = ("full state", "full state", "state", "full window state", "full full state state", "window state")
+KINDS = ("full", "window", "full full", "full window", "full window window", "window window", *STATE_KINDS)
+
+
+class TraceExecutor(ScarceExecutor, LayeredExecutor):
+    """Computes from pages, and has too little memory for some steps."""
+
+
+@dataclass
+class Trace:
+    """One engine's settings, and the calls to its harness."""
+
+    groups: tuple[CacheGroup, ...]
+    settings: dict[str, object]
+    num_drafts: int
+    failures: int  # of 100 steps
+    calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = field(default_factory=list)
+
+    @classmethod
+    def draw(cls, seed: int, kinds: Sequence[str] = KINDS) -> Trace:
+        """Make the trace of a seed."""
+        rng = random.Random(seed)
+        unit = rng.choice([1, 2, 4])
+        groups = tuple(_draw_group(rng, kind, unit) for kind in rng.choice(kinds).split())
+        sizes = {
+            "block_size": unit,
+            "max_num_seqs": rng.randint(1, 6),
+            "max_num_batched_tokens": rng.randint(3, 30),
+            "max_model_len": rng.randint(30, 90),
+        }
+        config = SchedulerConfig(num_pages=1, groups=groups, **sizes)
+        least = CacheLayout(config).num_pages(rng.randint(12, 60))
+        settings = sizes | {
+            "groups": groups,
+            "num_pages": 1 + least + rng.choice([0, rng.randint(0, least), rng.randint(0, 3 * least)]),
+            "max_decode_step_tokens": rng.choice([None, None, rng.randint(3, 24)]),
+            "max_num_samples": rng.choice([None, 24]),
+        }
+        trace = cls(groups, settings, rng.choice([1, 3, 7]), rng.choice([0, 0, 0, 4]))
+        trace._draw_calls(rng)
+        return trace
+
+    def _draw_calls(self, rng: random.Random) -> None:
+        model = LayeredModel(self.groups)
+        stems = [[rng.randrange(VOCAB_SIZE) for _ in range(40)] for _ in range(2)]
+        asked: list[tuple[list[int], SamplingParams, dict[str, object]]] = []
+        for number in range(rng.randint(3, 16)):
+            options: dict[str, object] = {
+                "priority": rng.randint(0, 1),
+                "cache_salt": rng.choice(["", "", "", "tenant"]),
+                "lora_index": rng.choice([0, 0, 0, 1]),
+            }
+            suffix = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 10))]
+            if asked and rng.random() < 0.4:  # the next turn, or the same one again
+                before, params, options = rng.choice(asked)
+                lora_index = options["lora_index"]
+                answer = model.expected_tokens(before, params, max_num_tokens=90, lora_index=lora_index)
+                prompt = before + answer[: rng.randint(0, len(answer))] + suffix[: rng.choice([0, 1, 10])]
+            else:
+                prompt = rng.choice(stems)[: rng.choice([0, 5, 16, 40])] + suffix
+            stops = [rng.randrange(VOCAB_SIZE)] if rng.random() < 0.3 else []
+            params = SamplingParams(max_tokens=rng.randint(1, 24), stop_token_ids=stops)
+            asked.append((prompt, params, options))
+            more = {"stop_token_ids": stops, **options}
+            self.calls.append(("add", (f"r{number}", prompt, params.max_tokens), more))
+            for _ in range(rng.randint(0, 2)):
+                self.calls.append(("turn", (rng.choice([1, 2, 4, 9]),), {}))
+            if rng.random() < 0.1:
+                self.calls.append(("abort", (f"r{rng.randint(0, number)}",), {}))
+
+    def replay(
+        self,
+        *,
+        depth: int,
+        num_drafts: int = 0,
+        is_caching: bool = True,
+        change: Callable[[Harness], None] | None = None,
+    ) -> Harness:
+        """Run the trace; raise AssertionError if a token is wrong or an invariant is broken. change: plants a fault."""
+        model = LayeredModel(self.groups)
+
+        def make_drafter(params: SamplingParams) -> Drafter:
+            return Drafter(LayeredProposer(model), num_tokens=num_drafts)
+
+        harness = Harness(
+            depth=depth,
+            executor=TraceExecutor,
+            enable_prefix_caching=is_caching,
+            make_drafter=make_drafter if num_drafts else None,
+            **self.settings,
+        )
+        harness.expected_tokens = model.expected_tokens
+        harness.executor.fails = self._fails
+        if change is not None:
+            change(harness)
+        for name, args, kwargs in self.calls:
+            getattr(harness, name)(*args, **kwargs)
+        harness.drain()
+        return harness
+
+    def replay_all(self) -> Counter[str]:
+        """Replay at both depths, with drafts and without, with the cache and without; count what happened."""
+        counts: Counter[str] = Counter()
+        for depth, num_drafts, is_caching in ((2, 0, True), (1, 0, True), (2, self.num_drafts, True), (2, 0, False)):
+            harness = self.replay(depth=depth, num_drafts=num_drafts, is_caching=is_caching)
+            counts += Counter(
+                replays=1,
+                requests=len(harness.seen),
+                preemptions=harness.scheduler.num_preemptions,
+                hit_tokens=harness.scheduler.kv.num_hit_tokens,
+                evictions=sum(harness.scheduler.kv.pool.num_evictions),
+                accepted_drafts=harness.scheduler.drafts.num_accepted,
+                zeroed_pages=harness.executor.num_zeroed,
+                failed_steps=harness.executor.num_failures,
+                restored_pages=harness.executor.num_restored,
+                saved_pages=harness.executor.num_saved,
+            )
+        return counts
+
+    def _fails(self, place: str, plan) -> bool:
+        return zlib.crc32(f"{place} {plan.step_id} {len(plan.rows)}".encode()) % 400 < self.failures
+
+
+def _draw_group(rng: random.Random, kind: str, unit: int) -> CacheGroup:
+    if kind == "state":
+        return CacheGroup("state", unit * rng.choice([1, 2, 4]), rng.randint(1, 4))
+    window = rng.choice([rng.randint(1, 8), rng.randint(8, 30)]) if kind == "window" else None
+    return CacheGroup(kind, unit * rng.choice([1, 1, 2, 3]), rng.choice([1, 1, 2, 3]), window)

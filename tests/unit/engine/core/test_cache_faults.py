@@ -1,0 +1,227 @@
+"""The traces find planted faults, by wrong tokens alone: the invariants are not checked here."""
+
+import copy
+import logging
+from dataclasses import replace
+
+import pytest
+
+from engine.core import prefix_hits
+from engine.core.kv_caches import KvCaches
+from engine.core.request import BlockTable
+from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
+
+MOST_TRACES = 400
+
+
+def free_at_once(harness, _):
+    """Give blocks back when a request ends, not at the commit of its last step."""
+    scheduler, kv, early = harness.scheduler, harness.scheduler.kv, set()
+    retire, commit_row = scheduler._retire, kv.commit_row
+
+    def retire_at_once(request):
+        if request in early:
+            early.remove(request)
+            request.tables = [BlockTable([]) for _ in request.tables]
+        elif request.last_step > scheduler.committed_step_id:
+            early.add(request)
+            kv.pool.release([block for table in request.tables for block in table.blocks])
+        retire(request)
+
+    scheduler._retire = retire_at_once
+    kv.commit_row = lambda request, end: None if request in early else commit_row(request, end)
+
+
+def release_by_the_planned_end(harness, _):
+    """Let window blocks go that the newest planned row does not read, though an older one may."""
+    kv = harness.scheduler.kv
+    commit_row = kv.commit_row
+
+    def commit(request, end):
+        commit_row(request, end)
+        for group in kv.layout.windows:
+            table, first = request.tables[group.index], group.first_block(request.num_computed_tokens)
+            if table.first < first <= table.end:
+                kv._release_until(first, request, table, group)
+
+    kv.commit_row = commit
+
+
+def publish_before_the_commit(harness, _):
+    """Let others find the blocks of a row as soon as it is planned."""
+    kv = harness.scheduler.kv
+    begin_row = kv.begin_row
+
+    def begin(request, end, step, **reserved):
+        added = begin_row(request, end, step, **reserved)
+        known = min(end, len(request.prompt_token_ids) + len(request.output_token_ids))
+        if kv._is_caching:
+            kv._finder.extend_hashes(request, known)
+            for group in kv.layout.growing:
+                kv._publish(request, request.tables[group.index], group, known)
+        return added
+
+    kv.begin_row = begin
+
+
+def take_hits_that_the_windows_do_not_supply(harness, monkeypatch):
+    """Look for one block of each window only."""
+    kv = harness.scheduler.kv
+    layout = copy.copy(kv.layout)
+    layout.windows = [replace(group, window=2) for group in layout.windows]
+    kv._finder._layout = layout
+
+    def new_table(self, group, hit):
+        blocks, end = hit.blocks[group.index], hit.num_tokens // group.tokens
+        first = min(group.first_block(hit.num_tokens), end - len(blocks))
+        blocks = blocks[:1] * (end - first - len(blocks)) + blocks  # any will do for the others
+        self.pool.hold(blocks[: end - first - len(hit.blocks[group.index])])
+        return BlockTable(blocks, end - len(blocks), end, end - len(blocks))
+
+    monkeypatch.setattr(KvCaches, "_new_table", new_table)
+
+
+def forget_the_adapter(harness, monkeypatch):
+    """Share prefixes between adapters."""
+    root = prefix_hits._root
+
+    def without(request):
+        index, request.lora_index = request.lora_index, 0
+        found = root(request)
+        request.lora_index = index
+        return found
+
+    monkeypatch.setattr(prefix_hits, "_root", without)
+
+
+def zero_nothing(harness, _):
+    """Hand out pages with another kind's bytes."""
+    harness.scheduler.kv.pool._lend = lambda pages, kind: None
+
+
+def let_rejected_drafts_into_the_state(harness, _):
+    """Keep the state behind a drafted row's last token."""
+    executor = harness.executor
+    write = executor._write
+
+    def write_and_store(row, state):
+        write(row, state)
+        layered = executor._layered[row.req_index]
+        layered.inputs = []
+        layered.state_len = row.start + row.num_tokens
+        for g, group in enumerate(executor.groups):
+            if group.kind == "state":
+                executor._store(g, layered, layered.states[g, layered.state_len])
+
+    def settle(row, layered, *, is_first):
+        layered.state_len = row.start
+
+    executor._write, executor._settle = write_and_store, settle
+
+
+def save_behind_the_row(harness, _):
+    """Copy the state of a checkpoint when its row has been computed."""
+    executor = harness.executor
+    execute, copy_pages = executor._execute, executor._copy
+
+    def execute_and_copy(plan, allowed):
+        executor._copy = lambda copies: copy_pages(copies) if copies is not plan.copies_out else None
+        result = execute(plan, allowed)
+        copy_pages(plan.copies_out)
+        return result
+
+    executor._execute = execute_and_copy
+
+
+def let_the_source_of_a_restore_go(harness, _):
+    """Release a saved state when its copy is planned."""
+    checkpoints = harness.scheduler.kv.checkpoints
+    restore = checkpoints._restore
+
+    def restore_and_release(request, step):
+        restore(request, step)
+        checkpoints._pool.release(step.restored)
+        step.restored.clear()
+
+    checkpoints._restore = restore_and_release
+
+
+def begin_with_what_is_there(harness, _):
+    """Do not begin the state of a text at zero."""
+    executor = harness.executor
+    executor._advance = lambda g, row, layered, kvs: type(executor)._advance(
+        executor, g, replace_start(row, max(row.start, 1)), layered, kvs
+    )
+
+
+def replace_start(row, start):
+    """Return the row as if it started elsewhere."""
+    moved = copy.copy(row)
+    moved.start = start
+    return moved
+
+
+def restore_nothing(harness, _):
+    """Go on from an empty state behind a hit."""
+    executor = harness.executor
+    copy_pages = executor._copy
+    prepare = executor._prepare
+
+    def prepare_without(plan):
+        executor._copy = lambda copies: copy_pages(copies) if copies is not plan.copies_in else None
+        prepare(plan)
+
+    executor._prepare = prepare_without
+
+
+def publish_states_of_steps_given_up(harness, _):
+    """Keep what a dropped step was to save."""
+    kv = harness.scheduler.kv
+    kv.end_step = lambda step, published=(): kv.checkpoints.end_step(step, [*step.saves])
+
+
+FAULTS = {
+    free_at_once: KINDS,
+    release_by_the_planned_end: KINDS,
+    publish_before_the_commit: KINDS,
+    take_hits_that_the_windows_do_not_supply: KINDS,
+    forget_the_adapter: KINDS,
+    zero_nothing: KINDS,
+    let_rejected_drafts_into_the_state: STATE_KINDS,
+    save_behind_the_row: STATE_KINDS,
+    let_the_source_of_a_restore_go: STATE_KINDS,
+    begin_with_what_is_there: STATE_KINDS,
+    restore_nothing: STATE_KINDS,
+    publish_states_of_steps_given_up: STATE_KINDS,
+}
+FAILURES = {publish_before_the_commit: 40, publish_states_of_steps_given_up: 40}  # they show when steps are given up
+
+
+def is_caught(trace, fault, monkeypatch, *, is_drafting=False):
+    """Return whether a replay with the fault ends with a wrong token."""
+
+    with monkeypatch.context() as patch:
+
+        def plant(harness):
+            harness.scheduler.check = lambda: None
+            fault(harness, patch)
+
+        trace.failures = max(trace.failures, FAILURES.get(fault, 0))
+        try:
+            trace.replay(depth=2, num_drafts=trace.num_drafts * is_drafting, change=plant)
+        except AssertionError as error:
+            return "wrong tokens" in str(error)
+        except (IndexError, KeyError, ValueError):  # the books are wrong, too
+            return False
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_planted_fault_is_caught(fault, monkeypatch):
+    logging.disable(logging.CRITICAL)
+    try:
+        traces = (Trace.draw(seed, FAULTS[fault]) for seed in range(MOST_TRACES))
+        assert any(is_caught(trace, fault, monkeypatch, is_drafting=b) for trace in traces for b in (False, True))
+    finally:
+        logging.disable(logging.NOTSET)

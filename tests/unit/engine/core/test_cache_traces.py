@@ -1,0 +1,76 @@
+"""Whatever happens, every request gets the tokens of its own text, for layers of any kinds, at both depths.
+
+QUIRE_TRACE_SECONDS and QUIRE_TRACE_SEED of the environment make a longer run, of other traces.
+"""
+
+import logging
+import os
+import time
+from collections import Counter
+
+import pytest
+
+from engine.interface.config import CacheGroup
+from tests.support.cache_traces import KINDS, Trace
+from tests.support.engine_harness import Harness
+from tests.support.layered_model import LayeredExecutor, LayeredModel
+
+SECONDS = float(os.environ.get("QUIRE_TRACE_SECONDS", "45"))
+FIRST_SEED = int(os.environ.get("QUIRE_TRACE_SEED", "0"))
+NUM_AT_LEAST = 200  # on a slow machine it takes longer
+
+
+def run(kinds, seconds, num_at_least):
+    """Replay traces until the time is over; return what happened in them."""
+    logging.disable(logging.CRITICAL)  # steps that were given up
+    counts, began_s = Counter(), time.monotonic()
+    try:
+        while counts["traces"] < num_at_least or time.monotonic() - began_s < seconds:
+            seed = FIRST_SEED + counts["traces"]
+            try:
+                trace = Trace.draw(seed, kinds)
+                counts += trace.replay_all()
+                if seed % 8 == 0:  # the same calls give the same plans
+                    twins = [trace.replay(depth=2, num_drafts=trace.num_drafts).executor.plans for _ in range(2)]
+                    assert twins[0] == twins[1]
+            except Exception as error:
+                raise AssertionError(f"trace {seed} of {kinds}") from error
+            counts["traces"] += 1
+    finally:
+        logging.disable(logging.NOTSET)
+    print(dict(counts))
+    return counts
+
+
+@pytest.mark.slow
+def test_every_trace_gives_the_models_tokens():
+    counts = run(KINDS, SECONDS, NUM_AT_LEAST)
+    happened = {name for name, count in counts.items() if count > counts["traces"] / 4}
+    assert happened >= {
+        "preemptions", "hit_tokens", "evictions", "accepted_drafts", "zeroed_pages", "failed_steps", "restored_pages",
+        "saved_pages",
+    }  # fmt: skip
+
+
+def test_what_each_kind_holds_and_lacks_is_counted():
+    groups = (CacheGroup("full", 4), CacheGroup("window", 4, 2, window=8), CacheGroup("state", 8, 3))
+    model = LayeredModel(groups)
+    harness = Harness(groups=groups, executor=LayeredExecutor, num_pages=200)
+    harness.expected_tokens = model.expected_tokens
+    stem = list(range(24))
+    for name, prompt in (("a", [*stem, *[1] * 12]), ("b", [*stem, *[2] * 12]), ("c", [*stem, *[3] * 12])):
+        harness.add(name, prompt, 4)
+        harness.turn(3)
+        harness.engine.record_state()
+        gauges = harness.metrics._delta.gauges
+        held = [gauges["kv_cache_pages_held", kind] for kind in ("full", "window", "state")]
+        assert all(held)
+        assert sum(held) == gauges["kv_cache_blocks_used", ""]
+        harness.drain()
+    gauges, counters = harness.metrics._delta.gauges, harness.metrics._delta.counters
+    assert not any(gauges["kv_cache_pages_held", kind] for kind in ("full", "window", "state"))
+    assert gauges["kv_cache_pages_cached", "state"] == 4 * 3
+    assert counters["prefix_cache_limited_tokens_total", "state"] == 24  # b's; c begins at its parting point
+    assert counters["prefix_cache_states_total", "saved"] == 4
+    assert counters["prefix_cache_states_total", "restored"] == 1
+    assert harness.seen["c"].num_cached_tokens == 24

@@ -1,0 +1,187 @@
+"""States are saved where a row starts at a mark, found by all tokens before them, and held until their copy is made."""
+
+import pytest
+
+from engine.core.kv_caches import KvCaches
+from engine.core.request import Request
+from engine.interface.config import CacheGroup, SchedulerConfig
+from engine.interface.protocol import SamplingParams
+from tests.support.stepping import add, commit, make_scheduler, schedule
+
+STATE = CacheGroup("state", 8, pages_per_block=3)
+GROUPS = (CacheGroup("full", 4), STATE)
+
+
+@pytest.fixture
+def kv():
+    return make_kv()
+
+
+def make_kv(*, num_pages=60, groups=GROUPS, **changes):
+    config = SchedulerConfig(
+        num_pages=num_pages, block_size=4, groups=groups, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256,
+        **changes,
+    )  # fmt: skip
+    return KvCaches(config)
+
+
+class Steps:
+    """Rows of one request at a time, each a step of its own."""
+
+    def __init__(self, kv):
+        self.kv = kv
+        self.ends = []  # of the rows of the last request
+
+    def run(self, tokens, *, most=64, request=None):
+        """Admit a request, compute and commit its tokens; return it."""
+        request = request or Request("r", list(tokens), SamplingParams(max_tokens=1))
+        assert self.kv.admit(request)
+        request.num_prefill_tokens = request.num_tokens
+        self.ends = []
+        while request.num_computed_tokens < request.num_tokens:
+            self.row(request, most)
+        return request
+
+    def row(self, request, most=64):
+        """Plan and commit one row; return its step."""
+        end = self.kv.fit(request, min(request.num_computed_tokens + most, request.num_tokens), num_reserved=0)
+        step = self.kv.begin_step()
+        self.kv.begin_row(request, end, step, num_reserved=1)
+        request.num_computed_tokens = end
+        self.kv.check({request: end}, [step])
+        self.kv.commit_row(request, end)
+        self.kv.end_step(step, step.saves)
+        self.kv.check({request: end})
+        self.ends.append(end)
+        return step
+
+
+def test_rows_end_at_marks_and_else_where_a_state_may_be_saved_later(kv):
+    steps = Steps(kv)
+    kv.free(steps.run(range(45), most=21))
+    assert steps.ends == [16, 32, 40, 45]  # the last multiple of 8 that leaves a token is the mark
+    steps.run([9] * 9, most=3)
+    assert steps.ends == [3, 6, 8, 9]  # a short budget goes on
+
+
+def test_a_saved_state_is_found_and_copied_back(kv):
+    steps = Steps(kv)
+    first = steps.run(range(45))
+    assert kv.checkpoints.num_saved == 1
+    kv.free(first)
+    again = Request("r", [*range(45), 7, 7, 7], SamplingParams(max_tokens=1))
+    assert kv.admit(again)
+    assert again.num_computed_tokens == 40
+    again.num_prefill_tokens = again.num_tokens
+    (saved,) = [block for _, block in again.restores]
+    step = steps.row(again)
+    assert step.copies_in == list(zip(kv.pool.pages(saved), kv.pool.pages(again.tables[1].blocks[0]), strict=True))
+    assert kv.checkpoints.num_restored == 1
+    assert kv.num_limited_tokens == {}
+
+
+def test_a_state_of_a_parting_point_is_saved_one_request_late(kv):
+    steps = Steps(kv)
+    stem = list(range(24))
+    kv.free(steps.run([*stem, *[1] * 20]))
+    second = steps.run([*stem, *[2] * 20])
+    assert steps.ends == [24, 40, 44]
+    assert kv.num_limited_tokens == {"state": 24}
+    kv.free(second)
+    third = Request("r", [*stem, *[3] * 20], SamplingParams(max_tokens=1))
+    assert kv.admit(third)
+    assert third.num_computed_tokens == 24
+
+
+def place_in_the_order_of_reuse(kv, tokens, num_tokens):
+    """Return the place of the state saved after the first num_tokens."""
+    request = Request("r", list(tokens), SamplingParams(max_tokens=1))
+    kv._finder.extend_hashes(request, num_tokens)
+    return list(kv.pool._cached).index(kv.pool.find(1, request.block_hashes[num_tokens // 4 - 1]))
+
+
+def test_a_state_with_a_later_one_is_reused_first_unless_others_hit_it(kv):
+    steps = Steps(kv)
+    kv.free(steps.run([9] * 20))  # something older
+    kv.free(steps.run(range(20)))
+    older, first = place_in_the_order_of_reuse(kv, [9] * 20, 16), place_in_the_order_of_reuse(kv, range(20), 16)
+    assert older < first
+    kv.free(steps.run(range(40)))  # the next turn of the same conversation: hits 16, saves 32
+    older, first = place_in_the_order_of_reuse(kv, [9] * 20, 16), place_in_the_order_of_reuse(kv, range(20), 16)
+    assert first < older
+    kv.free(steps.run([*range(20), *[8] * 20]))  # another conversation has the same beginning
+    older, first = place_in_the_order_of_reuse(kv, [9] * 20, 16), place_in_the_order_of_reuse(kv, range(20), 16)
+    assert older < first
+
+
+def test_pages_for_a_state_are_taken_only_from_what_is_spare():
+    kv = make_kv(num_pages=1 + 3 + 5 + 3)
+    steps = Steps(kv)
+    request = steps.run(range(20))  # 3 pages stay free, and one must for the running request
+    assert kv.checkpoints.num_saved == 0
+    assert kv.checkpoints.num_skipped == 1
+    kv.free(request)
+    assert kv.pool.num_used == 0
+
+
+def test_a_hit_that_is_in_the_way_of_the_one_who_finds_it_is_not_taken():
+    kv = make_kv(num_pages=1 + 2 * 3 + 5 + 1)
+    steps = Steps(kv)
+    kv.free(steps.run(range(17)))
+    assert kv.checkpoints.num_saved == 1
+    longer = Request("r", list(range(32)), SamplingParams(max_tokens=1))  # 8 + 3 pages, and 3 of the saved state
+    assert not kv.admit(longer, num_reserved=1)
+    assert kv.admit(longer)
+    assert longer.num_computed_tokens == 0
+    kv.check({longer: 0})
+
+
+def test_blocks_behind_the_last_mark_are_reused_first(kv):
+    steps = Steps(kv)
+    request = steps.run(range(45))
+    request.output_token_ids += range(20)
+    steps.row(request)
+    kv.free(request)
+    order = list(kv.pool._cached)
+    blocks = [kv.pool.find(0, key) for key in request.block_hashes[:16]]
+    assert max(order.index(block) for block in blocks[10:]) < min(order.index(block) for block in blocks[:10])
+
+
+def test_a_tainted_request_takes_its_states_with_it(kv):
+    steps = Steps(kv)
+    request = steps.run(range(45))
+    kv.taint([request])
+    assert not kv.pool.published
+    kv.check({request: 45})
+
+
+def test_without_the_cache_no_state_is_saved():
+    kv = make_kv(enable_prefix_caching=False)
+    steps = Steps(kv)
+    steps.run(range(45), most=21)
+    assert kv.checkpoints.num_saved == 0
+    assert steps.ends == [16, 32, 45]
+
+
+def test_a_step_given_up_publishes_nothing_and_holds_nothing():
+    scheduler = make_scheduler(groups=GROUPS, num_pages=40, max_num_batched_tokens=64)
+    add(scheduler, "a", range(20))
+    commit(scheduler, schedule(scheduler))
+    plan = schedule(scheduler)
+    assert len(plan.copies_out) == 3
+    scheduler.drop_in_flight()
+    scheduler.check()
+    assert scheduler.kv.checkpoints.num_saved == 0
+    assert scheduler.kv.pool.num_used == 0
+
+
+def test_a_request_that_ends_at_once_leaves_its_state():
+    scheduler = make_scheduler(groups=GROUPS, num_pages=40, max_num_batched_tokens=64)
+    add(scheduler, "a", range(20), max_tokens=1)
+    commit(scheduler, schedule(scheduler))
+    commit(scheduler, schedule(scheduler))
+    assert not scheduler.requests
+    assert scheduler.kv.checkpoints.num_saved == 1
+    again = add(scheduler, "b", [*range(20), 5])
+    assert len(schedule(scheduler).copies_in) == 3
+    assert again.num_cached_tokens == 16

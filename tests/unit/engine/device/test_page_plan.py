@@ -1,0 +1,154 @@
+"""Pages of equal size for layers with unequal caches: the layout, and what it wastes."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.device.page_plan import PagePlan, plan_pages
+from models.config.layer_cache import LayerCache
+
+KIB, MIB = 2**10, 2**20
+
+
+def layers(*kinds: tuple[int, LayerCache]) -> list[LayerCache]:
+    return [cache for count, cache in kinds for _ in range(count)]
+
+
+def heads(num_kv_heads: int, head_dim: int, window: int | None = None) -> LayerCache:
+    return LayerCache(num_kv_heads, head_dim, head_dim, window)
+
+
+GEMMA3_27B = layers((52, heads(16, 128, 1024)), (10, heads(16, 128)))
+GEMMA4_31B = layers((50, heads(16, 256, 1024)), (10, heads(4, 512)))
+GPT_OSS_120B = layers((18, heads(8, 64, 128)), (18, heads(8, 64)))
+
+
+@pytest.mark.parametrize(
+    ("caches", "num_tables", "page_bytes", "block_tokens", "wastes"),
+    [
+        (GEMMA3_27B, 2, 6.5 * MIB, (80, 16), (3.8, 0)),
+        (GEMMA4_31B, 2, 12.5 * MIB, (160, 16), (0, 0)),
+        (GPT_OSS_120B, 2, 576 * KIB, (16, 16), (0, 0)),
+    ],
+)
+def test_the_page_of_a_published_shape(
+    caches: list[LayerCache], num_tables: int, page_bytes: float, block_tokens: tuple[int, ...], wastes: tuple
+) -> None:
+    plan = plan_pages(caches, block_size=16, dtype=torch.bfloat16)
+    assert len(plan.table_groups) == num_tables
+    assert plan.page_bytes == page_bytes
+    assert tuple(group.block_tokens for group in plan.groups) == block_tokens
+    assert tuple(round(100 * group.waste, 1) for group in plan.groups) == wastes
+
+
+def test_a_table_costs_as_much_as_one_percent_of_waste() -> None:
+    """Split over 5 pages, Gemma 4's page would be 2.5 MiB for 6 tables; 53 window layers leave it little choice."""
+    odd = plan_pages(layers((53, heads(1, 64, 8)), (1, heads(1, 64))), block_size=16, dtype=torch.bfloat16)
+    assert odd.groups[0].block_tokens == 16 * 53
+    wide = plan_pages(layers((2, heads(1, 64, 8)), (30, heads(1, 64))), block_size=16, dtype=torch.bfloat16)
+    assert [len(group.tables) for group in wide.groups] == [1, 1]
+    assert wide.groups[1].block_tokens == 16 * 15
+
+
+def test_a_model_of_one_kind_has_one_table_and_a_page_is_a_block() -> None:
+    plan = plan_pages(layers((32, heads(8, 128))), block_size=16, dtype=torch.bfloat16)
+    assert plan.table_groups == (0,)
+    assert plan.num_lanes == 64
+    assert plan.page_bytes == 2 * 32 * 16 * 8 * 128 * 2
+    assert [place.first_lane for place in plan.layers] == list(range(0, 64, 2))
+    assert plan.unit_numbers(0, np.array([3, 7]), num_pages=10).tolist() == [3, 7]
+    pool = torch.zeros(plan.num_lanes, 10, plan.lane_bytes // 2, dtype=torch.bfloat16)
+    for keys, values in plan.views(pool):
+        assert keys.shape == values.shape == (10, 16, 8, 128)
+        assert keys.is_contiguous()
+        assert values.is_contiguous()
+
+
+def test_shared_layers_own_nothing_and_read_their_owners_place() -> None:
+    shared = LayerCache(2, 8, 8, 4, shares=0)
+    plan = plan_pages([heads(2, 8, 4), heads(2, 8), shared], block_size=16, dtype=torch.float32)
+    assert plan.layers[2] == plan.layers[0]
+    assert plan.num_lanes == 2
+
+
+def test_a_window_needs_no_more_than_its_tokens_and_two_blocks() -> None:
+    plan = plan_pages(GPT_OSS_120B, block_size=16, dtype=torch.bfloat16)
+    full, window = plan.groups
+    assert [full.num_pages(length) for length in (1, 16, 17, 4096)] == [1, 1, 2, 256]
+    assert [window.num_pages(length) for length in (1, 16, 17, 160, 161, 4096)] == [1, 1, 2, 10, 10, 10]
+    assert window.num_pages(4096, in_flight=512) == (128 + 512) // 16 + 2
+    for num_pages in (2, 9, 20, 21, 22, 1000):
+        longest = plan.longest_request(num_pages, most=10**6)
+        assert plan.num_pages(longest) <= num_pages < plan.num_pages(longest + 1)
+    assert plan.longest_request(10**9, most=131_072) == 131_072
+    assert plan.longest_request(0, most=131_072) == 0
+
+
+_CACHES = st.builds(
+    lambda heads, size, v_size, window: LayerCache(heads, 2 * size, 2 * v_size, window),
+    st.sampled_from([1, 2, 3, 4]),
+    st.sampled_from([2, 4, 5, 8]),
+    st.sampled_from([2, 4, 8]),
+    st.sampled_from([None, 4, 9]),
+)
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_no_number_of_the_pool_is_used_twice(data: st.DataObject) -> None:
+    """Every layer's every token has its own place in a page, for any shapes."""
+    kinds = data.draw(st.lists(_CACHES, min_size=1, max_size=3, unique=True))
+    caches = data.draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=9))
+    plan = plan_pages(caches, block_size=data.draw(st.sampled_from([1, 4])), dtype=torch.float32)
+    num_pages, num_tables = 3, len(plan.table_groups)
+    pool = torch.zeros(plan.num_lanes, num_pages, plan.lane_bytes // 4)
+    assert {place.table for place in plan.layers} == set(range(num_tables))
+    page_of_table = data.draw(st.lists(st.integers(0, num_pages - 1), min_size=num_tables, max_size=num_tables))
+    for place, (keys, values) in zip(plan.layers, plan.views(pool), strict=True):
+        page = page_of_table[place.table]
+        units = plan.unit_numbers(place.group, np.array([page]), num_pages=num_pages).tolist()
+        assert len(set(units)) == len(units) == plan.groups[place.group].block_tokens // plan.block_size
+        assert max(units) < keys.shape[0]
+        for tensor in (keys, values):
+            tensor[units] += 1
+    assert not any(pool[:, page].any() for page in set(range(num_pages)) - set(page_of_table))
+    if len(set(page_of_table)) == num_tables:
+        assert float(pool.max()) == 1
+    used = sum(cache.values_per_token * plan.groups[place.group].block_tokens
+               for cache, place in zip(caches, plan.layers, strict=True))  # fmt: skip
+    assert float(pool.sum()) == used
+    total = sum(len(group.tables) * plan.page_bytes // 4 for group in plan.groups)
+    wasted = sum(group.waste * len(group.tables) * plan.page_bytes // 4 for group in plan.groups)
+    assert used + wasted == pytest.approx(total, abs=len(plan.groups))
+
+
+def test_units_of_a_smaller_layer_lie_side_by_side_in_a_row() -> None:
+    plan: PagePlan = plan_pages(layers((2, heads(4, 8, 8)), (1, heads(1, 8))), block_size=4, dtype=torch.float32)
+    full = plan.groups[0]
+    assert (full.lanes_per_tensor, full.units_per_row, full.block_tokens) == (2, 4, 32)
+    units = plan.unit_numbers(0, np.array([1, 0]), num_pages=3)
+    assert units.tolist() == [4, 5, 6, 7, 16, 17, 18, 19, 0, 1, 2, 3, 12, 13, 14, 15]
+    assert plan.num_columns(33) == 16
+
+
+def test_a_rest_of_a_row_is_left_between_units() -> None:
+    """3 heads beside 2: one unit of the smaller layer in each row, and a third of it is not used."""
+    caches = layers((1, heads(3, 8, 8)), (1, heads(2, 8)))
+    plan = plan_pages(caches, block_size=4, dtype=torch.float32)
+    window, full = plan.views(torch.zeros(plan.num_lanes, 3, plan.lane_bytes // 4))
+    assert window[0].is_contiguous()
+    assert not full[0].is_contiguous()
+    assert full[0].stride() == (4 * 3 * 8, 16, 8, 1)
+    assert plan.groups[0].waste == pytest.approx(1 / 3)
+
+
+def test_a_small_model_with_the_same_kinds_has_the_same_tensors() -> None:
+    """What kernels are compiled with before the weights are read."""
+    plan = plan_pages(GEMMA4_31B, block_size=16, dtype=torch.bfloat16)
+    small = plan.for_layers([GEMMA4_31B[0], GEMMA4_31B[-1]])
+    assert small.groups == plan.groups
+    assert small.num_lanes == 10
+    shapes = {keys.shape for keys, _ in plan.views(torch.zeros(plan.num_lanes, 2, plan.lane_bytes // 2))}
+    assert {keys.shape for keys, _ in small.views(torch.zeros(small.num_lanes, 2, plan.lane_bytes // 2))} == shapes

@@ -1,0 +1,95 @@
+"""Which classes of transformers are refused, and how their sizes are read."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from models.errors import ModelError
+from models.foreign.choose import read_config
+from models.foreign.interface import MaskRule
+
+SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "vocab_size": 97}
+
+
+def write(folder: Path, config: transformers.PreTrainedConfig, name: str, **fields: object) -> Path:
+    config.architectures = [name]
+    config.save_pretrained(folder)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, **fields}))
+    return folder
+
+
+def test_the_class_itself_tells_its_sizes(tmp_path: Path) -> None:
+    config = transformers.DiffLlamaConfig(**SIZES, num_key_value_heads=2, intermediate_size=64)
+    model = read_config(write(tmp_path, config, "DiffLlamaForCausalLM"))
+    assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (4, 6, 2, 8)
+    assert model.is_foreign
+    assert model.num_parameters == transformers.DiffLlamaForCausalLM(config).num_parameters()
+
+
+def test_windows_are_those_that_the_attentions_are_told(tmp_path: Path) -> None:
+    config = transformers.Starcoder2Config(**SIZES, num_key_value_heads=2, sliding_window=20)
+    assert read_config(write(tmp_path, config, "Starcoder2ForCausalLM")).sliding_windows == (20, 20)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "words"),
+    [
+        (lambda: transformers.MambaConfig(**SIZES), "MambaForCausalLM", "layers that keep a state"),
+        (lambda: transformers.BertConfig(**SIZES, intermediate_size=64), "BertLMHeadModel", "sees later tokens"),
+        (lambda: transformers.DogeConfig(**SIZES), "DogeForCausalLM", "mask of an attention is neither causal"),
+        (lambda: transformers.BloomConfig(**SIZES), "BloomForCausalLM", "does not let its attention be replaced"),
+        (transformers.T5Config, "T5ForConditionalGeneration", "T5ForConditionalGeneration"),
+        (transformers.GPT2Config, "SomebodysOwnModel", "has no class 'SomebodysOwnModel' of its own either"),
+        (transformers.GPT2Config, "PreTrainedModel", "PreTrainedModel"),
+        (transformers.GPT2Config, "OPTForCausalLM", "model_type 'gpt2' is not that of OPTForCausalLM"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_with_its_reason(tmp_path: Path, config, name: str, words: str) -> None:
+    with pytest.raises(ModelError, match=words) as caught:
+        read_config(write(tmp_path, config(), name))
+    assert name in str(caught.value)
+
+
+def test_rope_by_the_longest_text_of_a_batch_is_refused(tmp_path: Path) -> None:
+    config = transformers.OlmoConfig(**SIZES)
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(ModelError, match="rope_type 'dynamic'"):
+        read_config(write(tmp_path, config, "OlmoForCausalLM"))
+
+
+def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(n_embd=48, n_head=6, n_layer=2)
+    write(tmp_path, config, "GPT2LMHeadModel", quantization_config={"quant_method": "awq", "bits": 4})
+    with pytest.raises(ModelError, match="quantization_config"):
+        read_config(tmp_path)
+
+
+def test_code_of_a_checkpoint_never_runs(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(n_embd=48, n_head=6, n_layer=2)
+    write(tmp_path, config, "OwnGPT", auto_map={"AutoModelForCausalLM": "own.OwnGPT"})
+    (tmp_path / "own.py").write_text("raise SystemExit('this ran')")
+    with pytest.raises(ModelError, match="has no class 'OwnGPT'"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("allows", "window", "wanted"),
+    [
+        (lambda query, key: key <= query, None, True),
+        (lambda query, key: key < query, None, False),
+        (lambda query, key: torch.ones_like(key <= query), None, False),
+        (lambda query, key: (key <= query) & (key > query - 20), 20, True),
+        (lambda query, key: (key <= query) & (key > query - 20), None, False),
+        (lambda query, key: (key <= query) & (key > query - 21), 20, False),
+        (lambda query, key: (key <= query) & (key // 1024 == query // 1024), None, False),
+        (lambda query, key: (key <= query) & (query < 3000), None, False),
+        (lambda query, key: (key <= query) | (key < 4), None, False),
+    ],
+)
+def test_a_mask_is_asked_where_rules_differ(allows, window: int | None, wanted: bool) -> None:
+    rule = MaskRule(lambda batch, head, query, key: allows(query, key))
+    assert rule.is_causal_window(window, longest=4096) is wanted
