@@ -87,7 +87,7 @@ MAY_IMPORT = {
     "models.registry": "models.architecture models.errors models.registry_experts",
     "models.registry_experts": "models.architecture",
     "models.architecture": "",
-    "models.context": "kernels.attention",
+    "models.context": "kernels.attention kernels.states",
     "models.fields": "models.errors",
     "models.parallel": "",
     "models.errors": "",
@@ -99,6 +99,10 @@ MAY_IMPORT = {
     "kernels.moe": "kernels.elementwise",
     "kernels.attention": "kernels.dispatch kernels.elementwise",
     "kernels.all_reduce": "kernels.elementwise",
+    "kernels.causal_conv": "kernels.states",
+    "kernels.delta_rule": "kernels.states",
+    "kernels.mamba2": "kernels.states",
+    "kernels.states": "",
     "kernels.inputs": "",
     "kernels.lora": "",
     "kernels.elementwise": "",
@@ -116,6 +120,9 @@ REACHES_TORCH = {"engine.offline": "it is the engine inside the caller's process
 SYNCS = {"item", "tolist", "cpu"}
 SYNC_ALLOWED = {
     "kernels/attention/torch_ref.py": "the oracle walks its rows on the host, and is no backend for speed",
+    "kernels/causal_conv/reference.py": "the specification walks its rows on the host",
+    "kernels/delta_rule/reference.py": "the specification walks its rows on the host",
+    "kernels/mamba2/reference.py": "the specification walks its rows on the host",
     "models/quantization/bitsandbytes.py": "JSON that lies in tensors is read while the model loads",
 }
 MAX_LINES = 400
