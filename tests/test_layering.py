@@ -91,7 +91,7 @@ MAY_IMPORT = {
     "models.fields": "models.errors",
     "models.parallel": "",
     "models.errors": "",
-    "kernels.ops": """kernels.dispatch kernels.elementwise kernels.inputs kernels.lora kernels.moe
+    "kernels.ops": """kernels.dispatch kernels.elementwise kernels.inputs kernels.lora kernels.mamba2 kernels.moe
         kernels.sampling""",
     "kernels.precompile": "",
     "kernels.sampling": "kernels.attention",
@@ -100,6 +100,8 @@ MAY_IMPORT = {
     "kernels.attention": "kernels.dispatch kernels.elementwise",
     "kernels.all_reduce": "kernels.elementwise",
     "kernels.inputs": "",
+    "kernels.mamba2": "kernels.states",
+    "kernels.states": "",
     "kernels.lora": "",
     "kernels.elementwise": "",
     "kernels.dispatch": "",
@@ -116,6 +118,7 @@ REACHES_TORCH = {"engine.offline": "it is the engine inside the caller's process
 SYNCS = {"item", "tolist", "cpu"}
 SYNC_ALLOWED = {
     "kernels/attention/torch_ref.py": "the oracle walks its rows on the host, and is no backend for speed",
+    "kernels/mamba2/reference.py": "as torch_ref.py",
     "models/quantization/bitsandbytes.py": "JSON that lies in tensors is read while the model loads",
 }
 MAX_LINES = 400
