@@ -91,7 +91,7 @@ MAY_IMPORT = {
     "models.fields": "models.errors",
     "models.parallel": "",
     "models.errors": "",
-    "kernels.ops": """kernels.dispatch kernels.elementwise kernels.inputs kernels.lora kernels.moe
+    "kernels.ops": """kernels.dispatch kernels.elementwise kernels.inputs kernels.lora kernels.mamba2 kernels.moe
         kernels.sampling""",
     "kernels.precompile": "",
     "kernels.sampling": "kernels.attention",
