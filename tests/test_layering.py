@@ -121,7 +121,6 @@ REACHES_TORCH = {"engine.offline": "it is the engine inside the caller's process
 SYNCS = {"item", "tolist", "cpu"}
 SYNC_ALLOWED = {
     "kernels/attention/torch_ref.py": "the oracle walks its rows on the host, and is no backend for speed",
-    "kernels/causal_conv/reference.py": "the specification walks its rows on the host",
     "kernels/delta_rule/reference.py": "the specification walks its rows on the host",
     "kernels/mamba2/reference.py": "the specification walks its rows on the host",
     "models/quantization/bitsandbytes.py": "JSON that lies in tensors is read while the model loads",
