@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core import prefix_hits
 from engine.core.kv_caches import KvCaches
-from engine.core.request import BlockTable
+from engine.core.request import BlockTable, Request
 from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
 
 MOST_TRACES = 400
@@ -56,7 +55,7 @@ def publish_before_the_commit(harness, _):
         added = begin_row(request, end, step, **reserved)
         known = min(end, len(request.prompt_token_ids) + len(request.output_token_ids))
         if kv._is_caching:
-            kv._finder.extend_hashes(request, known)
+            request.extend_hashes(known, unit=kv.layout.unit)
             for group in kv.layout.growing:
                 kv._publish(request, request.tables[group.index], group, known)
         return added
@@ -83,15 +82,15 @@ def take_hits_that_the_windows_do_not_supply(harness, monkeypatch):
 
 def forget_the_adapter(harness, monkeypatch):
     """Share prefixes between adapters."""
-    root = prefix_hits._root
+    root_hash = Request._root_hash
 
     def without(request):
         index, request.lora_index = request.lora_index, 0
-        found = root(request)
+        found = root_hash(request)
         request.lora_index = index
         return found
 
-    monkeypatch.setattr(prefix_hits, "_root", without)
+    monkeypatch.setattr(Request, "_root_hash", without)
 
 
 def zero_nothing(harness, _):
