@@ -75,7 +75,7 @@ MAY_IMPORT = {
         models.parallel models.quantization models.weights""",
     "models.lora": """kernels.lora kernels.ops models.build models.config models.errors models.fields models.parallel
         models.quantization models.weights""",
-    "models.foreign": """kernels.attention kernels.elementwise kernels.ops models.config models.context models.errors
+    "models.foreign": """kernels.attention kernels.elementwise models.config models.context models.errors
         models.registry""",
     "models.build": "models.config models.context models.parallel models.registry models.weights",
     "models.layers": """kernels.elementwise kernels.linear kernels.moe kernels.ops models.config models.context

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from kernels.ops import write_kv
+from kernels.elementwise.reference import write_kv
 from models.context import ForwardContext
 from models.foreign.interface import ATTENTION
 from models.foreign.probe import AttentionCall
