@@ -87,21 +87,24 @@ MAY_IMPORT = {
     "models.registry": "models.architecture models.errors models.registry_experts",
     "models.registry_experts": "models.architecture",
     "models.architecture": "",
-    "models.context": "kernels.attention",
+    "models.context": "kernels.attention kernels.states",
     "models.fields": "models.errors",
     "models.parallel": "",
     "models.errors": "",
-    "kernels.ops": """kernels.dispatch kernels.elementwise kernels.inputs kernels.lora kernels.mamba2 kernels.moe
-        kernels.sampling""",
+    "kernels.ops": """kernels.causal_conv kernels.delta_rule kernels.dispatch kernels.elementwise kernels.inputs
+        kernels.lora kernels.mamba2 kernels.moe kernels.sampling""",
     "kernels.precompile": "",
     "kernels.sampling": "kernels.attention",
     "kernels.linear": "kernels.attention kernels.dispatch",
     "kernels.moe": "kernels.elementwise",
     "kernels.attention": "kernels.dispatch kernels.elementwise",
     "kernels.all_reduce": "kernels.elementwise",
-    "kernels.inputs": "",
-    "kernels.mamba2": "kernels.states",
+    "kernels.causal_conv": "kernels.states kernels.states_triton",
+    "kernels.delta_rule": "kernels.states kernels.states_triton",
+    "kernels.mamba2": "kernels.states kernels.states_triton",
     "kernels.states": "",
+    "kernels.states_triton": "kernels.states",
+    "kernels.inputs": "",
     "kernels.lora": "",
     "kernels.elementwise": "",
     "kernels.dispatch": "",
@@ -118,7 +121,9 @@ REACHES_TORCH = {"engine.offline": "it is the engine inside the caller's process
 SYNCS = {"item", "tolist", "cpu"}
 SYNC_ALLOWED = {
     "kernels/attention/torch_ref.py": "the oracle walks its rows on the host, and is no backend for speed",
-    "kernels/mamba2/reference.py": "as torch_ref.py",
+    "kernels/causal_conv/reference.py": "the specification walks its rows on the host",
+    "kernels/delta_rule/reference.py": "the specification walks its rows on the host",
+    "kernels/mamba2/reference.py": "the specification walks its rows on the host",
     "models/quantization/bitsandbytes.py": "JSON that lies in tensors is read while the model loads",
 }
 MAX_LINES = 400

@@ -127,7 +127,7 @@ def allocate_kv_cache(plan: KVCachePlan, model: ModelConfig, *, dtype: torch.dty
 
     Quire's attention never counts masked slots; flash-attn may, as 0 × value, so that unwritten ones must be finite.
     """
-    pages = plan.pages.for_layers(model.caches)
+    pages = plan.pages.for_layers(model.kv_caches)
     shape = (pages.num_lanes, plan.num_pages, pages.lane_bytes // dtype.itemsize)
     try:
         rows = zeros(shape, dtype, device)

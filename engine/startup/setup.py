@@ -256,7 +256,7 @@ class Setup:
 
     def plan_pages(self) -> PagePlan:
         """Plan the layout of the pool's pages."""
-        return plan_pages(self.rank_share.caches, block_size=self.block_size, dtype=self.kv_dtype)
+        return plan_pages(self.rank_share.kv_caches, block_size=self.block_size, dtype=self.kv_dtype)
 
     def plan_pool(self, *, has_weights: bool, memory: DeviceMemory | None = None) -> KVCachePlan:
         """Size the pool from `memory`, by default the device's memory now. Raises StartupError.

@@ -24,8 +24,8 @@ def causal_conv(
     """Convolve each row's tokens with those before them; advance the state.
 
     x: [T, channels], may be a slice of wider rows; weight: [channels, width], the newest input last; bias: [channels].
-    Computed in float32. Returns [T, channels], contiguous, in x's dtype: y[t] = sum of weight[:, i] * x[t - width + 1 + i],
-    plus bias, and then SiLU if has_silu. Outputs of padding rows are zeros.
+    Computed in float32. Returns [T, channels], contiguous, in x's dtype: the sum of weight[:, i] * x[t - width + 1 + i]
+    over i, plus bias, then SiLU if has_silu. Outputs of padding rows are zeros.
     """
     states = load_states(view, metadata)
     out, after = torch.zeros_like(x, memory_format=torch.contiguous_format), states.clone()

@@ -29,8 +29,8 @@ def mamba2(
 ) -> torch.Tensor:
     """Advance each row's state by its tokens; return y, [T, heads, head_dim] in x's dtype.
 
-    x: [T, heads, head_dim]; b, c: [T, groups, N], heads of a group are neighbours; all three may be slices of wider
-    rows. dt: float32 [T, heads], after its bias, softplus and limits. a: [heads] float32, negative; d: [heads] float32.
+    x: [T, heads, head_dim]; b, c: [T, groups, N], heads of a group are neighbours; all may be slices of wider rows.
+    dt: float32 [T, heads], after its bias, softplus and limits. a: [heads] float32, negative; d: [heads] float32.
     view: [heads * head_dim, N]. Computed in float32. Outputs of padding rows are zeros.
     """
     num_heads, head_dim = x.shape[1:]

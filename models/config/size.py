@@ -74,7 +74,7 @@ def _count_attention(model: ModelConfig, layer: int) -> int:
     count += model.hidden_size * model.has_output_bias + model.num_heads * model.has_sinks
     heads = matrices[:-2] if len(matrices) == 4 else matrices[:-1]  # queries and keys
     if model.qk_norm == "head":
-        count += len(heads) * model.caches[layer].head_dim
+        count += len(heads) * model.cache(layer).head_dim
     return count + sum(matrix.out_features for matrix in heads) * (model.qk_norm == "width")
 
 
@@ -108,7 +108,7 @@ def check_split(model: ModelConfig, tp_size: int) -> None:
     for name, count in counts.items():
         if count % tp_size != 0:
             raise ModelError(f"{model.architecture}: {name} {count} does not split over {tp_size} ranks")
-    for num_kv_heads in dict.fromkeys(cache.num_kv_heads for cache in model.caches):
+    for num_kv_heads in dict.fromkeys(cache.num_kv_heads for cache in model.kv_caches):
         if num_kv_heads % tp_size != 0 and tp_size % num_kv_heads != 0:
             raise ModelError(
                 f"{model.architecture}: num_kv_heads {num_kv_heads} neither splits over {tp_size} ranks"
@@ -145,7 +145,7 @@ def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
 
 
 def _attention(model: ModelConfig, layer: int) -> Iterator[Matrix]:
-    cache = model.caches[layer]
+    cache = model.cache(layer)
     q_size = model.num_heads * cache.head_dim
     sizes = {"k_proj": cache.num_kv_heads * cache.head_dim, "v_proj": cache.num_kv_heads * cache.v_head_dim}
     for name in model.projections(layer):

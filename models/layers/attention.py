@@ -71,7 +71,7 @@ class Attention(nn.Module):
         kv_scales: for an FP8 pool only; other pools store keys and values unscaled.
         Returns [T, num_heads * head_dim].
         """
-        k_cache, v_cache, table = ctx.kv_caches[self.layer_index]
+        k_cache, v_cache, table = ctx.kv(self.layer_index)
         q = norm_rope_write_kv(
             qkv,
             None if self.q_norm is None else self.q_norm.weight,
@@ -93,7 +93,7 @@ class Attention(nn.Module):
 
     def attend(self, q: torch.Tensor, ctx: ForwardContext, kv_scales: KVScales) -> torch.Tensor:
         """Attend rotated queries [T, num_heads, head_dim]; returns [T, num_heads * head_dim of values]."""
-        k_cache, v_cache, table = ctx.kv_caches[self.layer_index]
+        k_cache, v_cache, table = ctx.kv(self.layer_index)
         out = ctx.backend.forward(
             q,
             k_cache,
@@ -127,7 +127,7 @@ class SelfAttention(nn.Module):
         parts = qkv_parts(config, tp, layer_index)
         self._outputs = [part.outputs for part in parts]
         self.qkv_proj = ColumnLinear(w, parts, has_bias=config.has_qkv_bias, method=method)
-        num_inputs = config.num_heads * config.caches[layer_index].v_head_dim
+        num_inputs = config.num_heads * config.cache(layer_index).v_head_dim
         part = row_part("o_proj", out_features=config.hidden_size, in_features=num_inputs, tp=tp)
         self.o_proj = RowLinear(w, part, has_bias=config.has_output_bias, method=method, tp=tp)
 

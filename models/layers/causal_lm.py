@@ -63,7 +63,7 @@ class LayerParts:
 
         has_unit_norms: add norms without weights. norms_rotated, is_interleaved: see Attention.
         """
-        w, size = self.w / "self_attn", self.config.caches[self.layer_index].head_dim
+        w, size = self.w / "self_attn", self.config.cache(self.layer_index).head_dim
         norms: list[RMSNorm | UnitRMSNorm | None]
         norms = [UnitRMSNorm(w, size=size) if has_unit_norms else None for _ in names]
         if has_head_norms:
@@ -101,7 +101,7 @@ class LayerParts:
 
     def head_norm(self, name: str) -> RMSNorm:
         """Make an RMS norm over each query or key head."""
-        size = self.config.caches[self.layer_index].head_dim
+        size = self.config.cache(self.layer_index).head_dim
         return RMSNorm(self.config, self.w / "self_attn", name, size=size)
 
     def norm(self, name: str) -> RMSNorm | LayerNorm:
