@@ -16,6 +16,7 @@ from kernels.elementwise import reference as elementwise
 from kernels.elementwise.reference import UNSCALED, KVScales, write_kv
 from kernels.inputs import reference as inputs
 from kernels.lora.reference import LoraWeights, add_lora, gather_loras
+from kernels.mamba2 import chunked as mamba2_chunked
 from kernels.mamba2 import reference as mamba2_reference
 from kernels.moe import reference as moe
 from kernels.sampling import reference as sampling
@@ -38,7 +39,7 @@ relu_squared = op(elementwise.relu_squared, lambda: elementwise_triton.relu_squa
 xielu = op(elementwise.xielu, lambda: elementwise_triton.xielu)
 silu_and_mul = op(elementwise.silu_and_mul, lambda: elementwise_triton.silu_and_mul)
 gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: elementwise_triton.gelu_tanh_and_mul)
-mamba2 = mamba2_reference.mamba2
+mamba2 = mamba2_chunked.mamba2
 mamba2_dt = mamba2_reference.mamba2_dt
 grouped_gated_norm = mamba2_reference.grouped_gated_norm
 fused_moe = op(moe.fused_moe, lambda: moe_triton.fused_moe)

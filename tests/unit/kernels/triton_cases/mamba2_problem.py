@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.mamba2 import reference
 from kernels.states import StateMetadata, StateView, load_states, save_states
 
 PADDING = -1  # the start of a padding row
@@ -106,6 +107,27 @@ def make_problem(
 def states_of(view: StateView, metadata: StateMetadata) -> torch.Tensor:
     """Return what the pool holds of each row's request, [R, num_rows, row_size], whether or not the row began at 0."""
     return load_states(view, dataclasses.replace(metadata, seq_lens=torch.full_like(metadata.seq_lens, 1 << 30)))
+
+
+def error_of(problem: Problem, op: Callable[..., torch.Tensor], **options: object) -> float:
+    """Return the larger error of outputs and states against the specification, each in its norm.
+
+    Asserts that NaN is where the specification has it: in what the op had no reason to write.
+    """
+    (y, view), (expected_y, expected_view) = problem.run(op, **options), problem.run(reference.mamba2)
+    assert (y.dtype, y.shape) == (expected_y.dtype, expected_y.shape)
+    states, expected = states_of(view, problem.metadata), states_of(expected_view, problem.metadata)
+    assert torch.equal(states.isnan(), expected.isnan())
+    size = view.rows_per_piece * view.row_size
+    assert view.pool[:, :, size:].isnan().all()
+    untouched = expected_view.pool[:, :, :size].isnan().all(-1)
+    assert view.pool[:, :, :size][untouched].isnan().all()
+    return max(_relative(y, expected_y), _relative(states.nan_to_num(), expected.nan_to_num()))
+
+
+def _relative(out: torch.Tensor, expected: torch.Tensor) -> float:
+    error = (out.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)
+    return float(error)
 
 
 def _scattered(
