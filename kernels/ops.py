@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 
 from kernels.causal_conv import reference as causal_conv_reference
-from kernels.delta_rule import gates as delta_gates_reference
-from kernels.delta_rule import reference as delta_rule_reference
+from kernels.delta_rule import chunks, gates
 from kernels.dispatch import HAS_TRITON, has_pdl, op
 from kernels.elementwise import reference as elementwise
 from kernels.inputs import reference as inputs
@@ -48,9 +47,9 @@ gather_mixed_inputs = op(inputs.gather_mixed_inputs, lambda: inputs_triton.gathe
 penalize = op(sampling.penalize, lambda: triton_draw.penalize, takes_pdl=False)
 allow_only = op(sampling.allow_only, lambda: triton_draw.allow_only, takes_pdl=False)
 causal_conv = causal_conv_reference.causal_conv
-gated_delta_rule = delta_rule_reference.gated_delta_rule
-delta_gates = delta_gates_reference.delta_gates
-gated_rms_norm = delta_gates_reference.gated_rms_norm
+gated_delta_rule = chunks.gated_delta_rule
+delta_gates = gates.delta_gates
+gated_rms_norm = gates.gated_rms_norm
 
 
 class TokenSampler:

@@ -121,7 +121,6 @@ REACHES_TORCH = {"engine.offline": "it is the engine inside the caller's process
 SYNCS = {"item", "tolist", "cpu"}
 SYNC_ALLOWED = {
     "kernels/attention/torch_ref.py": "the oracle walks its rows on the host, and is no backend for speed",
-    "kernels/causal_conv/reference.py": "the specification walks its rows on the host",
     "kernels/delta_rule/reference.py": "the specification walks its rows on the host",
     "kernels/mamba2/chunked.py": "it serves on CPUs, where nothing waits; rows of one token alone need no walk",
     "kernels/mamba2/reference.py": "the specification walks its rows on the host",
