@@ -20,11 +20,11 @@ from models.config.gemma4 import Gemma4Config, find_layer_caches, parse_gemma4
 from models.config.layer_cache import LayerCache, keep_layers
 from models.config.layers import (
     Multipliers,
+    find_chunks,
     find_rope_layers,
     find_sliding_layers,
     find_windows,
     limit_rope_layers,
-    limit_to_chunk,
     parse_multipliers,
 )
 from models.config.rope import RopeConfig, find_context_len, parse_ropes
@@ -138,7 +138,6 @@ class ModelConfig:
             max_position_embeddings=max_positions,
         )
         max_context_len = find_context_len(ropes, architecture, max_positions)
-        max_context_len = limit_to_chunk(config, architecture, max_context_len=max_context_len)
         quantization = parse_quantization(config)
         experts, sparse_layers = parse_experts(config, architecture, num_layers, quantization)
         model = cls(
@@ -164,9 +163,12 @@ class ModelConfig:
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
             qk_norm=_qk_norm(config, architecture),
             caches=tuple(
-                dataclasses.replace(cache, window=window)
-                for cache, window in zip(
-                    caches, find_windows(config, is_sliding, max_context_len=max_context_len), strict=True
+                dataclasses.replace(cache, window=window, chunk=chunk)
+                for cache, window, chunk in zip(
+                    caches,
+                    find_windows(config, is_sliding, max_context_len=max_context_len),
+                    find_chunks(config, architecture, has_rope, max_context_len=max_context_len),
+                    strict=True,
                 )
             ),
             gemma4=parse_gemma4(config) if architecture.layers == "gemma4" else None,
@@ -303,7 +305,8 @@ class ModelConfig:
             kv_dtype=kv_dtype,
             value_head_dim=max(cache.v_head_dim for cache in caches),
             has_sinks=self.has_sinks,
-            frees_windows=any(cache.window is not None for cache in caches),
+            has_chunks=any(cache.chunk is not None for cache in caches),
+            frees_windows=any(cache.reach is not None for cache in caches),
         )
 
     def check_tensor_parallel(self, tp_size: int) -> None:
