@@ -158,7 +158,7 @@ class KvCaches:
                 first = group.first_block(end)
                 if first > table.first:
                     self._release_until(first, request, table, group)
-                next_due = min(next_due, (table.first + 1) * group.tokens + group.window - 1)
+                next_due = min(next_due, group.last_start(table.first) + 1)
         request.next_due_tokens = next_due
 
     def end_step(self, step: StepKv, published: Iterable[Save] = ()) -> None:

@@ -56,7 +56,8 @@ class Attention(nn.Module):
         self.scale = config.multipliers.attention
         self.softcap = config.multipliers.attention_softcap
         self.eps = config.rms_norm_eps
-        self.sliding_window = config.sliding_windows[layer_index]
+        self.sliding_window = config.caches[layer_index].window
+        self.chunk = config.caches[layer_index].chunk
         self.cos_sin_cache = cos_sin_cache
         self.query_factors = query_factors
         self.q_norm = q_norm
@@ -105,6 +106,7 @@ class Attention(nn.Module):
             ctx.attention[table],
             scale=self.scale,
             sliding_window=self.sliding_window,
+            chunk=self.chunk,
             softcap=self.softcap,
             sinks=self.sinks,
             kv_scales=kv_scales if k_cache.dtype == FP8 else UNSCALED,
