@@ -129,6 +129,8 @@ class EngineStats:
         self._count_up_to("prefix_cache_evictions_total", sum(kv.pool.num_evictions))
         for kind, count in kv.num_limited_tokens.items():
             self._count_up_to("prefix_cache_limited_tokens_total", count, kind)
+        for reason, count in kv.num_by_reason.items():
+            self._count_up_to("prefix_cache_requests_total", count, reason)
         for event, count in kv.state_events().items():
             self._count_up_to("prefix_cache_states_total", count, event)
         self._count_up_to("spec_decode_num_drafts_total", scheduler.drafts.num_rows)
@@ -247,4 +249,4 @@ class Outbox:
 
     def _add_start(self, events: StepEvents, row: int, request: Request) -> None:
         queue_s, prefill_s = self._stats.record_started(request)
-        events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s))
+        events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s, request.cache_report))

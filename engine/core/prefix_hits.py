@@ -14,6 +14,7 @@ from typing import NamedTuple
 from engine.core.cache_layout import CacheLayout, GroupLayout
 from engine.core.page_pool import PagePool
 from engine.core.request import Request
+from engine.interface.protocol import LayerKind
 
 
 class Hit(NamedTuple):
@@ -22,7 +23,8 @@ class Hit(NamedTuple):
     num_tokens: int
     blocks: list[list[int]]  # by group; of a state group: the block of the saved state
     num_full_tokens: int = 0  # the prefix that the full groups alone would supply
-    limits: tuple[tuple[str, int], ...] = ()  # kinds of groups, and by how many tokens each made it shorter
+    limits: tuple[tuple[LayerKind, int], ...] = ()  # kinds of groups, and by how many tokens each made it shorter
+    num_matched_tokens: int = 0  # the blocks that all full groups have, also those behind the last place for a hit
 
 
 class PrefixFinder:
@@ -41,8 +43,9 @@ class PrefixFinder:
         found = {group.index: self._find_full(request, group, most) for group in layout.full}
         for group in layout.full:
             most = min(most, len(found[group.index]) * group.tokens)
+        num_matched = most if layout.full else 0
         most = end = most // layout.step * layout.step
-        limits: Counter[str] = Counter()
+        limits: Counter[LayerKind] = Counter()
         while end and (missing := self._missing_before(request, end)) is not None:
             kind, lower = missing
             lower = lower // layout.step * layout.step
@@ -57,14 +60,14 @@ class PrefixFinder:
                 blocks[group.index] = [self._block(request, group, column) for column in columns]
             for group in layout.states:
                 blocks[group.index] = [self._block(request, group, end // group.tokens - 1)]
-        return Hit(end, blocks, most if layout.full else end, tuple(limits.items()) if layout.full else ())
+        return Hit(end, blocks, most if layout.full else end, tuple(limits.items()), num_matched or end)
 
     def extend_hashes(self, request: Request, num_tokens: int) -> None:
         """Extend the request's chain over its first num_tokens. Equal hashes mean equal prefix, salt and adapter."""
         hashes, unit = request.block_hashes, self._unit
         parent = hashes[-1] if hashes else _root(request)
         for start in range(len(hashes) * unit, num_tokens - unit + 1, unit):
-            parent = sha256(parent + array("I", request.token_ids(start, start + unit)).tobytes()).digest()
+            parent = link_hash(parent, request.token_ids(start, start + unit))
             hashes.append(parent)
 
     def _find_full(self, request: Request, group: GroupLayout, most: int) -> list[int]:
@@ -78,7 +81,7 @@ class PrefixFinder:
             hits.append(block)
         return hits
 
-    def _missing_before(self, request: Request, end: int) -> tuple[str, int] | None:
+    def _missing_before(self, request: Request, end: int) -> tuple[LayerKind, int] | None:
         """Return the kind that does not supply `end`, and a bound of what it supplies; None: all supply `end`."""
         for group in self._layout.states:
             if self._lookup(request, group, end // group.tokens - 1) is None:
@@ -98,7 +101,16 @@ class PrefixFinder:
         return block
 
 
+def root_hash(cache_salt: str, lora_index: int) -> bytes:
+    """Return the parent of a chain's first hash: of the salt, and of the adapter, on which keys and values depend."""
+    salt = sha256(cache_salt.encode()).digest()
+    return sha256(f"adapter {lora_index}: ".encode() + salt).digest() if lora_index else salt
+
+
+def link_hash(parent: bytes, token_ids: list[int]) -> bytes:
+    """Return a chain's next hash."""
+    return sha256(parent + array("I", token_ids).tobytes()).digest()
+
+
 def _root(request: Request) -> bytes:
-    """Return the parent of a request's first hash, of its salt and of its adapter, on which keys and values depend."""
-    salt = sha256(request.cache_salt.encode()).digest()
-    return sha256(f"adapter {request.lora_index}: ".encode() + salt).digest() if request.lora_index else salt
+    return root_hash(request.cache_salt, request.lora_index)

@@ -24,7 +24,7 @@ import numpy as np
 from engine.core.speculative import Drafter
 from engine.core.step import NO_TOKEN, PoolSpan, PromptLogprobsSpan, RowPlan, StepResult
 from engine.core.thinking import ThinkingState
-from engine.interface.protocol import PoolingKind, SamplingParams, TokenLogprobs
+from engine.interface.protocol import CacheReport, PoolingKind, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
     from engine.core.checkpoints import StepKv
@@ -106,6 +106,7 @@ class Request:
     params: SamplingParams
     arrival_s: float = 0.0
     cache_salt: str = ""
+    open_salt: str = ""  # that of the client's requests without a salt of their own
     priority: int = 0  # smaller runs earlier
     client_id: int = 0
     lora_index: int = 0  # its adapter; 0: none
@@ -145,6 +146,7 @@ class Request:
 
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    cache_report: CacheReport | None = None  # why there were no more
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None

@@ -9,12 +9,19 @@ request. The engine handles token ids only: text, stop strings and templates sta
 passes through the engine unread, to engine/grammar/compiler.py, which makes token masks from it.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 # The hidden states that form an embedding: that of the prompt's last token, or the mean over all tokens
 PoolingKind = Literal["last", "mean"]
+# Where the search for a prompt's cached prefix ended, and why (docs/reference/api.md, "The prefix cache")
+CacheReason = Literal[
+    "all", "new", "differs", "evicted", "no_checkpoint", "window_left", "other_salt", "other_adapter", "too_short",
+    "computed_whole", "no_room", "off",
+]  # fmt: skip
+LayerKind = Literal["full", "window", "state"]
+CACHE_REASONS: tuple[CacheReason, ...] = get_args(CacheReason)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -125,6 +132,7 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     pooling: PoolingKind | None = None  # compute the prompt's embedding instead of tokens; `params` is unused
     lora_index: int = 0  # its adapter, counted from 1 in EngineConfig.loras; 0: the base model
     thinking: ThinkingBudget | None = None  # None: any number of tokens
+    open_salt: str = ""  # what cache_salt would be if the client had given none
 
 
 class AbortRequest(msgspec.Struct, tag=True):
@@ -168,6 +176,15 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     rank: int = 0  # of the token; 1: the most likely; 0: unknown, since only prompt tokens have ranks
 
 
+class CacheReport(msgspec.Struct, array_like=True, frozen=True):
+    """What the prefix cache had of a prompt at its first admission, and why it had no more."""
+
+    reason: CacheReason
+    num_cached_tokens: int  # that were taken
+    num_matched_tokens: int  # that layers with full attention had; a whole number of blocks
+    kind: LayerKind | None = None  # of the layers that had no more; None: the reason is not theirs
+
+
 class Started(msgspec.Struct, array_like=True):
     """Facts sent with a request's first token. `row` indexes StepEvents.request_ids."""
 
@@ -175,6 +192,7 @@ class Started(msgspec.Struct, array_like=True):
     num_cached_tokens: int
     queue_s: float  # arrival → first scheduled
     prefill_s: float  # first scheduled → first token
+    cache: CacheReport | None = None
 
 
 class Finished(msgspec.Struct, array_like=True):
