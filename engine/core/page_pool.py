@@ -76,6 +76,10 @@ class PagePool:
         """The blocks in the prefix cache, held or not."""
         return [block for published in self._published for block in published.values()]
 
+    def num_published(self, group: int) -> int:
+        """Return the number of the group's blocks in the prefix cache, held or not."""
+        return len(self._published[group])
+
     def pages(self, block: int) -> list[int]:
         """Return the pages of a block that is held or cached."""
         return self._pages_of.get(block) or [block]

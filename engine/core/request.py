@@ -126,6 +126,8 @@ class Request:
     parting_point: int = 0  # the mark where the full groups know a longer prefix than its hit; 0: they do not
     checkpoint: int = 0  # where its newest saved state is: found, or saved by itself
     has_hit_checkpoint: bool = False  # it was found
+    saved_tokens: list[int] = field(default_factory=list)  # where it saved states, that others may have overwritten
+    restored_tokens: int = 0  # where its state came from; 0: its own beginning
     restores: list[tuple[int, int]] = field(default_factory=list)  # group and block of states for its first row
     awaited_step: int = -1  # the newest step in flight when its next token first had no room; -1: it has room
     num_promised_pages: int = 0  # pages that become free when this retiring request is released

@@ -252,6 +252,10 @@ class KvRequest(msgspec.Struct, array_like=True):
     age_s: float
     num_preemptions: int
     num_group_runs: list[int] = []  # of num_runs, those of each group of layers
+    num_state_blocks: int = 0  # of num_blocks, those of its live states
+    restored_tokens: int = 0  # tokens before the saved state that it began with; 0: it began with none
+    saved_tokens: list[int] = []  # tokens before each state that it saved and that can still be found
+    cache_reason: CacheReason | None = None  # why no more of its prompt was cached; None: not admitted yet
 
 
 class KvKind(msgspec.Struct, array_like=True):
@@ -260,6 +264,30 @@ class KvKind(msgspec.Struct, array_like=True):
     kind: str
     num_used: int
     num_cached: int  # free, but still in the prefix cache
+
+
+class KvGroup(msgspec.Struct, array_like=True):
+    """One group of layers whose caches live alike."""
+
+    kind: LayerKind
+    num_tokens: int  # of a cache block; of states: of where they may be saved
+    num_pages: int  # of a cache block, each a block of the snapshot
+
+
+class KvStates(msgspec.Struct, array_like=True):
+    """States of recurrent layers: those of requests, those that can be found; the last four since the engine's start.
+
+    A request has one of each group of such layers.
+    """
+
+    num_live: int
+    num_saved: int
+    num_live_blocks: int
+    num_saved_blocks: int
+    num_made: int
+    num_skipped: int  # not saved for want of memory
+    num_restored: int
+    num_evicted: int
 
 
 class KvSnapshot(msgspec.Struct, tag=True):
@@ -290,6 +318,8 @@ class KvSnapshot(msgspec.Struct, tag=True):
     num_evictions: int
     num_preemptions: int
     kinds: list[KvKind] = []
+    groups: list[KvGroup] = []  # in the order of a request's tables
+    states: KvStates | None = None  # None: the model has none
 
 
 ToEngine = AddRequest | AbortRequest | AskKv
