@@ -56,8 +56,9 @@ class Attention(nn.Module):
         self.scale = config.multipliers.attention
         self.softcap = config.multipliers.attention_softcap
         self.eps = config.rms_norm_eps
-        self.sliding_window = config.caches[layer_index].window
-        self.chunk = config.caches[layer_index].chunk
+        cache = config.cache(layer_index)
+        self.sliding_window = cache.window
+        self.chunk = cache.chunk
         self.cos_sin_cache = cos_sin_cache
         self.query_factors = query_factors
         self.q_norm = q_norm
