@@ -37,6 +37,7 @@ gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: elementwise_triton
 fused_moe = op(moe.fused_moe, lambda: moe_triton.fused_moe)
 gather_decode_inputs = op(inputs.gather_decode_inputs, lambda: inputs_triton.gather_decode_inputs, takes_pdl=False)
 gather_mixed_inputs = op(inputs.gather_mixed_inputs, lambda: inputs_triton.gather_mixed_inputs, takes_pdl=False)
+gather_draft_inputs = op(inputs.gather_draft_inputs, lambda: inputs_triton.gather_draft_inputs, takes_pdl=False)
 penalize = op(sampling.penalize, lambda: triton_draw.penalize, takes_pdl=False)
 allow_only = op(sampling.allow_only, lambda: triton_draw.allow_only, takes_pdl=False)
 
