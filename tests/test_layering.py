@@ -76,7 +76,7 @@ MAY_IMPORT = {
         models.parallel models.quantization models.weights""",
     "models.lora": """kernels.lora kernels.ops models.build models.config models.errors models.fields models.parallel
         models.quantization models.weights""",
-    "models.foreign": """kernels.attention kernels.elementwise kernels.ops models.config models.context models.errors
+    "models.foreign": """kernels.attention kernels.elementwise models.config models.context models.errors
         models.registry""",
     "models.build": "models.config models.context models.parallel models.registry models.weights",
     "models.layers": """kernels.elementwise kernels.linear kernels.moe kernels.ops models.config models.context
@@ -92,18 +92,19 @@ MAY_IMPORT = {
     "models.fields": "models.errors",
     "models.parallel": "",
     "models.errors": "",
-    "kernels.ops": """kernels.dispatch kernels.elementwise kernels.inputs kernels.lora kernels.moe
-        kernels.sampling""",
+    "kernels.ops": """kernels.causal_conv kernels.delta_rule kernels.dispatch kernels.elementwise kernels.inputs
+        kernels.lora kernels.mamba2 kernels.moe kernels.sampling""",
     "kernels.precompile": "",
     "kernels.sampling": "kernels.attention",
     "kernels.linear": "kernels.attention kernels.dispatch",
     "kernels.moe": "kernels.elementwise",
     "kernels.attention": "kernels.dispatch kernels.elementwise",
     "kernels.all_reduce": "kernels.elementwise",
-    "kernels.causal_conv": "kernels.states",
-    "kernels.delta_rule": "kernels.states",
-    "kernels.mamba2": "kernels.states",
+    "kernels.causal_conv": "kernels.states kernels.states_triton",
+    "kernels.delta_rule": "kernels.states kernels.states_triton",
+    "kernels.mamba2": "kernels.states kernels.states_triton",
     "kernels.states": "",
+    "kernels.states_triton": "kernels.states",
     "kernels.inputs": "",
     "kernels.lora": "",
     "kernels.elementwise": "",
@@ -123,6 +124,7 @@ SYNC_ALLOWED = {
     "kernels/attention/torch_ref.py": "the oracle walks its rows on the host, and is no backend for speed",
     "kernels/causal_conv/reference.py": "the specification walks its rows on the host",
     "kernels/delta_rule/reference.py": "the specification walks its rows on the host",
+    "kernels/mamba2/chunked.py": "it serves on CPUs, where nothing waits; rows of one token alone need no walk",
     "kernels/mamba2/reference.py": "the specification walks its rows on the host",
     "models/quantization/bitsandbytes.py": "JSON that lies in tensors is read while the model loads",
 }

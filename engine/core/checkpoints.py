@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout, GroupLayout
 from engine.core.page_pool import PagePool
-from engine.core.prefix_hits import Hit, PrefixFinder
+from engine.core.prefix_hits import Hit
 from engine.core.request import BlockTable, Request
 
 
@@ -49,13 +49,12 @@ class StepKv:
 class Checkpoints:
     """Takes, restores and saves states. Does nothing for a model without state groups."""
 
-    def __init__(self, layout: CacheLayout, pool: PagePool, finder: PrefixFinder) -> None:
+    def __init__(self, layout: CacheLayout, pool: PagePool) -> None:
         self.num_saved = 0
         self.num_skipped = 0  # for want of pages
         self.num_restored = 0
         self._layout = layout
         self._pool = pool
-        self._finder = finder
         self._num_hits: dict[int, int] = {}  # of saved states, by block; a parting point begins with one
 
     def begin(self, request: Request, hit: Hit) -> None:
@@ -143,7 +142,7 @@ class Checkpoints:
             self._pool.spend(block)
 
     def _is_saved(self, request: Request, num_tokens: int) -> bool:
-        self._finder.extend_hashes(request, num_tokens)
+        request.extend_hashes(num_tokens, unit=self._layout.unit)
         key = self._key(request, num_tokens)
         return all(self._pool.find(group.index, key) is not None for group in self._layout.states)
 

@@ -35,7 +35,7 @@ class KvCaches:
         self.num_hit_tokens = 0
         self.num_limited_tokens: Counter[str] = Counter()  # by kind: tokens of the full groups' hits that it lacked
         self._finder = PrefixFinder(self.layout, self.pool)
-        self.checkpoints = Checkpoints(self.layout, self.pool, self._finder)
+        self.checkpoints = Checkpoints(self.layout, self.pool)
         self._growing = self.layout.growing
         self._most_pages = self.layout.most_pages
         self._has_states = bool(self.layout.states)
@@ -272,7 +272,7 @@ class KvCaches:
     def _publish(self, request: Request, table: BlockTable, group: GroupLayout, end: int) -> None:
         hashes, links, num_full = request.block_hashes, group.links, end // group.tokens
         if len(hashes) < num_full * links:
-            self._finder.extend_hashes(request, end)
+            request.extend_hashes(end, unit=self.layout.unit)
         for column in range(table.num_published, num_full):
             self.pool.publish(group.index, hashes[(column + 1) * links - 1], table.blocks[column - table.first])
             table.num_published = column + 1

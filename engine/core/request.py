@@ -15,8 +15,10 @@ PlannedStep is a step between its plan and its commit, with its requests; RowOut
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -118,7 +120,7 @@ class Request:
     sort_key: tuple[int, float, int] = (0, 0.0, 0)  # priority, arrival, number: the scheduling order
 
     tables: list[BlockTable] = field(default_factory=list)  # by group of layers; empty: it holds nothing
-    block_hashes: list[bytes] = field(default_factory=list)  # the chain over its first tokens; extended when needed
+    block_hashes: list[bytes] = field(default_factory=list)  # names of its prefixes in the prefix cache: a chain
     num_held_tokens: int = 0  # the first ones, for which all tables have blocks
     next_due_tokens: int = 0  # once so many are committed, its blocks have to be looked at
     marks: list[int] = field(default_factory=list)  # where others may go on: windows before them are worth keeping
@@ -228,6 +230,19 @@ class Request:
         if start >= num_prompt:
             return self.output_token_ids[start - num_prompt : end - num_prompt]
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]
+
+    def extend_hashes(self, num_tokens: int, *, unit: int) -> None:
+        """Extend the chain over its first num_tokens, a link per unit. Equal hashes: equal prefix, salt and adapter."""
+        hashes = self.block_hashes
+        parent = hashes[-1] if hashes else self._root_hash()
+        for start in range(len(hashes) * unit, num_tokens - unit + 1, unit):
+            parent = sha256(parent + array("I", self.token_ids(start, start + unit)).tobytes()).digest()
+            hashes.append(parent)
+
+    def _root_hash(self) -> bytes:
+        """Return the parent of the first hash, of the salt and of the adapter, on which keys and values depend."""
+        salt = sha256(self.cache_salt.encode()).digest()
+        return sha256(f"adapter {self.lora_index}: ".encode() + salt).digest() if self.lora_index else salt
 
 
 class RowOutput(NamedTuple):

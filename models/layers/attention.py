@@ -71,7 +71,9 @@ class Attention(nn.Module):
         kv_scales: for an FP8 pool only; other pools store keys and values unscaled.
         Returns [T, num_heads * head_dim].
         """
-        k_cache, v_cache, table = ctx.kv(self.layer_index)
+        kv = ctx.kv_caches[self.layer_index]
+        assert kv is not None
+        k_cache, v_cache, table = kv
         q = norm_rope_write_kv(
             qkv,
             None if self.q_norm is None else self.q_norm.weight,
@@ -93,7 +95,9 @@ class Attention(nn.Module):
 
     def attend(self, q: torch.Tensor, ctx: ForwardContext, kv_scales: KVScales) -> torch.Tensor:
         """Attend rotated queries [T, num_heads, head_dim]; returns [T, num_heads * head_dim of values]."""
-        k_cache, v_cache, table = ctx.kv(self.layer_index)
+        kv = ctx.kv_caches[self.layer_index]
+        assert kv is not None
+        k_cache, v_cache, table = kv
         out = ctx.backend.forward(
             q,
             k_cache,

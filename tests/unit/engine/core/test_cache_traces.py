@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from engine.interface.config import CacheGroup
-from tests.support.cache_traces import KINDS, Trace
+from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
 from tests.support.engine_harness import Harness
 from tests.support.layered_model import LayeredExecutor, LayeredModel
 
@@ -49,6 +49,18 @@ def test_every_trace_gives_the_models_tokens():
     assert happened >= {
         "preemptions", "hit_tokens", "evictions", "accepted_drafts", "zeroed_pages", "failed_steps", "restored_pages",
         "saved_pages",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_all_that_can_happen_to_a_request_happens_to_states():
+    counts = run(STATE_KINDS, 0, 60)
+    rare = {name for name in ("preemptions", "aborts", "salted_hit_tokens", "adapter_hit_tokens") if counts[name] < 10}
+    assert not rare
+    happened = {name for name, count in counts.items() if count > counts["traces"]}
+    assert happened >= {
+        "hit_tokens", "evictions", "accepted_drafts", "rejected_drafts", "zeroed_pages", "failed_steps",
+        "restored_pages", "saved_pages",
     }  # fmt: skip
 
 

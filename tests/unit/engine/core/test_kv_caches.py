@@ -316,7 +316,7 @@ def test_a_hit_needs_the_whole_window_and_no_more():
     kv.free(run(kv, range(32)))
     for lost, longest in ((7, 28), (5, 20), (3, 12), (2, 8), (1, 4)):
         key = make_request(range(33))
-        kv._finder.extend_hashes(key, 32)
+        key.extend_hashes(32, unit=kv.layout.unit)
         block = kv.pool.find(1, key.block_hashes[lost])
         kv.pool.expel(1, key.block_hashes[lost])
         assert block is not None

@@ -1,5 +1,7 @@
 """Pages of equal size for layers with unequal caches: the layout, and what it wastes."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,7 @@ def heads(num_kv_heads: int, head_dim: int, window: int | None = None) -> LayerC
 
 GEMMA3_27B = layers((52, heads(16, 128, 1024)), (10, heads(16, 128)))
 GEMMA4_31B = layers((50, heads(16, 256, 1024)), (10, heads(4, 512)))
+GEMMA3_4B = layers((29, heads(4, 256, 1024)), (5, heads(4, 256)))
 GPT_OSS_120B = layers((18, heads(8, 64, 128)), (18, heads(8, 64)))
 
 
@@ -32,6 +35,7 @@ GPT_OSS_120B = layers((18, heads(8, 64, 128)), (18, heads(8, 64)))
     ("caches", "num_tables", "page_bytes", "block_tokens", "wastes"),
     [
         (GEMMA3_27B, 2, 6.5 * MIB, (80, 16), (3.8, 0)),
+        (GEMMA3_4B, 3, 0.9375 * MIB, (48, 16), (0, 3.3)),
         (GEMMA4_31B, 2, 12.5 * MIB, (160, 16), (0, 0)),
         (GPT_OSS_120B, 2, 576 * KIB, (16, 16), (0, 0)),
     ],
@@ -47,12 +51,25 @@ def test_the_page_of_a_published_shape(
 
 
 def test_a_table_costs_as_much_as_one_percent_of_waste() -> None:
-    """Split over 5 pages, Gemma 4's page would be 2.5 MiB for 6 tables; 53 window layers leave it little choice."""
-    odd = plan_pages(layers((53, heads(1, 64, 8)), (1, heads(1, 64))), block_size=16, dtype=torch.bfloat16)
-    assert odd.groups[0].block_tokens == 16 * 53
+    """Split over 5 pages, Gemma 4's page would be 2.5 MiB for 6 tables."""
     wide = plan_pages(layers((2, heads(1, 64, 8)), (30, heads(1, 64))), block_size=16, dtype=torch.bfloat16)
     assert [len(group.tables) for group in wide.groups] == [1, 1]
     assert wide.groups[1].block_tokens == 16 * 15
+
+
+@pytest.mark.parametrize(("num_windows", "num_tables", "block_tokens"), [(15, 1, 240), (53, 3, 288), (100, 4, 400)])
+def test_hits_may_end_at_places_that_are_near_each_other(num_windows: int, num_tables: int, block_tokens: int) -> None:
+    """One full layer beside all windows in a page would have blocks of 16 * num_windows tokens."""
+    caches = layers((num_windows, heads(1, 64, 8)), (1, heads(1, 64)))
+    full, window = plan_pages(caches, block_size=16, dtype=torch.bfloat16).groups
+    assert (len(window.tables), full.block_tokens) == (num_tables, block_tokens)
+
+
+def test_hits_end_at_common_multiples_of_all_blocks() -> None:
+    """With one table for each group there would be blocks of 64 and of 96 tokens, and 192 tokens between two hits."""
+    caches = layers((24, heads(1, 64, 8)), (4, heads(1, 64, 16)), (6, heads(1, 64)))
+    plan = plan_pages(caches, block_size=16, dtype=torch.bfloat16)
+    assert math.lcm(*(group.block_tokens for group in plan.groups)) == 96
 
 
 def test_a_model_of_one_kind_has_one_table_and_a_page_is_a_block() -> None:
