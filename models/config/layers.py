@@ -37,6 +37,8 @@ def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int
 def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tuple[bool, ...]) -> tuple[bool, ...]:
     """Return True for each layer that attends to sliding_window tokens only."""
     num_layers = len(has_rope)
+    if architecture.recurrence != "none":  # layer_types are read by models/config/recurrence.py
+        return (False,) * num_layers
     rule = architecture.sliding_layers
     is_used = rule != "none" and (rule not in _OPTIONAL or config.flag("use_sliding_window"))
     if rule in _OPTIONAL:
