@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import torch
 
+from kernels.causal_conv import reference as causal_conv_reference
+from kernels.delta_rule import gates as delta_gates_reference
+from kernels.delta_rule import reference as delta_rule_reference
 from kernels.dispatch import HAS_TRITON, has_pdl, op
 from kernels.elementwise import reference as elementwise
 from kernels.elementwise.reference import UNSCALED, KVScales, write_kv
 from kernels.inputs import reference as inputs
 from kernels.lora.reference import LoraWeights, add_lora, gather_loras
+from kernels.mamba2 import reference as mamba2_reference
 from kernels.moe import reference as moe
 from kernels.sampling import reference as sampling
 from kernels.sampling.reference import SamplingState
@@ -34,11 +38,18 @@ relu_squared = op(elementwise.relu_squared, lambda: elementwise_triton.relu_squa
 xielu = op(elementwise.xielu, lambda: elementwise_triton.xielu)
 silu_and_mul = op(elementwise.silu_and_mul, lambda: elementwise_triton.silu_and_mul)
 gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: elementwise_triton.gelu_tanh_and_mul)
+mamba2 = mamba2_reference.mamba2
+mamba2_dt = mamba2_reference.mamba2_dt
+grouped_gated_norm = mamba2_reference.grouped_gated_norm
 fused_moe = op(moe.fused_moe, lambda: moe_triton.fused_moe)
 gather_decode_inputs = op(inputs.gather_decode_inputs, lambda: inputs_triton.gather_decode_inputs, takes_pdl=False)
 gather_mixed_inputs = op(inputs.gather_mixed_inputs, lambda: inputs_triton.gather_mixed_inputs, takes_pdl=False)
 penalize = op(sampling.penalize, lambda: triton_draw.penalize, takes_pdl=False)
 allow_only = op(sampling.allow_only, lambda: triton_draw.allow_only, takes_pdl=False)
+causal_conv = causal_conv_reference.causal_conv
+gated_delta_rule = delta_rule_reference.gated_delta_rule
+delta_gates = delta_gates_reference.delta_gates
+gated_rms_norm = delta_gates_reference.gated_rms_norm
 
 
 def _norm_rope_write_kv(

@@ -18,6 +18,7 @@ from kernels.linear import ops as linear_ops
 from kernels.linear import reference
 from kernels.linear.reference import make_int_weight, make_lut4_weight
 from kernels.lora.reference import LoraWeights
+from kernels.states import StateMetadata, StateView
 from models.build import build
 from models.config.model_config import ModelConfig
 from models.weights.weights import Weights
@@ -74,6 +75,23 @@ def add_loras() -> None:
     tokens.add(torch.zeros(1, 64), X[:1], LoraWeights(torch.randn(1, 1, 4, 128), torch.randn(1, 64, 4), (64,)))
 
 
+def state(num_rows: int, row_size: int) -> tuple[StateView, StateMetadata]:
+    """A state's place, and two rows: two first tokens, and a fifth."""
+    view = StateView(torch.zeros(2, 3, 64), first_piece=1, num_rows=num_rows, row_size=row_size)
+    starts, seq_lens = torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([2, 5], dtype=torch.int32)
+    return view, StateMetadata(starts, seq_lens, torch.tensor([1, 0]), torch.tensor([[1, 0], [2, 0]]), None, 2, None)
+
+
+def mamba2() -> None:
+    b = torch.randn(3, 1, 16)
+    ops.mamba2(torch.randn(3, 2, 4), b, b, torch.rand(3, 2), -torch.ones(2), torch.ones(2), *state(2 * 4, 16))
+
+
+def gated_delta_rule() -> None:
+    q, v, gates = torch.randn(3, 1, 16), torch.randn(3, 2, 4), torch.rand(3, 2)
+    ops.gated_delta_rule(q, q, v, -gates, gates, *state(2 * 4, 16), scale=1.0)
+
+
 def fused_moe() -> None:
     ops.fused_moe(
         X, torch.randn(3, 4), torch.randn(4, 64, 128), torch.randn(4, 128, 32), top_k=2, renormalize=True,
@@ -110,6 +128,13 @@ CASES: dict[str, Callable[[], object]] = {
     "xielu": lambda: ops.xielu(X, torch.ones(4)),
     "silu_and_mul": lambda: ops.silu_and_mul(X),
     "gelu_tanh_and_mul": lambda: ops.gelu_tanh_and_mul(X),
+    "causal_conv": lambda: ops.causal_conv(X[:, :8], W[:8, :4], None, *state(8, 3), has_silu=True),
+    "gated_delta_rule": gated_delta_rule,
+    "delta_gates": lambda: ops.delta_gates(X, X, torch.ones(128), torch.ones(128)),
+    "gated_rms_norm": lambda: ops.gated_rms_norm(X[:, None], X[:, None], torch.ones(128), 1e-6),
+    "mamba2": mamba2,
+    "mamba2_dt": lambda: ops.mamba2_dt(torch.randn(3, 2), torch.ones(2), (0.0, 1.0)),
+    "grouped_gated_norm": lambda: ops.grouped_gated_norm(X, X, torch.ones(128), 1e-6, group_size=32),
     "fused_moe": fused_moe,
     "norm_rope_write_kv": norm_rope_write_kv,
     "gather_decode_inputs": gather_decode_inputs,
