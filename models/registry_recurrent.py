@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from models.architecture import Architecture
 
 # Fields of the layers that guess further tokens, whose weights are not read

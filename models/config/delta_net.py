@@ -31,7 +31,7 @@ class DeltaNetConfig:
     value_dim: int
     conv_width: int
     layout: DeltaNetLayout = "flat"
-    doubles_beta: bool = False  # update strengths reach 2 instead of 1, so that a state's eigenvalues may be negative
+    max_beta: float = 1.0  # of the update strengths; 2: a state's eigenvalues may be negative
 
     @property
     def layer_state(self) -> LayerState:
@@ -59,7 +59,9 @@ class DeltaNetConfig:
             outputs += [("b_proj", heads), ("a_proj", heads)]
         for name, size in outputs:
             yield Matrix(f"linear_attn.{name}", size, hidden_size, "outputs")
-        yield Matrix(f"linear_attn.{'o_proj' if self.layout == 'separate' else 'out_proj'}", hidden_size, values, "inputs")
+        yield Matrix(
+            f"linear_attn.{'o_proj' if self.layout == 'separate' else 'out_proj'}", hidden_size, values, "inputs"
+        )
 
     @property
     def num_other_parameters(self) -> int:
@@ -90,7 +92,7 @@ def parse_delta_net(config: Fields, architecture: Architecture) -> DeltaNetConfi
         value_dim=config.count("linear_value_head_dim", default=2 * key_dim),
         conv_width=conv_width,
         layout=layout,
-        doubles_beta=layout == "separate" and config.flag("linear_allow_neg_eigval", default=True),
+        max_beta=2.0 if layout == "separate" and config.flag("linear_allow_neg_eigval", default=True) else 1.0,
     )
 
 

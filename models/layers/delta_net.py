@@ -82,16 +82,14 @@ class DeltaNet(nn.Module):
         normed = gated_rms_norm(mixed.unflatten(-1, by_head), z.unflatten(-1, by_head), self.norm_weight, self.eps)
         return self.out_proj(normed.flatten(1))
 
-    def _advance(
-        self, inputs: torch.Tensor, views: tuple[StateView, ...], metadata: StateMetadata
-    ) -> torch.Tensor:
+    def _advance(self, inputs: torch.Tensor, views: tuple[StateView, ...], metadata: StateMetadata) -> torch.Tensor:
         """See models.context.Advance: inputs are those of the convolution, then b and a; returns [T, values]."""
         keys, values, heads = self.sizes
         shape = self.shape
         channels, b, a = inputs.split((2 * keys + values, heads, heads), dim=-1)
         mixed = causal_conv(channels, self.conv_weight, None, views[0], metadata, has_silu=True)
         q, k, v = mixed.split((keys, keys, values), dim=-1)
-        g, beta = delta_gates(a, b, self.a_log, self.dt_bias, doubles_beta=shape.doubles_beta)
+        g, beta = delta_gates(a, b, self.a_log, self.dt_bias, max_beta=shape.max_beta)
         out = gated_delta_rule(
             q.unflatten(-1, (-1, shape.key_dim)),
             k.unflatten(-1, (-1, shape.key_dim)),
@@ -117,7 +115,9 @@ def _grouped_parts(
     num_heads = shape.num_key_heads // tp.size
     own = range(tp.rank * num_heads, (tp.rank + 1) * num_heads)
     return w, [
-        LinearPart(f"{name}_{head}", sizes[name], hidden_size, dim=0, rank=0, size=1) for name in "qkvbaz" for head in own
+        LinearPart(f"{name}_{head}", sizes[name], hidden_size, dim=0, rank=0, size=1)
+        for name in "qkvbaz"
+        for head in own
     ]
 
 
