@@ -19,7 +19,14 @@ _OPTIONAL = ("every_if_used", "max_window_layers", "odd_until_max", "nope")
 
 
 def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int) -> tuple[bool, ...]:
-    """Return True for each layer with rotary positions: all, but for the rule of SmolLM3Config and Llama4TextConfig."""
+    """Return True for each layer with rotary positions: all, but for the rule of SmolLM3Config and Llama4TextConfig.
+
+    No layer of OLMo-Hybrid has them if rope_theta is given as null.
+    """
+    if architecture.rope == "olmo_hybrid":
+        section = rope_section(config).raw
+        given = section if "rope_theta" in section else config.raw
+        return ("rope_theta" not in given or given["rope_theta"] is not None,) * num_layers
     if architecture.rope not in ("smollm3", "llama4"):
         return (True,) * num_layers
     has_rope = config.get("no_rope_layers")  # 1: the layer has rotary positions

@@ -61,7 +61,8 @@ def parse_recurrence(config: Fields, architecture: Architecture) -> RecurrenceCo
 
 def find_mixers(config: Fields, architecture: Architecture, num_layers: int) -> tuple[Mixer, ...]:
     """Return what mixes the tokens of each layer. Raises ModelError naming the field that does not add up."""
+    mixers: list[Mixer] = ["attention"] * num_layers
     if architecture.recurrence in DELTA_NETS:
-        kinds: dict[bool, Mixer] = {True: "recurrent", False: "attention"}
-        return tuple(kinds[recurs] for recurs in find_delta_layers(config, architecture, num_layers))
-    return ("attention",) * num_layers
+        is_recurrent = find_delta_layers(config, architecture, num_layers)
+        mixers = ["recurrent" if recurs else "attention" for recurs in is_recurrent]
+    return tuple(mixers)
