@@ -66,7 +66,8 @@ MAY_IMPORT = {
         kernels.attention kernels.dispatch kernels.elementwise kernels.ops kernels.precompile models.build models.config
         models.errors models.foreign models.layers models.lora models.parallel models.registry models.weights""",
     "engine.device": """engine.core engine.interface engine.tensor_parallel kernels.attention kernels.dispatch
-        kernels.inputs kernels.ops kernels.sampling models.build models.config models.context models.parallel""",
+        kernels.inputs kernels.ops kernels.sampling kernels.states models.build models.config models.context
+        models.parallel""",
     "engine.tensor_parallel": "engine.core engine.interface kernels.all_reduce kernels.dispatch models.parallel",
     "engine.core": "engine.grammar engine.interface",
     "engine.grammar": "engine.interface",

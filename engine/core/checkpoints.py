@@ -124,6 +124,8 @@ class Checkpoints:
 
     def _save(self, request: Request, step: StepKv, *, num_reserved: int) -> None:
         start, pool = request.num_computed_tokens, self._pool
+        # Its row is of the prompt, or computed again after a preemption, so no drafts wait to enter the state
+        assert start < request.num_prefill_tokens
         if self._is_saved(request, start):
             return
         if sum(group.pages for group in self._layout.states) > pool.num_free - num_reserved * self._layout.reserve:

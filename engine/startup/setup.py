@@ -256,7 +256,8 @@ class Setup:
 
     def plan_pages(self) -> PagePlan:
         """Plan the layout of the pool's pages."""
-        return plan_pages(self.rank_share.kv_caches, block_size=self.block_size, dtype=self.kv_dtype)
+        share = self.rank_share
+        return plan_pages(share.caches, states=share.states, block_size=self.block_size, dtype=self.kv_dtype)
 
     def plan_pool(self, *, has_weights: bool, memory: DeviceMemory | None = None) -> KVCachePlan:
         """Size the pool from `memory`, by default the device's memory now. Raises StartupError.
@@ -303,6 +304,9 @@ class Setup:
             device=device,
             lora_tokens=None if self.adapters is None else self.adapters.tokens,
             max_num_samples=limits.max_num_samples,
+            num_drafts=0 if config.speculative is None else config.speculative.num_tokens,
+            states=self.rank_share.states,
+            dtype=self.dtype,
             tp=self.tp,
             has_lm_head=self.model_config.has_lm_head,
         )
