@@ -6,6 +6,16 @@ from dataclasses import replace
 
 from models.architecture import Architecture
 
+_QWEN_DEFAULTS = {
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+_EXPERTS_DEFAULTS = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 _QWEN3_NEXT = Architecture(
     "models.qwen3_next:Qwen3Next",
     "qwen3_next",
@@ -22,17 +32,10 @@ _QWEN3_NEXT = Architecture(
     neutral={"attn_output_gate": (True,), "mamba_ssm_dtype": ("float32",)},
     ignored_prefixes=("mtp.",),
     defaults={
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
+        **_QWEN_DEFAULTS,
+        **_EXPERTS_DEFAULTS,
         "num_experts": 512,
         "num_experts_per_tok": 10,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
         "norm_topk_prob": True,
     },
 )
@@ -41,7 +44,7 @@ _QWEN3_5 = replace(
     model_type="qwen3_5_text",
     recurrence="qwen3_5",
     experts="none",
-    defaults={**_QWEN3_NEXT.defaults, "num_key_value_heads": 4},
+    defaults={**_QWEN_DEFAULTS, "num_key_value_heads": 4},
 )
 _QWEN3_5_MOE = replace(
     _QWEN3_NEXT,
@@ -50,7 +53,7 @@ _QWEN3_5_MOE = replace(
     experts="qwen3_5",
     names={"intermediate_size": "moe_intermediate_size"},  # no layer has a dense MLP
     harmless=(*_QWEN3_NEXT.harmless, "intermediate_size"),
-    defaults={**_QWEN3_NEXT.defaults, "num_experts": 256, "num_experts_per_tok": 8},
+    defaults={**_QWEN_DEFAULTS, **_EXPERTS_DEFAULTS, "num_experts": 256, "num_experts_per_tok": 8},
 )
 
 
