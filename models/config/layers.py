@@ -19,7 +19,14 @@ _OPTIONAL = ("every_if_used", "max_window_layers", "odd_until_max", "nope")
 
 
 def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int) -> tuple[bool, ...]:
-    """Return True for each layer with rotary positions: all, but for the rule of SmolLM3Config and Llama4TextConfig."""
+    """Return True for each layer with rotary positions: all, but for the rule of SmolLM3Config and Llama4TextConfig.
+
+    No layer of OLMo-Hybrid has them if rope_theta is given as null.
+    """
+    if architecture.rope == "olmo_hybrid":
+        section = rope_section(config).raw
+        given = section if "rope_theta" in section else config.raw
+        return ("rope_theta" not in given or given["rope_theta"] is not None,) * num_layers
     if architecture.rope not in ("smollm3", "llama4"):
         return (True,) * num_layers
     has_rope = config.get("no_rope_layers")  # 1: the layer has rotary positions
@@ -37,6 +44,8 @@ def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int
 def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tuple[bool, ...]) -> tuple[bool, ...]:
     """Return True for each layer that attends to sliding_window tokens only."""
     num_layers = len(has_rope)
+    if architecture.recurrence != "none":  # layer_types are read by models/config/recurrence.py
+        return (False,) * num_layers
     rule = architecture.sliding_layers
     is_used = rule != "none" and (rule not in _OPTIONAL or config.flag("use_sliding_window"))
     if rule in _OPTIONAL:
