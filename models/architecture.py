@@ -65,7 +65,10 @@ class Architecture:
         "llama4",
         "gpt_oss",
         "gemma4",
+        "lfm2",
     ] = "none"
+    # models/config/recurrence.py: the spelling of the fields of recurrent layers, and the rule which layers they are
+    recurrence: Literal["none", "lfm2"] = "none"
     has_sinks: bool = False  # attention has a learned logit for each head beside those of keys
     # models/config/gemma4.py: layers have heads of one shape and size, or each its own
     layers: Literal["uniform", "gemma4"] = "uniform"

@@ -78,14 +78,15 @@ MAY_IMPORT = {
     "models.foreign": """kernels.attention kernels.elementwise kernels.ops models.config models.context models.errors
         models.registry""",
     "models.build": "models.config models.context models.parallel models.registry models.weights",
-    "models.layers": """kernels.elementwise kernels.linear kernels.moe kernels.ops models.config models.context
-        models.errors models.lora models.parallel models.quantization models.weights""",
+    "models.layers": """kernels.elementwise kernels.linear kernels.moe kernels.ops kernels.states models.config
+        models.context models.errors models.lora models.parallel models.quantization models.weights""",
     "models.config": """kernels.attention models.architecture models.errors models.fields models.quantization
         models.registry""",
     "models.quantization": "kernels.linear models.errors models.fields models.weights",
     "models.weights": "models.errors",
-    "models.registry": "models.architecture models.errors models.registry_experts",
+    "models.registry": "models.architecture models.errors models.registry_experts models.registry_hybrid",
     "models.registry_experts": "models.architecture",
+    "models.registry_hybrid": "models.architecture",
     "models.architecture": "",
     "models.context": "kernels.attention kernels.states",
     "models.fields": "models.errors",

@@ -12,7 +12,7 @@ from models.fields import Fields
 from models.quantization.config import QuantizationConfig
 
 # models/layers/routing.py: how the router's products become a choice of experts and their weights
-Routing = Literal["softmax", "softmax_bias", "sigmoid_bias", "sparsemixer", "scaled_input"]
+Routing = Literal["softmax", "softmax_bias", "sigmoid", "sigmoid_bias", "sparsemixer", "scaled_input"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _read_experts(config: Fields, architecture: Architecture, num_layers: int) -
     if kind == "gpt_oss":
         alpha, limit = config.positive("swiglu_alpha", default=1.702), config.positive("swiglu_limit", default=7.0)
         return dataclasses.replace(experts, has_bias=True, gate="clamped", gate_alpha=alpha, gate_limit=limit)
-    if kind in ("qwen2", "qwen3", "mellum", "glm"):
+    if kind in ("qwen2", "qwen3", "mellum", "glm", "lfm2"):
         experts = dataclasses.replace(experts, norm_topk_prob=config.flag("norm_topk_prob"))
     if kind == "qwen2":
         width = config.count("shared_expert_intermediate_size")
@@ -133,6 +133,13 @@ def _read_experts(config: Fields, architecture: Architecture, num_layers: int) -
     if kind == "llama4":
         width = experts.intermediate_size
         return dataclasses.replace(experts, routing="scaled_input", shared_intermediate_size=width)
+    if kind == "lfm2":
+        return dataclasses.replace(
+            experts,
+            routing="sigmoid_bias" if config.flag("use_expert_bias", default=True) else "sigmoid",
+            floor=1e-6,
+            factor=config.positive("routed_scaling_factor", default=1.0),
+        )
     return _read_groups(config, experts) if kind == "glm" else experts
 
 
@@ -201,6 +208,9 @@ def _sparse_layers(config: Fields, architecture: Architecture, num_layers: int) 
         return tuple((layer + 1) % step == 0 and first <= layer <= last for layer in range(num_layers))
     if kind == "glm":
         return tuple(layer >= _index(config, "first_k_dense_replace") for layer in range(num_layers))
+    if kind == "lfm2":
+        num_dense = 0 if config.get("num_dense_layers") == 0 else config.count("num_dense_layers", default=2)
+        return tuple(layer >= num_dense for layer in range(num_layers))
     if kind == "llama4":
         return _listed_layers(config, num_layers)
     kinds = config.get("mlp_layer_types") if kind == "mellum" else None

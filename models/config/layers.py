@@ -7,9 +7,11 @@ or cap activations.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.architecture import Architecture
+from models.config.recurrence import Mixer
 from models.config.rope import rope_section
 from models.errors import ModelError
 from models.fields import Fields
@@ -18,10 +20,14 @@ from models.fields import Fields
 _OPTIONAL = ("every_if_used", "max_window_layers", "odd_until_max", "nope")
 
 
-def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int) -> tuple[bool, ...]:
-    """Return True for each layer with rotary positions: all, but for the rule of SmolLM3Config and Llama4TextConfig."""
+def find_rope_layers(config: Fields, architecture: Architecture, mixers: Sequence[Mixer]) -> tuple[bool, ...]:
+    """Return True for each layer with rotary positions: all with attention, but for the rule of two config classes.
+
+    These are SmolLM3Config and Llama4TextConfig.
+    """
+    num_layers = len(mixers)
     if architecture.rope not in ("smollm3", "llama4"):
-        return (True,) * num_layers
+        return tuple(mixer in ("attention", "both") for mixer in mixers)
     has_rope = config.get("no_rope_layers")  # 1: the layer has rotary positions
     config.pass_over("no_rope_layer_interval")
     if has_rope is None or (architecture.rope == "llama4" and has_rope == []):
@@ -37,6 +43,8 @@ def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int
 def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tuple[bool, ...]) -> tuple[bool, ...]:
     """Return True for each layer that attends to sliding_window tokens only."""
     num_layers = len(has_rope)
+    if architecture.recurrence != "none":  # layer_types, if any, says which layers are recurrent
+        return (False,) * num_layers
     rule = architecture.sliding_layers
     is_used = rule != "none" and (rule not in _OPTIONAL or config.flag("use_sliding_window"))
     if rule in _OPTIONAL:

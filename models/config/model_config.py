@@ -34,9 +34,11 @@ from models.config.read_fields import (
     read_activation,
     read_dtype,
     read_heads,
+    read_intermediate_size,
     read_num_draft_layers,
     read_qk_norm,
     read_qkv_bias,
+    read_tied_embeddings,
     refuse_other_type,
     text_part,
 )
@@ -116,7 +118,8 @@ class ModelConfig:
         hidden_size, num_layers = config.count("hidden_size"), config.count("num_hidden_layers", most=MAX_LAYERS)
         num_heads, num_kv_heads, head_dim = read_heads(config, hidden_size)
         max_positions = config.count("max_position_embeddings")
-        has_rope = find_rope_layers(config, architecture, num_layers)
+        recurrence, mixers = parse_recurrence(config, architecture), find_mixers(config, architecture, num_layers)
+        has_rope = find_rope_layers(config, architecture, mixers)
         is_sliding = find_sliding_layers(config, architecture, has_rope)
         has_rope = limit_rope_layers(config, architecture, has_rope, is_sliding)
         if architecture.layers == "gemma4":
@@ -135,7 +138,6 @@ class ModelConfig:
         )
         max_context_len = find_context_len(ropes, architecture, max_positions)
         max_context_len = limit_to_chunk(config, architecture, max_context_len=max_context_len)
-        recurrence, mixers = parse_recurrence(config, architecture), find_mixers(config, architecture, num_layers)
         quantization = parse_quantization(config)
         experts, sparse_layers = parse_experts(config, architecture, num_layers, quantization)
         model = cls(
@@ -143,7 +145,7 @@ class ModelConfig:
             body_prefix=architecture.body_prefix,
             vocab_size=config.count("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=config.count("intermediate_size"),
+            intermediate_size=read_intermediate_size(config, architecture),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -153,7 +155,7 @@ class ModelConfig:
             norm=architecture.norm,
             num_layer_norms=architecture.num_layer_norms,
             activation=read_activation(config, architecture),
-            tie_word_embeddings=config.flag("tie_word_embeddings"),
+            tie_word_embeddings=read_tied_embeddings(config, architecture),
             has_lm_head=architecture.has_lm_head,
             has_head_bias=architecture.has_head_bias and config.flag("lm_head_bias"),
             has_qkv_bias=read_qkv_bias(config, architecture),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from models.architecture import Architecture
+from models.config.lfm2 import read_mlp_width, read_tied
 from models.config.unread_fields import check_vision_fields
 from models.errors import ModelError
 from models.fields import Fields
@@ -81,6 +82,16 @@ def read_heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:
     if head_dim % 2 != 0:
         raise ModelError(f"{config.where}: head_dim {head_dim} is odd, but RoPE rotates pairs")
     return num_heads, num_kv_heads, head_dim
+
+
+def read_intermediate_size(config: Fields, architecture: Architecture) -> int:
+    """Return the width of the dense MLP."""
+    return read_mlp_width(config) if architecture.model_type == "lfm2" else config.count("intermediate_size")
+
+
+def read_tied_embeddings(config: Fields, architecture: Architecture) -> bool:
+    """Return whether the LM head is the embedding."""
+    return read_tied(config) if architecture.recurrence == "lfm2" else config.flag("tie_word_embeddings")
 
 
 def read_qkv_bias(config: Fields, architecture: Architecture) -> bool:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from models.architecture import Architecture
 from models.config.layer_state import LayerState, StateTensor
+from models.config.lfm2 import ShortConvConfig, find_conv_layers, parse_short_conv
 from models.fields import Fields
 
 # What mixes the tokens of a layer: attention, a recurrence, both side by side, or nothing (an MLP alone)
@@ -52,28 +53,19 @@ class Mamba2Config:
         return LayerState(conv, StateTensor((heads,), self.state_size), StateTensor(((1, self.num_heads),), 1))
 
 
-@dataclass(frozen=True)
-class ShortConvConfig:
-    """Layers that are a gated convolution alone."""
-
-    num_channels: int
-    conv_width: int
-
-    @property
-    def layer_state(self) -> LayerState:
-        """What a layer keeps: the last inputs of each channel."""
-        return LayerState(StateTensor(((1, self.num_channels),), self.conv_width - 1))
-
-
 RecurrenceConfig = DeltaNetConfig | Mamba2Config | ShortConvConfig
 
 
 def parse_recurrence(config: Fields, architecture: Architecture) -> RecurrenceConfig | None:
     """Read the shape of the recurrent layers; None for an architecture without any. Raises ModelError."""
+    if architecture.recurrence == "lfm2":
+        return parse_short_conv(config)
     return None
 
 
 def find_mixers(config: Fields, architecture: Architecture, num_layers: int) -> tuple[Mixer, ...]:
     """Return what mixes the tokens of each layer. Raises ModelError naming the field that does not add up."""
+    if architecture.recurrence == "lfm2":
+        return find_conv_layers(config, num_layers)
     mixers: list[Mixer] = ["attention"] * num_layers
     return tuple(mixers)

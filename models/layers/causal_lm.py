@@ -119,7 +119,7 @@ class CausalLM(nn.Module):
     make_layer: called once per layer, in order; DecoderLayer.forward is the contract of its result. has_fp32_rope:
     RoPE is computed in fp32, otherwise in the model's dtype; has_rounded_angles: with cos and sin rounded to that.
     make_layer_inputs: makes a module that computes ForwardContext.layer_inputs from (input_ids [T], embedded
-    [T, hidden_size]), or returns None.
+    [T, hidden_size]), or returns None. last_norm: the checkpoint's name of the norm behind the last layer.
     """
 
     def __init__(
@@ -132,6 +132,7 @@ class CausalLM(nn.Module):
         has_fp32_rope: bool = False,
         make_layer_inputs: MakeLayerInputs | None = None,
         has_rounded_angles: bool = False,
+        last_norm: str = "norm",
     ) -> None:
         super().__init__()
         inner = w / config.body_prefix
@@ -155,7 +156,7 @@ class CausalLM(nn.Module):
             make_layer(LayerParts(config, inner / f"layers.{i}", tp, method, i, caches[i], factors))
             for i in range(config.num_layers)
         )
-        self.norm = hidden_norm(config, inner, "norm")
+        self.norm = hidden_norm(config, inner, last_norm)
         self.lm_head: LMHead | None = None
         if not config.has_lm_head:
             return

@@ -23,7 +23,7 @@ def save_checkpoint(folder: Path, config: transformers.PreTrainedConfig, *, max_
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5)
-            elif name.endswith("correction_bias"):
+            elif name.endswith(("correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.2)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
 
