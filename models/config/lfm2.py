@@ -63,14 +63,14 @@ def find_conv_layers(config: Fields, num_layers: int) -> tuple[Mixer, ...]:
     kinds, indices = config.get("layer_types"), config.get("full_attn_idxs")
     if kinds is not None:
         names: dict[str, Mixer] = {"conv": "recurrent", "full_attention": "attention"}
-        if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in names for kind in kinds):
+        if not isinstance(kinds, list) or len(kinds) != num_layers or not set(map(str, kinds)) <= set(names):
             raise ModelError(
                 f"{config.where}: layer_types must be a list of 'conv' and 'full_attention' for {num_layers} layers,"
                 f" found {kinds!r}"
             )
         return tuple(names[kind] for kind in kinds)
     if indices is None:
-        raise ModelError(f"{config.where}: layer_types is missing")
+        return ("attention",) * num_layers
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < num_layers for index in indices):
         raise ModelError(
             f"{config.where}: full_attn_idxs must be indices of the {num_layers} layers, found {indices!r}"
