@@ -11,6 +11,7 @@ from models.architecture import Architecture
 from models.errors import ModelError
 from models.registry_experts import EXPERTS, HUNYUAN_HARMLESS, HUNYUAN_NEUTRAL
 from models.registry_hybrid import HYBRIDS
+from models.registry_recurrent import RECURRENT
 
 
 def _text_part_of(architecture: Architecture, *others: Architecture) -> Architecture:
@@ -369,6 +370,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     **EXPERTS,
     **HYBRIDS,
+    **RECURRENT,
 }
 
 

@@ -70,7 +70,7 @@ def find_conv_layers(config: Fields, num_layers: int) -> tuple[Mixer, ...]:
             )
         return tuple(names[kind] for kind in kinds)
     if indices is None:
-        return ("attention",) * num_layers
+        indices = list(range(num_layers))
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < num_layers for index in indices):
         raise ModelError(
             f"{config.where}: full_attn_idxs must be indices of the {num_layers} layers, found {indices!r}"

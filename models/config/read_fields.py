@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from models.architecture import Architecture
 from models.config.lfm2 import read_mlp_width, read_tied
+from models.config.mamba2 import read_num_blocks
 from models.config.unread_fields import check_vision_fields
 from models.errors import ModelError
 from models.fields import Fields
@@ -86,7 +87,20 @@ def read_heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:
 
 def read_intermediate_size(config: Fields, architecture: Architecture) -> int:
     """Return the width of the dense MLP."""
-    return read_mlp_width(config) if architecture.model_type == "lfm2" else config.count("intermediate_size")
+    if architecture.model_type == "lfm2":
+        return read_mlp_width(config)
+    if architecture.recurrence == "granite" and config.get("num_local_experts") == 0:
+        config.pass_over("intermediate_size")
+        return config.count("shared_intermediate_size")
+    return config.count("intermediate_size")
+
+
+def read_num_layers(config: Fields, architecture: Architecture) -> int:
+    """Return the number of layers."""
+    if architecture.recurrence == "nemotron":
+        num_layers = read_num_blocks(config, architecture)
+        return Fields({"num_hidden_layers": num_layers}, config.where).count("num_hidden_layers", most=MAX_LAYERS)
+    return config.count("num_hidden_layers", most=MAX_LAYERS)
 
 
 def read_tied_embeddings(config: Fields, architecture: Architecture) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.config.lfm2 import ShortConvConfig
+from models.config.mamba2 import Mamba2Config
 from models.config.matrix import Matrix
 from models.errors import ModelError
 from models.quantization.config import Scheme, check_share
@@ -59,7 +59,7 @@ def count_parameters(model: ModelConfig, num_experts: int) -> int:
 def _count_mixers(model: ModelConfig, layer: int) -> int:
     """Count the parameters of a layer's attention and of its recurrence."""
     count = 0 if model.caches[layer] is None else _count_attention(model, layer)
-    if model.states[layer] is not None and isinstance(model.recurrence, ShortConvConfig):
+    if model.states[layer] is not None and model.recurrence is not None:
         count += sum(matrix.out_features * matrix.in_features for matrix in _recurrence(model, layer))
         count += model.recurrence.num_other_parameters
     return count
@@ -104,11 +104,18 @@ def check_split(model: ModelConfig, tp_size: int) -> None:
     if model.experts is not None:
         counts["intermediate_size of each expert"] = model.experts.intermediate_size
         counts["shared_expert_intermediate_size"] = model.experts.shared_intermediate_size
-    if isinstance(model.recurrence, ShortConvConfig):
+    if model.recurrence is not None:
         counts |= model.recurrence.head_counts
     for name, count in counts.items():
         if count % tp_size != 0:
             raise ModelError(f"{model.architecture}: {name} {count} does not split over {tp_size} ranks")
+    if isinstance(model.recurrence, Mamba2Config):
+        num_groups = model.recurrence.num_groups
+        if num_groups % tp_size != 0 and tp_size % num_groups != 0:
+            raise ModelError(
+                f"{model.architecture}: {num_groups} groups of Mamba-2 neither split over {tp_size} ranks nor divide"
+                " them, so they cannot be replicated"
+            )
     for num_kv_heads in dict.fromkeys(cache.num_kv_heads for cache in model.kv_caches):
         if num_kv_heads % tp_size != 0 and tp_size % num_kv_heads != 0:
             raise ModelError(
@@ -136,8 +143,10 @@ def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
         if model.has_dense_mlp(layer):
             size = model.mlp_size(layer)
             matrices += _mlp(architecture.mlp, model.hidden_size, size, has_gate=model.has_gated_mlp)
-        elif shared > 0:
-            matrices += _mlp(architecture.shared_expert, model.hidden_size, shared)
+        elif model.sparse_layers[layer] and shared > 0:
+            matrices += _mlp(architecture.shared_expert, model.hidden_size, shared, has_gate=model.has_gated_mlp)
+        if model.sparse_layers[layer] and model.experts is not None:
+            matrices += model.experts.latent_matrices(architecture.mlp, model.hidden_size)
         for matrix in matrices:
             block, _, projection = matrix.name.rpartition(".")
             stored = architecture.packed_modules.get(projection, projection)
@@ -148,17 +157,17 @@ def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
 def _attention(model: ModelConfig, layer: int) -> Iterator[Matrix]:
     if model.caches[layer] is None:
         return
-    cache = model.cache(layer)
-    q_size = model.num_heads * cache.head_dim
+    cache, block = model.cache(layer), find_architecture(model.architecture).attention
+    q_size = model.num_heads * cache.head_dim * (2 if model.has_output_gate else 1)
     sizes = {"k_proj": cache.num_kv_heads * cache.head_dim, "v_proj": cache.num_kv_heads * cache.v_head_dim}
     for name in model.projections(layer):
         kv_heads = cache.num_kv_heads if name in sizes else 0
-        yield Matrix(f"self_attn.{name}", sizes.get(name, q_size), model.hidden_size, "outputs", num_kv_heads=kv_heads)
-    yield Matrix("self_attn.o_proj", model.hidden_size, model.num_heads * cache.v_head_dim, "inputs")
+        yield Matrix(f"{block}.{name}", sizes.get(name, q_size), model.hidden_size, "outputs", num_kv_heads=kv_heads)
+    yield Matrix(f"{block}.o_proj", model.hidden_size, model.num_heads * cache.v_head_dim, "inputs")
 
 
 def _recurrence(model: ModelConfig, layer: int) -> Iterator[Matrix]:
-    if model.states[layer] is not None and isinstance(model.recurrence, ShortConvConfig):
+    if model.states[layer] is not None and model.recurrence is not None:
         yield from model.recurrence.matrices(model.hidden_size)
 
 

@@ -21,8 +21,6 @@ from transformers import (
     GraniteMoeSharedConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
-    Lfm2Config,
-    Lfm2MoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     MellumConfig,
@@ -39,9 +37,12 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
 )
+
+from tests.support.hybrid_checkpoints import make_hybrids
 
 TINY = {
     "vocab_size": 97,
@@ -115,44 +116,35 @@ def make_configs() -> dict[str, PreTrainedConfig]:
         | _make_gemma4()
         | _make_mixtures()
         | _make_routers()
-        | make_hybrids()
+        | _make_delta_nets()
+        | make_hybrids(TINY)
     )
 
 
-def make_hybrids() -> dict[str, PreTrainedConfig]:
-    """Checkpoints with recurrent layers."""
-    conv = {"num_hidden_layers": 4, "num_key_value_heads": 2, "block_multiple_of": 8}
+def _make_delta_nets() -> dict[str, PreTrainedConfig]:
+    layers = TINY | {"num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 16}
+    heads = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+    }
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+    }
+    dense = {"mlp_only_layers": [0, 1, 2, 3]}
     return {
-        "lfm2": Lfm2Config(**TINY | conv, full_attn_idxs=[1, 3], block_ffn_dim_multiplier=1.1),
-        "lfm2_biases": Lfm2Config(
-            **TINY | conv,
-            layer_types=["full_attention", "conv", "conv", "full_attention"],
-            conv_bias=True,
-            conv_L_cache=4,
-            block_auto_adjust_ff_dim=False,
-            tie_word_embeddings=False,
-        ),
-        "lfm2_moe": Lfm2MoeConfig(
-            **TINY | {"num_hidden_layers": 4},
-            num_key_value_heads=2,
-            layer_types=["conv", "conv", "full_attention", "conv"],
-            num_experts=6,
-            num_experts_per_tok=2,
-            moe_intermediate_size=24,
-            num_dense_layers=1,
-            routed_scaling_factor=1.5,
-        ),
-        "lfm2_moe_unbiased": Lfm2MoeConfig(
-            **TINY | {"num_hidden_layers": 3},
-            num_key_value_heads=4,
-            layer_types=["conv", "full_attention", "conv"],
-            num_experts=4,
-            num_experts_per_tok=1,
-            moe_intermediate_size=24,
-            num_dense_layers=0,
-            use_expert_bias=False,
-            norm_topk_prob=False,
-            conv_L_cache=2,
+        "qwen3_next": Qwen3NextConfig(**layers, **heads, **experts),
+        "qwen3_next_dense": Qwen3NextConfig(**layers, **heads, **experts, **dense, attention_bias=True),
+        "qwen3_next_steps": Qwen3NextConfig(
+            **layers,
+            **heads | {"linear_conv_kernel_dim": 2},
+            **experts,
+            decoder_sparse_step=2,
+            layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
         ),
     }
 

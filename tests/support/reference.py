@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 import transformers
 
+ZERO_CENTRED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
 
 def save_checkpoint(folder: Path, config: transformers.PreTrainedConfig, *, max_shard_size: str = "1GB") -> None:
     """Save a model whose every parameter matters: wide weights, norms that are not ones, biases that are not zero."""
@@ -16,7 +18,9 @@ def save_checkpoint(folder: Path, config: transformers.PreTrainedConfig, *, max_
         for name, parameter in model.named_parameters():
             if name.endswith("q_norm.weight") and config.model_type == "gemma4_text":
                 parameter.uniform_(0.1, 0.4)  # in place of a scale: at 1, float32 alone would be off by 1e-3
-            elif name.endswith("norm.weight"):
+            elif config.model_type in ZERO_CENTRED and name.endswith("norm.weight") and "linear_attn" not in name:
+                parameter.uniform_(-0.5, 0.5)  # 1 is added to it; a larger sum makes float32 alone be off by 1e-4
+            elif name.endswith(("norm.weight", "norm_f.weight")):
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(0.0, 0.2)

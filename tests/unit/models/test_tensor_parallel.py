@@ -10,7 +10,8 @@ from models.config.model_config import ModelConfig
 from models.layers.causal_lm import load_vocab_rows
 from models.parallel import PartialSum, TensorParallel, whole
 from models.weights.weights import Weights
-from tests.support.checkpoints import TINY, make_configs, make_hybrids
+from tests.support.checkpoints import TINY, make_configs
+from tests.support.hybrid_checkpoints import make_hybrids
 from tests.support.int_checkpoints import FORMATS, save_quantized, with_groups_of
 from tests.support.models_harness import CPU, PagedRunner, load
 from tests.support.rank_group import run_ranks
@@ -36,7 +37,7 @@ TWO_RANKS = {
     **{kind: make_configs()[kind] for kind in ("gemma", "gemma2", "gemma3")},
     **{kind: make_configs()[kind] for kind in ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")},
     **{kind: make_configs()[kind] for kind in ("gemma4", "gemma4_shared", "gemma4_experts")},
-    **make_hybrids(),
+    **make_hybrids(TINY),
 }
 FOUR_RANKS = {
     "each_kv_head_on_two_ranks": make_configs()["llama3.1"],
