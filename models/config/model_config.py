@@ -17,7 +17,7 @@ from kernels.attention.base import AttentionSpec
 from models.architecture import Architecture
 from models.config.experts import ExpertsConfig, parse_experts
 from models.config.gemma4 import Gemma4Config, find_layer_caches, parse_gemma4
-from models.config.layer_cache import LayerCache, keep_layers
+from models.config.layer_cache import LayerCache, keep_layers, limit_reach
 from models.config.layers import (
     Multipliers,
     find_chunks,
@@ -162,14 +162,10 @@ class ModelConfig:
             has_output_bias=architecture.has_output_bias and config.flag(architecture.output_bias),
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
             qk_norm=_qk_norm(config, architecture),
-            caches=tuple(
-                dataclasses.replace(cache, window=window, chunk=chunk)
-                for cache, window, chunk in zip(
-                    caches,
-                    find_windows(config, is_sliding, max_context_len=max_context_len),
-                    find_chunks(config, architecture, has_rope, max_context_len=max_context_len),
-                    strict=True,
-                )
+            caches=limit_reach(
+                caches,
+                windows=find_windows(config, is_sliding, max_context_len=max_context_len),
+                chunks=find_chunks(config, architecture, has_rope, max_context_len=max_context_len),
             ),
             gemma4=parse_gemma4(config) if architecture.layers == "gemma4" else None,
             has_sinks=architecture.has_sinks,
