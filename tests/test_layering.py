@@ -66,7 +66,8 @@ MAY_IMPORT = {
         kernels.attention kernels.dispatch kernels.elementwise kernels.ops kernels.precompile models.build models.config
         models.errors models.foreign models.layers models.lora models.parallel models.registry models.weights""",
     "engine.device": """engine.core engine.interface engine.tensor_parallel kernels.attention kernels.dispatch
-        kernels.inputs kernels.ops kernels.sampling models.build models.config models.context models.parallel""",
+        kernels.inputs kernels.ops kernels.sampling kernels.states models.build models.config models.context
+        models.parallel""",
     "engine.tensor_parallel": "engine.core engine.interface kernels.all_reduce kernels.dispatch models.parallel",
     "engine.core": "engine.grammar engine.interface",
     "engine.grammar": "engine.interface",
@@ -78,27 +79,35 @@ MAY_IMPORT = {
     "models.foreign": """kernels.attention kernels.elementwise models.config models.context models.errors
         models.registry""",
     "models.build": "models.config models.context models.parallel models.registry models.weights",
-    "models.layers": """kernels.elementwise kernels.linear kernels.moe kernels.ops models.config models.context
-        models.errors models.lora models.parallel models.quantization models.weights""",
+    "models.layers": """kernels.elementwise kernels.linear kernels.moe kernels.ops kernels.states models.config
+        models.context models.errors models.lora models.parallel models.quantization models.weights""",
     "models.config": """kernels.attention models.architecture models.errors models.fields models.quantization
         models.registry""",
     "models.quantization": "kernels.linear models.errors models.fields models.weights",
     "models.weights": "models.errors",
-    "models.registry": "models.architecture models.errors models.registry_experts",
+    "models.registry": """models.architecture models.errors models.registry_experts models.registry_hybrid
+        models.registry_recurrent""",
     "models.registry_experts": "models.architecture",
+    "models.registry_hybrid": "models.architecture",
+    "models.registry_recurrent": "models.architecture",
     "models.architecture": "",
-    "models.context": "kernels.attention",
+    "models.context": "kernels.attention kernels.states",
     "models.fields": "models.errors",
     "models.parallel": "",
     "models.errors": "",
-    "kernels.ops": """kernels.dispatch kernels.elementwise kernels.inputs kernels.lora kernels.moe
-        kernels.sampling""",
+    "kernels.ops": """kernels.causal_conv kernels.delta_rule kernels.dispatch kernels.elementwise kernels.inputs
+        kernels.lora kernels.mamba2 kernels.moe kernels.sampling""",
     "kernels.precompile": "",
     "kernels.sampling": "kernels.attention",
     "kernels.linear": "kernels.attention kernels.dispatch",
     "kernels.moe": "kernels.elementwise",
     "kernels.attention": "kernels.dispatch kernels.elementwise",
     "kernels.all_reduce": "kernels.elementwise",
+    "kernels.causal_conv": "kernels.states kernels.states_triton",
+    "kernels.delta_rule": "kernels.states kernels.states_triton",
+    "kernels.mamba2": "kernels.states kernels.states_triton",
+    "kernels.states": "",
+    "kernels.states_triton": "kernels.states",
     "kernels.inputs": "",
     "kernels.lora": "",
     "kernels.elementwise": "",
@@ -116,6 +125,9 @@ REACHES_TORCH = {"engine.offline": "it is the engine inside the caller's process
 SYNCS = {"item", "tolist", "cpu"}
 SYNC_ALLOWED = {
     "kernels/attention/torch_ref.py": "the oracle walks its rows on the host, and is no backend for speed",
+    "kernels/delta_rule/reference.py": "the specification walks its rows on the host",
+    "kernels/mamba2/chunked.py": "it serves on CPUs, where nothing waits; rows of one token alone need no walk",
+    "kernels/mamba2/reference.py": "the specification walks its rows on the host",
     "models/quantization/bitsandbytes.py": "JSON that lies in tensors is read while the model loads",
 }
 MAX_LINES = 400

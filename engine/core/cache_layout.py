@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from engine.interface.config import SchedulerConfig
+from engine.interface.protocol import LayerKind
 
 NEVER = 1 << 62  # tokens
 
@@ -18,7 +19,7 @@ class GroupLayout:
     """One CacheGroup, with derived facts."""
 
     index: int
-    kind: str
+    kind: LayerKind
     tokens: int  # of a block
     pages: int  # of a block
     links: int  # of a block, in the chain of hashes

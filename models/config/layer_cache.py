@@ -40,18 +40,12 @@ class LayerCache:
         return dataclasses.replace(self, num_kv_heads=max(self.num_kv_heads // tp_size, 1))
 
 
-def limit_reach(
-    caches: Sequence[LayerCache], *, windows: Sequence[int | None], chunks: Sequence[int | None]
-) -> tuple[LayerCache, ...]:
-    """Return the caches with the window or the chunk of each layer."""
-    reaches = zip(caches, windows, chunks, strict=True)
-    return tuple(dataclasses.replace(cache, window=window, chunk=chunk) for cache, window, chunk in reaches)
-
-
-def keep_layers(caches: Sequence[LayerCache], kept: Iterable[int]) -> tuple[LayerCache, ...]:
+def keep_layers(caches: Sequence[LayerCache | None], kept: Iterable[int]) -> tuple[LayerCache | None, ...]:
     """Return the caches of some layers, which include the owner of each shared cache, with its new index."""
     place = {layer: index for index, layer in enumerate(kept)}
     return tuple(
-        dataclasses.replace(caches[layer], shares=None if (owner := caches[layer].shares) is None else place[owner])
+        cache
+        if (cache := caches[layer]) is None or cache.shares is None
+        else dataclasses.replace(cache, shares=place[cache.shares])
         for layer in place
     )

@@ -140,11 +140,12 @@ class Trace:
         is_long: also without the cache, and once more, since the same calls must give the same plans.
         """
         counts: Counter[str] = Counter()
-        drafted = self.num_drafts
-        for depth, num_drafts, is_caching in ((2, 0, True), (1, 0, True), (2, drafted, True), (2, 0, False)):
-            if not (is_caching or is_long):
-                continue
+        most = self.num_drafts
+        ways = [(2, 0, True), (1, 0, True), (2, most, True), (1, most, True)]
+        salted = {args[0] for name, args, options in self.calls if name == "add" and options["cache_salt"]}
+        for depth, num_drafts, is_caching in [*ways, (2, 0, False)] if is_long else ways:
             harness = self.replay(depth=depth, num_drafts=num_drafts, is_caching=is_caching)
+            drafts = harness.scheduler.drafts
             if num_drafts and is_long:
                 twin = self.replay(depth=depth, num_drafts=num_drafts)
                 assert twin.executor.plans == harness.executor.plans
@@ -154,7 +155,11 @@ class Trace:
                 preemptions=harness.scheduler.num_preemptions,
                 hit_tokens=harness.scheduler.kv.num_hit_tokens,
                 evictions=sum(harness.scheduler.kv.pool.num_evictions),
-                accepted_drafts=harness.scheduler.drafts.num_accepted,
+                accepted_drafts=drafts.num_accepted,
+                rejected_drafts=drafts.num_tokens - drafts.num_accepted,
+                aborts=sum("abort" in seen.ends for seen in harness.seen.values()),
+                salted_hit_tokens=sum(harness.seen[name].num_cached_tokens for name in salted),
+                adapter_hit_tokens=sum(seen.num_cached_tokens for seen in harness.seen.values() if seen.lora_index),
                 zeroed_pages=harness.executor.num_zeroed,
                 failed_steps=harness.executor.num_failures,
                 restored_pages=harness.executor.num_restored,

@@ -66,6 +66,12 @@ KINDS = (
     "gemma4",
     "gemma4_shared",
     "gemma4_experts",
+    "qwen3_next",
+    "qwen3_next_steps",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "olmo_hybrid",
+    "olmo_hybrid_rope",
 )
 
 

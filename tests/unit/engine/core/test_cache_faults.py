@@ -118,6 +118,27 @@ def let_rejected_drafts_into_the_state(harness, _):
     executor._write, executor._settle = write_and_store, settle
 
 
+def settle_all_drafts(harness, _):
+    """Take the inputs of all of a drafted row's tokens into the state, not those before the next row's start."""
+    executor = harness.executor
+    settle = executor._settle
+
+    def settle_all(row, layered, *, is_first):
+        settle(replace_start(row, max(row.start, layered.state_len + len(layered.inputs))), layered, is_first=is_first)
+        layered.state_len = row.start
+
+    executor._settle = settle_all
+
+
+def settle_nothing(harness, _):
+    """Forget the inputs of a drafted row."""
+
+    def forget(row, layered, *, is_first):
+        layered.inputs, layered.state_len = [], row.start
+
+    harness.executor._settle = forget
+
+
 def save_behind_the_row(harness, _):
     """Copy the state of a checkpoint when its row has been computed."""
     executor = harness.executor
@@ -187,6 +208,8 @@ FAULTS = {
     forget_the_adapter: KINDS,
     zero_nothing: KINDS,
     let_rejected_drafts_into_the_state: STATE_KINDS,
+    settle_all_drafts: STATE_KINDS,
+    settle_nothing: STATE_KINDS,
     save_behind_the_row: STATE_KINDS,
     let_the_source_of_a_restore_go: STATE_KINDS,
     begin_with_what_is_there: STATE_KINDS,
