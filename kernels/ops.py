@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 
 from kernels.causal_conv import reference as causal_conv_reference
-from kernels.delta_rule import gates as delta_gates_reference
-from kernels.delta_rule import reference as delta_rule_reference
+from kernels.delta_rule import chunks, gates
 from kernels.dispatch import HAS_TRITON, has_pdl, op
 from kernels.elementwise import reference as elementwise
 from kernels.inputs import reference as inputs
@@ -26,6 +25,8 @@ if HAS_TRITON:
     from kernels.inputs import triton as inputs_triton
     from kernels.lora import triton as lora_triton
     from kernels.lora.triton import LoraTiles
+    from kernels.mamba2 import triton as mamba2_triton
+    from kernels.mamba2 import triton_elementwise as mamba2_elementwise_triton
     from kernels.moe import triton as moe_triton
     from kernels.sampling import triton_draw
     from kernels.sampling.triton_draw import SamplingScratch
@@ -39,9 +40,9 @@ xielu = op(elementwise.xielu, lambda: elementwise_triton.xielu)
 silu_and_mul = op(elementwise.silu_and_mul, lambda: elementwise_triton.silu_and_mul)
 gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: elementwise_triton.gelu_tanh_and_mul)
 norm_rope_write_kv = op(elementwise.norm_rope_write_kv, lambda: elementwise_triton.norm_rope_write_kv)
-mamba2 = mamba2_chunked.mamba2
-mamba2_dt = mamba2_reference.mamba2_dt
-grouped_gated_norm = mamba2_reference.grouped_gated_norm
+mamba2 = op(mamba2_chunked.mamba2, lambda: mamba2_triton.mamba2)
+mamba2_dt = op(mamba2_reference.mamba2_dt, lambda: mamba2_elementwise_triton.mamba2_dt)
+grouped_gated_norm = op(mamba2_reference.grouped_gated_norm, lambda: mamba2_elementwise_triton.grouped_gated_norm)
 fused_moe = op(moe.fused_moe, lambda: moe_triton.fused_moe)
 gather_decode_inputs = op(inputs.gather_decode_inputs, lambda: inputs_triton.gather_decode_inputs, takes_pdl=False)
 gather_mixed_inputs = op(inputs.gather_mixed_inputs, lambda: inputs_triton.gather_mixed_inputs, takes_pdl=False)
@@ -49,9 +50,9 @@ gather_draft_inputs = op(inputs.gather_draft_inputs, lambda: inputs_triton.gathe
 penalize = op(sampling.penalize, lambda: triton_draw.penalize, takes_pdl=False)
 allow_only = op(sampling.allow_only, lambda: triton_draw.allow_only, takes_pdl=False)
 causal_conv = causal_conv_reference.causal_conv
-gated_delta_rule = delta_rule_reference.gated_delta_rule
-delta_gates = delta_gates_reference.delta_gates
-gated_rms_norm = delta_gates_reference.gated_rms_norm
+gated_delta_rule = chunks.gated_delta_rule
+delta_gates = gates.delta_gates
+gated_rms_norm = gates.gated_rms_norm
 
 
 class TokenSampler:

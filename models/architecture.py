@@ -65,7 +65,12 @@ class Architecture:
         "llama4",
         "gpt_oss",
         "gemma4",
+        "qwen3_5",
     ] = "none"
+    # models/config/recurrence.py: the recurrent layers, whose fields are spelled as the family named spells them
+    recurrence: Literal["none", "qwen3_next", "qwen3_5", "olmo_hybrid"] = "none"
+    # the query projection yields a gate for each head beside the query: the head's output is multiplied by its sigmoid
+    has_output_gate: bool = False
     has_sinks: bool = False  # attention has a learned logit for each head beside those of keys
     # models/config/gemma4.py: layers have heads of one shape and size, or each its own
     layers: Literal["uniform", "gemma4"] = "uniform"
@@ -75,7 +80,18 @@ class Architecture:
     mlp: str = "mlp"  # the block of a dense MLP
     # models/config/rope.py: the spelling of the rotary fields
     rope: Literal[
-        "llama", "smollm3", "phi3", "gemma3", "gemma4", "glm", "hunyuan", "olmo3", "phimoe", "mellum", "llama4"
+        "llama",
+        "smollm3",
+        "phi3",
+        "gemma3",
+        "gemma4",
+        "glm",
+        "hunyuan",
+        "olmo3",
+        "phimoe",
+        "mellum",
+        "llama4",
+        "olmo_hybrid",
     ] = "llama"
     # the file's names of fields, by their usual names, where they differ
     names: Mapping[str, str] = field(default_factory=dict)

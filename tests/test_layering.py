@@ -79,14 +79,15 @@ MAY_IMPORT = {
     "models.foreign": """kernels.attention kernels.elementwise models.config models.context models.errors
         models.registry""",
     "models.build": "models.config models.context models.parallel models.registry models.weights",
-    "models.layers": """kernels.elementwise kernels.linear kernels.moe kernels.ops models.config models.context
-        models.errors models.lora models.parallel models.quantization models.weights""",
+    "models.layers": """kernels.elementwise kernels.linear kernels.moe kernels.ops kernels.states models.config
+        models.context models.errors models.lora models.parallel models.quantization models.weights""",
     "models.config": """kernels.attention models.architecture models.errors models.fields models.quantization
         models.registry""",
     "models.quantization": "kernels.linear models.errors models.fields models.weights",
     "models.weights": "models.errors",
-    "models.registry": "models.architecture models.errors models.registry_experts",
+    "models.registry": "models.architecture models.errors models.registry_experts models.registry_recurrent",
     "models.registry_experts": "models.architecture",
+    "models.registry_recurrent": "models.architecture",
     "models.architecture": "",
     "models.context": "kernels.attention kernels.states",
     "models.fields": "models.errors",
@@ -122,7 +123,6 @@ REACHES_TORCH = {"engine.offline": "it is the engine inside the caller's process
 SYNCS = {"item", "tolist", "cpu"}
 SYNC_ALLOWED = {
     "kernels/attention/torch_ref.py": "the oracle walks its rows on the host, and is no backend for speed",
-    "kernels/causal_conv/reference.py": "the specification walks its rows on the host",
     "kernels/delta_rule/reference.py": "the specification walks its rows on the host",
     "kernels/mamba2/chunked.py": "it serves on CPUs, where nothing waits; rows of one token alone need no walk",
     "kernels/mamba2/reference.py": "the specification walks its rows on the host",

@@ -61,6 +61,7 @@ class Checkpoints:
         """Take the live states of a request; the hit's saved states, which are held, are copied by its first row."""
         for group in self._layout.states:
             request.tables[group.index] = BlockTable([self._pool.take(group.index)])
+            request.restored_tokens = hit.num_tokens
             for block in hit.blocks[group.index]:
                 request.restores.append((group.index, block))
                 if request.checkpoint != hit.num_tokens:
@@ -100,11 +101,22 @@ class Checkpoints:
                 self._pool.publish(index, key, save.block)
                 self._num_hits[save.block] = int(save.num_tokens == request.parting_point)
                 self.num_saved += 1
+                if save.group is self._layout.states[0]:
+                    request.saved_tokens.append(save.num_tokens)
             if request.checkpoint and request.checkpoint != save.num_tokens:
                 self._supersede(request, save.group)
         for save in published:
             save.request.checkpoint, save.request.has_hit_checkpoint = save.num_tokens, False
         self._pool.release(step.blocks)
+
+    def saved_tokens(self, request: Request) -> list[int]:
+        """Return where a request saved states that can still be found."""
+        return [num_tokens for num_tokens in request.saved_tokens if self._is_saved(request, num_tokens)]
+
+    def num_findable(self) -> tuple[int, int]:
+        """Return the number of saved states that can be found, and of their pages."""
+        counts = [(self._pool.num_published(group.index), group.pages) for group in self._layout.states]
+        return sum(count for count, _ in counts), sum(count * pages for count, pages in counts)
 
     def taint(self, request: Request) -> None:
         """Take what a request has saved or found out of the prefix cache."""

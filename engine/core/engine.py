@@ -91,7 +91,7 @@ class Engine:
         self._release_memory = parts.release_memory
         self._grammars = parts.grammars or Grammars(no_compiler, vocab_size=parts.vocab_size)
         self._is_speculative = parts.make_drafter is not None
-        self._stats = EngineStats(parts.metrics, self.scheduler)
+        self._stats = EngineStats(parts.metrics, self.scheduler, bytes_per_page=parts.bytes_per_block)
         self._in_flight: StepHandle | None = None
         self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from engine.core.cache_layout import CacheLayout, GroupLayout
 from engine.core.page_pool import PagePool
 from engine.core.request import Request
+from engine.interface.protocol import LayerKind
 
 
 class Hit(NamedTuple):
@@ -20,7 +21,8 @@ class Hit(NamedTuple):
     num_tokens: int
     blocks: list[list[int]]  # by group; of a state group: the block of the saved state
     num_full_tokens: int = 0  # the prefix that the full groups alone would supply
-    limits: tuple[tuple[str, int], ...] = ()  # kinds of groups, and by how many tokens each made it shorter
+    limits: tuple[tuple[LayerKind, int], ...] = ()  # kinds of groups, and by how many tokens each made it shorter
+    num_matched_tokens: int = 0  # the blocks that all full groups have, also those behind the last place for a hit
 
 
 class PrefixFinder:
@@ -38,8 +40,9 @@ class PrefixFinder:
         found = {group.index: self._find_full(request, group, most) for group in layout.full}
         for group in layout.full:
             most = min(most, len(found[group.index]) * group.tokens)
+        num_matched = most if layout.full else 0
         most = end = most // layout.step * layout.step
-        limits: Counter[str] = Counter()
+        limits: Counter[LayerKind] = Counter()
         while end and (missing := self._missing_before(request, end)) is not None:
             kind, lower = missing
             lower = lower // layout.step * layout.step
@@ -54,7 +57,7 @@ class PrefixFinder:
                 blocks[group.index] = [self._block(request, group, column) for column in columns]
             for group in layout.states:
                 blocks[group.index] = [self._block(request, group, end // group.tokens - 1)]
-        return Hit(end, blocks, most if layout.full else end, tuple(limits.items()) if layout.full else ())
+        return Hit(end, blocks, most if layout.full else end, tuple(limits.items()), num_matched or end)
 
     def _find_full(self, request: Request, group: GroupLayout, most: int) -> list[int]:
         """Return the blocks of the longest prefix within `most` tokens."""
@@ -67,7 +70,7 @@ class PrefixFinder:
             hits.append(block)
         return hits
 
-    def _missing_before(self, request: Request, end: int) -> tuple[str, int] | None:
+    def _missing_before(self, request: Request, end: int) -> tuple[LayerKind, int] | None:
         """Return the kind that does not supply `end`, and a bound of what it supplies; None: all supply `end`."""
         for group in self._layout.states:
             if self._lookup(request, group, end // group.tokens - 1) is None:

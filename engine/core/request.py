@@ -26,7 +26,7 @@ import numpy as np
 from engine.core.speculative import Drafter
 from engine.core.step import NO_TOKEN, PoolSpan, PromptLogprobsSpan, RowPlan, StepResult
 from engine.core.thinking import ThinkingState
-from engine.interface.protocol import PoolingKind, SamplingParams, TokenLogprobs
+from engine.interface.protocol import CacheReport, PoolingKind, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
     from engine.core.checkpoints import StepKv
@@ -108,6 +108,7 @@ class Request:
     params: SamplingParams
     arrival_s: float = 0.0
     cache_salt: str = ""
+    open_salt: str = ""  # that of the client's requests without a salt of their own
     priority: int = 0  # smaller runs earlier
     client_id: int = 0
     lora_index: int = 0  # its adapter; 0: none
@@ -127,6 +128,8 @@ class Request:
     parting_point: int = 0  # the mark where the full groups know a longer prefix than its hit; 0: they do not
     checkpoint: int = 0  # where its newest saved state is: found, or saved by itself
     has_hit_checkpoint: bool = False  # it was found
+    saved_tokens: list[int] = field(default_factory=list)  # where it saved states, that others may have overwritten
+    restored_tokens: int = 0  # where its state came from; 0: its own beginning
     restores: list[tuple[int, int]] = field(default_factory=list)  # group and block of states for its first row
     awaited_step: int = -1  # the newest step in flight when its next token first had no room; -1: it has room
     num_promised_pages: int = 0  # pages that become free when this retiring request is released
@@ -147,6 +150,7 @@ class Request:
 
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    cache_report: CacheReport | None = None  # why there were no more
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -236,13 +240,23 @@ class Request:
         hashes = self.block_hashes
         parent = hashes[-1] if hashes else self._root_hash()
         for start in range(len(hashes) * unit, num_tokens - unit + 1, unit):
-            parent = sha256(parent + array("I", self.token_ids(start, start + unit)).tobytes()).digest()
+            parent = link_hash(parent, self.token_ids(start, start + unit))
             hashes.append(parent)
 
     def _root_hash(self) -> bytes:
-        """Return the parent of the first hash, of the salt and of the adapter, on which keys and values depend."""
-        salt = sha256(self.cache_salt.encode()).digest()
-        return sha256(f"adapter {self.lora_index}: ".encode() + salt).digest() if self.lora_index else salt
+        """Return the parent of the first hash."""
+        return root_hash(self.cache_salt, self.lora_index)
+
+
+def root_hash(cache_salt: str, lora_index: int) -> bytes:
+    """Return the parent of a chain's first hash: of the salt, and of the adapter, on which keys and values depend."""
+    salt = sha256(cache_salt.encode()).digest()
+    return sha256(f"adapter {lora_index}: ".encode() + salt).digest() if lora_index else salt
+
+
+def link_hash(parent: bytes, token_ids: list[int]) -> bytes:
+    """Return a chain's next hash."""
+    return sha256(parent + array("I", token_ids).tobytes()).digest()
 
 
 class RowOutput(NamedTuple):

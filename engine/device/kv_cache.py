@@ -44,7 +44,9 @@ class KVCachePlan:
     def groups(self) -> tuple[CacheGroup, ...]:
         """The groups of layers whose caches live alike, for the scheduler."""
         groups = [
-            CacheGroup(group.cache.kind, group.block_tokens, group.pages_per_block, group.cache.window)
+            CacheGroup(
+                group.cache.kind, group.block_tokens, group.pages_per_block, group.cache.window, group.cache.chunk
+            )
             for group in self.pages.groups
         ]
         if self.pages.state is not None:  # its table follows those of keys and values
@@ -54,7 +56,7 @@ class KVCachePlan:
     @property
     def num_tokens(self) -> int:
         """The pool's capacity: the tokens of as many requests of max_model_len as it holds, parts included."""
-        steps = [group.block_tokens for group in self.pages.groups if group.cache.window is None]
+        steps = [group.block_tokens for group in self.pages.groups if group.cache.kind == "full"]
         length = -(-self.max_model_len // max(steps, default=1)) * max(steps, default=1)
         return (self.num_pages - 1) * length // self.pages.num_pages(length)
 

@@ -64,8 +64,8 @@ class GroupPlan:
         in_flight: tokens of one step: a window's blocks are taken as tokens come, and given back at the commit.
         """
         blocks = -(-num_tokens // self.block_tokens)
-        if self.cache.window is not None:
-            blocks = min(blocks, (self.cache.window + in_flight + self.block_tokens - 2) // self.block_tokens + 2)
+        if self.cache.reach is not None:
+            blocks = min(blocks, (self.cache.reach + in_flight + self.block_tokens - 2) // self.block_tokens + 2)
         return blocks * self.pages_per_block
 
 
@@ -191,7 +191,7 @@ def plan_pages(
     for cache in caches:
         if cache is not None and cache.shares is None:
             kinds[cache] = kinds.get(cache, 0) + 1
-    kinds = dict(sorted(kinds.items(), key=lambda kind: (kind[0].window is not None, kind[0].window or 0)))
+    kinds = dict(sorted(kinds.items(), key=lambda kind: (kind[0].reach is not None, kind[0].reach or 0)))
     lane_bytes = _lane_bytes(kinds, block_size, dtype, states)
     candidates = []
     for num_lanes in sorted({2 * size for count in kinds.values() for size in _page_sizes(count)}):

@@ -100,7 +100,7 @@ def _read_experts(config: Fields, architecture: Architecture, num_layers: int) -
         num_experts_per_tok=_same_in_all(config, "num_experts_per_tok", num_layers),
         intermediate_size=_same_in_all(config, own_size, num_layers),
         # gpt-oss: the softmax is over the chosen experts alone, which is the same
-        norm_topk_prob=kind in ("mixtral", "granite", "hunyuan", "ernie4_5", "gpt_oss", "gemma4"),
+        norm_topk_prob=kind in ("mixtral", "granite", "hunyuan", "ernie4_5", "gpt_oss", "gemma4", "qwen3_5"),
         rounds_weights=kind not in ("mixtral", "glm", "hunyuan", "gemma4"),
     )
     if kind == "gemma4":
@@ -110,7 +110,7 @@ def _read_experts(config: Fields, architecture: Architecture, num_layers: int) -
         return dataclasses.replace(experts, has_bias=True, gate="clamped", gate_alpha=alpha, gate_limit=limit)
     if kind in ("qwen2", "qwen3", "mellum", "glm"):
         experts = dataclasses.replace(experts, norm_topk_prob=config.flag("norm_topk_prob"))
-    if kind == "qwen2":
+    if kind in ("qwen2", "qwen3_5"):
         width = config.count("shared_expert_intermediate_size")
         return dataclasses.replace(experts, shared_intermediate_size=width, has_shared_gate=True)
     if kind == "granite" and config.get("shared_intermediate_size"):

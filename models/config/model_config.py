@@ -20,11 +20,11 @@ from models.config.layer_cache import LayerCache, keep_layers
 from models.config.layer_state import LayerState
 from models.config.layers import (
     Multipliers,
+    find_chunks,
     find_rope_layers,
     find_sliding_layers,
     find_windows,
     limit_rope_layers,
-    limit_to_chunk,
     parse_multipliers,
 )
 from models.config.read_fields import (
@@ -76,6 +76,7 @@ class ModelConfig:
     has_head_bias: bool  # bias of the LM head
     has_qkv_bias: bool
     has_output_bias: bool  # bias of the attention's output projection
+    has_output_gate: bool  # the query projection yields a gate for each head's output, too
     has_mlp_bias: bool
     # RMS norm over each head, with a weight or ("unit") without, or over all heads together
     qk_norm: Literal["none", "head", "unit", "width"]
@@ -116,6 +117,7 @@ class ModelConfig:
         hidden_size, num_layers = config.count("hidden_size"), config.count("num_hidden_layers", most=MAX_LAYERS)
         num_heads, num_kv_heads, head_dim = read_heads(config, hidden_size)
         max_positions = config.count("max_position_embeddings")
+        recurrence, mixers = parse_recurrence(config, architecture), find_mixers(config, architecture, num_layers)
         has_rope = find_rope_layers(config, architecture, num_layers)
         is_sliding = find_sliding_layers(config, architecture, has_rope)
         has_rope = limit_rope_layers(config, architecture, has_rope, is_sliding)
@@ -128,14 +130,12 @@ class ModelConfig:
         ropes = parse_ropes(
             config,
             architecture,
-            has_rope=has_rope,
+            has_rope=[rotates and mixer != "recurrent" for rotates, mixer in zip(has_rope, mixers, strict=True)],
             is_sliding=is_sliding,
             head_dims=[cache.head_dim for cache in caches],
             max_position_embeddings=max_positions,
         )
         max_context_len = find_context_len(ropes, architecture, max_positions)
-        max_context_len = limit_to_chunk(config, architecture, max_context_len=max_context_len)
-        recurrence, mixers = parse_recurrence(config, architecture), find_mixers(config, architecture, num_layers)
         quantization = parse_quantization(config)
         experts, sparse_layers = parse_experts(config, architecture, num_layers, quantization)
         model = cls(
@@ -158,12 +158,17 @@ class ModelConfig:
             has_head_bias=architecture.has_head_bias and config.flag("lm_head_bias"),
             has_qkv_bias=read_qkv_bias(config, architecture),
             has_output_bias=architecture.has_output_bias and config.flag(architecture.output_bias),
+            has_output_gate=architecture.has_output_gate,
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
             qk_norm=read_qk_norm(config, architecture),
             caches=tuple(
-                dataclasses.replace(cache, window=window) if mixer in ("attention", "both") else None
-                for cache, window, mixer in zip(
-                    caches, find_windows(config, is_sliding, max_context_len=max_context_len), mixers, strict=True
+                dataclasses.replace(cache, window=window, chunk=chunk) if mixer in ("attention", "both") else None
+                for cache, window, chunk, mixer in zip(
+                    caches,
+                    find_windows(config, is_sliding, max_context_len=max_context_len),
+                    find_chunks(config, architecture, has_rope, max_context_len=max_context_len),
+                    mixers,
+                    strict=True,
                 )
             ),
             states=tuple(
@@ -325,7 +330,8 @@ class ModelConfig:
             kv_dtype=kv_dtype,
             value_head_dim=max(cache.v_head_dim for cache in caches),
             has_sinks=self.has_sinks,
-            frees_windows=any(cache.window is not None for cache in caches),
+            has_chunks=any(cache.chunk is not None for cache in caches),
+            frees_windows=any(cache.reach is not None for cache in caches),
         )
 
     def check_tensor_parallel(self, tp_size: int) -> None:

@@ -9,29 +9,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from models.architecture import Architecture
+from models.config.delta_net import DeltaNetConfig, find_delta_layers, parse_delta_net
 from models.config.layer_state import LayerState, StateTensor
 from models.fields import Fields
 
+DELTA_NETS = ("qwen3_next", "qwen3_5", "olmo_hybrid")  # of Architecture.recurrence
 # What mixes the tokens of a layer: attention, a recurrence, both side by side, or nothing (an MLP alone)
 Mixer = Literal["attention", "recurrent", "both", "none"]
-
-
-@dataclass(frozen=True)
-class DeltaNetConfig:
-    """Layers of the gated delta rule."""
-
-    num_key_heads: int
-    num_value_heads: int
-    key_dim: int
-    value_dim: int
-    conv_width: int
-
-    @property
-    def layer_state(self) -> LayerState:
-        """What a layer keeps: the last inputs of queries, keys and values, and a matrix for each value head."""
-        keys, values = (self.key_dim, self.num_key_heads), (self.value_dim, self.num_value_heads)
-        conv = StateTensor((keys, keys, values), self.conv_width - 1)
-        return LayerState(conv, StateTensor((values,), self.key_dim), StateTensor(((2, self.num_value_heads),), 1))
 
 
 @dataclass(frozen=True)
@@ -70,10 +54,15 @@ RecurrenceConfig = DeltaNetConfig | Mamba2Config | ShortConvConfig
 
 def parse_recurrence(config: Fields, architecture: Architecture) -> RecurrenceConfig | None:
     """Read the shape of the recurrent layers; None for an architecture without any. Raises ModelError."""
+    if architecture.recurrence in DELTA_NETS:
+        return parse_delta_net(config, architecture)
     return None
 
 
 def find_mixers(config: Fields, architecture: Architecture, num_layers: int) -> tuple[Mixer, ...]:
     """Return what mixes the tokens of each layer. Raises ModelError naming the field that does not add up."""
     mixers: list[Mixer] = ["attention"] * num_layers
+    if architecture.recurrence in DELTA_NETS:
+        is_recurrent = find_delta_layers(config, architecture, num_layers)
+        mixers = ["recurrent" if recurs else "attention" for recurs in is_recurrent]
     return tuple(mixers)

@@ -9,28 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
+from models.config.delta_net import DeltaNetConfig
+from models.config.matrix import Matrix
 from models.errors import ModelError
 from models.quantization.config import Scheme, check_share
 from models.registry import find_architecture
 
 if TYPE_CHECKING:
     from models.config.model_config import ModelConfig
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """One projection. In the checkpoint it may be part of a merged matrix."""
-
-    name: str  # full name in the checkpoint: "model.layers.0.self_attn.q_proj", or "….qkv_proj"
-    out_features: int
-    in_features: int
-    shared: Literal["outputs", "inputs"]  # the dimension that is split over ranks
-    num_kv_heads: int = 0  # in its outputs: no share is smaller than one; 0: it has none
 
 
 def quantized_matrices(model: ModelConfig) -> Iterator[tuple[Matrix, Scheme]]:
@@ -49,7 +39,8 @@ def count_parameters(model: ModelConfig, num_experts: int) -> int:
     num_inner = 2 if model.has_gated_mlp else 1  # matrices before the activation
     layers = model.num_layers * model.num_layer_norms * norm
     for layer in range(model.num_layers):
-        layers += _count_attention(model, layer)
+        layers += 0 if model.caches[layer] is None else _count_attention(model, layer)
+        layers += 0 if model.states[layer] is None else _count_recurrence(model)
         if model.has_dense_mlp(layer):
             size = model.mlp_size(layer)
             layers += (num_inner + 1) * model.hidden_size * size
@@ -76,6 +67,14 @@ def _count_attention(model: ModelConfig, layer: int) -> int:
     if model.qk_norm == "head":
         count += len(heads) * model.cache(layer).head_dim
     return count + sum(matrix.out_features for matrix in heads) * (model.qk_norm == "width")
+
+
+def _count_recurrence(model: ModelConfig) -> int:
+    """Count the parameters of a recurrent layer's mixer."""
+    recurrence = model.recurrence
+    assert isinstance(recurrence, DeltaNetConfig)
+    count = sum(matrix.out_features * matrix.in_features for matrix in recurrence.matrices(model.hidden_size))
+    return count + recurrence.num_other_parameters
 
 
 def mlp_values_per_token(model: ModelConfig) -> int:
@@ -105,6 +104,8 @@ def check_split(model: ModelConfig, tp_size: int) -> None:
     if model.experts is not None:
         counts["intermediate_size of each expert"] = model.experts.intermediate_size
         counts["shared_expert_intermediate_size"] = model.experts.shared_intermediate_size
+    if isinstance(model.recurrence, DeltaNetConfig):
+        counts |= model.recurrence.head_counts
     for name, count in counts.items():
         if count % tp_size != 0:
             raise ModelError(f"{model.architecture}: {name} {count} does not split over {tp_size} ranks")
@@ -131,7 +132,9 @@ def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
     prefix = "" if architecture.text_prefix is None else f"{architecture.text_prefix}."
     shared = 0 if model.experts is None else model.experts.shared_intermediate_size
     for layer in range(model.num_layers):
-        matrices = [*_attention(model, layer)]
+        matrices = [] if model.caches[layer] is None else [*_attention(model, layer)]
+        if model.states[layer] is not None and isinstance(model.recurrence, DeltaNetConfig):
+            matrices += model.recurrence.matrices(model.hidden_size)
         if model.has_dense_mlp(layer):
             size = model.mlp_size(layer)
             matrices += _mlp(architecture.mlp, model.hidden_size, size, has_gate=model.has_gated_mlp)
@@ -146,7 +149,7 @@ def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
 
 def _attention(model: ModelConfig, layer: int) -> Iterator[Matrix]:
     cache = model.cache(layer)
-    q_size = model.num_heads * cache.head_dim
+    q_size = model.num_heads * cache.head_dim * (2 if model.has_output_gate else 1)
     sizes = {"k_proj": cache.num_kv_heads * cache.head_dim, "v_proj": cache.num_kv_heads * cache.v_head_dim}
     for name in model.projections(layer):
         kv_heads = cache.num_kv_heads if name in sizes else 0

@@ -82,6 +82,7 @@ def foreign_config(folder: Path) -> ModelConfig:
         has_head_bias=False,
         has_qkv_bias=False,
         has_output_bias=False,
+        has_output_gate=False,
         has_mlp_bias=False,
         qk_norm="none",
         caches=tuple(LayerCache(call.num_kv_heads, call.head_dim, call.v_head_dim, call.window) for call in calls),

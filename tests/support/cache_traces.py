@@ -22,7 +22,10 @@ from tests.support.layered_model import LayeredExecutor, LayeredModel, LayeredPr
 from tests.support.scarce_executor import ScarceExecutor
 
 STATE_KINDS = ("full state", "full state", "state", "full window state", "full full state state", "window state")
-KINDS = ("full", "window", "full full", "full window", "full window window", "window window", *STATE_KINDS)
+KINDS = (
+    "full", "window", "chunk", "full full", "full window", "full window window", "window window", "full chunk",
+    "chunk window", *STATE_KINDS,
+)  # fmt: skip
 
 
 class TraceExecutor(ScarceExecutor, LayeredExecutor):
@@ -155,5 +158,8 @@ class Trace:
 def _draw_group(rng: random.Random, kind: str, unit: int) -> CacheGroup:
     if kind == "state":
         return CacheGroup("state", unit * rng.choice([1, 2, 4]), rng.randint(1, 4))
-    window = rng.choice([rng.randint(1, 8), rng.randint(8, 30)]) if kind == "window" else None
-    return CacheGroup(kind, unit * rng.choice([1, 1, 2, 3]), rng.choice([1, 1, 2, 3]), window)
+    reach = rng.choice([rng.randint(1, 8), rng.randint(8, 30)])
+    sizes = unit * rng.choice([1, 1, 2, 3]), rng.choice([1, 1, 2, 3])
+    if kind == "chunk":
+        return CacheGroup("window", *sizes, chunk=reach)
+    return CacheGroup(kind, *sizes, window=reach if kind == "window" else None)

@@ -69,6 +69,7 @@ def test_what_each_kind_holds_and_lacks_is_counted():
     model = LayeredModel(groups)
     harness = Harness(groups=groups, executor=LayeredExecutor, num_pages=200)
     harness.expected_tokens = model.expected_tokens
+    harness.engine._stats._bytes_per_page = 7
     stem = list(range(24))
     for name, prompt in (("a", [*stem, *[1] * 12]), ("b", [*stem, *[2] * 12]), ("c", [*stem, *[3] * 12])):
         harness.add(name, prompt, 4)
@@ -78,10 +79,14 @@ def test_what_each_kind_holds_and_lacks_is_counted():
         held = [gauges["kv_cache_pages_held", kind] for kind in ("full", "window", "state")]
         assert all(held)
         assert sum(held) == gauges["kv_cache_blocks_used", ""]
+        assert gauges["kv_cache_states", "live"] == 1
         harness.drain()
     gauges, counters = harness.metrics._delta.gauges, harness.metrics._delta.counters
     assert not any(gauges["kv_cache_pages_held", kind] for kind in ("full", "window", "state"))
     assert gauges["kv_cache_pages_cached", "state"] == 4 * 3
+    assert (gauges["kv_cache_states", "live"], gauges["kv_cache_states", "saved"]) == (0, 4)
+    assert gauges["kv_cache_state_bytes", "saved"] == 4 * 3 * 7
+    assert counters["prefix_cache_requests_total", "no_checkpoint"] == 1  # b
     assert counters["prefix_cache_limited_tokens_total", "state"] == 24  # b's; c begins at its parting point
     assert counters["prefix_cache_states_total", "saved"] == 4
     assert counters["prefix_cache_states_total", "restored"] == 1
