@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-from kernels.elementwise.reference import gelu_tanh_and_mul, silu_and_mul
+from kernels.elementwise.reference import gelu_tanh_and_mul, relu_squared, silu_and_mul
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Gate:
     """How an expert joins the halves of its first product, gate and up.
 
     "silu", "gelu_tanh": activation(gate) * up. "clamped": (up + 1) * gate * sigmoid(alpha * gate), gate at most limit
-    and up from -limit to limit (gpt-oss, arXiv:2508.10925).
+    and up from -limit to limit (gpt-oss, arXiv:2508.10925). "relu2": there is no gate, and relu(up)² is all.
     """
 
-    kind: Literal["silu", "gelu_tanh", "clamped"] = "silu"
+    kind: Literal["silu", "gelu_tanh", "clamped", "relu2"] = "silu"
     alpha: float = 1.0
     limit: float = 0.0
 
@@ -68,7 +68,9 @@ def route(
 
 
 def gate_and_mul(x: torch.Tensor, gate: Gate) -> torch.Tensor:
-    """Join the halves of x, gates first. x: [N, 2 * I]; returns [N, I]."""
+    """Join the halves of x, gates first. x: [N, 2 * I], without a gate [N, I]; returns [N, I]."""
+    if gate.kind == "relu2":
+        return relu_squared(x)
     if gate.kind != "clamped":
         return silu_and_mul(x) if gate.kind == "silu" else gelu_tanh_and_mul(x)
     gates, ups = x.chunk(2, dim=-1)

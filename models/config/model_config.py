@@ -27,16 +27,19 @@ from models.config.layers import (
     limit_rope_layers,
     parse_multipliers,
 )
+from models.config.mamba2 import find_bare_layers
 from models.config.read_fields import (
-    MAX_LAYERS,
     Activation,
     architecture_name,
     read_activation,
     read_dtype,
     read_heads,
+    read_intermediate_size,
     read_num_draft_layers,
+    read_num_layers,
     read_qk_norm,
     read_qkv_bias,
+    read_tied_embeddings,
     refuse_other_type,
     text_part,
 )
@@ -88,6 +91,7 @@ class ModelConfig:
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: no positions
     experts: ExpertsConfig | None
     sparse_layers: tuple[bool, ...]  # per layer: True if its MLP is a mixture of experts
+    bare_layers: tuple[bool, ...]  # per layer: True if it has no MLP
     gemma4: Gemma4Config | None
     multipliers: Multipliers
     dtype: str  # dtype of the checkpoint, one of DTYPES
@@ -114,7 +118,7 @@ class ModelConfig:
         architecture = find_architecture(name)
         architecture, config = text_part(raw, architecture, where)
         refuse_other_type(config, architecture)
-        hidden_size, num_layers = config.count("hidden_size"), config.count("num_hidden_layers", most=MAX_LAYERS)
+        hidden_size, num_layers = config.count("hidden_size"), read_num_layers(config, architecture)
         num_heads, num_kv_heads, head_dim = read_heads(config, hidden_size)
         max_positions = config.count("max_position_embeddings")
         recurrence, mixers = parse_recurrence(config, architecture), find_mixers(config, architecture, num_layers)
@@ -130,7 +134,9 @@ class ModelConfig:
         ropes = parse_ropes(
             config,
             architecture,
-            has_rope=[rotates and mixer != "recurrent" for rotates, mixer in zip(has_rope, mixers, strict=True)],
+            has_rope=[
+                rotates and mixer in ("attention", "both") for rotates, mixer in zip(has_rope, mixers, strict=True)
+            ],
             is_sliding=is_sliding,
             head_dims=[cache.head_dim for cache in caches],
             max_position_embeddings=max_positions,
@@ -143,7 +149,7 @@ class ModelConfig:
             body_prefix=architecture.body_prefix,
             vocab_size=config.count("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=config.count("intermediate_size"),
+            intermediate_size=read_intermediate_size(config, architecture),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -153,7 +159,7 @@ class ModelConfig:
             norm=architecture.norm,
             num_layer_norms=architecture.num_layer_norms,
             activation=read_activation(config, architecture),
-            tie_word_embeddings=config.flag("tie_word_embeddings"),
+            tie_word_embeddings=read_tied_embeddings(config, architecture),
             has_lm_head=architecture.has_lm_head,
             has_head_bias=architecture.has_head_bias and config.flag("lm_head_bias"),
             has_qkv_bias=read_qkv_bias(config, architecture),
@@ -181,6 +187,7 @@ class ModelConfig:
             ropes=ropes,
             experts=experts,
             sparse_layers=sparse_layers,
+            bare_layers=find_bare_layers(config, architecture, num_layers),
             multipliers=parse_multipliers(config, architecture, hidden_size=hidden_size, head_dim=head_dim),
             dtype=read_dtype(config),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
@@ -213,7 +220,7 @@ class ModelConfig:
     def one_layer_of_each_kind(self) -> ModelConfig:
         """Return this model with the fewest layers that include every kind of layer it has."""
         kinds: dict[tuple[object, ...], int] = {}
-        parts = zip(self.caches, self.states, self.ropes, self.sparse_layers, strict=True)
+        parts = zip(self.caches, self.states, self.ropes, self.sparse_layers, self.bare_layers, strict=True)
         for layer, kind in enumerate(parts):
             kinds.setdefault(kind, layer)
         caches = (self.caches[layer] for layer in kinds.values())
@@ -226,6 +233,7 @@ class ModelConfig:
             states=tuple(self.states[layer] for layer in kept),
             ropes=tuple(self.ropes[layer] for layer in kept),
             sparse_layers=tuple(self.sparse_layers[layer] for layer in kept),
+            bare_layers=tuple(self.bare_layers[layer] for layer in kept),
         )
 
     @property
@@ -261,6 +269,8 @@ class ModelConfig:
 
     def has_dense_mlp(self, layer: int) -> bool:
         """Return True if the layer has a dense MLP, with or without experts beside it."""
+        if self.bare_layers[layer]:
+            return False
         return not self.sparse_layers[layer] or (self.experts is not None and self.experts.has_dense_mlp)
 
     def projections(self, layer: int) -> tuple[str, ...]:

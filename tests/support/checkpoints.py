@@ -45,6 +45,8 @@ from transformers import (
     SmolLM3Config,
 )
 
+from tests.support.hybrid_checkpoints import make_hybrids
+
 TINY = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -118,6 +120,7 @@ def make_configs() -> dict[str, PreTrainedConfig]:
         | _make_mixtures()
         | _make_routers()
         | _make_delta_nets()
+        | make_hybrids(TINY)
     )
 
 

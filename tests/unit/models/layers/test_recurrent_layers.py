@@ -1,0 +1,73 @@
+"""Recurrent layers beside their models: rejected drafts never enter a state, and padding rows write none."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.states import StateMetadata
+from models.config.model_config import ModelConfig
+from models.context import DraftRing, ForwardContext, StepStates
+from models.layers.short_conv import ShortConv
+from tests.support.checkpoints import make_configs
+from tests.support.models_harness import PagedRunner, load
+from tests.support.reference import save_checkpoint
+
+NUM_DRAFTS = 2
+
+
+class Layer:
+    """The first recurrent layer of a model over one request's state, and its ring of drafts."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        save_checkpoint(folder, make_configs()[kind])
+        config = ModelConfig.from_folder(folder)
+        self.index = next(layer for layer, state in enumerate(config.states) if state is not None)
+        state = config.states[self.index]
+        assert state is not None
+        self.module = next(module for module in load(folder).modules() if isinstance(module, ShortConv))
+        runner = PagedRunner(torch.nn.Module(), config)
+        self.views, self.pages = runner.state_views, runner.state_pages
+        self.ring = torch.zeros(NUM_DRAFTS + 1, state.num_inputs)
+        self.hidden_size = config.hidden_size
+
+    def metadata(self, *, end: int, num_tokens: int, writes: bool) -> StateMetadata:
+        """Return one row of the request that ends at token `end`."""
+        return StateMetadata(
+            query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32),
+            seq_lens=torch.tensor([end], dtype=torch.int32),
+            req_index=torch.tensor([0], dtype=torch.int32),
+            pages=self.pages,
+            writes=torch.tensor([int(writes)], dtype=torch.int32),
+            max_query_len=num_tokens,
+            num_decodes=int(num_tokens == 1),
+        )
+
+    def run(self, hidden: torch.Tensor, start: int, *, settled: tuple[int, int], has_drafts: bool) -> torch.Tensor:
+        """Compute tokens from `start` after settling the ring's first tokens, those of positions `settled`."""
+        first, end = settled
+        ring = DraftRing(
+            inputs=[self.ring if layer == self.index else None for layer in range(len(self.views))],
+            source=torch.arange(end - first),
+            settling=self.metadata(end=end, num_tokens=end - first, writes=True),
+            target=torch.arange(len(hidden)) if has_drafts else torch.zeros(len(hidden), dtype=torch.int64),
+        )
+        rows = self.metadata(end=start + len(hidden), num_tokens=len(hidden), writes=not has_drafts)
+        states = StepStates(self.views, rows, ring)
+        with torch.inference_mode():
+            ctx = ForwardContext(torch.arange(len(hidden)), [], None, [], states=states)  # type: ignore[arg-type]
+            return self.module(hidden, ctx)
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "lfm2_biases"])
+@pytest.mark.parametrize("num_true", [1, 2, 3])
+def test_a_rejected_draft_never_enters_a_state(kind: str, num_true: int, tmp_path: Path) -> None:
+    layer = Layer(tmp_path, kind)
+    generator = torch.Generator().manual_seed(3)
+    tokens, wrong = torch.randn(12, layer.hidden_size, generator=generator), torch.randn(3, layer.hidden_size)
+    whole = layer.run(tokens, 0, settled=(0, 0), has_drafts=False)
+    start = layer.run(tokens[:6], 0, settled=(0, 0), has_drafts=False)
+    drafted = torch.cat((tokens[6 : 6 + num_true], wrong[num_true:]))
+    guessed = layer.run(drafted, 6, settled=(0, 0), has_drafts=True)
+    rest = layer.run(tokens[6 + num_true :], 6 + num_true, settled=(6, 6 + num_true), has_drafts=False)
+    torch.testing.assert_close(torch.cat((start, guessed[:num_true], rest)), whole, atol=1e-5, rtol=0)
