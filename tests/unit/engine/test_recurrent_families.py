@@ -34,10 +34,10 @@ def load(folder: Path, **changes: object) -> OfflineEngine:
     return OfflineEngine.load(EngineConfig(model=str(folder), **settings | changes))
 
 
-def load_scarce(folder: Path, num_requests: int, **changes: object) -> OfflineEngine:
-    """An engine whose pool holds so many requests of full length."""
+def load_scarce(folder: Path, *lengths: int, **changes: object) -> OfflineEngine:
+    """An engine whose pool holds requests of these lengths at once."""
     pages = load(folder).loaded.plan.pages
-    num_bytes = (num_requests * pages.num_pages(MAX_TOKENS) + 1) * pages.page_bytes
+    num_bytes = (sum(map(pages.num_pages, lengths)) + 1) * pages.page_bytes
     return load(folder, kv_cache_memory_bytes=num_bytes, max_num_seqs=None, **changes)
 
 
@@ -54,8 +54,10 @@ def params() -> list[SamplingParams]:
     kinds = (
         SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0),
         SamplingParams(max_tokens=NUM_TOKENS, temperature=0.9, seed=5),
+        # among few tokens drafts are often right
+        SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, logit_bias=dict.fromkeys((5, 50, 80), 90.0)),
     )
-    return [kinds[index % 2] for index in range(16)]
+    return [kinds[index % 3] for index in range(16)]
 
 
 def serve(offline: OfflineEngine) -> list[list[int]]:
@@ -69,9 +71,7 @@ def serve(offline: OfflineEngine) -> list[list[int]]:
 def alone(folder: Path) -> list[list[int]]:
     """Each request served by itself without a prefix cache: the tokens of all other ways."""
     offline = load(folder, enable_prefix_caching=False, overlap_depth=1)
-    return [
-        tokens(offline.generate([prompt], [own]))[0] for prompt, own in zip(prompts(), params(), strict=True)
-    ]
+    return [tokens(offline.generate([prompt], [own]))[0] for prompt, own in zip(prompts(), params(), strict=True)]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -90,9 +90,9 @@ def test_prompts_cut_by_a_small_budget(folder: Path, alone: list[list[int]], num
     assert [serve(offline), serve(offline)] == [alone, alone]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_preempted_requests(folder: Path, alone: list[list[int]], depth: int) -> None:
-    offline = load_scarce(folder, 2, overlap_depth=depth)
+@pytest.mark.parametrize(("depth", "has_cache"), [(1, True), (2, True), (2, False)])
+def test_preempted_requests(folder: Path, alone: list[list[int]], depth: int, has_cache: bool) -> None:
+    offline = load_scarce(folder, MAX_TOKENS, 60, overlap_depth=depth, enable_prefix_caching=has_cache)
     assert [serve(offline), serve(offline)] == [alone, alone]
     assert offline.engine.scheduler.num_preemptions > 0
 
@@ -100,7 +100,7 @@ def test_preempted_requests(folder: Path, alone: list[list[int]], depth: int) ->
 @pytest.mark.parametrize("depth", [1, 2])
 def test_drafts(folder: Path, alone: list[list[int]], depth: int) -> None:
     speculative = SpeculativeConfig(num_tokens=3, ngram_min=1, ngram_max=3)
-    offline = load_scarce(folder, 4, overlap_depth=depth, speculative=speculative)
+    offline = load_scarce(folder, MAX_TOKENS, MAX_TOKENS, 60, overlap_depth=depth, speculative=speculative)
     assert [serve(offline), serve(offline)] == [alone, alone]
     drafts = offline.engine.scheduler.drafts
     assert 0 < drafts.num_accepted < drafts.num_tokens
