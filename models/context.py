@@ -38,7 +38,9 @@ class DraftRing:
     # [R * (drafts + 1)] int64: the tokens to settle, row by row as `settling` says; the rest arbitrary
     source: torch.Tensor
     settling: StateMetadata
-    # [T] int64: where each token's inputs are kept; for tokens of other rows a place of the padding request
+    # [S] int64: the tokens of rows with drafts, and where their inputs are kept. Other entries: any token, and a place
+    # of the padding request
+    tokens: torch.Tensor
     target: torch.Tensor
 
 
@@ -57,7 +59,7 @@ class StepStates:
             kept = ring.inputs[layer]
             assert kept is not None, f"layer {layer} has no state"
             advance(kept.index_select(0, ring.source), views, ring.settling)
-            kept.index_copy_(0, ring.target, inputs)
+            kept.index_copy_(0, ring.target, inputs.index_select(0, ring.tokens))
         return advance(inputs, views, self.rows)
 
 
@@ -74,9 +76,3 @@ class ForwardContext:
     # [T, layers, size]: inputs of each layer beside the hidden states; set by models that have them
     layer_inputs: torch.Tensor | None = None
     states: StepStates | None = None  # None: a model without recurrent layers
-
-    def kv(self, layer: int) -> LayerKV:
-        """Return the keys and values of a layer with attention."""
-        cache = self.kv_caches[layer]
-        assert cache is not None, f"layer {layer} has no attention"
-        return cache

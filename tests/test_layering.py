@@ -66,7 +66,8 @@ MAY_IMPORT = {
         kernels.attention kernels.dispatch kernels.elementwise kernels.ops kernels.precompile models.build models.config
         models.errors models.foreign models.layers models.lora models.parallel models.registry models.weights""",
     "engine.device": """engine.core engine.interface engine.tensor_parallel kernels.attention kernels.dispatch
-        kernels.inputs kernels.ops kernels.sampling models.build models.config models.context models.parallel""",
+        kernels.inputs kernels.ops kernels.sampling kernels.states models.build models.config models.context
+        models.parallel""",
     "engine.tensor_parallel": "engine.core engine.interface kernels.all_reduce kernels.dispatch models.parallel",
     "engine.core": "engine.grammar engine.interface",
     "engine.grammar": "engine.interface",
@@ -75,7 +76,7 @@ MAY_IMPORT = {
         models.parallel models.quantization models.weights""",
     "models.lora": """kernels.lora kernels.ops models.build models.config models.errors models.fields models.parallel
         models.quantization models.weights""",
-    "models.foreign": """kernels.attention kernels.elementwise kernels.ops models.config models.context models.errors
+    "models.foreign": """kernels.attention kernels.elementwise models.config models.context models.errors
         models.registry""",
     "models.build": "models.config models.context models.parallel models.registry models.weights",
     "models.layers": """kernels.elementwise kernels.linear kernels.moe kernels.ops kernels.states models.config
@@ -124,8 +125,8 @@ REACHES_TORCH = {"engine.offline": "it is the engine inside the caller's process
 SYNCS = {"item", "tolist", "cpu"}
 SYNC_ALLOWED = {
     "kernels/attention/torch_ref.py": "the oracle walks its rows on the host, and is no backend for speed",
-    "kernels/causal_conv/reference.py": "the specification walks its rows on the host",
     "kernels/delta_rule/reference.py": "the specification walks its rows on the host",
+    "kernels/mamba2/chunked.py": "it serves on CPUs, where nothing waits; rows of one token alone need no walk",
     "kernels/mamba2/reference.py": "the specification walks its rows on the host",
     "models/quantization/bitsandbytes.py": "JSON that lies in tensors is read while the model loads",
 }

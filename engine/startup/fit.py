@@ -127,8 +127,8 @@ def _layers(pages: PagePlan, kv_dtype: torch.dtype) -> list[LayersReport]:
             kind=group.cache.kind,
             num_layers=group.num_layers,
             bytes_per_token=group.num_layers * group.cache.values_per_token * kv_dtype.itemsize,
-            window=group.cache.window,
-            bytes_per_request=(None if group.cache.window is None else group.num_pages(1 << 40) * pages.page_bytes),
+            window=group.cache.reach,
+            bytes_per_request=(None if group.cache.reach is None else group.num_pages(1 << 40) * pages.page_bytes),
         )
         for group in pages.groups
     ]

@@ -256,7 +256,8 @@ class Setup:
 
     def plan_pages(self) -> PagePlan:
         """Plan the layout of the pool's pages."""
-        return plan_pages(self.rank_share.kv_caches, block_size=self.block_size, dtype=self.kv_dtype)
+        share = self.rank_share
+        return plan_pages(share.caches, states=share.states, block_size=self.block_size, dtype=self.kv_dtype)
 
     def plan_pool(self, *, has_weights: bool, memory: DeviceMemory | None = None) -> KVCachePlan:
         """Size the pool from `memory`, by default the device's memory now. Raises StartupError.
@@ -303,6 +304,9 @@ class Setup:
             device=device,
             lora_tokens=None if self.adapters is None else self.adapters.tokens,
             max_num_samples=limits.max_num_samples,
+            num_drafts=0 if config.speculative is None else config.speculative.num_tokens,
+            states=self.rank_share.states,
+            dtype=self.dtype,
             tp=self.tp,
             has_lm_head=self.model_config.has_lm_head,
         )
@@ -359,7 +363,7 @@ def _longest_step(config: EngineConfig, limits: Limits, graphs: MixedGraphs | No
 
 def _costly_context(model: ModelConfig) -> int:
     """Return the context length at which attention takes a token as many operations as its linear layers."""
-    num_whole = sum(window is None for window in model.sliding_windows)
+    num_whole = sum(cache.reach is None for cache in model.kv_caches)
     linear = 2 * (model.num_active_parameters - model.vocab_size * model.hidden_size)
     return max(linear, 1) // max(4 * model.num_heads * model.head_dim * num_whole, 1)
 

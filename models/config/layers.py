@@ -1,8 +1,8 @@
 """Layer patterns and constant multipliers of a config.json.
 
-find_rope_layers, find_sliding_layers and find_windows return one entry per layer: rotary positions or none, sliding
-window or full attention, and the window's length. Multipliers holds the constants by which some architectures multiply
-or cap activations.
+find_rope_layers, find_sliding_layers, find_windows and find_chunks return one entry per layer: rotary positions or
+none, sliding window or full attention, and the length of a window or of a chunk. Multipliers holds the constants by
+which some architectures multiply or cap activations.
 """
 
 from __future__ import annotations
@@ -70,8 +70,6 @@ def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tu
             f"{config.where}: use_sliding_window false is not supported: set sliding_window to null instead"
         )
     if rule == "chunked":
-        if config.get("layer_types") is not None:
-            _read_layer_types(config.get("layer_types"), num_layers, config.where, other="chunked_attention")
         return (False,) * num_layers
     if not is_used or rule in ("every", "every_if_used"):
         _refuse_mixed_layers(config, num_layers, slides=is_used and config.get("sliding_window") is not None)
@@ -142,11 +140,23 @@ def find_windows(config: Fields, is_sliding: tuple[bool, ...], *, max_context_le
     return tuple(window if slides else None for slides in is_sliding)
 
 
-def limit_to_chunk(config: Fields, architecture: Architecture, *, max_context_len: int) -> int:
-    """Return the context length in which chunked attention is full attention: one chunk."""
-    if architecture.sliding_layers != "chunked" or config.get("attention_chunk_size") is None:
-        return max_context_len
-    return min(max_context_len, config.count("attention_chunk_size"))
+def find_chunks(
+    config: Fields, architecture: Architecture, has_rope: tuple[bool, ...], *, max_context_len: int
+) -> tuple[int | None, ...]:
+    """Return each layer's chunk in tokens; None where it is at least the context length, or attention is full.
+
+    Chunked are the layers that layer_types names, else those with rotary positions.
+    """
+    num_layers = len(has_rope)
+    if architecture.sliding_layers != "chunked":
+        return (None,) * num_layers
+    layer_types, is_chunked = config.get("layer_types"), has_rope
+    if layer_types is not None:
+        is_chunked = _read_layer_types(layer_types, num_layers, config.where, other="chunked_attention")
+    if config.get("attention_chunk_size") is None:
+        return (None,) * num_layers
+    chunk = config.count("attention_chunk_size")
+    return tuple(chunk if chunked and chunk < max_context_len else None for chunked in is_chunked)
 
 
 def _refuse_mixed_layers(config: Fields, num_layers: int, *, slides: bool) -> None:

@@ -20,11 +20,11 @@ from models.config.layer_cache import LayerCache, keep_layers
 from models.config.layer_state import LayerState
 from models.config.layers import (
     Multipliers,
+    find_chunks,
     find_rope_layers,
     find_sliding_layers,
     find_windows,
     limit_rope_layers,
-    limit_to_chunk,
     parse_multipliers,
 )
 from models.config.mamba2 import find_bare_layers
@@ -142,7 +142,6 @@ class ModelConfig:
             max_position_embeddings=max_positions,
         )
         max_context_len = find_context_len(ropes, architecture, max_positions)
-        max_context_len = limit_to_chunk(config, architecture, max_context_len=max_context_len)
         quantization = parse_quantization(config)
         experts, sparse_layers = parse_experts(config, architecture, num_layers, quantization)
         model = cls(
@@ -169,9 +168,13 @@ class ModelConfig:
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
             qk_norm=read_qk_norm(config, architecture),
             caches=tuple(
-                dataclasses.replace(cache, window=window) if mixer in ("attention", "both") else None
-                for cache, window, mixer in zip(
-                    caches, find_windows(config, is_sliding, max_context_len=max_context_len), mixers, strict=True
+                dataclasses.replace(cache, window=window, chunk=chunk) if mixer in ("attention", "both") else None
+                for cache, window, chunk, mixer in zip(
+                    caches,
+                    find_windows(config, is_sliding, max_context_len=max_context_len),
+                    find_chunks(config, architecture, has_rope, max_context_len=max_context_len),
+                    mixers,
+                    strict=True,
                 )
             ),
             states=tuple(
@@ -337,7 +340,8 @@ class ModelConfig:
             kv_dtype=kv_dtype,
             value_head_dim=max(cache.v_head_dim for cache in caches),
             has_sinks=self.has_sinks,
-            frees_windows=any(cache.window is not None for cache in caches),
+            has_chunks=any(cache.chunk is not None for cache in caches),
+            frees_windows=any(cache.reach is not None for cache in caches),
         )
 
     def check_tensor_parallel(self, tp_size: int) -> None:

@@ -266,10 +266,10 @@ class ResidualLayer(nn.Module):
         self.mlp = mlp
 
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
+        self, hidden: LayerOutput, residual: torch.Tensor | None, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
-        stream = hidden if residual is None else residual + hidden
+        stream = whole(hidden) if residual is None else residual + whole(hidden)
         stream = stream + self.self_attn(stream, ctx)
         return self.mlp(stream), stream
 

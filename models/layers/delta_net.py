@@ -146,13 +146,16 @@ _LAYOUTS = {"grouped": _grouped_parts, "flat": _flat_parts, "separate": _separat
 def _read_convolution(w: Weights, shape: DeltaNetConfig, whole: _Sizes, tp: TensorParallel) -> torch.Tensor:
     """Read this rank's weights of the convolution over queries, keys and values: [channels, width]."""
     sizes = {"q_conv1d": whole.keys, "k_conv1d": whole.keys, "v_conv1d": whole.values}
-    if shape.layout != "separate":
-        w = w.split("conv1d", sizes)
-    shards = [
-        (w / name).shard("weight", (size, 1, shape.conv_width), dim=0, rank=tp.rank, size=tp.size)
-        for name, size in sizes.items()
-    ]
-    return torch.cat(shards).squeeze(1)
+    if shape.layout == "separate":
+        # transformers saves thirds of all channels under these names, though values have more channels than keys
+        found = [w.shape_of(f"{name}.weight") for name in sizes]
+        stored = [size if tensor is None else tensor[0] for size, tensor in zip(sizes.values(), found, strict=True)]
+        counts = dict(zip(sizes, stored, strict=True)) if sum(stored) == sum(sizes.values()) else sizes
+    else:
+        counts = {"conv1d": sum(sizes.values())}
+    tensors = [(w / name).tensor("weight", (count, 1, shape.conv_width)) for name, count in counts.items()]
+    parts = torch.cat(tensors).squeeze(1).split(tuple(sizes.values()))
+    return torch.cat([part.chunk(tp.size)[tp.rank] for part in parts])
 
 
 def _read_per_head(w: Weights, name: str, num_heads: int, tp: TensorParallel) -> torch.Tensor:

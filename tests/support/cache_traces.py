@@ -22,7 +22,10 @@ from tests.support.layered_model import LayeredExecutor, LayeredModel, LayeredPr
 from tests.support.scarce_executor import ScarceExecutor
 
 STATE_KINDS = ("full state", "full state", "state", "full window state", "full full state state", "window state")
-KINDS = ("full", "window", "full full", "full window", "full window window", "window window", *STATE_KINDS)
+KINDS = (
+    "full", "window", "chunk", "full full", "full window", "full window window", "window window", "full chunk",
+    "chunk window", *STATE_KINDS,
+)  # fmt: skip
 
 
 class TraceExecutor(ScarceExecutor, LayeredExecutor):
@@ -124,15 +127,23 @@ class Trace:
     def replay_all(self) -> Counter[str]:
         """Replay at both depths, with drafts and without, with the cache and without; count what happened."""
         counts: Counter[str] = Counter()
-        for depth, num_drafts, is_caching in ((2, 0, True), (1, 0, True), (2, self.num_drafts, True), (2, 0, False)):
+        most = self.num_drafts
+        ways = ((2, 0, True), (1, 0, True), (2, most, True), (1, most, True), (2, 0, False))
+        salted = {args[0] for name, args, options in self.calls if name == "add" and options["cache_salt"]}
+        for depth, num_drafts, is_caching in ways:
             harness = self.replay(depth=depth, num_drafts=num_drafts, is_caching=is_caching)
+            drafts = harness.scheduler.drafts
             counts += Counter(
                 replays=1,
                 requests=len(harness.seen),
                 preemptions=harness.scheduler.num_preemptions,
                 hit_tokens=harness.scheduler.kv.num_hit_tokens,
                 evictions=sum(harness.scheduler.kv.pool.num_evictions),
-                accepted_drafts=harness.scheduler.drafts.num_accepted,
+                accepted_drafts=drafts.num_accepted,
+                rejected_drafts=drafts.num_tokens - drafts.num_accepted,
+                aborts=sum("abort" in seen.ends for seen in harness.seen.values()),
+                salted_hit_tokens=sum(harness.seen[name].num_cached_tokens for name in salted),
+                adapter_hit_tokens=sum(seen.num_cached_tokens for seen in harness.seen.values() if seen.lora_index),
                 zeroed_pages=harness.executor.num_zeroed,
                 failed_steps=harness.executor.num_failures,
                 restored_pages=harness.executor.num_restored,
@@ -147,5 +158,8 @@ class Trace:
 def _draw_group(rng: random.Random, kind: str, unit: int) -> CacheGroup:
     if kind == "state":
         return CacheGroup("state", unit * rng.choice([1, 2, 4]), rng.randint(1, 4))
-    window = rng.choice([rng.randint(1, 8), rng.randint(8, 30)]) if kind == "window" else None
-    return CacheGroup(kind, unit * rng.choice([1, 1, 2, 3]), rng.choice([1, 1, 2, 3]), window)
+    reach = rng.choice([rng.randint(1, 8), rng.randint(8, 30)])
+    sizes = unit * rng.choice([1, 1, 2, 3]), rng.choice([1, 1, 2, 3])
+    if kind == "chunk":
+        return CacheGroup("window", *sizes, chunk=reach)
+    return CacheGroup(kind, *sizes, window=reach if kind == "window" else None)

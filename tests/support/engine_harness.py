@@ -208,7 +208,7 @@ class Harness:
             self.engine.run_once(0)
             self.scheduler.check()
             is_given_up = self.executor.num_failures > num_failures
-            if nothing_in_flight and not is_given_up and (self.scheduler.waiting or self.scheduler.running):
+            if nothing_in_flight and not is_given_up and (self.scheduler.waiting.requests or self.scheduler.running):
                 assert self.engine._in_flight is not None, "something could run, but nothing was planned"
 
     def drain(self) -> None:

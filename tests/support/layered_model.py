@@ -26,6 +26,13 @@ def fold(state: int, kvs: Sequence[Kv]) -> int:
     return state
 
 
+def first_seen(group: CacheGroup, num_tokens: int) -> int:
+    """Return the first position that the last of so many tokens sees."""
+    if group.chunk is not None:
+        return (num_tokens - 1) // group.chunk * group.chunk
+    return max(num_tokens - (group.window or num_tokens), 0)
+
+
 class LayeredModel:
     """Layers of these groups, without batch, pages or cache."""
 
@@ -36,8 +43,7 @@ class LayeredModel:
     def view(self, kvs: Sequence[Kv]) -> list[object]:
         """Return what the last of these tokens sees, by group."""
         return [
-            fold(0, kvs) if group.kind == "state" else list(kvs[max(len(kvs) - (group.window or len(kvs)), 0) :])
-            for group in self.groups
+            fold(0, kvs) if group.kind == "state" else list(kvs[first_seen(group, len(kvs)) :]) for group in self.groups
         ]
 
     def expected_tokens(
@@ -199,7 +205,7 @@ class LayeredExecutor(CheckedExecutor):
         return [
             layered.states[g, num_tokens]
             if group.kind == "state"
-            else self._attend(g, layered, range(max(num_tokens - (group.window or num_tokens), 0), num_tokens))
+            else self._attend(g, layered, range(first_seen(group, num_tokens), num_tokens))
             for g, group in enumerate(self.groups)
         ]
 

@@ -37,6 +37,8 @@ TWO_RANKS = {
     **{kind: make_configs()[kind] for kind in ("gemma", "gemma2", "gemma3")},
     **{kind: make_configs()[kind] for kind in ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")},
     **{kind: make_configs()[kind] for kind in ("gemma4", "gemma4_shared", "gemma4_experts")},
+    **{kind: make_configs()[kind] for kind in ("qwen3_next", "qwen3_next_dense", "qwen3_5", "qwen3_5_moe")},
+    **{kind: make_configs()[kind] for kind in ("olmo_hybrid", "olmo_hybrid_rope")},
     **make_hybrids(TINY),
 }
 FOUR_RANKS = {

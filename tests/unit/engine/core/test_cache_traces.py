@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from engine.interface.config import CacheGroup
-from tests.support.cache_traces import KINDS, Trace
+from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
 from tests.support.engine_harness import Harness
 from tests.support.layered_model import LayeredExecutor, LayeredModel
 
@@ -52,11 +52,24 @@ def test_every_trace_gives_the_models_tokens():
     }  # fmt: skip
 
 
+@pytest.mark.slow
+def test_all_that_can_happen_to_a_request_happens_to_states():
+    counts = run(STATE_KINDS, 0, 60)
+    rare = {name for name in ("preemptions", "aborts", "salted_hit_tokens", "adapter_hit_tokens") if counts[name] < 10}
+    assert not rare
+    happened = {name for name, count in counts.items() if count > counts["traces"]}
+    assert happened >= {
+        "hit_tokens", "evictions", "accepted_drafts", "rejected_drafts", "zeroed_pages", "failed_steps",
+        "restored_pages", "saved_pages",
+    }  # fmt: skip
+
+
 def test_what_each_kind_holds_and_lacks_is_counted():
     groups = (CacheGroup("full", 4), CacheGroup("window", 4, 2, window=8), CacheGroup("state", 8, 3))
     model = LayeredModel(groups)
     harness = Harness(groups=groups, executor=LayeredExecutor, num_pages=200)
     harness.expected_tokens = model.expected_tokens
+    harness.engine._stats._bytes_per_page = 7
     stem = list(range(24))
     for name, prompt in (("a", [*stem, *[1] * 12]), ("b", [*stem, *[2] * 12]), ("c", [*stem, *[3] * 12])):
         harness.add(name, prompt, 4)
@@ -66,10 +79,14 @@ def test_what_each_kind_holds_and_lacks_is_counted():
         held = [gauges["kv_cache_pages_held", kind] for kind in ("full", "window", "state")]
         assert all(held)
         assert sum(held) == gauges["kv_cache_blocks_used", ""]
+        assert gauges["kv_cache_states", "live"] == 1
         harness.drain()
     gauges, counters = harness.metrics._delta.gauges, harness.metrics._delta.counters
     assert not any(gauges["kv_cache_pages_held", kind] for kind in ("full", "window", "state"))
     assert gauges["kv_cache_pages_cached", "state"] == 4 * 3
+    assert (gauges["kv_cache_states", "live"], gauges["kv_cache_states", "saved"]) == (0, 4)
+    assert gauges["kv_cache_state_bytes", "saved"] == 4 * 3 * 7
+    assert counters["prefix_cache_requests_total", "no_checkpoint"] == 1  # b
     assert counters["prefix_cache_limited_tokens_total", "state"] == 24  # b's; c begins at its parting point
     assert counters["prefix_cache_states_total", "saved"] == 4
     assert counters["prefix_cache_states_total", "restored"] == 1

@@ -80,6 +80,20 @@ def test_ragged_rows_do_not_disturb_each_other(runner, expected, checkpoint):
         assert_close(torch.cat(parts), reference)
 
 
+@pytest.mark.parametrize("kind", ["llama4", "llama4_no_norm"])
+def test_a_text_over_many_chunks_of_attention_matches_transformers(kind, tmp_path):
+    config = make_configs()[kind]
+    config.max_position_embeddings = 160
+    save_checkpoint(tmp_path, config)
+    text = torch.randint(0, 97, (150,), generator=torch.Generator().manual_seed(1)).tolist()
+    runner = PagedRunner(load(tmp_path), ModelConfig.from_folder(tmp_path))
+    row, start, logits = runner.add_row(), 0, []
+    for num_tokens in (33, 1, 5, 64, 1, 1, 40, 5):
+        logits += runner.step([(row, text[start : start + num_tokens])])
+        start += num_tokens
+    assert_close(torch.cat(logits), reference_logits(tmp_path, text))
+
+
 def test_num_parameters_counts_what_the_checkpoint_holds(checkpoint):
     stored = sum(tensor.numel() for tensor in load_file(checkpoint / "model.safetensors").values())
     assert ModelConfig.from_folder(checkpoint).num_parameters == stored
