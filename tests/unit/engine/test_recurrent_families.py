@@ -14,7 +14,17 @@ from tests.support.checkpoints import make_configs
 from tests.support.reference import save_checkpoint
 from tests.unit.engine.test_real_model import tokens
 
-KINDS = ("qwen3_next", "qwen3_5_moe", "olmo_hybrid")
+KINDS = (
+    "qwen3_next",
+    "qwen3_5_moe",
+    "olmo_hybrid",
+    "lfm2",
+    "lfm2_moe",
+    "granite_hybrid",
+    "bamba_biases",
+    "falcon_h1",
+    "nemotron_3",
+)
 MAX_TOKENS = 230
 NUM_TOKENS = 20
 pytestmark = pytest.mark.slow
@@ -34,10 +44,10 @@ def load(folder: Path, **changes: object) -> OfflineEngine:
     return OfflineEngine.load(EngineConfig(model=str(folder), **settings | changes))
 
 
-def load_scarce(folder: Path, num_requests: int, **changes: object) -> OfflineEngine:
+def load_scarce(folder: Path, num_requests: float, **changes: object) -> OfflineEngine:
     """An engine whose pool holds so many requests of full length."""
     pages = load(folder).loaded.plan.pages
-    num_bytes = (num_requests * pages.num_pages(MAX_TOKENS) + 1) * pages.page_bytes
+    num_bytes = (int(num_requests * pages.num_pages(MAX_TOKENS)) + 1) * pages.page_bytes
     return load(folder, kv_cache_memory_bytes=num_bytes, max_num_seqs=None, **changes)
 
 
@@ -92,7 +102,7 @@ def test_prompts_cut_by_a_small_budget(folder: Path, alone: list[list[int]], num
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_preempted_requests(folder: Path, alone: list[list[int]], depth: int) -> None:
-    offline = load_scarce(folder, 2, overlap_depth=depth)
+    offline = load_scarce(folder, 1.3, overlap_depth=depth)
     assert [serve(offline), serve(offline)] == [alone, alone]
     assert offline.engine.scheduler.num_preemptions > 0
 
@@ -102,5 +112,16 @@ def test_drafts(folder: Path, alone: list[list[int]], depth: int) -> None:
     speculative = SpeculativeConfig(num_tokens=3, ngram_min=1, ngram_max=3)
     offline = load_scarce(folder, 4, overlap_depth=depth, speculative=speculative)
     assert [serve(offline), serve(offline)] == [alone, alone]
+    assert offline.engine.scheduler.drafts.num_tokens > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_accepted_and_rejected_drafts_of_long_answers(folder: Path, depth: int) -> None:
+    """Random weights repeat themselves seldom."""
+    cut, own = [prompt[:63] for prompt in prompts()[3:11]], [SamplingParams(max_tokens=150, temperature=0.0)] * 8
+    expected = tokens(load(folder).generate(cut, own))
+    speculative = SpeculativeConfig(num_tokens=3, ngram_min=1, ngram_max=3)
+    offline = load(folder, overlap_depth=depth, speculative=speculative)
+    assert tokens(offline.generate(cut, own)) == expected
     drafts = offline.engine.scheduler.drafts
     assert 0 < drafts.num_accepted < drafts.num_tokens
