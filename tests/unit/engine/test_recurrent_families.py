@@ -79,9 +79,7 @@ def serve(offline: OfflineEngine) -> list[list[int]]:
 def alone(folder: Path) -> list[list[int]]:
     """Each request served by itself without a prefix cache: the tokens of all other ways."""
     offline = load(folder, enable_prefix_caching=False, overlap_depth=1)
-    return [
-        tokens(offline.generate([prompt], [own]))[0] for prompt, own in zip(prompts(), params(), strict=True)
-    ]
+    return [tokens(offline.generate([prompt], [own]))[0] for prompt, own in zip(prompts(), params(), strict=True)]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -117,8 +115,10 @@ def test_drafts(folder: Path, alone: list[list[int]], depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_accepted_and_rejected_drafts_of_long_answers(folder: Path, depth: int) -> None:
-    """Random weights repeat themselves seldom."""
-    cut, own = [prompt[:63] for prompt in prompts()[3:11]], [SamplingParams(max_tokens=150, temperature=0.0)] * 8
+    cut = [prompt[:63] for prompt in prompts()[3:11]]
+    # random weights repeat themselves seldom, unless they choose among few tokens
+    few = dict.fromkeys(range(40, 45), 50.0)
+    own = [SamplingParams(max_tokens=60, temperature=0.0, logit_bias=few)] * 8
     expected = tokens(load(folder).generate(cut, own))
     speculative = SpeculativeConfig(num_tokens=3, ngram_min=1, ngram_max=3)
     offline = load(folder, overlap_depth=depth, speculative=speculative)

@@ -74,16 +74,16 @@ class Layer:
         self.ring = torch.zeros(NUM_DRAFTS + 1, state.num_inputs)
         self.hidden_size = config.hidden_size
 
-    def metadata(self, *, end: int, num_tokens: int, writes: bool) -> StateMetadata:
-        """Return one row of the request that ends at token `end`."""
+    def metadata(self, *, end: int, num_tokens: int, writes: bool, most: int | None = None) -> StateMetadata:
+        """Return one row of the request that ends at token `end`; most: the bound of its tokens, if it is larger."""
         return StateMetadata(
             query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32),
             seq_lens=torch.tensor([end], dtype=torch.int32),
             req_index=torch.tensor([0], dtype=torch.int32),
             pages=self.pages,
             writes=torch.tensor([int(writes)], dtype=torch.int32),
-            max_query_len=num_tokens,
-            num_decodes=int(num_tokens == 1),
+            max_query_len=most or num_tokens,
+            num_decodes=None if most else int(num_tokens == 1),
         )
 
     def run(self, hidden: torch.Tensor, start: int, *, settled: tuple[int, int], has_drafts: bool) -> torch.Tensor:
@@ -93,7 +93,7 @@ class Layer:
         ring = DraftRing(
             inputs=[self.ring if layer == self.index else None for layer in range(len(self.views))],
             source=torch.arange(NUM_DRAFTS + 1),
-            settling=self.metadata(end=end, num_tokens=end - first, writes=True),
+            settling=self.metadata(end=end, num_tokens=end - first, writes=True, most=NUM_DRAFTS + 1),
             tokens=kept,
             target=kept,
         )
