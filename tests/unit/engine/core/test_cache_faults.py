@@ -154,6 +154,24 @@ def save_behind_the_row(harness, _):
     executor._execute = execute_and_copy
 
 
+def save_before_settling(harness, _):
+    """Copy the state of a checkpoint before the drafts of the row before are settled."""
+    executor = harness.executor
+    copy_pages, prepare = executor._copy, executor._prepare
+
+    def prepare_too_early(plan):
+        executor._copy = lambda copies: copy_pages(copies) if copies is not plan.copies_out else None
+        settle, settled = executor._settle, []
+        executor._settle = lambda row, layered, *, is_first: settled.append((row, layered, is_first))
+        prepare(plan)
+        copy_pages(plan.copies_out)
+        executor._settle = settle
+        for row, layered, is_first in settled:
+            settle(row, layered, is_first=is_first)
+
+    executor._prepare = prepare_too_early
+
+
 def let_the_source_of_a_restore_go(harness, _):
     """Release a saved state when its copy is planned."""
     checkpoints = harness.scheduler.kv.checkpoints
@@ -212,6 +230,7 @@ FAULTS = {
     settle_all_drafts: STATE_KINDS,
     settle_nothing: STATE_KINDS,
     save_behind_the_row: STATE_KINDS,
+    save_before_settling: STATE_KINDS,
     let_the_source_of_a_restore_go: STATE_KINDS,
     begin_with_what_is_there: STATE_KINDS,
     restore_nothing: STATE_KINDS,

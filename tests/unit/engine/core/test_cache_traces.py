@@ -60,7 +60,7 @@ def test_all_that_can_happen_to_a_request_happens_to_states():
     happened = {name for name, count in counts.items() if count > counts["traces"]}
     assert happened >= {
         "hit_tokens", "evictions", "accepted_drafts", "rejected_drafts", "zeroed_pages", "failed_steps",
-        "restored_pages", "saved_pages",
+        "restored_pages", "saved_pages", "states_in_answers",
     }  # fmt: skip
 
 
