@@ -1,9 +1,10 @@
 """States of recurrent layers in the pool: StateView says where, StateMetadata which rows; load and save, in torch.
 
 A layer keeps one or two tensors for each request, whatever its length: the last inputs of a causal convolution, and a
-recurrent state. Each is [num_rows, row_size] float32. It is cut into pieces of one lane's row (engine/device/page_plan.py):
-a piece has as many whole rows of the tensor as fit, and what is left of it is unused. Piece i of a request's state lies
-in lane i % num_lanes of its page i // num_lanes, so the pages of a state need not be neighbours.
+recurrent state. Each is [num_rows, row_size] float32. It is cut into pieces of one lane's row
+(engine/device/page_plan.py): a piece has as many whole rows of the tensor as fit, and what is left of it is unused.
+Piece i of a request's state lies in lane i % num_lanes of its page i // num_lanes, so the pages of a state need not be
+neighbours.
 
 A row of a step advances its request's state by its tokens. A row that starts at token 0 starts from zeros, whatever
 the pool holds. Rows of seq_len 0 are padding: they read and write no state, and their outputs are zeros. A row whose
@@ -12,6 +13,7 @@ last tokens are drafts does not write: no state may contain a token that may be 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,3 +93,27 @@ def _places(view: StateView) -> tuple[torch.Tensor, torch.Tensor]:
     """Return [pieces] lanes, and indices into a request's pages, of the tensor's pieces."""
     pieces = torch.arange(view.first_piece, view.first_piece + view.num_pieces, device=view.pool.device)
     return pieces % view.pool.shape[0], pieces // view.pool.shape[0]
+
+
+def place_states(shapes: Sequence[Sequence[tuple[int, int]]], *, piece: int) -> tuple[list[list[int]], int]:
+    """Return the first piece of each layer's tensors, one after the other, and the pieces of a whole state.
+
+    shapes: by layer, (num_rows, row_size) of its tensors. piece: float32 numbers of a piece; a row fits in it.
+    """
+    places: list[list[int]] = []
+    num_pieces = 0
+    for tensors in shapes:
+        places.append([])
+        for num_rows, row_size in tensors:
+            places[-1].append(num_pieces)
+            num_pieces += -(-num_rows // (piece // row_size))
+    return places, num_pieces
+
+
+def view_states(pool: torch.Tensor, shapes: Sequence[Sequence[tuple[int, int]]]) -> list[tuple[StateView, ...]]:
+    """Return the views of each layer's tensors in a pool [num_lanes, num_pages, piece] float32; shapes: see above."""
+    places, _ = place_states(shapes, piece=pool.shape[2])
+    return [
+        tuple(StateView(pool, first, *shape) for first, shape in zip(firsts, tensors, strict=True))
+        for firsts, tensors in zip(places, shapes, strict=True)
+    ]

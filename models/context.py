@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from kernels.attention.base import AttentionBackend, AttentionMetadata
+from kernels.states import StateMetadata, StateView
 
 
 class LayerKV(NamedTuple):
@@ -19,6 +21,48 @@ class LayerKV(NamedTuple):
     table: int = 0  # index of its block table in ForwardContext.attention
 
 
+# Advances the states of some rows by inputs [T, num_inputs], and returns what each token reads, [T, any]
+Advance = Callable[[torch.Tensor, tuple[StateView, ...], StateMetadata], torch.Tensor]
+
+
+@dataclass
+class DraftRing:
+    """The inputs of the newest rows with drafts, which enter the states once the drafts are verified.
+
+    A row with drafts reads its request's state and does not write it. Its tokens' inputs stay in the ring until the
+    request's next row, by whose start it is known how many of them are true.
+    """
+
+    # by layer: [requests * (drafts + 1), num_inputs] in the model's dtype; None: a layer without states
+    inputs: list[torch.Tensor | None]
+    # [R * (drafts + 1)] int64: the tokens to settle, row by row as `settling` says; the rest arbitrary
+    source: torch.Tensor
+    settling: StateMetadata
+    # [S] int64: the tokens of rows with drafts, and where their inputs are kept. Other entries: any token, and a place
+    # of the padding request
+    tokens: torch.Tensor
+    target: torch.Tensor
+
+
+@dataclass
+class StepStates:
+    """The states of recurrent layers in one step."""
+
+    views: list[tuple[StateView, ...]]  # by layer: of the convolution, then of the recurrence; (): no state
+    rows: StateMetadata
+    ring: DraftRing | None  # None: no speculation
+
+    def advance(self, layer: int, inputs: torch.Tensor, advance: Advance) -> torch.Tensor:
+        """Advance a layer's states by the step's tokens: inputs [T, num_inputs]; return what they read, [T, any]."""
+        views, ring = self.views[layer], self.ring
+        if ring is not None:
+            kept = ring.inputs[layer]
+            assert kept is not None, f"layer {layer} has no state"
+            advance(kept.index_select(0, ring.source), views, ring.settling)
+            kept.index_copy_(0, ring.target, inputs.index_select(0, ring.tokens))
+        return advance(inputs, views, self.rows)
+
+
 @dataclass
 class ForwardContext:
     """Positions, caches and attention metadata of one step."""
@@ -27,6 +71,8 @@ class ForwardContext:
     positions: torch.Tensor
     attention: list[AttentionMetadata]  # by block table
     backend: AttentionBackend
-    kv_caches: list[LayerKV]  # by layer; layers that share keys and values have the same
+    # by layer; layers that share keys and values have the same; None: a layer without attention
+    kv_caches: Sequence[LayerKV | None]
     # [T, layers, size]: inputs of each layer beside the hidden states; set by models that have them
     layer_inputs: torch.Tensor | None = None
+    states: StepStates | None = None  # None: a model without recurrent layers

@@ -87,7 +87,7 @@ class Gemma4Attention(nn.Module):
 
     def __init__(self, parts: LayerParts) -> None:
         super().__init__()
-        cache = parts.config.caches[parts.layer_index].share_of_rank(parts.tp.size)
+        cache = parts.config.cache(parts.layer_index).share_of_rank(parts.tp.size)
         self.cache = cache
         self.attention = parts.attention(has_head_norms=cache.shares is None)
         self.q_norm = None if cache.shares is None else parts.head_norm("q_norm")

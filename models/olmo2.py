@@ -22,12 +22,12 @@ from models.parallel import TensorParallel
 from models.weights.weights import Weights
 
 
-def make_layer(parts: LayerParts) -> nn.Module:
-    """Return one layer; see models.layers.causal_lm."""
+def make_layer(parts: LayerParts, *, attention_norm: str = "post_attention_layernorm") -> nn.Module:
+    """Return one layer; see models.layers.causal_lm. attention_norm: the checkpoint's name of the norm behind it."""
     attention = WidthNormedAttention(parts.config, parts.w / "self_attn", parts.tp, parts.attention())
     self_attn, mlp = parts.self_attention(attention), parts.mlp()
     return ResidualLayer(
-        Normed(self_attn, parts.norm("post_attention_layernorm")),
+        Normed(self_attn, parts.norm(attention_norm)),
         Normed(mlp, parts.norm("post_feedforward_layernorm")),
     )
 

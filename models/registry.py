@@ -10,6 +10,8 @@ import dataclasses
 from models.architecture import Architecture
 from models.errors import ModelError
 from models.registry_experts import EXPERTS, HUNYUAN_HARMLESS, HUNYUAN_NEUTRAL
+from models.registry_hybrid import HYBRIDS
+from models.registry_recurrent import RECURRENT
 
 
 def _text_part_of(architecture: Architecture, *others: Architecture) -> Architecture:
@@ -367,6 +369,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         _text_part_of(_GEMMA3), neutral={"final_logit_softcapping": ()}
     ),
     **EXPERTS,
+    **HYBRIDS,
+    **RECURRENT,
 }
 
 

@@ -8,8 +8,9 @@ Saved are the states at a request's marks: the last place of its prompt, and par
 a longer prefix than the states do. A saved state of which the same conversation has a later one, and which no other
 hit, is reused first. Saving preempts nobody: without free pages it is skipped.
 A long answer is saved too, at every answer_step tokens, but only into pages that are blank or hardly worth keeping: so
-it drives nothing out. Its states supersede each other and not that of the prompt, from which turns go on that drop the
-answer's reasoning (benchmarks/checkpoint_policy.py).
+it drives nothing out. The row before such a place has no drafts, since the live state is complete only then. States of
+an answer supersede each other and not that of the prompt, from which turns go on that drop the answer's reasoning
+(benchmarks/checkpoint_policy.py).
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout, GroupLayout
 from engine.core.page_pool import PagePool
-from engine.core.prefix_hits import Hit, PrefixFinder
+from engine.core.prefix_hits import Hit
 from engine.core.request import BlockTable, Request
 
 _ANSWER_TOKENS = 128  # from one saved state of an answer to the next, about
@@ -54,7 +55,7 @@ class StepKv:
 class Checkpoints:
     """Takes, restores and saves states. Does nothing for a model without state groups."""
 
-    def __init__(self, layout: CacheLayout, pool: PagePool, finder: PrefixFinder) -> None:
+    def __init__(self, layout: CacheLayout, pool: PagePool) -> None:
         self.num_saved = 0
         self.num_saved_in_answers = 0  # of num_saved
         self.num_skipped = 0  # for want of pages
@@ -62,7 +63,6 @@ class Checkpoints:
         self.answer_step = layout.step * -(-_ANSWER_TOKENS // layout.step)  # tokens
         self._layout = layout
         self._pool = pool
-        self._finder = finder
         self._num_hits: dict[int, int] = {}  # of saved states, by block; a parting point begins with one
 
     def begin(self, request: Request, hit: Hit) -> None:
@@ -108,7 +108,7 @@ class Checkpoints:
         """Save the state before a decode row that is planned for sure, if its place and the pages are right."""
         start = request.num_computed_tokens
         assert start <= len(request.prompt_token_ids) + len(request.output_token_ids)  # no hash of a pending token
-        is_due = start == request.next_save_tokens
+        is_due = start == request.next_save_tokens and not request.is_drafted  # else the state lacks its last tokens
         request.next_save_tokens = self.next_save(start)
         num_pages = sum(group.pages for group in self._layout.states)
         has_pages = num_pages <= self._pool.num_worthless - num_reserved * self._layout.reserve
@@ -163,6 +163,8 @@ class Checkpoints:
 
     def _save(self, request: Request, step: StepKv, *, num_reserved: int) -> None:
         start, pool = request.num_computed_tokens, self._pool
+        # Its row is of the prompt, or computed again after a preemption, so no drafts wait to enter the state
+        assert start < request.num_prefill_tokens
         if self._is_saved(request, start):
             return
         if sum(group.pages for group in self._layout.states) > pool.num_free - num_reserved * self._layout.reserve:
@@ -184,7 +186,7 @@ class Checkpoints:
             self._pool.spend(block)
 
     def _is_saved(self, request: Request, num_tokens: int) -> bool:
-        self._finder.extend_hashes(request, num_tokens)
+        request.extend_hashes(num_tokens, unit=self._layout.unit)
         key = self._key(request, num_tokens)
         return all(self._pool.find(group.index, key) is not None for group in self._layout.states)
 

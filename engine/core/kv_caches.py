@@ -39,7 +39,7 @@ class KvCaches:
         self.num_by_reason: Counter[str] = Counter()  # requests, by why no more of their prompt was found
         self._finder = PrefixFinder(self.layout, self.pool)
         self._misses = PrefixMisses(self.layout, self.pool)
-        self.checkpoints = Checkpoints(self.layout, self.pool, self._finder)
+        self.checkpoints = Checkpoints(self.layout, self.pool)
         self._growing = self.layout.growing
         self._most_pages = self.layout.most_pages
         self._has_states = bool(self.layout.states)
@@ -164,7 +164,7 @@ class KvCaches:
                 first = group.first_block(end)
                 if first > table.first:
                     self._release_until(first, request, table, group)
-                next_due = min(next_due, (table.first + 1) * group.tokens + group.window - 1)
+                next_due = min(next_due, group.last_start(table.first) + 1)
         request.next_due_tokens = next_due
 
     def end_step(self, step: StepKv, published: Iterable[Save] = ()) -> None:
@@ -177,6 +177,9 @@ class KvCaches:
         last = max([0, request.checkpoint, *request.marks]) if self.layout.states else NEVER
         for group in reversed(self.layout.groups):
             table = request.tables[group.index]
+            first_of_answer = len(request.prompt_token_ids) // group.tokens
+            if self._is_explained(group) and first_of_answer < table.num_published:
+                self._misses.note_published(request, range(first_of_answer, table.num_published))
             num_spent = max(table.end - max(-(-last // group.tokens), table.first), 0)  # that no hit can reach
             self.pool.release(table.blocks[: -num_spent - 1 : -1], is_spent=True)
             self.pool.release(reversed(table.blocks[: len(table.blocks) - num_spent]))
@@ -289,12 +292,16 @@ class KvCaches:
         pages = zip(*(self.pool.pages(block) for block in blocks), strict=True)
         added += [(group.first_table + i, column, list(column_pages)) for i, column_pages in enumerate(pages)]
 
+    def _is_explained(self, group: GroupLayout) -> bool:
+        """Return whether the group is the one whose blocks tell where prefixes part."""
+        return bool(self.layout.full) and group is self.layout.full[0]
+
     def _publish(self, request: Request, table: BlockTable, group: GroupLayout, end: int) -> None:
         hashes, links, num_full = request.block_hashes, group.links, end // group.tokens
         if len(hashes) < num_full * links:
-            self._finder.extend_hashes(request, end)
-        if self.layout.full and group is self.layout.full[0]:
-            self._misses.note_published(request, range(table.num_published, num_full))
+            request.extend_hashes(end, unit=self.layout.unit)
+        if self._is_explained(group) and (table.num_published + 1) * group.tokens <= len(request.prompt_token_ids):
+            self._misses.note_published(request, range(table.num_published, num_full))  # those of the answer: free()
         for column in range(table.num_published, num_full):
             self.pool.publish(group.index, hashes[(column + 1) * links - 1], table.blocks[column - table.first])
             table.num_published = column + 1

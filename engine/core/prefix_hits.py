@@ -1,14 +1,12 @@
 """PrefixFinder: the longest prefix of a request that all groups of layers have in the prefix cache. Never torch.
 
-A request's prefixes are named by a chain of hashes, one link per unit of tokens; its root is the salt and the adapter.
+A request's prefixes are named by its chain of hashes (Request.extend_hashes), one link per unit of tokens.
 The block of a group is found by the hash of all tokens up to its end, a saved state by that of all tokens before it.
 A hit is a position p that every group supplies: a full group all blocks up to p, a window group those that a row that
 starts at p reads, a state group the state saved at p.
 """
 
-from array import array
 from collections import Counter
-from hashlib import sha256
 from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout, GroupLayout
@@ -33,13 +31,12 @@ class PrefixFinder:
     def __init__(self, layout: CacheLayout, pool: PagePool) -> None:
         self._layout = layout
         self._pool = pool
-        self._unit = layout.unit
 
     def find(self, request: Request) -> Hit:
         """Return the longest hit within the request's cacheable tokens. O(1) per block of the request."""
         layout = self._layout
         most = request.num_cacheable_tokens // layout.step * layout.step
-        self.extend_hashes(request, most)
+        request.extend_hashes(most, unit=layout.unit)
         found = {group.index: self._find_full(request, group, most) for group in layout.full}
         for group in layout.full:
             most = min(most, len(found[group.index]) * group.tokens)
@@ -61,14 +58,6 @@ class PrefixFinder:
             for group in layout.states:
                 blocks[group.index] = [self._block(request, group, end // group.tokens - 1)]
         return Hit(end, blocks, most if layout.full else end, tuple(limits.items()), num_matched or end)
-
-    def extend_hashes(self, request: Request, num_tokens: int) -> None:
-        """Extend the request's chain over its first num_tokens. Equal hashes mean equal prefix, salt and adapter."""
-        hashes, unit = request.block_hashes, self._unit
-        parent = hashes[-1] if hashes else _root(request)
-        for start in range(len(hashes) * unit, num_tokens - unit + 1, unit):
-            parent = link_hash(parent, request.token_ids(start, start + unit))
-            hashes.append(parent)
 
     def _find_full(self, request: Request, group: GroupLayout, most: int) -> list[int]:
         """Return the blocks of the longest prefix within `most` tokens."""
@@ -99,18 +88,3 @@ class PrefixFinder:
         block = self._lookup(request, group, column)
         assert block is not None
         return block
-
-
-def root_hash(cache_salt: str, lora_index: int) -> bytes:
-    """Return the parent of a chain's first hash: of the salt, and of the adapter, on which keys and values depend."""
-    salt = sha256(cache_salt.encode()).digest()
-    return sha256(f"adapter {lora_index}: ".encode() + salt).digest() if lora_index else salt
-
-
-def link_hash(parent: bytes, token_ids: list[int]) -> bytes:
-    """Return a chain's next hash."""
-    return sha256(parent + array("I", token_ids).tobytes()).digest()
-
-
-def _root(request: Request) -> bytes:
-    return root_hash(request.cache_salt, request.lora_index)

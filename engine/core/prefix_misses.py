@@ -11,8 +11,8 @@ and the newest adapters.
 
 from engine.core.cache_layout import CacheLayout, GroupLayout
 from engine.core.page_pool import PagePool
-from engine.core.prefix_hits import Hit, link_hash, root_hash
-from engine.core.request import Request
+from engine.core.prefix_hits import Hit
+from engine.core.request import Request, link_hash, root_hash
 from engine.interface.protocol import CacheReason, CacheReport, LayerKind
 
 _NUM_CONTINUATIONS = 1 << 15

@@ -75,10 +75,14 @@ class DeviceState:
         device: torch.device,
         staging: Staging,
         num_tables: int = 1,
+        num_state_pages: int = 0,
         has_loras: bool = False,
         has_counts: bool = True,
     ) -> None:
-        """num_tables: block tables of a request. has_counts: requests with penalties are sampled here."""
+        """num_tables: block tables of a request. num_state_pages: pages of a request's state; 0: it has none.
+
+        has_counts: requests with penalties are sampled here.
+        """
         rows = num_rows + 1
         self.device = device
         self.vocab_size = vocab_size
@@ -89,6 +93,12 @@ class DeviceState:
         self.num_computed = torch.zeros(rows, dtype=torch.int64, device=device)
         # [tables, rows, max_blocks rounded up] int32: block ids in order; stale entries are valid ids and never read
         self.block_tables = torch.zeros(num_tables, rows, -(-max_blocks // 16) * 16, dtype=torch.int32, device=device)
+        # [rows, pages of a state] int32: the live state of each request; None: no layer has a state
+        self.state_pages: torch.Tensor | None = None
+        if num_state_pages:
+            self.state_pages = torch.zeros(rows, num_state_pages, dtype=torch.int32, device=device)
+        # [rows] int32: position of the first token in the ring of drafted inputs, -1: none is kept; used with states
+        self.ring_start = torch.full((rows,), -1, dtype=torch.int32, device=device)
         # [rows] float32 each, and int64
         self._floats = torch.zeros(6, rows, dtype=torch.float32, device=device)
         self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition = self._floats
@@ -111,6 +121,8 @@ class DeviceState:
         ]
         self._floats[:, rows] = self.staging.send(np.array(floats, dtype=np.float32)).T
         self._integers[:, rows] = self.staging.send(np.array([(p.top_k, p.seed) for p in params], dtype=np.int64)).T
+        if self.state_pages is not None:
+            self.ring_start[rows] = -1
         if self.lora_indices is not None:
             indices = np.array([init.lora_index for init in inits], dtype=np.int32)
             self.lora_indices[rows] = self.staging.send(indices)
@@ -127,6 +139,12 @@ class DeviceState:
         """Write block_tables[tables[i], rows[i], columns[i]] = block_ids[i]."""
         updates = self.staging.send(np.array([tables, rows, columns, block_ids]))
         self.block_tables[updates[0], updates[1], updates[2]] = updates[3].to(torch.int32)
+
+    def write_state_pages(self, rows: list[int], pages: list[list[int]]) -> None:
+        """Write the pages of the live states of requests."""
+        assert self.state_pages is not None, "no layer has a state"
+        updates = self.staging.send(np.array([[row, *own] for row, own in zip(rows, pages, strict=True)]))
+        self.state_pages[updates[:, 0]] = updates[:, 1:].to(torch.int32)
 
     def _init_counts(self, init: RequestInit) -> None:
         if self.output_counts is None or self.in_prompt is None:

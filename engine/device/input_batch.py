@@ -22,9 +22,11 @@ import torch
 from engine.core.step import NEWEST, RowPlan, StepPlan
 from engine.device.device_state import DeviceState
 from engine.device.page_plan import PagePlan
+from engine.device.step_states import StateRows
 from kernels.attention.base import AttentionMetadata
 from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
 from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
+from models.context import StepStates
 
 _NEWEST = [NEWEST]  # token_ids of a decode row
 
@@ -69,6 +71,7 @@ class InputBatch:
     # [R] int64: indices into the T hidden states of the tokens that are sampled after, the rest arbitrary;
     # None: every token
     last_tokens: torch.Tensor | None
+    states: StepStates | None = None  # None: no layer has a state
 
 
 @dataclass(frozen=True)
@@ -94,13 +97,16 @@ class InputBatchBuilder:
         num_pages: int,
         max_mixed: MixedShape,
         lora_tokens: LoraTokens | None = None,
+        states: StateRows | None = None,
     ) -> None:
-        """num_pages: of the pool, page 0 included."""
+        """num_pages: of the pool, page 0 included. states: None: no layer has a state."""
         self._state = state
+        self._states = states
         self._staging = state.staging
         self._pages = pages
         self._num_pages = num_pages
         self._group_of = pages.table_groups  # by table
+        self._num_tables = len(self._group_of)
         self._units_per_page = [pages.groups[group].units_per_page for group in self._group_of]
         self._block_size = pages.block_size
         self._lora_tokens = lora_tokens
@@ -156,7 +162,10 @@ class InputBatchBuilder:
             )
             for block_table, slot_mapping in zip(inputs.block_tables, inputs.slot_mappings, strict=True)
         ]
-        return InputBatch(inputs.input_ids[:num_rows], inputs.positions[:num_rows], attention, None)
+        states = None
+        if self._states is not None:
+            states = self._states.of_decodes(req_index, inputs, self._arange[: num_rows + 1])
+        return InputBatch(inputs.input_ids[:num_rows], inputs.positions[:num_rows], attention, None, states)
 
     def pack(self, plan: StepPlan, shape: MixedShape) -> PackedStep:
         """Begin a mixed step: send the host's values of its rows, padded to `shape`.
@@ -205,9 +214,13 @@ class InputBatchBuilder:
             )
             for block_table, slot_mapping in zip(inputs.block_tables, inputs.slot_mappings, strict=True)
         ]
-        return InputBatch(
-            inputs.input_ids[:num_tokens], inputs.positions[:num_tokens], attention, inputs.sample_tokens[:num_rows]
-        )
+        states = None
+        if self._states is not None:
+            states = self._states.of_mixed(
+                host, inputs, num_rows=attended, max_query_len=max_query_len, max_prefills=num_prefills
+            )
+        last_tokens = inputs.sample_tokens[:num_rows]
+        return InputBatch(inputs.input_ids[:num_tokens], inputs.positions[:num_tokens], attention, last_tokens, states)
 
     def _begin_step(self, plan: StepPlan) -> None:
         """Apply the plan's new requests and new blocks to the state."""
@@ -246,6 +259,8 @@ class InputBatchBuilder:
         inputs.req_index.numpy()[:] = self._state.padding_row
         inputs.req_index.numpy()[:num_rows] = req_index
         inputs.seq_lens.numpy()[:num_rows] = seq_lens
+        if self._states is not None:
+            inputs.num_drafts.numpy()[num_paddings:num_rows] = [row.num_drafts for row in order]
         inputs.query_start_loc.numpy()[1:] = shape.num_tokens
         inputs.query_start_loc.numpy()[1 : num_rows + 1] = np.cumsum(lengths)
         # in plan order, which starts with the decode rows
@@ -267,13 +282,17 @@ class InputBatchBuilder:
         return -(-max_seq_len // self._block_size // 16) * 16
 
     def _write_blocks(self, rows: list[RowPlan]) -> None:
-        """Write the units of the rows' new pages into their block tables."""
+        """Write the units of the rows' new pages into their block tables, and the pages of new states."""
         tables: list[int] = []
         req_index: list[int] = []
         columns: list[int] = []
         block_ids: list[int] = []
+        states: dict[int, list[int]] = {}  # by req_index
         for row in rows:
             for table, first, page_ids in row.new_blocks:
+                if table == self._num_tables:  # of states, after those of keys and values
+                    states[row.req_index] = page_ids
+                    continue
                 units, per_page = self._units(table, page_ids)
                 tables += [table] * len(units)
                 req_index += [row.req_index] * len(units)
@@ -281,6 +300,8 @@ class InputBatchBuilder:
                 block_ids += units
         if block_ids:
             self._state.write_blocks(tables, req_index, columns, block_ids)
+        if states:
+            self._state.write_state_pages(list(states), list(states.values()))
 
     def _units(self, table: int, page_ids: list[int]) -> tuple[list[int], int]:
         """Return the units of pages in a table's layers, and how many each page has."""

@@ -7,20 +7,23 @@ the layout of a page.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from engine.device.device_state import Staging
 from engine.device.memory import format_size, zeros
-from engine.device.page_plan import PagePlan
+from engine.device.page_plan import PagePlan, views_of_states
 from engine.interface.config import CacheGroup, EngineConfig
 from engine.interface.errors import StartupError
+from kernels.states import StateView
 from models.config.model_config import ModelConfig
 from models.context import LayerKV
 
 _MIN_BLOCKS = 2  # minimum for one request; a shorter context is useless
+_COPY_BYTES = 64 * 2**20  # of pages that are copied at once: as much memory is needed for a moment
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class KVCachePlan:
     pages: PagePlan
     num_pages: int
     max_model_len: int  # tokens
+    max_num_seqs: int  # requests at once
 
     @property
     def block_size(self) -> int:
@@ -39,15 +43,20 @@ class KVCachePlan:
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
         """The groups of layers whose caches live alike, for the scheduler."""
-        return tuple(
-            CacheGroup(group.cache.kind, group.block_tokens, group.pages_per_block, group.cache.window)
+        groups = [
+            CacheGroup(
+                group.cache.kind, group.block_tokens, group.pages_per_block, group.cache.window, group.cache.chunk
+            )
             for group in self.pages.groups
-        )
+        ]
+        if self.pages.state is not None:  # its table follows those of keys and values
+            groups.append(CacheGroup("state", self.pages.state.save_tokens, self.pages.state.num_pages))
+        return tuple(groups)
 
     @property
     def num_tokens(self) -> int:
         """The pool's capacity: the tokens of as many requests of max_model_len as it holds, parts included."""
-        steps = [group.block_tokens for group in self.pages.groups if group.cache.window is None]
+        steps = [group.block_tokens for group in self.pages.groups if group.cache.kind == "full"]
         length = -(-self.max_model_len // max(steps, default=1)) * max(steps, default=1)
         return (self.num_pages - 1) * length // self.pages.num_pages(length)
 
@@ -59,6 +68,11 @@ class KVCachePlan:
     def bytes_per_page(self) -> int:
         """The bytes of one page."""
         return self.pages.page_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of one request's state; 0: no layer has one."""
+        return self.pages.state_pages * self.bytes_per_page
 
     @property
     def num_bytes(self) -> int:
@@ -91,11 +105,15 @@ def plan_kv_cache(
     budget = config.kv_cache_memory_bytes if config.kv_cache_memory_bytes is not None else free_bytes
     wanted_len = config.max_model_len or longest
     usable_pages = max(budget // pages.page_bytes - 1, 0)
-    # Running requests never use more than this at full length, even if all that left a window stayed cached
-    usable_pages = min(usable_pages, max_num_seqs * pages.num_pages(wanted_len, in_flight=wanted_len))
+    # Running requests never use more than this at full length, even if all that left a window stayed cached, and one
+    # saved state of each
+    most_pages = pages.num_pages(wanted_len, in_flight=wanted_len) + config.enable_prefix_caching * pages.state_pages
+    usable_pages = min(usable_pages, max_num_seqs * most_pages)
     least_pages = _least_pages(pages, wanted_len)
     if usable_pages < least_pages:
         least = format_size((least_pages + 1) * pages.page_bytes)
+        if pages.state is not None:
+            least += f", of which {format_size(pages.state_pages * pages.page_bytes)} are the state of one request"
         raise StartupError(
             f"The KV cache needs at least {least}, {_what_there_is(config, budget)}: use {_more_memory(config)}."
         )
@@ -106,7 +124,40 @@ def plan_kv_cache(
             f"Context {wanted_len} needs {needed} of KV cache, "
             f"{_what_there_is(config, budget)}: use --max-model-len {fitting_len}, or {_more_memory(config)}."
         )
-    return KVCachePlan(pages, usable_pages + 1, fitting_len)
+    return KVCachePlan(pages, usable_pages + 1, fitting_len, max_num_seqs)
+
+
+def plan_for_states(plan_for: Callable[[int], KVCachePlan], *, wanted: int, is_explicit: bool) -> KVCachePlan:
+    """Return the pool for as many requests at once, at most `wanted`, as have room for a state and a short prompt each.
+
+    plan_for: plans the pool for a number of requests; more of them leave it less memory. is_explicit: the user wants so
+    many. Raises StartupError, which says how many requests fit.
+    """
+    wanted_plan, low, high = _if_it_fits(plan_for, wanted), 1, wanted - 1
+    if wanted_plan is not None:
+        return wanted_plan
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (low, middle - 1) if _if_it_fits(plan_for, middle) is None else (middle, high)
+    fitting = plan_for(low)
+    if not is_explicit:
+        return fitting
+    each, needed = format_size(fitting.state_bytes), format_size(wanted * fitting.state_bytes)
+    raise StartupError(
+        f"--max-num-seqs {wanted} needs {needed} for the states of its requests, {each} for each, and"
+        f" {low} fit{'s' * (low == 1)} into the KV cache of {format_size(fitting.num_bytes)}:"
+        f" use --max-num-seqs {low}, or more memory."
+    )
+
+
+def _if_it_fits(plan_for: Callable[[int], KVCachePlan], num_requests: int) -> KVCachePlan | None:
+    try:
+        plan = plan_for(num_requests)
+    except StartupError:
+        return None
+    assert plan.pages.state is not None, "no layer has a state"
+    short = min(plan.max_model_len, plan.pages.state.save_tokens)
+    return plan if plan.num_requests(short) >= num_requests else None
 
 
 @dataclass(frozen=True)
@@ -114,12 +165,21 @@ class KVPool:
     """The pool's memory, and each layer's part of it."""
 
     rows: torch.Tensor  # [num_lanes, num_pages, numbers in a row]
-    layers: list[LayerKV]
+    layers: list[LayerKV | None]  # by layer; None: without attention
+    states: list[tuple[StateView, ...]] = field(default_factory=list)  # by layer; (): none. []: no layer has a state
 
     def zero(self, page_ids: list[int], staging: Staging) -> None:
         """Fill pages with zeros. Does not block."""
         where = staging.send_large(np.array(page_ids))
         self.rows.view(torch.uint8).index_fill_(1, where, 0)  # as bytes: torch cannot fill fp8 on every device
+
+    def copy(self, pairs: list[tuple[int, int]], staging: Staging) -> None:
+        """Copy pages (source, target), of which no target is a source. Does not block."""
+        rows = self.rows.view(torch.int32)  # bits, whatever they mean
+        where = staging.send_large(np.array(pairs, dtype=np.int64).T.copy())
+        num_at_once = max(_COPY_BYTES // (rows.shape[0] * rows.shape[2] * 4), 1)
+        for sources, targets in zip(*(pages.split(num_at_once) for pages in where), strict=True):
+            rows.index_copy_(1, targets, rows.index_select(1, sources))
 
 
 def allocate_kv_cache(plan: KVCachePlan, model: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> KVPool:
@@ -127,15 +187,17 @@ def allocate_kv_cache(plan: KVCachePlan, model: ModelConfig, *, dtype: torch.dty
 
     Quire's attention never counts masked slots; flash-attn may, as 0 × value, so that unwritten ones must be finite.
     """
-    pages = plan.pages.for_layers(model.caches)
+    pages = plan.pages.for_layers(model.caches, model.states)
     shape = (pages.num_lanes, plan.num_pages, pages.lane_bytes // dtype.itemsize)
     try:
         rows = zeros(shape, dtype, device)
     except (RuntimeError, OSError, OverflowError) as error:  # torch.OutOfMemoryError is a RuntimeError; others: mmap
         size = format_size(plan.num_bytes)
         raise StartupError(f"The KV cache of {size} cannot be allocated: use a smaller --kv-cache-memory.") from error
-    tables = (place.table for place in pages.layers)
-    return KVPool(rows, [LayerKV(keys, values, next(tables)) for keys, values in pages.views(rows)])
+    views = zip(pages.layers, pages.views(rows), strict=True)
+    layers = [None if place is None or kv is None else LayerKV(*kv, place.table) for place, kv in views]
+    states = [] if pages.state is None else views_of_states(rows, model.states)
+    return KVPool(rows, layers, states)
 
 
 def _least_pages(pages: PagePlan, wanted_len: int) -> int:

@@ -8,7 +8,7 @@ their copy to the host; wait() is the only sync.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,10 +20,12 @@ from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape,
 from engine.device.kv_cache import KVCachePlan, KVPool
 from engine.device.prompt_outputs import PoolSums, PromptLogprobs, PromptLogprobsComputer, pool
 from engine.device.sampler import Sampled, Sampler
+from engine.device.step_states import StateRows
 from engine.tensor_parallel.process_group import agree
 from kernels.attention.base import AttentionBackend
 from kernels.ops import LoraTokens, allow_only
 from models.build import Model
+from models.config.layer_state import LayerState
 from models.context import ForwardContext
 from models.parallel import ALONE, TensorParallel
 
@@ -44,12 +46,16 @@ class ModelRunner:
         device: torch.device,
         lora_tokens: LoraTokens | None = None,
         max_num_samples: int | None = None,
+        num_drafts: int = 0,
+        states: Sequence[LayerState | None] = (),
+        dtype: torch.dtype = torch.float32,
         tp: TensorParallel = ALONE,
         has_lm_head: bool = True,
     ) -> None:
         """lora_tokens: adapter indices that the model's linear layers read; None: no adapters.
 
-        max_num_samples: maximum number of sampled positions of a step with drafts; None: no drafts.
+        max_num_samples: maximum number of sampled positions of a step with drafts; None: no drafts. num_drafts: the
+        most of a row. states: by layer, what this rank keeps of a request. dtype: of the model.
         tp: the ranks that run the same plans; the first samples and broadcasts the tokens.
         """
         self.device = device
@@ -65,6 +71,7 @@ class ModelRunner:
             num_rows=max_num_seqs,
             max_blocks=plan.pages.num_columns(plan.max_model_len),
             num_tables=len(plan.pages.table_groups),
+            num_state_pages=plan.pages.state_pages,
             vocab_size=vocab_size,
             device=device,
             staging=staging,
@@ -75,8 +82,18 @@ class ModelRunner:
         max_tokens = max_step_tokens(max_num_seqs, max_num_batched_tokens)
         max_rows = self._shapes[-1].num_rows
         max_mixed = MixedShape(max_tokens, max_rows, max_rows)
+        state_rows = None
+        if plan.pages.state is not None:
+            state_rows = StateRows(
+                self._state, kv_pool.states, states, num_drafts=num_drafts, max_rows=max_rows, dtype=dtype
+            )
         self._builder = InputBatchBuilder(
-            self._state, pages=plan.pages, num_pages=plan.num_pages, max_mixed=max_mixed, lora_tokens=lora_tokens
+            self._state,
+            pages=plan.pages,
+            num_pages=plan.num_pages,
+            max_mixed=max_mixed,
+            lora_tokens=lora_tokens,
+            states=state_rows,
         )
         self._sampler = Sampler(self._state, max_rows=max_rows, tp=tp)
         self._prompt_logprobs = PromptLogprobsComputer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
@@ -108,10 +125,13 @@ class ModelRunner:
         """See Executor.forward."""
         of_prompts = _OfPrompts()
         with torch.inference_mode():
-            assert not plan.copies_in, "this device has no layers with states"
-            assert not plan.copies_out, "this device has no layers with states"
+            # Before states are settled: no row from whose start a state is saved follows a row with drafts
             if plan.zeroed:
                 self._kv_pool.zero(plan.zeroed, self._state.staging)
+            if plan.copies_in:
+                self._kv_pool.copy(plan.copies_in, self._state.staging)
+            if plan.copies_out:
+                self._kv_pool.copy(plan.copies_out, self._state.staging)
             if plan.inits:
                 self._sampler.init(plan.inits)
                 self._prompt_logprobs.init(plan.inits)
@@ -200,7 +220,7 @@ class ModelRunner:
         self._backend.prepare(first)
         for metadata in others:  # rows and their lengths are the same
             metadata.decode_pieces = first.decode_pieces
-        ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_pool.layers)
+        ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_pool.layers, states=batch.states)
         return self._model(batch.input_ids, ctx)
 
 

@@ -8,23 +8,31 @@ of these layers. Seen from one layer, its k lanes are one tensor of k * num_page
 number ((s // m) * num_pages + p) * m + s % m: kernels read a block table of units and know nothing of pages.
 
 A group whose layers do not all fit in one page takes several pages for a block, each with some of the layers and a
-block table of its own. The planner takes the least of waste, plus 1 % for each table. With one group, k, m and the
-number of tables are 1 and nothing is wasted.
+block table of its own. The planner takes the least of waste, plus 1 % for each table, plus what hits lose: a hit ends
+where blocks of all groups do, so on average half a step of common multiples of T is computed again, which counts as a
+share of a prompt of 4,096 tokens. With one group, k, m and the number of tables are 1 and nothing is wasted.
+
+A request's state is cut into pieces of one lane's row each (kernels/states.py), which fill as many pages as they need.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from kernels.states import StateView, place_states, view_states
 from models.config.layer_cache import LayerCache
+from models.config.layer_state import LayerState
 
 _TABLE_COST = 0.01  # of a block table, in waste
+_HIT_LOSS = 1 / 2 / 4096  # of a token between two places where hits may end, in waste
 _ALIGNMENT = 16  # bytes: kernels load as many at once
+_STATE_TOKENS = 64  # states are saved at multiples of it, as scans of prompts are cut there
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,8 @@ class GroupPlan:
         in_flight: tokens of one step: a window's blocks are taken as tokens come, and given back at the commit.
         """
         blocks = -(-num_tokens // self.block_tokens)
-        if self.cache.window is not None:
-            blocks = min(blocks, (self.cache.window + in_flight + self.block_tokens - 2) // self.block_tokens + 2)
+        if self.cache.reach is not None:
+            blocks = min(blocks, (self.cache.reach + in_flight + self.block_tokens - 2) // self.block_tokens + 2)
         return blocks * self.pages_per_block
 
 
@@ -71,6 +79,16 @@ class LayerPlace:
 
 
 @dataclass(frozen=True)
+class StatePlan:
+    """The pages of one request's state."""
+
+    num_pages: int
+    save_tokens: int  # states may be saved at its multiples
+    num_layers: int
+    num_bytes: int  # of its tensors
+
+
+@dataclass(frozen=True)
 class PagePlan:
     """The layout of a page."""
 
@@ -78,7 +96,9 @@ class PagePlan:
     num_lanes: int
     lane_bytes: int
     groups: tuple[GroupPlan, ...]
-    layers: tuple[LayerPlace, ...]  # of each layer of the model; a shared cache is its owner's
+    # of each layer of the model; a shared cache is its owner's; None: a layer without attention
+    layers: tuple[LayerPlace | None, ...]
+    state: StatePlan | None = None  # None: no layer has a state
 
     @property
     def page_bytes(self) -> int:
@@ -90,9 +110,15 @@ class PagePlan:
         """The group of each block table of a request."""
         return tuple(index for index, group in enumerate(self.groups) for _ in group.tables)
 
+    @property
+    def state_pages(self) -> int:
+        """The pages of one request's state; 0: no layer has one."""
+        return 0 if self.state is None else self.state.num_pages
+
     def num_pages(self, num_tokens: int, *, in_flight: int = 0) -> int:
         """Return the most pages that a request of num_tokens holds; see GroupPlan.num_pages."""
-        return sum(group.num_pages(num_tokens, in_flight=in_flight) for group in self.groups)
+        growing = sum(group.num_pages(num_tokens, in_flight=in_flight) for group in self.groups)
+        return growing + self.state_pages
 
     def longest_request(self, num_pages: int, *, most: int) -> int:
         """Return the largest number of tokens, up to `most`, whose request fits in num_pages pages."""
@@ -115,19 +141,26 @@ class PagePlan:
         units = np.arange(self.groups[group].units_per_page)
         return ((units // rows * num_pages + page_ids[:, None]) * rows + units % rows).reshape(-1)
 
-    def for_layers(self, caches: Sequence[LayerCache]) -> PagePlan:
-        """Return this plan with only some layers, which need fewer lanes; all else stays. caches: of these layers."""
+    def for_layers(self, caches: Sequence[LayerCache | None], states: Sequence[LayerState | None] = ()) -> PagePlan:
+        """Return this plan with only some layers, which need fewer lanes; all else stays.
+
+        caches, states: of these layers; no states: none has one.
+        """
         layers = tuple(_places(self.groups, caches))
-        lanes = max(place.first_lane + 2 * self.groups[place.group].lanes_per_tensor for place in layers)
+        places = [place for place in layers if place is not None]
+        lanes = max(place.first_lane + 2 * self.groups[place.group].lanes_per_tensor for place in places)
+        if self.state is not None:
+            num_pieces = place_states(state_shapes(states), piece=self.lane_bytes // 4)[1]
+            lanes = max(lanes, -(-num_pieces // self.state.num_pages))
         return dataclasses.replace(self, layers=layers, num_lanes=lanes)
 
-    def views(self, pool: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def views(self, pool: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
         """Return each layer's keys and values, [units, block_size, num_kv_heads, head dimension], in the pool.
 
         pool: [num_lanes, num_pages, numbers in a row]. A unit is contiguous; so is the tensor, unless its layer's units
-        leave a rest of the row.
+        leave a rest of the row. None: a layer without attention.
         """
-        return [self._views_of(pool, place) for place in self.layers]
+        return [None if place is None else self._views_of(pool, place) for place in self.layers]
 
     def _views_of(self, pool: torch.Tensor, place: LayerPlace) -> tuple[torch.Tensor, torch.Tensor]:
         group = self.groups[place.group]
@@ -142,14 +175,24 @@ class PagePlan:
         return view(place.first_lane, cache.head_dim), view(place.first_lane + lanes, cache.v_head_dim)
 
 
-def plan_pages(caches: Sequence[LayerCache], *, block_size: int, dtype: torch.dtype) -> PagePlan:
-    """Plan the pages of a model with these layers. block_size: tokens of a unit; dtype: of keys and values."""
+def plan_pages(
+    caches: Sequence[LayerCache | None],
+    *,
+    block_size: int,
+    dtype: torch.dtype,
+    states: Sequence[LayerState | None] = (),
+) -> PagePlan:
+    """Plan the pages of a model with these layers, some of which have attention.
+
+    caches: by layer; None: no attention. states: by layer; None: no state. block_size: tokens of a unit; dtype: of keys
+    and values; states are float32.
+    """
     kinds: dict[LayerCache, int] = {}
     for cache in caches:
-        if cache.shares is None:
+        if cache is not None and cache.shares is None:
             kinds[cache] = kinds.get(cache, 0) + 1
-    kinds = dict(sorted(kinds.items(), key=lambda kind: (kind[0].window is not None, kind[0].window or 0)))
-    lane_bytes = max(_unit_bytes(cache, block_size, dtype) for cache in kinds)
+    kinds = dict(sorted(kinds.items(), key=lambda kind: (kind[0].reach is not None, kind[0].reach or 0)))
+    lane_bytes = _lane_bytes(kinds, block_size, dtype, states)
     candidates = []
     for num_lanes in sorted({2 * size for count in kinds.values() for size in _page_sizes(count)}):
         groups: list[GroupPlan] = []
@@ -162,8 +205,49 @@ def plan_pages(caches: Sequence[LayerCache], *, block_size: int, dtype: torch.dt
             groups.append(dataclasses.replace(best, tables=range(first, first + best.pages_per_block)))
         else:
             layers = tuple(_places(groups, caches))
-            candidates.append(PagePlan(block_size, num_lanes, lane_bytes, tuple(groups), layers))
-    return min(candidates, key=lambda plan: (sum(map(_cost, plan.groups)), plan.page_bytes))
+            state = _plan_states(states, num_lanes, lane_bytes, block_size)
+            candidates.append(PagePlan(block_size, num_lanes, lane_bytes, tuple(groups), layers, state))
+    return min(candidates, key=lambda plan: (_plan_cost(plan), plan.page_bytes))
+
+
+def state_shapes(states: Sequence[LayerState | None]) -> list[list[tuple[int, int]]]:
+    """Return by layer the (num_rows, row_size) of its state's tensors."""
+    return [[] if state is None else state.shapes for state in states]
+
+
+def views_of_states(pool: torch.Tensor, states: Sequence[LayerState | None]) -> list[tuple[StateView, ...]]:
+    """Return the views of each layer's state in a pool as in PagePlan.views, whatever its dtype; (): no state."""
+    return view_states(pool.view(torch.float32), state_shapes(states))
+
+
+def _lane_bytes(
+    kinds: Iterable[LayerCache], block_size: int, dtype: torch.dtype, states: Sequence[LayerState | None]
+) -> int:
+    """Return the bytes of a lane's row: of the largest unit, and of a row of any state tensor."""
+    units = max(_unit_bytes(cache, block_size, dtype) for cache in kinds)
+    rows = [4 * row_size for tensors in state_shapes(states) for _, row_size in tensors]
+    if not rows:
+        return units
+    return -(-max(units, *rows) // _ALIGNMENT) * _ALIGNMENT
+
+
+def _plan_states(
+    states: Sequence[LayerState | None], num_lanes: int, lane_bytes: int, block_size: int
+) -> StatePlan | None:
+    kept = [state for state in states if state is not None]
+    if not kept:
+        return None
+    _, num_pieces = place_states(state_shapes(states), piece=lane_bytes // 4)
+    save_tokens = math.lcm(_STATE_TOKENS, block_size)
+    return StatePlan(-(-num_pieces // num_lanes), save_tokens, len(kept), sum(state.num_bytes for state in kept))
+
+
+def _plan_cost(plan: PagePlan) -> float:
+    steps, cost = [group.block_tokens for group in plan.groups], sum(map(_cost, plan.groups))
+    if plan.state is not None:
+        steps.append(plan.state.save_tokens)
+        cost += 1 - plan.state.num_bytes / (plan.state.num_pages * plan.page_bytes)
+    return cost + _HIT_LOSS * math.lcm(*steps)
 
 
 def _cost(group: GroupPlan) -> float:
@@ -200,13 +284,15 @@ def _split_options(
         yield GroupPlan(cache, num_layers, range(num_pages), size, lanes, rows, block_tokens, waste)
 
 
-def _places(groups: Sequence[GroupPlan], caches: Sequence[LayerCache]) -> Iterator[LayerPlace]:
-    """Yield the place of each layer."""
+def _places(groups: Sequence[GroupPlan], caches: Sequence[LayerCache | None]) -> Iterator[LayerPlace | None]:
+    """Yield the place of each layer; None: it has no attention."""
     index_of = {group.cache: index for index, group in enumerate(groups)}
     counts = [0] * len(groups)
-    places: list[LayerPlace] = []
+    places: list[LayerPlace | None] = []
     for cache in caches:
-        if cache.shares is not None:
+        if cache is None:
+            places.append(None)
+        elif cache.shares is not None:
             places.append(places[cache.shares])
         else:
             index = index_of[cache]

@@ -18,8 +18,9 @@ class DecodeInputs:
     # [max_rows] int64: each row's newest token, and its position in the request
     input_ids: torch.Tensor
     positions: torch.Tensor
-    # [max_rows] int32: tokens attended to, positions + 1
+    # [max_rows] int32: tokens attended to, positions + 1; and the same for layers with states: 0 for padding rows
     seq_lens: torch.Tensor
+    state_lens: torch.Tensor
     # [tables, max_rows rounded up] int64: slot of the token's key and value, by each block table
     slot_mappings: torch.Tensor
     # [tables, max_rows, max_blocks] int32: defined up to the row's length (seq_lens)
@@ -32,6 +33,7 @@ class DecodeInputs:
             input_ids=torch.zeros(max_rows, dtype=torch.int64, device=device),
             positions=torch.zeros(max_rows, dtype=torch.int64, device=device),
             seq_lens=torch.zeros(max_rows, dtype=torch.int32, device=device),
+            state_lens=torch.zeros(max_rows, dtype=torch.int32, device=device),
             slot_mappings=_zero_slots(num_tables, max_rows, device),
             block_tables=torch.zeros(num_tables, max_rows, max_blocks, dtype=torch.int32, device=device),
         )
@@ -59,6 +61,7 @@ def gather_decode_inputs(
     out.input_ids[:num_rows] = last_token[req_index]
     out.positions[:num_rows] = positions
     out.seq_lens[:num_rows] = positions + 1
+    out.state_lens[:num_rows] = torch.where(req_index == padding_row, 0, positions + 1)
     out.slot_mappings[:, :num_rows] = blocks * block_size + positions % block_size
     out.block_tables[:, :num_rows] = block_tables[:, req_index]
     num_computed[req_index] = torch.where(req_index == padding_row, 0, positions + 1)
@@ -79,6 +82,8 @@ class PackedInputs:
     # [R] row of each sampled position, in the order of the results, and its token; unused entries are 0
     sample_rows: torch.Tensor
     sample_tokens: torch.Tensor
+    # [R] drafts of each row, its last tokens
+    num_drafts: torch.Tensor
     # [R + 1] first token of each row
     query_start_loc: torch.Tensor
 
@@ -91,7 +96,7 @@ class PackedInputs:
     def view(cls, buffer: torch.Tensor, num_tokens: int, num_rows: int) -> PackedInputs:
         """Return the sections of buffer, at least [num_values(T, R)] int32."""
         sections = buffer[: cls.num_values(num_tokens, num_rows)].split(_mixed_sections(num_tokens, num_rows))
-        token_ids, token_rows, req_index, seq_lens, sample_rows, sample_tokens, starts = sections
+        token_ids, token_rows, req_index, seq_lens, sample_rows, sample_tokens, num_drafts, starts = sections
         return cls(
             token_ids=token_ids[:num_tokens],
             token_rows=token_rows[:num_tokens],
@@ -99,13 +104,14 @@ class PackedInputs:
             seq_lens=seq_lens[:num_rows],
             sample_rows=sample_rows[:num_rows],
             sample_tokens=sample_tokens[:num_rows],
+            num_drafts=num_drafts[:num_rows],
             query_start_loc=starts[: num_rows + 1],
         )
 
 
 def _mixed_sections(num_tokens: int, num_rows: int) -> list[int]:
     """Return the sections' lengths, multiples of 4: kernels load 16 bytes if aligned, and compile for either."""
-    return [(num_tokens + 3) // 4 * 4] * 2 + [(num_rows + 4) // 4 * 4] * 5
+    return [(num_tokens + 3) // 4 * 4] * 2 + [(num_rows + 4) // 4 * 4] * 6
 
 
 @dataclass(frozen=True)
@@ -173,6 +179,61 @@ def gather_mixed_inputs(
     out.sample_positions[:num_rows] = seq_lens[sample_rows] - num_after
     out.sample_tokens[:num_rows] = packed.sample_tokens
     num_computed[req_index] = seq_lens
+
+
+@dataclass(frozen=True)
+class DraftInputs:
+    """The tensors about drafts that layers with states read (models.context.DraftRing): R rows, S sampled positions."""
+
+    # [max_rows] int32: 0 for rows with drafts
+    writes: torch.Tensor
+    # [max_rows + 1] int32: first token to settle of each row; and [max_rows] int32: the request's tokens once they are
+    # settled, 0: none of them
+    settle_start_loc: torch.Tensor
+    settle_lens: torch.Tensor
+    # [max_rows * ring_size] int64: where the tokens to settle were kept; those after the last row's are any places
+    source: torch.Tensor
+    # [max_rows] int64: where the inputs of each sampled token are kept
+    target: torch.Tensor
+
+    @classmethod
+    def allocate(cls, *, max_rows: int, ring_size: int, device: torch.device) -> DraftInputs:
+        """Allocate zeros: valid places everywhere, also before the first step."""
+        return cls(
+            writes=torch.zeros(max_rows, dtype=torch.int32, device=device),
+            settle_start_loc=torch.zeros(max_rows + 1, dtype=torch.int32, device=device),
+            settle_lens=torch.zeros(max_rows, dtype=torch.int32, device=device),
+            source=torch.zeros(max_rows * ring_size, dtype=torch.int64, device=device),
+            target=torch.zeros(max_rows, dtype=torch.int64, device=device),
+        )
+
+
+def gather_draft_inputs(
+    ring_start: torch.Tensor, packed: PackedInputs, *, ring_size: int, padding_row: int, out: DraftInputs
+) -> None:
+    """Fill out for the R rows of packed, and set ring_start of their requests.
+
+    ring_start: [rows] int32, the position of the first token that is kept of each request, -1: none. A row that starts
+    behind it settles the tokens in between. A row with drafts keeps its tokens, at most ring_size, which are all
+    sampled; after other rows nothing is kept.
+    """
+    num_rows = packed.req_index.shape[0]
+    req_index, is_drafted = packed.req_index.long(), packed.num_drafts > 0
+    starts, kept = packed.seq_lens - packed.query_start_loc.diff(), ring_start[req_index]
+    is_due = (packed.seq_lens > 0) & (kept >= 0)
+    counts = torch.where(is_due, starts - kept, 0).clamp(0, ring_size)
+    ends = counts.cumsum(0)
+    out.writes[:num_rows] = ~is_drafted
+    out.settle_start_loc[1 : num_rows + 1] = ends
+    out.settle_lens[:num_rows] = torch.where(counts > 0, starts, 0)
+    places = torch.arange(num_rows * ring_size, device=ends.device)
+    rows = torch.searchsorted(ends, places, right=True).clamp(max=num_rows - 1)
+    source = req_index[rows] * ring_size + places - (ends - counts)[rows]
+    out.source[: len(places)] = torch.where(places < ends[-1], source, 0)
+    sample_rows = packed.sample_rows.long()
+    target = req_index[sample_rows] * ring_size + packed.sample_tokens - packed.query_start_loc[sample_rows]
+    out.target[:num_rows] = torch.where(is_drafted[sample_rows], target, padding_row * ring_size)
+    ring_start[req_index] = torch.where(is_drafted, starts, -1)
 
 
 def _zero_slots(num_tables: int, count: int, device: torch.device) -> torch.Tensor:

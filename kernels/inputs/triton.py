@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
+from kernels.inputs.reference import DecodeInputs, DraftInputs, MixedInputs, PackedInputs
 
 _TOKENS = 256  # per program
 
@@ -28,7 +28,7 @@ def gather_decode_inputs(
     """
     _gather_kernel[(req_index.shape[0],)](
         req_index, last_token, num_computed, block_tables,
-        out.input_ids, out.positions, out.seq_lens, out.slot_mappings, out.block_tables,
+        out.input_ids, out.positions, out.seq_lens, out.state_lens, out.slot_mappings, out.block_tables,
         padding_row, block_tables.stride(0), block_tables.stride(1), out.block_tables.stride(0),
         out.block_tables.stride(1), out.slot_mappings.stride(0),
         NUM_TABLES=block_tables.shape[0], BLOCK_SIZE=block_size, BLOCK=512, num_warps=4,
@@ -57,10 +57,22 @@ def gather_mixed_inputs(
     )  # fmt: skip
 
 
+def gather_draft_inputs(
+    ring_start: torch.Tensor, packed: PackedInputs, *, ring_size: int, padding_row: int, out: DraftInputs
+) -> None:
+    """Equal reference.gather_draft_inputs up to out.settle_start_loc's last entry; other entries of source stay."""
+    _gather_drafts_kernel[(1,)](
+        ring_start, packed.req_index, packed.seq_lens, packed.sample_rows, packed.sample_tokens, packed.num_drafts,
+        packed.query_start_loc, out.writes, out.settle_start_loc, out.settle_lens, out.source, out.target,
+        packed.req_index.shape[0], padding_row,
+        RING_SIZE=ring_size, BLOCK=triton.next_power_of_2(out.writes.shape[0]), num_warps=4,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["padding_row"])
 def _gather_kernel(
     req_index_ptr, last_token_ptr, num_computed_ptr, tables_ptr,
-    input_ids_ptr, positions_ptr, seq_lens_ptr, slots_ptr, out_tables_ptr,
+    input_ids_ptr, positions_ptr, seq_lens_ptr, state_lens_ptr, slots_ptr, out_tables_ptr,
     padding_row, stride_table, stride_row, stride_out_table, stride_out_row, stride_slots,
     NUM_TABLES: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -71,6 +83,7 @@ def _gather_kernel(
     tl.store(input_ids_ptr + row, tl.load(last_token_ptr + req_index))
     tl.store(positions_ptr + row, position)
     tl.store(seq_lens_ptr + row, (position + 1).to(tl.int32))
+    tl.store(state_lens_ptr + row, tl.where(req_index == padding_row, 0, position + 1).to(tl.int32))
     num_blocks = (position // BLOCK_SIZE + 1).to(tl.int32)
     for table in tl.static_range(NUM_TABLES):
         source_ptr = tables_ptr + table * stride_table + req_index * stride_row
@@ -159,3 +172,38 @@ def _gather_tokens(
         block = tl.load(entry_ptr + table * stride_table, mask=is_real, other=0).to(tl.int64)
         slot = block * BLOCK_SIZE + position % BLOCK_SIZE
         tl.store(slots_ptr + table * stride_slots + tokens, slot, mask=is_real)
+
+
+@triton.jit(do_not_specialize=["num_rows", "padding_row"])
+def _gather_drafts_kernel(
+    ring_start_ptr, req_index_ptr, seq_lens_ptr, sample_rows_ptr, sample_tokens_ptr, num_drafts_ptr, query_start_ptr,
+    writes_ptr, settle_start_ptr, settle_lens_ptr, source_ptr, target_ptr,
+    num_rows, padding_row,
+    RING_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """All rows in one program: each row's first place follows from the rows before it."""
+    rows = tl.arange(0, BLOCK)
+    is_row = rows < num_rows
+    req_index = tl.load(req_index_ptr + rows, mask=is_row, other=0)
+    seq_len = tl.load(seq_lens_ptr + rows, mask=is_row, other=0)
+    first = tl.load(query_start_ptr + rows, mask=is_row, other=0)
+    start = seq_len - (tl.load(query_start_ptr + rows + 1, mask=is_row, other=0) - first)
+    is_drafted = tl.load(num_drafts_ptr + rows, mask=is_row, other=0) > 0
+    kept = tl.load(ring_start_ptr + req_index, mask=is_row, other=-1)
+    is_due = (seq_len > 0) & (kept >= 0)
+    count = tl.minimum(tl.maximum(tl.where(is_due, start - kept, 0), 0), RING_SIZE)
+    end = tl.cumsum(count)
+    tl.store(writes_ptr + rows, tl.where(is_drafted, 0, 1), mask=is_row)
+    tl.store(settle_start_ptr + 1 + rows, end, mask=is_row)
+    tl.store(settle_lens_ptr + rows, tl.where(count > 0, start, 0), mask=is_row)
+    for place in tl.static_range(RING_SIZE):
+        source = req_index.to(tl.int64) * RING_SIZE + place
+        tl.store(source_ptr + end - count + place, source, mask=is_row & (place < count))
+    sample_row = tl.load(sample_rows_ptr + rows, mask=is_row, other=0)
+    within = tl.load(sample_tokens_ptr + rows, mask=is_row, other=0) - tl.load(query_start_ptr + sample_row)
+    target = tl.load(req_index_ptr + sample_row).to(tl.int64) * RING_SIZE + within
+    is_kept = tl.load(num_drafts_ptr + sample_row) > 0
+    padding = tl.zeros_like(target) + padding_row * RING_SIZE
+    tl.store(target_ptr + rows, tl.where(is_kept, target, padding), mask=is_row)
+    # Requests of two rows are the padding request, of which nothing is ever kept
+    tl.store(ring_start_ptr + req_index, tl.where(is_drafted, start, -1), mask=is_row)

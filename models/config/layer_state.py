@@ -1,4 +1,4 @@
-"""LayerState: the tensors that one recurrent layer keeps of a request, whatever its length. Constant for the process."""
+"""LayerState: the tensors that one recurrent layer keeps of a request, whatever its length."""
 
 from __future__ import annotations
 
@@ -37,11 +37,22 @@ class LayerState:
 
     conv: StateTensor  # [channels, width - 1]: the last inputs of the causal convolution
     recurrent: StateTensor | None = None  # None: a layer that is a convolution alone
+    gates: StateTensor | None = None  # row_size 1: what a token gives the recurrence beside the convolution's inputs
 
     @property
     def tensors(self) -> tuple[StateTensor, ...]:
         """The tensors in the order in which they lie in the pool."""
         return (self.conv,) if self.recurrent is None else (self.conv, self.recurrent)
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """The (num_rows, row_size) of its tensors."""
+        return [(tensor.num_rows, tensor.row_size) for tensor in self.tensors]
+
+    @property
+    def num_inputs(self) -> int:
+        """The values by which a token advances the state: the convolution's inputs, then the gates."""
+        return self.conv.num_rows + (0 if self.gates is None else self.gates.num_rows)
 
     @property
     def num_bytes(self) -> int:
@@ -50,5 +61,5 @@ class LayerState:
 
     def share_of_rank(self, tp_size: int) -> LayerState:
         """Return what one of tp_size ranks keeps."""
-        recurrent = None if self.recurrent is None else self.recurrent.share_of_rank(tp_size)
-        return LayerState(self.conv.share_of_rank(tp_size), recurrent)
+        others = (None if tensor is None else tensor.share_of_rank(tp_size) for tensor in (self.recurrent, self.gates))
+        return LayerState(self.conv.share_of_rank(tp_size), *others)

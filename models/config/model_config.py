@@ -14,50 +14,46 @@ from typing import Any, Literal
 import torch
 
 from kernels.attention.base import AttentionSpec
-from models.architecture import Architecture
 from models.config.experts import ExpertsConfig, parse_experts
 from models.config.gemma4 import Gemma4Config, find_layer_caches, parse_gemma4
 from models.config.layer_cache import LayerCache, keep_layers
+from models.config.layer_state import LayerState
 from models.config.layers import (
     Multipliers,
+    find_chunks,
     find_rope_layers,
     find_sliding_layers,
     find_windows,
     limit_rope_layers,
-    limit_to_chunk,
     parse_multipliers,
 )
+from models.config.mamba2 import find_bare_layers
+from models.config.read_fields import (
+    Activation,
+    architecture_name,
+    read_activation,
+    read_dtype,
+    read_heads,
+    read_intermediate_size,
+    read_num_draft_layers,
+    read_num_layers,
+    read_qk_norm,
+    read_qkv_bias,
+    read_tied_embeddings,
+    refuse_other_type,
+    text_part,
+)
+from models.config.recurrence import RecurrenceConfig, find_mixers, parse_recurrence
 from models.config.rope import RopeConfig, find_context_len, parse_ropes
 from models.config.size import check_split, count_parameters, saved_bytes
-from models.config.unread_fields import check_unread_fields, check_vision_fields
+from models.config.unread_fields import check_unread_fields
 from models.errors import ModelError, parse_json
-from models.fields import Fields
 from models.quantization.config import QuantizationConfig
 from models.quantization.schemes import choose_quantization, parse_quantization
 from models.registry import find_architecture
 
-Activation = Literal["silu", "gelu_tanh", "relu2", "xielu"]
-DTYPES = ("float32", "float16", "bfloat16")
-# The names in config.json for each activation (models.registry.Architecture.activation)
-_ACTIVATION_NAMES = {
-    "silu": ("silu", "swish"),
-    "gelu_tanh": ("gelu_pytorch_tanh",),
-    "legacy_gelu_tanh": ("gelu_pytorch_tanh", "gelu"),
-    "relu2": ("relu2",),
-    "xielu": ("xielu",),
-}
 # A sentence-transformers folder has this file: an embedding model, whose LM head, if it has one, is not used
-_MAX_LAYERS = 10_000  # larger models do not exist, and each layer has an entry in lists
 EMBEDDING_FILE = "modules.json"
-# Fields that a multimodal config states outside its text part
-_WHOLE_MODEL_FIELDS = (
-    "dtype",
-    "torch_dtype",
-    "bos_token_id",
-    "eos_token_id",
-    "quantization_config",
-    "tie_word_embeddings",
-)
 
 
 @dataclass(frozen=True)
@@ -83,14 +79,19 @@ class ModelConfig:
     has_head_bias: bool  # bias of the LM head
     has_qkv_bias: bool
     has_output_bias: bool  # bias of the attention's output projection
+    has_output_gate: bool  # the query projection yields a gate for each head's output, too
     has_mlp_bias: bool
     # RMS norm over each head, with a weight or ("unit") without, or over all heads together
     qk_norm: Literal["none", "head", "unit", "width"]
-    caches: tuple[LayerCache, ...]  # per layer: what it keeps of each token, and for how long
+    # per layer: what attention keeps of each token, and for how long; None: a layer without attention
+    caches: tuple[LayerCache | None, ...]
+    states: tuple[LayerState | None, ...]  # per layer: what a recurrence keeps of a request; None: none
+    recurrence: RecurrenceConfig | None  # of all recurrent layers
     has_sinks: bool  # attention has a learned logit for each head beside those of keys
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: no positions
     experts: ExpertsConfig | None
     sparse_layers: tuple[bool, ...]  # per layer: True if its MLP is a mixture of experts
+    bare_layers: tuple[bool, ...]  # per layer: True if it has no MLP
     gemma4: Gemma4Config | None
     multipliers: Multipliers
     dtype: str  # dtype of the checkpoint, one of DTYPES
@@ -113,13 +114,14 @@ class ModelConfig:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], *, where: str = "config.json") -> ModelConfig:
         """Normalise a parsed config.json. where: names it in errors. Raises ModelError."""
-        name = _architecture_name(raw, where)
+        name = architecture_name(raw, where)
         architecture = find_architecture(name)
-        architecture, config = _text_part(raw, architecture, where)
-        _refuse_other_type(config, architecture)
-        hidden_size, num_layers = config.count("hidden_size"), config.count("num_hidden_layers", most=_MAX_LAYERS)
-        num_heads, num_kv_heads, head_dim = _heads(config, hidden_size)
+        architecture, config = text_part(raw, architecture, where)
+        refuse_other_type(config, architecture)
+        hidden_size, num_layers = config.count("hidden_size"), read_num_layers(config, architecture)
+        num_heads, num_kv_heads, head_dim = read_heads(config, hidden_size)
         max_positions = config.count("max_position_embeddings")
+        recurrence, mixers = parse_recurrence(config, architecture), find_mixers(config, architecture, num_layers)
         has_rope = find_rope_layers(config, architecture, num_layers)
         is_sliding = find_sliding_layers(config, architecture, has_rope)
         has_rope = limit_rope_layers(config, architecture, has_rope, is_sliding)
@@ -132,13 +134,14 @@ class ModelConfig:
         ropes = parse_ropes(
             config,
             architecture,
-            has_rope=has_rope,
+            has_rope=[
+                rotates and mixer in ("attention", "both") for rotates, mixer in zip(has_rope, mixers, strict=True)
+            ],
             is_sliding=is_sliding,
             head_dims=[cache.head_dim for cache in caches],
             max_position_embeddings=max_positions,
         )
         max_context_len = find_context_len(ropes, architecture, max_positions)
-        max_context_len = limit_to_chunk(config, architecture, max_context_len=max_context_len)
         quantization = parse_quantization(config)
         experts, sparse_layers = parse_experts(config, architecture, num_layers, quantization)
         model = cls(
@@ -146,7 +149,7 @@ class ModelConfig:
             body_prefix=architecture.body_prefix,
             vocab_size=config.count("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=config.count("intermediate_size"),
+            intermediate_size=read_intermediate_size(config, architecture),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -155,31 +158,42 @@ class ModelConfig:
             rms_norm_eps=config.positive("rms_norm_eps", default=1e-6),
             norm=architecture.norm,
             num_layer_norms=architecture.num_layer_norms,
-            activation=_activation(config, architecture),
-            tie_word_embeddings=config.flag("tie_word_embeddings"),
+            activation=read_activation(config, architecture),
+            tie_word_embeddings=read_tied_embeddings(config, architecture),
             has_lm_head=architecture.has_lm_head,
             has_head_bias=architecture.has_head_bias and config.flag("lm_head_bias"),
-            has_qkv_bias=_qkv_bias(config, architecture),
+            has_qkv_bias=read_qkv_bias(config, architecture),
             has_output_bias=architecture.has_output_bias and config.flag(architecture.output_bias),
+            has_output_gate=architecture.has_output_gate,
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
-            qk_norm=_qk_norm(config, architecture),
+            qk_norm=read_qk_norm(config, architecture),
             caches=tuple(
-                dataclasses.replace(cache, window=window)
-                for cache, window in zip(
-                    caches, find_windows(config, is_sliding, max_context_len=max_context_len), strict=True
+                dataclasses.replace(cache, window=window, chunk=chunk) if mixer in ("attention", "both") else None
+                for cache, window, chunk, mixer in zip(
+                    caches,
+                    find_windows(config, is_sliding, max_context_len=max_context_len),
+                    find_chunks(config, architecture, has_rope, max_context_len=max_context_len),
+                    mixers,
+                    strict=True,
                 )
             ),
+            states=tuple(
+                recurrence.layer_state if recurrence is not None and mixer in ("recurrent", "both") else None
+                for mixer in mixers
+            ),
+            recurrence=recurrence,
             gemma4=parse_gemma4(config) if architecture.layers == "gemma4" else None,
             has_sinks=architecture.has_sinks,
             ropes=ropes,
             experts=experts,
             sparse_layers=sparse_layers,
+            bare_layers=find_bare_layers(config, architecture, num_layers),
             multipliers=parse_multipliers(config, architecture, hidden_size=hidden_size, head_dim=head_dim),
-            dtype=_dtype(config),
+            dtype=read_dtype(config),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
             eos_token_ids=config.token_ids("eos_token_id"),
             quantization=quantization,
-            num_draft_layers=_num_draft_layers(config) if architecture.has_draft_layers else 0,
+            num_draft_layers=read_num_draft_layers(config) if architecture.has_draft_layers else 0,
         )
         check_unread_fields(config, architecture)
         return model
@@ -206,22 +220,42 @@ class ModelConfig:
     def one_layer_of_each_kind(self) -> ModelConfig:
         """Return this model with the fewest layers that include every kind of layer it has."""
         kinds: dict[tuple[object, ...], int] = {}
-        for layer, kind in enumerate(zip(self.caches, self.ropes, self.sparse_layers, strict=True)):
+        parts = zip(self.caches, self.states, self.ropes, self.sparse_layers, self.bare_layers, strict=True)
+        for layer, kind in enumerate(parts):
             kinds.setdefault(kind, layer)
-        owners = (self.caches[layer].shares for layer in kinds.values())
+        caches = (self.caches[layer] for layer in kinds.values())
+        owners = (cache.shares for cache in caches if cache is not None)
         kept = sorted({*kinds.values(), *(owner for owner in owners if owner is not None)})
         return dataclasses.replace(
             self,
             num_layers=len(kept),
             caches=keep_layers(self.caches, kept),
+            states=tuple(self.states[layer] for layer in kept),
             ropes=tuple(self.ropes[layer] for layer in kept),
             sparse_layers=tuple(self.sparse_layers[layer] for layer in kept),
+            bare_layers=tuple(self.bare_layers[layer] for layer in kept),
         )
 
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:
-        """Each layer's window in tokens; None: the whole context."""
-        return tuple(cache.window for cache in self.caches)
+        """Each layer's window in tokens; None: the whole context, or no attention."""
+        return tuple(None if cache is None else cache.window for cache in self.caches)
+
+    def cache(self, layer: int) -> LayerCache:
+        """Return what a layer with attention keeps of each token."""
+        cache = self.caches[layer]
+        assert cache is not None, f"layer {layer} has no attention"
+        return cache
+
+    @property
+    def kv_caches(self) -> list[LayerCache]:
+        """What the layers with attention keep of each token."""
+        return [cache for cache in self.caches if cache is not None]
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of one request's state over all recurrent layers, without the rests of its pieces."""
+        return sum(state.num_bytes for state in self.states if state is not None)
 
     @property
     def has_gated_mlp(self) -> bool:
@@ -230,16 +264,18 @@ class ModelConfig:
 
     def mlp_size(self, layer: int) -> int:
         """Return the intermediate size of a layer's dense MLP."""
-        is_wide = self.gemma4 is not None and self.gemma4.has_wide_mlp and self.caches[layer].shares is not None
+        is_wide = self.gemma4 is not None and self.gemma4.has_wide_mlp and self.cache(layer).shares is not None
         return 2 * self.intermediate_size if is_wide else self.intermediate_size
 
     def has_dense_mlp(self, layer: int) -> bool:
         """Return True if the layer has a dense MLP, with or without experts beside it."""
+        if self.bare_layers[layer]:
+            return False
         return not self.sparse_layers[layer] or (self.experts is not None and self.experts.has_dense_mlp)
 
     def projections(self, layer: int) -> tuple[str, ...]:
         """Return the names of the layer's projections of hidden states to queries, keys and values."""
-        cache = self.caches[layer]
+        cache = self.cache(layer)
         if cache.shares is not None:
             return ("q_proj",)
         return ("q_proj", "k_proj") if cache.values_are_keys else ("q_proj", "k_proj", "v_proj")
@@ -268,7 +304,7 @@ class ModelConfig:
 
     def kv_bytes_per_token(self, tp_size: int, kv_dtype: torch.dtype) -> int:
         """Return the bytes of KV cache that one token takes on one rank, over all layers."""
-        return sum(cache.share_of_rank(tp_size).values_per_token for cache in self.caches) * kv_dtype.itemsize
+        return sum(cache.share_of_rank(tp_size).values_per_token for cache in self.kv_caches) * kv_dtype.itemsize
 
     def share_of_rank(self, tp_size: int) -> ModelConfig:
         """Return the sizes that one of tp_size ranks holds. Used for arithmetic, never to build a model."""
@@ -278,7 +314,8 @@ class ModelConfig:
             intermediate_size=self.intermediate_size // tp_size,
             num_heads=self.num_heads // tp_size,
             num_kv_heads=self.num_kv_heads_per_rank(tp_size),
-            caches=tuple(cache.share_of_rank(tp_size) for cache in self.caches),
+            caches=tuple(None if cache is None else cache.share_of_rank(tp_size) for cache in self.caches),
+            states=tuple(None if state is None else state.share_of_rank(tp_size) for state in self.states),
             experts=None if self.experts is None else self.experts.share_of_rank(tp_size),
         )
 
@@ -292,7 +329,7 @@ class ModelConfig:
         kv_dtype: torch.dtype | None = None,
     ) -> AttentionSpec:
         """Return the requirements of one rank of this model on the attention backend: of its widest layers."""
-        caches = self.caches
+        caches = self.kv_caches
         return AttentionSpec(
             num_heads=self.num_heads // tp_size,
             num_kv_heads=min(cache.share_of_rank(tp_size).num_kv_heads for cache in caches),
@@ -303,7 +340,8 @@ class ModelConfig:
             kv_dtype=kv_dtype,
             value_head_dim=max(cache.v_head_dim for cache in caches),
             has_sinks=self.has_sinks,
-            frees_windows=any(cache.window is not None for cache in caches),
+            has_chunks=any(cache.chunk is not None for cache in caches),
+            frees_windows=any(cache.reach is not None for cache in caches),
         )
 
     def check_tensor_parallel(self, tp_size: int) -> None:
@@ -311,89 +349,3 @@ class ModelConfig:
         if self.is_foreign and tp_size > 1:
             raise ModelError(f"{self.architecture}: transformers' own class does not split over {tp_size} ranks: use 1")
         check_split(self, tp_size)
-
-
-def _architecture_name(raw: Mapping[str, Any], where: str) -> str:
-    if not isinstance(raw, Mapping):
-        raise ModelError(f"{where}: expected a JSON object, found {type(raw).__name__}")
-    names = raw.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise ModelError(f"{where}: architectures must be a list of one name, found {names!r}")
-    return names[0]
-
-
-def _text_part(raw: Mapping[str, Any], architecture: Architecture, where: str) -> tuple[Architecture, Fields]:
-    """Return the text part's row, and its config over the row's defaults; an explicit null counts as a value."""
-    if architecture.text_config is None:
-        return architecture, Fields({**architecture.defaults, **raw}, where, names=architecture.names)
-    text = Fields(raw, where).section(architecture.text_config).raw
-    others = {row.model_type: row for row in architecture.other_text_parts}
-    row = others.get(str(text.get("model_type")), architecture)
-    whole = {name: raw[name] for name in _WHOLE_MODEL_FIELDS if raw.get(name) is not None}
-    check_vision_fields(raw, where=where, read=_WHOLE_MODEL_FIELDS)
-    return row, Fields({**row.defaults, **text, **whole}, where, names=row.names)
-
-
-def _refuse_other_type(config: Fields, architecture: Architecture) -> None:
-    """Raise ModelError if the config is of another class than the architecture's."""
-    found = config.get("model_type")
-    if found not in (None, architecture.model_type):
-        served = " or ".join(repr(row.model_type) for row in (architecture, *architecture.other_text_parts))
-        raise ModelError(
-            f"{config.where}: model_type {found!r} is not supported for this architecture: served is {served}"
-        )
-
-
-def _heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:
-    """Return the numbers of query heads and KV heads, and the head dimension."""
-    num_heads = config.count("num_attention_heads")
-    num_kv_heads = config.count("num_key_value_heads", default=num_heads)
-    if num_heads % num_kv_heads != 0:
-        raise ModelError(
-            f"{config.where}: num_attention_heads {num_heads} is not divisible by num_key_value_heads {num_kv_heads}"
-        )
-    if config.get("head_dim") is None and hidden_size % num_heads != 0:
-        raise ModelError(
-            f"{config.where}: hidden_size {hidden_size} is not divisible by num_attention_heads {num_heads},"
-            " and head_dim is not given"
-        )
-    head_dim = config.count("head_dim", default=max(hidden_size // num_heads, 1))
-    if head_dim % 2 != 0:
-        raise ModelError(f"{config.where}: head_dim {head_dim} is odd, but RoPE rotates pairs")
-    return num_heads, num_kv_heads, head_dim
-
-
-def _qkv_bias(config: Fields, architecture: Architecture) -> bool:
-    if isinstance(architecture.qkv_bias, bool):
-        return architecture.qkv_bias
-    return config.flag("attention_bias" if architecture.qkv_bias == "config" else "qkv_bias")
-
-
-def _qk_norm(config: Fields, architecture: Architecture) -> Literal["none", "head", "unit", "width"]:
-    if architecture.qk_norm == "head_if_used":
-        return "head" if config.flag("use_qk_norm") else "none"
-    if architecture.qk_norm == "unit_if_used":
-        return "unit" if config.flag("use_qk_norm") else "none"
-    return architecture.qk_norm
-
-
-def _num_draft_layers(config: Fields) -> int:
-    value = config.get("num_nextn_predict_layers")
-    return 0 if value in (0, None) else config.count("num_nextn_predict_layers", most=_MAX_LAYERS)
-
-
-def _activation(config: Fields, architecture: Architecture) -> Activation:
-    """Return the architecture's activation. Raises ModelError if the config names another one."""
-    names = _ACTIVATION_NAMES[architecture.activation]
-    field = "hidden_act" if config.get("hidden_activation") is None else "hidden_activation"
-    found = config.get(field)
-    if found is not None and found not in names:
-        raise ModelError(f"{config.where}: {field} {found!r} is not supported: supported is {names[0]!r}")
-    return "gelu_tanh" if architecture.activation == "legacy_gelu_tanh" else architecture.activation
-
-
-def _dtype(config: Fields) -> str:
-    name = config.get("dtype") or config.get("torch_dtype") or "float32"
-    if name not in DTYPES:
-        raise ModelError(f"{config.where}: dtype {name!r} is not supported: supported are {', '.join(DTYPES)}")
-    return name

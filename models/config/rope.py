@@ -20,7 +20,7 @@ _KNOWN = """
     original_max_position_embeddings partial_rotary_factor rope_theta rope_type short_factor truncate type
 """
 # A note, the axes of a picture's positions, which are equal for text, and a copy of the field outside
-_HARMLESS = ("finetuned", "mrope_section", "max_position_embeddings")
+_HARMLESS = ("finetuned", "mrope_section", "mrope_interleaved", "max_position_embeddings")
 
 
 @dataclass(frozen=True)

@@ -9,28 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
+from models.config.mamba2 import Mamba2Config
+from models.config.matrix import Matrix
 from models.errors import ModelError
 from models.quantization.config import Scheme, check_share
 from models.registry import find_architecture
 
 if TYPE_CHECKING:
     from models.config.model_config import ModelConfig
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """One projection. In the checkpoint it may be part of a merged matrix."""
-
-    name: str  # full name in the checkpoint: "model.layers.0.self_attn.q_proj", or "….qkv_proj"
-    out_features: int
-    in_features: int
-    shared: Literal["outputs", "inputs"]  # the dimension that is split over ranks
-    num_kv_heads: int = 0  # in its outputs: no share is smaller than one; 0: it has none
 
 
 def quantized_matrices(model: ModelConfig) -> Iterator[tuple[Matrix, Scheme]]:
@@ -49,7 +39,7 @@ def count_parameters(model: ModelConfig, num_experts: int) -> int:
     num_inner = 2 if model.has_gated_mlp else 1  # matrices before the activation
     layers = model.num_layers * model.num_layer_norms * norm
     for layer in range(model.num_layers):
-        layers += _count_attention(model, layer)
+        layers += _count_mixers(model, layer)
         if model.has_dense_mlp(layer):
             size = model.mlp_size(layer)
             layers += (num_inner + 1) * model.hidden_size * size
@@ -66,6 +56,15 @@ def count_parameters(model: ModelConfig, num_experts: int) -> int:
     return embeddings + layers + norm + model.vocab_size * model.has_head_bias
 
 
+def _count_mixers(model: ModelConfig, layer: int) -> int:
+    """Count the parameters of a layer's attention and of its recurrence."""
+    count = 0 if model.caches[layer] is None else _count_attention(model, layer)
+    if model.states[layer] is not None and model.recurrence is not None:
+        count += sum(matrix.out_features * matrix.in_features for matrix in _recurrence(model, layer))
+        count += model.recurrence.num_other_parameters
+    return count
+
+
 def _count_attention(model: ModelConfig, layer: int) -> int:
     """Count the parameters of a layer's attention."""
     matrices = list(_attention(model, layer))
@@ -74,7 +73,7 @@ def _count_attention(model: ModelConfig, layer: int) -> int:
     count += model.hidden_size * model.has_output_bias + model.num_heads * model.has_sinks
     heads = matrices[:-2] if len(matrices) == 4 else matrices[:-1]  # queries and keys
     if model.qk_norm == "head":
-        count += len(heads) * model.caches[layer].head_dim
+        count += len(heads) * model.cache(layer).head_dim
     return count + sum(matrix.out_features for matrix in heads) * (model.qk_norm == "width")
 
 
@@ -105,10 +104,19 @@ def check_split(model: ModelConfig, tp_size: int) -> None:
     if model.experts is not None:
         counts["intermediate_size of each expert"] = model.experts.intermediate_size
         counts["shared_expert_intermediate_size"] = model.experts.shared_intermediate_size
+    if model.recurrence is not None:
+        counts |= model.recurrence.head_counts
     for name, count in counts.items():
         if count % tp_size != 0:
             raise ModelError(f"{model.architecture}: {name} {count} does not split over {tp_size} ranks")
-    for num_kv_heads in dict.fromkeys(cache.num_kv_heads for cache in model.caches):
+    if isinstance(model.recurrence, Mamba2Config):
+        num_groups = model.recurrence.num_groups
+        if num_groups % tp_size != 0 and tp_size % num_groups != 0:
+            raise ModelError(
+                f"{model.architecture}: {num_groups} groups of Mamba-2 neither split over {tp_size} ranks nor divide"
+                " them, so they cannot be replicated"
+            )
+    for num_kv_heads in dict.fromkeys(cache.num_kv_heads for cache in model.kv_caches):
         if num_kv_heads % tp_size != 0 and tp_size % num_kv_heads != 0:
             raise ModelError(
                 f"{model.architecture}: num_kv_heads {num_kv_heads} neither splits over {tp_size} ranks"
@@ -131,12 +139,14 @@ def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
     prefix = "" if architecture.text_prefix is None else f"{architecture.text_prefix}."
     shared = 0 if model.experts is None else model.experts.shared_intermediate_size
     for layer in range(model.num_layers):
-        matrices = [*_attention(model, layer)]
+        matrices = [*_attention(model, layer), *_recurrence(model, layer)]
         if model.has_dense_mlp(layer):
             size = model.mlp_size(layer)
             matrices += _mlp(architecture.mlp, model.hidden_size, size, has_gate=model.has_gated_mlp)
-        elif shared > 0:
-            matrices += _mlp(architecture.shared_expert, model.hidden_size, shared)
+        elif model.sparse_layers[layer] and shared > 0:
+            matrices += _mlp(architecture.shared_expert, model.hidden_size, shared, has_gate=model.has_gated_mlp)
+        if model.sparse_layers[layer] and model.experts is not None:
+            matrices += model.experts.latent_matrices(architecture.mlp, model.hidden_size)
         for matrix in matrices:
             block, _, projection = matrix.name.rpartition(".")
             stored = architecture.packed_modules.get(projection, projection)
@@ -145,13 +155,20 @@ def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
 
 
 def _attention(model: ModelConfig, layer: int) -> Iterator[Matrix]:
-    cache = model.caches[layer]
-    q_size = model.num_heads * cache.head_dim
+    if model.caches[layer] is None:
+        return
+    cache, block = model.cache(layer), find_architecture(model.architecture).attention
+    q_size = model.num_heads * cache.head_dim * (2 if model.has_output_gate else 1)
     sizes = {"k_proj": cache.num_kv_heads * cache.head_dim, "v_proj": cache.num_kv_heads * cache.v_head_dim}
     for name in model.projections(layer):
         kv_heads = cache.num_kv_heads if name in sizes else 0
-        yield Matrix(f"self_attn.{name}", sizes.get(name, q_size), model.hidden_size, "outputs", num_kv_heads=kv_heads)
-    yield Matrix("self_attn.o_proj", model.hidden_size, model.num_heads * cache.v_head_dim, "inputs")
+        yield Matrix(f"{block}.{name}", sizes.get(name, q_size), model.hidden_size, "outputs", num_kv_heads=kv_heads)
+    yield Matrix(f"{block}.o_proj", model.hidden_size, model.num_heads * cache.v_head_dim, "inputs")
+
+
+def _recurrence(model: ModelConfig, layer: int) -> Iterator[Matrix]:
+    if model.states[layer] is not None and model.recurrence is not None:
+        yield from model.recurrence.matrices(model.hidden_size)
 
 
 def _mlp(block: str, hidden_size: int, width: int, *, has_gate: bool = True) -> Iterator[Matrix]:

@@ -14,7 +14,8 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from models.config.layer_cache import LayerCache
 from models.config.layers import Multipliers
-from models.config.model_config import DTYPES, EMBEDDING_FILE, ModelConfig
+from models.config.model_config import EMBEDDING_FILE, ModelConfig
+from models.config.read_fields import DTYPES
 from models.errors import ModelError, parse_json
 from models.foreign.interface import PROBE
 from models.foreign.probe import probe, refuse_class
@@ -81,12 +82,16 @@ def foreign_config(folder: Path) -> ModelConfig:
         has_head_bias=False,
         has_qkv_bias=False,
         has_output_bias=False,
+        has_output_gate=False,
         has_mlp_bias=False,
         qk_norm="none",
         caches=tuple(LayerCache(call.num_kv_heads, call.head_dim, call.v_head_dim, call.window) for call in calls),
+        states=(None,) * len(calls),
+        recurrence=None,
         has_sinks=any(call.has_sinks for call in calls),
         ropes=(None,) * len(calls),
         experts=None,
+        bare_layers=(False,) * len(calls),
         sparse_layers=(False,) * len(calls),
         multipliers=Multipliers(attention=first.scale),
         dtype=dtype,

@@ -99,7 +99,7 @@ class _Pieces:
                 torch.zeros(5, _BLOCK_SIZE, cache.num_kv_heads, cache.head_dim, device=device, dtype=dtype),
                 torch.zeros(5, _BLOCK_SIZE, cache.num_kv_heads, cache.v_head_dim, device=device, dtype=dtype),
             )
-            for cache in config.caches
+            for cache in config.kv_caches
         ]
         return cls(caches, torch.tensor([[3, 1], [4, 2]], dtype=torch.int32, device=device), backend)
 

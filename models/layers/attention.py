@@ -6,6 +6,8 @@ for keys and one for values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -17,7 +19,7 @@ from models.errors import ModelError
 from models.layers.linear import ColumnLinear, RowLinear, qkv_parts, row_part
 from models.layers.norm import RMSNorm, UnitRMSNorm
 from models.parallel import LayerOutput, TensorParallel
-from models.quantization.linear_method import LinearMethod
+from models.quantization.linear_method import LinearMethod, LinearPart
 from models.weights.weights import Weights
 
 # Relative to self_attn: compressed-tensors and Quark; ModelOpt; compressed-tensors before 0.8; AutoFP8.
@@ -56,7 +58,9 @@ class Attention(nn.Module):
         self.scale = config.multipliers.attention
         self.softcap = config.multipliers.attention_softcap
         self.eps = config.rms_norm_eps
-        self.sliding_window = config.sliding_windows[layer_index]
+        cache = config.cache(layer_index)
+        self.sliding_window = cache.window
+        self.chunk = cache.chunk
         self.cos_sin_cache = cos_sin_cache
         self.query_factors = query_factors
         self.q_norm = q_norm
@@ -71,7 +75,9 @@ class Attention(nn.Module):
         kv_scales: for an FP8 pool only; other pools store keys and values unscaled.
         Returns [T, num_heads * head_dim].
         """
-        k_cache, v_cache, table = ctx.kv_caches[self.layer_index]
+        kv = ctx.kv_caches[self.layer_index]
+        assert kv is not None
+        k_cache, v_cache, table = kv
         q = norm_rope_write_kv(
             qkv,
             None if self.q_norm is None else self.q_norm.weight,
@@ -93,7 +99,9 @@ class Attention(nn.Module):
 
     def attend(self, q: torch.Tensor, ctx: ForwardContext, kv_scales: KVScales) -> torch.Tensor:
         """Attend rotated queries [T, num_heads, head_dim]; returns [T, num_heads * head_dim of values]."""
-        k_cache, v_cache, table = ctx.kv_caches[self.layer_index]
+        kv = ctx.kv_caches[self.layer_index]
+        assert kv is not None
+        k_cache, v_cache, table = kv
         out = ctx.backend.forward(
             q,
             k_cache,
@@ -101,6 +109,7 @@ class Attention(nn.Module):
             ctx.attention[table],
             scale=self.scale,
             sliding_window=self.sliding_window,
+            chunk=self.chunk,
             softcap=self.softcap,
             sinks=self.sinks,
             kv_scales=kv_scales if k_cache.dtype == FP8 else UNSCALED,
@@ -126,8 +135,11 @@ class SelfAttention(nn.Module):
         self.kv_scales = read_kv_scales(w)
         parts = qkv_parts(config, tp, layer_index)
         self._outputs = [part.outputs for part in parts]
+        self.has_output_gate = config.has_output_gate
+        if config.has_output_gate:
+            w, parts = with_output_gates(w, parts, head_dim=config.cache(layer_index).head_dim)
         self.qkv_proj = ColumnLinear(w, parts, has_bias=config.has_qkv_bias, method=method)
-        num_inputs = config.num_heads * config.caches[layer_index].v_head_dim
+        num_inputs = config.num_heads * config.cache(layer_index).v_head_dim
         part = row_part("o_proj", out_features=config.hidden_size, in_features=num_inputs, tp=tp)
         self.o_proj = RowLinear(w, part, has_bias=config.has_output_bias, method=method, tp=tp)
 
@@ -135,11 +147,33 @@ class SelfAttention(nn.Module):
     def key_bias(self) -> torch.Tensor | None:
         """Return the bias added to this rank's keys before RoPE, [num_kv_heads * head_dim], or None."""
         bias = self.qkv_proj.bias
-        return None if bias is None or len(self._outputs) == 1 else bias.split(self._outputs)[1]
+        if bias is None or len(self._outputs) == 1:
+            return None
+        return bias[: sum(self._outputs)].split(self._outputs)[1]
 
     def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
-        return self.o_proj(self.attention(self.qkv_proj(hidden), ctx, self.kv_scales))
+        qkv = self.qkv_proj(hidden)
+        if not self.has_output_gate:
+            return self.o_proj(self.attention(qkv, ctx, self.kv_scales))
+        qkv, gates = qkv.split((sum(self._outputs), self._outputs[0]), dim=-1)
+        return self.o_proj(self.attention(qkv, ctx, self.kv_scales) * gates.sigmoid())
+
+
+def with_output_gates(w: Weights, parts: Sequence[LinearPart], *, head_dim: int) -> tuple[Weights, list[LinearPart]]:
+    """Return the projections with the gates of the heads' outputs at the end; parts: those without, queries first.
+
+    The checkpoint's q_proj has each head's query and gate side by side, [head_dim, ...] each.
+    """
+    queries, *others = parts
+    bands = {f"{kind}_{head}": head_dim for head in range(queries.out_features // head_dim) for kind in ("q", "gate")}
+    num_heads = queries.outputs // head_dim
+    own = range(queries.rank * num_heads, (queries.rank + 1) * num_heads)
+    heads = {
+        kind: [LinearPart(f"{kind}_{head}", head_dim, queries.in_features, dim=0, rank=0, size=1) for head in own]
+        for kind in ("q", "gate")
+    }
+    return w.split(queries.name, bands), [*heads["q"], *others, *heads["gate"]]
 
 
 def read_kv_scales(w: Weights) -> KVScales:

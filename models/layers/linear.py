@@ -76,7 +76,7 @@ def row_part(name: str, *, out_features: int, in_features: int, tp: TensorParall
 
 def qkv_parts(config: ModelConfig, tp: TensorParallel, layer_index: int) -> list[LinearPart]:
     """Return the layer's q_proj, k_proj and v_proj, or those it has. Ranks that outnumber KV heads share them."""
-    cache = config.caches[layer_index]
+    cache = config.cache(layer_index)
     kv_shares = min(tp.size, cache.num_kv_heads)
     kv_rank = tp.rank * kv_shares // tp.size
     parts = [

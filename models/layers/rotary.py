@@ -24,7 +24,7 @@ def make_cos_sin_caches(
     Computed in fp32 on the CPU, so that every device has the same table, then rounded to dtype as transformers does.
     rounded_to: before that to this dtype.
     """
-    keys = list(zip(config.ropes, (cache.head_dim for cache in config.caches), strict=True))
+    keys = list(zip(config.ropes, (0 if cache is None else cache.head_dim for cache in config.caches), strict=True))
     tables = {
         (rope, head_dim): _make_table(rope, head_dim, config.max_context_len).to(rounded_to or dtype).to(device, dtype)
         for rope, head_dim in dict.fromkeys(keys)

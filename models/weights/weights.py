@@ -161,6 +161,10 @@ class Weights:
         """Return a tensor's stored shape, None if it is missing or tensors are random."""
         return self._reader.shape_of(self.full_name(name))
 
+    def first_of(self, *names: str, tensor: str) -> str:
+        """Return the first name under which the checkpoint has a tensor, or the first name of all."""
+        return next((name for name in names if self.shape_of(f"{name}.{tensor}") is not None), names[0])
+
     def projection(self, name: str, num_outputs: int) -> Projection:
         """Find the checkpoint's matrix for projection `name`, which has num_outputs."""
         full_name = self.full_name(name)

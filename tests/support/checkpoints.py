@@ -30,16 +30,22 @@ from transformers import (
     MixtralConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoHybridConfig,
     Phi3Config,
     PhimoeConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
 )
+
+from tests.support.hybrid_checkpoints import make_hybrids
 
 TINY = {
     "vocab_size": 97,
@@ -113,7 +119,46 @@ def make_configs() -> dict[str, PreTrainedConfig]:
         | _make_gemma4()
         | _make_mixtures()
         | _make_routers()
+        | _make_delta_nets()
+        | make_hybrids(TINY)
     )
+
+
+def _make_delta_nets() -> dict[str, PreTrainedConfig]:
+    layers = TINY | {"num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 16}
+    heads = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+    }
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+    }
+    dense = {"mlp_only_layers": [0, 1, 2, 3]}
+    olmo = TINY | {"num_hidden_layers": 4, "num_key_value_heads": 2, "pad_token_id": None, "eos_token_id": 1}
+    return {
+        "qwen3_next": Qwen3NextConfig(**layers, **heads, **experts),
+        "qwen3_next_dense": Qwen3NextConfig(**layers, **heads, **experts, **dense, attention_bias=True),
+        "qwen3_next_steps": Qwen3NextConfig(
+            **layers,
+            **heads | {"linear_conv_kernel_dim": 2},
+            **experts,
+            decoder_sparse_step=2,
+            layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
+        ),
+        "qwen3_5": Qwen3_5TextConfig(**layers, **heads, tie_word_embeddings=True),
+        "qwen3_5_moe": Qwen3_5MoeTextConfig(
+            **{name: value for name, value in layers.items() if name != "intermediate_size"}, **heads, **experts
+        ),
+        "olmo_hybrid": OlmoHybridConfig(**olmo, **heads, rope_parameters={"rope_theta": None, "rope_type": "default"}),
+        "olmo_hybrid_rope": OlmoHybridConfig(
+            **olmo, linear_allow_neg_eigval=False, attention_bias=True, rope_parameters=DEFAULT_ROPE
+        ),
+    }
 
 
 def _make_small_families() -> dict[str, PreTrainedConfig]:
@@ -400,7 +445,7 @@ def _make_routers() -> dict[str, PreTrainedConfig]:
             num_local_experts=6,
             no_rope_layers=[1, 0, 1],
             interleave_moe_layer_step=2,
-            attention_chunk_size=256,
+            attention_chunk_size=10,
             floor_scale=5,
             attn_scale=0.3,
             rope_parameters=LLAMA3_ROPE,
@@ -416,7 +461,7 @@ def _make_routers() -> dict[str, PreTrainedConfig]:
             use_qk_norm=False,
             attention_bias=True,
             attn_temperature_tuning=False,
-            attention_chunk_size=256,
+            attention_chunk_size=32,
             tie_word_embeddings=True,
             rope_parameters=DEFAULT_ROPE,
         ),

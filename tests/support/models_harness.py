@@ -10,9 +10,10 @@ import torch
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
 from kernels.ops import LoraTokens
+from kernels.states import StateMetadata, StateView, place_states, view_states
 from models.build import build
 from models.config.model_config import ModelConfig
-from models.context import ForwardContext, LayerKV
+from models.context import ForwardContext, LayerKV, StepStates
 from models.lora.linear import AdapterStack
 from models.parallel import TensorParallel
 from models.weights.weights import Weights
@@ -62,8 +63,11 @@ class PagedRunner:
         self.block_size = block_size
         self.device = device
         num_blocks = 64
-        self.kv_caches: list[LayerKV] = []
+        self.kv_caches: list[LayerKV | None] = []
         for cache in config.caches:
+            if cache is None:
+                self.kv_caches.append(None)
+                continue
             if cache.shares is not None:
                 self.kv_caches.append(self.kv_caches[cache.shares])
                 continue
@@ -72,6 +76,7 @@ class PagedRunner:
             keys = torch.full((*shape, cache.head_dim), 50.0, dtype=dtype, device=device)
             values = torch.full((*shape, cache.v_head_dim), 50.0, dtype=dtype, device=device)
             self.kv_caches.append(LayerKV(keys, values))
+        self.state_views, self.state_pages = self._make_states(config, tp_size)
         self.free_block_ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         self.rows: list[Row] = []
 
@@ -80,10 +85,37 @@ class PagedRunner:
         self.rows.append(Row(lora_index=lora_index))
         return len(self.rows) - 1
 
+    def _make_states(self, config: ModelConfig, tp_size: int) -> tuple[list[tuple[StateView, ...]], torch.Tensor]:
+        """Return the views of each layer's states, and the pages of 16 requests: shuffled, and NaN in all of them."""
+        states = [None if state is None else state.share_of_rank(tp_size) for state in config.states]
+        shapes = [[] if state is None else state.shapes for state in states]
+        piece = 2 * max((row_size for tensors in shapes for _, row_size in tensors), default=1) + 1
+        num_lanes, num_requests = 3, 16
+        num_pages = -(-place_states(shapes, piece=piece)[1] // num_lanes)
+        pool = torch.full((num_lanes, 1 + num_requests * num_pages, piece), torch.nan, device=self.device)
+        pages = 1 + torch.randperm(num_requests * num_pages, generator=torch.Generator().manual_seed(2))
+        return view_states(pool, shapes), pages.view(num_requests, num_pages).to(torch.int32).to(self.device)
+
+    def _states(self, chunks: list[tuple[int, list[int]]], metadata: AttentionMetadata) -> StepStates | None:
+        if not any(self.state_views):
+            return None
+        rows = StateMetadata(
+            query_start_loc=metadata.query_start_loc,
+            seq_lens=metadata.seq_lens,
+            req_index=self._tensor([index for index, _ in chunks], torch.int32),
+            pages=self.state_pages,
+            writes=None,
+            max_query_len=metadata.max_query_len,
+            num_decodes=metadata.num_decodes,
+        )
+        return StepStates(self.state_views, rows, None)
+
     def step(self, chunks: list[tuple[int, list[int]]]) -> list[torch.Tensor]:
         """Compute (row index, its next tokens) each; single tokens must come first. Returns each chunk's logits."""
         metadata, positions = self._plan(chunks)
-        ctx = ForwardContext(positions, [metadata], TorchAttention(), self.kv_caches)
+        ctx = ForwardContext(
+            positions, [metadata], TorchAttention(), self.kv_caches, states=self._states(chunks, metadata)
+        )
         input_ids = self._tensor([token_id for _, token_ids in chunks for token_id in token_ids], torch.int64)
         if self.lora_tokens is not None:
             lora_indices = self._tensor([row.lora_index for row in self.rows], torch.int32)

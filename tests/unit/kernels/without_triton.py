@@ -13,11 +13,12 @@ from types import ModuleType
 import torch
 
 from kernels import ops
-from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
+from kernels.inputs.reference import DecodeInputs, DraftInputs, MixedInputs, PackedInputs
 from kernels.linear import ops as linear_ops
 from kernels.linear import reference
 from kernels.linear.reference import make_int_weight, make_lut4_weight
 from kernels.lora.reference import LoraWeights
+from kernels.states import StateMetadata, StateView
 from models.build import build
 from models.config.model_config import ModelConfig
 from models.weights.weights import Weights
@@ -60,6 +61,12 @@ def gather_mixed_inputs() -> None:
     )  # fmt: skip
 
 
+def gather_draft_inputs() -> None:
+    plan = PackedInputs.view(torch.zeros(PackedInputs.num_values(1, 1), dtype=torch.int32), 1, 1)
+    out = DraftInputs.allocate(max_rows=1, ring_size=2, device=CPU)
+    ops.gather_draft_inputs(torch.zeros(2, dtype=torch.int32), plan, ring_size=2, padding_row=1, out=out)
+
+
 def penalize() -> None:
     ops.penalize(
         torch.randn(1, 8), ROW, ROW, output_counts=torch.ones(1, 8, dtype=torch.int32),
@@ -72,6 +79,23 @@ def add_loras() -> None:
     tokens = ops.LoraTokens(num_adapters=1, max_tokens=4, device=CPU)
     tokens.gather(torch.ones(1, dtype=torch.int32), ROW)
     tokens.add(torch.zeros(1, 64), X[:1], LoraWeights(torch.randn(1, 1, 4, 128), torch.randn(1, 64, 4), (64,)))
+
+
+def state(num_rows: int, row_size: int) -> tuple[StateView, StateMetadata]:
+    """A state's place, and two rows: two first tokens, and a fifth."""
+    view = StateView(torch.zeros(2, 3, 64), first_piece=1, num_rows=num_rows, row_size=row_size)
+    starts, seq_lens = torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([2, 5], dtype=torch.int32)
+    return view, StateMetadata(starts, seq_lens, torch.tensor([1, 0]), torch.tensor([[1, 0], [2, 0]]), None, 2, None)
+
+
+def mamba2() -> None:
+    b = torch.randn(3, 1, 16)
+    ops.mamba2(torch.randn(3, 2, 4), b, b, torch.rand(3, 2), -torch.ones(2), torch.ones(2), *state(2 * 4, 16))
+
+
+def gated_delta_rule() -> None:
+    q, v, gates = torch.randn(3, 1, 16), torch.randn(3, 2, 4), torch.rand(3, 2)
+    ops.gated_delta_rule(q, q, v, -gates, gates, *state(2 * 4, 16), scale=1.0)
 
 
 def fused_moe() -> None:
@@ -110,10 +134,18 @@ CASES: dict[str, Callable[[], object]] = {
     "xielu": lambda: ops.xielu(X, torch.ones(4)),
     "silu_and_mul": lambda: ops.silu_and_mul(X),
     "gelu_tanh_and_mul": lambda: ops.gelu_tanh_and_mul(X),
+    "causal_conv": lambda: ops.causal_conv(X[:, :8], W[:8, :4], None, *state(8, 3), has_silu=True),
+    "gated_delta_rule": gated_delta_rule,
+    "delta_gates": lambda: ops.delta_gates(X, X, torch.ones(128), torch.ones(128)),
+    "gated_rms_norm": lambda: ops.gated_rms_norm(X[:, None], X[:, None], torch.ones(128), 1e-6),
+    "mamba2": mamba2,
+    "mamba2_dt": lambda: ops.mamba2_dt(torch.randn(3, 2), torch.ones(2), (0.0, 1.0)),
+    "grouped_gated_norm": lambda: ops.grouped_gated_norm(X, X, torch.ones(128), 1e-6, group_size=32),
     "fused_moe": fused_moe,
     "norm_rope_write_kv": norm_rope_write_kv,
     "gather_decode_inputs": gather_decode_inputs,
     "gather_mixed_inputs": gather_mixed_inputs,
+    "gather_draft_inputs": gather_draft_inputs,
     "penalize": penalize,
     "allow_only": lambda: ops.allow_only(torch.randn(1, 64), ROW, torch.ones(1, 2, dtype=torch.int32)),
     "LoraTokens": add_loras,

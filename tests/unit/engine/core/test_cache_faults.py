@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core import prefix_hits
 from engine.core.kv_caches import KvCaches
-from engine.core.request import BlockTable
+from engine.core.request import BlockTable, Request
 from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
 
 MOST_TRACES = 400
@@ -56,7 +55,7 @@ def publish_before_the_commit(harness, _):
         added = begin_row(request, end, step, **reserved)
         known = min(end, len(request.prompt_token_ids) + len(request.output_token_ids))
         if kv._is_caching:
-            kv._finder.extend_hashes(request, known)
+            request.extend_hashes(known, unit=kv.layout.unit)
             for group in kv.layout.growing:
                 kv._publish(request, request.tables[group.index], group, known)
         return added
@@ -83,15 +82,15 @@ def take_hits_that_the_windows_do_not_supply(harness, monkeypatch):
 
 def forget_the_adapter(harness, monkeypatch):
     """Share prefixes between adapters."""
-    root = prefix_hits._root
+    root_hash = Request._root_hash
 
     def without(request):
         index, request.lora_index = request.lora_index, 0
-        found = root(request)
+        found = root_hash(request)
         request.lora_index = index
         return found
 
-    monkeypatch.setattr(prefix_hits, "_root", without)
+    monkeypatch.setattr(Request, "_root_hash", without)
 
 
 def zero_nothing(harness, _):
@@ -154,22 +153,22 @@ def save_behind_the_row(harness, _):
     executor._execute = execute_and_copy
 
 
-def save_before_settling(harness, _):
-    """Copy the state of a checkpoint before the drafts of the row before are settled."""
-    executor = harness.executor
-    copy_pages, prepare = executor._copy, executor._prepare
+def save_behind_drafts(harness, _):
+    """Save the state of an answer though a drafted row came before, which the state has not taken in."""
+    scheduler = harness.scheduler
+    save, add_drafts = scheduler.kv.save_in_answer, scheduler._add_drafts
 
-    def prepare_too_early(plan):
-        executor._copy = lambda copies: copy_pages(copies) if copies is not plan.copies_out else None
-        settle, settled = executor._settle, []
-        executor._settle = lambda row, layered, *, is_first: settled.append((row, layered, is_first))
-        prepare(plan)
-        copy_pages(plan.copies_out)
-        executor._settle = settle
-        for row, layered, is_first in settled:
-            settle(row, layered, is_first=is_first)
+    def save_though_drafted(request, step, *, num_reserved):
+        last, request.last_step = request.last_step, -2
+        save(request, step, num_reserved=num_reserved)
+        request.last_step = last
 
-    executor._prepare = prepare_too_early
+    def add_one_more(row, request, drafter, kv, *, most):
+        request.next_save_tokens += 1
+        add_drafts(row, request, drafter, kv, most=most)
+        request.next_save_tokens -= 1
+
+    scheduler.kv.save_in_answer, scheduler._add_drafts = save_though_drafted, add_one_more
 
 
 def let_the_source_of_a_restore_go(harness, _):
@@ -230,7 +229,7 @@ FAULTS = {
     settle_all_drafts: STATE_KINDS,
     settle_nothing: STATE_KINDS,
     save_behind_the_row: STATE_KINDS,
-    save_before_settling: STATE_KINDS,
+    save_behind_drafts: STATE_KINDS,
     let_the_source_of_a_restore_go: STATE_KINDS,
     begin_with_what_is_there: STATE_KINDS,
     restore_nothing: STATE_KINDS,

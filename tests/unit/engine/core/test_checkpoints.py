@@ -98,7 +98,7 @@ def test_a_state_of_a_parting_point_is_saved_one_request_late(kv):
 def place_in_the_order_of_reuse(kv, tokens, num_tokens):
     """Return the place of the state saved after the first num_tokens."""
     request = Request("r", list(tokens), SamplingParams(max_tokens=1))
-    kv._finder.extend_hashes(request, num_tokens)
+    request.extend_hashes(num_tokens, unit=kv.layout.unit)
     return list(kv.pool._cached).index(kv.pool.find(1, request.block_hashes[num_tokens // 4 - 1]))
 
 
@@ -263,7 +263,7 @@ class Guesses:
         return [5] * count
 
 
-def test_drafts_end_where_a_state_is_due():
+def test_the_row_before_a_place_where_a_state_is_due_has_no_drafts():
     scheduler, request = answering(drafter=Drafter(Guesses(), num_tokens=7), max_num_samples=64)
     starts = []
     while request.num_computed_tokens < 50:
@@ -271,6 +271,7 @@ def test_drafts_end_where_a_state_is_due():
         plan = schedule(scheduler)
         (row,) = plan.rows
         assert bool(plan.copies_out) == (row.start in (16, 32, 48))
+        assert not (row.num_drafts and row.start + row.num_tokens in (16, 32, 48))
         scheduler.commit(StepResult(plan.step_id, [5] * row.num_samples), 0.0)
         scheduler.check()
     assert {16, 32, 48} <= set(starts)

@@ -67,7 +67,7 @@ def check_against(scheduler, snapshot):
     assert snapshot.num_shared == sum(counts[b] > 1 for b in everyone)
     assert blocks_of(ints(snapshot.cached_runs)) == [b for b in everyone if not counts[b] and hashes[b] is not None]
     assert snapshot.num_cached == len(blocks_of(ints(snapshot.cached_runs)))
-    requests = {request.request_id: request for request in [*holders, *scheduler.waiting]}
+    requests = {request.request_id: request for request in [*holders, *scheduler.waiting.requests]}
     assert [row.request_id for row in snapshot.requests] == list(requests)
     for row in snapshot.requests:
         request = requests[row.request_id]
