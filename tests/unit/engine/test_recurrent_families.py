@@ -14,7 +14,8 @@ from tests.support.checkpoints import make_configs
 from tests.support.reference import save_checkpoint
 from tests.unit.engine.test_real_model import tokens
 
-KINDS = ("qwen3_next", "qwen3_5_moe", "olmo_hybrid")
+_OTHERS = ("qwen3_5_moe", "olmo_hybrid", "lfm2", "lfm2_moe", "granite_hybrid", "bamba_biases", "nemotron_3")
+KINDS = ["qwen3_next", "falcon_h1", *(pytest.param(kind, marks=pytest.mark.full) for kind in _OTHERS)]
 MAX_TOKENS = 230
 NUM_TOKENS = 20
 pytestmark = pytest.mark.slow
@@ -69,9 +70,7 @@ def serve(offline: OfflineEngine) -> list[list[int]]:
 def alone(folder: Path) -> list[list[int]]:
     """Each request served by itself without a prefix cache: the tokens of all other ways."""
     offline = load(folder, enable_prefix_caching=False, overlap_depth=1)
-    return [
-        tokens(offline.generate([prompt], [own]))[0] for prompt, own in zip(prompts(), params(), strict=True)
-    ]
+    return [tokens(offline.generate([prompt], [own]))[0] for prompt, own in zip(prompts(), params(), strict=True)]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -91,16 +90,25 @@ def test_prompts_cut_by_a_small_budget(folder: Path, alone: list[list[int]], num
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_preempted_requests(folder: Path, alone: list[list[int]], depth: int) -> None:
+def test_preempted_requests(folder: Path, depth: int) -> None:
+    """Few requests run at once, as states take pages; their answers are long, so that these pages are not enough."""
+    inputs, greedy = prompts()[4:10], [SamplingParams(max_tokens=120, temperature=0.0)] * 6
+    expected = tokens(load(folder, enable_prefix_caching=False).generate(inputs, greedy))
     offline = load_scarce(folder, 2, overlap_depth=depth)
-    assert [serve(offline), serve(offline)] == [alone, alone]
+    for _ in range(2):
+        assert tokens(offline.generate(inputs, greedy)) == expected
     assert offline.engine.scheduler.num_preemptions > 0
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_drafts(folder: Path, alone: list[list[int]], depth: int) -> None:
+def test_drafts(folder: Path, depth: int) -> None:
+    """Few tokens are likely, so that some drafts are accepted and others are not."""
+    bias = {5: 6.0, 7: 6.0, 11: 6.0}
+    likely = [SamplingParams(max_tokens=40, temperature=0.0, logit_bias=bias)] * 16
+    expected = tokens(load(folder, enable_prefix_caching=False).generate(prompts(), likely))
     speculative = SpeculativeConfig(num_tokens=3, ngram_min=1, ngram_max=3)
     offline = load_scarce(folder, 4, overlap_depth=depth, speculative=speculative)
-    assert [serve(offline), serve(offline)] == [alone, alone]
+    for _ in range(2):
+        assert tokens(offline.generate(prompts(), likely)) == expected
     drafts = offline.engine.scheduler.drafts
     assert 0 < drafts.num_accepted < drafts.num_tokens
