@@ -1,6 +1,6 @@
 """Checks, then times, Mamba-2's state space at published shapes: decode rows and prompts.
 
-python -m benchmarks.mamba2_kernels [--device cpu] [--smoke] [--only decode,prompt,sweep] [--json FILE]
+python -m benchmarks.mamba2_kernels [--device cpu] [--smoke] [--only decode,drafts,prompt,sweep] [--json FILE]
 
 Each case is checked against the chunked form in torch on the inputs it is timed on. % of floor: the larger of bytes
 over bandwidth and operations over rate of an H100, over the time. Bytes: states, read and written, and each input and
@@ -61,6 +61,7 @@ SHAPES = (
 )
 SMOKE = (Shape("smoke", 4, 16, 16, 2),)
 ROWS = (1, 8, 64, 256)
+DRAFTS = ((8, 4), (64, 4))  # rows, tokens of each
 PROMPTS = (512, 2048, 8192, 16384)
 SWEPT_PROMPTS = (2048, 16384)
 # chunk, block_p, num_warps, num_stages; those that do not fit an SM are said and skipped
@@ -80,7 +81,7 @@ SEGMENTS = (128, 256, 512, 1024, 2048)
 class Cell:
     """One measurement."""
 
-    part: str  # decode | prompt | sweep
+    part: str  # decode | drafts | prompt | sweep
     shape: str
     rows: int
     tokens: int  # of each row
@@ -173,6 +174,8 @@ def cases(parts: list[str], *, is_smoke: bool) -> Iterator[tuple[str, Shape, int
     for shape in SMOKE if is_smoke else SHAPES:
         if "decode" in parts:
             yield from (("decode", shape, rows, 1, None) for rows in (ROWS[:2] if is_smoke else ROWS))
+        if "drafts" in parts:
+            yield from (("drafts", shape, rows, tokens, None) for rows, tokens in DRAFTS[: 1 if is_smoke else None])
         if "prompt" in parts:
             yield from (("prompt", shape, 1, tokens, None) for tokens in ((130,) if is_smoke else PROMPTS))
         if "sweep" in parts:
@@ -182,6 +185,19 @@ def cases(parts: list[str], *, is_smoke: bool) -> Iterator[tuple[str, Shape, int
                 else itertools.product(SWEPT_PROMPTS, TILES, SEGMENTS)
             )
             yield from (("sweep", shape, 1, tokens, (tiles, segment)) for tokens, tiles, segment in choices)
+
+
+def compile_kernels(parts: list[str], device: torch.device) -> None:
+    """Compile what the cases launch, in parallel. A prompt's kernel does not depend on its length."""
+    from kernels.precompile import Compilation, collect_kernels
+
+    with collect_kernels() as kernels, torch.inference_mode():
+        for shape in SHAPES:
+            for rows, tokens in ((8, 1), (8, 4), (1, 2100)):
+                make_problem(shape, rows, tokens, device).run(None)
+            for tiles in TILES if "sweep" in parts else ():
+                make_problem(shape, 1, 200, device).run((tiles, 64))
+    Compilation(list(kernels)).wait(lambda done, total: None)
 
 
 def triton_error() -> type[Exception]:
@@ -198,13 +214,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", type=torch.device, help="cuda or cpu")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, to see that it runs")
-    parser.add_argument("--only", default="decode,prompt", help="comma-separated parts")
+    parser.add_argument("--only", default="decode,drafts,prompt", help="comma-separated parts")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     options = parser.parse_args()
     if "sweep" in options.only.split(",") and options.device.type != "cuda":
         parser.error(f"--only sweep needs Triton's kernels, so --device cuda, not {options.device}")
     torch.manual_seed(0)
     results: list[Cell] = []
+    if options.device.type == "cuda":
+        compile_kernels(options.only.split(","), options.device)
     with torch.inference_mode():
         for case in cases(options.only.split(","), is_smoke=options.smoke):
             try:
