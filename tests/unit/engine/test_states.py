@@ -11,7 +11,7 @@ from engine.core.local_client import GenerationResult
 from engine.interface.config import SpeculativeConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from tests.support.hybrid_model import LAYERS, VOCAB_SIZE, load_hybrid
+from tests.support.hybrid_model import LAYERS, VOCAB_SIZE, Untouched, load_hybrid, pad_steps
 from tests.unit.engine.test_real_model import tokens
 
 NUM_TOKENS = 24
@@ -114,3 +114,15 @@ def test_drafts_change_no_token(layers: Sequence[str], num_drafts: int) -> None:
         drafts = offline.engine.scheduler.drafts
         assert 20 < drafts.num_accepted < drafts.num_tokens
         assert offline.engine.scheduler.kv.pool.num_used == 0
+
+
+@pytest.mark.parametrize("num_drafts", [0, 4])
+def test_padding_writes_no_state(layers: Sequence[str], num_drafts: int) -> None:
+    """Steps padded as CUDA graphs are; tests/gpu/test_states_cuda.py has the graphs."""
+    expected = tokens(load_hybrid(*layers, enable_prefix_caching=False).generate(prompts(), repetitive()))
+    speculative = SpeculativeConfig(num_tokens=num_drafts, ngram_min=1, ngram_max=3) if num_drafts else None
+    offline = pad_steps(load_hybrid(*layers, speculative=speculative, overlap_depth=2))
+    untouched = Untouched(offline)
+    for _ in range(2):
+        assert tokens(offline.generate(prompts(), repetitive())) == expected
+    untouched.check()
