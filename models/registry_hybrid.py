@@ -133,6 +133,7 @@ _NEMOTRON = Architecture(
         "mtp_layers_block_type",
         "num_nextn_predict_layers",
         "rescale_prenorm_residual",
+        "sliding_window",
         "time_step_floor",
         "time_step_max",
         "time_step_min",

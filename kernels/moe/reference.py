@@ -27,6 +27,11 @@ class Gate:
     alpha: float = 1.0
     limit: float = 0.0
 
+    @property
+    def num_halves(self) -> int:
+        """The parts of the first product: gate and up, or up alone."""
+        return 1 if self.kind == "relu2" else 2
+
 
 SILU = Gate()
 
@@ -35,7 +40,7 @@ SILU = Gate()
 class ExpertBiases:
     """The biases of an expert's products."""
 
-    # [E, 2 * I], gates first, and [E, H]
+    # [E, 2 * I], gates first, or [E, I] without gates, and [E, H]
     gate_up: torch.Tensor
     down: torch.Tensor
 
@@ -86,9 +91,10 @@ def run_experts(
     gate: Gate = SILU,
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
-    """Compute each token's experts. x: [T, H]; gate_up: [E, 2 * I, H]; down: [E, H, I]; experts: [T, top_k].
+    """Compute each token's experts. x: [T, H]; gate_up: [E, 2 * I, H], without a gate [E, I, H].
 
-    Returns [T, top_k, H] of x's dtype. Waits for the device unless it is the CPU; the Triton twin does not.
+    down: [E, H, I]; experts: [T, top_k]. Returns [T, top_k, H] of x's dtype.
+    Waits for the device unless it is the CPU; the Triton twin does not.
     """
     out = x.new_empty(*experts.shape, x.shape[1])
     for expert in experts.unique():

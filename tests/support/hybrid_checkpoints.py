@@ -145,7 +145,7 @@ def _make_nemotrons(tiny: dict[str, int]) -> dict[str, PreTrainedConfig]:
             **mamba,
             **experts | {"n_group": 2, "topk_group": 1},
             layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
-            moe_latent_size=12,
+            moe_latent_size=16,
             mlp_bias=True,
             norm_topk_prob=False,
         ),

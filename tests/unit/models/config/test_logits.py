@@ -99,8 +99,9 @@ def test_num_parameters_counts_what_the_checkpoint_holds(checkpoint):
     assert ModelConfig.from_folder(checkpoint).num_parameters == stored
 
 
-# These compute update strengths and gated norms in fp32, which transformers rounds in between
-RECURRENT = [kind for kind, config in make_configs().items() if hasattr(config, "linear_num_key_heads")]
+# These compute update strengths, time steps and gated norms in fp32, which transformers rounds in between
+_HEADS = ("linear_num_key_heads", "mamba_n_heads", "mamba_num_heads")
+RECURRENT = [kind for kind, config in make_configs().items() if any(hasattr(config, name) for name in _HEADS)]
 # The reference of these is not sdpa, and rounds the products of queries and keys, which a cap hides
 EAGER = ["gemma2_uncapped", "gpt_oss"]
 
