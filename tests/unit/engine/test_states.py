@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
 from engine.core.local_client import GenerationResult
-from engine.interface.config import SpeculativeConfig
+from engine.interface.config import EngineConfig, SpeculativeConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from tests.support.hybrid_model import LAYERS, VOCAB_SIZE, Untouched, load_hybrid, pad_steps
+from engine.startup.load import _decide, _serve_small
+from engine.startup.setup import LoadedEngine
+from tests.support.hybrid_model import LAYERS, VOCAB_SIZE, Untouched, hybrid_config, load_hybrid, pad_steps, served
 from tests.unit.engine.test_real_model import tokens
 
 NUM_TOKENS = 24
@@ -126,3 +129,62 @@ def test_padding_writes_no_state(layers: Sequence[str], num_drafts: int) -> None
     for _ in range(2):
         assert tokens(offline.generate(prompts(), repetitive())) == expected
     untouched.check()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"kv_cache_dtype": "fp8"}, {"dtype": "bfloat16"}, {"block_size": 3}, {"block_size": 48}, {"block_size": 100}],
+    ids=str,
+)
+def test_pools_of_other_dtypes_and_blocks(changes: dict[str, object]) -> None:
+    layers = LAYERS["every kind"]
+    inputs, greedy = prompts()[8:], [SamplingParams(max_tokens=12, temperature=0.0)] * 8
+    offline = load_hybrid(*layers, **changes)
+    cold = tokens(offline.generate(inputs, greedy))
+    again = offline.generate(inputs, greedy)
+    assert tokens(again) == cold
+    step = offline.engine.scheduler.kv.layout.step
+    assert step % 64 == 0
+    cached = [result.num_cached_tokens for result in again]
+    assert all(count % step == 0 for count in cached)
+    assert (sum(cached) > 0) == (step <= 192)
+    for view in (view for views in offline.loaded.runner._kv_pool.states for view in views):
+        assert view.pool.dtype == torch.float32
+    if "dtype" not in changes and "kv_cache_dtype" not in changes:
+        assert cold == tokens(load_hybrid(*layers).generate(inputs, greedy))
+
+
+def test_the_small_model_of_precompilation_runs() -> None:
+    """It has one layer of each kind, in the pages of the whole model."""
+    layers = LAYERS["every kind"] * 3
+    with served(hybrid_config(*layers)):
+        setup = _decide(EngineConfig(model="", device="cpu", block_size=4, load_format="dummy"), rank=0)
+        plan = setup.plan_pool(has_weights=False)
+        loaded: list[LoadedEngine] = []
+        _serve_small(setup, plan, loaded.append)
+    offline = OfflineEngine(loaded[0])
+    assert len(offline.loaded.runner._kv_pool.layers) == len(LAYERS["every kind"]) - 1
+    for _ in range(2):
+        (result,) = offline.generate([prompts()[-1]], [SamplingParams(max_tokens=8, temperature=0.0)])
+    assert result.error is None
+    assert result.num_cached_tokens == 192
+
+
+def test_prompt_logprobs_and_embeddings_of_long_prompts(layers: Sequence[str]) -> None:
+    """Steps that return hidden states of whole prompts advance states too."""
+    asked = SamplingParams(max_tokens=6, temperature=0.0, prompt_logprobs=1)
+    plain = SamplingParams(max_tokens=6, temperature=0.0)
+    offline = load_hybrid(*layers)
+    inputs = prompts()[8:]
+    expected = tokens(offline.generate(inputs, [plain] * len(inputs)))
+    assert tokens(offline.generate(inputs, [asked] * len(inputs))) == expected
+    results = [load_hybrid(*layers, max_num_batched_tokens=size).generate(inputs, [asked] * 8) for size in (24, 512)]
+    for one, other in zip(*results, strict=True):
+        assert [entry.logprob for entry in one.prompt_logprobs] == pytest.approx(
+            [entry.logprob for entry in other.prompt_logprobs], abs=1e-4
+        )
+    vectors = [
+        np.frombuffer(load_hybrid(*layers, max_num_batched_tokens=size).embed(inputs, "mean")[-1].embedding, np.float32)
+        for size in (24, 512)
+    ]
+    assert vectors[0] == pytest.approx(vectors[1], abs=1e-3)
