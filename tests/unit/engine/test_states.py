@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,9 @@ from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from engine.startup.load import _decide, _serve_small
 from engine.startup.setup import LoadedEngine
+from tests.support.checkpoints import make_configs
 from tests.support.hybrid_model import LAYERS, VOCAB_SIZE, Untouched, hybrid_config, load_hybrid, pad_steps, served
+from tests.support.reference import save_checkpoint
 from tests.unit.engine.test_real_model import tokens
 
 NUM_TOKENS = 24
@@ -188,3 +192,24 @@ def test_prompt_logprobs_and_embeddings_of_long_prompts(layers: Sequence[str]) -
         for size in (24, 512)
     ]
     assert vectors[0] == pytest.approx(vectors[1], abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "falcon_h1"])
+def test_two_ranks_give_the_same(kind: str, tmp_path: Path) -> None:
+    """Each with its share of the states, drafts included, in a pool that is too small for all requests at once."""
+    config = make_configs()[kind]
+    config.max_position_embeddings = 320
+    save_checkpoint(tmp_path, config)
+    shared = EngineConfig(model=str(tmp_path), device="cpu", block_size=4, max_num_batched_tokens=80, max_model_len=260)
+    expected = tokens(OfflineEngine.load(shared).generate(prompts(), repetitive()))
+    speculative = SpeculativeConfig(num_tokens=3, ngram_min=1, ngram_max=3)
+    changes = {"tensor_parallel_size": 2, "kv_cache_memory_bytes": 400_000, "speculative": speculative}
+    offline = OfflineEngine.load(msgspec.structs.replace(shared, **changes))
+    try:
+        for _ in range(2):
+            results = offline.generate(prompts(), repetitive())
+            assert tokens(results) == expected
+        assert sum(result.num_cached_tokens for result in results) > 0
+        assert offline.engine.scheduler.drafts.num_accepted > 0
+    finally:
+        offline.loaded.close()
