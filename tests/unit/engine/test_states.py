@@ -213,3 +213,21 @@ def test_two_ranks_give_the_same(kind: str, tmp_path: Path) -> None:
         assert offline.engine.scheduler.drafts.num_accepted > 0
     finally:
         offline.loaded.close()
+
+
+@pytest.mark.parametrize("num_drafts", [0, 4])
+def test_a_state_saved_in_an_answer_is_that_of_its_tokens(layers: Sequence[str], num_drafts: int) -> None:
+    """The next turn of a conversation begins there, after rows with and without drafts."""
+    asked = [SamplingParams(max_tokens=size, logit_bias={5: 5.0, 7: 5.0}, temperature=0.0) for size in (120, 12)]
+    inputs = [prompts()[index] for index in (3, 7, 11)]
+    cold = load_hybrid(*layers, enable_prefix_caching=False)
+    answers = tokens(cold.generate(inputs, asked[:1] * 3))
+    turns = [[*prompt, *answer, 1, 2] for prompt, answer in zip(inputs, answers, strict=True)]
+    expected = tokens(cold.generate(turns, asked[1:] * 3))
+    speculative = SpeculativeConfig(num_tokens=num_drafts, ngram_min=1, ngram_max=3) if num_drafts else None
+    for depth in (1, 2):
+        offline = load_hybrid(*layers, speculative=speculative, overlap_depth=depth)
+        assert tokens(offline.generate(inputs, asked[:1] * 3)) == answers
+        results = offline.generate(turns, asked[1:] * 3)
+        assert tokens(results) == expected
+        assert [result.num_cached_tokens for result in results] == [128, 128, 256]
