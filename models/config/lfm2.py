@@ -68,14 +68,20 @@ def find_conv_layers(config: Fields, num_layers: int) -> tuple[Mixer, ...]:
                 f"{config.where}: layer_types must be a list of 'conv' and 'full_attention' for {num_layers} layers,"
                 f" found {kinds!r}"
             )
-        return tuple(names[kind] for kind in kinds)
+        return _with_attention(config, [names[kind] for kind in kinds])
     if indices is None:
         indices = list(range(num_layers))
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < num_layers for index in indices):
         raise ModelError(
             f"{config.where}: full_attn_idxs must be indices of the {num_layers} layers, found {indices!r}"
         )
-    return tuple("attention" if layer in indices else "recurrent" for layer in range(num_layers))
+    return _with_attention(config, ["attention" if layer in indices else "recurrent" for layer in range(num_layers)])
+
+
+def _with_attention(config: Fields, mixers: list[Mixer]) -> tuple[Mixer, ...]:
+    if "attention" not in mixers:
+        raise ModelError(f"{config.where}: none of its {len(mixers)} layers has attention: served are models with some")
+    return tuple(mixers)
 
 
 def read_mlp_width(config: Fields) -> int:
