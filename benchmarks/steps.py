@@ -154,7 +154,7 @@ def _decode(loaded: LoadedEngine, num_rows: int, context: int, num_steps: int) -
         _add(offline, f"d{number}", context, max_tokens=config.max_model_len - context)
     while len(scheduler.running) < num_rows or any(not request.is_decoding for request in scheduler.running):
         offline.engine.run_once()
-        if scheduler.num_preemptions or (scheduler.waiting and scheduler.kv.pool.num_free < num_rows):
+        if scheduler.num_preemptions or (scheduler.waiting.requests and scheduler.kv.pool.num_free < num_rows):
             _end(offline)
             return None
     # rows whose prompts came first have decoded since; half of the timed steps come before the middle

@@ -9,23 +9,27 @@ from __future__ import annotations
 import torch
 
 from kernels.causal_conv import reference as causal_conv_reference
-from kernels.delta_rule import gates as delta_gates_reference
-from kernels.delta_rule import reference as delta_rule_reference
+from kernels.delta_rule import chunks, gates
 from kernels.dispatch import HAS_TRITON, has_pdl, op
 from kernels.elementwise import reference as elementwise
-from kernels.elementwise.reference import UNSCALED, KVScales, write_kv
 from kernels.inputs import reference as inputs
 from kernels.lora.reference import LoraWeights, add_lora, gather_loras
+from kernels.mamba2 import chunked as mamba2_chunked
 from kernels.mamba2 import reference as mamba2_reference
 from kernels.moe import reference as moe
 from kernels.sampling import reference as sampling
 from kernels.sampling.reference import SamplingState
 
 if HAS_TRITON:
+    from kernels.causal_conv import triton as causal_conv_triton
+    from kernels.delta_rule import triton as delta_rule_triton
+    from kernels.delta_rule import triton_gates
     from kernels.elementwise import triton as elementwise_triton
     from kernels.inputs import triton as inputs_triton
     from kernels.lora import triton as lora_triton
     from kernels.lora.triton import LoraTiles
+    from kernels.mamba2 import triton as mamba2_triton
+    from kernels.mamba2 import triton_elementwise as mamba2_elementwise_triton
     from kernels.moe import triton as moe_triton
     from kernels.sampling import triton_draw
     from kernels.sampling.triton_draw import SamplingScratch
@@ -38,57 +42,20 @@ relu_squared = op(elementwise.relu_squared, lambda: elementwise_triton.relu_squa
 xielu = op(elementwise.xielu, lambda: elementwise_triton.xielu)
 silu_and_mul = op(elementwise.silu_and_mul, lambda: elementwise_triton.silu_and_mul)
 gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: elementwise_triton.gelu_tanh_and_mul)
-mamba2 = mamba2_reference.mamba2
-mamba2_dt = mamba2_reference.mamba2_dt
-grouped_gated_norm = mamba2_reference.grouped_gated_norm
+norm_rope_write_kv = op(elementwise.norm_rope_write_kv, lambda: elementwise_triton.norm_rope_write_kv)
+mamba2 = op(mamba2_chunked.mamba2, lambda: mamba2_triton.mamba2)
+mamba2_dt = op(mamba2_reference.mamba2_dt, lambda: mamba2_elementwise_triton.mamba2_dt)
+grouped_gated_norm = op(mamba2_reference.grouped_gated_norm, lambda: mamba2_elementwise_triton.grouped_gated_norm)
 fused_moe = op(moe.fused_moe, lambda: moe_triton.fused_moe)
 gather_decode_inputs = op(inputs.gather_decode_inputs, lambda: inputs_triton.gather_decode_inputs, takes_pdl=False)
 gather_mixed_inputs = op(inputs.gather_mixed_inputs, lambda: inputs_triton.gather_mixed_inputs, takes_pdl=False)
 gather_draft_inputs = op(inputs.gather_draft_inputs, lambda: inputs_triton.gather_draft_inputs, takes_pdl=False)
 penalize = op(sampling.penalize, lambda: triton_draw.penalize, takes_pdl=False)
 allow_only = op(sampling.allow_only, lambda: triton_draw.allow_only, takes_pdl=False)
-causal_conv = causal_conv_reference.causal_conv
-gated_delta_rule = delta_rule_reference.gated_delta_rule
-delta_gates = delta_gates_reference.delta_gates
-gated_rms_norm = delta_gates_reference.gated_rms_norm
-
-
-def _norm_rope_write_kv(
-    qkv: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-    positions: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    *,
-    num_heads: int,
-    kv_scales: KVScales = UNSCALED,
-    is_interleaved: bool = False,
-    norms_rotated: bool = False,
-) -> torch.Tensor:
-    """Split qkv, normalise each head of q and k (unless the weights are None), rotate them, store k and v.
-
-    is_interleaved: see apply_rope. norms_rotated: the heads are normalised after the rotation instead of before it.
-
-    qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; weights: [head_dim], both of one dtype (see
-    kernels.elementwise.reference.rms_norm); positions, slot_mapping: [T] int64;
-    cos_sin_cache: [max_positions, rotary_dim]; caches, kv_scales: as write_kv, which writes them. Returns q [T, H, D].
-    """
-    num_kv_heads, head_dim = k_cache.shape[2:]
-    q, k, v = qkv.unflatten(-1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    if q_weight is not None and k_weight is not None and not norms_rotated:
-        q, k = elementwise.rms_norm(q, q_weight, eps), elementwise.rms_norm(k, k_weight, eps)
-    q, k = elementwise.apply_rope(q, k, positions, cos_sin_cache, is_interleaved=is_interleaved)
-    if q_weight is not None and k_weight is not None and norms_rotated:
-        q, k = elementwise.rms_norm(q, q_weight, eps), elementwise.rms_norm(k, k_weight, eps)
-    write_kv(k, v, k_cache, v_cache, slot_mapping, kv_scales)
-    return q
-
-
-norm_rope_write_kv = op(_norm_rope_write_kv, lambda: elementwise_triton.norm_rope_write_kv)
+causal_conv = op(causal_conv_reference.causal_conv, lambda: causal_conv_triton.causal_conv)
+gated_delta_rule = op(chunks.gated_delta_rule, lambda: delta_rule_triton.gated_delta_rule)
+delta_gates = op(gates.delta_gates, lambda: triton_gates.delta_gates)
+gated_rms_norm = op(gates.gated_rms_norm, lambda: triton_gates.gated_rms_norm)
 
 
 class TokenSampler:

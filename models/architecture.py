@@ -29,7 +29,7 @@ class Architecture:
     activation: Literal["silu", "gelu_tanh", "legacy_gelu_tanh", "relu2", "xielu"] = "silu"
     # models/config/layers.py: the constants in the config
     multipliers: Literal[
-        "llama", "granite", "gemma", "gemma2", "gemma3", "gemma4", "ministral3", "cohere2", "llama4"
+        "llama", "granite", "gemma", "gemma2", "gemma3", "gemma4", "ministral3", "cohere2", "llama4", "falcon"
     ] = "llama"
     # models/config/layers.py: no layer slides, all do, those in layer_types do, or those by a rule
     sliding_layers: Literal[
@@ -66,9 +66,13 @@ class Architecture:
         "gpt_oss",
         "gemma4",
         "qwen3_5",
+        "lfm2",
+        "nemotron",
     ] = "none"
     # models/config/recurrence.py: the recurrent layers, whose fields are spelled as the family named spells them
-    recurrence: Literal["none", "qwen3_next", "qwen3_5", "olmo_hybrid"] = "none"
+    recurrence: Literal[
+        "none", "qwen3_next", "qwen3_5", "olmo_hybrid", "lfm2", "granite", "bamba", "falcon", "nemotron"
+    ] = "none"
     # the query projection yields a gate for each head beside the query: the head's output is multiplied by its sigmoid
     has_output_gate: bool = False
     has_sinks: bool = False  # attention has a learned logit for each head beside those of keys
@@ -78,6 +82,7 @@ class Architecture:
     expert: str = "mlp.experts.0.gate_proj"
     shared_expert: str = "mlp.shared_expert"
     mlp: str = "mlp"  # the block of a dense MLP
+    attention: str = "self_attn"  # the block of attention
     # models/config/rope.py: the spelling of the rotary fields
     rope: Literal[
         "llama",

@@ -76,9 +76,3 @@ class ForwardContext:
     # [T, layers, size]: inputs of each layer beside the hidden states; set by models that have them
     layer_inputs: torch.Tensor | None = None
     states: StepStates | None = None  # None: a model without recurrent layers
-
-    def kv(self, layer: int) -> LayerKV:
-        """Return the keys and values of a layer with attention."""
-        cache = self.kv_caches[layer]
-        assert cache is not None, f"layer {layer} has no attention"
-        return cache

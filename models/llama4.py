@@ -1,8 +1,7 @@
 """Decoder layer of Llama 4's text part (Meta, 2025): experts of scaled inputs, and layers with and without RoPE.
 
 RoPE rotates neighbouring dimensions, in fp32, before a norm without weight. Queries of layers without RoPE grow with
-their position. The other layers attend within chunks of positions: served is a context of one chunk, in which that is
-full attention.
+their position. The other layers attend within chunks of positions (LayerCache.chunk).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import dataclasses
 from models.architecture import Architecture
 from models.errors import ModelError
 from models.registry_experts import EXPERTS, HUNYUAN_HARMLESS, HUNYUAN_NEUTRAL
+from models.registry_hybrid import HYBRIDS
 from models.registry_recurrent import RECURRENT
 
 
@@ -368,6 +369,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         _text_part_of(_GEMMA3), neutral={"final_logit_softcapping": ()}
     ),
     **EXPERTS,
+    **HYBRIDS,
     **RECURRENT,
 }
 

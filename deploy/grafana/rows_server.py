@@ -106,6 +106,34 @@ CACHING = Row(
             (Query(rate("quire_prefix_cache_evictions_total"), "blocks"),),
             width=12,
         ),
+        Panel(
+            "timeseries",
+            "Prompts by why no more was found",
+            "all: nothing was missing. differs: cached prompts go on differently. evicted: it was overwritten. "
+            "no_checkpoint: recurrent layers have no saved state there.",
+            "reqps",
+            (Query(rate("quire_prefix_cache_requests_total", by="reason"), "{{reason}}"),),
+            width=12,
+            is_stacked=True,
+        ),
+        Panel(
+            "timeseries",
+            "States of recurrent layers",
+            "Saved states per second, those not saved for want of memory, those that prompts went on from, and those "
+            "that were overwritten. Nothing for models without such layers.",
+            "cps",
+            (Query(rate("quire_prefix_cache_states_total", by="event"), "{{event}}"),),
+            width=12,
+        ),
+        Panel(
+            "timeseries",
+            "Memory of states",
+            "Live states of requests, and saved ones that prompts can find.",
+            "bytes",
+            (Query(total("quire_kv_cache_state_bytes", by="use"), "{{use}}"),),
+            width=12,
+            is_stacked=True,
+        ),
     ),
 )
 

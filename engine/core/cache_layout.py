@@ -1,13 +1,15 @@
 """CacheLayout: which blocks of each group of layers a request of some length needs, and how many pages they are.
 
 Plain Python; never torch. Derived from SchedulerConfig, never changed. A row that starts at token p of its request
-reads, of a full group, all blocks of the tokens before p; of a window group those with the window - 1 tokens before p.
+reads, of a full group, all blocks of the tokens before p; of a window group those with the window - 1 tokens before p,
+or with the tokens of p's chunk.
 """
 
 from dataclasses import dataclass
 from math import lcm
 
 from engine.interface.config import SchedulerConfig
+from engine.interface.protocol import LayerKind
 
 NEVER = 1 << 62  # tokens
 
@@ -17,17 +19,24 @@ class GroupLayout:
     """One CacheGroup, with derived facts."""
 
     index: int
-    kind: str
+    kind: LayerKind
     tokens: int  # of a block
     pages: int  # of a block
     links: int  # of a block, in the chain of hashes
     first_table: int  # of its tables, which are numbered group after group
-    window: int  # tokens that a token sees, itself included; NEVER: all
+    window: int  # the most tokens that a token sees, itself included; NEVER: all
     is_window: bool  # blocks leave the request's table while it runs
+    is_chunked: bool  # the window is the token's own chunk of so many positions
 
     def first_block(self, start: int) -> int:
         """Return the first block that a row that starts at `start` reads."""
-        return max(start - self.window + 1, 0) // self.tokens
+        oldest = start // self.window * self.window if self.is_chunked else max(start - self.window + 1, 0)
+        return oldest // self.tokens
+
+    def last_start(self, column: int) -> int:
+        """Return the last start of a row that reads this block, or one before it, of a window group."""
+        end = (column + 1) * self.tokens
+        return -(-end // self.window) * self.window - 1 if self.is_chunked else end + self.window - 2
 
     def num_blocks(self, num_tokens: int) -> int:
         """Return the blocks with which a request of this length can go on: all, or those of the window and one."""
@@ -44,7 +53,8 @@ class CacheLayout:
         num_tables = 0
         for index, group in enumerate(config.cache_groups):
             assert group.block_tokens % self.unit == 0
-            assert (group.kind == "window") == (group.window is not None)
+            window = group.chunk if group.window is None else group.window
+            assert (group.kind == "window") == (window is not None)
             self.groups.append(
                 GroupLayout(
                     index,
@@ -53,8 +63,9 @@ class CacheLayout:
                     group.pages_per_block,
                     group.block_tokens // self.unit,
                     num_tables,
-                    NEVER if group.window is None else group.window,
+                    NEVER if window is None else window,
                     group.kind == "window",
+                    group.chunk is not None,
                 )
             )
             num_tables += group.num_tables

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout, GroupLayout
 from engine.core.page_pool import PagePool
-from engine.core.prefix_hits import Hit, PrefixFinder
+from engine.core.prefix_hits import Hit
 from engine.core.request import BlockTable, Request
 
 
@@ -49,19 +49,19 @@ class StepKv:
 class Checkpoints:
     """Takes, restores and saves states. Does nothing for a model without state groups."""
 
-    def __init__(self, layout: CacheLayout, pool: PagePool, finder: PrefixFinder) -> None:
+    def __init__(self, layout: CacheLayout, pool: PagePool) -> None:
         self.num_saved = 0
         self.num_skipped = 0  # for want of pages
         self.num_restored = 0
         self._layout = layout
         self._pool = pool
-        self._finder = finder
         self._num_hits: dict[int, int] = {}  # of saved states, by block; a parting point begins with one
 
     def begin(self, request: Request, hit: Hit) -> None:
         """Take the live states of a request; the hit's saved states, which are held, are copied by its first row."""
         for group in self._layout.states:
             request.tables[group.index] = BlockTable([self._pool.take(group.index)])
+            request.restored_tokens = hit.num_tokens
             for block in hit.blocks[group.index]:
                 request.restores.append((group.index, block))
                 if request.checkpoint != hit.num_tokens:
@@ -101,11 +101,22 @@ class Checkpoints:
                 self._pool.publish(index, key, save.block)
                 self._num_hits[save.block] = int(save.num_tokens == request.parting_point)
                 self.num_saved += 1
+                if save.group is self._layout.states[0]:
+                    request.saved_tokens.append(save.num_tokens)
             if request.checkpoint and request.checkpoint != save.num_tokens:
                 self._supersede(request, save.group)
         for save in published:
             save.request.checkpoint, save.request.has_hit_checkpoint = save.num_tokens, False
         self._pool.release(step.blocks)
+
+    def saved_tokens(self, request: Request) -> list[int]:
+        """Return where a request saved states that can still be found."""
+        return [num_tokens for num_tokens in request.saved_tokens if self._is_saved(request, num_tokens)]
+
+    def num_findable(self) -> tuple[int, int]:
+        """Return the number of saved states that can be found, and of their pages."""
+        counts = [(self._pool.num_published(group.index), group.pages) for group in self._layout.states]
+        return sum(count for count, _ in counts), sum(count * pages for count, pages in counts)
 
     def taint(self, request: Request) -> None:
         """Take what a request has saved or found out of the prefix cache."""
@@ -143,7 +154,7 @@ class Checkpoints:
             self._pool.spend(block)
 
     def _is_saved(self, request: Request, num_tokens: int) -> bool:
-        self._finder.extend_hashes(request, num_tokens)
+        request.extend_hashes(num_tokens, unit=self._layout.unit)
         key = self._key(request, num_tokens)
         return all(self._pool.find(group.index, key) is not None for group in self._layout.states)
 

@@ -91,7 +91,7 @@ class Engine:
         self._release_memory = parts.release_memory
         self._grammars = parts.grammars or Grammars(no_compiler, vocab_size=parts.vocab_size)
         self._is_speculative = parts.make_drafter is not None
-        self._stats = EngineStats(parts.metrics, self.scheduler)
+        self._stats = EngineStats(parts.metrics, self.scheduler, bytes_per_page=parts.bytes_per_block)
         self._in_flight: StepHandle | None = None
         self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)
@@ -169,7 +169,7 @@ class Engine:
         logger.error(
             "out of memory in a step failed=%d recomputed=%d reason=%r",
             len(failed),
-            len(self.scheduler.waiting),
+            len(self.scheduler.waiting.requests),
             reason,
         )
         shortage = OutOfMemory("The device has too little free memory for this request now; try again shortly.")
@@ -262,7 +262,7 @@ class Engine:
     @property
     def _has_max_requests(self) -> bool:
         # requests for free rows are not counted: a burst into an idle engine starts at once and is no queue
-        num_waiting = len(self.scheduler.waiting) + len(self._grammars.pending)
+        num_waiting = len(self.scheduler.waiting.requests) + len(self._grammars.pending)
         return num_waiting >= self.max_queued_requests + self.scheduler.num_free_rows
 
     def _check_queued_tokens(self, num_prompt: int) -> None:

@@ -19,8 +19,10 @@ from engine.core.cache_layout import NEVER, CacheLayout, GroupLayout
 from engine.core.checkpoints import Checkpoints, Save, StepKv
 from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit, PrefixFinder
+from engine.core.prefix_misses import PrefixMisses
 from engine.core.request import BlockTable, Request
 from engine.interface.config import SchedulerConfig
+from engine.interface.protocol import CacheReport
 
 
 class KvCaches:
@@ -34,8 +36,10 @@ class KvCaches:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_limited_tokens: Counter[str] = Counter()  # by kind: tokens of the full groups' hits that it lacked
+        self.num_by_reason: Counter[str] = Counter()  # requests, by why no more of their prompt was found
         self._finder = PrefixFinder(self.layout, self.pool)
-        self.checkpoints = Checkpoints(self.layout, self.pool, self._finder)
+        self._misses = PrefixMisses(self.layout, self.pool)
+        self.checkpoints = Checkpoints(self.layout, self.pool)
         self._growing = self.layout.growing
         self._most_pages = self.layout.most_pages
         self._has_states = bool(self.layout.states)
@@ -52,7 +56,7 @@ class KvCaches:
         if num_spare <= 0:
             return False
         nothing = Hit(0, [[] for _ in layout.groups])
-        hit = self._finder.find(request) if self._is_caching else nothing
+        hit = found = self._finder.find(request) if self._is_caching else nothing
         if self._num_pages(request, hit) > num_spare:
             # a saved state and the live one are two: a hit must not keep a request from running alone
             if num_reserved or not layout.states or self._num_pages(request, nothing) > num_spare:
@@ -69,10 +73,8 @@ class KvCaches:
         request.num_computed_tokens = hit.num_tokens
         self._set_marks(request, hit)
         self.commit_row(request, hit.num_tokens)
-        if self._is_caching and not request.num_preemptions:
-            self.num_queried_tokens += request.num_tokens
-            self.num_hit_tokens += hit.num_tokens
-            self.num_limited_tokens.update(dict(hit.limits))
+        if not request.num_preemptions:
+            self._record_lookup(request, found, hit)
         return True
 
     def begin_step(self) -> StepKv:
@@ -158,7 +160,7 @@ class KvCaches:
                 first = group.first_block(end)
                 if first > table.first:
                     self._release_until(first, request, table, group)
-                next_due = min(next_due, (table.first + 1) * group.tokens + group.window - 1)
+                next_due = min(next_due, group.last_start(table.first) + 1)
         request.next_due_tokens = next_due
 
     def end_step(self, step: StepKv, published: Iterable[Save] = ()) -> None:
@@ -171,6 +173,9 @@ class KvCaches:
         last = max([0, request.checkpoint, *request.marks]) if self.layout.states else NEVER
         for group in reversed(self.layout.groups):
             table = request.tables[group.index]
+            first_of_answer = len(request.prompt_token_ids) // group.tokens
+            if self._is_explained(group) and first_of_answer < table.num_published:
+                self._misses.note_published(request, range(first_of_answer, table.num_published))
             num_spent = max(table.end - max(-(-last // group.tokens), table.first), 0)  # that no hit can reach
             self.pool.release(table.blocks[: -num_spent - 1 : -1], is_spent=True)
             self.pool.release(reversed(table.blocks[: len(table.blocks) - num_spent]))
@@ -237,6 +242,18 @@ class KvCaches:
                         key = request.block_hashes[(column + 1) * group.links - 1]
                         assert self.pool.find(group.index, key) == block
 
+    def _record_lookup(self, request: Request, found: Hit, hit: Hit) -> None:
+        """Count a request's first admission, and tell it why its hit is not longer. hit: what it took of `found`."""
+        if not self._is_caching:
+            request.cache_report = CacheReport("off", 0, 0)
+            return
+        self.num_queried_tokens += request.num_tokens
+        self.num_hit_tokens += hit.num_tokens
+        if self.layout.full:
+            self.num_limited_tokens.update(dict(hit.limits))
+        request.cache_report = self._misses.explain(request, found, is_taken=hit is found)
+        self.num_by_reason[request.cache_report.reason] += 1
+
     def _num_pages(self, request: Request, hit: Hit) -> int:
         """Return the free pages that the request needs, those of the hit included."""
         held = sum(len(hit.blocks[group.index]) * group.pages for group in self.layout.growing)
@@ -269,10 +286,16 @@ class KvCaches:
         pages = zip(*(self.pool.pages(block) for block in blocks), strict=True)
         added += [(group.first_table + i, column, list(column_pages)) for i, column_pages in enumerate(pages)]
 
+    def _is_explained(self, group: GroupLayout) -> bool:
+        """Return whether the group is the one whose blocks tell where prefixes part."""
+        return bool(self.layout.full) and group is self.layout.full[0]
+
     def _publish(self, request: Request, table: BlockTable, group: GroupLayout, end: int) -> None:
         hashes, links, num_full = request.block_hashes, group.links, end // group.tokens
         if len(hashes) < num_full * links:
-            self._finder.extend_hashes(request, end)
+            request.extend_hashes(end, unit=self.layout.unit)
+        if self._is_explained(group) and (table.num_published + 1) * group.tokens <= len(request.prompt_token_ids):
+            self._misses.note_published(request, range(table.num_published, num_full))  # those of the answer: free()
         for column in range(table.num_published, num_full):
             self.pool.publish(group.index, hashes[(column + 1) * links - 1], table.blocks[column - table.first])
             table.num_published = column + 1

@@ -15,11 +15,12 @@ from itertools import chain, islice, zip_longest
 
 import numpy as np
 
+from engine.core.kv_caches import KvCaches
 from engine.core.outputs import Transport
 from engine.core.page_pool import PagePool
 from engine.core.request import BlockTable, Request
 from engine.core.scheduler import Scheduler
-from engine.interface.protocol import KvKind, KvRequest, KvSnapshot
+from engine.interface.protocol import KvGroup, KvKind, KvRequest, KvSnapshot, KvStates
 
 MAX_LISTED = 512  # requests without blocks: bounds the snapshot's size with a long queue
 
@@ -101,14 +102,15 @@ class KvView:
                 sum(table.num_pages for table in tables),
                 num_runs,
                 num_shared,
-                [len(table.runs) // 2 for table in tables],
+                tables,
+                kv,
             )
             for request, tables, num_runs, num_shared in zip(
                 holders, self._tables.values(), num_runs, num_shared, strict=True
             )
         ]
-        pending = _rows_without_blocks(self._pending.values(), "gate", now)
-        rows += islice(chain(pending, _rows_without_blocks(scheduler.waiting, "waiting", now)), MAX_LISTED)
+        pending = _rows_without_blocks(self._pending.values(), "gate", now, kv)
+        rows += islice(chain(pending, _rows_without_blocks(scheduler.waiting.requests, "waiting", now, kv)), MAX_LISTED)
         return KvSnapshot(
             step_id=scheduler.committed_step_id,
             now_s=now,
@@ -121,13 +123,15 @@ class KvView:
             num_cached=int(np.count_nonzero(is_cached)),
             kinds=[KvKind(*counts) for counts in kv.pages_by_kind()],
             requests=rows,
-            num_unlisted=max(0, len(scheduler.waiting) + len(self._pending) - MAX_LISTED),
+            num_unlisted=max(0, len(scheduler.waiting.requests) + len(self._pending) - MAX_LISTED),
             runs=runs,
             cached_runs=_runs_of(is_cached),
             num_queried_tokens=kv.num_queried_tokens,
             num_hit_tokens=kv.num_hit_tokens,
             num_evictions=sum(pool.num_evictions),
             num_preemptions=scheduler.num_preemptions,
+            groups=[KvGroup(group.kind, group.tokens, group.pages) for group in kv.layout.groups],
+            states=_states_of(kv, num_holders=len(holders)) if kv.layout.states else None,
         )
 
     def _tables_of(self, request: Request) -> list[TableRuns]:
@@ -188,9 +192,9 @@ def _runs_of(is_in: np.ndarray) -> bytes:
     return np.stack((starts, ends - starts), axis=1).astype(np.int32).tobytes()
 
 
-def _rows_without_blocks(requests: Iterable[Request], state: str, now: float) -> Iterator[KvRequest]:
+def _rows_without_blocks(requests: Iterable[Request], state: str, now: float, kv: KvCaches) -> Iterator[KvRequest]:
     for request in requests:
-        yield _row(request, state, now, 0, 0, 0, [])
+        yield _row(request, state, now, 0, 0, 0, [], kv)
 
 
 def _row(
@@ -200,7 +204,8 @@ def _row(
     num_pages: int,
     num_runs: int,
     num_shared: int,
-    num_group_runs: list[int],
+    tables: list[TableRuns],
+    kv: KvCaches,
 ) -> KvRequest:
     return KvRequest(
         request.request_id,
@@ -214,5 +219,24 @@ def _row(
         request.num_cached_tokens,
         max(0.0, now - request.arrival_s),  # arrival_s was read by another process
         request.num_preemptions,
-        num_group_runs,
+        [len(table.runs) // 2 for table in tables],
+        sum(tables[group.index].num_pages for group in kv.layout.states) if tables else 0,
+        request.restored_tokens,
+        kv.checkpoints.saved_tokens(request) if request.saved_tokens else [],
+        request.cache_report.reason if request.cache_report is not None else None,
+    )
+
+
+def _states_of(kv: KvCaches, *, num_holders: int) -> KvStates:
+    num_saved, num_saved_blocks = kv.checkpoints.num_findable()
+    events = kv.state_events()
+    return KvStates(
+        num_live=num_holders * len(kv.layout.states),
+        num_saved=num_saved,
+        num_live_blocks=num_holders * sum(group.pages for group in kv.layout.states),
+        num_saved_blocks=num_saved_blocks,
+        num_made=events["saved"],
+        num_skipped=events["skipped"],
+        num_restored=events["restored"],
+        num_evicted=events["evicted"],
     )

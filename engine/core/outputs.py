@@ -42,8 +42,9 @@ class Transport(Protocol):
 class EngineStats:
     """Records into a Metrics; reads the scheduler and never changes it."""
 
-    def __init__(self, metrics: Metrics, scheduler: Scheduler) -> None:
+    def __init__(self, metrics: Metrics, scheduler: Scheduler, *, bytes_per_page: int) -> None:
         self._metrics = metrics
+        self._bytes_per_page = bytes_per_page
         self._scheduler = scheduler
         self._counted: dict[tuple[str, str], int] = {}  # the scheduler's totals at the last record_state()
         self._last_commit_s: float | None = None  # None after idling
@@ -129,12 +130,14 @@ class EngineStats:
         self._count_up_to("prefix_cache_evictions_total", sum(kv.pool.num_evictions))
         for kind, count in kv.num_limited_tokens.items():
             self._count_up_to("prefix_cache_limited_tokens_total", count, kind)
+        for reason, count in kv.num_by_reason.items():
+            self._count_up_to("prefix_cache_requests_total", count, reason)
         for event, count in kv.state_events().items():
             self._count_up_to("prefix_cache_states_total", count, event)
         self._count_up_to("spec_decode_num_drafts_total", scheduler.drafts.num_rows)
         self._count_up_to("spec_decode_num_draft_tokens_total", scheduler.drafts.num_tokens)
         self._count_up_to("spec_decode_num_accepted_tokens_total", scheduler.drafts.num_accepted)
-        gauge, num_waiting = self._metrics.gauge, len(scheduler.waiting)
+        gauge, num_waiting = self._metrics.gauge, len(scheduler.waiting.requests)
         gauge("num_requests_running", len(scheduler.running) + len(scheduler.retiring))
         gauge("num_requests_waiting", num_waiting + num_deferred)
         gauge("num_requests_waiting_by_reason", num_waiting, "capacity")
@@ -145,6 +148,13 @@ class EngineStats:
         for kind, num_held, num_cached in kv.pages_by_kind():
             gauge("kv_cache_pages_held", num_held, kind)
             gauge("kv_cache_pages_cached", num_cached, kind)
+        num_holders, states = len(scheduler.running) + len(scheduler.retiring), kv.layout.states
+        num_saved, num_saved_pages = kv.checkpoints.num_findable()
+        gauge("kv_cache_states", num_holders * len(states), "live")
+        gauge("kv_cache_states", num_saved, "saved")
+        num_live_pages = num_holders * sum(group.pages for group in states)
+        gauge("kv_cache_state_bytes", num_live_pages * self._bytes_per_page, "live")
+        gauge("kv_cache_state_bytes", num_saved_pages * self._bytes_per_page, "saved")
 
     def _count_up_to(self, name: str, total: int, label: str = "") -> None:
         counted = self._counted.get((name, label), 0)
@@ -158,7 +168,7 @@ class EngineStats:
             "engine running=%d waiting=%d kv_usage=%.3f prompt_tokens_per_s=%.1f generation_tokens_per_s=%.1f"
             " prefix_hit_rate=%.3f preemptions=%d step_id=%d",
             len(scheduler.running),
-            len(scheduler.waiting),
+            len(scheduler.waiting.requests),
             kv.pool.num_used / kv.pool.num_usable,
             self._num_prompt_tokens / elapsed_s,
             self._num_output_tokens / elapsed_s,
@@ -247,4 +257,4 @@ class Outbox:
 
     def _add_start(self, events: StepEvents, row: int, request: Request) -> None:
         queue_s, prefill_s = self._stats.record_started(request)
-        events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s))
+        events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s, request.cache_report))

@@ -13,6 +13,25 @@ from collections.abc import Collection, Iterable, Sequence
 
 from engine.interface.config import CacheGroup
 
+_NUM_REMEMBERED = 1 << 15
+
+
+class RecentKeys:
+    """A bounded memory of keys: at least the last 32,768 that were added, at most twice as many."""
+
+    def __init__(self) -> None:
+        self._newer: set[bytes] = set()
+        self._older: set[bytes] = set()
+
+    def add(self, key: bytes) -> None:
+        """Remember a key."""
+        if len(self._newer) >= _NUM_REMEMBERED:
+            self._newer, self._older = set(), self._newer
+        self._newer.add(key)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._newer or key in self._older
+
 
 class PagePool:
     """Owns the pages and the prefix cache. Every operation is O(1) per page; no order depends on a hash."""
@@ -22,6 +41,7 @@ class PagePool:
         self.num_free = num_pages - 1  # pages that nobody holds, cached ones included
         self.dirty: list[int] = []  # pages to zero in the next step
         self.num_evictions = [0 for _ in groups]  # blocks that were cached and overwritten
+        self.evicted = [RecentKeys() for _ in groups]  # the keys of such blocks
         self.num_held = [0 for _ in groups]  # pages
         self.num_cached = [0 for _ in groups]  # pages that nobody holds
         kinds = [group.kind for group in groups]
@@ -55,6 +75,10 @@ class PagePool:
     def published(self) -> Collection[int]:
         """The blocks in the prefix cache, held or not."""
         return [block for published in self._published for block in published.values()]
+
+    def num_published(self, group: int) -> int:
+        """Return the number of the group's blocks in the prefix cache, held or not."""
+        return len(self._published[group])
 
     def pages(self, block: int) -> list[int]:
         """Return the pages of a block that is held or cached."""
@@ -195,8 +219,10 @@ class PagePool:
     def _evict(self) -> int:
         """Make the pages of a cached block blank, and take the first."""
         block, _ = self._cached.popitem(last=False)
+        group, key = self._group_of[block], self._hash_of[block]
+        assert key is not None
+        self.evicted[group].add(key)
         self._unpublish(block)
-        group = self._group_of[block]
         self.num_evictions[group] += 1
         self.num_cached[group] -= self._sizes[group]
         pages = self._pages_of.pop(block, None)

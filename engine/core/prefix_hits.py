@@ -1,19 +1,18 @@
 """PrefixFinder: the longest prefix of a request that all groups of layers have in the prefix cache. Never torch.
 
-A request's prefixes are named by a chain of hashes, one link per unit of tokens; its root is the salt and the adapter.
+A request's prefixes are named by its chain of hashes (Request.extend_hashes), one link per unit of tokens.
 The block of a group is found by the hash of all tokens up to its end, a saved state by that of all tokens before it.
 A hit is a position p that every group supplies: a full group all blocks up to p, a window group those that a row that
 starts at p reads, a state group the state saved at p.
 """
 
-from array import array
 from collections import Counter
-from hashlib import sha256
 from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout, GroupLayout
 from engine.core.page_pool import PagePool
 from engine.core.request import Request
+from engine.interface.protocol import LayerKind
 
 
 class Hit(NamedTuple):
@@ -22,7 +21,8 @@ class Hit(NamedTuple):
     num_tokens: int
     blocks: list[list[int]]  # by group; of a state group: the block of the saved state
     num_full_tokens: int = 0  # the prefix that the full groups alone would supply
-    limits: tuple[tuple[str, int], ...] = ()  # kinds of groups, and by how many tokens each made it shorter
+    limits: tuple[tuple[LayerKind, int], ...] = ()  # kinds of groups, and by how many tokens each made it shorter
+    num_matched_tokens: int = 0  # the blocks that all full groups have, also those behind the last place for a hit
 
 
 class PrefixFinder:
@@ -31,18 +31,18 @@ class PrefixFinder:
     def __init__(self, layout: CacheLayout, pool: PagePool) -> None:
         self._layout = layout
         self._pool = pool
-        self._unit = layout.unit
 
     def find(self, request: Request) -> Hit:
         """Return the longest hit within the request's cacheable tokens. O(1) per block of the request."""
         layout = self._layout
         most = request.num_cacheable_tokens // layout.step * layout.step
-        self.extend_hashes(request, most)
+        request.extend_hashes(most, unit=layout.unit)
         found = {group.index: self._find_full(request, group, most) for group in layout.full}
         for group in layout.full:
             most = min(most, len(found[group.index]) * group.tokens)
+        num_matched = most if layout.full else 0
         most = end = most // layout.step * layout.step
-        limits: Counter[str] = Counter()
+        limits: Counter[LayerKind] = Counter()
         while end and (missing := self._missing_before(request, end)) is not None:
             kind, lower = missing
             lower = lower // layout.step * layout.step
@@ -57,15 +57,7 @@ class PrefixFinder:
                 blocks[group.index] = [self._block(request, group, column) for column in columns]
             for group in layout.states:
                 blocks[group.index] = [self._block(request, group, end // group.tokens - 1)]
-        return Hit(end, blocks, most if layout.full else end, tuple(limits.items()) if layout.full else ())
-
-    def extend_hashes(self, request: Request, num_tokens: int) -> None:
-        """Extend the request's chain over its first num_tokens. Equal hashes mean equal prefix, salt and adapter."""
-        hashes, unit = request.block_hashes, self._unit
-        parent = hashes[-1] if hashes else _root(request)
-        for start in range(len(hashes) * unit, num_tokens - unit + 1, unit):
-            parent = sha256(parent + array("I", request.token_ids(start, start + unit)).tobytes()).digest()
-            hashes.append(parent)
+        return Hit(end, blocks, most if layout.full else end, tuple(limits.items()), num_matched or end)
 
     def _find_full(self, request: Request, group: GroupLayout, most: int) -> list[int]:
         """Return the blocks of the longest prefix within `most` tokens."""
@@ -78,7 +70,7 @@ class PrefixFinder:
             hits.append(block)
         return hits
 
-    def _missing_before(self, request: Request, end: int) -> tuple[str, int] | None:
+    def _missing_before(self, request: Request, end: int) -> tuple[LayerKind, int] | None:
         """Return the kind that does not supply `end`, and a bound of what it supplies; None: all supply `end`."""
         for group in self._layout.states:
             if self._lookup(request, group, end // group.tokens - 1) is None:
@@ -96,9 +88,3 @@ class PrefixFinder:
         block = self._lookup(request, group, column)
         assert block is not None
         return block
-
-
-def _root(request: Request) -> bytes:
-    """Return the parent of a request's first hash, of its salt and of its adapter, on which keys and values depend."""
-    salt = sha256(request.cache_salt.encode()).digest()
-    return sha256(f"adapter {request.lora_index}: ".encode() + salt).digest() if request.lora_index else salt

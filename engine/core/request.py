@@ -15,8 +15,10 @@ PlannedStep is a step between its plan and its commit, with its requests; RowOut
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,7 +26,7 @@ import numpy as np
 from engine.core.speculative import Drafter
 from engine.core.step import NO_TOKEN, PoolSpan, PromptLogprobsSpan, RowPlan, StepResult
 from engine.core.thinking import ThinkingState
-from engine.interface.protocol import PoolingKind, SamplingParams, TokenLogprobs
+from engine.interface.protocol import CacheReport, PoolingKind, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
     from engine.core.checkpoints import StepKv
@@ -106,6 +108,7 @@ class Request:
     params: SamplingParams
     arrival_s: float = 0.0
     cache_salt: str = ""
+    open_salt: str = ""  # that of the client's requests without a salt of their own
     priority: int = 0  # smaller runs earlier
     client_id: int = 0
     lora_index: int = 0  # its adapter; 0: none
@@ -118,13 +121,15 @@ class Request:
     sort_key: tuple[int, float, int] = (0, 0.0, 0)  # priority, arrival, number: the scheduling order
 
     tables: list[BlockTable] = field(default_factory=list)  # by group of layers; empty: it holds nothing
-    block_hashes: list[bytes] = field(default_factory=list)  # the chain over its first tokens; extended when needed
+    block_hashes: list[bytes] = field(default_factory=list)  # names of its prefixes in the prefix cache: a chain
     num_held_tokens: int = 0  # the first ones, for which all tables have blocks
     next_due_tokens: int = 0  # once so many are committed, its blocks have to be looked at
     marks: list[int] = field(default_factory=list)  # where others may go on: windows before them are worth keeping
     parting_point: int = 0  # the mark where the full groups know a longer prefix than its hit; 0: they do not
     checkpoint: int = 0  # where its newest saved state is: found, or saved by itself
     has_hit_checkpoint: bool = False  # it was found
+    saved_tokens: list[int] = field(default_factory=list)  # where it saved states, that others may have overwritten
+    restored_tokens: int = 0  # where its state came from; 0: its own beginning
     restores: list[tuple[int, int]] = field(default_factory=list)  # group and block of states for its first row
     awaited_step: int = -1  # the newest step in flight when its next token first had no room; -1: it has room
     num_promised_pages: int = 0  # pages that become free when this retiring request is released
@@ -145,6 +150,7 @@ class Request:
 
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    cache_report: CacheReport | None = None  # why there were no more
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -228,6 +234,29 @@ class Request:
         if start >= num_prompt:
             return self.output_token_ids[start - num_prompt : end - num_prompt]
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]
+
+    def extend_hashes(self, num_tokens: int, *, unit: int) -> None:
+        """Extend the chain over its first num_tokens, a link per unit. Equal hashes: equal prefix, salt and adapter."""
+        hashes = self.block_hashes
+        parent = hashes[-1] if hashes else self._root_hash()
+        for start in range(len(hashes) * unit, num_tokens - unit + 1, unit):
+            parent = link_hash(parent, self.token_ids(start, start + unit))
+            hashes.append(parent)
+
+    def _root_hash(self) -> bytes:
+        """Return the parent of the first hash."""
+        return root_hash(self.cache_salt, self.lora_index)
+
+
+def root_hash(cache_salt: str, lora_index: int) -> bytes:
+    """Return the parent of a chain's first hash: of the salt, and of the adapter, on which keys and values depend."""
+    salt = sha256(cache_salt.encode()).digest()
+    return sha256(f"adapter {lora_index}: ".encode() + salt).digest() if lora_index else salt
+
+
+def link_hash(parent: bytes, token_ids: list[int]) -> bytes:
+    """Return a chain's next hash."""
+    return sha256(parent + array("I", token_ids).tobytes()).digest()
 
 
 class RowOutput(NamedTuple):

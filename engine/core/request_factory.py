@@ -53,6 +53,7 @@ class RequestFactory:
             message.params,
             arrival_s=message.arrival_s,
             cache_salt=message.cache_salt,
+            open_salt=message.open_salt,
             priority=message.priority,
             client_id=client_id,
             lora_index=message.lora_index,

@@ -79,7 +79,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True until every request has ended and every step is committed."""
-        return bool(self.waiting or self.running or self._in_flight)
+        return bool(self.waiting.requests or self.running or self._in_flight)
 
     @property
     def num_free_rows(self) -> int:
@@ -134,7 +134,7 @@ class Scheduler:
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
         begun = [request for request in self.running if not request.is_decoding]
-        if step.rows:  # prompt chunks delay these decode rows
+        if step.rows and (begun or self.waiting.requests):  # prompt chunks delay these decode rows
             num_decodes = len(step.rows)
             pending = self.waiting.num_tokens_of_first(self.num_free_rows)
             pending += sum(request.num_prefill_tokens for request in begun)  # whole, so that chunks do not shrink
@@ -213,7 +213,7 @@ class Scheduler:
             assert request.num_computed_tokens <= request.num_tokens <= request.max_num_tokens
         assert all(request.status is Status.RUNNING for request in self.running)
         assert all(request.status is Status.RETIRING for request in self.retiring)
-        assert all(request.status is Status.WAITING and not request.tables for request in self.waiting)
+        assert all(request.status is Status.WAITING and not request.tables for request in self.waiting.requests)
         assert all(request.last_step > self.committed_step_id for request in self.retiring)
         self.waiting.check()
         assert self.running == sorted(self.running, key=by_order)
@@ -221,7 +221,7 @@ class Scheduler:
     def _plan_decodes(self, step: PlannedStep, budget: int) -> int:
         """Plan one token, and drafts, of every decoding request that has room; return the remaining budget."""
         running, rows, step_id = self.running, step.rows, step.step_id
-        num_rows = len(running) + min(len(self.waiting), self.num_free_rows)  # upper bound for this step
+        num_rows = len(running) + min(len(self.waiting.requests), self.num_free_rows)  # upper bound for this step
         num_spare = min(budget // 2, self.config.max_num_samples or self.config.max_num_seqs) - num_rows
         host_token_rows: list[tuple[Request, RowPlan]] = []  # decode rows with token_ids
         position = 0
@@ -296,8 +296,8 @@ class Scheduler:
 
         One block per running request stays free, so that no request is admitted only to be preempted soon after.
         """
-        while self.waiting and budget and self._free_req_indices:
-            if not self.kv.admit(self.waiting.first, num_reserved=len(self.running)):
+        while self.waiting.requests and budget and self._free_req_indices:
+            if not self.kv.admit(self.waiting.requests[0], num_reserved=len(self.running)):
                 return
             request = self.waiting.pop_first()
             insort(self.running, request, key=by_order)

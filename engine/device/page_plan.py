@@ -8,8 +8,9 @@ of these layers. Seen from one layer, its k lanes are one tensor of k * num_page
 number ((s // m) * num_pages + p) * m + s % m: kernels read a block table of units and know nothing of pages.
 
 A group whose layers do not all fit in one page takes several pages for a block, each with some of the layers and a
-block table of its own. The planner takes the least of waste, plus 1 % for each table. With one group, k, m and the
-number of tables are 1 and nothing is wasted.
+block table of its own. The planner takes the least of waste, plus 1 % for each table, plus what hits lose: a hit ends
+where blocks of all groups do, so on average half a step of common multiples of T is computed again, which counts as a
+share of a prompt of 4,096 tokens. With one group, k, m and the number of tables are 1 and nothing is wasted.
 
 A request's state is cut into pieces of one lane's row each (kernels/states.py), which fill as many pages as they need.
 """
@@ -29,6 +30,7 @@ from models.config.layer_cache import LayerCache
 from models.config.layer_state import LayerState
 
 _TABLE_COST = 0.01  # of a block table, in waste
+_HIT_LOSS = 1 / 2 / 4096  # of a token between two places where hits may end, in waste
 _ALIGNMENT = 16  # bytes: kernels load as many at once
 _STATE_TOKENS = 64  # states are saved at multiples of it, as scans of prompts are cut there
 
@@ -62,8 +64,8 @@ class GroupPlan:
         in_flight: tokens of one step: a window's blocks are taken as tokens come, and given back at the commit.
         """
         blocks = -(-num_tokens // self.block_tokens)
-        if self.cache.window is not None:
-            blocks = min(blocks, (self.cache.window + in_flight + self.block_tokens - 2) // self.block_tokens + 2)
+        if self.cache.reach is not None:
+            blocks = min(blocks, (self.cache.reach + in_flight + self.block_tokens - 2) // self.block_tokens + 2)
         return blocks * self.pages_per_block
 
 
@@ -189,7 +191,7 @@ def plan_pages(
     for cache in caches:
         if cache is not None and cache.shares is None:
             kinds[cache] = kinds.get(cache, 0) + 1
-    kinds = dict(sorted(kinds.items(), key=lambda kind: (kind[0].window is not None, kind[0].window or 0)))
+    kinds = dict(sorted(kinds.items(), key=lambda kind: (kind[0].reach is not None, kind[0].reach or 0)))
     lane_bytes = _lane_bytes(kinds, block_size, dtype, states)
     candidates = []
     for num_lanes in sorted({2 * size for count in kinds.values() for size in _page_sizes(count)}):
@@ -205,7 +207,7 @@ def plan_pages(
             layers = tuple(_places(groups, caches))
             state = _plan_states(states, num_lanes, lane_bytes, block_size)
             candidates.append(PagePlan(block_size, num_lanes, lane_bytes, tuple(groups), layers, state))
-    return min(candidates, key=lambda plan: (sum(map(_cost, plan.groups)) + _state_waste(plan), plan.page_bytes))
+    return min(candidates, key=lambda plan: (_plan_cost(plan), plan.page_bytes))
 
 
 def state_shapes(states: Sequence[LayerState | None]) -> list[list[tuple[int, int]]]:
@@ -240,8 +242,12 @@ def _plan_states(
     return StatePlan(-(-num_pieces // num_lanes), save_tokens, len(kept), sum(state.num_bytes for state in kept))
 
 
-def _state_waste(plan: PagePlan) -> float:
-    return 0.0 if plan.state is None else 1 - plan.state.num_bytes / (plan.state.num_pages * plan.page_bytes)
+def _plan_cost(plan: PagePlan) -> float:
+    steps, cost = [group.block_tokens for group in plan.groups], sum(map(_cost, plan.groups))
+    if plan.state is not None:
+        steps.append(plan.state.save_tokens)
+        cost += 1 - plan.state.num_bytes / (plan.state.num_pages * plan.page_bytes)
+    return cost + _HIT_LOSS * math.lcm(*steps)
 
 
 def _cost(group: GroupPlan) -> float:

@@ -20,6 +20,7 @@ from engine.interface.protocol import (
     AbortRequest,
     AddRequest,
     AskKv,
+    CacheReport,
     EngineReady,
     FromEngine,
     KvSnapshot,
@@ -45,9 +46,10 @@ class RequestOutput(msgspec.Struct):
     prompt_logprobs: list[TokenLogprobs] = []  # the next ones of the prompt, which start at its second token
     embedding: bytes = b""  # float32s, if requested; in the last output
     arrival_s: float = 0.0  # time.monotonic() when the newest token was read from the socket
-    num_cached_tokens: int | None = None  # in the output with the first tokens, as the next two
+    num_cached_tokens: int | None = None  # in the output with the first tokens, as the next three
     queue_s: float | None = None
     prefill_s: float | None = None
+    cache: CacheReport | None = None
     finish_reason: str | None = None  # in the last output: "stop" | "length" | "abort"
     stop_token_id: int | None = None
 
@@ -285,7 +287,7 @@ class _Mailbox:
 
 def _copy_start(source: Started | RequestOutput, output: RequestOutput) -> None:
     output.num_cached_tokens, output.queue_s = source.num_cached_tokens, source.queue_s
-    output.prefill_s = source.prefill_s
+    output.prefill_s, output.cache = source.prefill_s, source.cache
 
 
 def _merge(first: RequestOutput, second: RequestOutput) -> None:

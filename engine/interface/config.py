@@ -64,7 +64,10 @@ class CacheGroup(msgspec.Struct, frozen=True):
     kind: Literal["full", "window", "state"]
     block_tokens: int  # a multiple of SchedulerConfig.block_size; of a state: of where it may be saved
     pages_per_block: int = 1
-    window: int | None = None  # tokens that a token sees, itself included; of kind "window" alone
+    # Of kind "window" alone, one of them: the tokens that a token sees, itself included; or the length of the chunks of
+    # positions, of which a token sees its own
+    window: int | None = None
+    chunk: int | None = None
 
     @property
     def num_tables(self) -> int:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.interface.protocol import CACHE_REASONS
+
 # Bucket bounds include usual latency targets: 50 to 500 ms and whole seconds to the first token, 10 to 200 ms between
 # tokens
 # fmt: off
@@ -99,7 +101,10 @@ METRICS: dict[str, Metric] = {
         Metric("prefix_cache_evictions_total", "counter", "Cached KV blocks that were overwritten."),
         Metric("kv_cache_pages_held", "gauge", "Pages of the KV pool that requests hold, by kind of layer.", label="kind", label_values=KINDS),
         Metric("kv_cache_pages_cached", "gauge", "Pages of the KV pool that only the prefix cache has, by kind of layer.", label="kind", label_values=KINDS),
+        Metric("kv_cache_states", "gauge", "States of recurrent layers: live ones of requests, and saved ones that prompts can find.", label="use", label_values=("live", "saved")),
+        Metric("kv_cache_state_bytes", "gauge", "Memory of these states; with several GPUs, on each.", label="use", label_values=("live", "saved")),
         Metric("prefix_cache_limited_tokens_total", "counter", "Prompt tokens that the layers with full attention found and others did not, by the kind that lacked them.", label="kind", label_values=KINDS[1:]),
+        Metric("prefix_cache_requests_total", "counter", "Prompts looked up in the prefix cache, by the reason why no more of them was found.", label="reason", label_values=CACHE_REASONS[:-1]),
         Metric("prefix_cache_states_total", "counter", "Saved states of recurrent layers, by event; skipped ones found no free pages.", label="event",
                label_values=("saved", "skipped", "restored", "evicted")),
         Metric("num_preemptions_total", "counter", "Requests returned to the queue because no KV block was free.", "vllm:num_preemptions_total"),

@@ -9,12 +9,19 @@ request. The engine handles token ids only: text, stop strings and templates sta
 passes through the engine unread, to engine/grammar/compiler.py, which makes token masks from it.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 # The hidden states that form an embedding: that of the prompt's last token, or the mean over all tokens
 PoolingKind = Literal["last", "mean"]
+# Where the search for a prompt's cached prefix ended, and why (docs/reference/api.md, "The prefix cache")
+CacheReason = Literal[
+    "all", "new", "differs", "evicted", "no_checkpoint", "window_left", "other_salt", "other_adapter", "too_short",
+    "computed_whole", "no_room", "off",
+]  # fmt: skip
+LayerKind = Literal["full", "window", "state"]
+CACHE_REASONS: tuple[CacheReason, ...] = get_args(CacheReason)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -125,6 +132,7 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     pooling: PoolingKind | None = None  # compute the prompt's embedding instead of tokens; `params` is unused
     lora_index: int = 0  # its adapter, counted from 1 in EngineConfig.loras; 0: the base model
     thinking: ThinkingBudget | None = None  # None: any number of tokens
+    open_salt: str = ""  # what cache_salt would be if the client had given none
 
 
 class AbortRequest(msgspec.Struct, tag=True):
@@ -168,6 +176,15 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     rank: int = 0  # of the token; 1: the most likely; 0: unknown, since only prompt tokens have ranks
 
 
+class CacheReport(msgspec.Struct, array_like=True, frozen=True):
+    """What the prefix cache had of a prompt at its first admission, and why it had no more."""
+
+    reason: CacheReason
+    num_cached_tokens: int  # that were taken
+    num_matched_tokens: int  # that layers with full attention had; a whole number of blocks
+    kind: LayerKind | None = None  # of the layers that had no more; None: the reason is not theirs
+
+
 class Started(msgspec.Struct, array_like=True):
     """Facts sent with a request's first token. `row` indexes StepEvents.request_ids."""
 
@@ -175,6 +192,7 @@ class Started(msgspec.Struct, array_like=True):
     num_cached_tokens: int
     queue_s: float  # arrival → first scheduled
     prefill_s: float  # first scheduled → first token
+    cache: CacheReport | None = None
 
 
 class Finished(msgspec.Struct, array_like=True):
@@ -234,6 +252,10 @@ class KvRequest(msgspec.Struct, array_like=True):
     age_s: float
     num_preemptions: int
     num_group_runs: list[int] = []  # of num_runs, those of each group of layers
+    num_state_blocks: int = 0  # of num_blocks, those of its live states
+    restored_tokens: int = 0  # tokens before the saved state that it began with; 0: it began with none
+    saved_tokens: list[int] = []  # tokens before each state that it saved and that can still be found
+    cache_reason: CacheReason | None = None  # why no more of its prompt was cached; None: not admitted yet
 
 
 class KvKind(msgspec.Struct, array_like=True):
@@ -242,6 +264,30 @@ class KvKind(msgspec.Struct, array_like=True):
     kind: str
     num_used: int
     num_cached: int  # free, but still in the prefix cache
+
+
+class KvGroup(msgspec.Struct, array_like=True):
+    """One group of layers whose caches live alike."""
+
+    kind: LayerKind
+    num_tokens: int  # of a cache block; of states: of where they may be saved
+    num_pages: int  # of a cache block, each a block of the snapshot
+
+
+class KvStates(msgspec.Struct, array_like=True):
+    """States of recurrent layers: those of requests, those that can be found; the last four since the engine's start.
+
+    A request has one of each group of such layers.
+    """
+
+    num_live: int
+    num_saved: int
+    num_live_blocks: int
+    num_saved_blocks: int
+    num_made: int
+    num_skipped: int  # not saved for want of memory
+    num_restored: int
+    num_evicted: int
 
 
 class KvSnapshot(msgspec.Struct, tag=True):
@@ -272,6 +318,8 @@ class KvSnapshot(msgspec.Struct, tag=True):
     num_evictions: int
     num_preemptions: int
     kinds: list[KvKind] = []
+    groups: list[KvGroup] = []  # in the order of a request's tables
+    states: KvStates | None = None  # None: the model has none
 
 
 ToEngine = AddRequest | AbortRequest | AskKv

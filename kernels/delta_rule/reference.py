@@ -13,7 +13,7 @@ import torch
 from kernels.states import StateMetadata, StateView, load_states, save_states
 
 
-def gated_delta_rule(
+def recurrent_gated_delta_rule(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -34,7 +34,7 @@ def gated_delta_rule(
     """
     num_heads, d_v = v.shape[1:]
     d_k, repeat = q.shape[2], num_heads // q.shape[1]
-    q, k = (_normalised(x, eps).repeat_interleave(repeat, dim=1) for x in (q, k))
+    q, k = (normalised(x, eps).repeat_interleave(repeat, dim=1) for x in (q, k))
     gates = g.float().exp() if g.dim() == 3 else g.float().exp()[..., None]
     states = load_states(view, metadata).view(-1, num_heads, d_v, d_k)
     out = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
@@ -49,6 +49,7 @@ def gated_delta_rule(
     return out
 
 
-def _normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
+def normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return x / sqrt(sum of x^2 over the last dimension + eps), in float32."""
     x = x.float()
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)

@@ -1,8 +1,9 @@
 """Row-wise ops between the GEMMs, and writes to the KV pool: the torch specification.
 
 RMS and layer norm, rotary positions, activations with and without a gate; write_kv stores a step's keys and values in
-the paged pool, in their own dtype or in fp8. Any device. Each rounding step follows transformers' order, so that bf16
-logits agree with the reference implementation, not only fp32 ones.
+the paged pool, in their own dtype or in fp8; norm_rope_write_kv does it after norms and rotation.
+Any device. Each rounding step follows transformers' order, so that bf16 logits agree with the reference implementation,
+not only fp32 ones.
 """
 
 from __future__ import annotations
@@ -169,3 +170,38 @@ def from_fp8(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return x.to(dtype)
     # torch's conversion is a scalar loop on the CPU: a table is six times as fast
     return _VALUES.to(dtype).index_select(0, x.view(torch.uint8).flatten().int()).view(x.shape)
+
+
+def norm_rope_write_kv(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    num_heads: int,
+    kv_scales: KVScales = UNSCALED,
+    is_interleaved: bool = False,
+    norms_rotated: bool = False,
+) -> torch.Tensor:
+    """Split qkv, normalise each head of q and k (unless the weights are None), rotate them, store k and v.
+
+    is_interleaved: see apply_rope. norms_rotated: the heads are normalised after the rotation instead of before it.
+
+    qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; weights: [head_dim], both of one dtype (see rms_norm);
+    positions, slot_mapping: [T] int64; cos_sin_cache: [max_positions, rotary_dim]; caches, kv_scales: as write_kv,
+    which writes them. Returns q [T, H, D].
+    """
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    q, k, v = qkv.unflatten(-1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    if q_weight is not None and k_weight is not None and not norms_rotated:
+        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+    q, k = apply_rope(q, k, positions, cos_sin_cache, is_interleaved=is_interleaved)
+    if q_weight is not None and k_weight is not None and norms_rotated:
+        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+    write_kv(k, v, k_cache, v_cache, slot_mapping, kv_scales)
+    return q

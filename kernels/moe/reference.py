@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-from kernels.elementwise.reference import gelu_tanh_and_mul, silu_and_mul
+from kernels.elementwise.reference import gelu_tanh_and_mul, relu_squared, silu_and_mul
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,17 @@ class Gate:
     """How an expert joins the halves of its first product, gate and up.
 
     "silu", "gelu_tanh": activation(gate) * up. "clamped": (up + 1) * gate * sigmoid(alpha * gate), gate at most limit
-    and up from -limit to limit (gpt-oss, arXiv:2508.10925).
+    and up from -limit to limit (gpt-oss, arXiv:2508.10925). "relu2": there is no gate, and relu(up)² is all.
     """
 
-    kind: Literal["silu", "gelu_tanh", "clamped"] = "silu"
+    kind: Literal["silu", "gelu_tanh", "clamped", "relu2"] = "silu"
     alpha: float = 1.0
     limit: float = 0.0
+
+    @property
+    def num_halves(self) -> int:
+        """The parts of the first product: gate and up, or up alone."""
+        return 1 if self.kind == "relu2" else 2
 
 
 SILU = Gate()
@@ -35,7 +40,7 @@ SILU = Gate()
 class ExpertBiases:
     """The biases of an expert's products."""
 
-    # [E, 2 * I], gates first, and [E, H]
+    # [E, 2 * I], gates first, or [E, I] without gates, and [E, H]
     gate_up: torch.Tensor
     down: torch.Tensor
 
@@ -68,7 +73,9 @@ def route(
 
 
 def gate_and_mul(x: torch.Tensor, gate: Gate) -> torch.Tensor:
-    """Join the halves of x, gates first. x: [N, 2 * I]; returns [N, I]."""
+    """Join the halves of x, gates first. x: [N, 2 * I], without a gate [N, I]; returns [N, I]."""
+    if gate.kind == "relu2":
+        return relu_squared(x)
     if gate.kind != "clamped":
         return silu_and_mul(x) if gate.kind == "silu" else gelu_tanh_and_mul(x)
     gates, ups = x.chunk(2, dim=-1)
@@ -84,9 +91,10 @@ def run_experts(
     gate: Gate = SILU,
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
-    """Compute each token's experts. x: [T, H]; gate_up: [E, 2 * I, H]; down: [E, H, I]; experts: [T, top_k].
+    """Compute each token's experts. x: [T, H]; gate_up: [E, 2 * I, H], without a gate [E, I, H].
 
-    Returns [T, top_k, H] of x's dtype. Waits for the device unless it is the CPU; the Triton twin does not.
+    down: [E, H, I]; experts: [T, top_k]. Returns [T, top_k, H] of x's dtype.
+    Waits for the device unless it is the CPU; the Triton twin does not.
     """
     out = x.new_empty(*experts.shape, x.shape[1])
     for expert in experts.unique():

@@ -11,7 +11,10 @@ import triton.language as tl
 def gate_and_mul(gate, up, dtype: tl.constexpr, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
     """Join gate and up (fp32 sums) as kernels.moe.reference.Gate says, rounded to dtype where torch rounds."""
     gate, up = round_to(gate, dtype), round_to(up, dtype)
-    if KIND == "clamped":
+    if KIND == "relu2":  # `gate` is the only product
+        gate = tl.maximum(gate, 0.0)
+        product = gate * gate
+    elif KIND == "clamped":
         gate, up = tl.minimum(gate, LIMIT), tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
         sigmoid = round_to(1.0 / (1.0 + tl.exp(-round_to(gate * ALPHA, dtype))), dtype)
         product = round_to(up + 1.0, dtype) * round_to(gate * sigmoid, dtype)

@@ -35,13 +35,14 @@ def grouped_gemm(
     bias: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Return [num_pairs, N]: each pair's row of x times its expert's matrix, plus its bias; gate: joins both halves.
+    """Return [num_pairs, N]: each pair's row of x times its expert's matrix, plus its bias; gate: activates it.
 
     x: [num_pairs / n, K], each row used by n successive pairs; w: [E, N or 2 * N, K], both of one dtype, dense in K;
     bias: [E, N or 2 * N], contiguous.
     """
     num_rows, k = x.shape
-    n = w.shape[1] // (1 if gate is None else 2)
+    num_halves = 1 if gate is None else gate.num_halves
+    n = w.shape[1] // num_halves
     out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
     num_tiles = tiles.experts.shape[0]
     assert w.is_contiguous()
@@ -50,7 +51,7 @@ def grouped_gemm(
         x, w, bias, out, tiles.pairs, tiles.experts, tiles.rows, num_tiles, n, k, x.stride(0),
         PAIRS_PER_ROW=num_pairs // num_rows, SWAPS=swaps, HAS_BIAS=bias is not None,
         GATE="" if gate is None else gate.kind, ALPHA=0.0 if gate is None else gate.alpha,
-        LIMIT=0.0 if gate is None else gate.limit,
+        LIMIT=0.0 if gate is None else gate.limit, HALVES=num_halves,
         BLOCK_M=tiles.pairs.shape[0] // num_tiles, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
         GROUP_M=config.group_m, EVEN_N=n % config.block_n == 0, EVEN_K=k % config.block_k == 0,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32", PDL=pdl,
@@ -63,7 +64,7 @@ def grouped_gemm(
 def _grouped_kernel(
     x_ptr, w_ptr, bias_ptr, out_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, num_tiles, n, k, stride_x,
     PAIRS_PER_ROW: tl.constexpr, SWAPS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, HALVES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -85,7 +86,7 @@ def _grouped_kernel(
     x_ptrs = x_ptr + pairs // PAIRS_PER_ROW * stride_x
     expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
     sources = features if EVEN_N else tl.minimum(features, n - 1)
-    width = n * (1 if GATE == "" else 2)
+    width = n * HALVES
     w_ptrs = w_ptr + expert * width * k + sources.to(tl.int64) * k
 
     acc = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
@@ -94,13 +95,13 @@ def _grouped_kernel(
         columns = start + tl.arange(0, BLOCK_K)
         x = _load(x_ptrs, columns, k, EVEN_K)
         acc = _multiply(x, _load(w_ptrs, columns, k, EVEN_K), acc, SWAPS, PRECISION)
-        if GATE != "":
+        if HALVES == 2:
             up = _multiply(x, _load(w_ptrs + n.to(tl.int64) * k, columns, k, EVEN_K), up, SWAPS, PRECISION)
 
     if HAS_BIAS:
         bias_ptrs = bias_ptr + expert * width + sources
         acc += _as_column(tl.load(bias_ptrs), SWAPS)
-        if GATE != "":
+        if HALVES == 2:
             up += _as_column(tl.load(bias_ptrs + n), SWAPS)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     values = acc.to(dtype) if GATE == "" else gate_and_mul(acc, up, dtype, GATE, ALPHA, LIMIT)
@@ -152,16 +153,16 @@ def pairs_gate_up(
 ) -> torch.Tensor:
     """Return [T * top_k, I]: gate and up of each pair, joined. x: [T, H], dense in H; gate_up: [E, 2 * I, H].
 
-    bias: [E, 2 * I], contiguous.
+    bias: [E, 2 * I], contiguous. Without gates both have I instead of 2 * I.
     """
     num_pairs, top_k = routing.experts.numel(), routing.experts.shape[1]
-    n, k = gate_up.shape[1] // 2, gate_up.shape[2]
+    n, k = gate_up.shape[1] // gate.num_halves, gate_up.shape[2]
     out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
     assert gate_up.is_contiguous()
     assert x.stride(1) == 1
     _pairs_up_kernel[(triton.cdiv(n, tile.block_n), num_pairs)](
         x, gate_up, bias, routing.experts, out, n, k, x.stride(0),
-        HAS_BIAS=bias is not None, GATE=gate.kind, ALPHA=gate.alpha, LIMIT=gate.limit,
+        HAS_BIAS=bias is not None, GATE=gate.kind, ALPHA=gate.alpha, LIMIT=gate.limit, HALVES=gate.num_halves,
         TOP_K=top_k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, STAGES=tile.num_stages,
         EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0, PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
     )  # fmt: skip
@@ -201,7 +202,7 @@ def pairs_down(
 @triton.jit
 def _pairs_up_kernel(
     x_ptr, w_ptr, bias_ptr, experts_ptr, out_ptr, n, k, stride_x,
-    HAS_BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, HALVES: tl.constexpr,
     TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -214,7 +215,7 @@ def _pairs_up_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     expert = tl.load(experts_ptr + pair).to(tl.int64)
-    gate_ptrs = w_ptr + expert * 2 * n * k + sources.to(tl.int64) * k
+    gate_ptrs = w_ptr + expert * HALVES * n * k + sources.to(tl.int64) * k
     up_ptrs = gate_ptrs + n.to(tl.int64) * k
     gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -222,12 +223,14 @@ def _pairs_up_kernel(
         columns = start + tl.arange(0, BLOCK_K)
         x = _load_row(x_row, columns, k, EVEN_K)
         gate += _load_rows(gate_ptrs, columns, k, EVEN_K) * x[None, :]
-        up += _load_rows(up_ptrs, columns, k, EVEN_K) * x[None, :]
+        if HALVES == 2:
+            up += _load_rows(up_ptrs, columns, k, EVEN_K) * x[None, :]
     gate_sum, up_sum = tl.sum(gate, 1), tl.sum(up, 1)
     if HAS_BIAS:
-        bias_ptrs = bias_ptr + expert * 2 * n + sources
+        bias_ptrs = bias_ptr + expert * HALVES * n + sources
         gate_sum += tl.load(bias_ptrs).to(tl.float32)
-        up_sum += tl.load(bias_ptrs + n).to(tl.float32)
+        if HALVES == 2:
+            up_sum += tl.load(bias_ptrs + n).to(tl.float32)
     values = gate_and_mul(gate_sum, up_sum, out_ptr.dtype.element_ty, GATE, ALPHA, LIMIT)
     tl.store(out_ptr + pair.to(tl.int64) * n + features, values, mask=features < n)
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from models.architecture import Architecture
+from models.config.mamba2 import read_block_kinds
+from models.config.matrix import Matrix
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.config import QuantizationConfig
 
 # models/layers/routing.py: how the router's products become a choice of experts and their weights
-Routing = Literal["softmax", "softmax_bias", "sigmoid_bias", "sparsemixer", "scaled_input"]
+Routing = Literal["softmax", "softmax_bias", "sigmoid", "sigmoid_bias", "sparsemixer", "scaled_input"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,11 @@ class ExpertsConfig:
     jitter: float = 0.0  # sparsemixer
     has_dense_mlp: bool = False  # beside a dense MLP, as in Gemma 4, whose router has scales
     has_bias: bool = False  # of the router and of both products of each expert
-    gate: Literal["silu", "gelu_tanh", "clamped"] = "silu"  # see kernels.moe.reference.Gate
+    gate: Literal["silu", "gelu_tanh", "clamped", "relu2"] = "silu"  # see kernels.moe.reference.Gate
     gate_alpha: float = 1.0
     gate_limit: float = 0.0
+    latent_size: int = 0  # width of the routed experts' inputs and outputs, projected from the hidden size; 0: that
+    num_biases: int = 0  # of the shared expert and the projections to and from the latent size
 
     def count_parameters(self, hidden_size: int, num_experts: int) -> int:
         """Count the parameters of one layer's router, its shared expert and num_experts of its experts."""
@@ -47,7 +51,19 @@ class ExpertsConfig:
         router += self.num_experts if self.routing in ("softmax_bias", "sigmoid_bias") else 0
         router += self.has_dense_mlp * (hidden_size + self.num_experts)
         router += self.has_bias * (self.num_experts + num_experts * (2 * self.intermediate_size + hidden_size))
-        return router + 3 * hidden_size * (num_experts * self.intermediate_size + shared)
+        router += sum(matrix.out_features * matrix.in_features for matrix in self.latent_matrices("", hidden_size))
+        routed = num_experts * self.intermediate_size * (self.latent_size or hidden_size)
+        num_matrices = 2 if self.gate == "relu2" else 3
+        return router + self.num_biases + num_matrices * (routed + shared * hidden_size)
+
+    def latent_matrices(self, block: str, hidden_size: int) -> list[Matrix]:
+        """Return the projections to and from the latent size, which every rank has whole. block: their place."""
+        if not self.latent_size:
+            return []
+        return [
+            Matrix(f"{block}.fc1_latent_proj", self.latent_size, hidden_size, "outputs", num_kv_heads=1),
+            Matrix(f"{block}.fc2_latent_proj", hidden_size, self.latent_size, "outputs", num_kv_heads=1),
+        ]
 
     def share_of_rank(self, tp_size: int) -> ExpertsConfig:
         """Return the sizes that one of tp_size ranks holds. Used for arithmetic, never to build a model."""
@@ -66,7 +82,11 @@ def parse_experts(
     Raises ModelError, also if the experts are quantised.
     """
     kind = architecture.experts
-    if kind == "none" or (kind == "gemma4" and not config.flag("enable_moe_block")):
+    is_dense = kind == "gemma4" and not config.flag("enable_moe_block")
+    if architecture.recurrence == "granite" and config.get("num_local_experts") == 0:
+        config.pass_over("num_experts_per_tok")
+        is_dense = True
+    if kind == "none" or is_dense:
         config.pass_over("num_experts", "top_k_experts", "moe_intermediate_size")
         return None, (False,) * num_layers
     experts = _read_experts(config, architecture, num_layers)
@@ -77,7 +97,7 @@ def parse_experts(
         )
     is_sparse = _sparse_layers(config, architecture, num_layers)
     sparse = [layer for layer in range(num_layers) if is_sparse[layer]]
-    names = [f"model.layers.{layer}.{architecture.expert}" for layer in sparse]
+    names = [f"{architecture.body_prefix}.layers.{layer}.{architecture.expert}" for layer in sparse]
     if quantization is not None and any(map(quantization.scheme_of, names)):
         raise ModelError(
             f"{config.where}: its experts are quantized ({quantization.name}), and experts are served unquantized only:"
@@ -101,14 +121,14 @@ def _read_experts(config: Fields, architecture: Architecture, num_layers: int) -
         intermediate_size=_same_in_all(config, own_size, num_layers),
         # gpt-oss: the softmax is over the chosen experts alone, which is the same
         norm_topk_prob=kind in ("mixtral", "granite", "hunyuan", "ernie4_5", "gpt_oss", "gemma4", "qwen3_5"),
-        rounds_weights=kind not in ("mixtral", "glm", "hunyuan", "gemma4"),
+        rounds_weights=kind not in ("mixtral", "glm", "hunyuan", "gemma4", "nemotron"),
     )
     if kind == "gemma4":
         return dataclasses.replace(experts, has_dense_mlp=True, gate="gelu_tanh")
     if kind == "gpt_oss":
         alpha, limit = config.positive("swiglu_alpha", default=1.702), config.positive("swiglu_limit", default=7.0)
         return dataclasses.replace(experts, has_bias=True, gate="clamped", gate_alpha=alpha, gate_limit=limit)
-    if kind in ("qwen2", "qwen3", "mellum", "glm"):
+    if kind in ("qwen2", "qwen3", "mellum", "glm", "lfm2", "nemotron"):
         experts = dataclasses.replace(experts, norm_topk_prob=config.flag("norm_topk_prob"))
     if kind in ("qwen2", "qwen3_5"):
         width = config.count("shared_expert_intermediate_size")
@@ -133,7 +153,30 @@ def _read_experts(config: Fields, architecture: Architecture, num_layers: int) -
     if kind == "llama4":
         width = experts.intermediate_size
         return dataclasses.replace(experts, routing="scaled_input", shared_intermediate_size=width)
+    if kind == "lfm2":
+        return dataclasses.replace(
+            experts,
+            routing="sigmoid_bias" if config.flag("use_expert_bias", default=True) else "sigmoid",
+            floor=1e-6,
+            factor=config.positive("routed_scaling_factor", default=1.0),
+        )
+    if kind == "nemotron":
+        return _read_latent(config, _read_groups(config, experts))
     return _read_groups(config, experts) if kind == "glm" else experts
+
+
+def _read_latent(config: Fields, experts: ExpertsConfig) -> ExpertsConfig:
+    """Add what Nemotron-H has beside DeepSeek-V3's routing: no gates, a latent size, a shared expert of its width."""
+    hidden_size, shared = config.count("hidden_size"), config.count("moe_shared_expert_intermediate_size")
+    latent = 0 if config.get("moe_latent_size") is None else config.count("moe_latent_size")
+    num_biases = shared + hidden_size + (latent + hidden_size if latent else 0)
+    return dataclasses.replace(
+        experts,
+        gate="relu2",
+        shared_intermediate_size=shared,
+        latent_size=latent,
+        num_biases=num_biases if config.flag("mlp_bias") else 0,
+    )
 
 
 def _read_sparsemixer(config: Fields, experts: ExpertsConfig) -> ExpertsConfig:
@@ -201,6 +244,11 @@ def _sparse_layers(config: Fields, architecture: Architecture, num_layers: int) 
         return tuple((layer + 1) % step == 0 and first <= layer <= last for layer in range(num_layers))
     if kind == "glm":
         return tuple(layer >= _index(config, "first_k_dense_replace") for layer in range(num_layers))
+    if kind == "lfm2":
+        num_dense = 0 if config.get("num_dense_layers") == 0 else config.count("num_dense_layers", default=2)
+        return tuple(layer >= num_dense for layer in range(num_layers))
+    if kind == "nemotron":
+        return tuple(each == "moe" for each in read_block_kinds(config, architecture))
     if kind == "llama4":
         return _listed_layers(config, num_layers)
     kinds = config.get("mlp_layer_types") if kind == "mellum" else None

@@ -16,13 +16,19 @@ class LayerCache:
     head_dim: int  # of queries and keys
     v_head_dim: int  # of values
     window: int | None = None  # a token sees itself and the window - 1 tokens before it; None: the whole context
+    chunk: int | None = None  # instead of a window: of the tokens before it, a token p sees those of chunk p // chunk
     shares: int | None = None  # the layer whose keys and values it reads, having none of its own
     values_are_keys: bool = False  # values are the projected keys, before norm and rotation
 
     @property
+    def reach(self) -> int | None:
+        """The most tokens that a token sees, itself included; None: the whole context."""
+        return self.chunk if self.window is None else self.window
+
+    @property
     def kind(self) -> Literal["full", "window"]:
         """How long tokens are kept: all of a request, or the last ones."""
-        return "full" if self.window is None else "window"
+        return "full" if self.reach is None else "window"
 
     @property
     def values_per_token(self) -> int:

@@ -1,8 +1,8 @@
 """Layer patterns and constant multipliers of a config.json.
 
-find_rope_layers, find_sliding_layers and find_windows return one entry per layer: rotary positions or none, sliding
-window or full attention, and the window's length. Multipliers holds the constants by which some architectures multiply
-or cap activations.
+find_rope_layers, find_sliding_layers, find_windows and find_chunks return one entry per layer: rotary positions or
+none, sliding window or full attention, and the length of a window or of a chunk. Multipliers holds the constants by
+which some architectures multiply or cap activations.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models.architecture import Architecture
+from models.config.mamba2 import read_multipliers
 from models.config.rope import rope_section
 from models.errors import ModelError
 from models.fields import Fields
@@ -27,6 +28,10 @@ def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int
         section = rope_section(config).raw
         given = section if "rope_theta" in section else config.raw
         return ("rope_theta" not in given or given["rope_theta"] is not None,) * num_layers
+    if architecture.recurrence == "nemotron":
+        return (False,) * num_layers
+    if architecture.recurrence == "granite":
+        return (_has_positions(config),) * num_layers
     if architecture.rope not in ("smollm3", "llama4"):
         return (True,) * num_layers
     has_rope = config.get("no_rope_layers")  # 1: the layer has rotary positions
@@ -39,6 +44,16 @@ def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int
             f"{config.where}: no_rope_layers must be a list of 0 and 1 for {num_layers} layers, found {has_rope!r}"
         )
     return tuple(bool(value) for value in has_rope[:num_layers])
+
+
+def _has_positions(config: Fields) -> bool:
+    """Return whether Granite 4 has rotary positions."""
+    kind = config.get("position_embedding_type")
+    if kind not in (None, "nope", "rope"):
+        raise ModelError(
+            f"{config.where}: position_embedding_type {kind!r} is not supported: served are 'rope' and 'nope'"
+        )
+    return bool(kind == "rope")
 
 
 def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -55,8 +70,6 @@ def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tu
             f"{config.where}: use_sliding_window false is not supported: set sliding_window to null instead"
         )
     if rule == "chunked":
-        if config.get("layer_types") is not None:
-            _read_layer_types(config.get("layer_types"), num_layers, config.where, other="chunked_attention")
         return (False,) * num_layers
     if not is_used or rule in ("every", "every_if_used"):
         _refuse_mixed_layers(config, num_layers, slides=is_used and config.get("sliding_window") is not None)
@@ -127,11 +140,23 @@ def find_windows(config: Fields, is_sliding: tuple[bool, ...], *, max_context_le
     return tuple(window if slides else None for slides in is_sliding)
 
 
-def limit_to_chunk(config: Fields, architecture: Architecture, *, max_context_len: int) -> int:
-    """Return the context length in which chunked attention is full attention: one chunk."""
-    if architecture.sliding_layers != "chunked" or config.get("attention_chunk_size") is None:
-        return max_context_len
-    return min(max_context_len, config.count("attention_chunk_size"))
+def find_chunks(
+    config: Fields, architecture: Architecture, has_rope: tuple[bool, ...], *, max_context_len: int
+) -> tuple[int | None, ...]:
+    """Return each layer's chunk in tokens; None where it is at least the context length, or attention is full.
+
+    Chunked are the layers that layer_types names, else those with rotary positions.
+    """
+    num_layers = len(has_rope)
+    if architecture.sliding_layers != "chunked":
+        return (None,) * num_layers
+    layer_types, is_chunked = config.get("layer_types"), has_rope
+    if layer_types is not None:
+        is_chunked = _read_layer_types(layer_types, num_layers, config.where, other="chunked_attention")
+    if config.get("attention_chunk_size") is None:
+        return (None,) * num_layers
+    chunk = config.count("attention_chunk_size")
+    return tuple(chunk if chunked and chunk < max_context_len else None for chunked in is_chunked)
 
 
 def _refuse_mixed_layers(config: Fields, num_layers: int, *, slides: bool) -> None:
@@ -167,6 +192,13 @@ class Multipliers:
     logits_divisor: float = 1.0
     attention_softcap: float = 0.0  # cap * tanh(x / cap), after the scale
     logits_softcap: float = 0.0
+    # Falcon-H1's: of attention's input and output, a recurrence's output, the MLP's gate before its activation
+    attention_input: float = 1.0
+    attention_output: float = 1.0
+    recurrence_output: float = 1.0
+    mlp_gate: float = 1.0
+    mlp_output: float = 1.0
+    rounds_embedding: bool = True  # the embedding's constant is rounded to the model's dtype before the product
     # Rotated queries are multiplied by 1 + query_growth * ln(1 + (position + query_growth_offset) // …_length)
     query_growth: float = 0.0
     query_growth_length: int = 1
@@ -177,6 +209,20 @@ class Multipliers:
 def parse_multipliers(config: Fields, architecture: Architecture, *, hidden_size: int, head_dim: int) -> Multipliers:
     """Read the constants that this architecture has. Raises ModelError."""
     kind = architecture.multipliers
+    if kind == "falcon":
+        gate, output = read_multipliers(config, "mlp_multipliers", length=2)
+        return Multipliers(
+            # as if keys were multiplied
+            attention=head_dim**-0.5 * config.positive("key_multiplier", default=1.0),
+            embedding=config.positive("embedding_multiplier", default=1.0),
+            logits=config.positive("lm_head_multiplier", default=1.0),
+            attention_input=config.positive("attention_in_multiplier", default=1.0),
+            attention_output=config.positive("attention_out_multiplier", default=1.0),
+            recurrence_output=config.positive("ssm_out_multiplier", default=1.0),
+            mlp_gate=gate,
+            mlp_output=output,
+            rounds_embedding=False,
+        )
     if kind == "granite":
         return Multipliers(
             attention=config.positive("attention_multiplier", default=1.0),

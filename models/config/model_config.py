@@ -20,23 +20,26 @@ from models.config.layer_cache import LayerCache, keep_layers
 from models.config.layer_state import LayerState
 from models.config.layers import (
     Multipliers,
+    find_chunks,
     find_rope_layers,
     find_sliding_layers,
     find_windows,
     limit_rope_layers,
-    limit_to_chunk,
     parse_multipliers,
 )
+from models.config.mamba2 import find_bare_layers
 from models.config.read_fields import (
-    MAX_LAYERS,
     Activation,
     architecture_name,
     read_activation,
     read_dtype,
     read_heads,
+    read_intermediate_size,
     read_num_draft_layers,
+    read_num_layers,
     read_qk_norm,
     read_qkv_bias,
+    read_tied_embeddings,
     refuse_other_type,
     text_part,
 )
@@ -88,6 +91,7 @@ class ModelConfig:
     ropes: tuple[RopeConfig | None, ...]  # per layer; None: no positions
     experts: ExpertsConfig | None
     sparse_layers: tuple[bool, ...]  # per layer: True if its MLP is a mixture of experts
+    bare_layers: tuple[bool, ...]  # per layer: True if it has no MLP
     gemma4: Gemma4Config | None
     multipliers: Multipliers
     dtype: str  # dtype of the checkpoint, one of DTYPES
@@ -114,7 +118,7 @@ class ModelConfig:
         architecture = find_architecture(name)
         architecture, config = text_part(raw, architecture, where)
         refuse_other_type(config, architecture)
-        hidden_size, num_layers = config.count("hidden_size"), config.count("num_hidden_layers", most=MAX_LAYERS)
+        hidden_size, num_layers = config.count("hidden_size"), read_num_layers(config, architecture)
         num_heads, num_kv_heads, head_dim = read_heads(config, hidden_size)
         max_positions = config.count("max_position_embeddings")
         recurrence, mixers = parse_recurrence(config, architecture), find_mixers(config, architecture, num_layers)
@@ -130,13 +134,14 @@ class ModelConfig:
         ropes = parse_ropes(
             config,
             architecture,
-            has_rope=[rotates and mixer != "recurrent" for rotates, mixer in zip(has_rope, mixers, strict=True)],
+            has_rope=[
+                rotates and mixer in ("attention", "both") for rotates, mixer in zip(has_rope, mixers, strict=True)
+            ],
             is_sliding=is_sliding,
             head_dims=[cache.head_dim for cache in caches],
             max_position_embeddings=max_positions,
         )
         max_context_len = find_context_len(ropes, architecture, max_positions)
-        max_context_len = limit_to_chunk(config, architecture, max_context_len=max_context_len)
         quantization = parse_quantization(config)
         experts, sparse_layers = parse_experts(config, architecture, num_layers, quantization)
         model = cls(
@@ -144,7 +149,7 @@ class ModelConfig:
             body_prefix=architecture.body_prefix,
             vocab_size=config.count("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=config.count("intermediate_size"),
+            intermediate_size=read_intermediate_size(config, architecture),
             num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -154,7 +159,7 @@ class ModelConfig:
             norm=architecture.norm,
             num_layer_norms=architecture.num_layer_norms,
             activation=read_activation(config, architecture),
-            tie_word_embeddings=config.flag("tie_word_embeddings"),
+            tie_word_embeddings=read_tied_embeddings(config, architecture),
             has_lm_head=architecture.has_lm_head,
             has_head_bias=architecture.has_head_bias and config.flag("lm_head_bias"),
             has_qkv_bias=read_qkv_bias(config, architecture),
@@ -163,9 +168,13 @@ class ModelConfig:
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
             qk_norm=read_qk_norm(config, architecture),
             caches=tuple(
-                dataclasses.replace(cache, window=window) if mixer in ("attention", "both") else None
-                for cache, window, mixer in zip(
-                    caches, find_windows(config, is_sliding, max_context_len=max_context_len), mixers, strict=True
+                dataclasses.replace(cache, window=window, chunk=chunk) if mixer in ("attention", "both") else None
+                for cache, window, chunk, mixer in zip(
+                    caches,
+                    find_windows(config, is_sliding, max_context_len=max_context_len),
+                    find_chunks(config, architecture, has_rope, max_context_len=max_context_len),
+                    mixers,
+                    strict=True,
                 )
             ),
             states=tuple(
@@ -178,6 +187,7 @@ class ModelConfig:
             ropes=ropes,
             experts=experts,
             sparse_layers=sparse_layers,
+            bare_layers=find_bare_layers(config, architecture, num_layers),
             multipliers=parse_multipliers(config, architecture, hidden_size=hidden_size, head_dim=head_dim),
             dtype=read_dtype(config),
             bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
@@ -210,7 +220,7 @@ class ModelConfig:
     def one_layer_of_each_kind(self) -> ModelConfig:
         """Return this model with the fewest layers that include every kind of layer it has."""
         kinds: dict[tuple[object, ...], int] = {}
-        parts = zip(self.caches, self.states, self.ropes, self.sparse_layers, strict=True)
+        parts = zip(self.caches, self.states, self.ropes, self.sparse_layers, self.bare_layers, strict=True)
         for layer, kind in enumerate(parts):
             kinds.setdefault(kind, layer)
         caches = (self.caches[layer] for layer in kinds.values())
@@ -223,6 +233,7 @@ class ModelConfig:
             states=tuple(self.states[layer] for layer in kept),
             ropes=tuple(self.ropes[layer] for layer in kept),
             sparse_layers=tuple(self.sparse_layers[layer] for layer in kept),
+            bare_layers=tuple(self.bare_layers[layer] for layer in kept),
         )
 
     @property
@@ -258,6 +269,8 @@ class ModelConfig:
 
     def has_dense_mlp(self, layer: int) -> bool:
         """Return True if the layer has a dense MLP, with or without experts beside it."""
+        if self.bare_layers[layer]:
+            return False
         return not self.sparse_layers[layer] or (self.experts is not None and self.experts.has_dense_mlp)
 
     def projections(self, layer: int) -> tuple[str, ...]:
@@ -327,7 +340,8 @@ class ModelConfig:
             kv_dtype=kv_dtype,
             value_head_dim=max(cache.v_head_dim for cache in caches),
             has_sinks=self.has_sinks,
-            frees_windows=any(cache.window is not None for cache in caches),
+            has_chunks=any(cache.chunk is not None for cache in caches),
+            frees_windows=any(cache.reach is not None for cache in caches),
         )
 
     def check_tensor_parallel(self, tp_size: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from models.architecture import Architecture
+from models.config.lfm2 import read_mlp_width, read_tied
+from models.config.mamba2 import read_num_blocks
 from models.config.unread_fields import check_vision_fields
 from models.errors import ModelError
 from models.fields import Fields
@@ -81,6 +83,29 @@ def read_heads(config: Fields, hidden_size: int) -> tuple[int, int, int]:
     if head_dim % 2 != 0:
         raise ModelError(f"{config.where}: head_dim {head_dim} is odd, but RoPE rotates pairs")
     return num_heads, num_kv_heads, head_dim
+
+
+def read_intermediate_size(config: Fields, architecture: Architecture) -> int:
+    """Return the width of the dense MLP."""
+    if architecture.model_type == "lfm2":
+        return read_mlp_width(config)
+    if architecture.recurrence == "granite" and config.get("num_local_experts") == 0:
+        config.pass_over("intermediate_size")
+        return config.count("shared_intermediate_size")
+    return config.count("intermediate_size")
+
+
+def read_num_layers(config: Fields, architecture: Architecture) -> int:
+    """Return the number of layers."""
+    if architecture.recurrence == "nemotron":
+        num_layers = read_num_blocks(config, architecture)
+        return Fields({"num_hidden_layers": num_layers}, config.where).count("num_hidden_layers", most=MAX_LAYERS)
+    return config.count("num_hidden_layers", most=MAX_LAYERS)
+
+
+def read_tied_embeddings(config: Fields, architecture: Architecture) -> bool:
+    """Return whether the LM head is the embedding."""
+    return read_tied(config) if architecture.recurrence == "lfm2" else config.flag("tie_word_embeddings")
 
 
 def read_qkv_bias(config: Fields, architecture: Architecture) -> bool:

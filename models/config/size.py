@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models.config.delta_net import DeltaNetConfig
+from models.config.mamba2 import Mamba2Config
 from models.config.matrix import Matrix
 from models.errors import ModelError
 from models.quantization.config import Scheme, check_share
@@ -39,8 +39,7 @@ def count_parameters(model: ModelConfig, num_experts: int) -> int:
     num_inner = 2 if model.has_gated_mlp else 1  # matrices before the activation
     layers = model.num_layers * model.num_layer_norms * norm
     for layer in range(model.num_layers):
-        layers += 0 if model.caches[layer] is None else _count_attention(model, layer)
-        layers += 0 if model.states[layer] is None else _count_recurrence(model)
+        layers += _count_mixers(model, layer)
         if model.has_dense_mlp(layer):
             size = model.mlp_size(layer)
             layers += (num_inner + 1) * model.hidden_size * size
@@ -57,6 +56,15 @@ def count_parameters(model: ModelConfig, num_experts: int) -> int:
     return embeddings + layers + norm + model.vocab_size * model.has_head_bias
 
 
+def _count_mixers(model: ModelConfig, layer: int) -> int:
+    """Count the parameters of a layer's attention and of its recurrence."""
+    count = 0 if model.caches[layer] is None else _count_attention(model, layer)
+    if model.states[layer] is not None and model.recurrence is not None:
+        count += sum(matrix.out_features * matrix.in_features for matrix in _recurrence(model, layer))
+        count += model.recurrence.num_other_parameters
+    return count
+
+
 def _count_attention(model: ModelConfig, layer: int) -> int:
     """Count the parameters of a layer's attention."""
     matrices = list(_attention(model, layer))
@@ -67,14 +75,6 @@ def _count_attention(model: ModelConfig, layer: int) -> int:
     if model.qk_norm == "head":
         count += len(heads) * model.cache(layer).head_dim
     return count + sum(matrix.out_features for matrix in heads) * (model.qk_norm == "width")
-
-
-def _count_recurrence(model: ModelConfig) -> int:
-    """Count the parameters of a recurrent layer's mixer."""
-    recurrence = model.recurrence
-    assert isinstance(recurrence, DeltaNetConfig)
-    count = sum(matrix.out_features * matrix.in_features for matrix in recurrence.matrices(model.hidden_size))
-    return count + recurrence.num_other_parameters
 
 
 def mlp_values_per_token(model: ModelConfig) -> int:
@@ -104,11 +104,18 @@ def check_split(model: ModelConfig, tp_size: int) -> None:
     if model.experts is not None:
         counts["intermediate_size of each expert"] = model.experts.intermediate_size
         counts["shared_expert_intermediate_size"] = model.experts.shared_intermediate_size
-    if isinstance(model.recurrence, DeltaNetConfig):
+    if model.recurrence is not None:
         counts |= model.recurrence.head_counts
     for name, count in counts.items():
         if count % tp_size != 0:
             raise ModelError(f"{model.architecture}: {name} {count} does not split over {tp_size} ranks")
+    if isinstance(model.recurrence, Mamba2Config):
+        num_groups = model.recurrence.num_groups
+        if num_groups % tp_size != 0 and tp_size % num_groups != 0:
+            raise ModelError(
+                f"{model.architecture}: {num_groups} groups of Mamba-2 neither split over {tp_size} ranks nor divide"
+                " them, so they cannot be replicated"
+            )
     for num_kv_heads in dict.fromkeys(cache.num_kv_heads for cache in model.kv_caches):
         if num_kv_heads % tp_size != 0 and tp_size % num_kv_heads != 0:
             raise ModelError(
@@ -132,14 +139,14 @@ def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
     prefix = "" if architecture.text_prefix is None else f"{architecture.text_prefix}."
     shared = 0 if model.experts is None else model.experts.shared_intermediate_size
     for layer in range(model.num_layers):
-        matrices = [] if model.caches[layer] is None else [*_attention(model, layer)]
-        if model.states[layer] is not None and isinstance(model.recurrence, DeltaNetConfig):
-            matrices += model.recurrence.matrices(model.hidden_size)
+        matrices = [*_attention(model, layer), *_recurrence(model, layer)]
         if model.has_dense_mlp(layer):
             size = model.mlp_size(layer)
             matrices += _mlp(architecture.mlp, model.hidden_size, size, has_gate=model.has_gated_mlp)
-        elif shared > 0:
-            matrices += _mlp(architecture.shared_expert, model.hidden_size, shared)
+        elif model.sparse_layers[layer] and shared > 0:
+            matrices += _mlp(architecture.shared_expert, model.hidden_size, shared, has_gate=model.has_gated_mlp)
+        if model.sparse_layers[layer] and model.experts is not None:
+            matrices += model.experts.latent_matrices(architecture.mlp, model.hidden_size)
         for matrix in matrices:
             block, _, projection = matrix.name.rpartition(".")
             stored = architecture.packed_modules.get(projection, projection)
@@ -148,13 +155,20 @@ def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
 
 
 def _attention(model: ModelConfig, layer: int) -> Iterator[Matrix]:
-    cache = model.cache(layer)
+    if model.caches[layer] is None:
+        return
+    cache, block = model.cache(layer), find_architecture(model.architecture).attention
     q_size = model.num_heads * cache.head_dim * (2 if model.has_output_gate else 1)
     sizes = {"k_proj": cache.num_kv_heads * cache.head_dim, "v_proj": cache.num_kv_heads * cache.v_head_dim}
     for name in model.projections(layer):
         kv_heads = cache.num_kv_heads if name in sizes else 0
-        yield Matrix(f"self_attn.{name}", sizes.get(name, q_size), model.hidden_size, "outputs", num_kv_heads=kv_heads)
-    yield Matrix("self_attn.o_proj", model.hidden_size, model.num_heads * cache.v_head_dim, "inputs")
+        yield Matrix(f"{block}.{name}", sizes.get(name, q_size), model.hidden_size, "outputs", num_kv_heads=kv_heads)
+    yield Matrix(f"{block}.o_proj", model.hidden_size, model.num_heads * cache.v_head_dim, "inputs")
+
+
+def _recurrence(model: ModelConfig, layer: int) -> Iterator[Matrix]:
+    if model.states[layer] is not None and model.recurrence is not None:
+        yield from model.recurrence.matrices(model.hidden_size)
 
 
 def _mlp(block: str, hidden_size: int, width: int, *, has_gate: bool = True) -> Iterator[Matrix]:

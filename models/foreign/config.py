@@ -91,6 +91,7 @@ def foreign_config(folder: Path) -> ModelConfig:
         has_sinks=any(call.has_sinks for call in calls),
         ropes=(None,) * len(calls),
         experts=None,
+        bare_layers=(False,) * len(calls),
         sparse_layers=(False,) * len(calls),
         multipliers=Multipliers(attention=first.scale),
         dtype=dtype,

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from kernels.ops import write_kv
+from kernels.elementwise.reference import write_kv
 from models.context import ForwardContext
 from models.foreign.interface import ATTENTION
 from models.foreign.probe import AttentionCall
@@ -107,7 +107,9 @@ class _PagedAttention:
         call, index, ctx = self._calls[self._next], self._next, self._ctx
         self._next += 1
         q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
-        k_cache, v_cache, table = ctx.kv(index)
+        kv = ctx.kv_caches[index]
+        assert kv is not None
+        k_cache, v_cache, table = kv
         metadata, sinks = ctx.attention[table], options.get("s_aux")
         write_kv(k, v, k_cache, v_cache, metadata.slot_mapping)
         out = ctx.backend.forward(

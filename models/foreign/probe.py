@@ -111,6 +111,7 @@ class _Recorder:
         if query.shape[1] % key.shape[1] != 0:
             raise self._refusal(f"{query.shape[1]} query heads are no multiple of {key.shape[1]} key heads")
         window, scaling, softcap = (options.get(option) for option in ("sliding_window", "scaling", "softcap"))
+        self._check_sinks(options.get("s_aux"), num_heads=query.shape[1])
         if getattr(module, "is_causal", True) is False:
             raise self._refusal("an attention also sees later tokens")
         rule = rule_of(mask)
@@ -129,6 +130,12 @@ class _Recorder:
             )
         )
         return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+
+    def _check_sinks(self, sinks: Any, *, num_heads: int) -> None:
+        if sinks is None or (isinstance(sinks, torch.Tensor) and sinks.shape == (num_heads,)):
+            return
+        found = f"shape {[*sinks.shape]}" if isinstance(sinks, torch.Tensor) else f"type {type(sinks).__name__}"
+        raise self._refusal(f"an attention has s_aux of {found}, not one number for each of its {num_heads} heads")
 
     def _refusal(self, reason: str) -> ModelError:
         return ModelError(f"{self.name}: it cannot be served by transformers' own class, since {reason}")

@@ -58,7 +58,9 @@ class Attention(nn.Module):
         self.scale = config.multipliers.attention
         self.softcap = config.multipliers.attention_softcap
         self.eps = config.rms_norm_eps
-        self.sliding_window = config.sliding_windows[layer_index]
+        cache = config.cache(layer_index)
+        self.sliding_window = cache.window
+        self.chunk = cache.chunk
         self.cos_sin_cache = cos_sin_cache
         self.query_factors = query_factors
         self.q_norm = q_norm
@@ -73,7 +75,9 @@ class Attention(nn.Module):
         kv_scales: for an FP8 pool only; other pools store keys and values unscaled.
         Returns [T, num_heads * head_dim].
         """
-        k_cache, v_cache, table = ctx.kv(self.layer_index)
+        kv = ctx.kv_caches[self.layer_index]
+        assert kv is not None
+        k_cache, v_cache, table = kv
         q = norm_rope_write_kv(
             qkv,
             None if self.q_norm is None else self.q_norm.weight,
@@ -95,7 +99,9 @@ class Attention(nn.Module):
 
     def attend(self, q: torch.Tensor, ctx: ForwardContext, kv_scales: KVScales) -> torch.Tensor:
         """Attend rotated queries [T, num_heads, head_dim]; returns [T, num_heads * head_dim of values]."""
-        k_cache, v_cache, table = ctx.kv(self.layer_index)
+        kv = ctx.kv_caches[self.layer_index]
+        assert kv is not None
+        k_cache, v_cache, table = kv
         out = ctx.backend.forward(
             q,
             k_cache,
@@ -103,6 +109,7 @@ class Attention(nn.Module):
             ctx.attention[table],
             scale=self.scale,
             sliding_window=self.sliding_window,
+            chunk=self.chunk,
             softcap=self.softcap,
             sinks=self.sinks,
             kv_scales=kv_scales if k_cache.dtype == FP8 else UNSCALED,

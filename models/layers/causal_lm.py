@@ -119,7 +119,8 @@ class CausalLM(nn.Module):
     make_layer: called once per layer, in order; DecoderLayer.forward is the contract of its result. has_fp32_rope:
     RoPE is computed in fp32, otherwise in the model's dtype; has_rounded_angles: with cos and sin rounded to that.
     make_layer_inputs: makes a module that computes ForwardContext.layer_inputs from (input_ids [T], embedded
-    [T, hidden_size]), or returns None.
+    [T, hidden_size]), or returns None. last_norm, embedding: the checkpoint's names of the norm behind
+    the last layer and of the embedding.
     """
 
     def __init__(
@@ -132,15 +133,18 @@ class CausalLM(nn.Module):
         has_fp32_rope: bool = False,
         make_layer_inputs: MakeLayerInputs | None = None,
         has_rounded_angles: bool = False,
+        last_norm: str = "norm",
+        embedding: str = "embed_tokens",
     ) -> None:
         super().__init__()
         inner = w / config.body_prefix
         self.embed_tokens = VocabEmbedding(
-            inner / "embed_tokens",
+            inner / embedding,
             tp,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             scale=config.multipliers.embedding,
+            rounds_scale=config.multipliers.rounds_embedding,
         )
         self.layer_inputs = None if make_layer_inputs is None else make_layer_inputs(config, inner, tp)
         method = make_linear_method(config)
@@ -155,7 +159,7 @@ class CausalLM(nn.Module):
             make_layer(LayerParts(config, inner / f"layers.{i}", tp, method, i, caches[i], factors))
             for i in range(config.num_layers)
         )
-        self.norm = hidden_norm(config, inner, "norm")
+        self.norm = hidden_norm(config, inner, last_norm)
         self.lm_head: LMHead | None = None
         if not config.has_lm_head:
             return
@@ -229,6 +233,30 @@ class DecoderLayer(nn.Module):
         return self.mlp(normed), residual
 
 
+class MixerLayer(nn.Module):
+    """norm → mixer: attention, a recurrence or an MLP alone. Same contract as DecoderLayer.forward.
+
+    takes_context: the mixer is called with (hidden, ctx) instead of hidden alone.
+    """
+
+    def __init__(self, norm: RMSNorm | LayerNorm, mixer: nn.Module, *, takes_context: bool) -> None:
+        super().__init__()
+        self.norm = norm
+        self.mixer = mixer
+        self.takes_context = takes_context
+
+    def forward(
+        self, hidden: LayerOutput, residual: torch.Tensor | None, ctx: ForwardContext
+    ) -> tuple[LayerOutput, torch.Tensor]:
+        """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
+        if residual is None:
+            residual = whole(hidden)
+            normed = self.norm(residual)
+        else:
+            normed, residual = self.norm.add(hidden, residual)
+        return (self.mixer(normed, ctx) if self.takes_context else self.mixer(normed)), residual
+
+
 class ResidualLayer(nn.Module):
     """Adds both branches to the residual stream, without norms before them. Same contract as DecoderLayer.forward."""
 
@@ -273,13 +301,20 @@ class Normed(nn.Module):
 
 
 class VocabEmbedding(nn.Module):
-    """Token embedding, times a constant that is rounded to the weights' dtype as Gemma does."""
+    """Token embedding, times a constant. rounds_scale: it is rounded to the weights' dtype as Gemma does."""
 
     def __init__(
-        self, w: Weights, tp: TensorParallel, *, vocab_size: int, hidden_size: int, scale: float = 1.0
+        self,
+        w: Weights,
+        tp: TensorParallel,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        scale: float = 1.0,
+        rounds_scale: bool = True,
     ) -> None:
         super().__init__()
-        self.scale = float(torch.tensor(scale, dtype=w.dtype))
+        self.scale = float(torch.tensor(scale, dtype=w.dtype)) if rounds_scale else scale
         self.tp = tp
         self.weight = load_vocab_rows(w, vocab_size=vocab_size, hidden_size=hidden_size, tp=tp)
         self.first_row = tp.rank * self.weight.shape[0]

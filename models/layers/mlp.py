@@ -35,6 +35,7 @@ class GatedMLP(nn.Module):
         super().__init__()
         intermediate_size = intermediate_size or config.intermediate_size
         self.activate_and_mul = _ACTIVATIONS[config.activation]
+        self.gate_factor = config.multipliers.mlp_gate
         parts = [
             column_part(name, out_features=intermediate_size, in_features=config.hidden_size, tp=tp)
             for name in ("gate_proj", "up_proj")
@@ -45,21 +46,33 @@ class GatedMLP(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
-        return self.down_proj(self.activate_and_mul(self.gate_up_proj(hidden)))
+        gate_up = self.gate_up_proj(hidden)
+        if self.gate_factor != 1.0:
+            gate_up.chunk(2, dim=-1)[0].mul_(self.gate_factor)
+        return self.down_proj(self.activate_and_mul(gate_up))
 
 
 class PlainMLP(nn.Module):
-    """down(activation(up(x))) with relu² or xIELU, the intermediate dimension split over ranks."""
+    """down(activation(up(x))) with relu² or xIELU, the intermediate dimension split over ranks. See GatedMLP."""
 
-    def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel, method: LinearMethod) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        w: Weights,
+        tp: TensorParallel,
+        method: LinearMethod,
+        *,
+        intermediate_size: int | None = None,
+        is_partial: bool = False,
+    ) -> None:
         super().__init__()
-        size = config.intermediate_size
+        size = intermediate_size or config.intermediate_size
         # [4]: see kernels.elementwise.reference.xielu; None: relu²
         self.constants = _read_xielu(w / "act_fn") if config.activation == "xielu" else None
         part = column_part("up_proj", out_features=size, in_features=config.hidden_size, tp=tp)
         self.up_proj = ColumnLinear(w, [part], has_bias=config.has_mlp_bias, method=method)
         part = row_part("down_proj", out_features=config.hidden_size, in_features=size, tp=tp)
-        self.down_proj = RowLinear(w, part, has_bias=config.has_mlp_bias, method=method, tp=tp)
+        self.down_proj = RowLinear(w, part, has_bias=config.has_mlp_bias, method=method, tp=tp, is_partial=is_partial)
 
     def forward(self, hidden: torch.Tensor) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""

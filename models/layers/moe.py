@@ -15,10 +15,11 @@ from kernels.moe.reference import ExpertBiases, Gate
 from kernels.ops import fused_moe
 from models.config.experts import ExpertsConfig
 from models.config.model_config import ModelConfig
-from models.layers.mlp import GatedMLP
+from models.layers.linear import ColumnLinear
+from models.layers.mlp import GatedMLP, PlainMLP
 from models.layers.routing import ExpertNames, Router
 from models.parallel import LayerOutput, TensorParallel
-from models.quantization.linear_method import LinearMethod
+from models.quantization.linear_method import LinearMethod, LinearPart
 from models.weights.weights import Weights
 
 
@@ -26,7 +27,7 @@ from models.weights.weights import Weights
 class ExpertWeights:
     """This rank's share of all experts."""
 
-    # [E, 2 * I, hidden_size], gates first, and [E, hidden_size, I]
+    # [E, 2 * I, hidden_size], gates first, or [E, I, hidden_size] without gates, and [E, hidden_size, I]
     gate_up: torch.Tensor
     down: torch.Tensor
     biases: ExpertBiases | None = None
@@ -59,7 +60,7 @@ class SparseMLP(nn.Module):
         self.router = Router(config, experts, w, names)
         self.shared_expert: nn.Module | None = None
         if experts.shared_intermediate_size > 0:
-            self.shared_expert = GatedMLP(
+            self.shared_expert = (GatedMLP if config.has_gated_mlp else PlainMLP)(
                 config,
                 w / names.shared if w_shared is None else w_shared,
                 tp,
@@ -67,7 +68,9 @@ class SparseMLP(nn.Module):
                 intermediate_size=experts.shared_intermediate_size,
                 is_partial=True,
             )
-        self.weights = weights or load_experts(w, experts, config.hidden_size, tp, names)
+        width = experts.latent_size or config.hidden_size
+        self.weights = weights or load_experts(w, experts, width, tp, names)
+        self.to_latent, self.from_latent = _read_latent(config, experts, w, tp, method)
 
     def forward(self, hidden: torch.Tensor) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
@@ -78,7 +81,7 @@ class SparseMLP(nn.Module):
             mixed = self._mix_scaled(hidden, scores)
         else:
             mixed = fused_moe(
-                hidden,
+                hidden if self.to_latent is None else self.to_latent(hidden),
                 scores,
                 self.weights.gate_up,
                 self.weights.down,
@@ -92,6 +95,8 @@ class SparseMLP(nn.Module):
                 gate=self.gate,
                 biases=self.weights.biases,
             )
+        if self.from_latent is not None:
+            mixed = self.from_latent(mixed)
         return self.tp.sum_late(mixed if shared is None or experts.has_shared_gate else mixed + shared)
 
     def _mix_scaled(self, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -117,6 +122,22 @@ class SparseMLP(nn.Module):
         return out.unflatten(0, (-1, top_k)).sum(1)
 
 
+def _read_latent(
+    config: ModelConfig, experts: ExpertsConfig, w: Weights, tp: TensorParallel, method: LinearMethod
+) -> tuple[ColumnLinear | None, ColumnLinear | None]:
+    """Read the projections to and from the latent size, whole on every rank; None: the experts have none."""
+    if not experts.latent_size:
+        return None, None
+    sizes = (experts.latent_size, config.hidden_size)
+    layers = []
+    for name, (out_features, in_features) in (("fc1_latent_proj", sizes), ("fc2_latent_proj", sizes[::-1])):
+        part = LinearPart(name, out_features, in_features, dim=0, rank=0, size=1)
+        layers.append(ColumnLinear(w, [part], has_bias=config.has_mlp_bias, method=method))
+    if tp.rank != 0:  # its inputs are parts of a sum over the ranks, which must contain the bias once
+        layers[1].bias = None
+    return layers[0], layers[1]
+
+
 def load_experts(
     w: Weights, experts: ExpertsConfig, hidden_size: int, tp: TensorParallel, names: ExpertNames
 ) -> ExpertWeights:
@@ -126,14 +147,16 @@ def load_experts(
     """
     count, size = experts.num_experts, experts.intermediate_size
     width = size // tp.size
-    gate_up = torch.empty(count, 2 * width, hidden_size, dtype=w.dtype, device=w.device)
+    is_gated = experts.gate != "relu2"
+    gate_up = torch.empty(count, (1 + is_gated) * width, hidden_size, dtype=w.dtype, device=w.device)
     down = torch.empty(count, hidden_size, width, dtype=w.dtype, device=w.device)
     if w.shape_of(names.all_gate_up) is not None:
         _read_all(w, names, gate_up, down, size=size, rank=tp.rank)
         return ExpertWeights(gate_up, down)
     for expert in range(count):
         inner = w / f"experts.{expert}"
-        for name, rows in ((names.gate, slice(0, width)), (names.up, slice(width, None))):
+        places = ((names.gate, slice(0, width)), (names.up, slice(width, None)))
+        for name, rows in places if is_gated else ((names.up, slice(None)),):
             gate_up[expert, rows] = (inner / name).shard(
                 "weight", (size, hidden_size), dim=0, rank=tp.rank, size=tp.size
             )

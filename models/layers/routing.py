@@ -75,6 +75,9 @@ class Router(nn.Module):
             logits = functional.linear(hidden.float(), self.weight)
         if self.experts.routing == "sparsemixer":
             return logits, _sparsemixer(logits, self.experts.jitter).float()
+        if self.experts.routing == "sigmoid":
+            weights = logits.sigmoid().float()
+            return weights, weights
         if self.bias is None:
             return logits, None
         weights = logits.softmax(-1) if self.experts.routing == "softmax_bias" else logits.sigmoid()

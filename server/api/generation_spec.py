@@ -245,6 +245,7 @@ def _spec(
         skip_special_tokens=body.skip_special_tokens is not False,
         continues_prompt=continues_prompt,
         cache_salt=cache_salt_of(context.key_hash, body.cache_salt or ""),
+        open_salt=cache_salt_of(context.key_hash, ""),
         priority=body.priority or 0,
         grammar=grammar,
         timeout_s=context.timeout_of(body.timeout),

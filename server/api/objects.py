@@ -3,9 +3,12 @@
 UNSET leaves a key out; None writes null.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from engine.interface.protocol import CacheReason, LayerKind
 from server.generation.generation import Stats
 
 
@@ -39,6 +42,18 @@ class Timings(msgspec.Struct):
     ttft_ms: float | None
     itl_ms: float | None
     total_ms: float
+
+
+class CacheFacts(msgspec.Struct):
+    """What the prefix cache had of the first prompt, and why it had no more.
+
+    matched_tokens: those that layers with full attention had; kind: the layers that had no more.
+    """
+
+    reason: CacheReason
+    cached_tokens: int
+    matched_tokens: int
+    kind: LayerKind | None
 
 
 class TopLogprob(msgspec.Struct, gc=False):
@@ -133,6 +148,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
+    cache: CacheFacts | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -183,6 +199,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     timings: Timings
+    cache: CacheFacts | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
@@ -210,6 +227,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
     choices: list[TextChoice]
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
+    cache: CacheFacts | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
@@ -312,6 +330,24 @@ def timings_of(stats: Stats) -> Timings:
         itl_ms=_ms(stats.itl_s),
         total_ms=round(stats.total_s * 1000, 3),
     )
+
+
+def cache_of(stats: Stats) -> CacheFacts | UnsetType:
+    """Return the cache object; none before the first token."""
+    if stats.cache is None:
+        return UNSET
+    report = stats.cache
+    return CacheFacts(report.reason, report.num_cached_tokens, report.num_matched_tokens, report.kind)
+
+
+def cache_header(stats: Stats) -> Mapping[str, str]:
+    """Return the same as a header, an item of structured fields (RFC 9651); none before the first token."""
+    report = stats.cache
+    if report is None:
+        return {}
+    kind = f";kind={report.kind}" if report.kind is not None else ""
+    value = f"{report.reason};cached={report.num_cached_tokens};matched={report.num_matched_tokens}{kind}"
+    return {"x-quire-cache": value}
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -18,7 +18,14 @@ import msgspec
 from engine.interface.client import EngineClient, RequestOutput
 from engine.interface.errors import EngineError, GrammarError, RequestAborted
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import AddRequest, GrammarSpec, SamplingParams, ThinkingBudget, TokenLogprobs
+from engine.interface.protocol import (
+    AddRequest,
+    CacheReport,
+    GrammarSpec,
+    SamplingParams,
+    ThinkingBudget,
+    TokenLogprobs,
+)
 from server.errors import DeadlineExceeded
 from server.generation.events import ChoiceFinished, Event, TextDelta
 from server.generation.message_splitter import MessageSplitter
@@ -78,6 +85,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     visible_ids: frozenset[int] = frozenset()  # special tokens that are text nevertheless: tags to be parsed
     continues_prompt: bool = False  # the answers continue the prompts' text; else each is a turn of its own
     cache_salt: str = ""
+    open_salt: str = ""  # cache_salt, if the client had given none
     priority: int = 0
     lora_index: int = 0  # as in AddRequest
     grammar: GrammarSpec | None = None  # what each answer must match, checked to compile
@@ -109,6 +117,7 @@ class Stats(msgspec.Struct, kw_only=True):
     ttft_s: float | None = None
     itl_s: float | None = None  # mean over all tokens after each choice's first
     total_s: float = 0.0
+    cache: CacheReport | None = None  # of the first choice
     finish_reasons: list[str] = []  # distinct ones, in order of arrival
 
 
@@ -180,6 +189,7 @@ class CompletionStream:
             num_cached_tokens=sum(choice.num_cached_tokens for choice in choices[::n]),
             num_output_tokens=sum(choice.num_tokens for choice in choices),
             num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in choices),
+            cache=choices[0].cache,
             queue_s=None if first is None else first.queue_s,
             prefill_s=None if first is None else first.prefill_s,
             ttft_s=None if first is None else (first.first_s or 0.0) - self.spec.arrival_s,
@@ -238,6 +248,7 @@ class _ChoiceStream:
         self.request_id = request_id
         self.num_tokens = 0
         self.num_cached_tokens = 0
+        self.cache: CacheReport | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.queue_s: float | None = None
         self.prefill_s: float | None = None
@@ -276,6 +287,7 @@ class _ChoiceStream:
             params=params,
             arrival_s=spec.arrival_s,
             cache_salt=spec.cache_salt,
+            open_salt=spec.open_salt,
             priority=spec.priority,
             grammar=spec.grammar,
             lora_index=spec.lora_index,
@@ -357,7 +369,7 @@ class _ChoiceStream:
         if self.first_s is None and (num_tokens or is_scored):
             self.first_s = now_s
             self.num_cached_tokens = output.num_cached_tokens or 0
-            self.queue_s, self.prefill_s = output.queue_s, output.prefill_s
+            self.queue_s, self.prefill_s, self.cache = output.queue_s, output.prefill_s, output.cache
             self.metrics.observe("time_to_first_token_seconds", now_s - self._spec.arrival_s)
             if num_tokens > 1:
                 self.metrics.observe("inter_token_latency_seconds", 0.0, num_tokens - 1)

@@ -91,6 +91,8 @@ def _fields(scope: Scope, record: RequestRecord) -> dict[str, str | int | float]
         stats = record.stats()
         fields["prompt_tokens"], fields["cached_tokens"] = stats.num_prompt_tokens, stats.num_cached_tokens
         fields["output_tokens"] = stats.num_output_tokens
+        if stats.cache is not None:
+            fields["cache"] = stats.cache.reason
         for name, seconds in (("queue_ms", stats.queue_s), ("ttft_ms", stats.ttft_s), ("itl_ms", stats.itl_s)):
             if seconds is not None:
                 fields[name] = round(seconds * 1000, 3)

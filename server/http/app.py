@@ -92,7 +92,7 @@ def create_app(
             allow_origins=config.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-quire-ignored", "retry-after", "traceresponse"],
+            expose_headers=["x-request-id", "x-quire-ignored", "x-quire-cache", "retry-after", "traceresponse"],
         )
     if config.allowed_hosts is not None:
         app.add_middleware(

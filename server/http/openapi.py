@@ -24,6 +24,7 @@ _HEADER_REF = "#/components/headers/"
 _HEADERS: dict[str, tuple[Schema, str]] = {
     "x-request-id": ({"type": "string", "maxLength": 128}, "The request's own id, or a new one."),
     "x-quire-ignored": ({"type": "string"}, "Fields of the request that had no effect, comma-separated."),
+    "x-quire-cache": ({"type": "string"}, "Why no more of the prompt was in the prefix cache."),
     "x-should-retry": ({"type": "string", "enum": ["false"]}, "The same request would fail again."),
     "retry-after": ({"type": "string", "pattern": "^[0-9]+$"}, "Seconds after which to try again."),
     "allow": ({"type": "string"}, "The methods that the route takes."),
@@ -105,7 +106,9 @@ def _fill_in(operation: Schema, route: ApiRoute, *, needs_key: bool) -> None:
 
 
 def _success(route: ApiRoute) -> Schema:
-    headers = ("x-quire-ignored",) if route.body is not None else ()
+    headers: tuple[str, ...] = ("x-quire-ignored",) if route.body is not None else ()
+    if headers and route.stream is not None:
+        headers = (*headers, "x-quire-cache")
     if route.answer is None:
         return _response("Success", {route.media_type: {}}, headers)
     content = _json_content(_name(route.answer))

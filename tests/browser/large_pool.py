@@ -3,7 +3,7 @@
 import time
 from array import array
 
-from engine.interface.protocol import KvRequest, KvSnapshot
+from engine.interface.protocol import KvGroup, KvRequest, KvSnapshot, KvStates
 from tests.support.fakes import FakeEngineClient
 
 NUM_BLOCKS, NUM_REQUESTS = 40_000, 500
@@ -41,3 +41,19 @@ def make_snapshot(step_id: int) -> KvSnapshot:
         num_cached=len(rest), requests=rows, num_unlisted=0, runs=runs.tobytes(), cached_runs=cached.tobytes(),
         num_queried_tokens=10**6, num_hit_tokens=620_000, num_evictions=512, num_preemptions=33,
     )  # fmt: skip
+
+
+class HybridClient(FakeEngineClient):
+    """Answers like the engine of a model with recurrent layers, that serves two requests."""
+
+    async def kv_snapshot(self) -> KvSnapshot:
+        self.num_kv_asks += 1
+        first = KvRequest("chatcmpl-aa-0", "running", 2, 5, 0, 32, 40, 0, 16, 1.0, 0, [1, 1], 3, 16, [32], "evicted")
+        second = KvRequest("chatcmpl-bb-0", "running", 2, 5, 0, 30, 30, 0, 0, 2.0, 0, [1, 1], 3, 0, [], "differs")
+        return KvSnapshot(
+            step_id=self.num_kv_asks, now_s=time.monotonic(), cost_s=0.001, num_blocks=40, block_size=16,
+            bytes_per_block=1 << 20, num_used=10, num_shared=0, num_cached=6, requests=[first, second], num_unlisted=0,
+            runs=array("i", [1, 2, 3, 3, 6, 2, 8, 3]).tobytes(), cached_runs=array("i", [20, 6]).tobytes(),
+            num_queried_tokens=100, num_hit_tokens=16, num_evictions=4, num_preemptions=0,
+            groups=[KvGroup("full", 16, 1), KvGroup("state", 16, 3)], states=KvStates(2, 2, 6, 6, 3, 1, 1, 1),
+        )  # fmt: skip

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.browser.large_pool import NUM_REQUESTS, LargePoolClient
+from tests.browser.large_pool import NUM_REQUESTS, HybridClient, LargePoolClient
 from tests.support.daemon import Daemon, wait_for
 from tests.support.fakes import FakeLauncherChannel
 from tests.unit.server.conftest import Harness, serving, write_model_folder
@@ -265,6 +265,26 @@ def test_the_time_line_fills_and_can_be_read(large, open_page):
     box = page.locator("#timeline").bounding_box()
     page.mouse.move(box["x"] + box["width"] - 16, box["y"] + 40)
     expect(page.locator("#then")).to_contain_text("500 running")
+
+
+def test_states_are_shown_of_models_that_have_them_alone(large, open_page, tmp_path):
+    app = Harness(write_model_folder(tmp_path / "model"), HybridClient(), FakeLauncherChannel())
+    with serving(app.app) as url:
+        page = live(open_page, url)
+        expect(page.locator("#states-tile")).to_contain_text("2 live")
+        expect(page.locator("#saved-states")).to_have_text("2 saved, 6.0 MiB")
+        expect(page.get_by_role("button", name="Saved states")).to_be_visible()
+        expect(row_of(page, "chatcmpl-aa").locator("td.states")).to_have_text("16 → 32")
+        expect(row_of(page, "chatcmpl-aa").locator("td").nth(6)).to_have_attribute(
+            "title", "what follows was overwritten"
+        )
+        point_at(page, 4)
+        expect(page.locator("#tip")).to_contain_text("live state, page 2 of 3")
+        point_at(page, 7)
+        expect(page.locator("#tip")).to_contain_text("tokens 16 to 31")
+    page = live(open_page, large[0])
+    expect(page.locator("#states-tile")).to_be_hidden()
+    expect(page.get_by_role("button", name="Saved states")).to_be_hidden()
 
 
 def test_what_moves_stands_still_for_who_wants_it(daemon, open_page):

@@ -126,7 +126,7 @@ def test_gathered_inputs_equal_the_specification():
         results.append((out, advanced))
     (expected, expected_lengths), (out, advanced) = results
     assert advanced.equal(expected_lengths)
-    for name in ("input_ids", "positions", "seq_lens", "slot_mappings"):
+    for name in ("input_ids", "positions", "seq_lens", "state_lens", "slot_mappings"):
         assert getattr(out, name).equal(getattr(expected, name)), name
     is_needed = torch.arange(max_blocks, device="cuda")[None] <= out.positions[:, None] // block_size
     assert out.block_tables.equal(expected.block_tables.masked_fill(~is_needed, 0))

@@ -196,6 +196,39 @@ def test_the_prefix_cache_is_hit_by_a_repeated_prompt(daemon: Daemon, client: op
     assert daemon.metrics()["quire_prefix_cache_hits_total"] - hits == second.usage.prompt_tokens_details.cached_tokens
 
 
+# rule: Fields: A header says why no more of the prompt was cached, and `cache` in chats and completions
+def test_answers_say_why_no_more_of_their_prompt_was_cached(client: openai.OpenAI) -> None:
+    def ask(text: str, **body: object) -> tuple[dict, str]:
+        fields = chat(text, max_tokens=2) | {"extra_body": body}
+        reply = client.chat.completions.with_raw_response.create(**fields)
+        return reply.parse().model_extra["cache"], reply.headers["x-quire-cache"]
+
+    text = "Another long question, for which nobody asked before. " * 8
+    first, _ = ask(text)
+    assert first["reason"] in ("new", "differs")  # other tests share the daemon
+    again, header = ask(text)
+    assert again["reason"] == "all"
+    assert header == f"all;cached={again['cached_tokens']};matched={again['matched_tokens']}"
+    assert again["matched_tokens"] == again["cached_tokens"] > first["cached_tokens"]
+    longer, _ = ask(text + "And more of it, at least as many tokens as a block has, and one. " * 2)
+    assert longer["reason"] in ("new", "differs")
+    assert longer["kind"] == "full"
+    assert longer["cached_tokens"] >= 64
+    salted, _ = ask(text, cache_salt="mine")
+    assert salted == {"reason": "other_salt", "cached_tokens": 0, "matched_tokens": 0, "kind": "full"}
+    assert ask("x", cache_salt="nobody's")[0]["reason"] != "other_salt"
+    assert ask(text, prompt_logprobs=0)[0]["reason"] == "computed_whole"
+
+
+def test_a_stream_has_the_reason_in_its_header_and_its_last_chunk(client: openai.OpenAI) -> None:
+    fields = chat("A streamed question that fills more than one block. " * 8, max_tokens=2)
+    client.chat.completions.create(**fields)
+    with client.chat.completions.with_streaming_response.create(**fields, stream=True) as reply:
+        *_, last = reply.parse()
+        assert last.model_extra["cache"]["reason"] == "all"
+        assert reply.headers["x-quire-cache"].startswith("all;")
+
+
 # rule: Errors: 400 for a wrong field, with its name
 @pytest.mark.parametrize(
     ("change", "status", "words"),

@@ -45,6 +45,8 @@ from transformers import (
     SmolLM3Config,
 )
 
+from tests.support.hybrid_checkpoints import make_hybrids
+
 TINY = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -118,6 +120,7 @@ def make_configs() -> dict[str, PreTrainedConfig]:
         | _make_mixtures()
         | _make_routers()
         | _make_delta_nets()
+        | make_hybrids(TINY)
     )
 
 
@@ -442,7 +445,7 @@ def _make_routers() -> dict[str, PreTrainedConfig]:
             num_local_experts=6,
             no_rope_layers=[1, 0, 1],
             interleave_moe_layer_step=2,
-            attention_chunk_size=256,
+            attention_chunk_size=10,
             floor_scale=5,
             attn_scale=0.3,
             rope_parameters=LLAMA3_ROPE,
@@ -458,7 +461,7 @@ def _make_routers() -> dict[str, PreTrainedConfig]:
             use_qk_norm=False,
             attention_bias=True,
             attn_temperature_tuning=False,
-            attention_chunk_size=256,
+            attention_chunk_size=32,
             tie_word_embeddings=True,
             rope_parameters=DEFAULT_ROPE,
         ),

@@ -15,7 +15,7 @@ import numpy as np
 from engine.interface.client import RequestOutput
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
-from engine.interface.protocol import AddRequest, EngineReady, KvSnapshot, TokenLogprobs
+from engine.interface.protocol import AddRequest, CacheReport, EngineReady, KvSnapshot, TokenLogprobs
 
 READY = EngineReady(
     max_model_len=256,
@@ -47,6 +47,7 @@ class FakeEngineClient:
         fail: ServiceError | None = None,
         fail_after: int = 0,
         num_cached_tokens: int = 0,
+        cache: CacheReport | None = None,
         hold: asyncio.Event | None = None,
     ) -> None:
         self.script = script
@@ -56,6 +57,7 @@ class FakeEngineClient:
         self.fail = fail
         self.fail_after = fail_after
         self.num_cached_tokens = num_cached_tokens
+        self.cache = cache
         self.hold = hold
         self.is_full = False
         self.kv: KvSnapshot | ServiceError = EngineDead("no snapshot was given")
@@ -130,6 +132,7 @@ class FakeEngineClient:
                 num_cached_tokens=self.num_cached_tokens if i == 0 else None,
                 queue_s=0.001 if i == 0 else None,
                 prefill_s=0.002 if i == 0 else None,
+                cache=self.cache if i == 0 else None,
                 finish_reason=reason if is_last else None,
                 stop_token_id=stop_id if is_last else None,
             )

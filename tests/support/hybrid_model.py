@@ -21,9 +21,6 @@ from engine.interface.config import EngineConfig
 from engine.offline import OfflineEngine
 from engine.startup import load as startup
 from kernels import ops
-from kernels.causal_conv.reference import causal_conv
-from kernels.delta_rule.reference import gated_delta_rule
-from kernels.mamba2.reference import mamba2
 from kernels.states import StateMetadata, StateView
 from models.config.layer_state import LayerState
 from models.config.model_config import ModelConfig
@@ -36,7 +33,7 @@ from models.weights.weights import Weights
 VOCAB_SIZE, HIDDEN_SIZE, MAX_TOKENS = 97, 32, 320
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16
 DELTA = DeltaNetConfig(num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=12, conv_width=4)
-MAMBA = Mamba2Config(num_heads=4, head_dim=8, num_groups=2, state_size=12, conv_width=4)
+MAMBA = Mamba2Config(hidden_size=HIDDEN_SIZE, num_heads=4, head_dim=8, num_groups=2, state_size=12, conv_width=4)
 CONV = ShortConvConfig(num_channels=HIDDEN_SIZE, conv_width=3)
 STATES: dict[str, LayerState] = {
     "conv": CONV.layer_state,
@@ -167,7 +164,9 @@ def attend(
     layer: int, table: torch.Tensor, qkv: torch.Tensor, output: torch.Tensor, x: torch.Tensor, ctx: ForwardContext
 ) -> torch.Tensor:
     """Attend over the layer's keys and values."""
-    keys, values, number = ctx.kv(layer)
+    cache = ctx.kv_caches[layer]
+    assert cache is not None
+    keys, values, number = cache
     slots = ctx.attention[number].slot_mapping
     q = ops.norm_rope_write_kv(
         x @ qkv, None, None, 1e-6, ctx.positions, table, keys, values, slots, num_heads=NUM_HEADS
@@ -190,35 +189,35 @@ Views = tuple[StateView, ...]
 def _conv(
     weight: torch.Tensor, bias: torch.Tensor, inputs: torch.Tensor, views: Views, rows: StateMetadata
 ) -> torch.Tensor:
-    return causal_conv(inputs, weight, bias, views[0], rows, has_silu=False)
+    return ops.causal_conv(inputs, weight, bias, views[0], rows, has_silu=False)
 
 
 def _delta(
     weight: torch.Tensor, bias: torch.Tensor, inputs: torch.Tensor, views: Views, rows: StateMetadata
 ) -> torch.Tensor:
     mixed, gates = inputs.split((weight.shape[0], 2 * DELTA.num_value_heads), dim=1)
-    mixed = causal_conv(mixed, weight, bias, views[0], rows, has_silu=True)
+    mixed = ops.causal_conv(mixed, weight, bias, views[0], rows, has_silu=True)
     num_keys = DELTA.num_key_heads * DELTA.key_dim
     q, k, v = mixed.split((num_keys, num_keys, DELTA.num_value_heads * DELTA.value_dim), dim=1)
     q, k = (part.unflatten(1, (-1, DELTA.key_dim)) for part in (q, k))
     decay, beta = gates.float().chunk(2, dim=1)
     v = v.unflatten(1, (-1, DELTA.value_dim))
     decay = -0.2 * functional.softplus(decay)
-    return gated_delta_rule(q, k, v, decay, beta.sigmoid(), views[1], rows, scale=DELTA.key_dim**-0.5).flatten(1)
+    return ops.gated_delta_rule(q, k, v, decay, beta.sigmoid(), views[1], rows, scale=DELTA.key_dim**-0.5).flatten(1)
 
 
 def _mamba(
     weight: torch.Tensor, bias: torch.Tensor, inputs: torch.Tensor, views: Views, rows: StateMetadata
 ) -> torch.Tensor:
     mixed, dt = inputs.split((weight.shape[0], MAMBA.num_heads), dim=1)
-    mixed = causal_conv(mixed, weight, bias, views[0], rows, has_silu=True)
+    mixed = ops.causal_conv(mixed, weight, bias, views[0], rows, has_silu=True)
     num_values, num_keys = MAMBA.num_heads * MAMBA.head_dim, MAMBA.num_groups * MAMBA.state_size
     x, b, c = mixed.split((num_values, num_keys, num_keys), dim=1)
     b, c = (part.unflatten(1, (-1, MAMBA.state_size)) for part in (b, c))
     decay = -torch.linspace(0.05, 0.5, MAMBA.num_heads, device=inputs.device)
     skip = torch.ones(MAMBA.num_heads, device=inputs.device)
     x = x.unflatten(1, (-1, MAMBA.head_dim))
-    return mamba2(x, b, c, functional.softplus(dt.float()), decay, skip, views[1], rows).flatten(1)
+    return ops.mamba2(x, b, c, functional.softplus(dt.float()), decay, skip, views[1], rows).flatten(1)
 
 
 def _norm(x: torch.Tensor) -> torch.Tensor:

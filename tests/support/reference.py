@@ -24,14 +24,14 @@ def save_checkpoint(folder: Path, config: transformers.PreTrainedConfig, *, max_
                 parameter.uniform_(0.1, 0.4)  # in place of a scale: at 1, float32 alone would be off by 1e-3
             elif config.model_type in ZERO_CENTRED and name.endswith("norm.weight") and "linear_attn" not in name:
                 parameter.uniform_(-0.5, 0.5)  # 1 is added to it; a larger sum makes float32 alone be off by 1e-4
-            elif name.endswith("norm.weight"):
+            elif name.endswith(("norm.weight", "norm_f.weight")):
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(0.0, 0.2)
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5)
-            elif name.endswith("correction_bias"):
+            elif name.endswith(("correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.2)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
 

@@ -25,6 +25,7 @@ from server.api.objects import (
     PromptLogprobs,
     ToolCallDelta,
     TopLogprob,
+    cache_of,
     timings_of,
     usage_of,
 )
@@ -64,7 +65,7 @@ class ChatWriter:
         if not self._options.include_usage:
             return SSE_DONE
         chunk, stats = self._chunk(), self._generation.stats()
-        chunk.usage, chunk.timings = usage_of(stats), timings_of(stats)
+        chunk.usage, chunk.timings, chunk.cache = usage_of(stats), timings_of(stats), cache_of(stats)
         return data_events(chunk) + SSE_DONE
 
     def failed(self, error: ServiceError, *, request_id: str) -> bytes:
@@ -91,6 +92,7 @@ class ChatWriter:
             choices=choices,
             usage=usage_of(stats),
             timings=timings_of(stats),
+            cache=cache_of(stats),
             prompt_token_ids=self._prompt_ids(),
             prompt_logprobs=self._prompt_logprobs(),
         )
@@ -100,7 +102,8 @@ class ChatWriter:
             case ChoiceFinished():
                 chunk = self._chunk(ChatChunkChoice(event.index, ChatDelta(), finish_reason=event.finish_reason))
                 if is_last and not self._options.include_usage:
-                    chunk.timings = timings_of(self._generation.stats())
+                    stats = self._generation.stats()
+                    chunk.timings, chunk.cache = timings_of(stats), cache_of(stats)
                 return chunk
             case ToolCallStart():
                 call = ToolCallDelta(event.call_index, event.id, "function", FunctionDelta(event.name))

@@ -12,7 +12,7 @@ from engine.interface.errors import ServiceError
 from engine.interface.protocol import TokenLogprobs
 from server.api.collected import CollectedChoice, collect_choices
 from server.api.logprobs import LegacyLogprobs, prompt_logprobs_of
-from server.api.objects import TextChoice, TextCompletion, TextLogprobs, timings_of, usage_of
+from server.api.objects import TextChoice, TextCompletion, TextLogprobs, cache_of, timings_of, usage_of
 from server.api.reply_options import PreparedReply
 from server.api.sse import PING, SSE_DONE, data_events, data_failure
 from server.generation.events import ChoiceFinished, Event, TextDelta
@@ -48,7 +48,8 @@ class TextWriter:
             choice = TextChoice(event.index, echo, self._logprobs(None, event), event.finish_reason)
             chunk = self._chunk(choice)
             if is_last and not self._options.include_usage:
-                chunk.timings = timings_of(self._generation.stats())
+                stats = self._generation.stats()
+                chunk.timings, chunk.cache = timings_of(stats), cache_of(stats)
             return data_events(chunk)
         if not event.text and event.logprobs is None and not self._options.return_token_ids:
             return b""
@@ -87,7 +88,7 @@ class TextWriter:
 
     def _with_totals(self, answer: TextCompletion) -> TextCompletion:
         stats = self._generation.stats()
-        answer.usage, answer.timings = usage_of(stats), timings_of(stats)
+        answer.usage, answer.timings, answer.cache = usage_of(stats), timings_of(stats), cache_of(stats)
         return answer
 
     def _chunk(self, *choices: TextChoice) -> TextCompletion:

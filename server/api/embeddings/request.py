@@ -55,6 +55,7 @@ async def prepare_embeddings(app_state: AppState, body: EmbeddingBody, request: 
         max_inputs_at_once=limits.max_num_seqs + min(limits.max_num_seqs, limits.max_queued_requests),
         max_tokens_at_once=limits.max_queued_tokens,
         cache_salt=cache_salt_of(context.key_hash, body.cache_salt or ""),
+        open_salt=cache_salt_of(context.key_hash, ""),
         priority=body.priority or 0,
         lora_index=app_state.lora_index(model),
         timeout_s=context.timeout_of(body.timeout),

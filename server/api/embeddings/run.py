@@ -35,6 +35,7 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_inputs_at_once: int  # in the engine, so that its queue is not exceeded
     max_tokens_at_once: int  # of these inputs, but for one that is longer
     cache_salt: str = ""
+    open_salt: str = ""  # cache_salt, if the client had given none
     lora_index: int = 0  # as in AddRequest
     priority: int = 0
     timeout_s: float | None = None  # from arrival
@@ -115,6 +116,7 @@ class EmbeddingRun:
         return Stats(
             num_prompt_tokens=sum(map(len, self.spec.inputs)),
             num_cached_tokens=sum(output.num_cached_tokens or 0 for output in self._ends.values()),
+            cache=self._ends[0].cache if 0 in self._ends else None,
             queue_s=None if first is None else first.queue_s,
             prefill_s=None if first is None else first.prefill_s,
             total_s=max(last_s - self.spec.arrival_s, 0.0),
@@ -133,6 +135,7 @@ class EmbeddingRun:
                 _NOTHING_SAMPLED,
                 arrival_s=spec.arrival_s,
                 cache_salt=spec.cache_salt,
+                open_salt=spec.open_salt,
                 priority=spec.priority,
                 pooling=spec.pooling,
                 lora_index=spec.lora_index,

@@ -13,7 +13,7 @@ import msgspec
 
 from engine.interface.client import EngineClient
 from engine.interface.errors import EngineError
-from engine.interface.protocol import KvRequest, KvSnapshot
+from engine.interface.protocol import CacheReason, KvRequest, KvSnapshot, LayerKind
 
 INTERVAL_S = 0.25
 _ANSWER_TIMEOUT_S = 5.0  # a step on a CPU may take seconds
@@ -31,8 +31,32 @@ class KvKindCounts(msgspec.Struct):
     num_cached: int
 
 
+class KvGroupLayout(msgspec.Struct):
+    """A group of layers whose caches live alike. num_tokens, num_pages: of one of its blocks, which takes pages."""
+
+    kind: LayerKind
+    num_tokens: int
+    num_pages: int
+
+
+class KvStateCounts(msgspec.Struct):
+    """States of recurrent layers: live ones of requests, saved ones that can be found; four counts since the start."""
+
+    num_live: int
+    num_saved: int
+    live_bytes: int
+    saved_bytes: int
+    num_made: int
+    num_skipped: int
+    num_restored: int
+    num_evicted: int
+
+
 class KvPool(msgspec.Struct):
-    """The pool in blocks: used + cached + empty = num_blocks; shared ones are used by several requests."""
+    """The pool in blocks: used + cached + empty = num_blocks; shared ones are used by several requests.
+
+    groups: in the order of a request's group_runs; states: null of a model without recurrent layers.
+    """
 
     num_blocks: int
     block_size: int
@@ -42,6 +66,8 @@ class KvPool(msgspec.Struct):
     num_cached: int
     num_empty: int
     kinds: list[KvKindCounts]
+    groups: list[KvGroupLayout]
+    states: KvStateCounts | None
 
 
 class KvTotals(msgspec.Struct):
@@ -57,7 +83,8 @@ class KvTotals(msgspec.Struct):
 class KvHolder(msgspec.Struct):
     """One choice of a request. runs: its blocks in order: first, count, first, count, …; a count below 0 descends.
 
-    group_runs: how many of the runs are of each group of layers whose caches live alike.
+    group_runs: how many of the runs are of each group of layers whose caches live alike. restored_tokens: those before
+    the saved state that it began with; saved_tokens: those before each state that it saved and that is still there.
     """
 
     id: str
@@ -74,6 +101,10 @@ class KvHolder(msgspec.Struct):
     num_preemptions: int
     runs: list[int]
     group_runs: list[int]
+    num_state_blocks: int
+    restored_tokens: int
+    saved_tokens: list[int]
+    cache_reason: CacheReason | None
 
 
 class KvState(msgspec.Struct):
@@ -156,6 +187,8 @@ def state_of(snapshot: KvSnapshot, *, model: str, wall_s: float) -> KvState:
         num_cached=snapshot.num_cached,
         num_empty=snapshot.num_blocks - snapshot.num_used - snapshot.num_cached,
         kinds=[KvKindCounts(kind.kind, kind.num_used, kind.num_cached) for kind in snapshot.kinds],
+        groups=[KvGroupLayout(group.kind, group.num_tokens, group.num_pages) for group in snapshot.groups],
+        states=_states(snapshot),
     )
     queried, hit = snapshot.num_queried_tokens, snapshot.num_hit_tokens
     totals = KvTotals(
@@ -201,6 +234,26 @@ def _holder(row: KvRequest, runs: list[int], bytes_per_block: int) -> KvHolder:
         num_preemptions=row.num_preemptions,
         runs=runs,
         group_runs=row.num_group_runs,
+        num_state_blocks=row.num_state_blocks,
+        restored_tokens=row.restored_tokens,
+        saved_tokens=row.saved_tokens,
+        cache_reason=row.cache_reason,
+    )
+
+
+def _states(snapshot: KvSnapshot) -> KvStateCounts | None:
+    states, size = snapshot.states, snapshot.bytes_per_block
+    if states is None:
+        return None
+    return KvStateCounts(
+        num_live=states.num_live,
+        num_saved=states.num_saved,
+        live_bytes=states.num_live_blocks * size,
+        saved_bytes=states.num_saved_blocks * size,
+        num_made=states.num_made,
+        num_skipped=states.num_skipped,
+        num_restored=states.num_restored,
+        num_evicted=states.num_evicted,
     )
 
 

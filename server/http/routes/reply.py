@@ -11,6 +11,7 @@ from fastapi import Request, Response
 from engine.interface.errors import ServiceError
 from server.api.app_state import AppState
 from server.api.large_bodies import release_body
+from server.api.objects import cache_header
 from server.api.reply_options import PreparedReply
 from server.api.request_record import RequestRecord, record_of
 from server.api.sse import EventStreamResponse, SseWriter, cancel, run_while_connected, wait_or_gone
@@ -40,7 +41,7 @@ async def answer(app_state: AppState, request: Request, prepared: PreparedReply,
             body = await app_state.work.run(size, lambda: msgspec.json.encode(writer.whole(events)), may_wait=True)
         else:
             body = msgspec.json.encode(writer.whole(events))
-        return Response(body, media_type="application/json", headers=headers)
+        return Response(body, media_type="application/json", headers={**headers, **cache_header(generation.stats())})
 
     batches = generation.batches()
     first = asyncio.create_task(anext(batches))
@@ -48,6 +49,7 @@ async def answer(app_state: AppState, request: Request, prepared: PreparedReply,
         await wait_or_gone(request.receive, first, timeout_s=FIRST_EVENT_GRACE_S)
         if first.done():
             first.result()
+            headers = {**headers, **cache_header(generation.stats())}
     except BaseException:
         await batches.aclose()
         raise

@@ -21,6 +21,7 @@ function showSnapshot(answer) {
   byId("main").hidden = false;
   setText(byId("model"), snapshot.model);
   showLive();
+  byId("requests").dataset.states = snapshot.pool.states ? "some" : "none";
   showTiles();
   pool.show(snapshot);
   table.show(snapshot.requests);
@@ -77,8 +78,18 @@ function showTiles() {
   setText(byId("hits"), totals.hit_rate === null ? "–" : percent(totals.num_hit_tokens, totals.num_queried_tokens));
   setText(byId("hit-tokens"), `${count(totals.num_hit_tokens)} tokens`);
   setText(byId("evictions"), count(totals.num_evictions));
+  showStates(sizes.states);
   setText(byId("preemptions"), count(totals.num_preemptions));
   byId("blocks").setAttribute("aria-label", `Pool of ${count(total)} blocks, ${percent(sizes.num_used, total)} in use`);
+}
+
+/** Only models with recurrent layers have states. */
+function showStates(states) {
+  byId("states-tile").hidden = byId("requests").dataset.states === "none";
+  if (!states) return;
+  setText(byId("states"), count(states.num_live));
+  setText(byId("saved-states"), `${count(states.num_saved)} saved, ${bytes(states.saved_bytes)}`);
+  byId("states-tile").title = `Since the start: ${count(states.num_made)} saved, ${count(states.num_skipped)} not saved for want of memory, ${count(states.num_restored)} restored, ${count(states.num_evicted)} overwritten`;
 }
 
 /** Highlight the request that is pointed at in the table, else the chosen one. */
@@ -131,7 +142,7 @@ function pointAtBlock(block) {
 }
 
 function describe(block) {
-  const { paint, pool: sizes } = snapshot;
+  const { paint } = snapshot;
   const line = (...parts) => element("p", {}, ...parts);
   if (paint[block] === EMPTY) return [line(`Block ${count(block)}`), line("empty")];
   if (paint[block] === CACHED) return [line(`Block ${count(block)}`), line("free, and its content can still be found")];
@@ -139,8 +150,7 @@ function describe(block) {
   const shown = holders.slice(0, 4).map(({ request, place }) => {
     const swatch = element("i");
     swatch.style.background = colourOf(colourBook.codes.get(keyOf(request)), pool.colours.isDark);
-    const first = place * sizes.block_size;
-    return line(swatch, `${nameOf(request)}, tokens ${count(first)} to ${count(first + sizes.block_size - 1)}`);
+    return line(swatch, `${nameOf(request)}, ${snapshot.contentOf(request, place)}`);
   });
   if (holders.length > 4) shown.push(line(`and ${count(holders.length - 4)} more`));
   return [line(`Block ${count(block)}${holders.length > 1 ? `, shared by ${count(holders.length)}` : ""}`), ...shown];

@@ -43,6 +43,25 @@ class Snapshot {
     }
   }
 
+  /** What the block at a place of a request's tables has: tokens, of a window or state no places. */
+  contentOf(request, place) {
+    const { groups, block_size } = this.pool;
+    let first = 0; // of the group's runs
+    for (const [index, group] of groups.entries()) {
+      const runs = request.runs.slice(2 * first, 2 * (first + request.group_runs[index]));
+      const size = sizeOf(runs);
+      if (place < size) {
+        if (group.kind === "state") return `live state, page ${count(place + 1)} of ${count(size)}`;
+        if (group.kind === "window") return "sliding window";
+        const token = Math.floor(place / group.num_pages) * group.num_tokens;
+        return `tokens ${count(token)} to ${count(token + group.num_tokens - 1)}`;
+      }
+      place -= size;
+      first += request.group_runs[index];
+    }
+    return `tokens ${count(place * block_size)} to ${count((place + 1) * block_size - 1)}`;
+  }
+
   /** The requests that have a block, each with the block's place in its table. */
   holdersOf(block) {
     const found = [];
@@ -53,6 +72,13 @@ class Snapshot {
     }
     return found;
   }
+}
+
+/** The number of blocks in runs. */
+function sizeOf(runs) {
+  let size = 0;
+  for (let i = 1; i < runs.length; i += 2) size += Math.abs(runs[i]);
+  return size;
 }
 
 function placeOf(runs, block) {

@@ -2,9 +2,15 @@
 // The table of requests: sorted by any column, rows kept from one snapshot to the next.
 
 const STATES = { gate: "compiling grammar", waiting: "waiting", running: "running", retiring: "retiring" };
+const REASONS = {
+  all: "all of it was cached", new: "what follows was never computed, or long ago", differs: "cached prompts go on differently from there",
+  evicted: "what follows was overwritten", no_checkpoint: "no state is saved behind", window_left: "the window before is no longer cached",
+  other_salt: "cached without a salt", other_adapter: "cached for another adapter", too_short: "shorter than a block",
+  computed_whole: "all of its tokens are needed", no_room: "no room for a saved state beside the live one", off: "prefixes are not cached",
+};
 const OUT_OF_SIGHT = 8; // of the snapshots, one is written to a row that is scrolled away: it may be 2 s behind
 const ORDER = { running: 0, retiring: 1, waiting: 2, gate: 3 };
-// isSpare: left out on a phone
+// isSpare: left out on a phone; isStates: only of models with recurrent layers
 const COLUMNS = [
   { name: "Request", value: (r) => keyOf(r), isText: true, title: "The id in the request's answer" },
   { name: "State", value: (r) => ORDER[r.state], show: (r) => STATES[r.state], isText: true },
@@ -12,7 +18,8 @@ const COLUMNS = [
   { name: "Shared", value: (r) => r.num_shared_blocks, show: (r) => count(r.num_shared_blocks), title: "Blocks that other requests hold as well", isSpare: true },
   { name: "Memory", value: (r) => r.bytes, show: (r) => bytes(r.bytes), isSpare: true },
   { name: "Tokens", value: (r) => r.num_computed_tokens, show: (r) => [count(r.num_computed_tokens), ` / ${count(r.num_tokens)}`], title: "Computed, of prompt and output so far" },
-  { name: "Prefix hit", value: (r) => r.num_hit_tokens, show: (r) => count(r.num_hit_tokens), title: "Prompt tokens found in the prefix cache", isSpare: true },
+  { name: "Prefix hit", value: (r) => r.num_hit_tokens, show: (r) => count(r.num_hit_tokens), hint: (r) => REASONS[r.cache_reason] ?? "", title: "Prompt tokens found in the prefix cache; a cell's own title says why no more", isSpare: true },
+  { name: "Saved states", value: (r) => r.saved_tokens.length, show: (r) => statesOf(r), title: "Tokens before the state that it began with → tokens before the states that it saved", isSpare: true, isStates: true },
   { name: "Age", value: (r) => r.age_s, show: (r) => age(r.age_s) },
   { name: "Preempted", value: (r) => r.num_preemptions, show: (r) => count(r.num_preemptions), title: "Times it was sent back to the queue", isSpare: true },
 ];
@@ -24,7 +31,7 @@ class RequestTable {
     this.body = table.tBodies[0];
     this.on = on;
     this.rows = new Map(); // by key
-    this.sortedBy = 7;
+    this.sortedBy = COLUMNS.findIndex(({ name }) => name === "Age");
     this.isDescending = true;
     this.isDark = false;
     this.requests = [];
@@ -94,10 +101,10 @@ class RequestTable {
   }
 
   #makeHead() {
-    const cells = COLUMNS.map(({ name, title, isText, isSpare }, place) => {
+    const cells = COLUMNS.map(({ name, title, isText, isSpare, isStates }, place) => {
       const button = element("button", title ? { type: "button", title } : { type: "button" }, name);
       button.addEventListener("click", () => this.#sortBy(place));
-      return element("th", { scope: "col", class: classes(isText, isSpare) }, button);
+      return element("th", { scope: "col", class: classes(isText, isSpare, isStates) }, button);
     });
     this.head.replaceChildren(element("tr", {}, ...cells));
     this.#markHead();
@@ -124,7 +131,7 @@ class RequestTable {
     const name = element("td", { class: "left id", title: request.id }, row.swatch);
     const [kind, ...rest] = partsOf(request);
     name.append(element("span", { class: "kind" }, kind), ...rest);
-    row.append(name, ...COLUMNS.slice(1).map(({ isText, isSpare }) => element("td", { class: classes(isText, isSpare) })));
+    row.append(name, ...COLUMNS.slice(1).map(({ isText, isSpare, isStates }) => element("td", { class: classes(isText, isSpare, isStates) })));
     return row;
   }
 
@@ -141,6 +148,7 @@ class RequestTable {
         if (cell.firstChild.data !== shown[0]) cell.firstChild.data = shown[0];
         setText(cell.lastChild, shown[1]);
       }
+      if (column.hint && cell.title !== column.hint(request)) cell.title = column.hint(request);
       cell.classList.toggle("zero", column.value(request) === 0 && !column.isText);
     }
     row.cells[1].className = `left state-${request.state}`;
@@ -177,6 +185,12 @@ class RequestTable {
   }
 }
 
-function classes(isText, isSpare) {
-  return [isText ? "left" : "", isSpare ? "spare" : ""].join(" ").trim();
+function classes(isText, isSpare, isStates) {
+  return [isText ? "left" : "", isSpare ? "spare" : "", isStates ? "states" : ""].join(" ").trim();
+}
+
+function statesOf(request) {
+  const saved = request.saved_tokens.map(count).join(", ");
+  if (!request.restored_tokens) return saved || "0";
+  return saved ? `${count(request.restored_tokens)} → ${saved}` : `${count(request.restored_tokens)} →`;
 }

@@ -68,6 +68,16 @@ KINDS = (
     "gemma4_experts",
     "qwen3_next",
     "qwen3_next_steps",
+    "lfm2",
+    "lfm2_biases",
+    "lfm2_moe",
+    "granite_hybrid",
+    "bamba",
+    "falcon_h1",
+    "falcon_h1_norm",
+    "nemotron_h",
+    "nemotron_3",
+    "nemotron_3_latent",
     "qwen3_5",
     "qwen3_5_moe",
     "olmo_hybrid",
@@ -118,7 +128,7 @@ def test_16_requests_that_share_a_prefix_and_are_preempted_have_the_text_of_each
     params = [SamplingParams(max_tokens=24, temperature=0.0)]
     alone = OfflineEngine.load(EngineConfig(model=str(tmp_path), device="cpu", max_model_len=60))
     expected = [alone.generate([prompt], params)[0].token_ids for prompt in prompts]
-    scarce = 100 if any(model.sliding_windows) else 200  # tokens; windows hold fewer
+    scarce = 100 if any(cache.reach for cache in model.caches) else 200  # tokens; windows hold fewer
     num_preemptions = 0
     for num_tokens in (2000, scarce):
         settings["kv_cache_memory_bytes"] = num_tokens * model.kv_bytes_per_token(1, torch.float32)

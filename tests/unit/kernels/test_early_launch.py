@@ -13,7 +13,10 @@ KERNELS = ROOT / "kernels"
 # Pointers that may be read before the wait. Parameters, and tables that are filled when the model is loaded
 CONSTANTS = re.compile(r"^(weight|steps|w|scales|zeros|bias|lut|table|codes|absmax)(_\w+)?$")
 # Written by the first kernels of a step. These have ended when the kernel before attention signals, behind its own wait
-STEP_INPUTS = {"seq_lens", "query_start", "pieces"}
+STEP_INPUTS = {"seq_lens", "query_start", "pieces", "req_index", "pages", "writes"}
+# Recurrent states: last written by the same layer a step ago, or in front of the step, when a checkpoint is copied. The
+# layer's projection and convolution are between, so the kernel that signals has waited for the end of all of it
+STATES = {"state"}
 _WRITES = ("store", "atomic_add", "atomic_xchg", "atomic_max", "atomic_min", "atomic_cas", "store_split")
 
 
@@ -33,7 +36,9 @@ def unsafe_reads(call: ast.Call) -> list[str]:
     """Return the pointers of a load that an earlier kernel may still write."""
     names = {node.id for node in ast.walk(call.args[0]) if isinstance(node, ast.Name)}
     pointers = {name: re.sub(r"_(ptrs?|desc)$", "", name) for name in names if re.search(r"_(ptrs?|desc)$", name)}
-    return sorted(name for name, bare in pointers.items() if not CONSTANTS.match(bare) and bare not in STEP_INPUTS)
+    return sorted(
+        name for name, bare in pointers.items() if not CONSTANTS.match(bare) and bare not in STEP_INPUTS | STATES
+    )
 
 
 def problems(source: str, name: str) -> list[str]:

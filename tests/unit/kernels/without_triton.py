@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 
 from kernels import ops
-from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
+from kernels.inputs.reference import DecodeInputs, DraftInputs, MixedInputs, PackedInputs
 from kernels.linear import ops as linear_ops
 from kernels.linear import reference
 from kernels.linear.reference import make_int_weight, make_lut4_weight
@@ -59,6 +59,12 @@ def gather_mixed_inputs() -> None:
         ROW, plan, num_computed=ROW.clone(), block_tables=torch.zeros(1, 1, 4, dtype=torch.int32),
         block_size=16, out=MixedInputs.allocate(num_tables=1, max_tokens=4, max_rows=2, max_blocks=4, device=CPU),
     )  # fmt: skip
+
+
+def gather_draft_inputs() -> None:
+    plan = PackedInputs.view(torch.zeros(PackedInputs.num_values(1, 1), dtype=torch.int32), 1, 1)
+    out = DraftInputs.allocate(max_rows=1, ring_size=2, device=CPU)
+    ops.gather_draft_inputs(torch.zeros(2, dtype=torch.int32), plan, ring_size=2, padding_row=1, out=out)
 
 
 def penalize() -> None:
@@ -139,6 +145,7 @@ CASES: dict[str, Callable[[], object]] = {
     "norm_rope_write_kv": norm_rope_write_kv,
     "gather_decode_inputs": gather_decode_inputs,
     "gather_mixed_inputs": gather_mixed_inputs,
+    "gather_draft_inputs": gather_draft_inputs,
     "penalize": penalize,
     "allow_only": lambda: ops.allow_only(torch.randn(1, 64), ROW, torch.ones(1, 2, dtype=torch.int32)),
     "LoraTokens": add_loras,

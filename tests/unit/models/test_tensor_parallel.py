@@ -11,6 +11,7 @@ from models.layers.causal_lm import load_vocab_rows
 from models.parallel import PartialSum, TensorParallel, whole
 from models.weights.weights import Weights
 from tests.support.checkpoints import TINY, make_configs
+from tests.support.hybrid_checkpoints import make_hybrids
 from tests.support.int_checkpoints import FORMATS, save_quantized, with_groups_of
 from tests.support.models_harness import CPU, PagedRunner, load
 from tests.support.rank_group import run_ranks
@@ -38,6 +39,7 @@ TWO_RANKS = {
     **{kind: make_configs()[kind] for kind in ("gemma4", "gemma4_shared", "gemma4_experts")},
     **{kind: make_configs()[kind] for kind in ("qwen3_next", "qwen3_next_dense", "qwen3_5", "qwen3_5_moe")},
     **{kind: make_configs()[kind] for kind in ("olmo_hybrid", "olmo_hybrid_rope")},
+    **make_hybrids(TINY),
 }
 FOUR_RANKS = {
     "each_kv_head_on_two_ranks": make_configs()["llama3.1"],

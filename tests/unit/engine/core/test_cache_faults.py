@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core import prefix_hits
 from engine.core.kv_caches import KvCaches
-from engine.core.request import BlockTable
+from engine.core.request import BlockTable, Request
 from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
 
 MOST_TRACES = 400
@@ -56,7 +55,7 @@ def publish_before_the_commit(harness, _):
         added = begin_row(request, end, step, **reserved)
         known = min(end, len(request.prompt_token_ids) + len(request.output_token_ids))
         if kv._is_caching:
-            kv._finder.extend_hashes(request, known)
+            request.extend_hashes(known, unit=kv.layout.unit)
             for group in kv.layout.growing:
                 kv._publish(request, request.tables[group.index], group, known)
         return added
@@ -83,15 +82,15 @@ def take_hits_that_the_windows_do_not_supply(harness, monkeypatch):
 
 def forget_the_adapter(harness, monkeypatch):
     """Share prefixes between adapters."""
-    root = prefix_hits._root
+    root_hash = Request._root_hash
 
     def without(request):
         index, request.lora_index = request.lora_index, 0
-        found = root(request)
+        found = root_hash(request)
         request.lora_index = index
         return found
 
-    monkeypatch.setattr(prefix_hits, "_root", without)
+    monkeypatch.setattr(Request, "_root_hash", without)
 
 
 def zero_nothing(harness, _):
@@ -117,6 +116,27 @@ def let_rejected_drafts_into_the_state(harness, _):
         layered.state_len = row.start
 
     executor._write, executor._settle = write_and_store, settle
+
+
+def settle_all_drafts(harness, _):
+    """Take the inputs of all of a drafted row's tokens into the state, not those before the next row's start."""
+    executor = harness.executor
+    settle = executor._settle
+
+    def settle_all(row, layered, *, is_first):
+        settle(replace_start(row, max(row.start, layered.state_len + len(layered.inputs))), layered, is_first=is_first)
+        layered.state_len = row.start
+
+    executor._settle = settle_all
+
+
+def settle_nothing(harness, _):
+    """Forget the inputs of a drafted row."""
+
+    def forget(row, layered, *, is_first):
+        layered.inputs, layered.state_len = [], row.start
+
+    harness.executor._settle = forget
 
 
 def save_behind_the_row(harness, _):
@@ -188,6 +208,8 @@ FAULTS = {
     forget_the_adapter: KINDS,
     zero_nothing: KINDS,
     let_rejected_drafts_into_the_state: STATE_KINDS,
+    settle_all_drafts: STATE_KINDS,
+    settle_nothing: STATE_KINDS,
     save_behind_the_row: STATE_KINDS,
     let_the_source_of_a_restore_go: STATE_KINDS,
     begin_with_what_is_there: STATE_KINDS,

@@ -1,6 +1,7 @@
 """Whatever happens, every request gets the tokens of its own text, for layers of any kinds, at both depths.
 
-QUIRE_TRACE_SECONDS and QUIRE_TRACE_SEED of the environment make a longer run, of other traces.
+make test-full replays more of them. QUIRE_TRACE_SECONDS and QUIRE_TRACE_SEED of the environment make a longer run, of
+other traces.
 """
 
 import logging
@@ -11,28 +12,26 @@ from collections import Counter
 import pytest
 
 from engine.interface.config import CacheGroup
-from tests.support.cache_traces import KINDS, Trace
+from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
 from tests.support.engine_harness import Harness
 from tests.support.layered_model import LayeredExecutor, LayeredModel
 
-SECONDS = float(os.environ.get("QUIRE_TRACE_SECONDS", "45"))
+SECONDS = float(os.environ.get("QUIRE_TRACE_SECONDS", "15"))
 FIRST_SEED = int(os.environ.get("QUIRE_TRACE_SEED", "0"))
-NUM_AT_LEAST = 200  # on a slow machine it takes longer
+NUM_AT_LEAST = 500  # on a slow machine it takes longer
+FULL_SECONDS = 45
+FULL_FIRST_SEED = 1_000_000
 
 
-def run(kinds, seconds, num_at_least):
+def run(kinds, seconds, num_at_least, first_seed):
     """Replay traces until the time is over; return what happened in them."""
     logging.disable(logging.CRITICAL)  # steps that were given up
     counts, began_s = Counter(), time.monotonic()
     try:
         while counts["traces"] < num_at_least or time.monotonic() - began_s < seconds:
-            seed = FIRST_SEED + counts["traces"]
+            seed = first_seed + counts["traces"]
             try:
-                trace = Trace.draw(seed, kinds)
-                counts += trace.replay_all()
-                if seed % 8 == 0:  # the same calls give the same plans
-                    twins = [trace.replay(depth=2, num_drafts=trace.num_drafts).executor.plans for _ in range(2)]
-                    assert twins[0] == twins[1]
+                counts += Trace.draw(seed, kinds).replay_all(is_long=seed % 8 == 0)
             except Exception as error:
                 raise AssertionError(f"trace {seed} of {kinds}") from error
             counts["traces"] += 1
@@ -43,12 +42,29 @@ def run(kinds, seconds, num_at_least):
 
 
 @pytest.mark.slow
-def test_every_trace_gives_the_models_tokens():
-    counts = run(KINDS, SECONDS, NUM_AT_LEAST)
-    happened = {name for name, count in counts.items() if count > counts["traces"] / 4}
+@pytest.mark.parametrize(
+    ("seconds", "first_seed"),
+    [(SECONDS, FIRST_SEED), pytest.param(FULL_SECONDS, FULL_FIRST_SEED, marks=pytest.mark.full)],
+    ids=["", "more"],
+)
+def test_every_trace_gives_the_models_tokens(seconds, first_seed):
+    counts = run(KINDS, seconds, NUM_AT_LEAST, first_seed)
+    happened = {name for name, count in counts.items() if count > counts["traces"] / 8}
     assert happened >= {
         "preemptions", "hit_tokens", "evictions", "accepted_drafts", "zeroed_pages", "failed_steps", "restored_pages",
         "saved_pages",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_all_that_can_happen_to_a_request_happens_to_states():
+    counts = run(STATE_KINDS, 0, 60)
+    rare = {name for name in ("preemptions", "aborts", "salted_hit_tokens", "adapter_hit_tokens") if counts[name] < 10}
+    assert not rare
+    happened = {name for name, count in counts.items() if count > counts["traces"]}
+    assert happened >= {
+        "hit_tokens", "evictions", "accepted_drafts", "rejected_drafts", "zeroed_pages", "failed_steps",
+        "restored_pages", "saved_pages",
     }  # fmt: skip
 
 
@@ -57,6 +73,7 @@ def test_what_each_kind_holds_and_lacks_is_counted():
     model = LayeredModel(groups)
     harness = Harness(groups=groups, executor=LayeredExecutor, num_pages=200)
     harness.expected_tokens = model.expected_tokens
+    harness.engine._stats._bytes_per_page = 7
     stem = list(range(24))
     for name, prompt in (("a", [*stem, *[1] * 12]), ("b", [*stem, *[2] * 12]), ("c", [*stem, *[3] * 12])):
         harness.add(name, prompt, 4)
@@ -66,10 +83,14 @@ def test_what_each_kind_holds_and_lacks_is_counted():
         held = [gauges["kv_cache_pages_held", kind] for kind in ("full", "window", "state")]
         assert all(held)
         assert sum(held) == gauges["kv_cache_blocks_used", ""]
+        assert gauges["kv_cache_states", "live"] == 1
         harness.drain()
     gauges, counters = harness.metrics._delta.gauges, harness.metrics._delta.counters
     assert not any(gauges["kv_cache_pages_held", kind] for kind in ("full", "window", "state"))
     assert gauges["kv_cache_pages_cached", "state"] == 4 * 3
+    assert (gauges["kv_cache_states", "live"], gauges["kv_cache_states", "saved"]) == (0, 4)
+    assert gauges["kv_cache_state_bytes", "saved"] == 4 * 3 * 7
+    assert counters["prefix_cache_requests_total", "no_checkpoint"] == 1  # b
     assert counters["prefix_cache_limited_tokens_total", "state"] == 24  # b's; c begins at its parting point
     assert counters["prefix_cache_states_total", "saved"] == 4
     assert counters["prefix_cache_states_total", "restored"] == 1

@@ -96,7 +96,7 @@ def test_a_state_of_a_parting_point_is_saved_one_request_late(kv):
 def place_in_the_order_of_reuse(kv, tokens, num_tokens):
     """Return the place of the state saved after the first num_tokens."""
     request = Request("r", list(tokens), SamplingParams(max_tokens=1))
-    kv._finder.extend_hashes(request, num_tokens)
+    request.extend_hashes(num_tokens, unit=kv.layout.unit)
     return list(kv.pool._cached).index(kv.pool.find(1, request.block_hashes[num_tokens // 4 - 1]))
 
 

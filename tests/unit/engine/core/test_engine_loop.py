@@ -211,10 +211,10 @@ def test_a_client_that_leaves_with_a_long_queue_delays_no_decoding_row():
     harness.turn()
     harness.leave(2)
     numbers = []
-    while harness.scheduler.waiting:
-        num_waiting, step_id = len(harness.scheduler.waiting), harness.scheduler.committed_step_id
+    while harness.scheduler.waiting.requests:
+        num_waiting, step_id = len(harness.scheduler.waiting.requests), harness.scheduler.committed_step_id
         harness.turn()
-        numbers.append(num_waiting - len(harness.scheduler.waiting))
+        numbers.append(num_waiting - len(harness.scheduler.waiting.requests))
         assert harness.scheduler.committed_step_id == step_id + 1
     assert sum(numbers) == 1000
     assert max(numbers) <= 256
@@ -250,7 +250,7 @@ def test_a_request_leaves_the_queue_without_a_search_through_it():
         queue.remove(requests[index])
     assert num_comparisons < 50
     queue.check()
-    assert len(queue) == 997
+    assert len(queue.requests) == 997
 
 
 def test_abort_all_ends_everything_with_an_event():

@@ -316,7 +316,7 @@ def test_a_hit_needs_the_whole_window_and_no_more():
     kv.free(run(kv, range(32)))
     for lost, longest in ((7, 28), (5, 20), (3, 12), (2, 8), (1, 4)):
         key = make_request(range(33))
-        kv._finder.extend_hashes(key, 32)
+        key.extend_hashes(32, unit=kv.layout.unit)
         block = kv.pool.find(1, key.block_hashes[lost])
         kv.pool.expel(1, key.block_hashes[lost])
         assert block is not None
@@ -324,6 +324,34 @@ def test_a_hit_needs_the_whole_window_and_no_more():
         assert hit.num_tokens == longest
         assert hit.num_full_tokens == 32
         assert len(hit.blocks[0]) == longest // 4
+
+
+def test_blocks_of_a_chunk_stay_until_its_last_token_is_committed():
+    kv = make_kv(CacheGroup("full", 4), CacheGroup("window", 4, chunk=10), num_pages=30)
+    request = make_request(range(24))
+    assert kv.admit(request)
+    firsts = []
+    for end in (8, 9, 10, 16, 19, 20, 24):
+        begin(kv, request, end)
+        firsts.append(request.tables[1].first)
+    assert firsts == [0, 0, 2, 2, 2, 5, 5]
+    check(kv, [request])
+    kv.free(request)
+    for num_tokens, columns in ((21, []), (17, [2, 3]), (13, [2]), (9, [0, 1])):
+        again = make_request(range(num_tokens))
+        assert kv.admit(again)
+        assert again.num_computed_tokens == num_tokens - 1
+        assert blocks_of(again, 1) == [kv.pool.find(1, request.block_hashes[column]) for column in columns]
+        check(kv, [again])
+        kv.free(again)
+
+
+@pytest.mark.parametrize("reach", [{"window": 6}, {"window": 1}, {"chunk": 10}, {"chunk": 3}, {"chunk": 8}])
+def test_a_block_is_kept_up_to_the_last_row_that_reads_it(reach):
+    (group,) = make_kv(CacheGroup("window", 4, **reach)).layout.groups
+    for column in range(9):
+        starts = [start for start in range(100) if group.first_block(start) <= column]
+        assert starts == list(range(group.last_start(column) + 1))
 
 
 def test_window_blocks_before_a_mark_are_kept_longer():

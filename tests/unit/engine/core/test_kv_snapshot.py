@@ -15,7 +15,7 @@ from engine.core.kv_snapshot import MAX_LISTED, KvView, TableRuns, count_in_tabl
 from engine.core.request import BlockTable, Request
 from engine.interface.config import CacheGroup
 from engine.interface.errors import UnsupportedFeature
-from engine.interface.protocol import AskKv, ClientGone, FromEngine, GrammarSpec, KvSnapshot
+from engine.interface.protocol import AskKv, ClientGone, FromEngine, GrammarSpec, KvGroup, KvSnapshot, KvStates
 from engine.interface.transport import FrameDecoder, encode_frame
 from tests.support.cache_traces import Trace
 from tests.support.engine_harness import Harness
@@ -67,7 +67,7 @@ def check_against(scheduler, snapshot):
     assert snapshot.num_shared == sum(counts[b] > 1 for b in everyone)
     assert blocks_of(ints(snapshot.cached_runs)) == [b for b in everyone if not counts[b] and hashes[b] is not None]
     assert snapshot.num_cached == len(blocks_of(ints(snapshot.cached_runs)))
-    requests = {request.request_id: request for request in [*holders, *scheduler.waiting]}
+    requests = {request.request_id: request for request in [*holders, *scheduler.waiting.requests]}
     assert [row.request_id for row in snapshot.requests] == list(requests)
     for row in snapshot.requests:
         request = requests[row.request_id]
@@ -263,6 +263,31 @@ def test_a_window_that_moved_on_is_shown_as_it_is() -> None:
         assert (counts["full"][0], counts["window"][0]) == (len(full.blocks), len(window.blocks))
         assert sum(cached for _, cached in counts.values()) == snapshot.num_cached
     assert window.first > 3
+
+
+def test_states_and_checkpoints_are_shown_with_their_requests() -> None:
+    groups = (CacheGroup("full", 4), CacheGroup("state", 8, pages_per_block=3))
+    scheduler = make_scheduler(groups=groups, num_pages=60, max_num_batched_tokens=16)
+    view = KvView(scheduler, {}, bytes_per_block=1, clock=lambda: 0.0)
+    first = add(scheduler, "a", range(30), max_tokens=1)
+    for _ in range(2):
+        step(scheduler)
+    (row,) = view.snapshot().requests
+    assert (row.num_state_blocks, row.restored_tokens, row.saved_tokens, row.cache_reason) == (3, 0, [], "new")
+    step(scheduler)
+    assert first.finish_reason
+    states = view.snapshot().states
+    assert states == KvStates(0, 1, 0, 3, num_made=1, num_skipped=0, num_restored=0, num_evicted=0)
+    add(scheduler, "b", [*range(30), *range(100, 130)], max_tokens=9)
+    for _ in range(4):
+        step(scheduler)
+    snapshot = view.snapshot()
+    (row,) = snapshot.requests
+    assert (row.num_state_blocks, row.restored_tokens, row.saved_tokens, row.cache_reason) == (3, 24, [56], "new")
+    assert snapshot.states == KvStates(1, 2, 3, 6, num_made=2, num_skipped=0, num_restored=1, num_evicted=0)
+    assert snapshot.groups == [KvGroup("full", 4, 1), KvGroup("state", 8, 3)]
+    scheduler.kv.pool.expel(1, scheduler.running[0].block_hashes[56 // 4 - 1])
+    assert view.snapshot().requests[0].saved_tokens == []
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -28,7 +28,7 @@ def test_the_least_urgent_request_is_preempted_and_resumes_with_all_its_tokens()
     while not scheduler.num_preemptions:
         step(scheduler)
     assert victim.status is Status.WAITING
-    assert list(scheduler.waiting) == [victim, younger]
+    assert scheduler.waiting.requests == [victim, younger]
     kept = list(victim.output_token_ids)
     while keeper.status is Status.RUNNING:
         step(scheduler)
@@ -57,7 +57,7 @@ def test_a_preempted_request_keeps_the_token_in_flight_and_its_blocks_until_the_
     commit(scheduler, in_flight, 7)
     assert victim.status is Status.WAITING
     assert victim.output_token_ids == [7]
-    assert list(scheduler.waiting) == [victim]
+    assert scheduler.waiting.requests == [victim]
     assert [row.req_index for row in schedule(scheduler).rows] == [keeper.req_index]
     assert scheduler.num_preemptions == 1
 
@@ -114,7 +114,7 @@ def test_abort_of_a_retiring_preempted_request_ends_it_for_good():
     outputs = commit(scheduler, in_flight)
     assert [output.request.request_id for output in outputs] == ["keeper"]
     assert victim.status is Status.FINISHED
-    assert list(scheduler.waiting) == []
+    assert scheduler.waiting.requests == []
 
 
 def test_a_token_in_flight_may_be_the_end_of_a_preempted_request():
@@ -124,7 +124,7 @@ def test_a_token_in_flight_may_be_the_end_of_a_preempted_request():
     commit(scheduler, in_flight, STOP)
     assert victim.finish_reason == "stop"
     assert victim.status is Status.FINISHED
-    assert list(scheduler.waiting) == []
+    assert scheduler.waiting.requests == []
     assert scheduler.kv.pool.num_used == 0
 
 

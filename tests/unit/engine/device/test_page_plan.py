@@ -1,13 +1,18 @@
 """Pages of equal size for layers with unequal caches: the layout, and what it wastes."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.device.page_plan import PagePlan, plan_pages
+from engine.device.page_plan import PagePlan, plan_pages, views_of_states
+from kernels.states import StateMetadata, save_states
 from models.config.layer_cache import LayerCache
+from models.config.layer_state import LayerState, StateTensor
+from models.config.recurrence import DeltaNetConfig
 
 KIB, MIB = 2**10, 2**20
 
@@ -22,6 +27,7 @@ def heads(num_kv_heads: int, head_dim: int, window: int | None = None) -> LayerC
 
 GEMMA3_27B = layers((52, heads(16, 128, 1024)), (10, heads(16, 128)))
 GEMMA4_31B = layers((50, heads(16, 256, 1024)), (10, heads(4, 512)))
+GEMMA3_4B = layers((29, heads(4, 256, 1024)), (5, heads(4, 256)))
 GPT_OSS_120B = layers((18, heads(8, 64, 128)), (18, heads(8, 64)))
 
 
@@ -29,6 +35,7 @@ GPT_OSS_120B = layers((18, heads(8, 64, 128)), (18, heads(8, 64)))
     ("caches", "num_tables", "page_bytes", "block_tokens", "wastes"),
     [
         (GEMMA3_27B, 2, 6.5 * MIB, (80, 16), (3.8, 0)),
+        (GEMMA3_4B, 3, 0.9375 * MIB, (48, 16), (0, 3.3)),
         (GEMMA4_31B, 2, 12.5 * MIB, (160, 16), (0, 0)),
         (GPT_OSS_120B, 2, 576 * KIB, (16, 16), (0, 0)),
     ],
@@ -44,12 +51,25 @@ def test_the_page_of_a_published_shape(
 
 
 def test_a_table_costs_as_much_as_one_percent_of_waste() -> None:
-    """Split over 5 pages, Gemma 4's page would be 2.5 MiB for 6 tables; 53 window layers leave it little choice."""
-    odd = plan_pages(layers((53, heads(1, 64, 8)), (1, heads(1, 64))), block_size=16, dtype=torch.bfloat16)
-    assert odd.groups[0].block_tokens == 16 * 53
+    """Split over 5 pages, Gemma 4's page would be 2.5 MiB for 6 tables."""
     wide = plan_pages(layers((2, heads(1, 64, 8)), (30, heads(1, 64))), block_size=16, dtype=torch.bfloat16)
     assert [len(group.tables) for group in wide.groups] == [1, 1]
     assert wide.groups[1].block_tokens == 16 * 15
+
+
+@pytest.mark.parametrize(("num_windows", "num_tables", "block_tokens"), [(15, 1, 240), (53, 3, 288), (100, 4, 400)])
+def test_hits_may_end_at_places_that_are_near_each_other(num_windows: int, num_tables: int, block_tokens: int) -> None:
+    """One full layer beside all windows in a page would have blocks of 16 * num_windows tokens."""
+    caches = layers((num_windows, heads(1, 64, 8)), (1, heads(1, 64)))
+    full, window = plan_pages(caches, block_size=16, dtype=torch.bfloat16).groups
+    assert (len(window.tables), full.block_tokens) == (num_tables, block_tokens)
+
+
+def test_hits_end_at_common_multiples_of_all_blocks() -> None:
+    """With one table for each group there would be blocks of 64 and of 96 tokens, and 192 tokens between two hits."""
+    caches = layers((24, heads(1, 64, 8)), (4, heads(1, 64, 16)), (6, heads(1, 64)))
+    plan = plan_pages(caches, block_size=16, dtype=torch.bfloat16)
+    assert math.lcm(*(group.block_tokens for group in plan.groups)) == 96
 
 
 def test_a_model_of_one_kind_has_one_table_and_a_page_is_a_block() -> None:
@@ -152,3 +172,75 @@ def test_a_small_model_with_the_same_kinds_has_the_same_tensors() -> None:
     assert small.num_lanes == 10
     shapes = {keys.shape for keys, _ in plan.views(torch.zeros(plan.num_lanes, 2, plan.lane_bytes // 2))}
     assert {keys.shape for keys, _ in small.views(torch.zeros(small.num_lanes, 2, plan.lane_bytes // 2))} == shapes
+
+
+# Qwen3.5 35B-A3B: 30 of 40 layers are recurrent
+DELTA_NET = DeltaNetConfig(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, conv_width=4).layer_state
+QWEN35 = ([None, None, None, heads(2, 256)] * 10, [DELTA_NET, DELTA_NET, DELTA_NET, None] * 10)
+
+
+def test_the_page_of_a_model_with_states_is_that_of_its_attention() -> None:
+    caches, states = QWEN35
+    plan = plan_pages(caches, states=states, block_size=16, dtype=torch.bfloat16)
+    assert plan.table_groups == (0,)
+    assert (plan.lane_bytes, plan.num_lanes, plan.page_bytes) == (16 * KIB, 20, 320 * KIB)
+    assert plan.groups[0].block_tokens == 16
+    assert plan.groups[0].waste == 0
+    assert plan.state is not None
+    assert (plan.state_pages, plan.state.save_tokens, plan.state.num_layers) == (203, 64, 30)
+    assert 1 - plan.state.num_bytes / (203 * plan.page_bytes) < 0.01
+    assert plan.num_pages(1) == 204
+    assert plan.num_pages(4096) == 256 + 203
+    assert plan.longest_request(202, most=100) == 0
+    assert plan.longest_request(213, most=1000) == 160
+    assert [place is None for place in plan.layers] == [cache is None for cache in caches]
+
+
+@pytest.mark.parametrize(("block_size", "save_tokens"), [(4, 64), (16, 64), (48, 192), (64, 64), (128, 128)])
+def test_states_are_saved_at_multiples_of_64_and_of_the_block(block_size: int, save_tokens: int) -> None:
+    plan = plan_pages(*QWEN35[:1], states=QWEN35[1], block_size=block_size, dtype=torch.bfloat16)
+    assert plan.state is not None
+    assert plan.state.save_tokens == save_tokens
+
+
+def test_a_lane_holds_at_least_a_row_of_every_state() -> None:
+    wide = LayerState(StateTensor(((1, 4),), 3), StateTensor(((2, 4),), 70))
+    plan = plan_pages([heads(1, 3), None], states=[None, wide], block_size=1, dtype=torch.bfloat16)
+    assert plan.lane_bytes == 288
+    (none, views) = views_of_states(torch.zeros(plan.num_lanes, 9, 144, dtype=torch.bfloat16), [None, wide])
+    assert none == ()
+    assert [(view.num_rows, view.row_size, view.num_pieces) for view in views] == [(4, 3, 1), (8, 70, 8)]
+    assert plan.state_pages == 5
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_no_number_of_a_state_is_used_twice(data: st.DataObject) -> None:
+    """Every layer's every row has its own place in a state's pages, and its pages are large enough."""
+    tensors = st.builds(lambda rows, size: StateTensor(((1, rows),), size), st.integers(1, 9), st.integers(1, 20))
+    drawn = st.none() | st.builds(LayerState, tensors, st.none() | tensors)
+    states = [*data.draw(st.lists(drawn, min_size=1, max_size=6)), LayerState(StateTensor(((1, 2),), 3))]
+    caches = [None] * len(states)
+    caches[data.draw(st.integers(0, len(states) - 1))] = heads(data.draw(st.integers(1, 4)), 2)
+    plan = plan_pages(caches, states=states, block_size=4, dtype=torch.float32)
+    num_pages = plan.state_pages
+    pool = torch.zeros(plan.num_lanes, 1 + 2 * num_pages, plan.lane_bytes // 4)
+    pages = 1 + torch.randperm(2 * num_pages).view(2, num_pages).to(torch.int32)
+    rows = StateMetadata(torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([1]), pages, None, 1, None)
+    total = 0
+    for layer, views in zip(states, views_of_states(pool, states), strict=True):
+        for view, tensor in zip(views, () if layer is None else layer.tensors, strict=True):
+            assert not pool.flatten()[0]
+            before = pool.sum()
+            save_states(view, rows, torch.ones(1, view.num_rows, view.row_size))
+            total += tensor.num_bytes // 4
+            assert float(pool.sum()) == total > before
+    assert not pool[:, 0].any()
+    assert not pool[:, pages[0].long()].any()
+    attended = next(layer for layer, cache in enumerate(caches) if cache is not None)
+    small = plan.for_layers([caches[attended], None], [states[attended], states[-1]])
+    assert small.num_lanes <= plan.num_lanes
+    assert small.state == plan.state
+    assert small.num_lanes * plan.state_pages >= sum(
+        view.num_pieces for views in views_of_states(pool[:1], [states[attended], states[-1]]) for view in views
+    )

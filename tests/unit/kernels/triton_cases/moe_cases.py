@@ -163,7 +163,11 @@ def test_mixtures_equal_their_specification(
 
 @pytest.mark.parametrize("config", [SMALL, SWAPPED, PAIRS], ids=["tiles", "swapped", "pairs"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("gate", [moe.Gate("gelu_tanh"), moe.Gate("clamped", alpha=1.702, limit=0.7)])
+@pytest.mark.parametrize(
+    "gate",
+    [moe.Gate("gelu_tanh"), moe.Gate("clamped", alpha=1.702, limit=0.7), moe.Gate("relu2")],
+    ids=lambda gate: gate.kind,
+)
 def test_experts_with_biases_scales_and_other_gates_equal_their_specification(gate, dtype, config):
     problem = make_problem(
         num_tokens=2 if config is PAIRS else 11, num_experts=5, top_k=3, hidden_size=40, intermediate_size=24,

@@ -82,13 +82,13 @@ def make_problem(
 
     biases = None
     if has_biases:
-        up_bias, down_bias = randn(num_experts, 2 * intermediate_size), randn(num_experts, hidden_size)
+        up_bias, down_bias = randn(num_experts, gate.num_halves * intermediate_size), randn(num_experts, hidden_size)
         biases = moe.ExpertBiases(up_bias.to(dtype), down_bias.to(dtype))
     logits = randn(num_tokens, num_experts + has_shared) + skew * randn(num_experts + has_shared)
     return Problem(
         x=randn(num_tokens, hidden_size).to(dtype),
         logits=logits.to(dtype),
-        gate_up=(randn(num_experts, 2 * intermediate_size, hidden_size) / hidden_size**0.5).to(dtype),
+        gate_up=(randn(num_experts, gate.num_halves * intermediate_size, hidden_size) / hidden_size**0.5).to(dtype),
         down=(randn(num_experts, hidden_size, intermediate_size) / intermediate_size**0.5).to(dtype),
         shared=randn(num_tokens, hidden_size).to(dtype) if has_shared else None,
         top_k=top_k,

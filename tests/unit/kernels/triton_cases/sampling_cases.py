@@ -95,7 +95,7 @@ def test_gathered_inputs_equal_the_specification(num_tables):
         results.append((out, advanced))
     (expected, expected_lengths), (out, advanced) = results
     assert advanced.equal(expected_lengths)
-    for name in ("input_ids", "positions", "seq_lens", "slot_mappings"):
+    for name in ("input_ids", "positions", "seq_lens", "state_lens", "slot_mappings"):
         assert getattr(out, name).equal(getattr(expected, name)), name
     for row, length in enumerate(lengths[req_index].tolist()):
         num_blocks = length // block_size + 1
@@ -114,6 +114,7 @@ def test_gathering_advances_like_the_decode_batch():
     assert lengths.tolist() == [4, 32, 0]
     assert out.input_ids.tolist() == [8, 9]
     assert out.seq_lens.tolist() == [32, 1]
+    assert out.state_lens.tolist() == [32, 0]
     assert out.slot_mappings[:, :2].tolist() == [[6 * 16 + 15, 0], [9 * 16 + 15, 0]]
 
 
@@ -151,3 +152,29 @@ def test_gathered_mixed_inputs_equal_the_specification(num_tables):
     for row, seq_len in enumerate(seq_lens):
         num_blocks = -(-seq_len // 16)
         assert out.block_tables[:, row, :num_blocks].equal(expected.block_tables[:, row, :num_blocks])
+
+
+def test_gathered_drafts_equal_the_specification():
+    """A row of padding, a drafted one after another, one without drafts after one, a chunk, decode rows, no rows."""
+    lengths, seq_lens, requests = [6, 4, 1, 40, 1, 1, 0, 0], [0, 520, 41, 40, 77, 9, 0, 0], [6, 2, 0, 3, 1, 4, 6, 6]
+    packed = torch.zeros(inputs.PackedInputs.num_values(sum(lengths), len(lengths)), dtype=torch.int32)
+    plan = inputs.PackedInputs.view(packed, sum(lengths), len(lengths))
+    plan.req_index.copy_(torch.tensor(requests))
+    plan.seq_lens.copy_(torch.tensor(seq_lens))
+    plan.query_start_loc[1:] = torch.tensor(lengths).cumsum(0)
+    plan.num_drafts[1] = 3
+    plan.sample_rows[:7] = torch.tensor([4, 5, 1, 1, 1, 1, 2])
+    plan.sample_tokens[:7] = torch.tensor([51, 52, 6, 7, 8, 9, 10])
+    results = []
+    for gather in (inputs.gather_draft_inputs, inputs_triton.gather_draft_inputs):
+        out = inputs.DraftInputs.allocate(max_rows=11, ring_size=4, device=torch.device("cpu"))
+        kept = torch.tensor([36, -1, 514, -1, -1, 5, -1], dtype=torch.int32)
+        gather(kept, plan, ring_size=4, padding_row=6, out=out)
+        results.append((out, kept))
+    (expected, expected_kept), (out, kept) = results
+    assert kept.tolist() == expected_kept.tolist() == [-1, -1, 516, -1, -1, 5, -1]
+    assert out.settle_start_loc[:9].tolist() == [0, 0, 2, 6, 6, 6, 6, 6, 6]
+    assert out.source[:6].tolist() == expected.source[:6].tolist() == [8, 9, 0, 1, 2, 3]
+    assert out.target[:8].tolist() == [24, 24, 8, 9, 10, 11, 24, 24]
+    for name in ("writes", "settle_start_loc", "settle_lens", "target"):
+        assert getattr(out, name).equal(getattr(expected, name)), name

@@ -1,6 +1,7 @@
 """What single families read of their config.json: patterns of layers, names of fields, rotary positions."""
 
 import pytest
+import torch
 
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
@@ -79,15 +80,24 @@ def test_alpha_of_hunyuan_changes_the_base_whatever_the_length():
     assert config.ropes[0].type == "dynamic"
 
 
-def test_llama_4_is_served_up_to_one_chunk_of_positions():
+def test_llama_4_attends_within_chunks_in_layers_that_rotate_or_are_listed():
     sizes = {"num_hidden_layers": 8, "max_position_embeddings": 10_485_760, "head_dim": 8, "no_rope_layers": []}
     config = parse("Llama4", **sizes, intermediate_size_mlp=40, attn_temperature_tuning=4)
-    assert config.max_context_len == 8192
+    assert config.max_context_len == 10_485_760
+    assert [cache.chunk for cache in config.caches] == [8192, 8192, 8192, None] * 2
+    assert [cache.kind for cache in config.caches[2:4]] == ["window", "full"]
+    assert config.attention_spec(1, torch.bfloat16, torch.device("cpu")).has_chunks
     assert [rope is not None for rope in config.ropes] == [True, True, True, False] * 2
     assert (config.intermediate_size, config.experts.intermediate_size) == (40, TINY["intermediate_size"])
     assert config.multipliers.query_growth == 0.1
     config = parse("Llama4", **sizes, attention_chunk_size=100, interleave_moe_layer_step=2, attn_temperature_tuning=0)
-    assert config.max_context_len == 100
+    assert [cache.reach for cache in config.caches] == [100, 100, 100, None] * 2
+    short = parse("Llama4", **sizes | {"max_position_embeddings": 8192})
+    listed = parse("Llama4", **sizes, layer_types=["full_attention", "chunked_attention"] * 4)
+    unchunked = parse("Llama4", **sizes, attention_chunk_size=None)
+    assert {cache.chunk for cache in (*short.caches, *unchunked.caches)} == {None}
+    assert [cache.chunk for cache in listed.caches] == [None, 8192] * 4
+    assert not short.attention_spec(1, torch.bfloat16, torch.device("cpu")).has_chunks
     assert config.sparse_layers == (False, True) * 4
     assert config.multipliers.query_growth == 0
 

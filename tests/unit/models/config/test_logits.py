@@ -80,13 +80,28 @@ def test_ragged_rows_do_not_disturb_each_other(runner, expected, checkpoint):
         assert_close(torch.cat(parts), reference)
 
 
+@pytest.mark.parametrize("kind", ["llama4", "llama4_no_norm"])
+def test_a_text_over_many_chunks_of_attention_matches_transformers(kind, tmp_path):
+    config = make_configs()[kind]
+    config.max_position_embeddings = 160
+    save_checkpoint(tmp_path, config)
+    text = torch.randint(0, 97, (150,), generator=torch.Generator().manual_seed(1)).tolist()
+    runner = PagedRunner(load(tmp_path), ModelConfig.from_folder(tmp_path))
+    row, start, logits = runner.add_row(), 0, []
+    for num_tokens in (33, 1, 5, 64, 1, 1, 40, 5):
+        logits += runner.step([(row, text[start : start + num_tokens])])
+        start += num_tokens
+    assert_close(torch.cat(logits), reference_logits(tmp_path, text))
+
+
 def test_num_parameters_counts_what_the_checkpoint_holds(checkpoint):
     stored = sum(tensor.numel() for tensor in load_file(checkpoint / "model.safetensors").values())
     assert ModelConfig.from_folder(checkpoint).num_parameters == stored
 
 
-# These compute update strengths and gated norms in fp32, which transformers rounds in between
-RECURRENT = [kind for kind, config in make_configs().items() if hasattr(config, "linear_num_key_heads")]
+# These compute update strengths, time steps and gated norms in fp32, which transformers rounds in between
+_HEADS = ("linear_num_key_heads", "mamba_n_heads", "mamba_num_heads")
+RECURRENT = [kind for kind, config in make_configs().items() if any(hasattr(config, name) for name in _HEADS)]
 # The reference of these is not sdpa, and rounds the products of queries and keys, which a cap hides
 EAGER = ["gemma2_uncapped", "gpt_oss"]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from transformers.models.granite_swa import modeling_granite_swa
 
 from models.errors import ModelError
 from models.foreign.choose import read_config
@@ -52,6 +53,30 @@ def test_what_cannot_be_right_is_refused_with_its_reason(tmp_path: Path, config,
     with pytest.raises(ModelError, match=words) as caught:
         read_config(write(tmp_path, config(), name))
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda heads: torch.zeros(heads + 2), r"s_aux of shape \[8\]"),
+        (lambda heads: torch.zeros(1, heads, 1, 1), r"s_aux of shape \[1, 6, 1, 1\]"),
+        (lambda heads: torch.zeros(heads, 3), r"s_aux of shape \[6, 3\]"),
+        (lambda heads: [0.0] * heads, "s_aux of type list"),
+    ],
+)
+def test_sinks_that_are_not_one_number_for_each_head_are_refused(tmp_path: Path, monkeypatch, make, found: str) -> None:
+    attention = modeling_granite_swa.GraniteSWAAttention
+    forward = attention.forward
+
+    def with_other_sinks(module, *args, **kwargs):
+        module._parameters.pop("sinks")
+        module.sinks = make(6)
+        return forward(module, *args, **kwargs)
+
+    monkeypatch.setattr(attention, "forward", with_other_sinks)
+    config = transformers.GraniteSWAConfig(**SIZES, num_key_value_heads=2, intermediate_size=64, sliding_window=20)
+    with pytest.raises(ModelError, match=f"GraniteSWAForCausalLM: .*{found}, not one number for each of its 6 heads"):
+        read_config(write(tmp_path, config, "GraniteSWAForCausalLM"))
 
 
 def test_rope_by_the_longest_text_of_a_batch_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, EngineError
-from engine.interface.protocol import KvKind, KvRequest, KvSnapshot
+from engine.interface.protocol import KvGroup, KvKind, KvRequest, KvSnapshot, KvStates
 from server.config.api_keys import read_key_hashes
 from server.http.routes.kv_feed import KvFeed
 from tests.support.daemon import wait_for
@@ -103,6 +103,7 @@ def test_a_snapshot_is_the_engines_in_the_apis_words(app):
         "kinds": [
             {"kind": "full", "num_used": 4, "num_cached": 0}, {"kind": "window", "num_used": 2, "num_cached": 2},
         ],
+        "groups": [], "states": None,
     }  # fmt: skip
     assert answer["totals"] == {
         "num_queried_tokens": 100, "num_hit_tokens": 32, "hit_rate": 0.32, "num_evictions": 4, "num_preemptions": 3,
@@ -112,8 +113,28 @@ def test_a_snapshot_is_the_engines_in_the_apis_words(app):
     assert answer["requests"][0] == {
         "id": "chatcmpl-aa", "index": 0, "state": "running", "num_blocks": 4, "num_shared_blocks": 2, "bytes": 4000,
         "num_tokens": 61, "num_computed_tokens": 60, "num_prompt_tokens": 40, "num_hit_tokens": 32, "age_s": 1.5,
-        "num_preemptions": 0, "runs": [1, 4], "group_runs": [1],
+        "num_preemptions": 0, "runs": [1, 4], "group_runs": [1], "num_state_blocks": 0, "restored_tokens": 0,
+        "saved_tokens": [], "cache_reason": None,
     }  # fmt: skip
+
+
+def test_states_are_shown_in_bytes_and_by_request(app):
+    row = KvRequest("cmpl-a-0", "running", 1, 4, 0, 60, 40, 21, 32, 1.5, 0, [1, 0], 3, 32, [64, 128], "no_checkpoint")
+    app.client.kv = make_snapshot(
+        requests=[row], runs=array("i", [1, 4]).tobytes(), states=KvStates(1, 2, 3, 6, 5, 4, 7, 1),
+        groups=[KvGroup("full", 16, 1), KvGroup("state", 64, 3)],
+    )  # fmt: skip
+    answer = app.get("/kv/snapshot").json()
+    assert answer["pool"]["groups"] == [
+        {"kind": "full", "num_tokens": 16, "num_pages": 1}, {"kind": "state", "num_tokens": 64, "num_pages": 3},
+    ]  # fmt: skip
+    assert answer["pool"]["states"] == {
+        "num_live": 1, "num_saved": 2, "live_bytes": 3000, "saved_bytes": 6000,
+        "num_made": 5, "num_skipped": 4, "num_restored": 7, "num_evicted": 1,
+    }  # fmt: skip
+    (shown,) = answer["requests"]
+    assert (shown["num_state_blocks"], shown["restored_tokens"], shown["saved_tokens"]) == (3, 32, [64, 128])
+    assert shown["cache_reason"] == "no_checkpoint"
 
 
 def test_guesses_in_flight_are_not_counted_as_computed(app):
