@@ -114,3 +114,25 @@ def test_drafts_change_no_token(layers: Sequence[str], num_drafts: int) -> None:
         drafts = offline.engine.scheduler.drafts
         assert 20 < drafts.num_accepted < drafts.num_tokens
         assert offline.engine.scheduler.kv.pool.num_used == 0
+
+
+@pytest.mark.parametrize("num_drafts", [0, 4])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_turn_goes_on_from_a_state_saved_in_the_answer_before_it(depth: int, num_drafts: int) -> None:
+    params = SamplingParams(max_tokens=120, temperature=0.7, seed=3, logit_bias={5: 6.0, 7: 6.0, 11: 6.0})
+    cold = load_hybrid(*LAYERS["every kind"], enable_prefix_caching=False, overlap_depth=1)
+    firsts = [prompt[:40] for prompt in prompts()[4:8]]
+    answers = tokens(cold.generate(firsts, [params] * 4))
+    turns = [[*first, *answer][:129] for first, answer in zip(firsts, answers, strict=True)]
+    any_token = SamplingParams(max_tokens=20, temperature=1.0, seed=4)  # shows a small error of the state
+    expected = tokens(cold.generate(turns, [any_token] * 4))
+    speculative = SpeculativeConfig(num_tokens=num_drafts, ngram_min=1, ngram_max=3) if num_drafts else None
+    offline = load_hybrid(*LAYERS["every kind"], overlap_depth=depth, speculative=speculative)
+    checkpoints = offline.engine.scheduler.kv.checkpoints
+    checkpoints.answer_step = 64
+    assert tokens(offline.generate(firsts, [params] * 4)) == answers
+    assert checkpoints.num_saved_in_answers == 4 * 2
+    results = offline.generate(turns, [any_token] * 4)
+    assert [result.num_cached_tokens for result in results] == [128] * 4
+    assert tokens(results) == expected
+    assert bool(offline.engine.scheduler.drafts.num_accepted) == bool(num_drafts)
