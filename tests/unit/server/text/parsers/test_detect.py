@@ -23,6 +23,7 @@ def detect(source: str, added_tokens: tuple[str, ...] = ()) -> ChatFormat:
         (templates.QWEN3_LIKE, "hermes", THINK, "enable_thinking"),
         (templates.HERMES_LIKE, "hermes", None, None),
         (templates.QWEN_CODER_LIKE, "qwen_xml", None, None),
+        (templates.QWEN3_5_LIKE, "qwen_xml", THINK, "enable_thinking"),
         (templates.GLM_LIKE, "glm", THINK, "enable_thinking"),
         (templates.GLM_LIKE.replace("<arg_key>", "<k>"), "hermes", THINK, "enable_thinking"),
         ("{{ tools }}<tool_call></think><response></response>", "hermes", THINK, None),  # as ERNIE's
