@@ -94,6 +94,7 @@ def read_mlp_width(config: Fields) -> int:
 
 def read_tied(config: Fields) -> bool:
     """Return whether the head is the embedding; the older spelling wins, as in transformers."""
+    config.pass_over("tie_word_embeddings")
     return config.flag("tie_word_embeddings" if config.get("tie_embedding") is None else "tie_embedding")
 
 
