@@ -21,6 +21,9 @@ from kernels.sampling import reference as sampling
 from kernels.sampling.reference import SamplingState
 
 if HAS_TRITON:
+    from kernels.causal_conv import triton as causal_conv_triton
+    from kernels.delta_rule import triton as delta_rule_triton
+    from kernels.delta_rule import triton_gates
     from kernels.elementwise import triton as elementwise_triton
     from kernels.inputs import triton as inputs_triton
     from kernels.lora import triton as lora_triton
@@ -49,10 +52,10 @@ gather_mixed_inputs = op(inputs.gather_mixed_inputs, lambda: inputs_triton.gathe
 gather_draft_inputs = op(inputs.gather_draft_inputs, lambda: inputs_triton.gather_draft_inputs, takes_pdl=False)
 penalize = op(sampling.penalize, lambda: triton_draw.penalize, takes_pdl=False)
 allow_only = op(sampling.allow_only, lambda: triton_draw.allow_only, takes_pdl=False)
-causal_conv = causal_conv_reference.causal_conv
-gated_delta_rule = chunks.gated_delta_rule
-delta_gates = gates.delta_gates
-gated_rms_norm = gates.gated_rms_norm
+causal_conv = op(causal_conv_reference.causal_conv, lambda: causal_conv_triton.causal_conv)
+gated_delta_rule = op(chunks.gated_delta_rule, lambda: delta_rule_triton.gated_delta_rule)
+delta_gates = op(gates.delta_gates, lambda: triton_gates.delta_gates)
+gated_rms_norm = op(gates.gated_rms_norm, lambda: triton_gates.gated_rms_norm)
 
 
 class TokenSampler:

@@ -113,9 +113,10 @@ MAY_IMPORT = {
     "kernels.elementwise": "",
     "kernels.dispatch": "",
     "benchmarks": """engine.core engine.interface engine.offline engine.startup engine.tensor_parallel
-        kernels.all_reduce kernels.attention kernels.elementwise kernels.inputs kernels.linear kernels.lora kernels.moe
-        kernels.ops kernels.precompile kernels.sampling models.build models.config models.context models.errors
-        models.layers models.parallel models.quantization models.weights server.config server.text""",
+        kernels.all_reduce kernels.attention kernels.elementwise kernels.inputs kernels.linear kernels.lora
+        kernels.mamba2 kernels.moe kernels.ops kernels.precompile kernels.sampling kernels.states models.build
+        models.config models.context models.errors models.layers models.parallel models.quantization models.weights
+        server.config server.text""",
     "deploy": "engine.interface server.api server.hosted server.launcher",
 }
 # Packages that hold tensors; no other file of server, engine or deploy imports torch, or what imports it
@@ -147,6 +148,19 @@ class Import(NamedTuple):
     is_for_types: bool  # under `if TYPE_CHECKING`
 
 
+class _Imported(NamedTuple):
+    """What one import statement names, whatever modules there are."""
+
+    line: int
+    name: str  # dotted; of `from a import b` a.b
+    module: str  # a
+    is_late: bool
+    is_for_types: bool
+
+    def of(self, modules: set[str]) -> Import:
+        return Import(self.line, self.name if self.name in modules else self.module, self.is_late, self.is_for_types)
+
+
 @dataclass(frozen=True)
 class Tree:
     """Sources by path. Rules read nothing else, so that tests can plant offenders."""
@@ -163,7 +177,7 @@ class Tree:
     def imports(self) -> dict[str, list[Import]]:
         """By path: the imports of modules of ours, and of others."""
         modules = {module_of(path) for path in self.files}
-        return {path: list(_imports(self.parsed(path), modules)) for path in self.files}
+        return {path: [found.of(modules) for found in _import_statements(text)] for path, text in self.files.items()}
 
     @functools.cached_property
     def path_of(self) -> dict[str, str]:
@@ -189,20 +203,23 @@ def module_of(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def _imports(
-    node: ast.AST, modules: set[str], *, is_late: bool = False, is_for_types: bool = False
-) -> Iterator[Import]:
+@functools.cache
+def _import_statements(text: str) -> list[_Imported]:
+    return list(_imports(_parse(text)))
+
+
+def _imports(node: ast.AST, *, is_late: bool = False, is_for_types: bool = False) -> Iterator[_Imported]:
     for child in ast.iter_child_nodes(node):
         late = is_late or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
         for_types = is_for_types or (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING")
         if isinstance(child, ast.Import):
             for alias in child.names:
-                yield Import(child.lineno, alias.name, late, for_types)
+                yield _Imported(child.lineno, alias.name, alias.name, late, for_types)
         elif isinstance(child, ast.ImportFrom) and child.module is not None:
             for name in dict.fromkeys(f"{child.module}.{alias.name}" for alias in child.names):
-                yield Import(child.lineno, name if name in modules else child.module, late, for_types)
-        else:
-            yield from _imports(child, modules, is_late=late, is_for_types=for_types)
+                yield _Imported(child.lineno, name, child.module, late, for_types)
+        elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):  # no expression has statements in it
+            yield from _imports(child, is_late=late, is_for_types=for_types)
 
 
 def row_of(module: str) -> str | None:
@@ -329,10 +346,14 @@ def folders_that_are_no_packages(tree: Tree) -> list[str]:
 
 
 def relative_and_star_imports(tree: Tree) -> list[str]:
+    return [f"{path}:{line}" for path in tree.paths() for line in _relative_and_star_lines(tree.files[path])]
+
+
+@functools.cache
+def _relative_and_star_lines(text: str) -> list[int]:
     return [
-        f"{path}:{node.lineno}"
-        for path in tree.paths()
-        for node in ast.walk(tree.parsed(path))
+        node.lineno
+        for node in ast.walk(_parse(text))
         if isinstance(node, ast.ImportFrom) and (node.level > 0 or any(alias.name == "*" for alias in node.names))
     ]
 
@@ -340,10 +361,18 @@ def relative_and_star_imports(tree: Tree) -> list[str]:
 def waits_for_the_device(tree: Tree) -> list[str]:
     """Calls in models and kernels that wait, in files without an exception."""
     return [
-        f"{path}:{node.lineno} .{node.func.attr}()"
+        f"{path}:{line} .{name}()"
         for path in tree.paths(("models", "kernels"))
         if path not in SYNC_ALLOWED
-        for node in ast.walk(tree.parsed(path))
+        for line, name in _waits(tree.files[path])
+    ]
+
+
+@functools.cache
+def _waits(text: str) -> list[tuple[int, str]]:
+    return [
+        (node.lineno, node.func.attr)
+        for node in ast.walk(_parse(text))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SYNCS
     ]
 

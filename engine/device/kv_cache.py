@@ -7,6 +7,7 @@ the layout of a page.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +33,7 @@ class KVCachePlan:
     pages: PagePlan
     num_pages: int
     max_model_len: int  # tokens
+    max_num_seqs: int  # requests at once
 
     @property
     def block_size(self) -> int:
@@ -66,6 +68,11 @@ class KVCachePlan:
     def bytes_per_page(self) -> int:
         """The bytes of one page."""
         return self.pages.page_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of one request's state; 0: no layer has one."""
+        return self.pages.state_pages * self.bytes_per_page
 
     @property
     def num_bytes(self) -> int:
@@ -105,6 +112,8 @@ def plan_kv_cache(
     least_pages = _least_pages(pages, wanted_len)
     if usable_pages < least_pages:
         least = format_size((least_pages + 1) * pages.page_bytes)
+        if pages.state is not None:
+            least += f", of which {format_size(pages.state_pages * pages.page_bytes)} are the state of one request"
         raise StartupError(
             f"The KV cache needs at least {least}, {_what_there_is(config, budget)}: use {_more_memory(config)}."
         )
@@ -115,7 +124,40 @@ def plan_kv_cache(
             f"Context {wanted_len} needs {needed} of KV cache, "
             f"{_what_there_is(config, budget)}: use --max-model-len {fitting_len}, or {_more_memory(config)}."
         )
-    return KVCachePlan(pages, usable_pages + 1, fitting_len)
+    return KVCachePlan(pages, usable_pages + 1, fitting_len, max_num_seqs)
+
+
+def plan_for_states(plan_for: Callable[[int], KVCachePlan], *, wanted: int, is_explicit: bool) -> KVCachePlan:
+    """Return the pool for as many requests at once, at most `wanted`, as have room for a state and a short prompt each.
+
+    plan_for: plans the pool for a number of requests; more of them leave it less memory. is_explicit: the user wants so
+    many. Raises StartupError, which says how many requests fit.
+    """
+    wanted_plan, low, high = _if_it_fits(plan_for, wanted), 1, wanted - 1
+    if wanted_plan is not None:
+        return wanted_plan
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (low, middle - 1) if _if_it_fits(plan_for, middle) is None else (middle, high)
+    fitting = plan_for(low)
+    if not is_explicit:
+        return fitting
+    each, needed = format_size(fitting.state_bytes), format_size(wanted * fitting.state_bytes)
+    raise StartupError(
+        f"--max-num-seqs {wanted} needs {needed} for the states of its requests, {each} for each, and"
+        f" {low} fit{'s' * (low == 1)} into the KV cache of {format_size(fitting.num_bytes)}:"
+        f" use --max-num-seqs {low}, or more memory."
+    )
+
+
+def _if_it_fits(plan_for: Callable[[int], KVCachePlan], num_requests: int) -> KVCachePlan | None:
+    try:
+        plan = plan_for(num_requests)
+    except StartupError:
+        return None
+    assert plan.pages.state is not None, "no layer has a state"
+    short = min(plan.max_model_len, plan.pages.state.save_tokens)
+    return plan if plan.num_requests(short) >= num_requests else None
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,13 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayersReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache of the layers of one kind. With several GPUs: of each."""
+    """The cache of the layers of one kind. With several GPUs: of each. A layer may have attention and a state."""
 
-    kind: str  # full | window
-    num_layers: int  # with keys and values of their own
-    bytes_per_token: int
+    kind: str  # full | window | state
+    num_layers: int  # with keys and values, or a state, of their own
+    bytes_per_token: int  # 0: a state
     window: int | None  # the tokens that are kept; None: all of a request
-    bytes_per_request: int | None  # at most; None: as many as its tokens need
+    bytes_per_request: int | None  # at most; of a state: of each request; None: as many as its tokens need
 
 
 class ModelReport(msgspec.Struct, kw_only=True):

@@ -25,8 +25,9 @@ from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError, phrase_as_sentence, sentence
 from engine.interface.fit_report import Ask, Diagnosis, Gpu, LayersReport, Machine, ModelReport, Room, Stored
 from engine.startup.device_choice import resolve_device, resolve_dtype, resolve_kv_dtype, why_no_cuda
+from engine.startup.limits import choose_limits
 from engine.startup.load import BACKENDS
-from engine.startup.setup import Setup, choose_limits
+from engine.startup.setup import Setup
 from kernels.attention.base import AttentionBackend, select_backend
 from kernels.attention.torch_ref import TorchAttention
 from models.config.model_config import ModelConfig
@@ -106,6 +107,8 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
     report.kv_layers = _layers(setup.plan_pages(), setup.kv_dtype)
     memory = _memory(ask, setup)
     plan = setup.plan_pool(has_weights=False, memory=memory)
+    setup = setup.limited_to(plan.max_num_seqs)
+    most = plan.max_num_seqs
     lens = sorted({size for size in _TYPICAL_LENS if size < plan.max_model_len} | {plan.max_model_len})
     report.room = Room(
         device=memory.name,
@@ -115,14 +118,14 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
         kv_cache=plan.num_bytes,
         kv_cache_tokens=plan.num_tokens,
         max_model_len=plan.max_model_len,
-        max_num_seqs=limits.max_num_seqs,
-        num_requests={size: min(plan.num_requests(size), limits.max_num_seqs) for size in lens},
+        max_num_seqs=most,
+        num_requests={size: min(plan.num_requests(size), most) for size in lens},
     )
 
 
 def _layers(pages: PagePlan, kv_dtype: torch.dtype) -> list[LayersReport]:
     """Return what each kind of layer keeps."""
-    return [
+    reports = [
         LayersReport(
             kind=group.cache.kind,
             num_layers=group.num_layers,
@@ -132,6 +135,18 @@ def _layers(pages: PagePlan, kv_dtype: torch.dtype) -> list[LayersReport]:
         )
         for group in pages.groups
     ]
+    if pages.state is not None:
+        per_request = pages.state_pages * pages.page_bytes
+        reports.append(
+            LayersReport(
+                kind="state",
+                num_layers=pages.state.num_layers,
+                bytes_per_token=0,
+                window=None,
+                bytes_per_request=per_request,
+            )
+        )
+    return reports
 
 
 def _memory(ask: Ask, setup: Setup) -> DeviceMemory:

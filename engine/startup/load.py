@@ -27,8 +27,9 @@ from engine.interface.config import EngineConfig
 from engine.interface.control import Stage
 from engine.interface.errors import StartupError
 from engine.startup.device_choice import describe_device, resolve_device, resolve_dtype, resolve_kv_dtype
+from engine.startup.limits import choose_limits
 from engine.startup.precompile import precompile
-from engine.startup.setup import LoadedEngine, Setup, choose_limits, open_adapters
+from engine.startup.setup import LoadedEngine, Setup, open_adapters
 from engine.tensor_parallel.process_group import least, leave_ranks, unconnected_one_shot_all_reduce
 from engine.tensor_parallel.ranks import RankConfig, RankHost, Ranks
 from kernels.attention.base import AttentionBackend, select_backend
@@ -143,7 +144,8 @@ def _describe_model(model: ModelConfig) -> str:
 
 def _describe_pool(plan: KVCachePlan, each: str) -> str:
     size, num_requests = format_size(plan.num_bytes), plan.num_requests(plan.max_model_len)
-    return f"{plan.num_tokens:,} tokens = {num_requests} requests × {plan.max_model_len:,} ({size}{each})"
+    text = f"{plan.num_tokens:,} tokens = {num_requests} requests × {plan.max_model_len:,} ({size}{each})"
+    return f"{text}, {format_size(plan.state_bytes)} of state per request" if plan.state_bytes else text
 
 
 def _describe_fp8(model: Model) -> str:
@@ -178,7 +180,8 @@ def _in_sentences(config: EngineConfig, stages: list[Stage]) -> Iterator[None]:
 def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: RankHost) -> LoadedEngine:
     on_stage(Stage("config"))
     setup = _decide(config, rank=0)
-    plan, key = setup.plan_pool(has_weights=False), repr(setup)
+    plan = setup.plan_pool(has_weights=False)
+    key = repr(setup.limited_to(plan.max_num_seqs))
     # The model is built for the context that fits: it sets the length of rotary tables and the variant of longrope
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
     with _start_ranks(config, host, max_model_len=plan.max_model_len) as ranks:
@@ -245,6 +248,14 @@ def _load_beside(
             "context reduced to the size of the KV cache max_model_len=%d model_max_len=%d kv_cache=%r",
             plan.max_model_len,
             whole.max_context_len,
+            format_size(plan.num_bytes),
+        )
+    if plan.max_num_seqs < setup.limits.max_num_seqs:
+        logger.warning(
+            "requests at once reduced to those whose states fit max_num_seqs=%d default=%d state=%r kv_cache=%r",
+            plan.max_num_seqs,
+            setup.limits.max_num_seqs,
+            format_size(plan.state_bytes),
             format_size(plan.num_bytes),
         )
     facts = describe_setup(

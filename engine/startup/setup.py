@@ -1,8 +1,8 @@
 """Setup: the decisions made before the weights are read, and the assembly of a LoadedEngine. Imports torch.
 
 Life of a Setup: engine/startup/load.py makes it → plan_pool() → with_max_model_len() → after_join(), with several ranks
-→ assemble(), with the loaded model → LoadedEngine. choose_limits() sets the defaults of max_num_seqs and
-max_num_batched_tokens. open_adapters() opens the LoRA adapters of --lora and checks them against the model.
+→ assemble(), with the loaded model → LoadedEngine. open_adapters() opens the LoRA adapters of --lora and checks them
+against the model.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 
 from engine.core.engine import Engine, EngineParts
@@ -22,30 +23,33 @@ from engine.core.outputs import Transport
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import make_drafter
 from engine.device.cuda_graph import MixedGraphs
-from engine.device.kv_cache import KVCachePlan, allocate_kv_cache, plan_kv_cache, smallest_pool_bytes
-from engine.device.memory import GIB, DeviceMemory, check_memory, format_size, measure_memory
+from engine.device.kv_cache import (
+    KVCachePlan,
+    allocate_kv_cache,
+    plan_for_states,
+    plan_kv_cache,
+    smallest_pool_bytes,
+)
+from engine.device.memory import DeviceMemory, check_memory, format_size, measure_memory
 from engine.device.model_runner import ModelRunner
 from engine.device.page_plan import PagePlan, plan_pages
+from engine.device.step_states import ring_bytes
 from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig, SchedulerConfig, SpeculativeConfig
-from engine.interface.errors import StartupError
 from engine.interface.metrics import Metrics
+from engine.startup.limits import Limits, choose_limits, step_bytes
 from engine.tensor_parallel.process_group import join_ranks, least, leave_ranks
 from engine.tensor_parallel.ranks import NeverRaised, RankedExecutor, Ranks
 from kernels.attention.base import AttentionBackend
 from kernels.ops import LoraTokens
 from models.build import Model
 from models.config.model_config import ModelConfig
-from models.config.size import mlp_values_per_token
 from models.lora.adapter import Adapter
 from models.lora.linear import AdapterStack, check_adapters
 from models.parallel import ALONE, TensorParallel
 
-_MANY_SAMPLES = 256  # positions of a step
 # Target for the longest step with decode rows and prompt chunks: a pause that readers of a stream do not notice
 _LONG_STEP_S = 0.045
-# Memory of the captured graphs on a GPU, about 10 MiB each
-_GRAPHS_BYTES = GIB
 
 
 @dataclass(frozen=True)
@@ -81,35 +85,6 @@ def open_adapters(
     num_bytes = check_adapters(opened, model, dtype=dtype, tp=tp)
     tokens = LoraTokens(num_adapters=len(opened), max_tokens=max_step_tokens, device=device)
     return Adapters(opened, num_bytes, tokens)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of concurrent requests and of tokens per step; see EngineConfig."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_num_samples: int | None = None  # maximum sampled positions of a step with drafts; None: no drafts
-
-
-def choose_limits(config: EngineConfig, *, is_cuda: bool) -> Limits:
-    """Return the limits, with defaults where the user set none. Raises StartupError for incompatible limits."""
-    num_seqs = config.max_num_seqs or min(256 if is_cuda else 64, config.max_num_batched_tokens or 256)
-    batched = config.max_num_batched_tokens or max(8192 if is_cuda else 512, num_seqs)
-    for flag, tokens in (
-        ("--max-num-batched-tokens", batched),
-        ("--max-decode-step-tokens", config.max_decode_step_tokens or batched),
-    ):
-        if tokens < num_seqs:
-            raise StartupError(
-                f"{flag} {tokens} is less than --max-num-seqs {num_seqs}: "
-                "each running request needs one token per step."
-            )
-    if config.speculative is None:
-        return Limits(num_seqs, batched)
-    # Memory for num_seqs positions is reserved in any case; few requests with drafts may need more
-    with_drafts = min(num_seqs * (1 + config.speculative.num_tokens), _MANY_SAMPLES, batched)
-    return Limits(num_seqs, batched, max(num_seqs, with_drafts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,10 +197,23 @@ class Setup:
 
     @property
     def step_bytes(self) -> int:
-        """An upper estimate of a step's memory beside weights and pool; 0 on the CPU, where it is negligible."""
+        """An upper estimate of a step's memory beside weights and pool, and the rings of drafts of layers with states.
+
+        On the CPU a step's own memory is negligible.
+        """
+        kept = 0
+        if self.config.speculative is not None:
+            num_requests, num_drafts = self.limits.max_num_seqs, self.config.speculative.num_tokens
+            states = self.rank_share.states
+            kept = ring_bytes(states, num_requests=num_requests, num_drafts=num_drafts, dtype=self.dtype)
         if self.device.type == "cpu":
-            return 0
-        return _step_bytes(self.rank_share, self.limits, self.dtype, vocab_size=self.model_config.vocab_size)
+            return kept
+        return kept + step_bytes(self.rank_share, self.limits, self.dtype, vocab_size=self.model_config.vocab_size)
+
+    def limited_to(self, max_num_seqs: int) -> Setup:
+        """Return this setup for at most max_num_seqs requests at once."""
+        config = msgspec.structs.replace(self.config, max_num_seqs=max_num_seqs)
+        return dataclasses.replace(self, limits=choose_limits(config, is_cuda=self.device.type == "cuda"))
 
     def with_max_model_len(self, max_model_len: int) -> Setup:
         """Return this setup for requests of at most max_model_len tokens."""
@@ -264,22 +252,36 @@ class Setup:
 
         has_weights: the weights are already on the device; otherwise their size is subtracted.
         """
-        config, model, dtype = self.config, self.rank_share, self.dtype
         memory = memory or self.measure_memory()
         pages = self.plan_pages()
-        step_bytes = self.step_bytes
-        weights = 0 if has_weights else self.weight_bytes
-        if not has_weights and self.adapters is not None:
-            memory = dataclasses.replace(memory, usable=memory.usable - self.adapters.num_bytes)
         if not has_weights:
-            least = smallest_pool_bytes(config, pages, longest=model.max_context_len)
-            check_memory(config, model, memory, dtype=dtype, step_bytes=step_bytes, pool_bytes=least)
+            if self.adapters is not None:
+                memory = dataclasses.replace(memory, usable=memory.usable - self.adapters.num_bytes)
+            model, least = self.rank_share, smallest_pool_bytes(self.config, pages, longest=self.longest)
+            needed = self.step_bytes
+            check_memory(self.config, model, memory, dtype=self.dtype, step_bytes=needed, pool_bytes=least)
+            memory = dataclasses.replace(memory, usable=memory.usable - self.weight_bytes)
+        if pages.state is None:
+            return self._plan_pool(pages, memory)
+        return plan_for_states(
+            lambda num_seqs: self.limited_to(num_seqs)._plan_pool(pages, memory),
+            wanted=self.limits.max_num_seqs,
+            is_explicit=self.config.max_num_seqs is not None,
+        )
+
+    @property
+    def longest(self) -> int:
+        """The tokens that the model's positions reach."""
+        return self.model_config.max_context_len
+
+    def _plan_pool(self, pages: PagePlan, memory: DeviceMemory) -> KVCachePlan:
+        """Size the pool from what a step leaves of `memory`."""
         return plan_kv_cache(
-            config,
+            self.config,
             pages,
-            longest=model.max_context_len,
+            longest=self.longest,
             max_num_seqs=self.limits.max_num_seqs,
-            free_bytes=memory.pool_bytes(needed_bytes=weights + step_bytes),
+            free_bytes=memory.pool_bytes(needed_bytes=self.step_bytes),
         )
 
     def assemble(
@@ -292,7 +294,7 @@ class Setup:
         ranks: Ranks | None = None,
     ) -> LoadedEngine:
         """Allocate the pool, capture graphs, and derive the scheduler's limits from their timings."""
-        config, limits, device = self.config, self.limits, self.device
+        config, limits, device = self.config, self.limited_to(plan.max_num_seqs).limits, self.device
         runner = ModelRunner(
             model,
             kv_pool=allocate_kv_cache(plan, self.rank_share, dtype=self.kv_dtype, device=device),
@@ -316,7 +318,7 @@ class Setup:
             runner.capture_graphs(on_graph)
         return LoadedEngine(
             runner=runner,
-            scheduler_config=self._scheduler_config(plan, runner.mixed_graphs),
+            scheduler_config=self._scheduler_config(plan, limits, runner.mixed_graphs),
             overlap_depth=config.overlap_depth or (2 if device.type == "cuda" else 1),
             facts=facts,
             compiler_loader=self.compiler_loader,
@@ -328,9 +330,9 @@ class Setup:
             ranks=ranks,
         )
 
-    def _scheduler_config(self, plan: KVCachePlan, graphs: MixedGraphs | None) -> SchedulerConfig:
+    def _scheduler_config(self, plan: KVCachePlan, limits: Limits, graphs: MixedGraphs | None) -> SchedulerConfig:
         """Return the scheduler's limits, from the timings of the captured graphs, if any."""
-        config, limits = self.config, self.limits
+        config = self.config
         longest = _longest_step(config, limits, graphs)
         efficient = longest if graphs is None else min(graphs.efficient_tokens, longest)
         max_cost = None if graphs is None else graphs.tokens_at_best_rate(_LONG_STEP_S)
@@ -366,16 +368,3 @@ def _costly_context(model: ModelConfig) -> int:
     num_whole = sum(cache.reach is None for cache in model.kv_caches)
     linear = 2 * (model.num_active_parameters - model.vocab_size * model.hidden_size)
     return max(linear, 1) // max(4 * model.num_heads * model.head_dim * num_whole, 1)
-
-
-def _step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype, *, vocab_size: int) -> int:
-    """Return an upper estimate of a step's memory: widest layer, logits, penalty counts, graphs.
-
-    model: its dimensions on one rank; vocab_size: of the whole model.
-    """
-    widest = 4 * model.hidden_size + mlp_values_per_token(model) + 3 * model.num_heads * model.head_dim
-    num_samples = max(limits.max_num_seqs, limits.max_num_samples or 0)
-    logits = num_samples * vocab_size * (4 * 4 + 5) * model.has_lm_head
-    # Some quantised matrices are dequantised while they are multiplied
-    dense = 0 if model.quantization is None else 2 * model.intermediate_size * model.hidden_size * dtype.itemsize
-    return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + dense + _GRAPHS_BYTES

@@ -25,7 +25,7 @@ def causal_conv(
 
     x: [T, channels], may be a slice of wider rows; weight: [channels, width], the newest input last; bias: [channels].
     Computed in float32. Returns [T, channels], contiguous, in x's dtype: the sum of weight[:, i] * x[t - width + 1 + i]
-    over i, plus bias, then SiLU if has_silu. Outputs of padding rows are zeros, as are those behind the last row.
+    over i, plus bias, then SiLU if has_silu. Outputs of padding rows are zeros; behind the last row they are undefined.
     """
     starts, num_tokens = metadata.query_start_loc[:-1].long(), metadata.query_start_loc.diff().long()
     tokens = torch.arange(len(x), device=x.device)

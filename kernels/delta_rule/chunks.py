@@ -41,7 +41,8 @@ def gated_delta_rule(
     q, k: [T, key heads, d_k], normalised here: x / sqrt(sum of x^2 + eps) of each head; key head j serves value heads
     j * r to j * r + r - 1. v: [T, value heads, d_v]; all three may be slices of wider rows.
     g: float32, at most 0: [T, value heads], or [T, value heads, d_k] with a gate for each key dimension. beta: float32
-    [T, value heads]. view: [value heads * d_v, d_k]. Computed in float32. Outputs of padding rows are zeros.
+    [T, value heads]. view: [value heads * d_v, d_k]. Computed in float32. Outputs of padding rows are zeros; behind the
+    last row they are undefined.
     """
     num_heads, d_v = v.shape[1:]
     states = load_states(view, metadata).unflatten(1, (num_heads, d_v))

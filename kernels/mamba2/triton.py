@@ -17,7 +17,7 @@ from kernels.states import StateMetadata, StateView
 from kernels.states_triton import row_writes, state_offsets, step_row
 
 SHORT = 16  # tokens: up to so many a row is computed token by token
-_MANY_BYTES = 32 << 20  # of states: from here on programs are many enough to be larger
+_TILE = 4096  # numbers of a state in a program of the step: 16 KiB
 
 
 def mamba2(
@@ -43,8 +43,8 @@ def mamba2(
     num_rows, (num_heads, head_dim) = metadata.seq_lens.shape[0], x.shape[1:]
     if num_rows == 0 or x.shape[0] == 0:
         return out
-    state_bytes = num_rows * view.num_rows * view.row_size * 4
-    block_p = min(triton.next_power_of_2(head_dim), 32 if state_bytes >= _MANY_BYTES else 16)
+    n_pad = triton.next_power_of_2(view.row_size)
+    block_p = min(triton.next_power_of_2(head_dim), max(1, _TILE // n_pad))
     blocks = triton.cdiv(head_dim, block_p)
     _step_kernel[(num_heads * blocks, num_rows)](
         x, b, c, dt, a, d, out,
@@ -52,7 +52,7 @@ def mamba2(
         view.pool, metadata.pages, metadata.pages.stride(0), view.first_piece, view.pool.shape[1],
         x.stride(0), b.stride(0), c.stride(0), dt.stride(0),
         NUM_LANES=view.pool.shape[0], PIECE=view.pool.shape[2], ROW_SIZE=view.row_size,
-        N_PAD=triton.next_power_of_2(view.row_size), HEAD_DIM=head_dim, BLOCK_P=block_p, BLOCKS=blocks,
+        N_PAD=n_pad, HEAD_DIM=head_dim, BLOCK_P=block_p, BLOCKS=blocks,
         HEADS_OF_GROUP=num_heads // b.shape[1], MOST=1 if metadata.max_query_len == 1 else SHORT,
         PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip

@@ -57,7 +57,8 @@ def scan_rows(
     """
     num_tokens, num_heads, head_dim = x.shape
     state_size = view.row_size
-    block_p = min(64, max(16, triton.next_power_of_2(head_dim)))
+    is_exact = x.dtype == torch.float32  # products without tensor cores, so smaller tiles
+    block_p = min(16 if is_exact else 64, max(16, triton.next_power_of_2(head_dim)))
     blocks = triton.cdiv(head_dim, block_p)
     segment = segment or choose_segment(num_tokens, num_programs=num_heads * blocks)
     first_row, num_rows = rows[0], rows[1] - rows[0]
@@ -67,8 +68,8 @@ def scan_rows(
     num_ends = num_tokens // segment + 1 if metadata.max_query_len > segment else 0
     ends = torch.empty(num_ends, num_heads * head_dim, state_size, dtype=torch.float32, device=x.device)
     decays = torch.empty(num_ends, num_heads, dtype=torch.float32, device=x.device)
-    rows_of_step = (metadata.query_start_loc, metadata.seq_lens, shortest, first_row, num_rows)
-    sizes = {"NUM_HEADS": num_heads, "HEAD_DIM": head_dim, "ROW_SIZE": state_size, "SEGMENT": segment,
+    rows_of_step = (metadata.query_start_loc, metadata.seq_lens, shortest, first_row, num_rows, segment)
+    sizes = {"NUM_HEADS": num_heads, "HEAD_DIM": head_dim, "ROW_SIZE": state_size,
              "N_PAD": max(16, triton.next_power_of_2(state_size)), "PDL": pdl, "launch_pdl": pdl}  # fmt: skip
 
     def launch(*, is_last: bool) -> None:
@@ -78,9 +79,9 @@ def scan_rows(
             view.pool, metadata.pages, metadata.pages.stride(0), view.first_piece, view.pool.shape[1],
             x.stride(0), b.stride(0), c.stride(0), dt.stride(0),
             **sizes, NUM_LANES=view.pool.shape[0], PIECE=view.pool.shape[2],
-            BLOCK_P=block_p, BLOCKS=blocks, HEADS_OF_GROUP=num_heads // b.shape[1], CHUNK=_CHUNK, IS_LAST=is_last,
-            PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-            num_warps=8 if block_p * state_size > 8192 else 4, num_stages=1 if x.dtype == torch.float32 else 2,
+            BLOCK_P=block_p, BLOCKS=blocks, HEADS_OF_GROUP=num_heads // b.shape[1],
+            CHUNK=16 if is_exact else _CHUNK, IS_LAST=is_last, PRECISION="ieee" if is_exact else "tf32",
+            num_warps=8 if block_p * state_size > 8192 else 4, num_stages=1 if is_exact else 2,
         )  # fmt: skip
 
     launch(is_last=False)
@@ -94,7 +95,7 @@ def scan_rows(
 
 
 @triton.jit
-def _find_segment(query_start_ptr, first_row, num_rows, search_steps, SEGMENT: tl.constexpr):
+def _find_segment(query_start_ptr, first_row, num_rows, search_steps, segment_size):
     """Return this program's row, the number of its segment in the row, and the place of the row's first end."""
     flat = tl.program_id(1)
     base = tl.load(query_start_ptr + first_row)
@@ -102,10 +103,10 @@ def _find_segment(query_start_ptr, first_row, num_rows, search_steps, SEGMENT: t
     high = num_rows
     for _ in range(0, search_steps):  # the last row whose first segment is not past this one
         middle = tl.minimum((low + high) // 2, num_rows - 1)
-        is_past = (tl.load(query_start_ptr + first_row + middle) - base) // SEGMENT + middle > flat
+        is_past = (tl.load(query_start_ptr + first_row + middle) - base) // segment_size + middle > flat
         low = tl.where(is_past, low, middle)
         high = tl.where(is_past, middle, high)
-    first_end = (tl.load(query_start_ptr + first_row + low) - base) // SEGMENT
+    first_end = (tl.load(query_start_ptr + first_row + low) - base) // segment_size
     return first_row + low, flat - low - first_end, first_end
 
 
@@ -116,7 +117,7 @@ def _walk(
     BLOCK_P: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
     HAS_OUTPUT: tl.constexpr,
 ):  # fmt: skip
-    """Take a state [BLOCK_P, N] through tokens [start, end); return it, and the sum of their decays' logarithms.
+    """Take a state, transposed to [N, BLOCK_P], through tokens [start, end). Return it, and the log of their decays.
 
     pointers: x, b, c, dt, out, at this program's head or group. HAS_OUTPUT: write what the tokens read.
     """
@@ -128,9 +129,9 @@ def _walk(
     decay = 0.0
     for first in range(start, end, CHUNK):
         is_token = first + in_chunk < end
-        tokens = (first + in_chunk).to(tl.int64)[:, None]
         in_x = is_token[:, None] & (dims < HEAD_DIM)[None, :]
         in_b = is_token[:, None] & (columns < ROW_SIZE)[None, :]
+        tokens = (first + in_chunk).to(tl.int64)[:, None]
         dt = tl.load(dt_ptr + (first + in_chunk).to(tl.int64) * stride_dt, mask=is_token, other=0.0)
         x = tl.load(x_ptr + tokens * stride_x + dims[None, :], mask=in_x, other=0.0)
         b = tl.load(b_ptr + tokens * stride_b + columns[None, :], mask=in_b, other=0.0)
@@ -139,28 +140,28 @@ def _walk(
         total = tl.sum(logs, 0)
         if HAS_OUTPUT:
             c = tl.load(c_ptr + tokens * stride_c + columns[None, :], mask=in_b, other=0.0)
-            y = tl.dot(c, tl.trans(state.to(c.dtype)), input_precision=PRECISION) * tl.exp(sums)[:, None]
             scores = tl.dot(c, tl.trans(b), input_precision=PRECISION)
             is_seen = in_chunk[:, None] >= in_chunk[None, :]
             between = tl.where(is_seen, sums[:, None] - sums[None, :], float("-inf"))
             weights = scores * tl.exp(between) * dt[None, :]
-            y = tl.dot(weights.to(x.dtype), x, y, input_precision=PRECISION) + d * x.to(tl.float32)
+            y = tl.dot(weights.to(x.dtype), x, input_precision=PRECISION) + d * x.to(tl.float32)
+            y += tl.dot(c, state.to(c.dtype), input_precision=PRECISION) * tl.exp(sums)[:, None]
             out_ptrs = out_ptr + tokens * (NUM_HEADS * HEAD_DIM) + dims[None, :]
             tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=in_x)
         weighted = (x.to(tl.float32) * (dt * tl.exp(total - sums))[:, None]).to(x.dtype)
-        state = tl.dot(tl.trans(weighted), b, state * tl.exp(total), input_precision=PRECISION)
+        state = tl.dot(tl.trans(b), weighted, state * tl.exp(total), input_precision=PRECISION)
         decay += total
     return state, decay
 
 
-@triton.jit(do_not_specialize=["shortest", "first_row", "num_rows", "search_steps", "first_piece"])
+@triton.jit(do_not_specialize=["shortest", "first_row", "num_rows", "segment_size", "search_steps", "first_piece"])
 def _segments_kernel(
     x_ptr, b_ptr, c_ptr, dt_ptr, a_ptr, d_ptr, out_ptr, ends_ptr, decays_ptr,
-    query_start_ptr, seq_lens_ptr, shortest, first_row, num_rows, search_steps, req_index_ptr, writes_ptr,
+    query_start_ptr, seq_lens_ptr, shortest, first_row, num_rows, segment_size, search_steps, req_index_ptr, writes_ptr,
     pool_ptr, pages_ptr, stride_pages, first_piece, num_pages,
     stride_x, stride_b, stride_c, stride_dt,
-    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROW_SIZE: tl.constexpr, SEGMENT: tl.constexpr,
-    N_PAD: tl.constexpr, PDL: tl.constexpr, NUM_LANES: tl.constexpr, PIECE: tl.constexpr,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROW_SIZE: tl.constexpr, N_PAD: tl.constexpr,
+    PDL: tl.constexpr, NUM_LANES: tl.constexpr, PIECE: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCKS: tl.constexpr, HEADS_OF_GROUP: tl.constexpr, CHUNK: tl.constexpr,
     IS_LAST: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -171,10 +172,10 @@ def _segments_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    row, segment, first_end = _find_segment(query_start_ptr, first_row, num_rows, search_steps, SEGMENT)
+    row, segment, first_end = _find_segment(query_start_ptr, first_row, num_rows, search_steps, segment_size)
     first, num_tokens, has_state, is_padding = step_row(query_start_ptr, seq_lens_ptr, row)
-    start = segment * SEGMENT
-    is_end = start + SEGMENT >= num_tokens
+    start = segment * segment_size
+    is_end = start + segment_size >= num_tokens
     if is_padding | (num_tokens < shortest) | (start >= num_tokens):
         return
     if IS_LAST and segment == 0:
@@ -185,49 +186,50 @@ def _segments_kernel(
     a = tl.load(a_ptr + head)
     d = tl.load(d_ptr + head)
     request = tl.load(req_index_ptr + row).to(tl.int64)
-    offsets = state_offsets(
-        pages_ptr + request * stride_pages, head * HEAD_DIM + dims, dims < HEAD_DIM, first_piece, num_pages,
-        NUM_LANES, PIECE, ROW_SIZE,
-    )  # fmt: skip
-    state_ptrs = pool_ptr + (offsets[:, None] + columns[None, :])
-    in_tile = (dims < HEAD_DIM)[:, None] & (columns < ROW_SIZE)[None, :]
-    end = (first_end + segment).to(tl.int64)
-    tile = ((head * HEAD_DIM + dims) * ROW_SIZE)[:, None] + columns[None, :]
-    end_ptrs = ends_ptr + end * (NUM_HEADS * HEAD_DIM * ROW_SIZE) + tile
+    pages_ptr += request * stride_pages
+    rows = head * HEAD_DIM + dims
+    in_tile = (dims < HEAD_DIM)[None, :] & (columns < ROW_SIZE)[:, None]
+    ends_ptr += (first_end + segment).to(tl.int64) * (NUM_HEADS * HEAD_DIM * ROW_SIZE)
     group_column = head // HEADS_OF_GROUP * ROW_SIZE
     pointers = (x_ptr + head * HEAD_DIM, b_ptr + group_column, c_ptr + group_column, dt_ptr + head,
                 out_ptr + head * HEAD_DIM)  # fmt: skip
     strides = (stride_x, stride_b, stride_c, stride_dt)
     start += first
-    stop = tl.minimum(start + SEGMENT, first + num_tokens)
+    stop = tl.minimum(start + segment_size, first + num_tokens)
+    # The tiles' addresses are computed twice: kept through the walk they would take half of the registers
     if IS_LAST or segment == 0:
         if IS_LAST:
-            state = tl.load(end_ptrs - NUM_HEADS * HEAD_DIM * ROW_SIZE, mask=in_tile, other=0.0)
+            places = (rows * ROW_SIZE)[None, :] + columns[:, None]
+            state = tl.load(ends_ptr - NUM_HEADS * HEAD_DIM * ROW_SIZE + places, mask=in_tile, other=0.0)
         else:
-            state = tl.load(state_ptrs, mask=in_tile & has_state, other=0.0)
+            offsets = state_offsets(
+                pages_ptr, rows, dims < HEAD_DIM, first_piece, num_pages, NUM_LANES, PIECE, ROW_SIZE
+            )
+            state = tl.load(pool_ptr + (offsets[None, :] + columns[:, None]), mask=in_tile & has_state, other=0.0)
         state, decay = _walk(
             state, pointers, strides, start, stop, a, d,
             NUM_HEADS, HEAD_DIM, ROW_SIZE, N_PAD, BLOCK_P, BLOCKS, CHUNK, PRECISION, True,
         )  # fmt: skip
-        if is_end:
-            tl.store(state_ptrs, state, mask=in_tile & row_writes(writes_ptr, row))
-        elif not IS_LAST:
-            tl.store(end_ptrs, state, mask=in_tile)
     else:
         state, decay = _walk(
-            tl.zeros([BLOCK_P, N_PAD], tl.float32), pointers, strides, start, stop, a, d,
+            tl.zeros([N_PAD, BLOCK_P], tl.float32), pointers, strides, start, stop, a, d,
             NUM_HEADS, HEAD_DIM, ROW_SIZE, N_PAD, BLOCK_P, BLOCKS, CHUNK, PRECISION, False,
         )  # fmt: skip
-        tl.store(end_ptrs, state, mask=in_tile)
+    if is_end:
+        offsets = state_offsets(pages_ptr, rows, dims < HEAD_DIM, first_piece, num_pages, NUM_LANES, PIECE, ROW_SIZE)
+        may_write = row_writes(writes_ptr, row)
+        tl.store(pool_ptr + (offsets[None, :] + columns[:, None]), state, mask=in_tile & may_write)
+    elif not IS_LAST:
+        tl.store(ends_ptr + ((rows * ROW_SIZE)[None, :] + columns[:, None]), state, mask=in_tile)
         if tl.program_id(0) % BLOCKS == 0:
-            tl.store(decays_ptr + end * NUM_HEADS + head, decay)
+            tl.store(decays_ptr + (first_end + segment).to(tl.int64) * NUM_HEADS + head, decay)
 
 
-@triton.jit(do_not_specialize=["shortest", "first_row", "num_rows"])
+@triton.jit(do_not_specialize=["shortest", "first_row", "num_rows", "segment_size"])
 def _pass_states_kernel(
-    ends_ptr, decays_ptr, query_start_ptr, seq_lens_ptr, shortest, first_row, num_rows,
-    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROW_SIZE: tl.constexpr, SEGMENT: tl.constexpr,
-    N_PAD: tl.constexpr, PDL: tl.constexpr, BLOCK_P: tl.constexpr, BLOCKS: tl.constexpr,
+    ends_ptr, decays_ptr, query_start_ptr, seq_lens_ptr, shortest, first_row, num_rows, segment_size,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROW_SIZE: tl.constexpr, N_PAD: tl.constexpr,
+    PDL: tl.constexpr, BLOCK_P: tl.constexpr, BLOCKS: tl.constexpr,
 ) -> None:  # fmt: skip
     """BLOCK_P rows of one head's state from the first segment's end on, which is true, through those of a row."""
     head, row = tl.program_id(0) // BLOCKS, first_row + tl.program_id(1)
@@ -237,12 +239,12 @@ def _pass_states_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     first, num_tokens, _, is_padding = step_row(query_start_ptr, seq_lens_ptr, row)
-    num_ends = (num_tokens - 1) // SEGMENT
+    num_ends = (num_tokens - 1) // segment_size
     if is_padding | (num_tokens < shortest) | (num_ends < 2):
         return
 
     in_tile = (dims < HEAD_DIM)[:, None] & (columns < ROW_SIZE)[None, :]
-    end = ((first - tl.load(query_start_ptr + first_row)) // SEGMENT).to(tl.int64)
+    end = ((first - tl.load(query_start_ptr + first_row)) // segment_size).to(tl.int64)
     tile = ((head * HEAD_DIM + dims) * ROW_SIZE)[:, None] + columns[None, :]
     end_ptrs = ends_ptr + end * (NUM_HEADS * HEAD_DIM * ROW_SIZE) + tile
     decay_ptr = decays_ptr + end * NUM_HEADS + head

@@ -111,6 +111,9 @@ class FakeExecutor:
         """Return what the model sees of the first num_tokens of a request."""
         return [self._pool[self._slot(state, position)] for position in range(num_tokens)]
 
+    def _next_token(self, history: list[tuple[int, int]], count: int) -> int:
+        return fake_token(history, count)
+
     def _pool_hidden(self, row: RowPlan, state: "_FakeRow") -> bytes:
         assert row.pool_span is not None
         end = row.pool_span.start + row.pool_span.num_tokens
@@ -132,9 +135,9 @@ class FakeExecutor:
         end = row.start + row.num_tokens
         for num_known in range(end - row.num_drafts, end + 1):
             history = self._read(state, num_known)
-            state.last_token = fake_token(history, self.vocab_size)
+            state.last_token = self._next_token(history, self.vocab_size)
             if allowed is not None:
-                state.last_token = allowed[fake_token(history, len(allowed))]
+                state.last_token = allowed[self._next_token(history, len(allowed))]
             if self._is_spoiled(history):
                 result.token_ids.append(NO_TOKEN)
                 state.last_token = 0  # the next step may embed it

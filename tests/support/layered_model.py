@@ -3,27 +3,44 @@
 LayeredModel says what must come of a prompt. LayeredExecutor computes the same from pages, as late as a device may, and
 spoils a page at the moment when it is handed out. So a page given back too early, a window too short, a state of the
 wrong tokens, or a page with another kind's bytes changes a token.
+
+Keys and values are whole numbers, each with position, token, adapter, group and table in it. What a layer reads is a
+tuple of them, and Python's hash of it is quick and the same in every process: random traces live by their number.
 """
 
 import zlib
 from collections.abc import Sequence
-from itertools import chain
 
 from engine.core.scheduler import Scheduler
 from engine.core.step import RequestInit, RowPlan, StepPlan
 from engine.interface.config import CacheGroup
 from engine.interface.protocol import SamplingParams
 from tests.support.engine_harness import VOCAB_SIZE, CheckedExecutor
-from tests.support.fake_executor import fake_kv, fake_token
 
-Kv = tuple[int, int]
+_ZEROED, _SPOILED = 0, 1  # bytes that are no keys and values
+_KIND_BITS = {"full": 1, "window": 2, "state": 4}
 
 
-def fold(state: int, kvs: Sequence[Kv]) -> int:
+def layered_kv(position: int, token_id: int, lora_index: int) -> int:
+    """Return a token's keys and values in table 0 of group 0; `+ place_of(g, i)` for those of others."""
+    return ((position + 1) * 64 + token_id) * 128 + 32 * lora_index
+
+
+def place_of(g: int, i: int) -> int:
+    """Return what distinguishes bytes of table i of group g."""
+    return 8 * g + i
+
+
+def fold(state: int, kvs: Sequence[int]) -> int:
     """Advance a recurrent state by tokens."""
     for kv in kvs:
-        state = zlib.crc32(repr(kv).encode(), state)
+        state = hash((state, kv))
     return state
+
+
+def next_token(views: tuple[object, ...], count: int) -> int:
+    """Return the token that follows what the groups see."""
+    return hash(views) % count
 
 
 def first_seen(group: CacheGroup, num_tokens: int) -> int:
@@ -33,18 +50,50 @@ def first_seen(group: CacheGroup, num_tokens: int) -> int:
     return max(num_tokens - (group.window or num_tokens), 0)
 
 
+class LayeredText:
+    """A text as the layers of these groups see it."""
+
+    def __init__(self, groups: Sequence[CacheGroup], tokens: Sequence[int], lora_index: int) -> None:
+        self.num_tokens = 0
+        self._groups = groups
+        self._lora_index = lora_index
+        self._tables: list[list[list[int]]] = [
+            [[] for _ in range(0 if group.kind == "state" else group.pages_per_block)] for group in groups
+        ]
+        self._places = [(table, place_of(g, i)) for g, of_g in enumerate(self._tables) for i, table in enumerate(of_g)]
+        self._states = dict.fromkeys((g for g, group in enumerate(groups) if group.kind == "state"), 0)
+        for token_id in tokens:
+            self.append(token_id)
+
+    def append(self, token_id: int) -> None:
+        """Add a token."""
+        kv = layered_kv(self.num_tokens, token_id, self._lora_index)
+        self.num_tokens += 1
+        for table, place in self._places:
+            table.append(kv + place)
+        for g, state in self._states.items():
+            self._states[g] = fold(state, (kv,))
+
+    @property
+    def next_token(self) -> int:
+        """What follows."""
+        return next_token(
+            tuple(
+                self._states[g]
+                if g in self._states
+                else tuple(tuple(table[first_seen(group, self.num_tokens) :]) for table in self._tables[g])
+                for g, group in enumerate(self._groups)
+            ),
+            VOCAB_SIZE,
+        )
+
+
 class LayeredModel:
     """Layers of these groups, without batch, pages or cache."""
 
     def __init__(self, groups: Sequence[CacheGroup]) -> None:
         self.groups = groups
         self._known: dict[tuple[object, ...], list[int]] = {}
-
-    def view(self, kvs: Sequence[Kv]) -> list[object]:
-        """Return what the last of these tokens sees, by group."""
-        return [
-            fold(0, kvs) if group.kind == "state" else list(kvs[first_seen(group, len(kvs)) :]) for group in self.groups
-        ]
 
     def expected_tokens(
         self, prompt: list[int], params: SamplingParams, *, max_num_tokens: int, lora_index: int = 0
@@ -57,12 +106,12 @@ class LayeredModel:
 
     def _generate(self, prompt: list[int], params: SamplingParams, max_num_tokens: int, lora_index: int) -> list[int]:
         tokens: list[int] = []
-        kvs = [fake_kv(position, token_id, lora_index) for position, token_id in enumerate(prompt)]
-        while len(kvs) < min(len(prompt) + params.max_tokens, max_num_tokens):
-            tokens.append(fake_token(self.view(kvs), VOCAB_SIZE))
+        text = LayeredText(self.groups, prompt, lora_index)
+        while text.num_tokens < min(len(prompt) + params.max_tokens, max_num_tokens):
+            tokens.append(text.next_token)
             if tokens[-1] in params.stop_token_ids:
                 break
-            kvs.append(fake_kv(len(kvs), tokens[-1], lora_index))
+            text.append(tokens[-1])
         return tokens
 
 
@@ -74,13 +123,14 @@ class LayeredProposer:
 
     def propose(self, prompt_token_ids: list[int], output_token_ids: list[int], count: int) -> list[int]:
         """See Proposer.propose."""
-        tokens = prompt_token_ids + output_token_ids
-        num_known = len(tokens)
+        text = LayeredText(self._model.groups, prompt_token_ids + output_token_ids, 0)
+        num_known, drafts = text.num_tokens, []
         for _ in range(count):
-            token_id = fake_token(self._model.view(list(enumerate(tokens))), VOCAB_SIZE)
-            luck = zlib.crc32(f"{num_known} {len(tokens)} {token_id}".encode()) % 8
-            tokens.append((token_id + (luck < 2)) % VOCAB_SIZE)
-        return tokens[num_known:]
+            token_id = text.next_token
+            luck = zlib.crc32(f"{num_known} {text.num_tokens} {token_id}".encode()) % 8
+            drafts.append((token_id + (luck < 2)) % VOCAB_SIZE)
+            text.append(drafts[-1])
+        return drafts
 
 
 class _Row:
@@ -89,7 +139,7 @@ class _Row:
     def __init__(self) -> None:
         self.tables: dict[int, dict[int, int]] = {}  # by table: page by column
         self.state_len = 0
-        self.inputs: list[Kv] = []  # of a drafted row: its tokens, which the state has not taken in
+        self.inputs: list[int] = []  # of a drafted row: its tokens, which the state has not taken in
         self.states: dict[tuple[int, int], int] = {}  # by group and number of tokens, of the rows computed
 
 
@@ -102,8 +152,9 @@ class LayeredExecutor(CheckedExecutor):
         num_tables = [group.num_tables for group in self.groups]
         self._first_tables = [sum(num_tables[:g]) for g in range(len(self.groups))]
         num_pages = scheduler.config.num_pages
-        self._memory: list[dict[int, object]] = [{} for _ in range(num_pages)]  # by page: what each slot has
-        self._kinds: list[set[str]] = [set() for _ in range(num_pages)]  # that wrote to it since it was zeroed
+        self._num_slots = max(1, *(group.block_tokens for group in self.groups))
+        self._memory = [[_ZEROED] * self._num_slots for _ in range(num_pages)]  # by page: what each slot has
+        self._kinds = [0] * num_pages  # bits of those that wrote to it since it was zeroed
         self._layered: dict[int, _Row] = {}  # by req_index
         self.num_restored = self.num_saved = self.num_zeroed = 0
         pool = scheduler.kv.pool
@@ -112,7 +163,7 @@ class LayeredExecutor(CheckedExecutor):
         def spoil(group: int) -> int:
             block = take(group)
             for page in pool.pages(block):
-                self._memory[page] = dict.fromkeys(range(64), "spoiled")
+                self._memory[page] = [_SPOILED] * self._num_slots
             return block
 
         pool.take = spoil
@@ -126,7 +177,7 @@ class LayeredExecutor(CheckedExecutor):
                 assert 0 not in pages, "page 0 belongs to padding rows"
                 layered.tables.setdefault(table, {}).update(enumerate(pages, first))
         for page in plan.zeroed:
-            self._memory[page], self._kinds[page] = {}, set()
+            self._memory[page], self._kinds[page] = [_ZEROED] * self._num_slots, 0
         self.num_zeroed += len(plan.zeroed)
         self._copy(plan.copies_in)
         starting = {init.req_index for init in plan.inits}
@@ -142,7 +193,7 @@ class LayeredExecutor(CheckedExecutor):
     def _copy(self, copies: list[tuple[int, int]]) -> None:
         assert not {source for source, _ in copies} & {target for _, target in copies}
         for source, target in copies:
-            self._memory[target], self._kinds[target] = dict(self._memory[source]), set(self._kinds[source])
+            self._memory[target], self._kinds[target] = list(self._memory[source]), self._kinds[source]
 
     def _settle(self, row: RowPlan, layered: _Row, *, is_first: bool) -> None:
         """Bring the states to the row's start, by the inputs of a drafted row before it."""
@@ -160,30 +211,38 @@ class LayeredExecutor(CheckedExecutor):
     def _has_states(self) -> bool:
         return any(group.kind == "state" for group in self.groups)
 
+    def _next_token(self, history: object, count: int) -> int:
+        return next_token(history, count)
+
     def _write(self, row: RowPlan, state) -> None:
         layered = self._layered[row.req_index]
         state.layered = layered
-        token_ids = self._token_ids(row, state)
-        kvs = [fake_kv(position, token_id, state.lora_index) for position, token_id in enumerate(token_ids, row.start)]
+        start, memory, all_kinds = row.start, self._memory, self._kinds
+        kvs = [
+            layered_kv(position, token_id, state.lora_index)
+            for position, token_id in enumerate(self._token_ids(row, state), start)
+        ]
         for g, group in enumerate(self.groups):
             if group.kind == "state":
                 self._advance(g, row, layered, kvs)
                 continue
-            for kv in kvs:
-                for i in range(group.pages_per_block):
-                    page = layered.tables[self._first_tables[g] + i][kv[0] // group.block_tokens]
-                    self._memory[page][kv[0] % group.block_tokens] = (g, i, kv)
-                    self._kinds[page].add(group.kind)
+            size, kind = group.block_tokens, _KIND_BITS[group.kind]
+            for i in range(group.pages_per_block):
+                table, place = layered.tables[self._first_tables[g] + i], place_of(g, i)
+                for position, kv in enumerate(kvs, start):
+                    page = table[position // size]
+                    memory[page][position % size] = kv + place
+                    all_kinds[page] |= kind
         if row.num_drafts:
             layered.inputs = kvs
         else:
-            layered.state_len = row.start + len(kvs)
+            layered.state_len = start + len(kvs)
 
-    def _advance(self, g: int, row: RowPlan, layered: _Row, kvs: list[Kv]) -> None:
+    def _advance(self, g: int, row: RowPlan, layered: _Row, kvs: list[int]) -> None:
         """Compute the states behind each of the row's tokens; keep the last one, unless some tokens are drafts."""
         state = self._load(g, layered) if row.start else 0
-        for count in range(1, len(kvs) + 1):
-            state = fold(state, kvs[count - 1 : count])
+        for count, kv in enumerate(kvs, 1):
+            state = fold(state, (kv,))
             layered.states[g, row.start + count] = state
         if not row.num_drafts:
             self._store(g, layered, state)
@@ -191,36 +250,37 @@ class LayeredExecutor(CheckedExecutor):
     def _load(self, g: int, layered: _Row) -> int:
         """Return the live state that its pages agree on, or a wrong one."""
         pages = layered.tables[self._first_tables[g]]
-        pieces = [self._memory[pages[i]].get(0) for i in range(self.groups[g].pages_per_block)]
-        state = pieces[0][2] if isinstance(pieces[0], tuple) else 1
-        return state if pieces == [(g, i, state) for i in range(len(pieces))] else 1
+        pieces = [self._memory[pages[i]][0] for i in range(self.groups[g].pages_per_block)]
+        state = pieces[0] >> 5
+        return state if pieces == [(state << 5) + place_of(g, i) for i in range(len(pieces))] else 1
 
     def _store(self, g: int, layered: _Row, state: int) -> None:
         for i, page in layered.tables[self._first_tables[g]].items():
-            self._memory[page][0] = (g, i, state)
-            self._kinds[page] = {"state"}
+            self._memory[page][0] = (state << 5) + place_of(g, i)
+            self._kinds[page] = _KIND_BITS["state"]
 
-    def _read(self, state, num_tokens: int) -> list[object]:
+    def _read(self, state, num_tokens: int) -> tuple[object, ...]:
         layered: _Row = state.layered
-        return [
+        return tuple(
             layered.states[g, num_tokens]
             if group.kind == "state"
-            else self._attend(g, layered, range(first_seen(group, num_tokens), num_tokens))
+            else self._attend(g, group, layered, first_seen(group, num_tokens), num_tokens)
             for g, group in enumerate(self.groups)
-        ]
+        )
 
-    def _attend(self, g: int, layered: _Row, positions: range) -> list[object]:
-        """Return the tokens at these positions. Bytes of another kind beside them are no numbers."""
-        group = self.groups[g]
-        tables = [layered.tables[self._first_tables[g] + i] for i in range(group.pages_per_block)]
-        columns = range(positions.start // group.block_tokens, (positions.stop - 1) // group.block_tokens + 1)
-        kinds = set(chain.from_iterable(self._kinds[table[column]] for table in tables for column in columns))
-        if kinds != {group.kind}:
-            return sorted(kinds)
-        seen: list[object] = []
-        for position in positions:
-            column, slot = divmod(position, group.block_tokens)
-            entries = [self._memory[table[column]].get(slot) for table in tables]
-            kv = entries[0][2] if isinstance(entries[0], tuple) else None
-            seen.append(kv if entries == [(g, i, kv) for i in range(len(tables))] else entries)
-        return seen
+    def _attend(self, g: int, group: CacheGroup, layered: _Row, start: int, end: int) -> object:
+        """Return what tokens start to end have, by table. Bytes of another kind beside them are no numbers."""
+        size, views = group.block_tokens, []
+        first, last = start // size, (end - 1) // size
+        for i in range(group.pages_per_block):
+            table = layered.tables[self._first_tables[g] + i]
+            entries: list[int] = []
+            kinds = 0
+            for column in range(first, last + 1):
+                page = table[column]
+                kinds |= self._kinds[page]
+                entries += self._memory[page][:size]
+            if kinds != _KIND_BITS[group.kind]:
+                return kinds
+            views.append(tuple(entries[start - first * size : end - first * size]))
+        return tuple(views)

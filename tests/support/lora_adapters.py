@@ -15,6 +15,15 @@ ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_a
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 MERGED = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")  # Phi-3's
 
+# Of layers of the gated delta rule: Qwen3-Next's, Qwen3.5's, OLMo-Hybrid's
+DELTA_NET = tuple(
+    f"linear_attn.{name}"
+    for name in (
+        *("in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
+        *("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj", "o_proj"),
+    )
+)
+
 
 def modules(names: Sequence[str], layers: Sequence[int] = (0, 1, 2)) -> list[str]:
     """The same modules in each layer."""

@@ -67,11 +67,14 @@ def _support(model: ModelReport) -> str:
 
 
 def _kv_text(model: ModelReport) -> str:
-    """Return the bytes per token, by kind of layer if some keep the last tokens alone."""
-    if all(layers.window is None for layers in model.kv_layers):
+    """Return the bytes per token, by kind of layer if some keep the last tokens alone or a state."""
+    if all(layers.kind == "full" for layers in model.kv_layers):
         return f"{format_size(model.kv_bytes_per_token or 0)} per token"
     parts = []
     for layers in model.kv_layers:
+        if layers.kind == "state":
+            parts.append(f"{format_size(layers.bytes_per_request or 0)} per request in {layers.num_layers} with states")
+            continue
         text = f"{format_size(layers.bytes_per_token)} per token in {layers.num_layers} layers"
         if layers.window is not None and layers.bytes_per_request is not None:
             most = format_size(layers.bytes_per_request)

@@ -96,12 +96,21 @@ def test_preempted_requests_go_on_as_if_nothing_had_been(
     assert tokens(serve(offline)) == alone
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+def repetitive() -> list[SamplingParams]:
+    """Parameters with which few tokens are likely, so that some drafts are accepted and others are not."""
+    bias = {5: 6.0, 7: 6.0, 11: 6.0}
+    kinds = ({"temperature": 0.0}, {"temperature": 0.7, "seed": 3})
+    return [SamplingParams(max_tokens=30, logit_bias=bias, **kinds[i % 2]) for i in range(len(prompts()))]
+
+
 @pytest.mark.parametrize("num_drafts", [1, 4])
-def test_drafts_change_no_token(layers: Sequence[str], alone: list[list[int]], depth: int, num_drafts: int) -> None:
+def test_drafts_change_no_token(layers: Sequence[str], num_drafts: int) -> None:
+    expected = tokens(load_hybrid(*layers, enable_prefix_caching=False).generate(prompts(), repetitive()))
     speculative = SpeculativeConfig(num_tokens=num_drafts, ngram_min=1, ngram_max=3)
-    offline = small_pool(layers, 3, overlap_depth=depth, speculative=speculative, max_num_seqs=None)
-    for _ in range(2):
-        assert tokens(serve(offline)) == alone
-    drafts = offline.engine.scheduler.drafts
-    assert 0 < drafts.num_accepted < drafts.num_tokens
+    for depth in (1, 2):
+        offline = small_pool(layers, 3, overlap_depth=depth, speculative=speculative, max_num_seqs=None)
+        for _ in range(2):
+            assert tokens(offline.generate(prompts(), repetitive())) == expected
+        drafts = offline.engine.scheduler.drafts
+        assert 20 < drafts.num_accepted < drafts.num_tokens
+        assert offline.engine.scheduler.kv.pool.num_used == 0

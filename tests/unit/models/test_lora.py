@@ -14,6 +14,7 @@ from models.parallel import TensorParallel
 from tests.support.checkpoints import make_configs
 from tests.support.lora_adapters import (
     ATTENTION,
+    DELTA_NET,
     MERGED,
     MLP,
     adapter_config,
@@ -33,10 +34,11 @@ KINDS = list(make_configs())
 
 
 def projections(base):
-    """Those that every layer of a checkpoint stores on their own."""
+    """Those that every layer of a checkpoint stores on their own; of attention and its like, that some layers do."""
     stored = load_file(base / "model.safetensors")
-    names = dict.fromkeys(ATTENTION + MLP + MERGED)
-    return [name for name in names if all(f"{module}.weight" in stored for module in modules([name]))]
+    mixers, others = (dict.fromkeys(names) for names in (ATTENTION + DELTA_NET, MLP + MERGED))
+    some = [name for name in mixers if any(f"{module}.weight" in stored for module in modules([name], range(4)))]
+    return some + [name for name in others if all(f"{module}.weight" in stored for module in modules([name]))]
 
 
 def runner_of(base, adapters, *, dtype=torch.float32):

@@ -14,12 +14,17 @@ from transformers import (
     Llama4ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
 )
 
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from tests.support.checkpoints import MINISTRAL3_ROPE, TINY
 from tests.support.models_harness import PagedRunner, load
+from tests.support.reference import delta_rule_token_by_token
 
 PROMPT = [3, 80, 17, 4, 55, 8, 8, 61, 2, 0, 42, 7, 7]
 # Of google/gemma-3-4b-it: all else is left to the defaults of transformers' class
@@ -90,6 +95,43 @@ def make_llama():
     return Llama4ForConditionalGeneration(Llama4Config(text_config=text, vision_config=vision, **tokens))
 
 
+QWEN_TEXT = {
+    **TINY,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
+}
+
+
+def make_qwen():
+    """With a layer that guesses further tokens, as published checkpoints have it."""
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+    rope |= {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
+    text = QWEN_TEXT | {"rope_parameters": rope}
+    model = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=QWEN_VISION))
+    model.mtp = torch.nn.ModuleDict({"fc": torch.nn.Linear(64, 32, bias=False)})
+    return model
+
+
+def make_qwen_mixture():
+    text = {name: value for name, value in QWEN_TEXT.items() if name != "intermediate_size"}
+    text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    text |= {"shared_expert_intermediate_size": 40}
+    return Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeConfig(text_config=text, vision_config=QWEN_VISION))
+
+
 def make_gemma_with_a_head():
     return make_gemma(tie_word_embeddings=False)
 
@@ -105,7 +147,7 @@ def make_mistral_that_says_it_is_tied():
 
 
 MODELS = [make_gemma, make_mistral, make_ministral, make_llama, make_gemma_with_a_head, make_tied_mistral]
-MODELS.append(make_gemma4)
+MODELS += [make_gemma4, make_qwen, make_qwen_mixture]
 MODELS.append(make_mistral_that_says_it_is_tied)
 
 
@@ -117,7 +159,7 @@ def checkpoint(request, tmp_path):
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.2)
     model.save_pretrained(tmp_path)
-    with torch.inference_mode():
+    with torch.inference_mode(), delta_rule_token_by_token(model.config.get_text_config()):
         return tmp_path, model(torch.tensor([PROMPT])).logits[0]
 
 

@@ -1,6 +1,7 @@
 """Whatever happens, every request gets the tokens of its own text, for layers of any kinds, at both depths.
 
-QUIRE_TRACE_SECONDS and QUIRE_TRACE_SEED of the environment make a longer run, of other traces.
+make test-full replays more of them. QUIRE_TRACE_SECONDS and QUIRE_TRACE_SEED of the environment make a longer run, of
+other traces.
 """
 
 import logging
@@ -15,24 +16,22 @@ from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
 from tests.support.engine_harness import Harness
 from tests.support.layered_model import LayeredExecutor, LayeredModel
 
-SECONDS = float(os.environ.get("QUIRE_TRACE_SECONDS", "45"))
+SECONDS = float(os.environ.get("QUIRE_TRACE_SECONDS", "15"))
 FIRST_SEED = int(os.environ.get("QUIRE_TRACE_SEED", "0"))
-NUM_AT_LEAST = 200  # on a slow machine it takes longer
+NUM_AT_LEAST = 500  # on a slow machine it takes longer
+FULL_SECONDS = 45
+FULL_FIRST_SEED = 1_000_000
 
 
-def run(kinds, seconds, num_at_least):
+def run(kinds, seconds, num_at_least, first_seed):
     """Replay traces until the time is over; return what happened in them."""
     logging.disable(logging.CRITICAL)  # steps that were given up
     counts, began_s = Counter(), time.monotonic()
     try:
         while counts["traces"] < num_at_least or time.monotonic() - began_s < seconds:
-            seed = FIRST_SEED + counts["traces"]
+            seed = first_seed + counts["traces"]
             try:
-                trace = Trace.draw(seed, kinds)
-                counts += trace.replay_all()
-                if seed % 8 == 0:  # the same calls give the same plans
-                    twins = [trace.replay(depth=2, num_drafts=trace.num_drafts).executor.plans for _ in range(2)]
-                    assert twins[0] == twins[1]
+                counts += Trace.draw(seed, kinds).replay_all(is_long=seed % 8 == 0)
             except Exception as error:
                 raise AssertionError(f"trace {seed} of {kinds}") from error
             counts["traces"] += 1
@@ -43,9 +42,14 @@ def run(kinds, seconds, num_at_least):
 
 
 @pytest.mark.slow
-def test_every_trace_gives_the_models_tokens():
-    counts = run(KINDS, SECONDS, NUM_AT_LEAST)
-    happened = {name for name, count in counts.items() if count > counts["traces"] / 4}
+@pytest.mark.parametrize(
+    ("seconds", "first_seed"),
+    [(SECONDS, FIRST_SEED), pytest.param(FULL_SECONDS, FULL_FIRST_SEED, marks=pytest.mark.full)],
+    ids=["", "more"],
+)
+def test_every_trace_gives_the_models_tokens(seconds, first_seed):
+    counts = run(KINDS, seconds, NUM_AT_LEAST, first_seed)
+    happened = {name for name, count in counts.items() if count > counts["traces"] / 8}
     assert happened >= {
         "preemptions", "hit_tokens", "evictions", "accepted_drafts", "zeroed_pages", "failed_steps", "restored_pages",
         "saved_pages",

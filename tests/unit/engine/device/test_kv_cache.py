@@ -92,7 +92,7 @@ def test_without_wishes_the_context_shrinks_to_what_fits() -> None:
 def allocate(num_pages: int, dtype: torch.dtype) -> KVPool:
     model = ModelConfig.from_folder(DEMO)
     pages = plan_pages(model.caches, block_size=16, dtype=dtype)
-    return allocate_kv_cache(KVCachePlan(pages, num_pages, 64), model, dtype=dtype, device=CPU)
+    return allocate_kv_cache(KVCachePlan(pages, num_pages, 64, 4), model, dtype=dtype, device=CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

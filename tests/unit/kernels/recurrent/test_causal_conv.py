@@ -79,14 +79,13 @@ def test_a_row_cut_anywhere_gives_the_same_bits():
     assert torch.equal(states_after(other, whole), states_after(view, whole))
 
 
-def test_tokens_behind_the_last_row_are_zeros():
+def test_tokens_behind_the_last_row_change_nothing():
     metadata = make_metadata([Row(3, 4), Row(1, 0)])
     x, weight, bias = make_conv(metadata, 32, 4)
     view = make_view(metadata, 32, 3)
     longer = torch.cat((x, torch.full((2, 32), torch.nan)))
     out = causal_conv(longer, weight, bias, clone(view), metadata, has_silu=True)
     assert torch.equal(out[:4], causal_conv(x, weight, bias, view, metadata, has_silu=True))
-    assert not out[4:].any()
 
 
 def test_outputs_have_the_dtype_of_the_inputs():

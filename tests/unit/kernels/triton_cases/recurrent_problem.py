@@ -86,8 +86,13 @@ def clone(view: StateView) -> StateView:
 
 
 def states_after(view: StateView, metadata: StateMetadata) -> torch.Tensor:
-    """What a next row of each request would read; zeros for padding rows."""
-    return load_states(view, dataclasses.replace(metadata, seq_lens=_ends(metadata)))
+    """What a next row of each request would read; zeros for padding rows, and for first rows that do not write."""
+    lengths = metadata.query_start_loc.diff()
+    has_state = metadata.seq_lens > 0
+    if metadata.writes is not None:
+        has_state &= (metadata.writes != 0) | (metadata.seq_lens > lengths)
+    ends = torch.where(has_state, metadata.seq_lens + lengths, 0).int()
+    return load_states(view, dataclasses.replace(metadata, seq_lens=ends))
 
 
 def assert_only_states_changed(view: StateView, before: StateView, metadata: StateMetadata) -> None:
@@ -104,11 +109,6 @@ def assert_only_states_changed(view: StateView, before: StateView, metadata: Sta
     # The last piece's unused rows are written as zeros by save_states and not at all by kernels
     same = (kept == expected) | (kept.isnan() & expected.isnan()) | (kept == 0)
     assert bool(same.all())
-
-
-def _ends(metadata: StateMetadata) -> torch.Tensor:
-    lengths = metadata.query_start_loc.diff()
-    return torch.where(metadata.seq_lens > 0, metadata.seq_lens + lengths, 0).int()
 
 
 def make_conv(

@@ -1,0 +1,61 @@
+"""Limits: the requests and tokens of a step, their defaults, and the memory of such a step. Imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.device.memory import GIB
+from engine.interface.config import EngineConfig
+from engine.interface.errors import StartupError
+from models.config.model_config import ModelConfig
+from models.config.size import mlp_values_per_token
+
+_MANY_SAMPLES = 256  # positions of a step
+# Memory of the captured graphs on a GPU, about 10 MiB each
+_GRAPHS_BYTES = GIB
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of concurrent requests and of tokens per step; see EngineConfig."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_samples: int | None = None  # maximum sampled positions of a step with drafts; None: no drafts
+
+
+def choose_limits(config: EngineConfig, *, is_cuda: bool) -> Limits:
+    """Return the limits, with defaults where the user set none. Raises StartupError for incompatible limits."""
+    num_seqs = config.max_num_seqs or min(256 if is_cuda else 64, config.max_num_batched_tokens or 256)
+    batched = config.max_num_batched_tokens or max(8192 if is_cuda else 512, num_seqs)
+    for flag, tokens in (
+        ("--max-num-batched-tokens", batched),
+        ("--max-decode-step-tokens", config.max_decode_step_tokens or batched),
+    ):
+        if tokens < num_seqs:
+            raise StartupError(
+                f"{flag} {tokens} is less than --max-num-seqs {num_seqs}: "
+                "each running request needs one token per step."
+            )
+    if config.speculative is None:
+        return Limits(num_seqs, batched)
+    # Memory for num_seqs positions is reserved in any case; few requests with drafts may need more
+    with_drafts = min(num_seqs * (1 + config.speculative.num_tokens), _MANY_SAMPLES, batched)
+    return Limits(num_seqs, batched, max(num_seqs, with_drafts))
+
+
+def step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype, *, vocab_size: int) -> int:
+    """Return an upper estimate of a step's memory: widest layer, logits, penalty counts, graphs.
+
+    model: its dimensions on one rank; vocab_size: of the whole model.
+    """
+    widest = 4 * model.hidden_size + mlp_values_per_token(model) + 3 * model.num_heads * model.head_dim
+    # Inputs of a recurrence, the same after its convolution, and what its scan keeps of them
+    widest += 4 * max((state.num_inputs for state in model.states if state is not None), default=0)
+    num_samples = max(limits.max_num_seqs, limits.max_num_samples or 0)
+    logits = num_samples * vocab_size * (4 * 4 + 5) * model.has_lm_head
+    # Some quantised matrices are dequantised while they are multiplied
+    dense = 0 if model.quantization is None else 2 * model.intermediate_size * model.hidden_size * dtype.itemsize
+    return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + dense + _GRAPHS_BYTES

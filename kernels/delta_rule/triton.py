@@ -1,0 +1,121 @@
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+"""Triton twin of kernels/delta_rule: rows of few tokens, one after the other; longer rows go to triton_chunks.
+
+A step of one token reads and writes a state of d_v * d_k numbers for each head, so it is limited by memory: a program
+holds some rows of one head's state in registers. `pdl`: see kernels/elementwise/triton.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.delta_rule.triton_chunks import advance_by_chunks
+from kernels.states import StateMetadata, StateView
+from kernels.states_triton import place, row_writes, state_offsets, step_row
+
+# Rows of at most as many tokens: a row with drafts has few, and a chunk of 64 would be mostly empty
+SHORT = 16
+_MANY_PROGRAMS = 264  # two for each multiprocessor of an H100
+
+
+def gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    view: StateView,
+    metadata: StateMetadata,
+    *,
+    scale: float,
+    eps: float = 1e-6,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Equal gated_delta_rule of kernels.delta_rule.chunks. q, k, v: each token's heads dense; g, beta: contiguous."""
+    for x in (q, k, v):
+        assert x.stride()[1:] == (x.shape[2], 1)
+    assert g.is_contiguous()
+    assert beta.is_contiguous()
+    num_rows, num_heads, d_v = metadata.seq_lens.shape[0], *v.shape[1:]
+    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    block = min(32, triton.next_power_of_2(d_v))
+    if num_rows * num_heads * triton.cdiv(d_v, block) < _MANY_PROGRAMS:
+        block = min(block, 16)
+    k_pad = triton.next_power_of_2(q.shape[2])
+    _short_rows_kernel[(triton.cdiv(d_v, block), num_heads, num_rows)](
+        q, k, v, g, beta, out, q.stride(0), k.stride(0), v.stride(0), scale, eps,
+        metadata.query_start_loc, metadata.seq_lens, metadata.req_index, metadata.writes,
+        view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
+        NUM_HEADS=num_heads, REPEAT=num_heads // q.shape[1], D_K=q.shape[2], K_PAD=k_pad, D_V=d_v, BLOCK=block,
+        BY_DIMENSION=g.dim() == 3, IS_ONE=metadata.max_query_len == 1, SHORT=SHORT, PDL=pdl,
+        num_warps=max(1, min(4, block * k_pad // 1024)), launch_pdl=pdl,
+    )  # fmt: skip
+    if metadata.max_query_len > SHORT:
+        advance_by_chunks(q, k, v, g, beta, out, view, metadata, scale=scale, eps=eps, short=SHORT, pdl=pdl)
+    return out
+
+
+@triton.jit(do_not_specialize=["first_piece"])
+def _short_rows_kernel(
+    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, out_ptr, stride_q, stride_k, stride_v, scale, eps,
+    query_start_ptr, seq_lens_ptr, req_index_ptr, writes_ptr,
+    pool_ptr, pages_ptr, stride_pages, first_piece, num_pages,
+    NUM_LANES: tl.constexpr, PIECE: tl.constexpr, ROW_SIZE: tl.constexpr,
+    NUM_HEADS: tl.constexpr, REPEAT: tl.constexpr, D_K: tl.constexpr, K_PAD: tl.constexpr, D_V: tl.constexpr,
+    BLOCK: tl.constexpr, BY_DIMENSION: tl.constexpr, IS_ONE: tl.constexpr, SHORT: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """One row of the step unless it is long, BLOCK rows of one head's state. Padding rows of any length get zeros."""
+    row, head = tl.program_id(2), tl.program_id(1)
+    dims, values = tl.arange(0, K_PAD), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    in_head = values < D_V
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    first, num_tokens, has_state, is_padding = step_row(query_start_ptr, seq_lens_ptr, row)
+    first = first.to(tl.int64)
+    out_ptrs = out_ptr + (first * NUM_HEADS + head) * D_V + values
+    if is_padding:
+        for token in range(num_tokens):
+            tl.store(out_ptrs + token * NUM_HEADS * D_V, tl.zeros((BLOCK,), out_ptr.dtype.element_ty), mask=in_head)
+    elif (num_tokens <= SHORT) & (num_tokens > 0):
+        may_write = row_writes(writes_ptr, row)
+        pages = pages_ptr + tl.load(req_index_ptr + row).to(tl.int64) * stride_pages
+        offsets = state_offsets(
+            pages, head * D_V + values, in_head & (has_state | may_write), first_piece, num_pages,
+            NUM_LANES, PIECE, ROW_SIZE,
+        )  # fmt: skip
+        state_ptrs = pool_ptr + offsets[:, None] + dims[None, :]
+        mask = in_head[:, None] & (dims < D_K)[None, :]
+        state = tl.load(state_ptrs, mask=mask & has_state, other=0.0)
+        q_ptrs = q_ptr + first * stride_q + head // REPEAT * D_K + dims
+        k_ptrs = k_ptr + first * stride_k + head // REPEAT * D_K + dims
+        v_ptrs = v_ptr + first * stride_v + head * D_V + values
+        index = first * NUM_HEADS + head
+        if IS_ONE:
+            num_tokens = 1
+        for token in range(num_tokens):
+            q = _normalised(tl.load(q_ptrs, mask=dims < D_K, other=0.0), eps) * scale
+            k = _normalised(tl.load(k_ptrs, mask=dims < D_K, other=0.0), eps)
+            v = tl.load(v_ptrs, mask=in_head, other=0.0).to(tl.float32)
+            beta = tl.load(beta_ptr + index)
+            if BY_DIMENSION:
+                state *= tl.exp(tl.load(g_ptr + index * D_K + dims, mask=dims < D_K, other=0.0))[None, :]
+            else:
+                state *= tl.exp(tl.load(g_ptr + index))
+            update = beta * (v - tl.sum(state * k[None, :], 1))
+            state += update[:, None] * k[None, :]
+            read = tl.sum(state * q[None, :], 1)
+            tl.store(out_ptrs + token * NUM_HEADS * D_V, read.to(out_ptr.dtype.element_ty), mask=in_head)
+            q_ptrs += stride_q
+            k_ptrs += stride_k
+            v_ptrs += stride_v
+            index += NUM_HEADS
+        tl.store(state_ptrs, state, mask=mask & may_write)
+
+
+@triton.jit
+def _normalised(x, eps):
+    x = x.to(tl.float32)
+    return x * tl.rsqrt(tl.sum(x * x, 0) + eps)

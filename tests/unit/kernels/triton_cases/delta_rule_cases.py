@@ -1,0 +1,93 @@
+"""The gated delta rule's Triton twin against its specification, through Triton's interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from kernels.delta_rule import triton as twin
+from kernels.delta_rule.reference import recurrent_gated_delta_rule
+from tests.unit.kernels.triton_cases.recurrent_problem import (
+    MIXED,
+    ONE_TOKEN,
+    PADDING,
+    RAGGED,
+    SHORT,
+    Row,
+    assert_only_states_changed,
+    clone,
+    make_delta,
+    make_metadata,
+    make_view,
+    states_after,
+)  # fmt: skip
+
+SIZES = {"key_heads": 2, "value_heads": 4, "d_k": 16, "d_v": 16}
+LONG = [Row(130, 5), Row(17, 0, writes=False), Row(16, 3), Row(20, PADDING), Row(64, 64), Row(1, 2), Row(65, 0)]
+# Sums in another order; half precision stands for bf16, which the interpreter truncates
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
+
+
+def assert_near(out, expected, tolerance):
+    assert bool((out.float() - expected.float()).norm() <= tolerance * expected.float().norm())
+
+
+def assert_twins_agree(rows, *, dtype=torch.float32, strongest=2.0, by_dimension=False, bounds=None, sizes=SIZES):
+    metadata = dataclasses.replace(make_metadata(rows), **bounds or {})
+    inputs = make_delta(metadata, **sizes, by_dimension=by_dimension, strongest=strongest, dtype=dtype)
+    num_rows = sizes["value_heads"] * sizes["d_v"]
+    view = make_view(metadata, num_rows, sizes["d_k"], rows_per_piece=num_rows // 11)
+    before, other = clone(view), clone(view)
+    out = twin.gated_delta_rule(*inputs, view, metadata, scale=0.3)
+    expected = recurrent_gated_delta_rule(*inputs, other, metadata, scale=0.3)
+    assert out.dtype == dtype
+    assert_near(out, expected, TOLERANCE[dtype])
+    assert_near(states_after(view, metadata), states_after(other, metadata), TOLERANCE[dtype])
+    assert_only_states_changed(view, before, metadata)
+
+
+@pytest.mark.parametrize("by_dimension", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("rows", [SHORT, ONE_TOKEN])
+def test_rows_of_few_tokens_equal_the_specification(rows, dtype, by_dimension):
+    assert_twins_agree(rows, dtype=dtype, by_dimension=by_dimension)
+
+
+@pytest.mark.parametrize("by_dimension", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("strongest", [2.0, 30.0])
+@pytest.mark.parametrize("rows", [LONG, RAGGED])
+def test_rows_of_any_length_equal_the_specification(rows, strongest, dtype, by_dimension):
+    assert_twins_agree(rows, dtype=dtype, strongest=strongest, by_dimension=by_dimension)
+
+
+def test_prompts_of_a_mixed_step_equal_the_specification():
+    bounds = {"max_query_len": 100, "num_decodes": None, "max_prefills": 2}
+    assert_twins_agree(MIXED, bounds=bounds)
+
+
+def test_prompts_behind_rows_of_one_token_equal_the_specification():
+    assert_twins_agree([*ONE_TOKEN, *LONG], bounds={"num_decodes": len(ONE_TOKEN)})
+
+
+@pytest.mark.parametrize("by_dimension", [False, True])
+def test_heads_whose_sizes_are_no_powers_of_two_equal_the_specification(by_dimension):
+    sizes = {"key_heads": 1, "value_heads": 2, "d_k": 24, "d_v": 48}
+    assert_twins_agree(LONG, sizes=sizes, by_dimension=by_dimension)
+
+
+# With beta 2 the state is reflected, and no rounding of it ever fades
+@pytest.mark.parametrize(("max_beta", "tolerance"), [(1.0, 2e-5), (2.0, 1e-3)])
+@pytest.mark.parametrize("gate", [0.0, -1e-3, -1000.0])
+@pytest.mark.parametrize("by_dimension", [False, True])
+def test_equal_keys_and_gates_of_any_strength_stay_finite(gate, by_dimension, max_beta, tolerance):
+    metadata = make_metadata([Row(130, 5)])
+    q, k, v, g, beta = make_delta(metadata, **SIZES, by_dimension=by_dimension)
+    k, g, beta = k[:1].expand_as(k), torch.full_like(g, gate), torch.full_like(beta, max_beta)
+    view = make_view(metadata, 64, 16)
+    other = clone(view)
+    out = twin.gated_delta_rule(q, k, v, g, beta, view, metadata, scale=0.3)
+    assert_near(out, recurrent_gated_delta_rule(q, k, v, g, beta, other, metadata, scale=0.3), tolerance)
+    assert_near(states_after(view, metadata), states_after(other, metadata), tolerance)
