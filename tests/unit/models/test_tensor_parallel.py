@@ -45,6 +45,8 @@ FOUR_RANKS = {
     "each_kv_head_on_two_ranks": make_configs()["llama3.1"],
     **{kind: make_configs()[kind] for kind in ("qwen3", "phi3", "olmo2")},
     **{kind: make_configs()[kind] for kind in ("mixtral", "qwen2_moe", "qwen3_moe")},
+    # one, two and four groups of Mamba-2's heads
+    **{kind: make_configs()[kind] for kind in ("granite_hybrid", "nemotron_3_latent", "bamba_biases", "lfm2_moe")},
 }
 
 
