@@ -44,6 +44,7 @@ class Trace:
     settings: dict[str, object]
     num_drafts: int
     failures: int  # of 100 steps
+    answer_step: int = 0  # places for hits from one saved state of an answer to the next
     calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,6 +72,7 @@ class Trace:
         }
         trace = cls(groups, settings, rng.choice([1, 3, 7]), rng.choice([0, 0, 0, 4]))
         trace._draw_calls(rng)
+        trace.answer_step = rng.choice([1, 1, 2, 4])
         return trace
 
     def _draw_calls(self, rng: random.Random) -> None:
@@ -127,6 +129,8 @@ class Trace:
         harness.check_every = check_every
         if self.failures:
             harness.executor.fails = self._fails
+        kv = harness.scheduler.kv
+        kv.checkpoints.answer_step = self.answer_step * kv.layout.step
         if change is not None:
             change(harness)
         for name, args, kwargs in self.calls:
@@ -164,6 +168,7 @@ class Trace:
                 failed_steps=harness.executor.num_failures,
                 restored_pages=harness.executor.num_restored,
                 saved_pages=harness.executor.num_saved,
+                states_in_answers=harness.scheduler.kv.checkpoints.num_saved_in_answers,
             )
         return counts
 

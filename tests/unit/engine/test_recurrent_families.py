@@ -14,7 +14,8 @@ from tests.support.checkpoints import make_configs
 from tests.support.reference import save_checkpoint
 from tests.unit.engine.test_real_model import tokens
 
-KINDS = ("qwen3_next", "qwen3_5_moe", "olmo_hybrid")
+_OTHERS = ("qwen3_5_moe", "olmo_hybrid", "lfm2", "lfm2_moe", "granite_hybrid", "bamba_biases", "nemotron_3")
+KINDS = ["qwen3_next", "falcon_h1", *(pytest.param(kind, marks=pytest.mark.full) for kind in _OTHERS)]
 MAX_TOKENS = 230
 NUM_TOKENS = 20
 pytestmark = pytest.mark.slow
