@@ -92,22 +92,24 @@ def _short_rows_kernel(
     row, head = tl.program_id(2), tl.program_id(1)
     dims, values = tl.arange(0, K_PAD), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     in_head = values < D_V
+    # The step's rows and pages are older than the previous kernel, which may still write the states and inputs
+    first, num_tokens, has_state, is_padding = step_row(query_start_ptr, seq_lens_ptr, row)
+    first = first.to(tl.int64)
+    may_write = row_writes(writes_ptr, row)
+    is_short = (is_padding == 0) & (num_tokens <= SHORT) & (num_tokens > 0)
+    pages = pages_ptr + tl.load(req_index_ptr + row).to(tl.int64) * stride_pages
+    offsets = state_offsets(
+        pages, head * D_V + values, in_head & is_short & (has_state | may_write), first_piece, num_pages,
+        NUM_LANES, PIECE, ROW_SIZE,
+    )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    first, num_tokens, has_state, is_padding = step_row(query_start_ptr, seq_lens_ptr, row)
-    first = first.to(tl.int64)
     out_ptrs = out_ptr + (first * NUM_HEADS + head) * D_V + values
     if is_padding:
         for token in range(num_tokens):
             tl.store(out_ptrs + token * NUM_HEADS * D_V, tl.zeros((BLOCK,), out_ptr.dtype.element_ty), mask=in_head)
-    elif (num_tokens <= SHORT) & (num_tokens > 0):
-        may_write = row_writes(writes_ptr, row)
-        pages = pages_ptr + tl.load(req_index_ptr + row).to(tl.int64) * stride_pages
-        offsets = state_offsets(
-            pages, head * D_V + values, in_head & (has_state | may_write), first_piece, num_pages,
-            NUM_LANES, PIECE, ROW_SIZE,
-        )  # fmt: skip
+    elif is_short:
         state_ptrs = pool_ptr + offsets[:, None] + dims[None, :]
         mask = in_head[:, None] & (dims < D_K)[None, :]
         state = tl.load(state_ptrs, mask=mask & has_state, other=0.0)
