@@ -46,11 +46,17 @@ def test_gated_norms_equal_their_specification(width, group_size, dtype, has_nor
         _close(out, expected)
 
 
+def _one_of_two_groups(sums):
+    """What a rank gets that holds a part of the second of two groups: a column of both groups' sums."""
+    return torch.cat([torch.rand_like(sums), sums * 3], dim=1)[:, 1:]
+
+
 @pytest.mark.parametrize("has_norm_first", [False, True])
-def test_ranks_that_share_a_group_equal_the_specification(has_norm_first):
+@pytest.mark.parametrize("all_reduce", [lambda sums: sums.mul_(3) + 1, _one_of_two_groups])
+def test_ranks_that_share_a_group_equal_the_specification(all_reduce, has_norm_first):
     y, z, weight = torch.randn(3, 40), torch.randn(3, 40), torch.randn(40)
     out, expected = (
-        op(y, z, weight, 1e-5, group_size=160, has_norm_first=has_norm_first, all_reduce=lambda sums: sums.mul_(3) + 1)
+        op(y, z, weight, 1e-5, group_size=160, has_norm_first=has_norm_first, all_reduce=all_reduce)
         for op in (triton_elementwise.grouped_gated_norm, reference.grouped_gated_norm)
     )
     _close(out, expected)
