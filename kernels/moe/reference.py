@@ -58,8 +58,8 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax over the experts, then each token's top_k, descending: weights [T, top_k] fp32, experts [T, top_k] int64.
 
-    logits: [T, num_experts]. renormalize: a token's weights are divided by the larger of floor and their own
-    sum, plus `added`; then they are multiplied by factor. given: [T, num_experts] fp32, the weights of the experts if they are
+    logits: [T, num_experts]. renormalize: a token's weights are divided by the larger of floor and their own sum, plus
+    `added`; then they are multiplied by factor. given: [T, num_experts] fp32, the weights of the experts if they are
     chosen; then there is no softmax and the top_k largest logits are chosen, of which at least top_k are above -inf.
     expert_scales: [num_experts] fp32, multiply the weights last.
     """
