@@ -35,6 +35,7 @@ NODE = re.compile(r"::(\w+)\[(.+)\]$")
 
 
 NONE = "none was published there"
+QWEN3_5_FORM = "with Qwen3.5's calls and reasoning, written for the tests"
 FETCHED = "compared by `make test-templates`"
 
 
@@ -152,6 +153,16 @@ FAMILIES = (
     Family("GLM-4.5, 4.6, 4.7", "Glm4MoeForCausalLM", ("glm4_moe", "glm4_moe_groups"), ("GLM-4.6", "glm4moe")),
     Family("Llama 4, its text", "Llama4ForCausalLM", ("llama4", "llama4_no_norm"), form=NONE),
     Family("Ministral 8B", "MinistralForCausalLM", ("ministral", "ministral_windows"), form=NONE),
+    Family(
+        "Qwen3-Next-80B-A3B",
+        "Qwen3NextForCausalLM",
+        ("qwen3_next", "qwen3_next_dense", "qwen3_next_steps"),
+        ("Qwen-Qwen3-Next",),
+        form="as Qwen3's",
+    ),
+    Family("Qwen3.5, dense, its text", "Qwen3_5ForCausalLM", ("qwen3_5",), form=QWEN3_5_FORM),
+    Family("Qwen3.5-35B-A3B, its text", "Qwen3_5MoeForCausalLM", ("qwen3_5_moe",), form=QWEN3_5_FORM),
+    Family("OLMo-Hybrid", "OlmoHybridForCausalLM", ("olmo_hybrid", "olmo_hybrid_rope"), form=NONE),
 )
 # the same models within one that also sees; tests/unit/models/test_text_part.py
 TEXT_PARTS = (
@@ -159,6 +170,8 @@ TEXT_PARTS = (
     "Gemma3ForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
     "Llama4ForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
 )
 
 

@@ -113,10 +113,10 @@ MAY_IMPORT = {
     "kernels.elementwise": "",
     "kernels.dispatch": "",
     "benchmarks": """engine.core engine.interface engine.offline engine.startup engine.tensor_parallel
-        kernels.all_reduce kernels.attention kernels.elementwise kernels.inputs kernels.linear kernels.lora
-        kernels.mamba2 kernels.moe kernels.ops kernels.precompile kernels.sampling kernels.states models.build
-        models.config models.context models.errors models.layers models.parallel models.quantization models.weights
-        server.config server.text""",
+        kernels.all_reduce kernels.attention kernels.causal_conv kernels.delta_rule kernels.elementwise kernels.inputs
+        kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.ops kernels.precompile kernels.sampling
+        kernels.states models.build models.config models.context models.errors models.layers models.parallel
+        models.quantization models.weights server.config server.text""",
     "deploy": "engine.interface server.api server.hosted server.launcher",
 }
 # Packages that hold tensors; no other file of server, engine or deploy imports torch, or what imports it

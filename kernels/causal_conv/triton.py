@@ -65,20 +65,17 @@ def _causal_conv_kernel(
     bias = tl.zeros((BLOCK,), tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + channels, mask=in_block, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     # A function for each, as Triton lets no variable differ in shape between branches
     if HEAD < WIDTH - 1 or tl.program_id(0) < num_rows:
         _begin_row(
             x_ptr, weight_ptr, bias, out_ptr, query_start_ptr, seq_lens_ptr, req_index_ptr, writes_ptr,
             tl.program_id(0), stride_x, pool_ptr, pages_ptr, stride_pages, first_piece, num_pages, channels, in_block,
-            NUM_LANES, PIECE, ROW_SIZE, CHANNELS, WIDTH, HEAD, HAS_SILU,
+            NUM_LANES, PIECE, ROW_SIZE, CHANNELS, WIDTH, HEAD, HAS_SILU, PDL,
         )  # fmt: skip
     else:
         _convolve_tile(
             x_ptr, weight_ptr, bias, out_ptr, query_start_ptr, seq_lens_ptr, tl.program_id(0) - num_rows, num_rows,
-            stride_x, channels, in_block, CHANNELS, WIDTH, TILE, BLOCK, ROWS_PAD, HAS_SILU,
+            stride_x, channels, in_block, CHANNELS, WIDTH, TILE, BLOCK, ROWS_PAD, HAS_SILU, PDL,
         )  # fmt: skip
 
 
@@ -87,7 +84,7 @@ def _begin_row(
     x_ptr, weight_ptr, bias, out_ptr, query_start_ptr, seq_lens_ptr, req_index_ptr, writes_ptr,
     row, stride_x, pool_ptr, pages_ptr, stride_pages, first_piece, num_pages, channels, in_block,
     NUM_LANES: tl.constexpr, PIECE: tl.constexpr, ROW_SIZE: tl.constexpr, CHANNELS: tl.constexpr,
-    WIDTH: tl.constexpr, HEAD: tl.constexpr, HAS_SILU: tl.constexpr,
+    WIDTH: tl.constexpr, HEAD: tl.constexpr, HAS_SILU: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Convolve a row's first HEAD tokens, then write its state."""
     first, num_tokens, has_state, is_padding = step_row(query_start_ptr, seq_lens_ptr, row)
@@ -97,6 +94,9 @@ def _begin_row(
     has_page = reads | (in_block & may_write)
     offsets = state_offsets(pages, channels, has_page, first_piece, num_pages, NUM_LANES, PIECE, ROW_SIZE)
     x_ptrs = x_ptr + first.to(tl.int64) * stride_x + channels
+    if PDL:  # The step's rows and pages are older than the previous kernel
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     out_ptrs = out_ptr + first.to(tl.int64) * CHANNELS + channels
     for token in tl.static_range(HEAD):
         y = _convolve_head(
@@ -119,7 +119,7 @@ def _begin_row(
 def _convolve_tile(
     x_ptr, weight_ptr, bias, out_ptr, query_start_ptr, seq_lens_ptr, tile, num_rows, stride_x, channels, in_block,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS_PAD: tl.constexpr,
-    HAS_SILU: tl.constexpr,
+    HAS_SILU: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Convolve those tokens of a tile that are not among the first WIDTH - 1 of their row."""
     tokens = tile * TILE + tl.arange(0, TILE)
@@ -131,6 +131,9 @@ def _convolve_tile(
     mask = is_later[:, None] & in_block[None, :]
     reads = mask & (is_padding == 0)[:, None]
     x_ptrs = x_ptr + tokens.to(tl.int64)[:, None] * stride_x + channels[None, :]
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     y = tl.zeros((TILE, BLOCK), tl.float32) + bias[None, :]
     for tap in tl.static_range(WIDTH):
         weight = tl.load(weight_ptr + channels * WIDTH + tap, mask=in_block, other=0.0).to(tl.float32)

@@ -7,17 +7,26 @@ holds some rows of one head's state in registers. `pdl`: see kernels/elementwise
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
-from kernels.delta_rule.triton_chunks import advance_by_chunks
+from kernels.delta_rule.triton_chunks import ChunkConfig, advance_by_chunks
 from kernels.states import StateMetadata, StateView
 from kernels.states_triton import place, row_writes, state_offsets, step_row
 
 # Rows of at most as many tokens: a row with drafts has few, and a chunk of 64 would be mostly empty
 SHORT = 16
 _MANY_PROGRAMS = 264  # two for each multiprocessor of an H100
+
+
+class StepConfig(NamedTuple):
+    """Rows of a state in one program of the kernel of short rows, and its warps."""
+
+    block: int
+    num_warps: int
 
 
 def gated_delta_rule(
@@ -31,30 +40,43 @@ def gated_delta_rule(
     *,
     scale: float,
     eps: float = 1e-6,
+    step_config: StepConfig | None = None,
+    chunk_config: ChunkConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Equal gated_delta_rule of kernels.delta_rule.chunks. q, k, v: each token's heads dense; g, beta: contiguous."""
+    """Equal gated_delta_rule of kernels.delta_rule.chunks. q, k, v: each token's heads dense; g, beta: contiguous.
+
+    Configurations: None for the served ones.
+    """
     for x in (q, k, v):
         assert x.stride()[1:] == (x.shape[2], 1)
     assert g.is_contiguous()
     assert beta.is_contiguous()
     num_rows, num_heads, d_v = metadata.seq_lens.shape[0], *v.shape[1:]
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    block = min(32, triton.next_power_of_2(d_v))
-    if num_rows * num_heads * triton.cdiv(d_v, block) < _MANY_PROGRAMS:
-        block = min(block, 16)
     k_pad = triton.next_power_of_2(q.shape[2])
+    block, num_warps = step_config or _choose(num_rows * num_heads, d_v, k_pad)
     _short_rows_kernel[(triton.cdiv(d_v, block), num_heads, num_rows)](
         q, k, v, g, beta, out, q.stride(0), k.stride(0), v.stride(0), scale, eps,
         metadata.query_start_loc, metadata.seq_lens, metadata.req_index, metadata.writes,
         view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
         NUM_HEADS=num_heads, REPEAT=num_heads // q.shape[1], D_K=q.shape[2], K_PAD=k_pad, D_V=d_v, BLOCK=block,
         BY_DIMENSION=g.dim() == 3, IS_ONE=metadata.max_query_len == 1, SHORT=SHORT, PDL=pdl,
-        num_warps=max(1, min(4, block * k_pad // 1024)), launch_pdl=pdl,
+        num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     if metadata.max_query_len > SHORT:
-        advance_by_chunks(q, k, v, g, beta, out, view, metadata, scale=scale, eps=eps, short=SHORT, pdl=pdl)
+        advance_by_chunks(
+            q, k, v, g, beta, out, view, metadata, scale=scale, eps=eps, short=SHORT, config=chunk_config, pdl=pdl
+        )
     return out
+
+
+def _choose(num_heads: int, d_v: int, k_pad: int) -> StepConfig:
+    """Choose for so many heads of all rows: small blocks where programs are few."""
+    block = min(32, triton.next_power_of_2(d_v))
+    if num_heads * triton.cdiv(d_v, block) < _MANY_PROGRAMS:
+        block = min(block, 16)
+    return StepConfig(block, max(1, min(4, block * k_pad // 1024)))
 
 
 @triton.jit(do_not_specialize=["first_piece"])
@@ -70,22 +92,24 @@ def _short_rows_kernel(
     row, head = tl.program_id(2), tl.program_id(1)
     dims, values = tl.arange(0, K_PAD), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     in_head = values < D_V
+    # The step's rows and pages are older than the previous kernel, which may still write the states and inputs
+    first, num_tokens, has_state, is_padding = step_row(query_start_ptr, seq_lens_ptr, row)
+    first = first.to(tl.int64)
+    may_write = row_writes(writes_ptr, row)
+    is_short = (is_padding == 0) & (num_tokens <= SHORT) & (num_tokens > 0)
+    pages = pages_ptr + tl.load(req_index_ptr + row).to(tl.int64) * stride_pages
+    offsets = state_offsets(
+        pages, head * D_V + values, in_head & is_short & (has_state | may_write), first_piece, num_pages,
+        NUM_LANES, PIECE, ROW_SIZE,
+    )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    first, num_tokens, has_state, is_padding = step_row(query_start_ptr, seq_lens_ptr, row)
-    first = first.to(tl.int64)
     out_ptrs = out_ptr + (first * NUM_HEADS + head) * D_V + values
     if is_padding:
         for token in range(num_tokens):
             tl.store(out_ptrs + token * NUM_HEADS * D_V, tl.zeros((BLOCK,), out_ptr.dtype.element_ty), mask=in_head)
-    elif (num_tokens <= SHORT) & (num_tokens > 0):
-        may_write = row_writes(writes_ptr, row)
-        pages = pages_ptr + tl.load(req_index_ptr + row).to(tl.int64) * stride_pages
-        offsets = state_offsets(
-            pages, head * D_V + values, in_head & (has_state | may_write), first_piece, num_pages,
-            NUM_LANES, PIECE, ROW_SIZE,
-        )  # fmt: skip
+    elif is_short:
         state_ptrs = pool_ptr + offsets[:, None] + dims[None, :]
         mask = in_head[:, None] & (dims < D_K)[None, :]
         state = tl.load(state_ptrs, mask=mask & has_state, other=0.0)

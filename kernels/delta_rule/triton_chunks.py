@@ -17,6 +17,8 @@ The number of chunks is bounded by the host; which row a chunk belongs to is fou
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -26,6 +28,18 @@ from kernels.states_triton import place, row_writes, state_offsets, step_row
 
 CHUNK = 64
 _MIN_ROWS_PAD = 64
+
+
+class ChunkConfig(NamedTuple):
+    """Tiles and warps of both phases."""
+
+    prepare_warps: int
+    block: int  # rows of a state in one program of the scan; at least 16
+    scan_warps: int
+    scan_stages: int
+
+
+_BY_TOKEN, _BY_DIMENSION = ChunkConfig(4, 32, 4, 2), ChunkConfig(8, 32, 4, 2)
 
 
 def advance_by_chunks(
@@ -41,6 +55,7 @@ def advance_by_chunks(
     scale: float,
     eps: float,
     short: int,
+    config: ChunkConfig | None,
     pdl: bool,
 ) -> None:
     """Advance the states of rows of more than `short` tokens, and write what their tokens read to out."""
@@ -51,6 +66,7 @@ def advance_by_chunks(
     # Every row may have one chunk that is not full
     most = min(num_tokens // CHUNK + num_rows, num_rows * triton.cdiv(metadata.max_query_len, CHUNK))
     by_dimension = g.dim() == 3
+    config = config or (_BY_DIMENSION if by_dimension else _BY_TOKEN)
     transform = q.new_empty(most, num_heads, CHUNK, CHUNK)
     reads = torch.empty_like(transform)
     # Of a chunk: factors of keys and queries that meet its first state, of keys that enter its last; then its decay
@@ -69,14 +85,15 @@ def advance_by_chunks(
     prepare = _dimensions_kernel if by_dimension else _scalars_kernel
     prepare[(num_heads, most)](
         q, k, g, beta, transform, reads, factors, decays, q.stride(0), k.stride(0), scale, eps, *step,
-        first_row, num_rows, most, **sizes, num_warps=8 if by_dimension else 4,
+        first_row, num_rows, most, **sizes, num_warps=config.prepare_warps,
     )  # fmt: skip
-    block = min(32, max(16, triton.next_power_of_2(d_v)))
+    block = min(config.block, max(16, triton.next_power_of_2(d_v)))
     _scan_kernel[(triton.cdiv(d_v, block), num_heads, num_rows)](
         q, k, v, out, transform, reads, factors, decays, q.stride(0), k.stride(0), v.stride(0), *step,
         metadata.req_index, metadata.writes, first_row, num_rows, most,
         view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
-        D_V=d_v, BLOCK=block, BY_DIMENSION=by_dimension, **sizes, num_warps=4, num_stages=2,
+        D_V=d_v, BLOCK=block, BY_DIMENSION=by_dimension, **sizes,
+        num_warps=config.scan_warps, num_stages=config.scan_stages,
     )  # fmt: skip
 
 
