@@ -163,8 +163,6 @@ class Checkpoints:
 
     def _save(self, request: Request, step: StepKv, *, num_reserved: int) -> None:
         start, pool = request.num_computed_tokens, self._pool
-        # Its row is of the prompt, or computed again after a preemption, so no drafts wait to enter the state
-        assert start < request.num_prefill_tokens
         if self._is_saved(request, start):
             return
         if sum(group.pages for group in self._layout.states) > pool.num_free - num_reserved * self._layout.reserve:
@@ -173,6 +171,7 @@ class Checkpoints:
         self._copy_out(request, step)
 
     def _copy_out(self, request: Request, step: StepKv) -> None:
+        assert not request.is_drafted, "the live state lacks the tokens of its newest row"
         pool = self._pool
         for group in self._layout.states:
             (live,) = request.tables[group.index].blocks

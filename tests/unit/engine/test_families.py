@@ -68,7 +68,7 @@ ATTENTION_KINDS = (
     "gemma4_experts",
 )
 # tests/unit/engine/test_recurrent_families.py has them in every schedule
-RECURRENT_KINDS = (
+RECURRENT = (
     "qwen3_next",
     "qwen3_next_steps",
     "lfm2",
@@ -86,7 +86,7 @@ RECURRENT_KINDS = (
     "olmo_hybrid",
     "olmo_hybrid_rope",
 )
-KINDS = (*ATTENTION_KINDS, *RECURRENT_KINDS)
+KINDS = (*ATTENTION_KINDS, *RECURRENT)
 
 
 def config_of(kind: str) -> transformers.PreTrainedConfig:

@@ -53,6 +53,8 @@ FOUR_RANKS = {
     **{kind: make_configs()[kind] for kind in ("qwen3", "phi3", "olmo2")},
     **{kind: make_configs()[kind] for kind in ("mixtral", "qwen2_moe", "qwen3_moe")},
     **{kind: _with_more_heads(make_configs()[kind]) for kind in ("qwen3_next", "qwen3_5", "olmo_hybrid_rope")},
+    # one, two and four groups of Mamba-2's heads
+    **{kind: make_configs()[kind] for kind in ("granite_hybrid", "nemotron_3_latent", "bamba_biases", "lfm2_moe")},
 }
 
 
