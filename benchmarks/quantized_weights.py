@@ -35,7 +35,7 @@ def requantize(source: Path, target: Path, store: Store, config: Mapping[str, An
     tensors = {
         name: tensor for path in sorted(source.glob("*.safetensors")) for name, tensor in load_file(path).items()
     }
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+    for name in [name for name in tensors if name.endswith("_proj.weight") or ".in_proj_" in name]:
         layer = name.removesuffix(".weight")
         stored = store(layer, tensors.pop(name))
         tensors |= {f"{layer}.{key}": value.contiguous() for key, value in stored.items()}

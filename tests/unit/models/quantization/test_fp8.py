@@ -1,9 +1,11 @@
 """FP8 checkpoints of every kind are read as they were written, and give what their weights would give unquantised."""
 
+import itertools
+
 import pytest
 import torch
 from torch import distributed
-from transformers import LlamaConfig, Phi3Config
+from transformers import LlamaConfig, OlmoHybridConfig, Phi3Config, Qwen3_5TextConfig, Qwen3NextConfig
 
 from benchmarks import quantized_weights
 from benchmarks.quantized_weights import requantize
@@ -131,6 +133,44 @@ def test_layers_of_a_checkpoint_give_what_their_weights_give_but_for_the_roundin
     for (name, linear, size), (_, expected, _) in zip(linears_of(folder), linears_of(dense), strict=True):
         x = torch.randn(16, size)
         assert 0.0 < relative_error(linear(x), expected(x)) < 0.035, name
+
+
+# Heads of 96 and 48 end within blocks of 128 rows
+DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 96,
+    "linear_value_head_dim": 48,
+    "num_hidden_layers": 4,
+}
+DELTA_NETS = {
+    "grouped": Qwen3NextConfig(
+        **SHAPE | DELTA_NET, head_dim=64, mlp_only_layers=[0, 1, 2, 3], num_experts=2, num_experts_per_tok=1
+    ),
+    "flat": Qwen3_5TextConfig(**SHAPE | DELTA_NET, head_dim=64),
+    "separate": OlmoHybridConfig(**SHAPE | DELTA_NET, eos_token_id=None),
+}
+
+
+@pytest.mark.parametrize("kind", ["fp8_blocks", "fp8_tensor", "compressed_channel"])
+@pytest.mark.parametrize("layout", DELTA_NETS)
+def test_layers_of_the_delta_rule_take_their_bands_of_a_checkpoint(layout, kind, tmp_path):
+    save_checkpoint(tmp_path / "source", DELTA_NETS[layout])
+    store, config = KINDS[kind]
+    folder = requantize(tmp_path / "source", tmp_path / "fp8", store, config)
+    dense = requantize(tmp_path / "source", tmp_path / "dense", dequantized(store), None)
+    mixers = (
+        [getattr(layer.self_attn, "branch", layer.self_attn) for layer in load_model(each).layers]
+        for each in (folder, dense)
+    )
+    names = ("in_proj", "out_proj", "qkv_proj", "o_proj")
+    seen = set()
+    for (mixer, expected), name in itertools.product(zip(*mixers, strict=True), names):
+        if hasattr(mixer, name):
+            x = torch.randn(16, {"out_proj": 192, "o_proj": 128 if layout == "separate" else 256}.get(name, 128))
+            assert 0.0 < relative_error(getattr(mixer, name)(x), getattr(expected, name)(x)) < 0.035, name
+            seen.add(name)
+    assert seen == set(names)
 
 
 def test_a_checkpoint_with_a_scale_per_row_is_what_quantising_on_load_makes(source, tmp_path):
