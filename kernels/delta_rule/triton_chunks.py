@@ -28,6 +28,7 @@ from kernels.states_triton import place, row_writes, state_offsets, step_row
 
 CHUNK = 64
 _MIN_ROWS_PAD = 64
+_SHARED_BYTES = 220 * 1024  # for the inputs of chunks, of a Hopper multiprocessor's 227 KiB
 
 
 class ChunkConfig(NamedTuple):
@@ -77,9 +78,11 @@ def advance_by_chunks(
         factors = q.new_empty(3, most, num_heads, CHUNK, dtype=torch.float32)
         decays = q.new_empty(most, num_heads, dtype=torch.float32)
     step = (metadata.query_start_loc, metadata.seq_lens)
+    k_pad = max(16, triton.next_power_of_2(d_k))
+    stage_bytes = q.element_size() * CHUNK * (2 * CHUNK + (3 if by_dimension else 2) * k_pad)
     sizes = {
-        "NUM_HEADS": num_heads, "REPEAT": num_heads // q.shape[1], "D_K": d_k, "K_PAD": triton.next_power_of_2(d_k),
-        "CHUNK": CHUNK, "ROWS_PAD": _rows_pad(num_rows), "SHORT": short,
+        "NUM_HEADS": num_heads, "REPEAT": num_heads // q.shape[1], "D_K": d_k, "K_PAD": k_pad, "CHUNK": CHUNK,
+        "ROWS_PAD": _rows_pad(num_rows), "SHORT": short,
         "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32", "PDL": pdl, "launch_pdl": pdl,
     }  # fmt: skip
     prepare = _dimensions_kernel if by_dimension else _scalars_kernel
@@ -93,7 +96,7 @@ def advance_by_chunks(
         metadata.req_index, metadata.writes, first_row, num_rows, most,
         view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
         D_V=d_v, BLOCK=block, BY_DIMENSION=by_dimension, **sizes,
-        num_warps=config.scan_warps, num_stages=config.scan_stages,
+        num_warps=config.scan_warps, num_stages=max(1, min(config.scan_stages, _SHARED_BYTES // stage_bytes)),
     )  # fmt: skip
 
 

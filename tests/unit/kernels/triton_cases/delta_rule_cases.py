@@ -73,8 +73,9 @@ def test_prompts_behind_rows_of_one_token_equal_the_specification():
 
 
 @pytest.mark.parametrize("by_dimension", [False, True])
-def test_heads_whose_sizes_are_no_powers_of_two_equal_the_specification(by_dimension):
-    sizes = {"key_heads": 1, "value_heads": 2, "d_k": 24, "d_v": 48}
+@pytest.mark.parametrize(("d_k", "d_v"), [(24, 48), (8, 8)])
+def test_heads_of_other_sizes_equal_the_specification(d_k, d_v, by_dimension):
+    sizes = {"key_heads": 1, "value_heads": 2, "d_k": d_k, "d_v": d_v}
     assert_twins_agree(LONG, sizes=sizes, by_dimension=by_dimension)
 
 
