@@ -64,11 +64,11 @@ class StateMetadata:
 
 def load_states(view: StateView, metadata: StateMetadata) -> torch.Tensor:
     """Return each row's state before the step, [R, num_rows, row_size] float32: zeros for rows that start at 0."""
-    lanes, slots = _places(view)
-    pages = metadata.pages[metadata.req_index.long()][:, slots].long()
-    pieces = view.pool[lanes[None, :], pages][:, :, : view.rows_per_piece * view.row_size]
-    states = pieces.reshape(len(pages), -1, view.row_size)[:, : view.num_rows]
-    return torch.where(row_starts(metadata)[:, None, None] > 0, states, 0.0)
+    places = _places(view, metadata.pages[metadata.req_index.long()])
+    pieces = view.pool.flatten(0, 1).index_select(0, places.flatten()).view(*places.shape, -1)
+    pieces = pieces[:, :, : view.rows_per_piece * view.row_size]
+    states = pieces.reshape(len(places), -1, view.row_size)[:, : view.num_rows]
+    return states.index_fill_(0, (row_starts(metadata) <= 0).nonzero()[:, 0], 0.0)
 
 
 def save_states(view: StateView, metadata: StateMetadata, states: torch.Tensor) -> None:
@@ -76,12 +76,17 @@ def save_states(view: StateView, metadata: StateMetadata, states: torch.Tensor) 
     is_written = metadata.seq_lens > 0
     if metadata.writes is not None:
         is_written &= metadata.writes != 0
-    lanes, slots = _places(view)
-    pages = metadata.pages[metadata.req_index.long()[is_written]][:, slots].long()
+    rows = is_written.nonzero()[:, 0]
+    if len(rows) < len(states):
+        states = states[rows]
+    places = _places(view, metadata.pages[metadata.req_index.long()[rows]])
     size = view.rows_per_piece * view.row_size
-    pieces = states.new_zeros(len(pages), view.num_pieces * view.rows_per_piece, view.row_size)
-    pieces[:, : view.num_rows] = states[is_written]
-    view.pool[lanes[None, :], pages, :size] = pieces.view(len(pages), view.num_pieces, size)
+    if view.num_pieces * size == view.num_rows * view.row_size and size == view.pool.shape[2]:
+        view.pool.flatten(0, 1).index_copy_(0, places.flatten(), states.reshape(-1, size))
+        return
+    pieces = states.new_zeros(len(places), view.num_pieces * view.rows_per_piece, view.row_size)
+    pieces[:, : view.num_rows] = states
+    view.pool.flatten(0, 1)[places, :size] = pieces.view(*places.shape, size)
 
 
 def row_starts(metadata: StateMetadata) -> torch.Tensor:
@@ -89,10 +94,11 @@ def row_starts(metadata: StateMetadata) -> torch.Tensor:
     return metadata.seq_lens - metadata.query_start_loc.diff()
 
 
-def _places(view: StateView) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return [pieces] lanes, and indices into a request's pages, of the tensor's pieces."""
+def _places(view: StateView, pages: torch.Tensor) -> torch.Tensor:
+    """Return the rows of all lanes, one after another, that are the pieces of states: pages [R, any] → [R, pieces]."""
     pieces = torch.arange(view.first_piece, view.first_piece + view.num_pieces, device=view.pool.device)
-    return pieces % view.pool.shape[0], pieces // view.pool.shape[0]
+    num_lanes, num_pages = view.pool.shape[:2]
+    return pieces % num_lanes * num_pages + pages[:, pieces // num_lanes].long()
 
 
 def place_states(shapes: Sequence[Sequence[tuple[int, int]]], *, piece: int) -> tuple[list[list[int]], int]:

@@ -29,7 +29,11 @@ _QWEN3_NEXT = Architecture(
     has_output_gate=True,
     # of the layers that guess further tokens, whose weights are not read
     harmless=("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "num_nextn_predict_layers"),
-    neutral={"attn_output_gate": (True,), "mamba_ssm_dtype": ("float32",)},
+    neutral={
+        "attn_output_gate": (True,),
+        "output_gate_type": ("swish", "silu"),  # of the delta rule's outputs; that of attention is always a sigmoid
+        "mamba_ssm_dtype": ("float32",),
+    },
     ignored_prefixes=("mtp.",),
     defaults={
         **_QWEN_DEFAULTS,

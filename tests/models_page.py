@@ -35,6 +35,8 @@ NODE = re.compile(r"::(\w+)\[(.+)\]$")
 
 
 NONE = "none was published there"
+QWEN3_5_FORM = "with Qwen3.5's calls and reasoning, written for the tests"
+FETCHED = "compared by `make test-templates`"
 
 
 class Family(NamedTuple):
@@ -123,10 +125,44 @@ FAMILIES = (
     Family("Phi-3.5-MoE", "PhimoeForCausalLM", ("phimoe", "phimoe_windows"), ("microsoft-Phi-3.5",)),
     Family("ERNIE 4.5 MoE", "Ernie4_5_MoeForCausalLM", ("ernie4_5_moe", "ernie4_5_moe_steps"), form=NONE),
     Family("Hunyuan MoE", "HunYuanMoEV1ForCausalLM", ("hunyuan_moe", "hunyuan_moe_biases"), form=NONE),
+    Family(
+        "LFM2, LFM2.5, dense",
+        "Lfm2ForCausalLM",
+        ("lfm2", "lfm2_biases"),
+        ("LFM2",),
+        form=FETCHED,
+    ),
+    Family("LFM2-MoE (8B-A1B)", "Lfm2MoeForCausalLM", ("lfm2_moe", "lfm2_moe_unbiased"), ("LFM2",), form=FETCHED),
+    Family(
+        "Granite 4 (H-Small, H-Tiny, H-Micro, Micro)",
+        "GraniteMoeHybridForCausalLM",
+        ("granite_hybrid", "granite_hybrid_dense"),
+        ("ibm-granite-granite-4",),
+        form=FETCHED,
+    ),
+    Family("Bamba", "BambaForCausalLM", ("bamba", "bamba_biases"), form=NONE),
+    Family("Falcon-H1", "FalconH1ForCausalLM", ("falcon_h1", "falcon_h1_norm", "falcon_h1_norm_first"), form=NONE),
+    Family(
+        "Nemotron-H, Nemotron Nano 2, Nemotron 3",
+        "NemotronHForCausalLM",
+        ("nemotron_h", "nemotron_h_biases", "nemotron_3", "nemotron_3_latent"),
+        ("NVIDIA-Nemotron-Nano-v2",),
+        form=FETCHED,
+    ),
     Family("Mellum 2", "MellumForCausalLM", ("mellum", "mellum_full"), form=NONE),
     Family("GLM-4.5, 4.6, 4.7", "Glm4MoeForCausalLM", ("glm4_moe", "glm4_moe_groups"), ("GLM-4.6", "glm4moe")),
     Family("Llama 4, its text", "Llama4ForCausalLM", ("llama4", "llama4_no_norm"), form=NONE),
     Family("Ministral 8B", "MinistralForCausalLM", ("ministral", "ministral_windows"), form=NONE),
+    Family(
+        "Qwen3-Next-80B-A3B",
+        "Qwen3NextForCausalLM",
+        ("qwen3_next", "qwen3_next_dense", "qwen3_next_steps"),
+        ("Qwen-Qwen3-Next",),
+        form="as Qwen3's",
+    ),
+    Family("Qwen3.5, dense, its text", "Qwen3_5ForCausalLM", ("qwen3_5",), form=QWEN3_5_FORM),
+    Family("Qwen3.5-35B-A3B, its text", "Qwen3_5MoeForCausalLM", ("qwen3_5_moe",), form=QWEN3_5_FORM),
+    Family("OLMo-Hybrid", "OlmoHybridForCausalLM", ("olmo_hybrid", "olmo_hybrid_rope"), form=NONE),
 )
 # the same models within one that also sees; tests/unit/models/test_text_part.py
 TEXT_PARTS = (
@@ -134,6 +170,8 @@ TEXT_PARTS = (
     "Gemma3ForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
     "Llama4ForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
 )
 
 

@@ -7,6 +7,10 @@ are held until the commit.
 Saved are the states at a request's marks: the last place of its prompt, and parting points, where the full groups know
 a longer prefix than the states do. A saved state of which the same conversation has a later one, and which no other
 hit, is reused first. Saving preempts nobody: without free pages it is skipped.
+A long answer is saved too, at every answer_step tokens, but only into pages that are blank or hardly worth keeping: so
+it drives nothing out. The row before such a place has no drafts, since the live state is complete only then. States of
+an answer supersede each other and not that of the prompt, from which turns go on that drop the answer's reasoning
+(benchmarks/checkpoint_policy.py).
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,6 +21,8 @@ from engine.core.cache_layout import CacheLayout, GroupLayout
 from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit
 from engine.core.request import BlockTable, Request
+
+_ANSWER_TOKENS = 128  # from one saved state of an answer to the next, about
 
 
 class Save(NamedTuple):
@@ -51,8 +57,10 @@ class Checkpoints:
 
     def __init__(self, layout: CacheLayout, pool: PagePool) -> None:
         self.num_saved = 0
+        self.num_saved_in_answers = 0  # of num_saved
         self.num_skipped = 0  # for want of pages
         self.num_restored = 0
+        self.answer_step = layout.step * -(-_ANSWER_TOKENS // layout.step)  # tokens
         self._layout = layout
         self._pool = pool
         self._num_hits: dict[int, int] = {}  # of saved states, by block; a parting point begins with one
@@ -82,7 +90,7 @@ class Checkpoints:
     def begin_row(self, request: Request, step: StepKv, *, num_reserved: int) -> list[tuple[int, int, list[int]]]:
         """Copy the states of a hit, or save those before the row, in its step. Returns RowPlan.new_blocks of states."""
         self._restore(request, step)
-        if request.num_computed_tokens in request.marks:
+        if request.num_computed_tokens in request.marks and not request.is_decoding:
             self._save(request, step, num_reserved=num_reserved)
         added: list[tuple[int, int, list[int]]] = []
         for group in self._layout.states:
@@ -91,6 +99,24 @@ class Checkpoints:
                 added.append((group.first_table, 0, self._pool.pages(table.blocks[0])))
                 table.num_sent = 1
         return added
+
+    def next_save(self, num_tokens: int) -> int:
+        """Return the first place behind these tokens of an answer where its state is due."""
+        return (num_tokens // self.answer_step + 1) * self.answer_step
+
+    def save_in_answer(self, request: Request, step: StepKv, *, num_reserved: int) -> None:
+        """Save the state before a decode row that is planned for sure, if its place and the pages are right."""
+        start = request.num_computed_tokens
+        assert start <= len(request.prompt_token_ids) + len(request.output_token_ids)  # no hash of a pending token
+        is_due = start == request.next_save_tokens and not request.is_drafted  # else the state lacks its last tokens
+        request.next_save_tokens = self.next_save(start)
+        num_pages = sum(group.pages for group in self._layout.states)
+        has_pages = num_pages <= self._pool.num_worthless - num_reserved * self._layout.reserve
+        if not is_due or not has_pages or self._is_saved(request, start):
+            return
+        num_prompt = len(request.prompt_token_ids)
+        request.marks = [*(mark for mark in request.marks if mark < num_prompt), start]
+        self._copy_out(request, step)
 
     def end_step(self, step: StepKv, published: Iterable[Save]) -> None:
         """Publish states that a step has saved, and release all that it held."""
@@ -101,9 +127,11 @@ class Checkpoints:
                 self._pool.publish(index, key, save.block)
                 self._num_hits[save.block] = int(save.num_tokens == request.parting_point)
                 self.num_saved += 1
+                self.num_saved_in_answers += save.num_tokens >= len(request.prompt_token_ids)
                 if save.group is self._layout.states[0]:
                     request.saved_tokens.append(save.num_tokens)
-            if request.checkpoint and request.checkpoint != save.num_tokens:
+            is_in_answer = [place >= len(request.prompt_token_ids) for place in (request.checkpoint, save.num_tokens)]
+            if request.checkpoint and request.checkpoint != save.num_tokens and is_in_answer != [False, True]:
                 self._supersede(request, save.group)
         for save in published:
             save.request.checkpoint, save.request.has_hit_checkpoint = save.num_tokens, False
@@ -121,7 +149,7 @@ class Checkpoints:
     def taint(self, request: Request) -> None:
         """Take what a request has saved or found out of the prefix cache."""
         for group in self._layout.states:
-            for num_tokens in {request.checkpoint, *request.marks}:
+            for num_tokens in {request.checkpoint, *request.marks, *request.saved_tokens}:
                 if 0 < num_tokens <= len(request.block_hashes) * self._layout.unit:
                     self._pool.expel(group.index, self._key(request, num_tokens))
 
@@ -135,18 +163,21 @@ class Checkpoints:
 
     def _save(self, request: Request, step: StepKv, *, num_reserved: int) -> None:
         start, pool = request.num_computed_tokens, self._pool
-        # Its row is of the prompt, or computed again after a preemption, so no drafts wait to enter the state
-        assert start < request.num_prefill_tokens
         if self._is_saved(request, start):
             return
         if sum(group.pages for group in self._layout.states) > pool.num_free - num_reserved * self._layout.reserve:
             self.num_skipped += 1
             return
+        self._copy_out(request, step)
+
+    def _copy_out(self, request: Request, step: StepKv) -> None:
+        assert not request.is_drafted, "the live state lacks the tokens of its newest row"
+        pool = self._pool
         for group in self._layout.states:
             (live,) = request.tables[group.index].blocks
             block = pool.take(group.index)
             step.copies_out += zip(pool.pages(live), pool.pages(block), strict=True)
-            step.saves.append(Save(request, start, group, block))
+            step.saves.append(Save(request, request.num_computed_tokens, group, block))
 
     def _supersede(self, request: Request, group: GroupLayout) -> None:
         block = self._pool.find(group.index, self._key(request, request.checkpoint))

@@ -141,6 +141,10 @@ class KvCaches:
             added += self.checkpoints.begin_row(request, step, num_reserved=num_reserved)
         return added
 
+    def save_in_answer(self, request: Request, step: StepKv, *, num_reserved: int) -> None:
+        """Save states before a decode row, which is planned for sure. Needed from request.next_save_tokens on."""
+        self.checkpoints.save_in_answer(request, step, num_reserved=num_reserved)
+
     def commit_row(self, request: Request, end: int) -> None:
         """Publish and release blocks, now that the first `end` tokens are committed.
 
@@ -270,6 +274,8 @@ class KvCaches:
         request.parting_point = hit.num_full_tokens if hit.num_full_tokens > hit.num_tokens else 0
         marks = {(len(request.prompt_token_ids) - 1) // step * step, request.parting_point}
         request.marks = sorted(mark for mark in marks if mark > hit.num_tokens) if self._is_caching else []
+        is_saving = self._is_caching and self._has_states and request.embedding is None
+        request.next_save_tokens = self.checkpoints.next_save(request.num_tokens) if is_saving else NEVER
 
     def _num_held_tokens(self, request: Request) -> int:
         return min(

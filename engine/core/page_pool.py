@@ -51,6 +51,8 @@ class PagePool:
         self._sizes = [group.pages_per_block for group in groups]
         self._blank = list(range(num_pages - 1, 0, -1))  # taken from the end
         self._cached: OrderedDict[int, None] = OrderedDict()  # blocks, in order of reuse
+        self._spent: set[int] = set()  # of these, the ones that are hardly worth keeping
+        self._num_spent = 0  # their pages
         self._ref_counts = [0] * num_pages  # by block
         self._group_of = [0] * num_pages  # by block
         self._pages_of: dict[int, list[int]] = {}  # of the blocks of several pages that are not blank
@@ -62,6 +64,11 @@ class PagePool:
     def num_used(self) -> int:
         """Pages that are held."""
         return self.num_usable - self.num_free
+
+    @property
+    def num_worthless(self) -> int:
+        """Free pages that are blank or hardly worth keeping."""
+        return len(self._blank) + self._num_spent
 
     def num_holders(self) -> list[int]:
         """Return the number of holders of each page."""
@@ -119,7 +126,7 @@ class PagePool:
         """Add a holder to each of these blocks, which are held or cached."""
         for block in blocks:
             if not self._ref_counts[block]:
-                del self._cached[block]
+                self._uncache(block)
                 group = self._group_of[block]
                 self.num_free -= self._sizes[group]
                 self.num_held[group] += self._sizes[group]
@@ -148,12 +155,16 @@ class PagePool:
                 self._cached[block] = None
                 self.num_cached[group] += self._sizes[group]
                 if is_spent:
-                    self._cached.move_to_end(block, last=False)
+                    self.spend(block)
 
     def spend(self, block: int) -> None:
         """Let a cached block be reused first; one that is held stays as it is."""
-        if not self._ref_counts[block]:
-            self._cached.move_to_end(block, last=False)
+        if self._ref_counts[block]:
+            return
+        self._cached.move_to_end(block, last=False)
+        if block not in self._spent:
+            self._spent.add(block)
+            self._num_spent += self._sizes[self._group_of[block]]
 
     def publish(self, group: int, key: bytes, block: int) -> None:
         """Make a held block findable, unless another one with this key is."""
@@ -178,7 +189,7 @@ class PagePool:
         else:
             self.dirty += self.pages(block)
             self._unpublish(block)
-            del self._cached[block]
+            self._uncache(block)
             self.num_cached[group] -= self._sizes[group]
             self._blank += reversed(self._pages_of.pop(block, [block]))
 
@@ -207,6 +218,8 @@ class PagePool:
                 assert self._group_of[block] == group
         assert len(self.published) == sum(key is not None for key in self._hash_of)
         assert all(self._hash_of[block] is not None for block in self._cached)
+        assert self._spent <= self._cached.keys()
+        assert self._num_spent == sum(len(self.pages(block)) for block in self._spent)
         assert not any(self._hash_of[block] for block in self._tainted)
         assert all(self._ref_counts[block] for block in self._tainted)
 
@@ -218,7 +231,8 @@ class PagePool:
 
     def _evict(self) -> int:
         """Make the pages of a cached block blank, and take the first."""
-        block, _ = self._cached.popitem(last=False)
+        block = next(iter(self._cached))
+        self._uncache(block)
         group, key = self._group_of[block], self._hash_of[block]
         assert key is not None
         self.evicted[group].add(key)
@@ -229,6 +243,12 @@ class PagePool:
         if pages is not None:
             self._blank += pages[:0:-1]
         return block
+
+    def _uncache(self, block: int) -> None:
+        del self._cached[block]
+        if block in self._spent:
+            self._spent.remove(block)
+            self._num_spent -= self._sizes[self._group_of[block]]
 
     def _unpublish(self, block: int) -> None:
         key, self._hash_of[block] = self._hash_of[block], None

@@ -125,6 +125,7 @@ class Request:
     num_held_tokens: int = 0  # the first ones, for which all tables have blocks
     next_due_tokens: int = 0  # once so many are committed, its blocks have to be looked at
     marks: list[int] = field(default_factory=list)  # where others may go on: windows before them are worth keeping
+    next_save_tokens: int = 0  # where its answer's next state is due
     parting_point: int = 0  # the mark where the full groups know a longer prefix than its hit; 0: they do not
     checkpoint: int = 0  # where its newest saved state is: found, or saved by itself
     has_hit_checkpoint: bool = False  # it was found

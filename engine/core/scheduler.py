@@ -240,6 +240,8 @@ class Scheduler:
                     continue
                 request.awaited_step = -1
                 row.new_blocks = self.kv.begin_row(request, start + 1, step.kv, num_reserved=0)
+            if start >= request.next_save_tokens:
+                self.kv.save_in_answer(request, step.kv, num_reserved=len(running))
             if drafter is not None:
                 self._add_drafts(row, request, drafter, step.kv, most=num_spare)
                 num_spare -= row.num_drafts
@@ -261,6 +263,7 @@ class Scheduler:
         if request.is_drafted:
             row.token_ids = [request.output_token_ids[-1]]
         most = min(most, request.max_num_tokens - row.start - 2)  # the last token is sampled, never computed
+        most = min(most, request.next_save_tokens - row.start - 2)  # a state is saved behind a row without drafts
         drafts = drafter.drafts(
             request.prompt_token_ids, request.output_token_ids, num_pending=request.num_pending_tokens, most=most
         )

@@ -127,11 +127,11 @@ def plan_kv_cache(
     return KVCachePlan(pages, usable_pages + 1, fitting_len, max_num_seqs)
 
 
-def plan_for_states(plan_for: Callable[[int], KVCachePlan], *, wanted: int, is_explicit: bool) -> KVCachePlan:
+def plan_for_states(config: EngineConfig, plan_for: Callable[[int], KVCachePlan], *, wanted: int) -> KVCachePlan:
     """Return the pool for as many requests at once, at most `wanted`, as have room for a state and a short prompt each.
 
-    plan_for: plans the pool for a number of requests; more of them leave it less memory. is_explicit: the user wants so
-    many. Raises StartupError, which says how many requests fit.
+    plan_for: plans the pool for a number of requests; more of them leave it less memory. Raises StartupError, which
+    says how many fit, if the configuration wants more.
     """
     wanted_plan, low, high = _if_it_fits(plan_for, wanted), 1, wanted - 1
     if wanted_plan is not None:
@@ -140,13 +140,13 @@ def plan_for_states(plan_for: Callable[[int], KVCachePlan], *, wanted: int, is_e
         middle = (low + high + 1) // 2
         low, high = (low, middle - 1) if _if_it_fits(plan_for, middle) is None else (middle, high)
     fitting = plan_for(low)
-    if not is_explicit:
+    if config.max_num_seqs is None:
         return fitting
     each, needed = format_size(fitting.state_bytes), format_size(wanted * fitting.state_bytes)
     raise StartupError(
         f"--max-num-seqs {wanted} needs {needed} for the states of its requests, {each} for each, and"
         f" {low} fit{'s' * (low == 1)} into the KV cache of {format_size(fitting.num_bytes)}:"
-        f" use --max-num-seqs {low}, or more memory."
+        f" use --max-num-seqs {low}, or {_more_memory(config)}."
     )
 
 

@@ -264,9 +264,9 @@ class Setup:
         if pages.state is None:
             return self._plan_pool(pages, memory)
         return plan_for_states(
+            self.config,
             lambda num_seqs: self.limited_to(num_seqs)._plan_pool(pages, memory),
             wanted=self.limits.max_num_seqs,
-            is_explicit=self.config.max_num_seqs is not None,
         )
 
     @property

@@ -9,10 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
+MAX_PARTS = 3  # of one layer: the Triton twin takes no more
+
 
 @dataclass(frozen=True)
 class LoraWeights:
-    """All adapters of one linear layer, whose outputs are P concatenated matrices; ranks are padded with zeros to R."""
+    """All adapters of one linear layer, whose outputs are P concatenated matrices; ranks are padded with zeros to R.
+
+    P is at most MAX_PARTS.
+    """
 
     # [num_adapters, P, R, in]
     a: torch.Tensor

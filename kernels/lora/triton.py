@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.lora.reference import LoraWeights
+from kernels.lora.reference import MAX_PARTS, LoraWeights
 
 _FEW_TOKENS, _FEW_TILE, _TILE = 256, 16, 64  # tokens of a tile: in steps of few tokens, and in others
 _WANTED_PROGRAMS = 256  # per launch: fewer leave the device idle
@@ -76,7 +76,8 @@ def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoraWeights, tiles: Lo
         RANKS=ranks, TILE=tile, BLOCK_R=block_r, BLOCK_K=block_k, EVEN_K=k % block_k == 0,
         PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
-    sizes = (*weights.part_sizes, 0, 0)[:3]
+    assert num_parts <= MAX_PARTS
+    sizes = (*weights.part_sizes, 0, 0)[:MAX_PARTS]
     block_n = 64 if tile == _FEW_TILE else 128
     num_blocks = sum(triton.cdiv(size, block_n) for size in sizes)
     _expand_kernel[(num_tiles, num_blocks)](

@@ -64,8 +64,9 @@ def _step(
     repeat = x.shape[1] // b.shape[1]
     b, c = (vectors.repeat_interleave(repeat, dim=1) for vectors in (b, c))
     states.mul_((dt * a).exp()[..., None, None])
-    states.add_((dt[..., None] * x)[..., None] * b[:, :, None])
-    return (states @ c[..., None])[..., 0] + d[:, None] * x
+    states.addcmul_((dt[..., None] * x)[..., None], b[:, :, None])
+    # A product of a matrix and a vector takes a CPU longer than this sum
+    return (states * c[:, :, None]).sum(-1) + d[:, None] * x
 
 
 def _scan(

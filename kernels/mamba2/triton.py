@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.mamba2.triton_scan import scan_rows
+from kernels.mamba2.triton_scan import ScanConfig, scan_rows
 from kernels.states import StateMetadata, StateView
 from kernels.states_triton import row_writes, state_offsets, step_row
 
@@ -31,12 +31,13 @@ def mamba2(
     metadata: StateMetadata,
     *,
     segment: int | None = None,
+    config: ScanConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Equal reference.mamba2, long rows in fp16 or bf16 but for the rounding of products' operands. Never syncs.
 
-    x, b, c: the last two dimensions dense; dt: the last one. segment: override the choice for long rows (benchmarks).
-    pdl: launch early; see _step_kernel for what is read before the kernel in front has ended.
+    x, b, c: the last two dimensions dense; dt: the last one. segment, config: override the choices for long rows
+    (benchmarks). pdl: launch early; see _step_kernel for what is read before the kernel in front has ended.
     """
     assert all(tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2] for tensor in (x, b, c))
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -61,7 +62,7 @@ def mamba2(
     if metadata.max_query_len > SHORT and end_row > first_row:
         scan_rows(
             x, b, c, dt, a, d, out, view, metadata, rows=(first_row, end_row), shortest=SHORT + 1, segment=segment,
-            pdl=pdl,
+            config=config, pdl=pdl,
         )  # fmt: skip
     return out
 

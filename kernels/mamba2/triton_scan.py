@@ -16,6 +16,8 @@ Operands of products are rounded to x's dtype; sums and states are fp32.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -23,11 +25,29 @@ import triton.language as tl
 from kernels.states import StateMetadata, StateView
 from kernels.states_triton import row_writes, state_offsets, step_row
 
-_CHUNK = 64
 _SEGMENTS = (1024, 512, 256, 128, 64)  # tokens; the longest that gives enough programs
 _ENOUGH_PROGRAMS = 256  # about two for each SM of an H100
 # Least logarithm of a token's decay: smaller ones forget as well, but cost the digits of sums behind them
 _LEAST = tl.constexpr(-40.0)
+
+
+@dataclass(frozen=True)
+class ScanConfig:
+    """Tile sizes and launch settings of one program."""
+
+    chunk: int  # tokens
+    block_p: int  # of a head's dimensions
+    num_warps: int
+    num_stages: int
+
+
+def scan_config(head_dim: int, state_size: int, dtype: torch.dtype) -> ScanConfig:
+    """Choose tiles: a state of up to 32 KiB for four warps. float32 uses no tensor cores, so its tiles are small."""
+    head_pad = max(16, triton.next_power_of_2(head_dim))
+    if dtype == torch.float32:
+        return ScanConfig(chunk=16, block_p=16, num_warps=4, num_stages=1)
+    block_p = min(64, head_pad)
+    return ScanConfig(chunk=64, block_p=block_p, num_warps=8 if block_p * state_size > 8192 else 4, num_stages=2)
 
 
 def choose_segment(num_tokens: int, *, num_programs: int) -> int:
@@ -49,6 +69,7 @@ def scan_rows(
     rows: tuple[int, int],
     shortest: int,
     segment: int | None = None,
+    config: ScanConfig | None = None,
     pdl: bool = False,
 ) -> None:
     """Compute rows[0] to rows[1] - 1, those of at least `shortest` tokens that are no padding, into out.
@@ -57,9 +78,8 @@ def scan_rows(
     """
     num_tokens, num_heads, head_dim = x.shape
     state_size = view.row_size
-    is_exact = x.dtype == torch.float32  # products without tensor cores, so smaller tiles
-    block_p = min(16 if is_exact else 64, max(16, triton.next_power_of_2(head_dim)))
-    blocks = triton.cdiv(head_dim, block_p)
+    config = config or scan_config(head_dim, state_size, x.dtype)
+    blocks = triton.cdiv(head_dim, config.block_p)
     segment = segment or choose_segment(num_tokens, num_programs=num_heads * blocks)
     first_row, num_rows = rows[0], rows[1] - rows[0]
     # Row i's segments begin at (its first token // segment) + i: always enough room, without a scan
@@ -79,9 +99,9 @@ def scan_rows(
             view.pool, metadata.pages, metadata.pages.stride(0), view.first_piece, view.pool.shape[1],
             x.stride(0), b.stride(0), c.stride(0), dt.stride(0),
             **sizes, NUM_LANES=view.pool.shape[0], PIECE=view.pool.shape[2],
-            BLOCK_P=block_p, BLOCKS=blocks, HEADS_OF_GROUP=num_heads // b.shape[1],
-            CHUNK=16 if is_exact else _CHUNK, IS_LAST=is_last, PRECISION="ieee" if is_exact else "tf32",
-            num_warps=8 if block_p * state_size > 8192 else 4, num_stages=1 if is_exact else 2,
+            BLOCK_P=config.block_p, BLOCKS=blocks, HEADS_OF_GROUP=num_heads // b.shape[1], CHUNK=config.chunk,
+            IS_LAST=is_last, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+            num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
 
     launch(is_last=False)

@@ -62,19 +62,21 @@ def find_conv_layers(config: Fields, num_layers: int) -> tuple[Mixer, ...]:
     """
     kinds, indices = config.get("layer_types"), config.get("full_attn_idxs")
     if kinds is not None:
-        names: dict[str, Mixer] = {"conv": "recurrent", "full_attention": "attention"}
-        if not isinstance(kinds, list) or len(kinds) != num_layers or not set(map(str, kinds)) <= set(names):
+        names = {"conv", "full_attention"}
+        if not isinstance(kinds, list) or len(kinds) != num_layers or not set(map(str, kinds)) <= names:
             raise ModelError(
                 f"{config.where}: layer_types must be a list of 'conv' and 'full_attention' for {num_layers} layers,"
                 f" found {kinds!r}"
             )
-        return tuple(names[kind] for kind in kinds)
+        indices = [layer for layer in range(num_layers) if kinds[layer] == "full_attention"]
     if indices is None:
         indices = list(range(num_layers))
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < num_layers for index in indices):
         raise ModelError(
             f"{config.where}: full_attn_idxs must be indices of the {num_layers} layers, found {indices!r}"
         )
+    if not indices:
+        raise ModelError(f"{config.where}: none of its {num_layers} layers has attention: served are models with some")
     return tuple("attention" if layer in indices else "recurrent" for layer in range(num_layers))
 
 
@@ -94,6 +96,7 @@ def read_mlp_width(config: Fields) -> int:
 
 def read_tied(config: Fields) -> bool:
     """Return whether the head is the embedding; the older spelling wins, as in transformers."""
+    config.pass_over("tie_word_embeddings")
     return config.flag("tie_word_embeddings" if config.get("tie_embedding") is None else "tie_embedding")
 
 

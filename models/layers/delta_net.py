@@ -1,8 +1,8 @@
 """DeltaNet: the token mixer of the gated delta rule, with its projections, convolution, state and output norm.
 
 S. Yang, J. Kautz, A. Hatamizadeh, "Gated Delta Networks", 2024 (arXiv:2412.06464), figure 1. Ranks share key heads,
-each with its value heads. All projections are one product, whose outputs are in the order of LayerState's inputs, so
-that neither the inputs of the state nor the output gates are copied.
+each with its value heads. All projections are one product: the output gates (z), then the inputs of the state in the
+order of LayerState, so that neither are copied. Checkpoints quantise all of them, or all but the last (b, a).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class DeltaNet(nn.Module):
         """hidden: [T, hidden_size] → [T, hidden_size]; advances this layer's states in ctx.states."""
         assert ctx.states is not None
         keys, values, heads = self.sizes
-        inputs, z = self.in_proj(hidden).split((2 * keys + values + 2 * heads, values), dim=-1)
+        z, inputs = self.in_proj(hidden).split((values, 2 * keys + values + 2 * heads), dim=-1)
         mixed = ctx.states.advance(self.layer_index, inputs, self._advance)
         by_head = (-1, self.shape.value_dim)
         normed = gated_rms_norm(mixed.unflatten(-1, by_head), z.unflatten(-1, by_head), self.norm_weight, self.eps)
@@ -116,7 +116,7 @@ def _grouped_parts(
     own = range(tp.rank * num_heads, (tp.rank + 1) * num_heads)
     return w, [
         LinearPart(f"{name}_{head}", sizes[name], hidden_size, dim=0, rank=0, size=1)
-        for name in "qkvbaz"
+        for name in "zqkvba"
         for head in own
     ]
 
@@ -125,8 +125,8 @@ def _flat_parts(
     w: Weights, shape: DeltaNetConfig, whole: _Sizes, hidden_size: int, tp: TensorParallel
 ) -> tuple[Weights, list[LinearPart]]:
     """Find the projections in matrices whose outputs are queries, keys and values one after the other (Qwen3.5)."""
-    sizes = {"q": whole.keys, "k": whole.keys, "v": whole.values}
-    sizes |= {"in_proj_b": whole.heads, "in_proj_a": whole.heads, "in_proj_z": whole.values}
+    sizes = {"in_proj_z": whole.values, "q": whole.keys, "k": whole.keys, "v": whole.values}
+    sizes |= {"in_proj_b": whole.heads, "in_proj_a": whole.heads}
     w = w.split("in_proj_qkv", {name: sizes[name] for name in "qkv"})
     return w, [column_part(name, out_features=size, in_features=hidden_size, tp=tp) for name, size in sizes.items()]
 
@@ -135,8 +135,8 @@ def _separate_parts(
     w: Weights, shape: DeltaNetConfig, whole: _Sizes, hidden_size: int, tp: TensorParallel
 ) -> tuple[Weights, list[LinearPart]]:
     """Find the projections, each a matrix of its own (OLMo-Hybrid)."""
-    sizes = {"q_proj": whole.keys, "k_proj": whole.keys, "v_proj": whole.values}
-    sizes |= {"b_proj": whole.heads, "a_proj": whole.heads, "g_proj": whole.values}
+    sizes = {"g_proj": whole.values, "q_proj": whole.keys, "k_proj": whole.keys, "v_proj": whole.values}
+    sizes |= {"b_proj": whole.heads, "a_proj": whole.heads}
     return w, [column_part(name, out_features=size, in_features=hidden_size, tp=tp) for name, size in sizes.items()]
 
 

@@ -18,7 +18,7 @@ from typing import cast
 
 import torch
 
-from kernels.lora.reference import LoraWeights
+from kernels.lora.reference import MAX_PARTS, LoraWeights
 from kernels.ops import LoraTokens
 from models.build import build
 from models.config.model_config import ModelConfig
@@ -54,9 +54,13 @@ class AdapterStack:
             return None
         rank = max(_LEAST_RANK, 1 << (max(ranks) - 1).bit_length())
         sizes = tuple(part.outputs for part in parts)
-        shape_a = (len(self._adapters), len(parts), rank, parts[0].inputs)
+        # Too many parts: the matrices of all modules side by side are one of a larger rank, with zeros elsewhere in b
+        is_joined = len(parts) > MAX_PARTS
+        names = list(dict.fromkeys(module.name for module in modules)) if is_joined else []
+        num_ranks = (1 << (len(names) - 1).bit_length()) * rank if is_joined else rank
+        shape_a = (len(self._adapters), 1 if is_joined else len(parts), num_ranks, parts[0].inputs)
         a = torch.zeros(shape_a, dtype=w.dtype, device=w.device)
-        b = torch.zeros(len(self._adapters), sum(sizes), rank, dtype=w.dtype, device=w.device)
+        b = torch.zeros(len(self._adapters), sum(sizes), num_ranks, dtype=w.dtype, device=w.device)
         self.num_bytes += a.nbytes + b.nbytes
         for index, adapter in enumerate(self._adapters):
             for place, (part, module) in enumerate(zip(parts, modules, strict=True)):
@@ -64,9 +68,10 @@ class AdapterStack:
                 if own_rank:
                     self._read[index].update(adapter.names_of(module.name))
                     share = _share_of(adapter, part, module)
-                    a[index, place, :own_rank] = share.a
-                    b[index].split(sizes)[place][:, :own_rank] = share.b
-        return LoraWeights(a, b, sizes)
+                    first = names.index(module.name) * rank if is_joined else 0
+                    a[index, 0 if is_joined else place, first : first + own_rank] = share.a
+                    b[index].split(sizes)[place][:, first : first + own_rank] = share.b
+        return LoraWeights(a, b, (sum(sizes),) if is_joined else sizes)
 
     def finish(self) -> None:
         """Check after the build that all tensors were read. Raises ModelError naming unread tensors of an adapter."""

@@ -30,6 +30,12 @@ def _wide(kind: str) -> transformers.PreTrainedConfig:
         config.rope_parameters |= {"short_factor": [1.0] * pairs, "long_factor": [1.0 + i for i in range(pairs)]}
         if kind == "phimoe":  # transformers keeps the short factors
             config.rope_parameters |= {"long_factor": [1.0] * pairs}
+    # 8 heads of 64 are twice the hidden size; a config derives their size when it is made
+    for name, size in (("mamba_d_head", 64), ("mamba_head_dim", 64), ("mamba_d_state", 32), ("ssm_state_size", 32)):
+        if hasattr(config, name):
+            setattr(config, name, size)
+    if getattr(config, "mamba_d_ssm", None) is not None:
+        config.mamba_d_ssm = 512
     return config
 
 

@@ -44,6 +44,7 @@ class Trace:
     settings: dict[str, object]
     num_drafts: int
     failures: int  # of 100 steps
+    answer_step: int = 0  # places for hits from one saved state of an answer to the next
     calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,6 +72,7 @@ class Trace:
         }
         trace = cls(groups, settings, rng.choice([1, 3, 7]), rng.choice([0, 0, 0, 4]))
         trace._draw_calls(rng)
+        trace.answer_step = rng.choice([1, 1, 2, 4])
         return trace
 
     def _draw_calls(self, rng: random.Random) -> None:
@@ -127,6 +129,8 @@ class Trace:
         harness.check_every = check_every
         if self.failures:
             harness.executor.fails = self._fails
+        kv = harness.scheduler.kv
+        kv.checkpoints.answer_step = self.answer_step * kv.layout.step
         if change is not None:
             change(harness)
         for name, args, kwargs in self.calls:
@@ -135,15 +139,17 @@ class Trace:
         return harness
 
     def replay_all(self, *, is_long: bool = False) -> Counter[str]:
-        """Replay at both depths and with drafts; count what happened.
+        """Replay at both depths, and with drafts at one of them; count what happened.
 
-        is_long: also without the cache, and once more, since the same calls must give the same plans.
+        is_long: with drafts at both, without the cache, and each drafted one again: the same calls give the same plans.
         """
         counts: Counter[str] = Counter()
         most = self.num_drafts
-        ways = [(2, 0, True), (1, 0, True), (2, most, True), (1, most, True)]
+        ways = [(2, 0, True), (1, 0, True), (1 + len(self.calls) % 2, most, True)]
+        if is_long:
+            ways = [*ways[:2], (2, most, True), (1, most, True), (2, 0, False)]
         salted = {args[0] for name, args, options in self.calls if name == "add" and options["cache_salt"]}
-        for depth, num_drafts, is_caching in [*ways, (2, 0, False)] if is_long else ways:
+        for depth, num_drafts, is_caching in ways:
             harness = self.replay(depth=depth, num_drafts=num_drafts, is_caching=is_caching)
             drafts = harness.scheduler.drafts
             if num_drafts and is_long:
@@ -164,6 +170,7 @@ class Trace:
                 failed_steps=harness.executor.num_failures,
                 restored_pages=harness.executor.num_restored,
                 saved_pages=harness.executor.num_saved,
+                states_in_answers=harness.scheduler.kv.checkpoints.num_saved_in_answers,
             )
         return counts
 

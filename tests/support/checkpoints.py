@@ -150,7 +150,7 @@ def _make_delta_nets() -> dict[str, PreTrainedConfig]:
             decoder_sparse_step=2,
             layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
         ),
-        "qwen3_5": Qwen3_5TextConfig(**layers, **heads, tie_word_embeddings=True),
+        "qwen3_5": Qwen3_5TextConfig(**layers, **heads | {"linear_value_head_dim": 16}, tie_word_embeddings=True),
         "qwen3_5_moe": Qwen3_5MoeTextConfig(
             **{name: value for name, value in layers.items() if name != "intermediate_size"}, **heads, **experts
         ),

@@ -17,6 +17,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from engine.core.step import StepPlan
+from engine.device.input_batch import MixedShape, PackedStep
+from engine.device.model_runner import ModelRunner
 from engine.interface.config import EngineConfig
 from engine.offline import OfflineEngine
 from engine.startup import load as startup
@@ -32,8 +35,8 @@ from models.weights.weights import Weights
 
 VOCAB_SIZE, HIDDEN_SIZE, MAX_TOKENS = 97, 32, 320
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16
-DELTA = DeltaNetConfig(num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=12, conv_width=4)
-MAMBA = Mamba2Config(hidden_size=HIDDEN_SIZE, num_heads=4, head_dim=8, num_groups=2, state_size=12, conv_width=4)
+DELTA = DeltaNetConfig(num_key_heads=2, num_value_heads=4, key_dim=16, value_dim=16, conv_width=4)
+MAMBA = Mamba2Config(hidden_size=HIDDEN_SIZE, num_heads=4, head_dim=16, num_groups=2, state_size=16, conv_width=4)
 CONV = ShortConvConfig(num_channels=HIDDEN_SIZE, conv_width=3)
 STATES: dict[str, LayerState] = {
     "conv": CONV.layer_state,
@@ -100,6 +103,68 @@ def load_hybrid(*layers: str, **changes: object) -> OfflineEngine:
     config = EngineConfig(model=str(Path(__file__).parent), load_format="dummy", **settings)
     with served(hybrid_config(*layers)):
         return OfflineEngine.load(config)
+
+
+@dataclass
+class PaddedDecodes:
+    """In the place of DecodeGraphs, on any device: steps with up to 3 more rows."""
+
+    runner: ModelRunner
+
+    def replay(self, req_index: torch.Tensor) -> torch.Tensor:
+        padding = self.runner._state.padding_row
+        num_rows = min(len(req_index) + 3, self.runner._max_num_seqs)
+        padded = functional.pad(req_index, (0, num_rows - len(req_index)), value=padding)
+        return self.runner._run_decode(padded, self.runner._max_model_len)[: len(req_index)]
+
+
+@dataclass
+class PaddedMixed:
+    """In the place of MixedGraphs: steps with one more row, and some more tokens."""
+
+    runner: ModelRunner
+
+    def fitting_shape(self, needed: MixedShape) -> MixedShape | None:
+        most = self.runner._shapes[-1]
+        shape = MixedShape(needed.num_tokens + 5, min(needed.num_rows + 3, most.num_rows), needed.num_prefills + 1)
+        return shape if shape.num_tokens <= most.num_tokens else None
+
+    def replay(self, packed: PackedStep) -> torch.Tensor:
+        return self.runner._run_mixed(packed.shape, packed.shape.num_tokens, self.runner._max_model_len)
+
+
+def pad_steps(offline: OfflineEngine) -> OfflineEngine:
+    """Let every step be padded as if it were replayed as a graph."""
+    runner = offline.loaded.runner
+    runner._decode_graphs = PaddedDecodes(runner)  # type: ignore[assignment]
+    runner.mixed_graphs = PaddedMixed(runner)  # type: ignore[assignment]
+    return offline
+
+
+class Untouched:
+    """Fills the pool with a number before the first request, and finds it again where no request may write."""
+
+    def __init__(self, offline: OfflineEngine) -> None:
+        self.rows = offline.loaded.runner._kv_pool.rows
+        self.rows.fill_(7.0)
+        self.lent: set[int] = set()
+        executor = offline.engine._executor
+        forward = executor.forward
+
+        def note(plan: StepPlan):
+            self.lent |= {page for row in plan.rows for _, _, pages in row.new_blocks for page in pages}
+            self.lent |= {page for _, page in plan.copies_out}
+            return forward(plan)
+
+        executor.forward = note  # type: ignore[method-assign]
+
+    def check(self) -> None:
+        """Page 0 takes keys and values of the first token of a unit, and no states; pages never lent take nothing."""
+        others = sorted({*range(1, self.rows.shape[1])} - self.lent)
+        assert self.lent
+        assert others
+        assert bool((self.rows[:, others] == 7.0).all())
+        assert bool((self.rows[:, 0, NUM_KV_HEADS * HEAD_DIM :] == 7.0).all())
 
 
 class Hybrid(nn.Module):

@@ -180,10 +180,10 @@ class LayeredExecutor(CheckedExecutor):
             self._memory[page], self._kinds[page] = [_ZEROED] * self._num_slots, 0
         self.num_zeroed += len(plan.zeroed)
         self._copy(plan.copies_in)
+        self._copy(plan.copies_out)  # before drafts are settled, as engine/device/model_runner.py does
         starting = {init.req_index for init in plan.inits}
         for row in plan.rows:
             self._settle(row, self._layered[row.req_index], is_first=row.req_index in starting)
-        self._copy(plan.copies_out)
         self.num_restored += len(plan.copies_in)
         self.num_saved += len(plan.copies_out)
 

@@ -23,11 +23,20 @@ DELTA_NET = tuple(
         *("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj", "o_proj"),
     )
 )
+# Of LFM2, Granite 4, Bamba and Falcon-H1, and of the only block of Nemotron-H's layers
+HYBRID = (
+    *("conv.in_proj", "conv.out_proj", "self_attn.out_proj", "mamba.in_proj", "mamba.out_proj"),
+    *("feed_forward.w1", "feed_forward.w2", "feed_forward.w3"),
+    *("feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"),
+    *("shared_mlp.input_linear", "shared_mlp.output_linear"),
+    *(f"mixer.{name}_proj" for name in ("in", "out", "q", "k", "v", "o", "up", "down", "fc1_latent", "fc2_latent")),
+    *("mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj"),
+)
 
 
-def modules(names: Sequence[str], layers: Sequence[int] = (0, 1, 2)) -> list[str]:
-    """The same modules in each layer."""
-    return [f"model.layers.{layer}.{name}" for layer in layers for name in names]
+def modules(names: Sequence[str], layers: Sequence[int] = (0, 1, 2), *, root: str = "model") -> list[str]:
+    """The same modules in each layer. root: where a checkpoint has its layers."""
+    return [f"{root}.layers.{layer}.{name}" for layer in layers for name in names]
 
 
 def adapter_config(**changes: Any) -> dict[str, Any]:

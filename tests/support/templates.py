@@ -179,6 +179,18 @@ QWEN_CODER_LIKE = """\
 {{- '<|im_start|>assistant\\n' }}
 """
 
+# Opens the reasoning in the prompt, or closes it there, as Qwen3.5 does
+QWEN3_5_LIKE = (
+    QWEN_CODER_LIKE
+    + """\
+{%- if enable_thinking is defined and enable_thinking is false %}
+    {{- '<think>\\n\\n</think>\\n\\n' }}
+{%- else %}
+    {{- '<think>\\n' }}
+{%- endif %}
+"""
+)
+
 MISTRAL_V3_LIKE = """\
 {{- bos_token }}
 {%- if tools is not defined %}{% set tools = none %}{% endif %}

@@ -23,7 +23,7 @@ NUM_TOKENS = 24
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[*KINDS, pytest.param("llama4_no_norm", marks=pytest.mark.full)])  # chunks
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     config = make_configs()[request.param]

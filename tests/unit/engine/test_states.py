@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 
 from engine.core.local_client import GenerationResult
-from engine.interface.config import SpeculativeConfig
+from engine.interface.config import EngineConfig, SpeculativeConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from tests.support.hybrid_model import LAYERS, VOCAB_SIZE, load_hybrid
+from engine.startup.load import _decide, _serve_small
+from engine.startup.setup import LoadedEngine
+from tests.support.checkpoints import make_configs
+from tests.support.hybrid_model import LAYERS, VOCAB_SIZE, Untouched, hybrid_config, load_hybrid, pad_steps, served
+from tests.support.reference import save_checkpoint
 from tests.unit.engine.test_real_model import tokens
 
 NUM_TOKENS = 24
@@ -114,3 +121,135 @@ def test_drafts_change_no_token(layers: Sequence[str], num_drafts: int) -> None:
         drafts = offline.engine.scheduler.drafts
         assert 20 < drafts.num_accepted < drafts.num_tokens
         assert offline.engine.scheduler.kv.pool.num_used == 0
+
+
+@pytest.mark.parametrize("num_drafts", [0, 4])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_turn_goes_on_from_a_state_saved_in_the_answer_before_it(depth: int, num_drafts: int) -> None:
+    params = SamplingParams(max_tokens=120, temperature=0.7, seed=3, logit_bias={5: 6.0, 7: 6.0, 11: 6.0})
+    cold = load_hybrid(*LAYERS["every kind"], enable_prefix_caching=False, overlap_depth=1)
+    firsts = [prompt[:40] for prompt in prompts()[4:8]]
+    answers = tokens(cold.generate(firsts, [params] * 4))
+    turns = [[*first, *answer][:129] for first, answer in zip(firsts, answers, strict=True)]
+    any_token = SamplingParams(max_tokens=20, temperature=1.0, seed=4)  # shows a small error of the state
+    expected = tokens(cold.generate(turns, [any_token] * 4))
+    speculative = SpeculativeConfig(num_tokens=num_drafts, ngram_min=1, ngram_max=3) if num_drafts else None
+    offline = load_hybrid(*LAYERS["every kind"], overlap_depth=depth, speculative=speculative)
+    checkpoints = offline.engine.scheduler.kv.checkpoints
+    checkpoints.answer_step = 64
+    assert tokens(offline.generate(firsts, [params] * 4)) == answers
+    assert checkpoints.num_saved_in_answers == 4 * 2
+    results = offline.generate(turns, [any_token] * 4)
+    assert [result.num_cached_tokens for result in results] == [128] * 4
+    assert tokens(results) == expected
+    assert bool(offline.engine.scheduler.drafts.num_accepted) == bool(num_drafts)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 4])
+def test_padding_writes_no_state(layers: Sequence[str], num_drafts: int) -> None:
+    """Steps padded as CUDA graphs are; tests/gpu/test_states_cuda.py has the graphs."""
+    expected = tokens(load_hybrid(*layers, enable_prefix_caching=False).generate(prompts(), repetitive()))
+    speculative = SpeculativeConfig(num_tokens=num_drafts, ngram_min=1, ngram_max=3) if num_drafts else None
+    offline = pad_steps(load_hybrid(*layers, speculative=speculative, overlap_depth=2))
+    untouched = Untouched(offline)
+    for _ in range(2):
+        assert tokens(offline.generate(prompts(), repetitive())) == expected
+    untouched.check()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"kv_cache_dtype": "fp8"}, {"dtype": "bfloat16"}, {"block_size": 3}, {"block_size": 48}, {"block_size": 100}],
+    ids=str,
+)
+def test_pools_of_other_dtypes_and_blocks(changes: dict[str, object]) -> None:
+    layers = LAYERS["every kind"]
+    inputs, greedy = prompts()[8:], [SamplingParams(max_tokens=12, temperature=0.0)] * 8
+    offline = load_hybrid(*layers, **changes)
+    cold = tokens(offline.generate(inputs, greedy))
+    again = offline.generate(inputs, greedy)
+    assert tokens(again) == cold
+    step = offline.engine.scheduler.kv.layout.step
+    assert step % 64 == 0
+    cached = [result.num_cached_tokens for result in again]
+    assert all(count % step == 0 for count in cached)
+    assert (sum(cached) > 0) == (step <= 192)
+    for view in (view for views in offline.loaded.runner._kv_pool.states for view in views):
+        assert view.pool.dtype == torch.float32
+    if "dtype" not in changes and "kv_cache_dtype" not in changes:
+        assert cold == tokens(load_hybrid(*layers).generate(inputs, greedy))
+
+
+def test_the_small_model_of_precompilation_runs() -> None:
+    """It has one layer of each kind, in the pages of the whole model."""
+    layers = LAYERS["every kind"] * 3
+    with served(hybrid_config(*layers)):
+        setup = _decide(EngineConfig(model="", device="cpu", block_size=4, load_format="dummy"), rank=0)
+        plan = setup.plan_pool(has_weights=False)
+        loaded: list[LoadedEngine] = []
+        _serve_small(setup, plan, loaded.append)
+    offline = OfflineEngine(loaded[0])
+    assert len(offline.loaded.runner._kv_pool.layers) == len(LAYERS["every kind"]) - 1
+    for _ in range(2):
+        (result,) = offline.generate([prompts()[-1]], [SamplingParams(max_tokens=8, temperature=0.0)])
+    assert result.error is None
+    assert result.num_cached_tokens == 192
+
+
+def test_prompt_logprobs_and_embeddings_of_long_prompts(layers: Sequence[str]) -> None:
+    """Steps that return hidden states of whole prompts advance states too."""
+    asked = SamplingParams(max_tokens=6, temperature=0.0, prompt_logprobs=1)
+    plain = SamplingParams(max_tokens=6, temperature=0.0)
+    offline = load_hybrid(*layers)
+    inputs = prompts()[8:]
+    expected = tokens(offline.generate(inputs, [plain] * len(inputs)))
+    assert tokens(offline.generate(inputs, [asked] * len(inputs))) == expected
+    results = [load_hybrid(*layers, max_num_batched_tokens=size).generate(inputs, [asked] * 8) for size in (24, 512)]
+    for one, other in zip(*results, strict=True):
+        assert [entry.logprob for entry in one.prompt_logprobs] == pytest.approx(
+            [entry.logprob for entry in other.prompt_logprobs], abs=1e-4
+        )
+    vectors = [
+        np.frombuffer(load_hybrid(*layers, max_num_batched_tokens=size).embed(inputs, "mean")[-1].embedding, np.float32)
+        for size in (24, 512)
+    ]
+    assert vectors[0] == pytest.approx(vectors[1], abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "falcon_h1"])
+def test_two_ranks_give_the_same(kind: str, tmp_path: Path) -> None:
+    """Each with its share of the states, drafts included, in a pool that is too small for all requests at once."""
+    config = make_configs()[kind]
+    config.max_position_embeddings = 320
+    save_checkpoint(tmp_path, config)
+    shared = EngineConfig(model=str(tmp_path), device="cpu", block_size=4, max_num_batched_tokens=80, max_model_len=260)
+    expected = tokens(OfflineEngine.load(shared).generate(prompts(), repetitive()))
+    speculative = SpeculativeConfig(num_tokens=3, ngram_min=1, ngram_max=3)
+    changes = {"tensor_parallel_size": 2, "kv_cache_memory_bytes": 400_000, "speculative": speculative}
+    offline = OfflineEngine.load(msgspec.structs.replace(shared, **changes))
+    try:
+        for _ in range(2):
+            results = offline.generate(prompts(), repetitive())
+            assert tokens(results) == expected
+        assert sum(result.num_cached_tokens for result in results) > 0
+        assert offline.engine.scheduler.drafts.num_accepted > 0
+    finally:
+        offline.loaded.close()
+
+
+@pytest.mark.parametrize("num_drafts", [0, 4])
+def test_a_state_saved_in_an_answer_is_that_of_its_tokens(layers: Sequence[str], num_drafts: int) -> None:
+    """The next turn of a conversation begins there, after rows with and without drafts."""
+    asked = [SamplingParams(max_tokens=size, logit_bias={5: 5.0, 7: 5.0}, temperature=0.0) for size in (120, 12)]
+    inputs = [prompts()[index] for index in (3, 7, 11)]
+    cold = load_hybrid(*layers, enable_prefix_caching=False)
+    answers = tokens(cold.generate(inputs, asked[:1] * 3))
+    turns = [[*prompt, *answer, 1, 2] for prompt, answer in zip(inputs, answers, strict=True)]
+    expected = tokens(cold.generate(turns, asked[1:] * 3))
+    speculative = SpeculativeConfig(num_tokens=num_drafts, ngram_min=1, ngram_max=3) if num_drafts else None
+    for depth in (1, 2):
+        offline = load_hybrid(*layers, speculative=speculative, overlap_depth=depth)
+        assert tokens(offline.generate(inputs, asked[:1] * 3)) == answers
+        results = offline.generate(turns, asked[1:] * 3)
+        assert tokens(results) == expected
+        assert [result.num_cached_tokens for result in results] == [128, 128, 256]

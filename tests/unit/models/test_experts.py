@@ -19,11 +19,12 @@ from tests.support.checkpoints import make_configs
 from tests.support.models_harness import CPU, PagedRunner, load
 from tests.support.reference import reference_logits, save_checkpoint
 
-KINDS = ("mixtral", "qwen2_moe", "qwen3_moe")
+KINDS = ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_5_moe")
 ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
 }
 BLOCK = {"mixtral": "model.layers.0.block_sparse_moe", "qwen2_moe": "model.layers.0.mlp"}
 PROMPT = [3, 90, 17, 4, 55, 8, 8, 61]
@@ -178,7 +179,12 @@ def test_each_field_of_routing_changes_the_logits(field, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "layer"),
-    [("glm4_moe", "model.layers.3.mlp.gate"), ("mellum", "mtp.norm"), ("ernie4_5_moe", "model.mtp")],
+    [
+        ("glm4_moe", "model.layers.3.mlp.gate"),
+        ("mellum", "mtp.norm"),
+        ("ernie4_5_moe", "model.mtp"),
+        ("qwen3_next", "mtp.fc"),
+    ],
 )
 def test_layers_that_guess_further_tokens_are_left_unread_and_no_others(kind, layer, tmp_path, caplog):
     save_checkpoint(tmp_path, make_configs()[kind])

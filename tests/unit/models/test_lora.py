@@ -15,6 +15,7 @@ from tests.support.checkpoints import make_configs
 from tests.support.lora_adapters import (
     ATTENTION,
     DELTA_NET,
+    HYBRID,
     MERGED,
     MLP,
     adapter_config,
@@ -36,9 +37,14 @@ KINDS = list(make_configs())
 def projections(base):
     """Those that every layer of a checkpoint stores on their own; of attention and its like, that some layers do."""
     stored = load_file(base / "model.safetensors")
-    mixers, others = (dict.fromkeys(names) for names in (ATTENTION + DELTA_NET, MLP + MERGED))
-    some = [name for name in mixers if any(f"{module}.weight" in stored for module in modules([name], range(4)))]
+    mixers, others = (dict.fromkeys(names) for names in (ATTENTION + DELTA_NET + HYBRID, MLP + MERGED))
+    places = {name: modules([name], range(5), root=root_of(base)) for name in mixers}
+    some = [name for name in mixers if any(f"{module}.weight" in stored for module in places[name])]
     return some + [name for name in others if all(f"{module}.weight" in stored for module in modules([name]))]
+
+
+def root_of(base):
+    return ModelConfig.from_folder(base).body_prefix
 
 
 def runner_of(base, adapters, *, dtype=torch.float32):
@@ -59,7 +65,7 @@ def test_every_family_gives_the_merged_logits_in_chunks_and_decoding(kind, tmp_p
     names = projections(base)
     stored = load_file(base / "model.safetensors")
     layers = range(ModelConfig.from_folder(base).num_layers)
-    changed = [module for module in modules(names, layers) if f"{module}.weight" in stored]
+    changed = [module for module in modules(names, layers, root=root_of(base)) if f"{module}.weight" in stored]
     tensors = make_tensors(base, dict.fromkeys(changed, 4))
     targets = [name.rpartition(".")[2] for name in names]
     folder = save_adapter(tmp_path / "adapter", tensors, adapter_config(target_modules=targets))

@@ -18,6 +18,13 @@ from tests.support.rank_group import run_ranks
 from tests.support.reference import save_checkpoint
 from tests.support.tensor_parallel_rank import PROMPT, pool_dtype, run_rank
 
+
+def _with_more_heads(config):
+    """Give each of four ranks key heads of its own."""
+    config.linear_num_key_heads, config.linear_num_value_heads = 4, 8
+    return config
+
+
 # Every vocabulary here is odd, so the last rank's rows are padded
 TWO_RANKS = {
     "llama": make_configs()["llama3.1"],
@@ -45,6 +52,9 @@ FOUR_RANKS = {
     "each_kv_head_on_two_ranks": make_configs()["llama3.1"],
     **{kind: make_configs()[kind] for kind in ("qwen3", "phi3", "olmo2")},
     **{kind: make_configs()[kind] for kind in ("mixtral", "qwen2_moe", "qwen3_moe")},
+    **{kind: _with_more_heads(make_configs()[kind]) for kind in ("qwen3_next", "qwen3_5", "olmo_hybrid_rope")},
+    # one, two and four groups of Mamba-2's heads
+    **{kind: make_configs()[kind] for kind in ("granite_hybrid", "nemotron_3_latent", "bamba_biases", "lfm2_moe")},
 }
 
 

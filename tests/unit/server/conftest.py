@@ -205,7 +205,7 @@ def check_error(reply: httpx.Response, status: int, code: str) -> dict:
     return error
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def harness(model_folder: Path):
     """Make a Harness; `text` is what the engine answers with."""
 

@@ -153,6 +153,24 @@ def save_behind_the_row(harness, _):
     executor._execute = execute_and_copy
 
 
+def save_behind_drafts(harness, _):
+    """Save the state of an answer though a drafted row came before, which the state has not taken in."""
+    scheduler = harness.scheduler
+    save, add_drafts = scheduler.kv.save_in_answer, scheduler._add_drafts
+
+    def save_though_drafted(request, step, *, num_reserved):
+        last, request.last_step = request.last_step, -2
+        save(request, step, num_reserved=num_reserved)
+        request.last_step = last
+
+    def add_one_more(row, request, drafter, kv, *, most):
+        request.next_save_tokens += 1
+        add_drafts(row, request, drafter, kv, most=most)
+        request.next_save_tokens -= 1
+
+    scheduler.kv.save_in_answer, scheduler._add_drafts = save_though_drafted, add_one_more
+
+
 def let_the_source_of_a_restore_go(harness, _):
     """Release a saved state when its copy is planned."""
     checkpoints = harness.scheduler.kv.checkpoints
@@ -211,6 +229,7 @@ FAULTS = {
     settle_all_drafts: STATE_KINDS,
     settle_nothing: STATE_KINDS,
     save_behind_the_row: STATE_KINDS,
+    save_behind_drafts: STATE_KINDS,
     let_the_source_of_a_restore_go: STATE_KINDS,
     begin_with_what_is_there: STATE_KINDS,
     restore_nothing: STATE_KINDS,

@@ -58,13 +58,13 @@ def test_every_trace_gives_the_models_tokens(seconds, first_seed):
 
 @pytest.mark.slow
 def test_all_that_can_happen_to_a_request_happens_to_states():
-    counts = run(STATE_KINDS, 0, 60)
+    counts = run(STATE_KINDS, 0, 150, FIRST_SEED)
     rare = {name for name in ("preemptions", "aborts", "salted_hit_tokens", "adapter_hit_tokens") if counts[name] < 10}
     assert not rare
-    happened = {name for name, count in counts.items() if count > counts["traces"]}
+    happened = {name for name, count in counts.items() if count > counts["traces"] / 2}
     assert happened >= {
         "hit_tokens", "evictions", "accepted_drafts", "rejected_drafts", "zeroed_pages", "failed_steps",
-        "restored_pages", "saved_pages",
+        "restored_pages", "saved_pages", "states_in_answers",
     }  # fmt: skip
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from engine.core.kv_caches import KvCaches
 from engine.core.request import Request
+from engine.core.speculative import Drafter
+from engine.core.step import StepResult
 from engine.interface.config import CacheGroup, SchedulerConfig
 from engine.interface.protocol import SamplingParams
 from tests.support.stepping import add, commit, make_scheduler, schedule
@@ -185,3 +187,109 @@ def test_a_request_that_ends_at_once_leaves_its_state():
     again = add(scheduler, "b", [*range(20), 5])
     assert len(schedule(scheduler).copies_in) == 3
     assert again.num_cached_tokens == 16
+
+
+def answering(num_pages=80, drafter=None, **changes):
+    """Return a scheduler whose request "a", with a prompt of 12 tokens, decodes; its answers are saved at 16, 32, …"""
+    scheduler = make_scheduler(
+        groups=GROUPS, num_pages=num_pages, max_num_batched_tokens=64, max_model_len=256, **changes
+    )
+    scheduler.kv.checkpoints.answer_step = 16
+    request = add(scheduler, "a", range(12), max_tokens=100)
+    request.drafter = drafter
+    while request.num_computed_tokens < 12:
+        commit(scheduler, schedule(scheduler))
+    return scheduler, request
+
+
+def test_a_long_answer_is_saved_where_its_rows_start():
+    scheduler, request = answering()
+    saved_at = []
+    while request.num_computed_tokens < 60:
+        start = request.num_computed_tokens
+        plan = schedule(scheduler)
+        saved_at += [start] * bool(plan.copies_out)
+        commit(scheduler, plan)
+    assert saved_at == [16, 32, 48]
+    assert request.saved_tokens == [8, 16, 32, 48]
+    assert scheduler.kv.checkpoints.num_saved_in_answers == 3
+    scheduler.abort("a")
+    later = add(scheduler, "b", [*range(12), *request.output_token_ids, *range(5)])
+    assert len(schedule(scheduler).copies_in) == 3
+    assert later.num_cached_tokens == 48
+
+
+def test_states_of_an_answer_supersede_each_other_and_not_that_of_the_prompt():
+    scheduler, request = answering()
+    while request.num_computed_tokens < 60:
+        commit(scheduler, schedule(scheduler))
+    scheduler.abort("a")
+    order, find = list(scheduler.kv.pool._cached), scheduler.kv.pool.find
+    blocks = {place: find(1, request.block_hashes[place // 4 - 1]) for place in (8, 16, 32, 48)}
+    assert {place for place, block in blocks.items() if block in scheduler.kv.pool._spent} == {16, 32}
+    assert max(order.index(blocks[16]), order.index(blocks[32])) < min(order.index(blocks[8]), order.index(blocks[48]))
+
+
+def test_an_answer_is_saved_only_into_pages_that_nobody_misses():
+    scheduler, request = answering(num_pages=34)
+    pool = scheduler.kv.pool
+    others = [pool.take(0) for _ in range(pool.num_free)]
+    for number, block in enumerate(others):
+        pool.publish(0, bytes([number]), block)
+    pool.release(others)  # free, and worth keeping
+    while request.num_computed_tokens < 20:
+        assert not schedule_and_commit(scheduler).copies_out
+    assert pool.num_free > 20
+    for block in others[-9:]:  # the last to be reused
+        pool.spend(block)
+    while request.num_computed_tokens < 32:
+        assert not schedule_and_commit(scheduler).copies_out
+    taken = {target for _, target in schedule_and_commit(scheduler).copies_out}
+    assert len(taken) == 3
+    assert taken <= set(others[-9:])
+
+
+def schedule_and_commit(scheduler):
+    """Run one step; return its plan."""
+    plan = schedule(scheduler)
+    commit(scheduler, plan)
+    return plan
+
+
+class Guesses:
+    """Proposes what the test's device samples."""
+
+    def propose(self, prompt_token_ids, output_token_ids, count):
+        return [5] * count
+
+
+def test_the_row_before_a_place_where_a_state_is_due_has_no_drafts():
+    scheduler, request = answering(drafter=Drafter(Guesses(), num_tokens=7), max_num_samples=64)
+    starts = []
+    while request.num_computed_tokens < 50:
+        starts.append(request.num_computed_tokens)
+        plan = schedule(scheduler)
+        (row,) = plan.rows
+        assert bool(plan.copies_out) == (row.start in (16, 32, 48))
+        assert not (row.num_drafts and row.start + row.num_tokens in (16, 32, 48))
+        scheduler.commit(StepResult(plan.step_id, [5] * row.num_samples), 0.0)
+        scheduler.check()
+    assert {16, 32, 48} <= set(starts)
+    assert scheduler.drafts.num_accepted > 20
+
+
+def test_an_answer_that_is_tainted_takes_its_states_with_it():
+    scheduler, request = answering()
+    while request.num_computed_tokens < 60:
+        commit(scheduler, schedule(scheduler))
+    scheduler.kv.taint([request])
+    assert not scheduler.kv.pool.published
+
+
+def test_without_the_cache_or_states_no_answer_is_saved():
+    for changes in ({"enable_prefix_caching": False}, {"groups": (CacheGroup("full", 4),)}):
+        scheduler = make_scheduler(**{"groups": GROUPS, "num_pages": 80, "max_model_len": 256, **changes})
+        scheduler.kv.checkpoints.answer_step = 16
+        request = add(scheduler, "a", range(12), max_tokens=60)
+        while not request.finish_reason:
+            assert not schedule_and_commit(scheduler).copies_out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from engine.offline import OfflineEngine
 from engine.startup import fit
 from models.config.model_config import ModelConfig
 from server.commands.doctor.report import _kv_text
+from tests.support.checkpoints import make_configs
 from tests.support.hybrid_model import LAYERS, hybrid_config, load_hybrid, served
 
 FOLDER = Path(__file__).parent
@@ -149,3 +151,13 @@ def test_a_rank_plans_its_share_of_states() -> None:
     assert half.state is not None
     assert whole.state is not None
     assert half.state.num_bytes * 2 == whole.state.num_bytes
+
+
+def test_a_model_without_any_attention_is_refused(tmp_path: Path) -> None:
+    config = make_configs()["lfm2"]
+    config.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    for changes in ({"layer_types": ["conv"] * len(raw["layer_types"])}, {"layer_types": None, "full_attn_idxs": []}):
+        (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": ["Lfm2ForCausalLM"]} | changes))
+        with pytest.raises(StartupError, match=r"none of its . layers has attention"):
+            OfflineEngine.load(EngineConfig(model=str(tmp_path), device="cpu", load_format="dummy"))

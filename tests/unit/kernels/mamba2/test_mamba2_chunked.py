@@ -30,14 +30,15 @@ def test_ragged_batches_equal_the_specification(seed):
         draw_rows(generator), seed=seed, num_groups=num_groups, num_heads=num_groups * generator.choice([1, 2, 3]),
         head_dim=generator.choice([4, 12]), state_size=generator.choice([16, 24]),
         decay=generator.choice([0.01, 1, 20]), first_piece=generator.randrange(5),
-        num_lanes=generator.choice([1, 2, 5]),
+        num_lanes=generator.choice([1, 2, 5]), rest=generator.choice([0, 5]),
     )  # fmt: skip
     assert error_of(problem, chunked.mamba2) < 1e-5
 
 
 @pytest.mark.parametrize("rows", [[(9, 1), (0, 1), (PADDING, 1), (4, 1)], [(0, 1)], [(PADDING, 1)]])
-def test_decode_rows_equal_the_specification(rows):
-    problem = make_problem(rows).with_bounds(num_decodes=len(rows), max_prefills=None)
+@pytest.mark.parametrize("sizes", [{}, {"num_heads": 3, "num_groups": 1, "rest": 0}])
+def test_decode_rows_equal_the_specification(rows, sizes):
+    problem = make_problem(rows, **sizes).with_bounds(num_decodes=len(rows), max_prefills=None)
     assert error_of(problem, chunked.mamba2) < 1e-5
 
 

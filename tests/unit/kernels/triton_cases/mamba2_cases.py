@@ -6,8 +6,10 @@ import pytest
 import torch
 from triton.runtime.interpreter import interpreter_builder
 
+from benchmarks.mamba2_kernels import SMOKE, TILES, measure
 from kernels.mamba2 import reference, triton_elementwise
 from kernels.mamba2 import triton as triton_mamba2
+from kernels.mamba2.triton_scan import ScanConfig
 from tests.unit.kernels.triton_cases.mamba2_problem import PADDING, error_of, make_problem
 
 # The interpreter truncates to bf16 instead of rounding: half precision stands for it here, bf16 is tested on the GPU
@@ -90,6 +92,13 @@ def test_strong_decay_and_half_precision_stay_near_the_specification():
     assert error_of(problem, triton_mamba2.mamba2, segment=128) < 2e-3
 
 
+@pytest.mark.parametrize("config", [ScanConfig(128, 16, 8, 2), ScanConfig(32, 32, 4, 1)])
+def test_other_tiles_equal_the_specification(config):
+    problem = make_problem([(7, 300), (0, 129), (2, 1)], head_dim=20, dtype=torch.float16)
+    for segment in (None, 64, 256):
+        assert error_of(problem, triton_mamba2.mamba2, segment=segment, config=config) < TOLERANCE[torch.float16]
+
+
 @pytest.mark.parametrize("segment", [64, 256])
 def test_the_order_of_programs_changes_nothing(segment, monkeypatch):
     problem = make_problem([(7, 300), (0, 1), (64, 66)])
@@ -103,3 +112,8 @@ def test_the_order_of_programs_changes_nothing(segment, monkeypatch):
     y, view = problem.run(triton_mamba2.mamba2, segment=segment)
     assert torch.equal(y, expected_y)
     torch.testing.assert_close(view.pool, expected.pool, rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_benchmark_runs_candidate_tiles():
+    cell = measure("sweep", SMOKE[0], 1, 130, (TILES[0], 64), torch.device("cpu"))
+    assert cell.error < 1e-5

@@ -1,7 +1,10 @@
 """Layers of the gated delta rule over long prompts: however they are cut, logits are those of transformers."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import transformers
 
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
@@ -122,3 +125,15 @@ def test_ranks_share_whole_key_heads():
 def test_olmo_hybrid_rotates_unless_its_base_is_null(fields, rotates):
     config = ModelConfig.from_json(SIZES | {"architectures": ["OlmoHybridForCausalLM"]} | fields)
     assert [rope is not None for rope in config.ropes] == [False, False, False, rotates] * 2
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-4b", "qwen3.5-27b", "qwen3.5-35b-a3b", "qwen3-next-80b-a3b"])
+@pytest.mark.slow
+def test_shapes_of_published_models_have_the_parameters_of_transformers(name):
+    folder = Path("benchmarks/shapes") / name
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+    config = ModelConfig.from_folder(folder)
+    assert config.num_parameters == sum(parameter.numel() for parameter in theirs.parameters())
+    heads, channels = config.recurrence.num_value_heads, 2 * 2048 + config.recurrence.num_value_heads * 128
+    assert config.state_bytes == config.num_layers * 3 // 4 * 4 * (heads * 128 * 128 + channels * 3)

@@ -102,16 +102,19 @@ RULES = [
 
 
 @pytest.fixture(scope="module")
-def seen():
-    """The document, once for all cases."""
-    return {}
+def app(harness, tmp_path_factory):
+    """One for all cases, which leave nothing behind."""
+    return ChatModels(harness, tmp_path_factory.mktemp("model"))("hi")
+
+
+@pytest.fixture(scope="module")
+def document(app):
+    return app.app.openapi()
 
 
 # rule: Endpoints: The OpenAPI document is as strict as the server
 @pytest.mark.parametrize(("path", "broken", "kept"), RULES)
-def test_document_and_server_refuse_the_same(harness, tmp_path, seen, path, broken, kept):
-    app = ChatModels(harness, tmp_path / "model")("hi")
-    document = seen.setdefault("document", app.app.openapi())
+def test_document_and_server_refuse_the_same(app, document, path, broken, kept):
     content = document["paths"][path]["post"]["requestBody"]["content"]
     for fields, is_right in ((broken, False), (kept, True)):
         body = LEAST[path] | fields

@@ -317,6 +317,7 @@ REFERRING = {
 @pytest.mark.parametrize("is_strict", [True, False])
 @pytest.mark.parametrize("draft", ["2020-12", "04", "07"])
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.table
 def test_references_mean_the_same_places_in_every_form(form, draft, is_strict):
     text = json.dumps(REFERRING)
     schema = json.loads(text.replace('"$id"', '"id"') if draft == "04" else text)
@@ -388,6 +389,7 @@ def as_messages(function: dict) -> ChatBody:
         ({"parameters": {"properties": {}, "patternProperties": {"a": {}}}}, ANYTHING),
     ],
 )
+@pytest.mark.table
 def test_a_function_without_parameters_is_called_with_none(form, parameters, meaning):
     function = {"name": "now", **parameters}
     bodies = [as_chat(function), as_responses(function)]

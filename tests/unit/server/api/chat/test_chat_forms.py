@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.support import templates
 from tests.support.call_forms import FORMS, written
 from tests.support.chat_models import TOOLS, ChatModels
 from tests.unit.server.conftest import USER_HI, stream_chunks
@@ -67,6 +68,18 @@ def test_a_call_in_every_form(model, form, is_special):
     expected = made["function"]["arguments"]
     assert joined == {"reasoning": "I need it.", "content": "Let me see.", "arguments": expected}
     assert app.chat(tools=TOOLS, tool_choice="required").status_code == 200  # its grammar compiles
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_a_call_after_reasoning_that_the_prompt_opened_or_closed(model, thinks):
+    call = "<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln\n</parameter>\n</function>\n</tool_call>"
+    text = f"I need it.\n</think>\n\nLet me see.\n\n{call}" if thinks else f"Let me see.\n\n{call}"
+    app = model(text, template=templates.QWEN3_5_LIKE, added=("<think>", "</think>", "<tool_call>", "</tool_call>"))
+    options = {} if thinks else {"chat_template_kwargs": {"enable_thinking": False}}
+    message = app.chat(tools=TOOLS, **options).json()["choices"][0]["message"]
+    assert (message.get("reasoning"), message["content"]) == ("I need it." if thinks else None, "Let me see.")
+    (made,) = message["tool_calls"]
+    assert (made["function"]["name"], json.loads(made["function"]["arguments"])) == ("get_weather", {"city": "Köln"})
 
 
 @pytest.mark.parametrize("form", ["gemma4", "glm", "kimi"])

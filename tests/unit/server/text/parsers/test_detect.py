@@ -23,6 +23,10 @@ def detect(source: str, added_tokens: tuple[str, ...] = ()) -> ChatFormat:
         (templates.QWEN3_LIKE, "hermes", THINK, "enable_thinking"),
         (templates.HERMES_LIKE, "hermes", None, None),
         (templates.QWEN_CODER_LIKE, "qwen_xml", None, None),
+        (templates.QWEN3_5_LIKE, "qwen_xml", THINK, "enable_thinking"),
+        # as Nemotron 3's
+        ("{{ tools }}{{ enable_thinking }}<think></think><tool_call><function=", "qwen_xml", THINK, "enable_thinking"),
+        ("{{ tools }}List of tools: [", "lfm2", None, None),
         (templates.GLM_LIKE, "glm", THINK, "enable_thinking"),
         (templates.GLM_LIKE.replace("<arg_key>", "<k>"), "hermes", THINK, "enable_thinking"),
         ("{{ tools }}<tool_call></think><response></response>", "hermes", THINK, None),  # as ERNIE's
