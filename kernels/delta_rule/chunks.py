@@ -58,7 +58,11 @@ def gated_delta_rule(
             is_token = tokens < metadata.query_start_loc[rows + 1, None]
             tokens = tokens.clamp(max=len(v) - 1)
             chunk = _gather(q, k, v, g, beta, tokens, is_token, eps)
-            states[rows], read = (_step if is_step else _chunk)(*chunk, states[rows])
+            advance = _step if is_step else _chunk
+            if len(rows) == len(states):  # no copies
+                states, read = advance(*chunk, states)
+            else:
+                states[rows], read = advance(*chunk, states[rows])
             out[tokens[is_token]] = (read * scale).transpose(1, 2)[is_token].to(v.dtype)
     save_states(view, metadata, states.flatten(1, 2))
     return out
@@ -89,12 +93,12 @@ def _gather(
 def _step(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, states: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of each row: reference.py's step. Returns (new states, reads [N, heads, 1, d_v])."""
+    """One token of each row: reference.py's step. Returns (states, in place, and reads [N, heads, 1, d_v])."""
     repeat = v.shape[1] // k.shape[1]
     q, k = q.repeat_interleave(repeat, dim=1), k.repeat_interleave(repeat, dim=1)
-    states = states * (g if g.dim() == 4 else g[..., None]).exp()
+    states *= (g if g.dim() == 4 else g[..., None]).exp()
     update = beta[..., None] * (v - k @ states.mT)
-    states = torch.addcmul(states, update.mT, k)
+    states.addcmul_(update.mT, k)
     return states, q @ states.mT
 
 

@@ -28,6 +28,7 @@ from kernels.states_triton import place, row_writes, state_offsets, step_row
 
 CHUNK = 64
 _MIN_ROWS_PAD = 64
+_SHARED_BYTES = 220 * 1024  # for the inputs of chunks, of a Hopper multiprocessor's 227 KiB
 
 
 class ChunkConfig(NamedTuple):
@@ -67,34 +68,44 @@ def advance_by_chunks(
     most = min(num_tokens // CHUNK + num_rows, num_rows * triton.cdiv(metadata.max_query_len, CHUNK))
     by_dimension = g.dim() == 3
     config = config or (_BY_DIMENSION if by_dimension else _BY_TOKEN)
-    transform = q.new_empty(most, num_heads, CHUNK, CHUNK)
-    reads = torch.empty_like(transform)
-    # Of a chunk: factors of keys and queries that meet its first state, of keys that enter its last; then its decay
-    if by_dimension:
-        factors = q.new_empty(3, most, num_heads, CHUNK, d_k)
-        decays = q.new_empty(most, num_heads, d_k, dtype=torch.float32)
-    else:
-        factors = q.new_empty(3, most, num_heads, CHUNK, dtype=torch.float32)
-        decays = q.new_empty(most, num_heads, dtype=torch.float32)
+    scratch = _allocate(q, most, num_heads, by_dimension=by_dimension)
     step = (metadata.query_start_loc, metadata.seq_lens)
+    k_pad = max(16, triton.next_power_of_2(d_k))
+    stage_bytes = q.element_size() * CHUNK * (2 * CHUNK + (3 if by_dimension else 2) * k_pad)
     sizes = {
-        "NUM_HEADS": num_heads, "REPEAT": num_heads // q.shape[1], "D_K": d_k, "K_PAD": triton.next_power_of_2(d_k),
-        "CHUNK": CHUNK, "ROWS_PAD": _rows_pad(num_rows), "SHORT": short,
+        "NUM_HEADS": num_heads, "REPEAT": num_heads // q.shape[1], "D_K": d_k, "K_PAD": k_pad, "CHUNK": CHUNK,
+        "ROWS_PAD": _rows_pad(num_rows), "SHORT": short,
         "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32", "PDL": pdl, "launch_pdl": pdl,
     }  # fmt: skip
     prepare = _dimensions_kernel if by_dimension else _scalars_kernel
     prepare[(num_heads, most)](
-        q, k, g, beta, transform, reads, factors, decays, q.stride(0), k.stride(0), scale, eps, *step,
+        q, k, g, beta, *scratch, q.stride(0), k.stride(0), scale, eps, *step,
         first_row, num_rows, most, **sizes, num_warps=config.prepare_warps,
     )  # fmt: skip
     block = min(config.block, max(16, triton.next_power_of_2(d_v)))
     _scan_kernel[(triton.cdiv(d_v, block), num_heads, num_rows)](
-        q, k, v, out, transform, reads, factors, decays, q.stride(0), k.stride(0), v.stride(0), *step,
+        q, k, v, out, *scratch, q.stride(0), k.stride(0), v.stride(0), *step,
         metadata.req_index, metadata.writes, first_row, num_rows, most,
         view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
         D_V=d_v, BLOCK=block, BY_DIMENSION=by_dimension, **sizes,
-        num_warps=config.scan_warps, num_stages=config.scan_stages,
+        num_warps=config.scan_warps, num_stages=max(1, min(config.scan_stages, _SHARED_BYTES // stage_bytes)),
     )  # fmt: skip
+
+
+def _allocate(q: torch.Tensor, most: int, num_heads: int, *, by_dimension: bool) -> tuple[torch.Tensor, ...]:
+    """Return what the first phase leaves to the second, of each chunk and head: transform, reads, factors, decays.
+
+    Factors are of keys and of queries that meet the chunk's first state, and of keys that enter its last: numbers, or
+    by dimension the vectors themselves. The decay is that of the whole chunk.
+    """
+    transform = q.new_empty(most, num_heads, CHUNK, CHUNK)
+    if by_dimension:
+        factors = q.new_empty(3, most, num_heads, CHUNK, q.shape[2])
+        decays = q.new_empty(most, num_heads, q.shape[2], dtype=torch.float32)
+    else:
+        factors = q.new_empty(3, most, num_heads, CHUNK, dtype=torch.float32)
+        decays = q.new_empty(most, num_heads, dtype=torch.float32)
+    return transform, torch.empty_like(transform), factors, decays
 
 
 def _rows_of_prompts(metadata: StateMetadata) -> tuple[int, int]:

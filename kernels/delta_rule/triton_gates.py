@@ -54,7 +54,7 @@ def gated_rms_norm(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     pad = triton.next_power_of_2(size)
     block = max(1, min(2 * _NUM_VALUES // pad, triton.next_power_of_2(num_heads)))
-    _gated_rms_norm_kernel[(triton.cdiv(num_heads, block), num_tokens)](
+    _gated_rms_norm_kernel[(num_tokens, triton.cdiv(num_heads, block))](
         x, gate, weight, out, x.stride(0), x.stride(1), gate.stride(0), gate.stride(1), eps,
         NUM_HEADS=num_heads, SIZE=size, PAD=pad, BLOCK=block, IS_SILU=activation == "silu", PDL=pdl,
         num_warps=max(1, min(4, block * pad // 256)), launch_pdl=pdl,
@@ -100,8 +100,8 @@ def _gated_rms_norm_kernel(
     PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """BLOCK heads of one token."""
-    token = tl.program_id(1).to(tl.int64)
-    heads, dims = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None], tl.arange(0, PAD)[None, :]
+    token = tl.program_id(0).to(tl.int64)
+    heads, dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None], tl.arange(0, PAD)[None, :]
     mask = (heads < NUM_HEADS) & (dims < SIZE)
     weight = tl.load(weight_ptr + dims, mask=dims < SIZE, other=0.0).to(tl.float32)
     if PDL:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from kernels.states import load_states
 from tests.unit.kernels.triton_cases.recurrent_problem import (
     MIXED,
     ONE_TOKEN,
+    PADDING,
     RAGGED,
     SHORT,
     Row,
@@ -92,6 +94,27 @@ def test_chunks_equal_the_specification_for_gates_of_any_strength(by_dimension, 
     expected = recurrent_gated_delta_rule(q, k, v, g, betas * beta, other, metadata, scale=0.5)
     assert_near(out, expected)
     assert_near(states_after(view, metadata), states_after(other, metadata))
+
+
+@pytest.mark.parametrize("by_dimension", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_batches_equal_the_specification(seed, by_dimension):
+    draw = random.Random(seed)
+    lengths = [draw.choice([0, 1, 1, 2, 16, 63, 64, 65, draw.randint(2, 200)]) for _ in range(draw.randint(1, 9))]
+    starts = [draw.choice([PADDING, 0, 1, 64, draw.randint(0, 1000)]) for _ in lengths]
+    rows = [Row(*row, writes=draw.random() < 0.8) for row in zip(lengths, starts, strict=True)]
+    metadata = make_metadata([*rows, Row(1, 3)], seed=seed)
+    sizes = {"key_heads": draw.randint(1, 3), "d_k": draw.choice([8, 20, 32]), "d_v": draw.choice([8, 12, 48])}
+    sizes["value_heads"] = sizes["key_heads"] * draw.randint(1, 3)
+    inputs = make_delta(metadata, **sizes, by_dimension=by_dimension, strongest=draw.choice([0.05, 2, 40]), seed=seed)
+    num_rows = sizes["value_heads"] * sizes["d_v"]
+    rows_per_piece = draw.randint(-(-num_rows // 90), num_rows)
+    view = make_view(metadata, num_rows, sizes["d_k"], rows_per_piece=rows_per_piece, rest=draw.randint(0, 7))
+    before, other = clone(view), clone(view)
+    out = gated_delta_rule(*inputs, view, metadata, scale=0.5)
+    assert_near(out, recurrent_gated_delta_rule(*inputs, other, metadata, scale=0.5))
+    assert_near(states_after(view, metadata), states_after(other, metadata))
+    assert_only_states_changed(view, before, metadata)
 
 
 @pytest.mark.parametrize("by_dimension", [False, True])

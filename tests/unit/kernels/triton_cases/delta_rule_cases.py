@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import sys
 
 import pytest
 import torch
 
+from benchmarks import recurrent_kernels
 from kernels.delta_rule import triton as twin
 from kernels.delta_rule.reference import recurrent_gated_delta_rule
 from tests.unit.kernels.triton_cases.recurrent_problem import (
@@ -73,8 +76,9 @@ def test_prompts_behind_rows_of_one_token_equal_the_specification():
 
 
 @pytest.mark.parametrize("by_dimension", [False, True])
-def test_heads_whose_sizes_are_no_powers_of_two_equal_the_specification(by_dimension):
-    sizes = {"key_heads": 1, "value_heads": 2, "d_k": 24, "d_v": 48}
+@pytest.mark.parametrize(("d_k", "d_v"), [(24, 48), (8, 8)])
+def test_heads_of_other_sizes_equal_the_specification(d_k, d_v, by_dimension):
+    sizes = {"key_heads": 1, "value_heads": 2, "d_k": d_k, "d_v": d_v}
     assert_twins_agree(LONG, sizes=sizes, by_dimension=by_dimension)
 
 
@@ -91,3 +95,17 @@ def test_equal_keys_and_gates_of_any_strength_stay_finite(gate, by_dimension, ma
     out = twin.gated_delta_rule(q, k, v, g, beta, view, metadata, scale=0.3)
     assert_near(out, recurrent_gated_delta_rule(q, k, v, g, beta, other, metadata, scale=0.3), tolerance)
     assert_near(states_after(view, metadata), states_after(other, metadata), tolerance)
+
+
+@pytest.mark.full
+def test_the_benchmark_of_recurrent_kernels_runs_and_writes_its_figures(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["recurrent_kernels", "--smoke", "--sweep", "--json", str(tmp_path / "out.json")])
+    monkeypatch.setattr(recurrent_kernels, "_STEPS", recurrent_kernels._STEPS[:1])
+    monkeypatch.setattr(recurrent_kernels, "_CHUNKS", recurrent_kernels._CHUNKS[:1])
+    recurrent_kernels.main()
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert {cell["kernel"] for cell in results} == {"conv", "gates", "delta rule", "gated norm"}
+    assert {(cell["rows"], cell["tokens"]) for cell in results} == {(3, 1), (2, 3), (2, 70)}
+    assert max(cell["error"] for cell in results) < 4e-3
+    assert not any(cell["trouble"] for cell in results)
+    assert capsys.readouterr().out.count("% of floor") == len(results)
