@@ -38,7 +38,14 @@ _LFM2 = Architecture(
 )
 
 # Settings of kernels and of the training
-_MAMBA_HARMLESS = ("mamba_chunk_size", "num_logits_to_keep", "use_mamba_kernels")
+_MAMBA_HARMLESS = (
+    "mamba_chunk_size",
+    "num_logits_to_keep",
+    "time_step_floor",
+    "time_step_max",
+    "time_step_min",
+    "use_mamba_kernels",
+)
 _GRANITE = Architecture(
     "models.granite_hybrid:GraniteHybrid",
     "granitemoehybrid",
@@ -52,8 +59,7 @@ _GRANITE = Architecture(
     mlp="shared_mlp",
     defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
     packed_modules={"gate_proj": "input_linear", "up_proj": "input_linear", "down_proj": "output_linear"},
-    # no_rope_layers: Granite 4's layers are alike
-    harmless=(*_MAMBA_HARMLESS, "normalization_function", "init_method", "attention_dropout"),
+    harmless=(*_MAMBA_HARMLESS, "init_method"),
     neutral={"normalization_function": ("rmsnorm",)},
 )
 _BAMBA = Architecture(
@@ -134,9 +140,6 @@ _NEMOTRON = Architecture(
         "num_nextn_predict_layers",
         "rescale_prenorm_residual",
         "sliding_window",
-        "time_step_floor",
-        "time_step_max",
-        "time_step_min",
     ),
     neutral={
         "mamba_hidden_act": ("silu", "swish"),

@@ -89,13 +89,12 @@ def _step_kernel(
     first, num_tokens, has_state, is_padding = step_row(query_start_ptr, seq_lens_ptr, row)
     is_mine = (num_tokens <= MOST) & (num_tokens > 0) & (is_padding == 0)
     request = tl.load(req_index_ptr + row).to(tl.int64)
-    in_state = in_head & is_mine
-    offsets = state_offsets(
-        pages_ptr + request * stride_pages, head * HEAD_DIM + dims, in_state, first_piece, num_pages,
+    offsets = state_offsets(  # of any row: the load of its pages need not wait for that of its length
+        pages_ptr + request * stride_pages, head * HEAD_DIM + dims, in_head, first_piece, num_pages,
         NUM_LANES, PIECE, ROW_SIZE,
     )  # fmt: skip
     state_ptrs = pool_ptr + (offsets[:, None] + columns[None, :])
-    in_tile = in_state[:, None] & in_row[None, :]
+    in_tile = (in_head & is_mine)[:, None] & in_row[None, :]
     state = tl.load(state_ptrs, mask=in_tile & has_state, other=0.0)
     may_write = row_writes(writes_ptr, row)
     if PDL:

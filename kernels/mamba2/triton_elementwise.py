@@ -54,7 +54,8 @@ def grouped_gated_norm(
 
     def launch(kind: tl.constexpr, sums: torch.Tensor | None) -> None:
         _gated_norm_kernel[(num_groups, num_tokens)](
-            y, z, weight, out, sums, eps, 1.0 / group_size, y.stride(0), z.stride(0),
+            y, z, weight, out, sums, eps, 1.0 / group_size,
+            y.stride(0), z.stride(0), 0 if sums is None else sums.stride(0),
             WIDTH=width, SIZE=size, BLOCK=block, HAS_NORM_FIRST=has_norm_first, KIND=kind, PDL=pdl,
             num_warps=min(16, max(1, block // 256)), launch_pdl=pdl,
         )  # fmt: skip
@@ -66,7 +67,7 @@ def grouped_gated_norm(
     else:
         sums = torch.empty(num_tokens, num_groups, dtype=torch.float32, device=y.device)
         launch(_SUMS, sums)
-        launch(_SCALE, all_reduce(sums))
+        launch(_SCALE, all_reduce(sums))  # may be a slice of more groups' sums
     return out
 
 
@@ -97,7 +98,7 @@ def _dt_kernel(
 
 @triton.jit
 def _gated_norm_kernel(
-    y_ptr, z_ptr, weight_ptr, out_ptr, sums_ptr, eps, inverse_group_size, stride_y, stride_z,
+    y_ptr, z_ptr, weight_ptr, out_ptr, sums_ptr, eps, inverse_group_size, stride_y, stride_z, stride_sums,
     WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, HAS_NORM_FIRST: tl.constexpr, KIND: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -118,7 +119,7 @@ def _gated_norm_kernel(
     if weight_ptr is None:
         product = values
     else:
-        place = token * tl.num_programs(0) + group
+        place = token * stride_sums + group
         total = tl.load(sums_ptr + place) if KIND == _SCALE else tl.sum(values * values, 0)
         if KIND == _SUMS:
             tl.store(sums_ptr + place, total)

@@ -16,6 +16,7 @@ Operands of products are rounded to x's dtype; sums and states are fp32.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +26,10 @@ import triton.language as tl
 from kernels.states import StateMetadata, StateView
 from kernels.states_triton import row_writes, state_offsets, step_row
 
-_SEGMENTS = (1024, 512, 256, 128, 64)  # tokens; the longest that gives enough programs
-_ENOUGH_PROGRAMS = 256  # about two for each SM of an H100
+_SEGMENTS = (64, 128, 256, 512, 1024, 2048)  # tokens
+_SLOTS = 264  # programs that run at once on an H100, two for each SM
+_LAUNCHES = 2.0  # what launches 2 and 3 cost, and one end in launch 2, in the time of a program's chunk
+_PASS = 0.3
 # Least logarithm of a token's decay: smaller ones forget as well, but cost the digits of sums behind them
 _LEAST = tl.constexpr(-40.0)
 
@@ -50,9 +53,23 @@ def scan_config(head_dim: int, state_size: int, dtype: torch.dtype) -> ScanConfi
     return ScanConfig(chunk=64, block_p=block_p, num_warps=8 if block_p * state_size > 8192 else 4, num_stages=2)
 
 
-def choose_segment(num_tokens: int, *, num_programs: int) -> int:
-    """Return the tokens of a segment. num_programs: of one segment."""
-    return next((size for size in _SEGMENTS if num_tokens // size * num_programs >= _ENOUGH_PROGRAMS), _SEGMENTS[-1])
+@functools.lru_cache(maxsize=4096)
+def choose_segment(num_tokens: int, *, longest: int, num_programs: int) -> int:
+    """Return the tokens of a segment that an estimate finds fastest, as if all rows were as long as the longest.
+
+    num_programs: of one segment. A chunk without its output takes half the time of one with it.
+    """
+    longest = min(longest, num_tokens)
+
+    def estimate(size: int) -> float:
+        segments, chunks = -(-longest // size), -(-min(size, longest) // 64)
+        share = num_tokens / longest * num_programs * chunks / _SLOTS
+        if segments == 1:
+            return max(chunks, share)
+        first = max(chunks, share * (1 + (segments - 2) / 2))
+        return first + max(chunks, share * (segments - 1)) + _LAUNCHES + _PASS * segments
+
+    return min(_SEGMENTS, key=estimate)
 
 
 def scan_rows(
@@ -80,7 +97,7 @@ def scan_rows(
     state_size = view.row_size
     config = config or scan_config(head_dim, state_size, x.dtype)
     blocks = triton.cdiv(head_dim, config.block_p)
-    segment = segment or choose_segment(num_tokens, num_programs=num_heads * blocks)
+    segment = segment or choose_segment(num_tokens, longest=metadata.max_query_len, num_programs=num_heads * blocks)
     first_row, num_rows = rows[0], rows[1] - rows[0]
     # Row i's segments begin at (its first token // segment) + i: always enough room, without a scan
     num_segments = num_tokens // segment + num_rows

@@ -52,22 +52,23 @@ def route(
     renormalize: bool,
     given: torch.Tensor | None = None,
     floor: float = 0.0,
+    added: float = 0.0,
     factor: float = 1.0,
     expert_scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax over the experts, then each token's top_k, descending: weights [T, top_k] fp32, experts [T, top_k] int64.
 
-    logits: [T, num_experts]. renormalize: a token's weights are divided by their sum, or by floor if that is more; then
-    they are multiplied by factor. given: [T, num_experts] fp32, the weights of the experts if they are chosen; then
-    there is no softmax and the top_k largest logits are chosen, of which at least top_k are above -inf. expert_scales:
-    [num_experts] fp32, multiply the weights last.
+    logits: [T, num_experts]. renormalize: a token's weights are divided by the larger of floor and their own sum, plus
+    `added`; then they are multiplied by factor. given: [T, num_experts] fp32, the weights of the experts if they are
+    chosen; then there is no softmax and the top_k largest logits are chosen, of which at least top_k are above -inf.
+    expert_scales: [num_experts] fp32, multiply the weights last.
     """
     scores = logits.float().softmax(-1) if given is None else logits.float()
     ordered, experts = scores.sort(dim=-1, descending=True, stable=True)
     experts = experts[:, :top_k]
     weights = ordered[:, :top_k] if given is None else given.gather(1, experts)
     if renormalize:
-        weights = weights / weights.sum(-1, keepdim=True).clamp_min(floor)
+        weights = weights / weights.sum(-1, keepdim=True).clamp_min(floor).add(added)
     weights = weights * factor
     return (weights if expert_scales is None else weights * expert_scales[experts]), experts
 
@@ -120,13 +121,14 @@ def fused_moe(
     expert_scales: torch.Tensor | None = None,
     given: torch.Tensor | None = None,
     floor: float = 0.0,
+    added: float = 0.0,
     factor: float = 1.0,
 ) -> torch.Tensor:
     """Route each token and sum its experts by their weights: [T, H] of x's dtype, which may be fp32, bf16 or fp16.
 
     x, gate_up, down: as for run_experts. logits: [T, E], plus one column if `shared` is given. round_weights: round to
     x's dtype before use. shared: [T, H], output of the shared expert, added times the sigmoid of that last column.
-    given, floor, factor, expert_scales: see route. biases: of x's dtype.
+    given, floor, added, factor, expert_scales: see route. biases: of x's dtype.
     """
     num_experts = gate_up.shape[0]
     weights, experts = route(
@@ -135,6 +137,7 @@ def fused_moe(
         renormalize=renormalize,
         given=given,
         floor=floor,
+        added=added,
         factor=factor,
         expert_scales=expert_scales,
     )

@@ -51,6 +51,7 @@ def route(
     chunk_tokens: int | None,
     given: torch.Tensor | None = None,
     floor: float = 0.0,
+    added: float = 0.0,
     factor: float = 1.0,
     expert_scales: torch.Tensor | None = None,
     pdl: bool = False,
@@ -72,7 +73,8 @@ def route(
     ranks = torch.empty(places if has_counts else (1, 1), dtype=torch.int32, device=device)
     counts = torch.empty((num_chunks, padded) if has_counts else (1, 1), dtype=torch.int32, device=device)
     _route_kernel[(num_chunks,)](
-        logits, given, expert_scales, weights, experts, ranks, counts, num_tokens, logits.stride(0), floor, factor,
+        logits, given, expert_scales, weights, experts, ranks, counts, num_tokens, logits.stride(0),
+        floor, added, factor,
         EXPERTS=num_experts, EXPERTS_PAD=padded, TOP_K=top_k, PLACES_PAD=triton.next_power_of_2(top_k),
         TOKENS=tokens, RENORMALIZE=renormalize, HAS_GIVEN=given is not None, HAS_SCALES=expert_scales is not None,
         HAS_COUNTS=has_counts, PDL=pdl,
@@ -105,10 +107,10 @@ def max_tiles(*, num_pairs: int, num_experts: int, block_m: int) -> int:
     return (num_pairs + num_hit * (block_m - 1)) // block_m
 
 
-@triton.jit(do_not_specialize=["num_tokens", "floor", "factor"])
+@triton.jit(do_not_specialize=["num_tokens", "floor", "added", "factor"])
 def _route_kernel(
     logits_ptr, given_ptr, scales_ptr, weights_ptr, experts_ptr, ranks_ptr, counts_ptr, num_tokens, stride_logits,
-    floor, factor,
+    floor, added, factor,
     EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, PLACES_PAD: tl.constexpr,
     TOKENS: tl.constexpr, RENORMALIZE: tl.constexpr, HAS_GIVEN: tl.constexpr, HAS_SCALES: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
@@ -152,7 +154,7 @@ def _route_kernel(
         experts = tl.where(places == place, expert[:, None], experts)
         total += value
     if RENORMALIZE:
-        weights = weights / tl.maximum(total, floor)[:, None]
+        weights = weights / (tl.maximum(total, floor) + added)[:, None]
     weights = weights * factor
     if HAS_SCALES:
         weights = weights * tl.load(scales_ptr + experts)  # places that are none have expert 0

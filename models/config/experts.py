@@ -32,6 +32,7 @@ class ExpertsConfig:
     # The router's product: in the model's dtype; in fp32, of the rounded weight or of the weight as it is stored
     router_precision: Literal["model", "fp32", "fp32_stored"] = "model"
     floor: float = 0.0  # least divisor of the weights
+    added: float = 0.0  # to that divisor
     factor: float = 1.0  # on the weights, at last
     num_groups: int = 1  # of experts, of which num_groups_per_tok are open to a token: sigmoid_bias
     num_groups_per_tok: int = 1
@@ -157,7 +158,7 @@ def _read_experts(config: Fields, architecture: Architecture, num_layers: int) -
         return dataclasses.replace(
             experts,
             routing="sigmoid_bias" if config.flag("use_expert_bias", default=True) else "sigmoid",
-            floor=1e-6,
+            added=1e-6,
             factor=config.positive("routed_scaling_factor", default=1.0),
         )
     if kind == "nemotron":

@@ -91,6 +91,7 @@ class SparseMLP(nn.Module):
                 shared=shared if experts.has_shared_gate else None,
                 given=given,
                 floor=experts.floor,
+                added=experts.added,
                 factor=experts.factor,
                 gate=self.gate,
                 biases=self.weights.biases,

@@ -15,8 +15,9 @@ from models.weights.checkpoint import MAX_NAMES_IN_ERROR
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
 _WRAPPED = "base_model.model."  # PEFT's prefix for the wrapped model
-# The text part of a multimodal model: its prefix in checkpoints, and in transformers modules since 4.52
-_TEXT_PARTS = ("language_model.model.", "model.language_model.")
+# Prefixes in checkpoints, and in transformers' modules, whose names PEFT takes: the text part of a multimodal model
+# since 4.52, and the layers of Nemotron-H since 5
+_RUNTIME_PREFIXES = {"language_model.model.": "model.language_model.", "backbone.": "model."}
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,10 @@ class Adapter:
 
 
 def _spellings(module: str) -> tuple[str, ...]:
-    stored, runtime = _TEXT_PARTS
-    return (module, runtime + module.removeprefix(stored)) if module.startswith(stored) else (module,)
+    for stored, runtime in _RUNTIME_PREFIXES.items():
+        if module.startswith(stored):
+            return module, runtime + module.removeprefix(stored)
+    return (module,)
 
 
 def _is_low_rank(name: str) -> bool:

@@ -9,7 +9,7 @@ from triton.runtime.interpreter import interpreter_builder
 from benchmarks.mamba2_kernels import SMOKE, TILES, measure
 from kernels.mamba2 import reference, triton_elementwise
 from kernels.mamba2 import triton as triton_mamba2
-from kernels.mamba2.triton_scan import ScanConfig
+from kernels.mamba2.triton_scan import ScanConfig, choose_segment
 from tests.unit.kernels.triton_cases.mamba2_problem import PADDING, error_of, make_problem
 
 # The interpreter truncates to bf16 instead of rounding: half precision stands for it here, bf16 is tested on the GPU
@@ -46,11 +46,17 @@ def test_gated_norms_equal_their_specification(width, group_size, dtype, has_nor
         _close(out, expected)
 
 
+def _one_of_two_groups(sums):
+    """What a rank gets that holds a part of the second of two groups: a column of both groups' sums."""
+    return torch.cat([torch.rand_like(sums), sums * 3], dim=1)[:, 1:]
+
+
 @pytest.mark.parametrize("has_norm_first", [False, True])
-def test_ranks_that_share_a_group_equal_the_specification(has_norm_first):
+@pytest.mark.parametrize("all_reduce", [lambda sums: sums.mul_(3) + 1, _one_of_two_groups])
+def test_ranks_that_share_a_group_equal_the_specification(all_reduce, has_norm_first):
     y, z, weight = torch.randn(3, 40), torch.randn(3, 40), torch.randn(40)
     out, expected = (
-        op(y, z, weight, 1e-5, group_size=160, has_norm_first=has_norm_first, all_reduce=lambda sums: sums.mul_(3) + 1)
+        op(y, z, weight, 1e-5, group_size=160, has_norm_first=has_norm_first, all_reduce=all_reduce)
         for op in (triton_elementwise.grouped_gated_norm, reference.grouped_gated_norm)
     )
     _close(out, expected)
@@ -97,6 +103,13 @@ def test_other_tiles_equal_the_specification(config):
     problem = make_problem([(7, 300), (0, 129), (2, 1)], head_dim=20, dtype=torch.float16)
     for segment in (None, 64, 256):
         assert error_of(problem, triton_mamba2.mamba2, segment=segment, config=config) < TOLERANCE[torch.float16]
+
+
+def test_one_long_prompt_has_many_segments_and_many_short_prompts_have_one_each():
+    for num_programs in (24, 64, 128):
+        assert 8192 / choose_segment(8192, longest=8192, num_programs=num_programs) >= 4
+        assert choose_segment(8192, longest=250, num_programs=num_programs) == 256
+        assert choose_segment(64, longest=8192, num_programs=num_programs) == 64  # a bound may exceed the tokens
 
 
 @pytest.mark.parametrize("segment", [64, 256])

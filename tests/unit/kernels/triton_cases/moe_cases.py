@@ -180,9 +180,9 @@ def test_experts_with_biases_scales_and_other_gates_equal_their_specification(ga
 
 
 @pytest.mark.parametrize("config", [SMALL, PAIRS], ids=["tiles", "pairs"])
-@pytest.mark.parametrize("floor", [0.0, 1e-20, 5.0])
+@pytest.mark.parametrize(("floor", "added"), [(0.0, 0.0), (1e-20, 0.5), (5.0, 0.0)])
 @pytest.mark.parametrize("renormalize", [False, True])
-def test_mixtures_with_given_weights_equal_their_specification(renormalize, floor, config):
+def test_mixtures_with_given_weights_equal_their_specification(renormalize, floor, added, config):
     num_tokens = 2 if config is PAIRS else 19
     problem = make_problem(
         num_tokens=num_tokens, num_experts=6, top_k=3, hidden_size=32, intermediate_size=24, dtype=torch.float32,
@@ -190,7 +190,7 @@ def test_mixtures_with_given_weights_equal_their_specification(renormalize, floo
     )  # fmt: skip
     given = torch.rand(num_tokens, 6)
     problem.logits[:, 1:3] = -float("inf")  # as experts of other groups
-    problem = dataclasses.replace(problem, given=given, floor=floor, factor=2.5)
+    problem = dataclasses.replace(problem, given=given, floor=floor, added=added, factor=2.5)
     out, expected = problem.call(moe_triton.fused_moe, config=config), problem.call(moe.fused_moe)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(expected.double(), problem.exact(), rtol=0, atol=1e-4)

@@ -26,13 +26,14 @@ class Problem:
     expert_scales: torch.Tensor | None = None
     given: torch.Tensor | None = None
     floor: float = 0.0
+    added: float = 0.0
     factor: float = 1.0
 
     def call(self, function, **options):
         """function: kernels.moe.reference.fused_moe or its twin."""
         return function(
             self.x, self.logits, self.gate_up, self.down, top_k=self.top_k, renormalize=self.renormalize,
-            round_weights=self.round_weights, shared=self.shared, given=self.given, floor=self.floor,
+            round_weights=self.round_weights, shared=self.shared, given=self.given, floor=self.floor, added=self.added,
             factor=self.factor, gate=self.gate, biases=self.biases, expert_scales=self.expert_scales, **options,
         )  # fmt: skip
 
@@ -41,7 +42,7 @@ class Problem:
         num_experts = self.gate_up.shape[0]
         weights, experts = moe.route(
             self.logits[:, :num_experts], top_k=self.top_k, renormalize=self.renormalize, given=self.given,
-            floor=self.floor, factor=self.factor, expert_scales=self.expert_scales,
+            floor=self.floor, added=self.added, factor=self.factor, expert_scales=self.expert_scales,
         )  # fmt: skip
         inner = torch.einsum("th,eih->tei", self.x.double(), self.gate_up.double())
         if self.biases is not None:

@@ -214,6 +214,17 @@ def test_a_broken_folder_is_explained(base, tmp_path, break_it, words):
     assert str(folder) in str(error.value)
 
 
+def test_layers_of_nemotron_have_two_spellings(tmp_path):
+    save_checkpoint(tmp_path / "base", make_configs()["nemotron_h"])
+    tensors = make_tensors(tmp_path / "base", {"backbone.layers.0.mixer.in_proj": 4})
+    for prefix in ("backbone.", "model."):
+        named = {name.replace("backbone.", prefix): tensor for name, tensor in tensors.items()}
+        config = adapter_config(target_modules=["in_proj"], layers_to_transform=[0])
+        adapter = Adapter("a", save_adapter(tmp_path / prefix, named, config))
+        assert adapter.rank_of("backbone.layers.0.mixer.in_proj") == 4
+        assert adapter.rank_of("backbone.layers.0.mixer.out_proj") == 0
+
+
 def test_the_text_of_a_model_that_also_sees_has_two_spellings(base, tmp_path):
     tensors = make_tensors(base, dict.fromkeys(QV, 4))
     for prefix in ("model.language_model.", "language_model.model."):
