@@ -113,7 +113,11 @@ class InputBatchBuilder:
         (num_tables, max_rows, max_blocks), device = state.block_tables.shape, state.device
         self._arange = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._inputs = DecodeInputs.allocate(
-            num_tables=num_tables, max_rows=max_rows, max_blocks=max_blocks, device=device
+            num_tables=num_tables,
+            max_rows=max_rows,
+            max_blocks=max_blocks,
+            device=device,
+            has_states=states is not None,
         )
         self._decode_key: list[int] = []
         self._decode_req_index = torch.empty(0, dtype=torch.int64, device=device)
@@ -124,7 +128,8 @@ class InputBatchBuilder:
             max_blocks=max_blocks,
             device=device,
         )
-        num_values = PackedInputs.num_values(max_mixed.num_tokens, max_mixed.num_rows)
+        self._has_drafts = states is not None and states.has_ring
+        num_values = PackedInputs.num_values(max_mixed.num_tokens, max_mixed.num_rows, has_drafts=self._has_drafts)
         self._packed = torch.zeros(num_values, dtype=torch.int32, device=device)
 
     def pack_decodes(self, plan: StepPlan) -> torch.Tensor:
@@ -231,7 +236,7 @@ class InputBatchBuilder:
 
     def _packed_step(self, shape: MixedShape, rows: list[RowPlan]) -> PackedStep:
         """Return the step of these rows, whose values are in the packed buffer or being copied to it."""
-        inputs = PackedInputs.view(self._packed, shape.num_tokens, shape.num_rows)
+        inputs = PackedInputs.view(self._packed, shape.num_tokens, shape.num_rows, has_drafts=self._has_drafts)
         sampling = [row for row in rows for _ in range(row.num_samples)]
         count = len(sampling)
         samples = SamplingMetadata(sampling, self._mixed.sample_req_index[:count], self._mixed.sample_positions[:count])
@@ -251,15 +256,16 @@ class InputBatchBuilder:
             seq_lens.insert(0, 0)
             lengths.insert(0, shape.num_tokens - sum(lengths))
             chunks.insert(0, [0] * lengths[0])
-        packed = np.zeros(PackedInputs.num_values(shape.num_tokens, shape.num_rows), dtype=np.int32)
-        inputs = PackedInputs.view(torch.from_numpy(packed), shape.num_tokens, shape.num_rows)
+        sizes, has_drafts = (shape.num_tokens, shape.num_rows), self._has_drafts
+        packed = np.zeros(PackedInputs.num_values(*sizes, has_drafts=has_drafts), dtype=np.int32)
+        inputs = PackedInputs.view(torch.from_numpy(packed), *sizes, has_drafts=has_drafts)
         num_rows = len(lengths)
         inputs.token_ids.numpy()[:] = list(itertools.chain.from_iterable(chunks))
         inputs.token_rows.numpy()[:] = np.repeat(np.arange(num_rows), lengths)
         inputs.req_index.numpy()[:] = self._state.padding_row
         inputs.req_index.numpy()[:num_rows] = req_index
         inputs.seq_lens.numpy()[:num_rows] = seq_lens
-        if self._states is not None:
+        if inputs.num_drafts is not None:
             inputs.num_drafts.numpy()[num_paddings:num_rows] = [row.num_drafts for row in order]
         inputs.query_start_loc.numpy()[1:] = shape.num_tokens
         inputs.query_start_loc.numpy()[1 : num_rows + 1] = np.cumsum(lengths)

@@ -63,8 +63,14 @@ class StateRows:
             for layer in states
         ]
 
+    @property
+    def has_ring(self) -> bool:
+        """True if rows may have drafts."""
+        return self._drafts is not None
+
     def of_decodes(self, req_index: torch.Tensor, inputs: DecodeInputs, query_start_loc: torch.Tensor) -> StepStates:
         """Return the states of rows of one token each, gathered in `inputs`: none has drafts, or follows a row with."""
+        assert inputs.state_lens is not None
         num_rows = req_index.shape[0]
         rows = StateMetadata(
             query_start_loc=query_start_loc,

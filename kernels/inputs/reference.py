@@ -18,24 +18,27 @@ class DecodeInputs:
     # [max_rows] int64: each row's newest token, and its position in the request
     input_ids: torch.Tensor
     positions: torch.Tensor
-    # [max_rows] int32: tokens attended to, positions + 1; and the same for layers with states: 0 for padding rows
+    # [max_rows] int32: tokens attended to, positions + 1
     seq_lens: torch.Tensor
-    state_lens: torch.Tensor
     # [tables, max_rows rounded up] int64: slot of the token's key and value, by each block table
     slot_mappings: torch.Tensor
     # [tables, max_rows, max_blocks] int32: defined up to the row's length (seq_lens)
     block_tables: torch.Tensor
+    # [max_rows] int32: seq_lens, but 0 for padding rows, for layers with states; None: there are none
+    state_lens: torch.Tensor | None = None
 
     @classmethod
-    def allocate(cls, *, num_tables: int, max_rows: int, max_blocks: int, device: torch.device) -> DecodeInputs:
+    def allocate(
+        cls, *, num_tables: int, max_rows: int, max_blocks: int, device: torch.device, has_states: bool = False
+    ) -> DecodeInputs:
         """Allocate zeros: valid ids everywhere, also before the first step."""
         return cls(
             input_ids=torch.zeros(max_rows, dtype=torch.int64, device=device),
             positions=torch.zeros(max_rows, dtype=torch.int64, device=device),
             seq_lens=torch.zeros(max_rows, dtype=torch.int32, device=device),
-            state_lens=torch.zeros(max_rows, dtype=torch.int32, device=device),
             slot_mappings=_zero_slots(num_tables, max_rows, device),
             block_tables=torch.zeros(num_tables, max_rows, max_blocks, dtype=torch.int32, device=device),
+            state_lens=torch.zeros(max_rows, dtype=torch.int32, device=device) if has_states else None,
         )
 
 
@@ -61,7 +64,8 @@ def gather_decode_inputs(
     out.input_ids[:num_rows] = last_token[req_index]
     out.positions[:num_rows] = positions
     out.seq_lens[:num_rows] = positions + 1
-    out.state_lens[:num_rows] = torch.where(req_index == padding_row, 0, positions + 1)
+    if out.state_lens is not None:
+        out.state_lens[:num_rows] = torch.where(req_index == padding_row, 0, positions + 1)
     out.slot_mappings[:, :num_rows] = blocks * block_size + positions % block_size
     out.block_tables[:, :num_rows] = block_tables[:, req_index]
     num_computed[req_index] = torch.where(req_index == padding_row, 0, positions + 1)
@@ -82,21 +86,23 @@ class PackedInputs:
     # [R] row of each sampled position, in the order of the results, and its token; unused entries are 0
     sample_rows: torch.Tensor
     sample_tokens: torch.Tensor
-    # [R] drafts of each row, its last tokens
-    num_drafts: torch.Tensor
     # [R + 1] first token of each row
     query_start_loc: torch.Tensor
+    # [R] drafts of each row, its last tokens, for layers with states; None: there are none, or no drafts
+    num_drafts: torch.Tensor | None = None
 
     @staticmethod
-    def num_values(num_tokens: int, num_rows: int) -> int:
+    def num_values(num_tokens: int, num_rows: int, *, has_drafts: bool = False) -> int:
         """Return the buffer's length for T tokens in R rows."""
-        return sum(_mixed_sections(num_tokens, num_rows))
+        return sum(_mixed_sections(num_tokens, num_rows, has_drafts=has_drafts))
 
     @classmethod
-    def view(cls, buffer: torch.Tensor, num_tokens: int, num_rows: int) -> PackedInputs:
+    def view(cls, buffer: torch.Tensor, num_tokens: int, num_rows: int, *, has_drafts: bool = False) -> PackedInputs:
         """Return the sections of buffer, at least [num_values(T, R)] int32."""
-        sections = buffer[: cls.num_values(num_tokens, num_rows)].split(_mixed_sections(num_tokens, num_rows))
-        token_ids, token_rows, req_index, seq_lens, sample_rows, sample_tokens, num_drafts, starts = sections
+        sizes = _mixed_sections(num_tokens, num_rows, has_drafts=has_drafts)
+        token_ids, token_rows, req_index, seq_lens, sample_rows, sample_tokens, starts, *drafts = buffer[
+            : sum(sizes)
+        ].split(sizes)
         return cls(
             token_ids=token_ids[:num_tokens],
             token_rows=token_rows[:num_tokens],
@@ -104,14 +110,14 @@ class PackedInputs:
             seq_lens=seq_lens[:num_rows],
             sample_rows=sample_rows[:num_rows],
             sample_tokens=sample_tokens[:num_rows],
-            num_drafts=num_drafts[:num_rows],
             query_start_loc=starts[: num_rows + 1],
+            num_drafts=drafts[0][:num_rows] if drafts else None,
         )
 
 
-def _mixed_sections(num_tokens: int, num_rows: int) -> list[int]:
+def _mixed_sections(num_tokens: int, num_rows: int, *, has_drafts: bool) -> list[int]:
     """Return the sections' lengths, multiples of 4: kernels load 16 bytes if aligned, and compile for either."""
-    return [(num_tokens + 3) // 4 * 4] * 2 + [(num_rows + 4) // 4 * 4] * 6
+    return [(num_tokens + 3) // 4 * 4] * 2 + [(num_rows + 4) // 4 * 4] * (5 + has_drafts)
 
 
 @dataclass(frozen=True)
@@ -217,6 +223,7 @@ def gather_draft_inputs(
     behind it settles the tokens in between. A row with drafts keeps its tokens, at most ring_size, which are all
     sampled; after other rows nothing is kept.
     """
+    assert packed.num_drafts is not None
     num_rows = packed.req_index.shape[0]
     req_index, is_drafted = packed.req_index.long(), packed.num_drafts > 0
     starts, kept = packed.seq_lens - packed.query_start_loc.diff(), ring_start[req_index]

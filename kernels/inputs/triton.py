@@ -83,7 +83,8 @@ def _gather_kernel(
     tl.store(input_ids_ptr + row, tl.load(last_token_ptr + req_index))
     tl.store(positions_ptr + row, position)
     tl.store(seq_lens_ptr + row, (position + 1).to(tl.int32))
-    tl.store(state_lens_ptr + row, tl.where(req_index == padding_row, 0, position + 1).to(tl.int32))
+    if state_lens_ptr is not None:
+        tl.store(state_lens_ptr + row, tl.where(req_index == padding_row, 0, position + 1).to(tl.int32))
     num_blocks = (position // BLOCK_SIZE + 1).to(tl.int32)
     for table in tl.static_range(NUM_TABLES):
         source_ptr = tables_ptr + table * stride_table + req_index * stride_row

@@ -119,7 +119,7 @@ def test_gathered_inputs_equal_the_specification():
     results = []
     for gather in (inputs.gather_decode_inputs, gather_decode_inputs):
         out = inputs.DecodeInputs.allocate(
-            num_tables=2, max_rows=256, max_blocks=max_blocks, device=torch.device("cuda")
+            num_tables=2, max_rows=256, max_blocks=max_blocks, device=torch.device("cuda"), has_states=True
         )
         advanced = lengths.clone()
         gather(req_index, num_computed=advanced, block_size=block_size, padding_row=256, out=out, **state)

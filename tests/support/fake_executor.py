@@ -138,13 +138,12 @@ class FakeExecutor:
             state.last_token = self._next_token(history, self.vocab_size)
             if allowed is not None:
                 state.last_token = allowed[self._next_token(history, len(allowed))]
-            if self._is_spoiled(history):
-                result.token_ids.append(NO_TOKEN)
+            is_spoiled = self._is_spoiled(history)
+            if is_spoiled:
                 state.last_token = 0  # the next step may embed it
-                continue
-            if state.params.logprobs is not None:
+            if state.params.logprobs is not None:  # also where there is no token, as the sampler does
                 result.logprobs[len(result.token_ids)] = TokenLogprobs(-1.0, [state.last_token], [-1.0])
-            result.token_ids.append(state.last_token)
+            result.token_ids.append(NO_TOKEN if is_spoiled else state.last_token)
         if row.num_drafts:
             state.last_token = -2
 

@@ -62,7 +62,8 @@ def gather_mixed_inputs() -> None:
 
 
 def gather_draft_inputs() -> None:
-    plan = PackedInputs.view(torch.zeros(PackedInputs.num_values(1, 1), dtype=torch.int32), 1, 1)
+    packed = torch.zeros(PackedInputs.num_values(1, 1, has_drafts=True), dtype=torch.int32)
+    plan = PackedInputs.view(packed, 1, 1, has_drafts=True)
     out = DraftInputs.allocate(max_rows=1, ring_size=2, device=CPU)
     ops.gather_draft_inputs(torch.zeros(2, dtype=torch.int32), plan, ring_size=2, padding_row=1, out=out)
 

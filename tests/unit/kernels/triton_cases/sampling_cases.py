@@ -88,7 +88,7 @@ def test_gathered_inputs_equal_the_specification(num_tables):
     results = []
     for gather in (inputs.gather_decode_inputs, inputs_triton.gather_decode_inputs):
         out = inputs.DecodeInputs.allocate(
-            num_tables=num_tables, max_rows=9, max_blocks=max_blocks, device=torch.device("cpu")
+            num_tables=num_tables, max_rows=9, max_blocks=max_blocks, device=torch.device("cpu"), has_states=True
         )
         advanced = lengths.clone()
         gather(req_index, num_computed=advanced, padding_row=8, out=out, **state)
@@ -105,7 +105,9 @@ def test_gathered_inputs_equal_the_specification(num_tables):
 
 def test_gathering_advances_like_the_decode_batch():
     lengths = torch.tensor([4, 31, 0])
-    out = inputs.DecodeInputs.allocate(num_tables=2, max_rows=2, max_blocks=2, device=torch.device("cpu"))
+    out = inputs.DecodeInputs.allocate(
+        num_tables=2, max_rows=2, max_blocks=2, device=torch.device("cpu"), has_states=True
+    )
     inputs.gather_decode_inputs(
         torch.tensor([1, 2]), last_token=torch.tensor([7, 8, 9]), num_computed=lengths,
         block_tables=torch.tensor([[[0, 0], [5, 6], [0, 0]], [[0, 0], [8, 9], [0, 0]]], dtype=torch.int32),
@@ -157,8 +159,9 @@ def test_gathered_mixed_inputs_equal_the_specification(num_tables):
 def test_gathered_drafts_equal_the_specification():
     """A row of padding, a drafted one after another, one without drafts after one, a chunk, decode rows, no rows."""
     lengths, seq_lens, requests = [6, 4, 1, 40, 1, 1, 0, 0], [0, 520, 41, 40, 77, 9, 0, 0], [6, 2, 0, 3, 1, 4, 6, 6]
-    packed = torch.zeros(inputs.PackedInputs.num_values(sum(lengths), len(lengths)), dtype=torch.int32)
-    plan = inputs.PackedInputs.view(packed, sum(lengths), len(lengths))
+    sizes = (sum(lengths), len(lengths))
+    packed = torch.zeros(inputs.PackedInputs.num_values(*sizes, has_drafts=True), dtype=torch.int32)
+    plan = inputs.PackedInputs.view(packed, *sizes, has_drafts=True)
     plan.req_index.copy_(torch.tensor(requests))
     plan.seq_lens.copy_(torch.tensor(seq_lens))
     plan.query_start_loc[1:] = torch.tensor(lengths).cumsum(0)
