@@ -11,6 +11,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from benchmarks.quantization_schemes import SCHEMES
+from server.text.chat_template import ChatTemplate
+from server.text.parsers.detect import detect_format
+from tests.models_memory import memory_rows
+from tests.support.reference import LOGITS_ERROR
+from tests.support.templates import published_templates
 
 PAGE = Path("docs/reference/models.md")
 RESULTS = Path("benchmarks/results")
@@ -27,16 +32,14 @@ KINDS_OF_TEST = {
     "test_chunked_prefill_matches_transformers": LOGITS,
     "test_decode_token_by_token_matches_transformers": LOGITS,
     "test_ragged_rows_do_not_disturb_each_other": LOGITS,
+    "test_a_text_over_many_chunks_of_attention_matches_transformers": LOGITS,
     "test_greedy_text_equals_transformers": GREEDY,
     "test_split_model_gives_the_logits_of_the_whole": RANKS,
     "test_every_prompt_is_the_one_of_transformers": TEMPLATE,
 }
 NODE = re.compile(r"::(\w+)\[(.+)\]$")
-
-
+NOT_RUN = "**not run**"
 NONE = "none was published there"
-QWEN3_5_FORM = "with Qwen3.5's calls and reasoning, written for the tests"
-FETCHED = "compared by `make test-templates`"
 
 
 class Family(NamedTuple):
@@ -94,9 +97,9 @@ FAMILIES = (
         "Gemma 4, its text",
         "Gemma4ForCausalLM",
         ("gemma4", "gemma4_shared", "gemma4_experts"),
-        form="not among the tests",
+        ("gemma4", "google-gemma-4"),
     ),
-    Family("gpt-oss with 16-bit experts", "GptOssForCausalLM", ("gpt_oss",), form="Harmony, not among the tests"),
+    Family("gpt-oss with 16-bit experts", "GptOssForCausalLM", ("gpt_oss",), ("gptoss", "openai-gpt-oss")),
     Family("Phi-3, Phi-3.5, Phi-4, Phi-4-mini", "Phi3ForCausalLM", ("phi3", "phi3_long"), ("microsoft-Phi", "phi3")),
     Family("SmolLM3", "SmolLM3ForCausalLM", ("smollm3", "smollm3_windows"), ("HuggingFaceTB-SmolLM3",)),
     Family("Granite 3", "GraniteForCausalLM", ("granite", "granite_biases"), ("ibm-granite-granite-3",)),
@@ -129,16 +132,19 @@ FAMILIES = (
         "LFM2, LFM2.5, dense",
         "Lfm2ForCausalLM",
         ("lfm2", "lfm2_biases"),
-        ("LFM2",),
-        form=FETCHED,
+        ("LFM2", "lfm2.", "lfm2_v2", "lfm2_2_5.", "lfm2_2_5_v2"),
     ),
-    Family("LFM2-MoE (8B-A1B)", "Lfm2MoeForCausalLM", ("lfm2_moe", "lfm2_moe_unbiased"), ("LFM2",), form=FETCHED),
+    Family(
+        "LFM2-MoE (8B-A1B)",
+        "Lfm2MoeForCausalLM",
+        ("lfm2_moe", "lfm2_moe_unbiased"),
+        ("LFM2", "lfm2.", "lfm2_v2", "lfm2_2_5.", "lfm2_2_5_v2"),
+    ),
     Family(
         "Granite 4 (H-Small, H-Tiny, H-Micro, Micro)",
         "GraniteMoeHybridForCausalLM",
         ("granite_hybrid", "granite_hybrid_dense"),
         ("ibm-granite-granite-4",),
-        form=FETCHED,
     ),
     Family("Bamba", "BambaForCausalLM", ("bamba", "bamba_biases"), form=NONE),
     Family("Falcon-H1", "FalconH1ForCausalLM", ("falcon_h1", "falcon_h1_norm", "falcon_h1_norm_first"), form=NONE),
@@ -146,8 +152,7 @@ FAMILIES = (
         "Nemotron-H, Nemotron Nano 2, Nemotron 3",
         "NemotronHForCausalLM",
         ("nemotron_h", "nemotron_h_biases", "nemotron_3", "nemotron_3_latent"),
-        ("NVIDIA-Nemotron-Nano-v2",),
-        form=FETCHED,
+        ("NVIDIA-Nemotron", "nemotron_3_"),
     ),
     Family("Mellum 2", "MellumForCausalLM", ("mellum", "mellum_full"), form=NONE),
     Family("GLM-4.5, 4.6, 4.7", "Glm4MoeForCausalLM", ("glm4_moe", "glm4_moe_groups"), ("GLM-4.6", "glm4moe")),
@@ -157,11 +162,10 @@ FAMILIES = (
         "Qwen3-Next-80B-A3B",
         "Qwen3NextForCausalLM",
         ("qwen3_next", "qwen3_next_dense", "qwen3_next_steps"),
-        ("Qwen-Qwen3-Next",),
-        form="as Qwen3's",
+        form=NONE,
     ),
-    Family("Qwen3.5, dense, its text", "Qwen3_5ForCausalLM", ("qwen3_5",), form=QWEN3_5_FORM),
-    Family("Qwen3.5-35B-A3B, its text", "Qwen3_5MoeForCausalLM", ("qwen3_5_moe",), form=QWEN3_5_FORM),
+    Family("Qwen3.5, dense, its text", "Qwen3_5ForCausalLM", ("qwen3_5",), ("Qwen3.5", "qwen3_5_")),
+    Family("Qwen3.5-35B-A3B, its text", "Qwen3_5MoeForCausalLM", ("qwen3_5_moe",), ("Qwen3.5", "qwen3_5_")),
     Family("OLMo-Hybrid", "OlmoHybridForCausalLM", ("olmo_hybrid", "olmo_hybrid_rope"), form=NONE),
 )
 # the same models within one that also sees; tests/unit/models/test_text_part.py
@@ -180,6 +184,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.outcomes: dict[tuple[int, str], list[bool]] = {}
+        self.errors: dict[str, float] = {}  # of logits, by checkpoint
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep every failure, and the end of the call."""
@@ -189,27 +194,66 @@ class Recorder:
         column = KINDS_OF_TEST.get(found[1])
         if column is not None:
             self.outcomes.setdefault((column, found[2]), []).append(report.passed)
+        for name, value in report.user_properties:
+            if column == LOGITS and name == LOGITS_ERROR:
+                self.errors[found[2]] = max(float(str(value)), self.errors.get(found[2], 0.0))
 
     def count(self, column: int, names: Iterable[str]) -> str:
         """Say how many of the named cases passed; a failure and a case that did not run are said aloud."""
         ends = [self.outcomes.get((column, name)) for name in names]
         if not ends or None in ends:
-            return "**not run**"
+            return NOT_RUN
         return str(len(ends)) if all(all(end) for end in ends if end) else "**differs**"
 
+    def largest_error(self, checkpoints: Iterable[str]) -> str:
+        """Return the largest error of logits over checkpoints, rounded up."""
+        try:
+            return rounded_up(max(self.errors[name] for name in checkpoints))
+        except KeyError:
+            return NOT_RUN
 
-def family_rows(seen: Recorder) -> list[str]:
+
+def rounded_up(error: float) -> str:
+    """Write an error with the next of 1, 2 and 5 as its first digit: its other digits depend on the machine."""
+    if error == 0:
+        return "0"
+    digits, _, exponent = f"{error:e}".partition("e")
+    first = next(first for first in (1, 2, 5, 10) if float(digits) <= first)
+    return f"1e{int(exponent) + 1}" if first == 10 else f"{first}e{int(exponent)}"
+
+
+def forms_found(paths: Iterable[Path]) -> list[str]:
+    """Return two cells: the forms of calls, and the openings of reasoning, that detection finds in chat templates."""
+    calls, openings = set(), set()
+    for path in paths:
+        source = path.read_text()
+        template = ChatTemplate(source, variables={}, special_tokens=[], added_tokens=[])
+        found = detect_format(source, names_read=template.names_read, added_tokens=[])
+        calls.add(found.tools)
+        openings.add(found.reasoning and found.reasoning.opening)
+    return [", ".join(f"`{name}`" for name in sorted(filter(None, names))) or "none" for names in (calls, openings)]
+
+
+def template_cells(seen: Recorder, family: Family, templates: dict[str, Path]) -> list[str]:
+    """Return how many templates give transformers' prompts, and what answers to them look like. templates: by name."""
+    if not family.templates:
+        return [family.form, "no template", "no template"]
+    paths = {name: path for name, path in templates.items() if f"{name}.".startswith(family.templates)}
+    count = seen.count(TEMPLATE, paths)
+    openings = [cell.replace("|", "\\|") for cell in forms_found(paths.values())]  # | would end the cell
+    return [f"{count} published" if count.isdigit() else count, *openings]
+
+
+def family_rows(seen: Recorder, templates: dict[str, Path]) -> list[str]:
     """Return a table row per family."""
     rows = []
-    templates = sorted({name for column, name in seen.outcomes if column == TEMPLATE})
     ranks = seen.count(RANKS, sorted({name for column, name in seen.outcomes if column == RANKS}))
     for family in FAMILIES:
         greedy = [name for name in family.checkpoints if (GREEDY, name) in seen.outcomes]
-        files = [name for name in templates if f"{name}.".startswith(family.templates or ("-",))]
-        template = f"{seen.count(TEMPLATE, files)} published" if files else family.form
         is_split = "2 and 4 ranks" if ranks == "2" else ranks
         cells = [family.models, f"`{family.architecture}`", seen.count(LOGITS, family.checkpoints)]
-        rows.append(" | ".join([*cells, seen.count(GREEDY, greedy), template, is_split]))
+        cells += [seen.largest_error(family.checkpoints), seen.count(GREEDY, greedy)]
+        rows.append(" | ".join([*cells, *template_cells(seen, family, templates), is_split]))
     return [f"| {row} |" for row in rows]
 
 
@@ -261,7 +305,9 @@ def percent(share: float) -> str:
 def page(seen: Recorder) -> str:
     """Return docs/reference/models.md."""
     lines = PAGE.read_text().splitlines()
-    tables = {"families": family_rows(seen), "schemes": scheme_rows()}
+    templates = {path.stem: path for path in published_templates()}
+    memory = memory_rows(family.architecture for family in FAMILIES)
+    tables = {"families": family_rows(seen, templates), "memory": memory, "schemes": scheme_rows()}
     for name, rows in tables.items():
         start, end = lines.index(f"<!-- {name} -->"), lines.index(f"<!-- end of {name} -->")
         lines[start + 3 : end] = rows  # after the heading and the rule

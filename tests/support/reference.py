@@ -12,6 +12,7 @@ import torch
 import transformers
 
 ZERO_CENTRED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+LOGITS_ERROR = "logits_error"  # a property of the tests' reports: the largest absolute difference
 
 
 def save_checkpoint(folder: Path, config: transformers.PreTrainedConfig, *, max_shard_size: str = "1GB") -> None:

@@ -1,4 +1,15 @@
-"""Chat templates of the shapes found in the wild, written for these tests."""
+"""Chat templates of the shapes found in the wild, written for these tests; and where published ones are fetched to."""
+
+import os
+from pathlib import Path
+
+FOLDER = Path(os.environ.get("QUIRE_TEMPLATES", ".templates"))
+
+
+def published_templates() -> list[Path]:
+    """Return the templates that make test-templates fetches, but those that only mark what is trained on."""
+    return sorted(path for path in FOLDER.rglob("*.jinja") if not path.stem.endswith("_training"))
+
 
 CHATML = """\
 {%- for message in messages %}

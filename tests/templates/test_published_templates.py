@@ -4,7 +4,6 @@ transformers' own, byte for byte, and the form of the answers is found."""
 import copy
 import itertools
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import detect_format, make_parser
 from server.text.parsers.reasoning import reasoning_place
 from tests.support.parsing import join
+from tests.support.templates import published_templates
 
-FOLDER = Path(os.environ.get("QUIRE_TEMPLATES", ".templates"))
-FILES = sorted(path for path in FOLDER.rglob("*.jinja") if not path.stem.endswith("_training"))
+FILES = published_templates()
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 WEATHER = {
     "name": "get_weather",

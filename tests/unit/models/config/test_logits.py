@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from models.config.model_config import ModelConfig
 from tests.support.checkpoints import make_configs
 from tests.support.models_harness import PagedRunner, load
-from tests.support.reference import reference_logits, save_checkpoint
+from tests.support.reference import LOGITS_ERROR, reference_logits, save_checkpoint
 
 KINDS = list(make_configs())
 TOLERANCE = 1e-4
@@ -37,17 +37,24 @@ def runner(checkpoint, model):
     return PagedRunner(model, ModelConfig.from_folder(checkpoint))
 
 
-def assert_close(logits, expected):
-    torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+@pytest.fixture
+def assert_close(record_property):
+    """A comparison that leaves the error in the report, for tests/models_page.py."""
+
+    def compare(logits, expected):
+        record_property(LOGITS_ERROR, (logits - expected).abs().max().item())
+        torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+
+    return compare
 
 
-def test_whole_prefill_matches_transformers(runner, expected):
+def test_whole_prefill_matches_transformers(runner, expected, assert_close):
     row = runner.add_row()
     assert_close(runner.step([(row, PROMPT)])[0], expected)
     assert expected.std() > 0.5  # flat logits would hide errors
 
 
-def test_chunked_prefill_matches_transformers(runner, expected):
+def test_chunked_prefill_matches_transformers(runner, expected, assert_close):
     row, start, logits = runner.add_row(), 0, []
     for num_tokens in (5, 1, 7, 2, 14):
         logits += runner.step([(row, PROMPT[start : start + num_tokens])])
@@ -55,14 +62,14 @@ def test_chunked_prefill_matches_transformers(runner, expected):
     assert_close(torch.cat(logits), expected)
 
 
-def test_decode_token_by_token_matches_transformers(runner, expected):
+def test_decode_token_by_token_matches_transformers(runner, expected, assert_close):
     row = runner.add_row()
     logits = [runner.step([(row, [token_id])])[0] for token_id in PROMPT]
     assert_close(torch.cat(logits), expected)
 
 
 @pytest.mark.table(most=8)
-def test_ragged_rows_do_not_disturb_each_other(runner, expected, checkpoint):
+def test_ragged_rows_do_not_disturb_each_other(runner, expected, checkpoint, assert_close):
     prompts = [PROMPT, *OTHERS]
     references = [expected] + [reference_logits(checkpoint, prompt) for prompt in OTHERS]
     rows = [runner.add_row() for _ in prompts]
@@ -81,7 +88,7 @@ def test_ragged_rows_do_not_disturb_each_other(runner, expected, checkpoint):
 
 
 @pytest.mark.parametrize("kind", ["llama4", "llama4_no_norm"])
-def test_a_text_over_many_chunks_of_attention_matches_transformers(kind, tmp_path):
+def test_a_text_over_many_chunks_of_attention_matches_transformers(kind, tmp_path, assert_close):
     config = make_configs()[kind]
     config.max_position_embeddings = 160
     save_checkpoint(tmp_path, config)
