@@ -119,7 +119,8 @@ class Checkpoints:
         self._copy_out(request, step)
 
     def end_step(self, step: StepKv, published: Iterable[Save]) -> None:
-        """Publish states that a step has saved, and release all that it held."""
+        """Publish states that a step has saved, and release all that it held. Those of failed requests are zeroed."""
+        self._pool.taint(save.block for save in step.saves if save.request.finish_reason == "error")
         for save in published:
             request, index = save.request, save.group.index
             key = self._key(request, save.num_tokens)

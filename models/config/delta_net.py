@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from models.architecture import Architecture
-from models.config.layer_state import LayerState, StateTensor
+from models.config.layer_state import MAX_CONV_WIDTH, MAX_ROW_SIZE, LayerState, StateTensor
 from models.config.matrix import Matrix
 from models.errors import ModelError
 from models.fields import Fields
@@ -80,8 +80,8 @@ def parse_delta_net(config: Fields, architecture: Architecture) -> DeltaNetConfi
             f"{config.where}: linear_num_value_heads {num_value_heads} is not divisible by"
             f" linear_num_key_heads {num_key_heads}"
         )
-    key_dim = config.count("linear_key_head_dim", default=int(0.75 * hidden_size / num_key_heads))
-    conv_width = config.count("linear_conv_kernel_dim", default=4)
+    key_dim = config.count("linear_key_head_dim", default=int(0.75 * hidden_size / num_key_heads), most=MAX_ROW_SIZE)
+    conv_width = config.count("linear_conv_kernel_dim", default=4, most=MAX_CONV_WIDTH)
     if conv_width < 2:
         raise ModelError(f"{config.where}: linear_conv_kernel_dim {conv_width} is not supported: served are 2 and more")
     layout = _LAYOUTS[architecture.recurrence]

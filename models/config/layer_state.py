@@ -5,6 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+# Limits of kernels: a program reads all taps of a convolution (published ones are 3 to 7); and a scan of prompts has
+# tiles of whole rows of a state in shared memory (published ones are 96 to 256)
+MAX_CONV_WIDTH = 64
+MAX_ROW_SIZE = 256
+
 
 @dataclass(frozen=True)
 class StateTensor:

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from models.config.layer_state import LayerState, StateTensor
+from models.config.layer_state import MAX_CONV_WIDTH, LayerState, StateTensor
 from models.config.matrix import Matrix
 from models.errors import ModelError
 from models.fields import Fields
 
 if TYPE_CHECKING:
     from models.config.recurrence import Mixer
-
-_MAX_CONV_WIDTH = 64  # its rows are read by one program of a kernel; published ones are 3 to 7
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class ShortConvConfig:
 
 def parse_short_conv(config: Fields) -> ShortConvConfig:
     """Read the shape of the convolutions. Raises ModelError."""
-    width = config.count("conv_L_cache", default=3, most=_MAX_CONV_WIDTH)
+    width = config.count("conv_L_cache", default=3, most=MAX_CONV_WIDTH)
     if width < 2:
         raise ModelError(f"{config.where}: conv_L_cache must be at least 2, found {width}")
     return ShortConvConfig(config.count("hidden_size"), width, config.flag("conv_bias"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from models.architecture import Architecture
-from models.config.layer_state import LayerState, StateTensor
+from models.config.layer_state import MAX_CONV_WIDTH, MAX_ROW_SIZE, LayerState, StateTensor
 from models.config.matrix import Matrix
 from models.errors import ModelError
 from models.fields import Fields
@@ -21,7 +21,6 @@ from models.fields import Fields
 if TYPE_CHECKING:
     from models.config.recurrence import Mixer
 
-_MAX_CONV_WIDTH = 64  # published ones are 4
 # The older and the newer spelling in layer_types
 _MIXERS: dict[str, Mixer] = {
     "mamba": "recurrent",
@@ -115,7 +114,7 @@ def parse_mamba2(config: Fields, architecture: Architecture) -> Mamba2Config:
         num_heads=num_heads,
         head_dim=head_dim,
         num_groups=_read_groups(config, "mamba_n_groups", default=1, num_heads=num_heads),
-        state_size=config.count("mamba_d_state", default=256),
+        state_size=config.count("mamba_d_state", default=256, most=MAX_ROW_SIZE),
         conv_width=_read_conv_width(config, "mamba_d_conv"),
         hidden_size=hidden_size,
         has_conv_bias=config.flag("mamba_conv_bias", default=True),
@@ -147,7 +146,7 @@ def _parse_nemotron(config: Fields) -> Mamba2Config:
         num_heads=num_heads,
         head_dim=config.count("mamba_head_dim", default=64),
         num_groups=_read_groups(config, names["n_groups"], default=8, num_heads=num_heads),
-        state_size=config.count("ssm_state_size", default=128),
+        state_size=config.count("ssm_state_size", default=128, most=MAX_ROW_SIZE),
         conv_width=_read_conv_width(config, names["conv_kernel"]),
         hidden_size=config.count("hidden_size"),
         block="mixer",
@@ -166,7 +165,7 @@ def _read_groups(config: Fields, name: str, *, default: int, num_heads: int) -> 
 
 
 def _read_conv_width(config: Fields, name: str) -> int:
-    width = config.count(name, default=4, most=_MAX_CONV_WIDTH)
+    width = config.count(name, default=4, most=MAX_CONV_WIDTH)
     if width < 2:
         raise ModelError(f"{config.where}: {name} must be at least 2, found {width}")
     return width

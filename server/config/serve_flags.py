@@ -103,12 +103,7 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     """Add the flags of memory and batching."""
     add = group.add_argument
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
-    add(
-        "--max-num-seqs",
-        type=integer(1, 16_384),
-        metavar="N",
-        help="requests running at once (256 on cuda, else 64; fewer if recurrent states of so many do not fit)",
-    )
+    add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once (256 on cuda, else 64)")
     add(
         "--max-num-batched-tokens",
         type=integer(1, 32_768),

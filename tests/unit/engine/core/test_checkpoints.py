@@ -5,7 +5,7 @@ import pytest
 from engine.core.kv_caches import KvCaches
 from engine.core.request import Request
 from engine.core.speculative import Drafter
-from engine.core.step import StepResult
+from engine.core.step import NO_TOKEN, StepResult
 from engine.interface.config import CacheGroup, SchedulerConfig
 from engine.interface.protocol import SamplingParams
 from tests.support.stepping import add, commit, make_scheduler, schedule
@@ -284,6 +284,24 @@ def test_an_answer_that_is_tainted_takes_its_states_with_it():
         commit(scheduler, schedule(scheduler))
     scheduler.kv.taint([request])
     assert not scheduler.kv.pool.published
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_pages_of_a_state_that_the_failing_step_saves_are_zeroed(depth):
+    """They have the values of a request whose output is not finite, and were never published."""
+    scheduler = make_scheduler(groups=GROUPS, num_pages=40, max_num_batched_tokens=64, max_model_len=256)
+    add(scheduler, "a", range(20), max_tokens=3)
+    commit(scheduler, schedule(scheduler))
+    saving = schedule(scheduler)
+    pages = {target for _, target in saving.copies_out}
+    assert len(pages) == 3
+    following = schedule(scheduler) if depth == 2 else None
+    commit(scheduler, saving, NO_TOKEN)
+    if following is not None:
+        commit(scheduler, following)
+    assert not scheduler.kv.pool.published
+    add(scheduler, "b", range(20))
+    assert pages <= set(schedule(scheduler).zeroed)
 
 
 def test_without_the_cache_or_states_no_answer_is_saved():

@@ -150,6 +150,12 @@ def test_attention_of_lfm2_is_listed_in_two_ways_and_its_width_is_adjusted():
         ("Bamba", MAMBA | {"mamba_d_head": 9}, "mamba_n_heads 8 of mamba_d_head 9 are not the 64 channels"),
         ("Bamba", MAMBA | {"mamba_n_groups": 3}, "mamba_n_groups 3 does not divide the 8 heads"),
         ("Bamba", MAMBA | {"mamba_d_conv": 1}, "mamba_d_conv must be at least 2, found 1"),
+        ("Bamba", MAMBA | {"mamba_d_state": 257}, "mamba_d_state 257 is larger than 256"),
+        (
+            "NemotronH",
+            NEMOTRON | {"hybrid_override_pattern": "ME*", "ssm_state_size": 512},
+            "ssm_state_size 512 is larger than 256",
+        ),
         ("Bamba", MAMBA | {"mamba_d_state": 0}, "mamba_d_state must be a positive integer, found 0"),
         ("Bamba", MAMBA | {"time_step_limit": [1]}, "time_step_limit must be a list of two numbers"),
         ("Bamba", MAMBA | {"time_step_limit": [1, 0]}, "time_step_limit must be two numbers from 0, the larger"),

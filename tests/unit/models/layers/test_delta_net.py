@@ -84,6 +84,8 @@ BOTH = ["linear_attention", "full_attention"] * 4
         ({"full_attention_interval": 0}, "full_attention_interval must be a positive integer, found 0"),
         ({"linear_num_value_heads": 24}, "linear_num_value_heads 24 is not divisible by linear_num_key_heads 16"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim 1 is not supported: served are 2 and more"),
+        ({"linear_conv_kernel_dim": 65}, "linear_conv_kernel_dim 65 is larger than 64"),
+        ({"linear_key_head_dim": 257}, "linear_key_head_dim 257 is larger than 256"),
         ({"linear_key_head_dim": 0}, "linear_key_head_dim must be a positive integer, found 0"),
         ({"attn_output_gate": False}, "attn_output_gate is not supported: served is True or None, found False"),
         ({"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype is not supported: served is 'float32' or None"),
