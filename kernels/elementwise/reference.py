@@ -149,14 +149,19 @@ def write_kv(
     k / scales.k, rounded to nearest even and clamped to ±448. Padding tokens share the scratch block's
     slots: which of them is kept there is undefined, and nothing reads it.
     """
-    for x, cache, scale in ((k, k_cache, scales.k), (v, v_cache, scales.v)):
-        pool, stored = cache, x
-        if cache.dtype == FP8:  # torch copies its bytes by index on every device, its numbers not on the CPU
-            pool, stored = cache.view(torch.uint8), to_fp8(x, scale).view(torch.uint8)
-        if pool.is_contiguous():
-            pool.view(-1, *pool.shape[2:]).index_copy_(0, slot_mapping, stored)
-        else:
-            pool[slot_mapping // pool.shape[1], slot_mapping % pool.shape[1]] = stored
+    store_tokens(k, k_cache, slot_mapping, scales.k)
+    store_tokens(v, v_cache, slot_mapping, scales.v)
+
+
+def store_tokens(x: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor, scale: float = 1.0) -> None:
+    """Store keys, or values, in one cache; see write_kv."""
+    pool, stored = cache, x
+    if cache.dtype == FP8:  # torch copies its bytes by index on every device, its numbers not on the CPU
+        pool, stored = cache.view(torch.uint8), to_fp8(x, scale).view(torch.uint8)
+    if pool.is_contiguous():
+        pool.view(-1, *pool.shape[2:]).index_copy_(0, slot_mapping, stored)
+    else:
+        pool[slot_mapping // pool.shape[1], slot_mapping % pool.shape[1]] = stored
 
 
 def to_fp8(x: torch.Tensor, scale: float) -> torch.Tensor:

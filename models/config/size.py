@@ -67,6 +67,8 @@ def _count_mixers(model: ModelConfig, layer: int) -> int:
 
 def _count_attention(model: ModelConfig, layer: int) -> int:
     """Count the parameters of a layer's attention."""
+    if model.latent is not None:
+        return model.latent.count_parameters(hidden_size=model.hidden_size, num_heads=model.num_heads)
     matrices = list(_attention(model, layer))
     count = sum(matrix.out_features * matrix.in_features for matrix in matrices)
     count += sum(matrix.out_features for matrix in matrices[:-1]) * model.has_qkv_bias
@@ -91,6 +93,8 @@ def saved_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes that quantisation saves over storing the same matrices in `dtype`."""
     saved = 0
     for matrix, scheme in quantized_matrices(config):
+        if matrix.is_expanded:
+            continue
         saved += matrix.out_features * matrix.in_features * dtype.itemsize
         saved -= scheme.matrix_bytes(matrix.out_features, matrix.in_features, itemsize=dtype.itemsize)
     return saved
@@ -158,6 +162,9 @@ def _attention(model: ModelConfig, layer: int) -> Iterator[Matrix]:
     if model.caches[layer] is None:
         return
     cache, block = model.cache(layer), find_architecture(model.architecture).attention
+    if model.latent is not None:
+        yield from model.latent.matrices(block, hidden_size=model.hidden_size, num_heads=model.num_heads)
+        return
     q_size = model.num_heads * cache.head_dim * (2 if model.has_output_gate else 1)
     sizes = {"k_proj": cache.num_kv_heads * cache.head_dim, "v_proj": cache.num_kv_heads * cache.v_head_dim}
     for name in model.projections(layer):
