@@ -13,7 +13,6 @@ from kernels.delta_rule import chunks, gates
 from kernels.dispatch import HAS_TRITON, has_pdl, op
 from kernels.elementwise import reference as elementwise
 from kernels.inputs import reference as inputs
-from kernels.latent import reference as latent
 from kernels.lora.reference import LoraWeights, add_lora, gather_loras
 from kernels.mamba2 import chunked as mamba2_chunked
 from kernels.mamba2 import reference as mamba2_reference
@@ -26,6 +25,7 @@ if HAS_TRITON:
     from kernels.delta_rule import triton as delta_rule_triton
     from kernels.delta_rule import triton_gates
     from kernels.elementwise import triton as elementwise_triton
+    from kernels.elementwise import triton_latent
     from kernels.inputs import triton as inputs_triton
     from kernels.lora import triton as lora_triton
     from kernels.lora.triton import LoraTiles
@@ -44,7 +44,7 @@ xielu = op(elementwise.xielu, lambda: elementwise_triton.xielu)
 silu_and_mul = op(elementwise.silu_and_mul, lambda: elementwise_triton.silu_and_mul)
 gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: elementwise_triton.gelu_tanh_and_mul)
 norm_rope_write_kv = op(elementwise.norm_rope_write_kv, lambda: elementwise_triton.norm_rope_write_kv)
-norm_rope_write_latent = latent.norm_rope_write_latent
+norm_rope_write_latent = op(elementwise.norm_rope_write_latent, lambda: triton_latent.norm_rope_write_latent)
 mamba2 = op(mamba2_chunked.mamba2, lambda: mamba2_triton.mamba2)
 mamba2_dt = op(mamba2_reference.mamba2_dt, lambda: mamba2_elementwise_triton.mamba2_dt)
 grouped_gated_norm = op(mamba2_reference.grouped_gated_norm, lambda: mamba2_elementwise_triton.grouped_gated_norm)
