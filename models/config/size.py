@@ -79,6 +79,14 @@ def _count_attention(model: ModelConfig, layer: int) -> int:
     return count + sum(matrix.out_features for matrix in heads) * (model.qk_norm == "width")
 
 
+def attention_values_per_token(model: ModelConfig) -> int:
+    """Return the values that one token has inside attention at one time, without keys and values of few heads."""
+    if model.latent is None:
+        return 3 * model.num_heads * model.head_dim
+    cache = model.latent.layer_cache  # the query as it is and absorbed, alone and with its rotated part; the output
+    return model.num_heads * (model.latent.head_dim + 2 * cache.head_dim + cache.v_head_dim)
+
+
 def mlp_values_per_token(model: ModelConfig) -> int:
     """Return an upper bound of the values that one token has inside an MLP at one time."""
     dense = [layer for layer in range(model.num_layers) if model.has_dense_mlp(layer)]
