@@ -62,6 +62,8 @@ class Architecture:
         "hunyuan",
         "mellum",
         "glm",
+        "glm_lite",
+        "deepseek2",
         "llama4",
         "gpt_oss",
         "gemma4",
@@ -75,6 +77,8 @@ class Architecture:
     ] = "none"
     # the query projection yields a gate for each head beside the query: the head's output is multiplied by its sigmoid
     has_output_gate: bool = False
+    # models/config/latent.py: latent attention, whose neighbouring dimensions are rotated, always or if rope_interleave
+    latent: Literal["none", "interleaved", "interleaved_if_said"] = "none"
     has_sinks: bool = False  # attention has a learned logit for each head beside those of keys
     # models/config/gemma4.py: layers have heads of one shape and size, or each its own
     layers: Literal["uniform", "gemma4"] = "uniform"

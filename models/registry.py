@@ -11,6 +11,7 @@ from models.architecture import Architecture
 from models.errors import ModelError
 from models.registry_experts import EXPERTS, HUNYUAN_HARMLESS, HUNYUAN_NEUTRAL
 from models.registry_hybrid import HYBRIDS
+from models.registry_latent import LATENT
 from models.registry_recurrent import RECURRENT
 
 
@@ -370,6 +371,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     **EXPERTS,
     **HYBRIDS,
+    **LATENT,
     **RECURRENT,
 }
 

@@ -86,9 +86,10 @@ MAY_IMPORT = {
     "models.quantization": "kernels.linear models.errors models.fields models.weights",
     "models.weights": "models.errors",
     "models.registry": """models.architecture models.errors models.registry_experts models.registry_hybrid
-        models.registry_recurrent""",
+        models.registry_latent models.registry_recurrent""",
     "models.registry_experts": "models.architecture",
     "models.registry_hybrid": "models.architecture",
+    "models.registry_latent": "models.architecture",
     "models.registry_recurrent": "models.architecture",
     "models.architecture": "",
     "models.context": "kernels.attention kernels.states",

@@ -3,9 +3,10 @@
 The pool is one allocation of lanes, each [num_pages, lane_bytes]; page p is row p of all lanes. A unit is the block of
 the attention kernels: block_size tokens of keys, or of values, of one layer. A lane's row has the size of the largest
 layer's unit. A group is the layers whose caches live alike: same kind, window and heads. Each of its layers takes k
-neighbouring lanes for keys and k for values, with m units in each row, so a page holds T = block_size * k * m tokens
-of these layers. Seen from one layer, its k lanes are one tensor of k * num_pages * m units, and unit s of page p is
-number ((s // m) * num_pages + p) * m + s % m: kernels read a block table of units and know nothing of pages.
+neighbouring lanes for keys and k for values, unless keys hold the values (latent attention), with m units in each row,
+so a page holds T = block_size * k * m tokens of these layers. Seen from one layer, its k lanes are one tensor of
+k * num_pages * m units, and unit s of page p is number ((s // m) * num_pages + p) * m + s % m: kernels read a block
+table of units and know nothing of pages.
 
 A group whose layers do not all fit in one page takes several pages for a block, each with some of the layers and a
 block table of its own. The planner takes the least of waste, plus 1 % for each table, plus what hits lose: a hit ends
@@ -54,6 +55,11 @@ class GroupPlan:
         return len(self.tables)
 
     @property
+    def lanes_per_layer(self) -> int:
+        """The lanes of one layer's keys and values."""
+        return self.cache.num_tensors * self.lanes_per_tensor
+
+    @property
     def units_per_page(self) -> int:
         """The units of one layer in a page."""
         return self.lanes_per_tensor * self.units_per_row
@@ -71,7 +77,7 @@ class GroupPlan:
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """The block table that a layer reads, and its lanes: k for keys from first_lane on, then k for values."""
+    """The block table that a layer reads, and its lanes: k for keys from first_lane on, then k for values, if any."""
 
     group: int
     table: int
@@ -148,7 +154,7 @@ class PagePlan:
         """
         layers = tuple(_places(self.groups, caches))
         places = [place for place in layers if place is not None]
-        lanes = max(place.first_lane + 2 * self.groups[place.group].lanes_per_tensor for place in places)
+        lanes = max(place.first_lane + self.groups[place.group].lanes_per_layer for place in places)
         if self.state is not None:
             num_pieces = place_states(state_shapes(states), piece=self.lane_bytes // 4)[1]
             lanes = max(lanes, -(-num_pieces // self.state.num_pages))
@@ -172,7 +178,10 @@ class PagePlan:
             shape = (num_units, self.block_size, cache.num_kv_heads, size)
             return pool.as_strided(shape, (stride, cache.num_kv_heads * size, size, 1), first_lane * num_pages * row)
 
-        return view(place.first_lane, cache.head_dim), view(place.first_lane + lanes, cache.v_head_dim)
+        keys = view(place.first_lane, cache.head_dim)
+        if cache.values_in_keys:
+            return keys, keys[..., : cache.v_head_dim]
+        return keys, view(place.first_lane + lanes, cache.v_head_dim)
 
 
 def plan_pages(
@@ -194,7 +203,9 @@ def plan_pages(
     kinds = dict(sorted(kinds.items(), key=lambda kind: (kind[0].reach is not None, kind[0].reach or 0)))
     lane_bytes = _lane_bytes(kinds, block_size, dtype, states)
     candidates = []
-    for num_lanes in sorted({2 * size for count in kinds.values() for size in _page_sizes(count)}):
+    for num_lanes in sorted(
+        {cache.num_tensors * size for cache, count in kinds.items() for size in _page_sizes(count)}
+    ):
         groups: list[GroupPlan] = []
         for cache, count in kinds.items():
             options = _split_options(cache, count, num_lanes, lane_bytes, block_size, dtype)
@@ -275,7 +286,7 @@ def _split_options(
         if rows == 1 or lane_bytes % (rows * _ALIGNMENT) == 0  # every unit then starts at a multiple of it
     )
     for size in _page_sizes(num_layers):
-        lanes = num_lanes // (2 * size)
+        lanes = num_lanes // (cache.num_tensors * size)
         if not lanes:
             continue
         num_pages, block_tokens = -(-num_layers // size), block_size * lanes * rows
@@ -299,5 +310,5 @@ def _places(groups: Sequence[GroupPlan], caches: Sequence[LayerCache | None]) ->
             group = groups[index]
             page, place = divmod(counts[index], group.layers_per_page)
             counts[index] += 1
-            places.append(LayerPlace(index, group.tables[page], 2 * group.lanes_per_tensor * place))
+            places.append(LayerPlace(index, group.tables[page], group.lanes_per_layer * place))
         yield places[-1]

@@ -10,7 +10,7 @@ from engine.device.memory import GIB
 from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
 from models.config.model_config import ModelConfig
-from models.config.size import mlp_values_per_token
+from models.config.size import attention_values_per_token, mlp_values_per_token
 
 _MANY_SAMPLES = 256  # positions of a step
 # Memory of the captured graphs on a GPU, about 10 MiB each
@@ -51,7 +51,7 @@ def step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype, *, vocab_
 
     model: its dimensions on one rank; vocab_size: of the whole model.
     """
-    widest = 4 * model.hidden_size + mlp_values_per_token(model) + 3 * model.num_heads * model.head_dim
+    widest = 4 * model.hidden_size + mlp_values_per_token(model) + attention_values_per_token(model)
     # Inputs of a recurrence, the same after its convolution, and what its scan keeps of them
     widest += 4 * max((state.num_inputs for state in model.states if state is not None), default=0)
     num_samples = max(limits.max_num_seqs, limits.max_num_samples or 0)

@@ -365,6 +365,6 @@ def _longest_step(config: EngineConfig, limits: Limits, graphs: MixedGraphs | No
 
 def _costly_context(model: ModelConfig) -> int:
     """Return the context length at which attention takes a token as many operations as its linear layers."""
-    num_whole = sum(cache.reach is None for cache in model.kv_caches)
+    products = sum(cache.head_dim + cache.v_head_dim for cache in model.kv_caches if cache.reach is None)
     linear = 2 * (model.num_active_parameters - model.vocab_size * model.hidden_size)
-    return max(linear, 1) // max(4 * model.num_heads * model.head_dim * num_whole, 1)
+    return max(linear, 1) // max(2 * model.num_heads * products, 1)

@@ -149,14 +149,19 @@ def write_kv(
     k / scales.k, rounded to nearest even and clamped to ±448. Padding tokens share the scratch block's
     slots: which of them is kept there is undefined, and nothing reads it.
     """
-    for x, cache, scale in ((k, k_cache, scales.k), (v, v_cache, scales.v)):
-        pool, stored = cache, x
-        if cache.dtype == FP8:  # torch copies its bytes by index on every device, its numbers not on the CPU
-            pool, stored = cache.view(torch.uint8), to_fp8(x, scale).view(torch.uint8)
-        if pool.is_contiguous():
-            pool.view(-1, *pool.shape[2:]).index_copy_(0, slot_mapping, stored)
-        else:
-            pool[slot_mapping // pool.shape[1], slot_mapping % pool.shape[1]] = stored
+    store_tokens(k, k_cache, slot_mapping, scales.k)
+    store_tokens(v, v_cache, slot_mapping, scales.v)
+
+
+def store_tokens(x: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor, scale: float = 1.0) -> None:
+    """Store keys, or values, in one cache; see write_kv."""
+    pool, stored = cache, x
+    if cache.dtype == FP8:  # torch copies its bytes by index on every device, its numbers not on the CPU
+        pool, stored = cache.view(torch.uint8), to_fp8(x, scale).view(torch.uint8)
+    if pool.is_contiguous():
+        pool.view(-1, *pool.shape[2:]).index_copy_(0, slot_mapping, stored)
+    else:
+        pool[slot_mapping // pool.shape[1], slot_mapping % pool.shape[1]] = stored
 
 
 def to_fp8(x: torch.Tensor, scale: float) -> torch.Tensor:
@@ -205,3 +210,32 @@ def norm_rope_write_kv(
         q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
     write_kv(k, v, k_cache, v_cache, slot_mapping, kv_scales)
     return q
+
+
+def norm_rope_write_latent(
+    latent: torch.Tensor,
+    q_rope: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    scale: float = 1.0,
+    is_interleaved: bool = False,
+) -> torch.Tensor:
+    """Do what latent attention does between its projections and the absorbed queries (MLA; arXiv:2405.04434, §2.1).
+
+    Normalise the latents, rotate the part of keys behind them and that of queries, store latents and keys.
+
+    latent: [T, rank + rope_dim]; q_rope: [T, H, rope_dim]; both of any strides with a dense last dimension. weight:
+    [rank], see rms_norm; cos_sin_cache, is_interleaved: see apply_rope; rope_dim is all of its rotary_dim. cache:
+    [num_blocks, block_size, 1, rank + rope_dim], written as write_kv writes keys; scale: of an FP8 cache. Returns the
+    rotated queries [T, H, rope_dim].
+    """
+    rank = weight.shape[0]
+    q_rope, k_rope = apply_rope(q_rope, latent[:, None, rank:], positions, cos_sin_cache, is_interleaved=is_interleaved)
+    keys = torch.cat((rms_norm(latent[:, None, :rank], weight, eps), k_rope), dim=-1)
+    store_tokens(keys, cache, slot_mapping, scale)
+    return q_rope

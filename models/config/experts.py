@@ -34,8 +34,9 @@ class ExpertsConfig:
     floor: float = 0.0  # least divisor of the weights
     added: float = 0.0  # to that divisor
     factor: float = 1.0  # on the weights, at last
-    num_groups: int = 1  # of experts, of which num_groups_per_tok are open to a token: sigmoid_bias
+    num_groups: int = 1  # of experts, of which num_groups_per_tok are open to a token: softmax, sigmoid_bias
     num_groups_per_tok: int = 1
+    num_best_of_group: int = 2  # experts of a group by whose scores, added, groups are chosen
     jitter: float = 0.0  # sparsemixer
     has_dense_mlp: bool = False  # beside a dense MLP, as in Gemma 4, whose router has scales
     has_bias: bool = False  # of the router and of both products of each expert
@@ -122,14 +123,14 @@ def _read_experts(config: Fields, architecture: Architecture, num_layers: int) -
         intermediate_size=_same_in_all(config, own_size, num_layers),
         # gpt-oss: the softmax is over the chosen experts alone, which is the same
         norm_topk_prob=kind in ("mixtral", "granite", "hunyuan", "ernie4_5", "gpt_oss", "gemma4", "qwen3_5"),
-        rounds_weights=kind not in ("mixtral", "glm", "hunyuan", "gemma4", "nemotron"),
+        rounds_weights=kind not in ("mixtral", "glm", "glm_lite", "deepseek2", "hunyuan", "gemma4", "nemotron"),
     )
     if kind == "gemma4":
         return dataclasses.replace(experts, has_dense_mlp=True, gate="gelu_tanh")
     if kind == "gpt_oss":
         alpha, limit = config.positive("swiglu_alpha", default=1.702), config.positive("swiglu_limit", default=7.0)
         return dataclasses.replace(experts, has_bias=True, gate="clamped", gate_alpha=alpha, gate_limit=limit)
-    if kind in ("qwen2", "qwen3", "mellum", "glm", "lfm2", "nemotron"):
+    if kind in ("qwen2", "qwen3", "mellum", "glm", "glm_lite", "lfm2", "nemotron"):
         experts = dataclasses.replace(experts, norm_topk_prob=config.flag("norm_topk_prob"))
     if kind in ("qwen2", "qwen3_5"):
         width = config.count("shared_expert_intermediate_size")
@@ -163,7 +164,9 @@ def _read_experts(config: Fields, architecture: Architecture, num_layers: int) -
         )
     if kind == "nemotron":
         return _read_latent(config, _read_groups(config, experts))
-    return _read_groups(config, experts) if kind == "glm" else experts
+    if kind == "deepseek2":
+        return _read_deepseek2(config, experts)
+    return _read_groups(config, experts) if kind in ("glm", "glm_lite") else experts
 
 
 def _read_latent(config: Fields, experts: ExpertsConfig) -> ExpertsConfig:
@@ -189,20 +192,54 @@ def _read_sparsemixer(config: Fields, experts: ExpertsConfig) -> ExpertsConfig:
     return dataclasses.replace(experts, routing="sparsemixer", jitter=jitter)
 
 
-def _read_groups(config: Fields, experts: ExpertsConfig) -> ExpertsConfig:
-    """Add DeepSeek-V3's routing (arXiv:2412.19437, §2.1.2) and shared experts."""
+def _read_deepseek2(config: Fields, experts: ExpertsConfig) -> ExpertsConfig:
+    """Add DeepSeek-V2's routing (arXiv:2405.04434, §2.2; transformers, DeepseekV2TopkRouter) and shared experts."""
+    method = config.get("topk_method")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelError(
+            f"{config.where}: topk_method {method!r} is not supported: served are 'greedy' and 'group_limited_greedy'"
+        )
+    if method == "greedy":
+        config.pass_over("n_group", "topk_group")
+    num_groups, num_open = (1, 1) if method == "greedy" else _count_groups(config, experts, least=1)
+    shared = _read_shared_size(config, experts)
+    return dataclasses.replace(
+        experts,
+        router_precision="fp32",
+        factor=config.positive("routed_scaling_factor", default=1.0),
+        num_groups=num_groups,
+        num_groups_per_tok=num_open,
+        num_best_of_group=1,
+        shared_intermediate_size=shared,
+        num_biases=2 * shared + config.count("hidden_size") if shared and config.flag("mlp_bias") else 0,
+    )
+
+
+def _read_shared_size(config: Fields, experts: ExpertsConfig) -> int:
+    """Return the width of n_shared_experts side by side."""
+    return experts.intermediate_size * config.count("n_shared_experts") if config.get("n_shared_experts") else 0
+
+
+def _count_groups(config: Fields, experts: ExpertsConfig, *, least: int) -> tuple[int, int]:
+    """Read the numbers of groups of experts, and of those open to a token. least: experts of a group."""
     num_groups, num_open = config.count("n_group", default=1), config.count("topk_group", default=1)
     size = experts.num_experts // num_groups
-    if experts.num_experts % num_groups != 0 or (num_groups > 1 and size < 2):
+    if experts.num_experts % num_groups != 0 or (num_groups > 1 and size < least):
         raise ModelError(
-            f"{config.where}: n_group {num_groups} does not cut {experts.num_experts} experts into groups of 2 or more"
+            f"{config.where}: n_group {num_groups} does not cut {experts.num_experts} experts into groups of {least}"
+            " or more"
         )
     if num_open > num_groups or (num_groups > 1 and num_open * size < experts.num_experts_per_tok):
         raise ModelError(
             f"{config.where}: topk_group {num_open} of n_group {num_groups} leaves {min(num_open, num_groups) * size}"
             f" experts for num_experts_per_tok {experts.num_experts_per_tok}"
         )
-    num_shared = config.get("n_shared_experts")
+    return num_groups, num_open
+
+
+def _read_groups(config: Fields, experts: ExpertsConfig) -> ExpertsConfig:
+    """Add DeepSeek-V3's routing (arXiv:2412.19437, §2.1.2) and shared experts."""
+    num_groups, num_open = _count_groups(config, experts, least=2)
     return dataclasses.replace(
         experts,
         routing="sigmoid_bias",
@@ -211,7 +248,7 @@ def _read_groups(config: Fields, experts: ExpertsConfig) -> ExpertsConfig:
         factor=config.positive("routed_scaling_factor", default=1.0),
         num_groups=num_groups,
         num_groups_per_tok=num_open,
-        shared_intermediate_size=experts.intermediate_size * config.count("n_shared_experts") if num_shared else 0,
+        shared_intermediate_size=_read_shared_size(config, experts),
     )
 
 
@@ -243,7 +280,7 @@ def _sparse_layers(config: Fields, architecture: Architecture, num_layers: int) 
         last = _index(config, "moe_layer_end_index")
         last = num_layers - 1 if last == -1 else last
         return tuple((layer + 1) % step == 0 and first <= layer <= last for layer in range(num_layers))
-    if kind == "glm":
+    if kind in ("glm", "deepseek2"):
         return tuple(layer >= _index(config, "first_k_dense_replace") for layer in range(num_layers))
     if kind == "lfm2":
         num_dense = 0 if config.get("num_dense_layers") == 0 else config.count("num_dense_layers", default=2)
@@ -252,9 +289,9 @@ def _sparse_layers(config: Fields, architecture: Architecture, num_layers: int) 
         return tuple(each == "moe" for each in read_block_kinds(config, architecture))
     if kind == "llama4":
         return _listed_layers(config, num_layers)
-    kinds = config.get("mlp_layer_types") if kind == "mellum" else None
+    kinds = config.get("mlp_layer_types") if kind in ("mellum", "glm_lite") else None
     if kinds is None:
-        return (True,) * num_layers
+        return tuple(kind != "glm_lite" or layer > 0 for layer in range(num_layers))
     if (
         not isinstance(kinds, list)
         or len(kinds) != num_layers

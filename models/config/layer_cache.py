@@ -19,6 +19,7 @@ class LayerCache:
     chunk: int | None = None  # instead of a window: of the tokens before it, a token p sees those of chunk p // chunk
     shares: int | None = None  # the layer whose keys and values it reads, having none of its own
     values_are_keys: bool = False  # values are the projected keys, before norm and rotation
+    values_in_keys: bool = False  # values are the first v_head_dim numbers of the keys as they are kept, and only these
 
     @property
     def reach(self) -> int | None:
@@ -31,9 +32,21 @@ class LayerCache:
         return "full" if self.reach is None else "window"
 
     @property
+    def num_tensors(self) -> int:
+        """The tensors of the pool: keys and values, or keys that hold the values."""
+        return 1 if self.values_in_keys else 2
+
+    @property
+    def rotated_dim(self) -> int:
+        """The numbers of a head that positions may rotate."""
+        return self.head_dim - self.v_head_dim if self.values_in_keys else self.head_dim
+
+    @property
     def values_per_token(self) -> int:
         """The numbers that one token adds, keys and values together."""
-        return 0 if self.shares is not None else self.num_kv_heads * (self.head_dim + self.v_head_dim)
+        if self.shares is not None:
+            return 0
+        return self.num_kv_heads * (self.head_dim + (0 if self.values_in_keys else self.v_head_dim))
 
     def share_of_rank(self, tp_size: int) -> LayerCache:
         """Return what one of tp_size ranks keeps: its heads, or one replicated head if ranks outnumber heads."""

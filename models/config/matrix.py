@@ -15,3 +15,4 @@ class Matrix:
     in_features: int
     shared: Literal["outputs", "inputs"]  # the dimension that is split over ranks
     num_kv_heads: int = 0  # in its outputs: no share is smaller than one; 0: it has none
+    is_expanded: bool = False  # on the device it has the model's dtype, whatever the checkpoint stores

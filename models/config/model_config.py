@@ -16,6 +16,7 @@ import torch
 from kernels.attention.base import AttentionSpec
 from models.config.experts import ExpertsConfig, parse_experts
 from models.config.gemma4 import Gemma4Config, find_layer_caches, parse_gemma4
+from models.config.latent import LatentConfig, parse_latent
 from models.config.layer_cache import LayerCache, keep_layers
 from models.config.layer_state import LayerState
 from models.config.layers import (
@@ -100,6 +101,7 @@ class ModelConfig:
     quantization: QuantizationConfig | None  # scheme of the linear layers; None: all have `dtype`
     # Parameters of transformers' own class, which computes the model (models/foreign); None: Quire's own layers do
     transformers_parameters: int | None = None
+    latent: LatentConfig | None = None  # latent attention in all layers
     num_draft_layers: int = 0  # layers of the checkpoint after the last, which guess further tokens and are not read
 
     @classmethod
@@ -119,7 +121,11 @@ class ModelConfig:
         architecture, config = text_part(raw, architecture, where)
         refuse_other_type(config, architecture)
         hidden_size, num_layers = config.count("hidden_size"), read_num_layers(config, architecture)
-        num_heads, num_kv_heads, head_dim = read_heads(config, hidden_size)
+        latent = parse_latent(config, architecture)
+        if latent is None:
+            num_heads, num_kv_heads, head_dim = read_heads(config, hidden_size)
+        else:
+            num_heads, num_kv_heads, head_dim = config.count("num_attention_heads"), 1, latent.head_dim
         max_positions = config.count("max_position_embeddings")
         recurrence, mixers = parse_recurrence(config, architecture), find_mixers(config, architecture, num_layers)
         has_rope = find_rope_layers(config, architecture, num_layers)
@@ -130,7 +136,8 @@ class ModelConfig:
                 config, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, is_sliding=is_sliding
             )
         else:
-            caches = (LayerCache(num_kv_heads, head_dim, head_dim),) * num_layers
+            cache = LayerCache(num_kv_heads, head_dim, head_dim) if latent is None else latent.layer_cache
+            caches = (cache,) * num_layers
         ropes = parse_ropes(
             config,
             architecture,
@@ -138,7 +145,7 @@ class ModelConfig:
                 rotates and mixer in ("attention", "both") for rotates, mixer in zip(has_rope, mixers, strict=True)
             ],
             is_sliding=is_sliding,
-            head_dims=[cache.head_dim for cache in caches],
+            head_dims=[cache.rotated_dim for cache in caches],
             max_position_embeddings=max_positions,
         )
         max_context_len = find_context_len(ropes, architecture, max_positions)
@@ -183,6 +190,7 @@ class ModelConfig:
             ),
             recurrence=recurrence,
             gemma4=parse_gemma4(config) if architecture.layers == "gemma4" else None,
+            latent=latent,
             has_sinks=architecture.has_sinks,
             ropes=ropes,
             experts=experts,

@@ -67,6 +67,8 @@ def _count_mixers(model: ModelConfig, layer: int) -> int:
 
 def _count_attention(model: ModelConfig, layer: int) -> int:
     """Count the parameters of a layer's attention."""
+    if model.latent is not None:
+        return model.latent.count_parameters(hidden_size=model.hidden_size, num_heads=model.num_heads)
     matrices = list(_attention(model, layer))
     count = sum(matrix.out_features * matrix.in_features for matrix in matrices)
     count += sum(matrix.out_features for matrix in matrices[:-1]) * model.has_qkv_bias
@@ -75,6 +77,14 @@ def _count_attention(model: ModelConfig, layer: int) -> int:
     if model.qk_norm == "head":
         count += len(heads) * model.cache(layer).head_dim
     return count + sum(matrix.out_features for matrix in heads) * (model.qk_norm == "width")
+
+
+def attention_values_per_token(model: ModelConfig) -> int:
+    """Return the values that one token has inside attention at one time, without keys and values of few heads."""
+    if model.latent is None:
+        return 3 * model.num_heads * model.head_dim
+    cache = model.latent.layer_cache  # the query as it is and absorbed, alone and with its rotated part; the output
+    return model.num_heads * (model.latent.head_dim + 2 * cache.head_dim + cache.v_head_dim)
 
 
 def mlp_values_per_token(model: ModelConfig) -> int:
@@ -91,6 +101,8 @@ def saved_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes that quantisation saves over storing the same matrices in `dtype`."""
     saved = 0
     for matrix, scheme in quantized_matrices(config):
+        if matrix.is_expanded:
+            continue
         saved += matrix.out_features * matrix.in_features * dtype.itemsize
         saved -= scheme.matrix_bytes(matrix.out_features, matrix.in_features, itemsize=dtype.itemsize)
     return saved
@@ -158,6 +170,9 @@ def _attention(model: ModelConfig, layer: int) -> Iterator[Matrix]:
     if model.caches[layer] is None:
         return
     cache, block = model.cache(layer), find_architecture(model.architecture).attention
+    if model.latent is not None:
+        yield from model.latent.matrices(block, hidden_size=model.hidden_size, num_heads=model.num_heads)
+        return
     q_size = model.num_heads * cache.head_dim * (2 if model.has_output_gate else 1)
     sizes = {"k_proj": cache.num_kv_heads * cache.head_dim, "v_proj": cache.num_kv_heads * cache.v_head_dim}
     for name in model.projections(layer):

@@ -17,12 +17,12 @@ from models.weights.weights import Weights
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension, replicated on every rank."""
+    """Root-mean-square norm over the last dimension, replicated on every rank. eps: default is the config's."""
 
-    def __init__(self, config: ModelConfig, w: Weights, name: str, *, size: int) -> None:
+    def __init__(self, config: ModelConfig, w: Weights, name: str, *, size: int, eps: float | None = None) -> None:
         super().__init__()
         self.weight = _prepare(config, (w / name).tensor("weight", (size,)))
-        self.eps = config.rms_norm_eps
+        self.eps = config.rms_norm_eps if eps is None else eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., size] → normalised, same shape."""

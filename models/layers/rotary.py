@@ -24,7 +24,7 @@ def make_cos_sin_caches(
     Computed in fp32 on the CPU, so that every device has the same table, then rounded to dtype as transformers does.
     rounded_to: before that to this dtype.
     """
-    keys = list(zip(config.ropes, (0 if cache is None else cache.head_dim for cache in config.caches), strict=True))
+    keys = list(zip(config.ropes, (0 if cache is None else cache.rotated_dim for cache in config.caches), strict=True))
     tables = {
         (rope, head_dim): _make_table(rope, head_dim, config.max_context_len).to(rounded_to or dtype).to(device, dtype)
         for rope, head_dim in dict.fromkeys(keys)
@@ -87,6 +87,13 @@ def attention_factor(rope: RopeConfig) -> float:
     if rope.mscale > 0 and rope.mscale_all_dim > 0:
         return _yarn_mscale(rope.factor, rope.mscale) / _yarn_mscale(rope.factor, rope.mscale_all_dim)
     return _yarn_mscale(rope.factor, 1.0)
+
+
+def latent_score_factor(rope: RopeConfig) -> float:
+    """Return the factor on the scores of latent attention beside head_dim ** -0.5 (transformers, yarn_apply_mscale)."""
+    if rope.type == "default" or rope.mscale_all_dim == 0:
+        return 1.0
+    return _yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
 
 
 def _make_table(rope: RopeConfig | None, head_dim: int, num_positions: int) -> torch.Tensor:

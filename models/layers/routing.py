@@ -78,21 +78,23 @@ class Router(nn.Module):
         if self.experts.routing == "sigmoid":
             weights = logits.sigmoid().float()
             return weights, weights
-        if self.bias is None:
+        if self.bias is None and self.experts.num_groups == 1:
             return logits, None
-        weights = logits.softmax(-1) if self.experts.routing == "softmax_bias" else logits.sigmoid()
-        return _open_groups(weights + self.bias, self.experts), weights
+        weights = logits.sigmoid() if self.experts.routing == "sigmoid_bias" else logits.softmax(-1)
+        return _open_groups(weights if self.bias is None else weights + self.bias, self.experts), weights
 
 
 def _open_groups(scores: torch.Tensor, experts: ExpertsConfig) -> torch.Tensor:
     """Set the scores of all experts but those of the best groups to -inf (DeepSeek-V3, arXiv:2412.19437, §2.1.2).
 
-    A group is as good as its two best experts together, as in transformers.
+    A group is as good as its two best experts together, as in transformers; DeepSeek-V2's as its best one.
     """
     if experts.num_groups == 1:
         return scores
     grouped = scores.unflatten(-1, (experts.num_groups, -1))
-    best = grouped.topk(2, dim=-1).values.sum(-1).topk(experts.num_groups_per_tok, dim=-1).indices
+    best = (
+        grouped.topk(experts.num_best_of_group, dim=-1).values.sum(-1).topk(experts.num_groups_per_tok, dim=-1).indices
+    )
     is_closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
     return grouped.masked_fill(is_closed[..., None], float("-inf")).flatten(1)
 

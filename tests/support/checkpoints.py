@@ -6,6 +6,8 @@ from transformers import (
     ApertusConfig,
     ArceeConfig,
     Cohere2Config,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
@@ -15,6 +17,7 @@ from transformers import (
     GemmaConfig,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
@@ -120,6 +123,7 @@ def make_configs() -> dict[str, PreTrainedConfig]:
         | _make_mixtures()
         | _make_routers()
         | _make_delta_nets()
+        | _make_latent()
         | make_hybrids(TINY)
     )
 
@@ -157,6 +161,55 @@ def _make_delta_nets() -> dict[str, PreTrainedConfig]:
         "olmo_hybrid": OlmoHybridConfig(**olmo, **heads, rope_parameters={"rope_theta": None, "rope_type": "default"}),
         "olmo_hybrid_rope": OlmoHybridConfig(
             **olmo, linear_allow_neg_eigval=False, attention_bias=True, rope_parameters=DEFAULT_ROPE
+        ),
+    }
+
+
+def _make_latent() -> dict[str, PreTrainedConfig]:
+    """Latent attention; no size of a head is that of another part."""
+    tiny = TINY | {"num_key_value_heads": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    sizes = {"kv_lora_rank": 12, "q_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    some = {"first_k_dense_replace": 1}
+    mscale = {"mscale": 0.7, "mscale_all_dim": 1.3}
+    return {
+        "deepseek_v2_lite": DeepseekV2Config(
+            **tiny,
+            **sizes | {"q_lora_rank": None},
+            **experts,
+            **some,
+            rope_parameters=YARN_ROPE | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        ),
+        "deepseek_v2": DeepseekV2Config(
+            **tiny,
+            **sizes,
+            **experts,
+            **some,
+            topk_method="group_limited_greedy",
+            n_group=4,
+            topk_group=2,
+            routed_scaling_factor=1.6,
+            attention_bias=True,
+            mlp_bias=True,
+        ),
+        "deepseek_v3": DeepseekV3Config(
+            **tiny, **sizes, **experts, **some, n_group=4, topk_group=2, rope_parameters=YARN_ROPE | mscale
+        ),
+        "deepseek_v3_halves": DeepseekV3Config(
+            **tiny,
+            **sizes | {"q_lora_rank": None},
+            **experts,
+            first_k_dense_replace=0,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=False,
+            rope_interleave=False,
+            attention_bias=True,
+            tie_word_embeddings=True,
+        ),
+        "glm4_moe_lite": Glm4MoeLiteConfig(**tiny, **sizes, **experts, rope_parameters=DEFAULT_ROPE),
+        "glm4_moe_lite_listed": Glm4MoeLiteConfig(
+            **tiny, **sizes, **experts, mlp_layer_types=["sparse", "dense", "sparse"]
         ),
     }
 

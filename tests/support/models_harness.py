@@ -75,6 +75,8 @@ class PagedRunner:
             # What lies in unwritten slots must never show
             keys = torch.full((*shape, cache.head_dim), 50.0, dtype=dtype, device=device)
             values = torch.full((*shape, cache.v_head_dim), 50.0, dtype=dtype, device=device)
+            if cache.values_in_keys:
+                values = keys[..., : cache.v_head_dim]
             self.kv_caches.append(LayerKV(keys, values))
         self.state_views, self.state_pages = self._make_states(config, tp_size)
         self.free_block_ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()

@@ -66,6 +66,10 @@ ATTENTION_KINDS = (
     "gemma4",
     "gemma4_shared",
     "gemma4_experts",
+    "deepseek_v2_lite",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
 )
 # tests/unit/engine/test_recurrent_families.py has them in every schedule
 RECURRENT = (

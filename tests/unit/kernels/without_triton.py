@@ -43,6 +43,14 @@ def norm_rope_write_kv() -> None:
     )  # fmt: skip
 
 
+def norm_rope_write_latent() -> None:
+    tokens = torch.arange(3)
+    ops.norm_rope_write_latent(
+        torch.randn(3, 24), torch.randn(3, 2, 8), torch.ones(16), 1e-6, tokens, torch.randn(8, 8),
+        torch.zeros(4, 4, 1, 24), tokens,
+    )  # fmt: skip
+
+
 def gather_decode_inputs() -> None:
     ops.gather_decode_inputs(
         ROW, last_token=ROW, num_computed=torch.zeros(2, dtype=torch.int64),
@@ -144,6 +152,7 @@ CASES: dict[str, Callable[[], object]] = {
     "grouped_gated_norm": lambda: ops.grouped_gated_norm(X, X, torch.ones(128), 1e-6, group_size=32),
     "fused_moe": fused_moe,
     "norm_rope_write_kv": norm_rope_write_kv,
+    "norm_rope_write_latent": norm_rope_write_latent,
     "gather_decode_inputs": gather_decode_inputs,
     "gather_mixed_inputs": gather_mixed_inputs,
     "gather_draft_inputs": gather_draft_inputs,

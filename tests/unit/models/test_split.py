@@ -50,6 +50,9 @@ class Recording:
             self.loaded[name, shared, part.inputs] += part.outputs
         return Unquantized().load(w, parts)
 
+    def apply(self, params, x, bias):
+        return Unquantized().apply(params, x, bias)
+
 
 def found_in(config, tp_size):
     """What the config says of the matrices that build() loads, and what it loads: outputs and inputs of one rank.

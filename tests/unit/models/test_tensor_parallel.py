@@ -46,6 +46,8 @@ TWO_RANKS = {
     **{kind: make_configs()[kind] for kind in ("gemma4", "gemma4_shared", "gemma4_experts")},
     **{kind: make_configs()[kind] for kind in ("qwen3_next", "qwen3_next_dense", "qwen3_5", "qwen3_5_moe")},
     **{kind: make_configs()[kind] for kind in ("olmo_hybrid", "olmo_hybrid_rope")},
+    **{kind: make_configs()[kind] for kind in ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")},
+    "fp8_pool_latent": make_configs()["deepseek_v3_halves"],
     **make_hybrids(TINY),
 }
 FOUR_RANKS = {
@@ -55,6 +57,7 @@ FOUR_RANKS = {
     **{kind: _with_more_heads(make_configs()[kind]) for kind in ("qwen3_next", "qwen3_5", "olmo_hybrid_rope")},
     # one, two and four groups of Mamba-2's heads
     **{kind: make_configs()[kind] for kind in ("granite_hybrid", "nemotron_3_latent", "bamba_biases", "lfm2_moe")},
+    "deepseek_v2": make_configs()["deepseek_v2"],
 }
 
 

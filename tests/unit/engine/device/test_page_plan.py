@@ -86,6 +86,37 @@ def test_a_model_of_one_kind_has_one_table_and_a_page_is_a_block() -> None:
         assert values.is_contiguous()
 
 
+def latent(rank: int, rope_dim: int) -> LayerCache:
+    return LayerCache(1, rank + rope_dim, rank, values_in_keys=True)
+
+
+@pytest.mark.parametrize(("num_layers", "bytes_per_token"), [(61, 70_272), (27, 31_104), (47, 54_144)])
+@pytest.mark.parametrize("tp_size", [1, 8])
+def test_latents_of_published_shapes_take_one_lane_a_layer(num_layers: int, bytes_per_token: int, tp_size: int) -> None:
+    """DeepSeek-V3, V2-Lite and GLM-4.7-Flash; every rank keeps them all."""
+    caches = layers((num_layers, latent(512, 64).share_of_rank(tp_size)))
+    plan = plan_pages(caches, block_size=16, dtype=torch.bfloat16)
+    assert plan.table_groups == (0,)
+    assert (plan.num_lanes, plan.page_bytes) == (num_layers, 16 * bytes_per_token)
+    assert plan.groups[0].waste == 0
+    assert plan.for_layers(caches[:2]).num_lanes == 2
+    pool = torch.zeros(plan.num_lanes, 3, plan.lane_bytes // 2, dtype=torch.bfloat16)
+    for keys, values in plan.views(pool):
+        assert (keys.shape, values.shape) == ((3, 16, 1, 576), (3, 16, 1, 512))
+        assert keys.is_contiguous()
+        assert (values.data_ptr(), values.stride()) == (keys.data_ptr(), keys.stride())
+
+
+def test_latents_may_share_pages_with_layers_that_keep_keys_and_values() -> None:
+    plan = plan_pages(layers((6, latent(12, 4)), (2, heads(1, 16, 8))), block_size=4, dtype=torch.float32)
+    assert [
+        (group.num_layers, group.lanes_per_tensor, group.lanes_per_layer, group.waste) for group in plan.groups
+    ] == [
+        (6, 1, 1, 0),
+        (2, 3, 6, 0),  # six lanes, too: three times as many tokens of each of two layers
+    ]
+
+
 def test_shared_layers_own_nothing_and_read_their_owners_place() -> None:
     shared = LayerCache(2, 8, 8, 4, shares=0)
     plan = plan_pages([heads(2, 8, 4), heads(2, 8), shared], block_size=16, dtype=torch.float32)
@@ -107,11 +138,14 @@ def test_a_window_needs_no_more_than_its_tokens_and_two_blocks() -> None:
 
 
 _CACHES = st.builds(
-    lambda heads, size, v_size, window: LayerCache(heads, 2 * size, 2 * v_size, window),
+    lambda heads, size, v_size, window, is_latent: LayerCache(
+        heads, 2 * size, min(2 * v_size, 2 * size) if is_latent else 2 * v_size, window, values_in_keys=is_latent
+    ),
     st.sampled_from([1, 2, 3, 4]),
     st.sampled_from([2, 4, 5, 8]),
     st.sampled_from([2, 4, 8]),
     st.sampled_from([None, 4, 9]),
+    st.booleans(),
 )
 
 
@@ -131,7 +165,7 @@ def test_no_number_of_the_pool_is_used_twice(data: st.DataObject) -> None:
         units = plan.unit_numbers(place.group, np.array([page]), num_pages=num_pages).tolist()
         assert len(set(units)) == len(units) == plan.groups[place.group].block_tokens // plan.block_size
         assert max(units) < keys.shape[0]
-        for tensor in (keys, values):
+        for tensor in (keys, values)[: plan.groups[place.group].cache.num_tensors]:
             tensor[units] += 1
     assert not any(pool[:, page].any() for page in set(range(num_pages)) - set(page_of_table))
     if len(set(page_of_table)) == num_tables:

@@ -36,13 +36,17 @@ from kernels.precompile import collect_kernels
 KINDS = [{}, {"sliding_window": 1024, "sinks": torch.zeros(16)}, {"chunk": 8192, "softcap": 30.0}]
 
 
-def launch(head_dim, value_dim, dtype, num_tokens, num_rows, **kind):
+def launch(head_dim, value_dim, dtype, num_tokens, num_rows, num_kv_heads=2, **kind):
     q = torch.zeros(num_tokens, 16, head_dim, dtype=dtype)
     out = torch.zeros(num_tokens, 16, value_dim, dtype=dtype)
-    k_cache, v_cache = (torch.zeros(2, 16, 2, size, dtype=dtype) for size in (head_dim, value_dim))
+    k_cache, v_cache = (torch.zeros(2, 16, num_kv_heads, size, dtype=dtype) for size in (head_dim, value_dim))
+    if head_dim == 576:  # latent attention
+        v_cache = k_cache[..., :value_dim]
     table, seq_lens = torch.zeros(num_rows, 80, dtype=torch.int32), torch.ones(num_rows, dtype=torch.int32)
     starts = torch.zeros(num_rows + 1, dtype=torch.int32)
-    scratch = DecodeScratch.allocate(num_heads=16, num_kv_heads=2, head_dim=value_dim, device=torch.device("cpu"))
+    scratch = DecodeScratch.allocate(
+        num_heads=16, num_kv_heads=num_kv_heads, head_dim=value_dim, device=torch.device("cpu")
+    )
     decode_attention(
         q[:num_rows], k_cache, v_cache, table, seq_lens, out[:num_rows], scratch, scale=1.0, pdl=True, **kind
     )
@@ -59,6 +63,7 @@ with collect_kernels() as kernels:
     for kind in KINDS:
         launch(head_dim, value_dim, torch.bfloat16, 3000, 200, **kind)
     launch(head_dim, value_dim, torch.bfloat16, 4, 2)
+    launch(head_dim, value_dim, torch.bfloat16, 3000, 200, num_kv_heads=1)
     launch(head_dim, value_dim, torch.float32, 3000, 200)
 for kernel in kernels:
     function = kernel.function

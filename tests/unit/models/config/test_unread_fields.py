@@ -36,6 +36,7 @@ WIDE = TINY | {"num_attention_heads": 64, "hidden_size": 1024, "num_hidden_layer
 # What these classes need: their own defaults give no head, no layer with attention, or layers by number alone
 NEEDED = {
     "Glm4MoeForCausalLM": {"head_dim": 128},
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "BambaForCausalLM": {"attn_layer_indices": [1]},
     "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},

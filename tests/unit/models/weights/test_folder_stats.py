@@ -17,7 +17,7 @@ from tests.support.reference import save_checkpoint
 CONFIGS = make_configs()
 
 
-@pytest.mark.parametrize("kind", ["llama2", "llama_all_biases", "qwen3", "phi3", "olmo2", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama2", "llama_all_biases", "qwen3", "phi3", "olmo2", "gemma3", "deepseek_v2"])
 @pytest.mark.parametrize("shard", ["1GB", "20KB"])
 def test_headers_hold_what_the_config_means(tmp_path: Path, kind: str, shard: str) -> None:
     save_checkpoint(tmp_path, CONFIGS[kind], max_shard_size=shard)
