@@ -35,6 +35,7 @@ def _problem(storage, *, num_tokens, gate="silu", hidden_size=96, intermediate_s
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("storage", ["mxfp4", "fp8"])
+@pytest.mark.table
 def test_packed_mixtures_equal_their_specification(storage, gate, config):
     # the hidden size is no multiple of the larger tiles, and of fp8 no multiple of a block
     sizes = {"hidden_size": 72, "intermediate_size": 40} if storage == "fp8" else {}
@@ -45,6 +46,7 @@ def test_packed_mixtures_equal_their_specification(storage, gate, config):
 
 @pytest.mark.parametrize(("num_tokens", "skew"), [(1, 1.0), (2, 0.0), (4, 30.0), (17, 30.0), (64, 0.0), (64, 30.0)])
 @pytest.mark.parametrize("storage", ["mxfp4", "fp8"])
+@pytest.mark.table
 def test_steps_of_any_size_equal_their_specification(storage, num_tokens, skew):
     problem = _problem(storage, num_tokens=num_tokens, gate="clamped", hidden_size=64, intermediate_size=32, skew=skew)
     out, expected = problem.call(moe_triton.fused_moe), problem.call(moe.fused_moe)
