@@ -14,7 +14,15 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
-from kernels.moe.configs import GroupedConfig, PairsConfig, fitting, grouped_config, pairs_config, uses_pairs
+from kernels.moe.configs import (
+    GroupedConfig,
+    PairsConfig,
+    fitting,
+    for_packed,
+    grouped_config,
+    pairs_config,
+    uses_pairs,
+)
 from kernels.moe.reference import SILU, ExpertBiases, Gate
 from kernels.moe.storage import ExpertMatrix
 from kernels.moe.triton_common import add_shared, weigh
@@ -46,7 +54,7 @@ def fused_moe(
     num_tokens, num_experts = x.shape[0], gate_up.shape[0]
     num_pairs = num_tokens * top_k
     if config is None:
-        config = _choose(x, top_k=top_k, num_experts=num_experts, intermediate_size=down.shape[2])
+        config = _choose(x, down, top_k=top_k)
     routing = route(
         logits,
         num_experts=num_experts,
@@ -102,11 +110,12 @@ def combine(
     return out
 
 
-def _choose(x: torch.Tensor, *, top_k: int, num_experts: int, intermediate_size: int) -> GroupedConfig | PairsConfig:
-    num_tokens = x.shape[0]
+def _choose(x: torch.Tensor, down: ExpertMatrix, *, top_k: int) -> GroupedConfig | PairsConfig:
+    num_tokens, (num_experts, _, intermediate_size) = x.shape[0], down.shape
     if uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts):
         return pairs_config(intermediate_size=intermediate_size)
     config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)
+    config = config if isinstance(down, torch.Tensor) else for_packed(config)
     return fitting(config, shared_bytes=_shared_bytes(x.device)) if x.is_cuda else config
 
 

@@ -5,6 +5,7 @@ Hopper has no FP4 units: codes become floats in registers, by arithmetic, and th
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,7 @@ class StoredTensors:
 
     values: torch.Tensor
     scales: torch.Tensor | None
-    storage: str  # "dense", "mxfp4" or "fp8"
+    storage: str  # "dense", "mxfp4", "fp8", or "fp8_bytes": for GPUs on which Triton has no e4m3
     rows: int = 1  # outputs and inputs that share a scale
     columns: int = 1
 
@@ -32,12 +33,20 @@ class StoredTensors:
         if isinstance(matrix, Mxfp4Matrix):
             stored = cls(matrix.blocks, matrix.scales, "mxfp4", 1, MXFP4_BLOCK)
         elif isinstance(matrix, Fp8Matrix):
-            stored = cls(matrix.values, matrix.scales, "fp8", matrix.rows, matrix.columns)
+            has_fp8 = has_fp8_loads(matrix.values.device)
+            values = matrix.values if has_fp8 else matrix.values.view(torch.uint8)
+            stored = cls(values, matrix.scales, "fp8" if has_fp8 else "fp8_bytes", matrix.rows, matrix.columns)
         else:
             stored = cls(matrix, None, "dense")
         assert stored.values.is_contiguous()
         assert stored.scales is None or stored.scales.is_contiguous()
         return stored
+
+
+@functools.cache
+def has_fp8_loads(device: torch.device) -> bool:
+    """Return True if Triton has the type e4m3 on the device: from compute capability 8.9 on."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 @triton.jit
@@ -57,10 +66,12 @@ def load_tile(
         places = start // 2 + tl.arange(0, BLOCK_K // 2)
         ptrs = w_ptr + rows[:, None] * (k // 2) + places[None, :]
         packed = _load(ptrs, places, k // 2, EVEN_K, policy).to(tl.int32)
-        values = tl.interleave(_e2m1(packed & 15), _e2m1(packed >> 4))
+        values = tl.interleave(_e2m1(packed, 0), _e2m1(packed, 4))
     else:
         places = start + tl.arange(0, BLOCK_K)
         values = _load(w_ptr + rows[:, None] * k + places[None, :], places, k, EVEN_K, policy)
+        if STORAGE == "fp8_bytes":
+            values = _e4m3(values.to(tl.int32))
     if STORAGE != "dense":
         run: tl.constexpr = min(BLOCK_K, COLUMNS)
         count: tl.constexpr = BLOCK_K // run
@@ -87,13 +98,22 @@ def _load(ptrs, places, end, EVEN: tl.constexpr, POLICY: tl.constexpr):
 
 
 @triton.jit
-def _e2m1(code):
-    """Return the value of a 4-bit code (int32) in fp32: its bits moved to where fp32 has them, and the bias of fp32."""
-    size = code & 7
-    # 0 and 0.5 have no leading one, so they are no shift of their codes
-    bits = tl.where(size < 2, size * 0x3F000000, (size << 22) + 0x3F000000)
-    # 0x3F000000 is 0.5: the exponent 126, which is e2m1's exponent 0
-    return (bits | ((code & 8) << 28)).to(tl.float32, bitcast=True)
+def _e2m1(packed, SHIFT: tl.constexpr):
+    """Return the values of the 4-bit codes at bit SHIFT of bytes (int32), in fp32.
+
+    Exponent and mantissa move to the lowest bits of fp32's exponent and the highest of its mantissa, which is the value
+    times 2 ** -126, below the normal numbers for a code of 0.5. So kernels must not flush those to 0; Triton's do not.
+    """
+    bits = ((packed << (22 - SHIFT)) & 0x01C00000) | ((packed << (28 - SHIFT)) & -0x80000000)
+    return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
+
+
+@triton.jit
+def _e4m3(byte):
+    """Return the values of bytes (int32) in fp32; see _e2m1. Its exponent 0 is 2 ** -6, and it has no inf."""
+    size = byte & 127
+    bits = (size << 20) | ((byte << 24) & -0x80000000)
+    return tl.where(size == 127, float("nan"), bits.to(tl.float32, bitcast=True) * 1.329227995784916e36)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 
 from kernels import ops
 from kernels.moe import reference as moe
-from kernels.moe.configs import grouped_configs, pairs_config
+from kernels.moe.configs import for_packed, grouped_configs, pairs_config
 from kernels.moe.storage import Mxfp4Matrix, dense_matrix
 from tests.unit.kernels.triton_cases.moe_problem import Problem, make_problem, pack_experts
 from tests.unit.kernels.triton_cases.ragged import relative_error
@@ -60,7 +60,7 @@ def test_every_cut_gives_the_specification(shape):
 
     many, few = _problem(shape, 300), _problem(shape, 6)
     for pdl in (False, True):
-        for config in grouped_configs():
+        for config in map(for_packed, grouped_configs()):
             assert relative_error(many.call(fused_moe, config=config, pdl=pdl), _expected(many)) < TOLERANCE, config
         for intermediate_size in (128, 4096):
             out = few.call(fused_moe, config=pairs_config(intermediate_size=intermediate_size), pdl=pdl)
@@ -79,7 +79,7 @@ def test_every_code_and_scale_has_its_value():
     routing = route(
         logits, num_experts=1, top_k=1, renormalize=False, weights_dtype=torch.float32, chunk_tokens=16
     )  # fmt: skip
-    config = grouped_configs()[1]
+    config = for_packed(grouped_configs()[1])
     tiles = lay_out(routing, num_experts=1, block_m=config.block_m)
     out = grouped_gemm(x, matrix, tiles, config.up, num_pairs=32, gate=None, swaps=config.swaps)
     # smaller scales give bf16 values below the normal ones, which tensor cores may round to 0

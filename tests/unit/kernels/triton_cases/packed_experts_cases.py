@@ -6,13 +6,17 @@ import dataclasses
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from kernels.moe import reference as moe
 from kernels.moe import triton as moe_triton
+from kernels.moe import triton_storage
 from kernels.moe.configs import GroupedConfig, PairsConfig, PairTile, Tile
 from kernels.moe.storage import Fp8Matrix, Mxfp4Matrix, dense_matrix
 from kernels.moe.triton_grouped import grouped_gemm
 from kernels.moe.triton_route import lay_out, route
+from kernels.moe.triton_storage import StoredTensors, load_tile
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 
 CONFIGS = {
@@ -75,6 +79,27 @@ def test_every_code_and_scale_has_its_value():
     expected = dense_matrix(up, 0, torch.float32).T
     assert torch.equal(out, expected)
     assert expected.abs().max() == 6 * 2.0**125
+
+
+def test_fp8_values_are_the_same_without_the_type_e4m3(monkeypatch):
+    byte_codes = torch.arange(256, dtype=torch.uint8).repeat(2).view(1, 16, 32).view(torch.float8_e4m3fn)
+    matrix = Fp8Matrix(byte_codes.contiguous(), torch.full((1, 1, 1, 1), 0.5), 32, 32)
+    expected = dense_matrix(matrix, 0, torch.float32)
+    monkeypatch.setattr(triton_storage, "has_fp8_loads", lambda _: False)
+    assert StoredTensors.of(matrix).storage == "fp8_bytes"
+    out = torch.empty(16, 32)
+    _store_tile[(1,)](StoredTensors.of(matrix).values, matrix.scales, out)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+    problem = _problem("fp8", num_tokens=5)
+    torch.testing.assert_close(problem.call(moe_triton.fused_moe), problem.call(moe.fused_moe), rtol=1e-5, atol=1e-4)
+
+
+@triton.jit
+def _store_tile(w_ptr, scales_ptr, out_ptr) -> None:
+    """Write the whole tile of a matrix [16, 32] in "fp8_bytes"."""
+    rows = tl.arange(0, 16)
+    tile = load_tile(w_ptr, scales_ptr, 0, 16, 32, rows, 0, tl.float32, "fp8_bytes", 32, 32, 32, True, False)
+    tl.store(out_ptr + rows[:, None] * 32 + tl.arange(0, 32)[None, :], tile)
 
 
 def test_equal_fp8_blocks_of_one_expert_are_those_of_its_dense_matrix():
