@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
 from benchmarks.kernel_timing import BF16_CUDA, time_graph
-from benchmarks.moe_problem import SHAPES, MoeInputs, MoeShape, MoeWeights
+from benchmarks.moe_problem import SHAPES, MoeInputs, MoeShape, MoeWeights, make_weights
 from benchmarks.report import Report
 from kernels.moe.configs import PAIRS_MAX_TOKENS, PairTile, Tile
 from kernels.moe.reference import SILU
@@ -79,10 +79,7 @@ def _sweep_grouped(
     tiles = [
         lay_out(_route(shape, step, chunk_tokens=64), num_experts=shape.num_experts, block_m=block_m) for step in inputs
     ]
-    inner = [
-        torch.randn(num_pairs, shape.intermediate_size, dtype=weights.down.dtype, device=weights.down.device)
-        for _ in inputs
-    ]
+    inner = [step.x.new_empty(num_pairs, shape.intermediate_size).normal_() for step in inputs]
     results: list[Result] = []
     for part, rows, w in (("up", [step.x for step in inputs], weights.gate_up), ("down", inner, weights.down)):
         for tile in tile_candidates(block_m, is_gated=part == "up"):
@@ -101,7 +98,7 @@ def _sweep_grouped(
 def _sweep_pairs(shape: MoeShape, weights: MoeWeights, inputs: Sequence[MoeInputs]) -> list[Result]:
     routings = [_route(shape, step, chunk_tokens=None) for step in inputs]
     num_pairs = inputs[0].x.shape[0] * shape.top_k
-    inner = torch.randn(num_pairs, shape.intermediate_size, dtype=weights.down.dtype, device=weights.down.device)
+    inner = inputs[0].x.new_empty(num_pairs, shape.intermediate_size).normal_()
     results: list[Result] = []
     for tile in pair_candidates():
         up = [
@@ -130,11 +127,11 @@ def _route(shape: MoeShape, step: MoeInputs, *, chunk_tokens: int | None) -> Rou
 
 
 def _launch_grouped(shape: MoeShape, block_m: int, swaps: bool, is_gated: bool, tile: Tile) -> None:
-    n, k = shape.intermediate_size, shape.hidden_size
-    n, k = (2 * n, k) if is_gated else (k, n)
+    k = shape.hidden_size if is_gated else shape.intermediate_size
+    weights = make_weights(replace(shape, num_experts=1), **BF16_CUDA)
     placed = [torch.zeros(size, dtype=torch.int32, device="cuda") for size in (block_m, 1, 1)]
     x = torch.zeros(1 if is_gated else shape.top_k, k, dtype=torch.bfloat16, device="cuda")
-    w = torch.zeros(1, n, k, dtype=torch.bfloat16, device="cuda")
+    w = weights.gate_up if is_gated else weights.down
     grouped_gemm(
         x, w, RowTiles(*placed), tile, num_pairs=shape.top_k, gate=SILU if is_gated else None, swaps=swaps, pdl=True
     )  # fmt: skip
@@ -142,10 +139,9 @@ def _launch_grouped(shape: MoeShape, block_m: int, swaps: bool, is_gated: bool, 
 
 def _launch_pairs(shape: MoeShape, tile: PairTile) -> None:
     n, k, top_k = shape.intermediate_size, shape.hidden_size, shape.top_k
+    matrices = make_weights(replace(shape, num_experts=1), **BF16_CUDA)
     experts = torch.zeros(1, top_k, dtype=torch.int32, device="cuda")
     weights = torch.zeros(1, top_k, dtype=torch.bfloat16 if shape.round_weights else torch.float32, device="cuda")
     routing = Routing(weights, experts, experts, experts, 1)
-    pairs_gate_up(
-        torch.zeros(1, k, **BF16_CUDA), torch.zeros(1, 2 * n, k, **BF16_CUDA), routing, tile, gate=SILU, pdl=True
-    )
-    pairs_down(torch.zeros(top_k, n, **BF16_CUDA), torch.zeros(1, k, n, **BF16_CUDA), routing, tile, pdl=True)
+    pairs_gate_up(torch.zeros(1, k, **BF16_CUDA), matrices.gate_up, routing, tile, gate=SILU, pdl=True)
+    pairs_down(torch.zeros(top_k, n, **BF16_CUDA), matrices.down, routing, tile, pdl=True)

@@ -84,6 +84,8 @@ class Architecture:
     layers: Literal["uniform", "gemma4"] = "uniform"
     # a matrix of an expert in checkpoints, and the block of the shared expert, within a layer
     expert: str = "mlp.experts.0.gate_proj"
+    # how checkpoints store quantised experts; see models/quantization/experts_scheme.py
+    experts_form: Literal["each", "all", "none"] = "each"
     shared_expert: str = "mlp.shared_expert"
     mlp: str = "mlp"  # the block of a dense MLP
     attention: str = "self_attn"  # the block of attention

@@ -131,7 +131,7 @@ class Experts(nn.Module):
         part = LinearPart("proj", experts.num_experts, size, dim=0, rank=0, size=1)
         self.router = ColumnLinear(w, [part], has_bias=False, method=Unquantized())
         self.expert_scales = w.tensor("per_expert_scale", (experts.num_experts,)).float()
-        self.weights = load_experts(parts.w, experts, size, parts.tp, ExpertNames())
+        self.weights = load_experts(parts.w, experts, size, parts.tp, ExpertNames(), config.quantization)
 
     def forward(self, dense: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
         """dense: the output of the dense MLP; stream: the residual stream before it. All [T, hidden_size]."""

@@ -99,6 +99,7 @@ _GEMMA4 = Architecture(
     multipliers="gemma4",
     sliding_layers="pattern_and_last",
     experts="gemma4",
+    experts_form="none",
     names={"num_experts_per_tok": "top_k_experts"},
     rope="gemma4",
     layers="gemma4",

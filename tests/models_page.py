@@ -99,7 +99,7 @@ FAMILIES = (
         ("gemma4", "gemma4_shared", "gemma4_experts"),
         ("gemma4", "google-gemma-4"),
     ),
-    Family("gpt-oss with 16-bit experts", "GptOssForCausalLM", ("gpt_oss",), ("gptoss", "openai-gpt-oss")),
+    Family("gpt-oss", "GptOssForCausalLM", ("gpt_oss",), ("gptoss", "openai-gpt-oss")),
     Family("Phi-3, Phi-3.5, Phi-4, Phi-4-mini", "Phi3ForCausalLM", ("phi3", "phi3_long"), ("microsoft-Phi", "phi3")),
     Family("SmolLM3", "SmolLM3ForCausalLM", ("smollm3", "smollm3_windows"), ("HuggingFaceTB-SmolLM3",)),
     Family("Granite 3", "GraniteForCausalLM", ("granite", "granite_biases"), ("ibm-granite-granite-3",)),

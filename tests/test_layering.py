@@ -83,7 +83,7 @@ MAY_IMPORT = {
         models.context models.errors models.lora models.parallel models.quantization models.weights""",
     "models.config": """kernels.attention models.architecture models.errors models.fields models.quantization
         models.registry""",
-    "models.quantization": "kernels.linear models.errors models.fields models.weights",
+    "models.quantization": "kernels.linear kernels.moe models.errors models.fields models.weights",
     "models.weights": "models.errors",
     "models.registry": """models.architecture models.errors models.registry_experts models.registry_hybrid
         models.registry_latent models.registry_recurrent""",

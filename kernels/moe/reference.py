@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from kernels.elementwise.reference import gelu_tanh_and_mul, relu_squared, silu_and_mul
+from kernels.moe.storage import ExpertMatrix, dense_matrix
 
 
 @dataclass(frozen=True)
@@ -86,31 +87,31 @@ def gate_and_mul(x: torch.Tensor, gate: Gate) -> torch.Tensor:
 
 def run_experts(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
     experts: torch.Tensor,
     gate: Gate = SILU,
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """Compute each token's experts. x: [T, H]; gate_up: [E, 2 * I, H], without a gate [E, I, H].
 
-    down: [E, H, I]; experts: [T, top_k]. Returns [T, top_k, H] of x's dtype.
+    down: [E, H, I]; experts: [T, top_k]. Returns [T, top_k, H] of x's dtype, to which packed matrices are dequantised.
     Waits for the device unless it is the CPU; the Triton twin does not.
     """
     out = x.new_empty(*experts.shape, x.shape[1])
     for expert in experts.unique():
         tokens, places = torch.where(experts == expert)
         up_bias, down_bias = (None, None) if biases is None else (biases.gate_up[expert], biases.down[expert])
-        inner = gate_and_mul(functional.linear(x[tokens], gate_up[expert], up_bias), gate)
-        out[tokens, places] = functional.linear(inner, down[expert], down_bias)
+        inner = gate_and_mul(functional.linear(x[tokens], dense_matrix(gate_up, expert, x.dtype), up_bias), gate)
+        out[tokens, places] = functional.linear(inner, dense_matrix(down, expert, x.dtype), down_bias)
     return out
 
 
 def fused_moe(
     x: torch.Tensor,
     logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
     *,
     top_k: int,
     renormalize: bool,

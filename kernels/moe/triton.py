@@ -14,8 +14,17 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
-from kernels.moe.configs import GroupedConfig, PairsConfig, fitting, grouped_config, pairs_config, uses_pairs
+from kernels.moe.configs import (
+    GroupedConfig,
+    PairsConfig,
+    fitting,
+    for_packed,
+    grouped_config,
+    pairs_config,
+    uses_pairs,
+)
 from kernels.moe.reference import SILU, ExpertBiases, Gate
+from kernels.moe.storage import ExpertMatrix
 from kernels.moe.triton_common import add_shared, weigh
 from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_route import lay_out, route
@@ -24,8 +33,8 @@ from kernels.moe.triton_route import lay_out, route
 def fused_moe(
     x: torch.Tensor,
     logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
     *,
     top_k: int,
     renormalize: bool,
@@ -45,7 +54,7 @@ def fused_moe(
     num_tokens, num_experts = x.shape[0], gate_up.shape[0]
     num_pairs = num_tokens * top_k
     if config is None:
-        config = _choose(num_tokens, top_k=top_k, down=down)
+        config = _choose(x, down, top_k=top_k)
     routing = route(
         logits,
         num_experts=num_experts,
@@ -101,12 +110,13 @@ def combine(
     return out
 
 
-def _choose(num_tokens: int, *, top_k: int, down: torch.Tensor) -> GroupedConfig | PairsConfig:
-    num_experts, _, intermediate_size = down.shape
+def _choose(x: torch.Tensor, down: ExpertMatrix, *, top_k: int) -> GroupedConfig | PairsConfig:
+    num_tokens, (num_experts, _, intermediate_size) = x.shape[0], down.shape
     if uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts):
         return pairs_config(intermediate_size=intermediate_size)
-    config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=down.itemsize)
-    return fitting(config, shared_bytes=_shared_bytes(down.device)) if down.is_cuda else config
+    config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)
+    config = config if isinstance(down, torch.Tensor) else for_packed(config)
+    return fitting(config, shared_bytes=_shared_bytes(x.device)) if x.is_cuda else config
 
 
 @functools.cache

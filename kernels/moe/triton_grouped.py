@@ -17,15 +17,17 @@ import triton.language as tl
 
 from kernels.moe.configs import PairTile, Tile
 from kernels.moe.reference import Gate
+from kernels.moe.storage import ExpertMatrix
 from kernels.moe.triton_common import add_shared, gate_and_mul, weigh
 from kernels.moe.triton_route import Routing, RowTiles
+from kernels.moe.triton_storage import StoredTensors, load_tile
 
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 
 
 def grouped_gemm(
     x: torch.Tensor,
-    w: torch.Tensor,
+    w: ExpertMatrix,
     tiles: RowTiles,
     config: Tile,
     *,
@@ -37,18 +39,18 @@ def grouped_gemm(
 ) -> torch.Tensor:
     """Return [num_pairs, N]: each pair's row of x times its expert's matrix, plus its bias; gate: activates it.
 
-    x: [num_pairs / n, K], each row used by n successive pairs; w: [E, N or 2 * N, K], both of one dtype, dense in K;
-    bias: [E, N or 2 * N], contiguous.
+    x: [num_pairs / n, K], each row used by n successive pairs; w: [E, N or 2 * N, K], of x's dtype or packed; bias:
+    [E, N or 2 * N], contiguous. x is dense in K.
     """
     num_rows, k = x.shape
     num_halves = 1 if gate is None else gate.num_halves
     n = w.shape[1] // num_halves
     out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
-    num_tiles = tiles.experts.shape[0]
-    assert w.is_contiguous()
+    num_tiles, stored = tiles.experts.shape[0], StoredTensors.of(w)
     assert x.stride(1) == 1
     _grouped_kernel[(num_tiles * triton.cdiv(n, config.block_n),)](
-        x, w, bias, out, tiles.pairs, tiles.experts, tiles.rows, num_tiles, n, k, x.stride(0),
+        x, stored.values, stored.scales, bias, out, tiles.pairs, tiles.experts, tiles.rows, num_tiles, n, k,
+        x.stride(0), STORAGE=stored.storage, ROWS=stored.rows, COLUMNS=stored.columns,
         PAIRS_PER_ROW=num_pairs // num_rows, SWAPS=swaps, HAS_BIAS=bias is not None,
         GATE="" if gate is None else gate.kind, ALPHA=0.0 if gate is None else gate.alpha,
         LIMIT=0.0 if gate is None else gate.limit, HALVES=num_halves,
@@ -62,7 +64,8 @@ def grouped_gemm(
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def _grouped_kernel(
-    x_ptr, w_ptr, bias_ptr, out_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, num_tiles, n, k, stride_x,
+    x_ptr, w_ptr, scales_ptr, bias_ptr, out_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, num_tiles, n, k, stride_x,
+    STORAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     PAIRS_PER_ROW: tl.constexpr, SWAPS: tl.constexpr, HAS_BIAS: tl.constexpr,
     GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, HALVES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
@@ -86,20 +89,28 @@ def _grouped_kernel(
     x_ptrs = x_ptr + pairs // PAIRS_PER_ROW * stride_x
     expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
     sources = features if EVEN_N else tl.minimum(features, n - 1)
-    width = n * HALVES
-    w_ptrs = w_ptr + expert * width * k + sources.to(tl.int64) * k
+    features_of_w = sources.to(tl.int64)
+    x_dtype: tl.constexpr = x_ptr.dtype.element_ty
 
     acc = tl.zeros([BLOCK_N, BLOCK_M] if SWAPS else [BLOCK_M, BLOCK_N], tl.float32)
     up = acc
     for start in range(0, k, BLOCK_K):
         columns = start + tl.arange(0, BLOCK_K)
         x = _load(x_ptrs, columns, k, EVEN_K)
-        acc = _multiply(x, _load(w_ptrs, columns, k, EVEN_K), acc, SWAPS, PRECISION)
+        w = load_tile(
+            w_ptr, scales_ptr, expert * HALVES, n, k, features_of_w, start, x_dtype,
+            STORAGE, ROWS, COLUMNS, BLOCK_K, EVEN_K, STREAMS=False,
+        )  # fmt: skip
+        acc = _multiply(x, w, acc, SWAPS, PRECISION)
         if HALVES == 2:
-            up = _multiply(x, _load(w_ptrs + n.to(tl.int64) * k, columns, k, EVEN_K), up, SWAPS, PRECISION)
+            w = load_tile(
+                w_ptr, scales_ptr, expert * HALVES + 1, n, k, features_of_w, start, x_dtype,
+                STORAGE, ROWS, COLUMNS, BLOCK_K, EVEN_K, STREAMS=False,
+            )  # fmt: skip
+            up = _multiply(x, w, up, SWAPS, PRECISION)
 
     if HAS_BIAS:
-        bias_ptrs = bias_ptr + expert * width + sources
+        bias_ptrs = bias_ptr + expert * n * HALVES + sources
         acc += _as_column(tl.load(bias_ptrs), SWAPS)
         if HALVES == 2:
             up += _as_column(tl.load(bias_ptrs + n), SWAPS)
@@ -143,7 +154,7 @@ def _multiply(x, w, acc, SWAPS: tl.constexpr, PRECISION: tl.constexpr):
 
 def pairs_gate_up(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
+    gate_up: ExpertMatrix,
     routing: Routing,
     tile: PairTile,
     *,
@@ -158,10 +169,11 @@ def pairs_gate_up(
     num_pairs, top_k = routing.experts.numel(), routing.experts.shape[1]
     n, k = gate_up.shape[1] // gate.num_halves, gate_up.shape[2]
     out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
-    assert gate_up.is_contiguous()
+    stored = StoredTensors.of(gate_up)
     assert x.stride(1) == 1
     _pairs_up_kernel[(triton.cdiv(n, tile.block_n), num_pairs)](
-        x, gate_up, bias, routing.experts, out, n, k, x.stride(0),
+        x, stored.values, stored.scales, bias, routing.experts, out, n, k, x.stride(0),
+        STORAGE=stored.storage, ROWS=stored.rows, COLUMNS=stored.columns,
         HAS_BIAS=bias is not None, GATE=gate.kind, ALPHA=gate.alpha, LIMIT=gate.limit, HALVES=gate.num_halves,
         TOP_K=top_k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, STAGES=tile.num_stages,
         EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0, PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
@@ -171,7 +183,7 @@ def pairs_gate_up(
 
 def pairs_down(
     inner: torch.Tensor,
-    down: torch.Tensor,
+    down: ExpertMatrix,
     routing: Routing,
     tile: PairTile,
     *,
@@ -187,10 +199,11 @@ def pairs_down(
     num_tokens, top_k = routing.experts.shape
     n, k = down.shape[1:]
     out = torch.empty(num_tokens, n, dtype=inner.dtype, device=inner.device)
-    assert down.is_contiguous()
+    stored = StoredTensors.of(down)
     _pairs_down_kernel[(triton.cdiv(n, tile.block_n), num_tokens)](
-        inner, down, bias, routing.experts, routing.weights, shared, shared_gate, out, n, k,
+        inner, stored.values, stored.scales, bias, routing.experts, routing.weights, shared, shared_gate, out, n, k,
         0 if shared is None else shared.stride(0), 0 if shared_gate is None else shared_gate.stride(0),
+        STORAGE=stored.storage, ROWS=stored.rows, COLUMNS=stored.columns,
         TOP_K=top_k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, STAGES=tile.num_stages,
         EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0,
         HAS_BIAS=bias is not None, HAS_SHARED=shared is not None,
@@ -201,7 +214,8 @@ def pairs_down(
 
 @triton.jit
 def _pairs_up_kernel(
-    x_ptr, w_ptr, bias_ptr, experts_ptr, out_ptr, n, k, stride_x,
+    x_ptr, w_ptr, scales_ptr, bias_ptr, experts_ptr, out_ptr, n, k, stride_x,
+    STORAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     HAS_BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, HALVES: tl.constexpr,
     TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
@@ -215,16 +229,21 @@ def _pairs_up_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     expert = tl.load(experts_ptr + pair).to(tl.int64)
-    gate_ptrs = w_ptr + expert * HALVES * n * k + sources.to(tl.int64) * k
-    up_ptrs = gate_ptrs + n.to(tl.int64) * k
+    features_of_w = sources.to(tl.int64)
     gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for start in tl.range(0, k, BLOCK_K, num_stages=STAGES):
         columns = start + tl.arange(0, BLOCK_K)
         x = _load_row(x_row, columns, k, EVEN_K)
-        gate += _load_rows(gate_ptrs, columns, k, EVEN_K) * x[None, :]
+        gate += x[None, :] * load_tile(
+            w_ptr, scales_ptr, expert * HALVES, n, k, features_of_w, start, tl.float32,
+            STORAGE, ROWS, COLUMNS, BLOCK_K, EVEN_K, STREAMS=True,
+        )  # fmt: skip
         if HALVES == 2:
-            up += _load_rows(up_ptrs, columns, k, EVEN_K) * x[None, :]
+            up += x[None, :] * load_tile(
+                w_ptr, scales_ptr, expert * HALVES + 1, n, k, features_of_w, start, tl.float32,
+                STORAGE, ROWS, COLUMNS, BLOCK_K, EVEN_K, STREAMS=True,
+            )  # fmt: skip
     gate_sum, up_sum = tl.sum(gate, 1), tl.sum(up, 1)
     if HAS_BIAS:
         bias_ptrs = bias_ptr + expert * HALVES * n + sources
@@ -237,8 +256,8 @@ def _pairs_up_kernel(
 
 @triton.jit
 def _pairs_down_kernel(
-    x_ptr, w_ptr, bias_ptr, experts_ptr, weights_ptr, shared_ptr, shared_gate_ptr, out_ptr, n, k,
-    stride_shared, stride_gate,
+    x_ptr, w_ptr, scales_ptr, bias_ptr, experts_ptr, weights_ptr, shared_ptr, shared_gate_ptr, out_ptr, n, k,
+    stride_shared, stride_gate, STORAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SHARED: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -253,11 +272,13 @@ def _pairs_down_kernel(
     for place in tl.static_range(TOP_K):
         pair = token * TOP_K + place
         expert = tl.load(experts_ptr + pair).to(tl.int64)
-        w_ptrs = w_ptr + expert * n * k + sources * k
         acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         for start in tl.range(0, k, BLOCK_K, num_stages=STAGES):
             columns = start + tl.arange(0, BLOCK_K)
-            acc += _load_rows(w_ptrs, columns, k, EVEN_K) * _load_row(x_ptr + pair * k, columns, k, EVEN_K)[None, :]
+            acc += _load_row(x_ptr + pair * k, columns, k, EVEN_K)[None, :] * load_tile(
+                w_ptr, scales_ptr, expert, n, k, sources, start, tl.float32,
+                STORAGE, ROWS, COLUMNS, BLOCK_K, EVEN_K, STREAMS=True,
+            )  # fmt: skip
         value = tl.sum(acc, 1)
         if HAS_BIAS:
             value += tl.load(bias_ptr + expert * n + sources).to(tl.float32)
@@ -277,13 +298,3 @@ def _load_row(ptr, columns, k, EVEN_K: tl.constexpr):
         return tl.load(ptr + columns).to(tl.float32)
     else:
         return tl.load(ptr + columns, mask=columns < k, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _load_rows(row_ptrs, columns, k, EVEN_K: tl.constexpr):
-    """Load `columns` of each row in fp32, 0 past the end. Each weight is read once: it need not stay in L2."""
-    if EVEN_K:
-        return tl.load(row_ptrs[:, None] + columns[None, :], eviction_policy="evict_first").to(tl.float32)
-    else:
-        mask = (columns < k)[None, :]
-        return tl.load(row_ptrs[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)

@@ -12,6 +12,7 @@ from models.config.matrix import Matrix
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.config import QuantizationConfig
+from models.quantization.experts_scheme import ExpertsForm, check_experts
 
 # models/layers/routing.py: how the router's products become a choice of experts and their weights
 Routing = Literal["softmax", "softmax_bias", "sigmoid", "sigmoid_bias", "sparsemixer", "scaled_input"]
@@ -81,7 +82,7 @@ def parse_experts(
 ) -> tuple[ExpertsConfig | None, tuple[bool, ...]]:
     """Return the experts (None if there are none) and True for each layer that has them.
 
-    Raises ModelError, also if the experts are quantised.
+    Raises ModelError, also if the experts are quantised in a way that this family's are not served in.
     """
     kind = architecture.experts
     is_dense = kind == "gemma4" and not config.flag("enable_moe_block")
@@ -99,13 +100,20 @@ def parse_experts(
         )
     is_sparse = _sparse_layers(config, architecture, num_layers)
     sparse = [layer for layer in range(num_layers) if is_sparse[layer]]
-    names = [f"{architecture.body_prefix}.layers.{layer}.{architecture.expert}" for layer in sparse]
-    if quantization is not None and any(map(quantization.scheme_of, names)):
-        raise ModelError(
-            f"{config.where}: its experts are quantized ({quantization.name}), and experts are served unquantized only:"
-            " use the bf16 checkpoint"
-        )
+    if quantization is not None:
+        for layer in sparse:
+            name = f"{architecture.body_prefix}.layers.{layer}.{architecture.expert}"
+            _check_scheme(config, quantization, name, architecture.experts_form)
     return (experts if sparse else None), is_sparse
+
+
+def _check_scheme(config: Fields, quantization: QuantizationConfig, layer: str, form: ExpertsForm) -> None:
+    try:
+        check_experts(quantization, layer, form)
+    except ModelError as error:
+        raise ModelError(
+            f"{config.where}: its experts are quantized ({quantization.name}): {error}: use the bf16 checkpoint"
+        ) from error
 
 
 def _read_experts(config: Fields, architecture: Architecture, num_layers: int) -> ExpertsConfig:

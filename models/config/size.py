@@ -33,6 +33,25 @@ def quantized_matrices(model: ModelConfig) -> Iterator[tuple[Matrix, Scheme]]:
             yield matrix, scheme
 
 
+def quantized_experts(model: ModelConfig) -> Iterator[tuple[Matrix, Scheme, int]]:
+    """Yield each matrix of a layer's quantised experts with its scheme and the number of experts that have one."""
+    experts, quantization = model.experts, model.quantization
+    if experts is None or quantization is None or quantization.is_on_load:
+        return
+    architecture = find_architecture(model.architecture)
+    width, size = experts.latent_size or model.hidden_size, experts.intermediate_size
+    block, _, first = architecture.expert.rpartition(".")
+    num_inner = 1 if experts.gate == "relu2" else 2
+    for layer in range(model.num_layers):
+        path = f"{_text_prefix(model)}{model.body_prefix}.layers.{layer}.{block}"
+        scheme = quantization.scheme_of(f"{path}.{first}") if model.sparse_layers[layer] else None
+        if scheme is None:
+            continue
+        for _ in range(num_inner):
+            yield Matrix(f"{path}.{first}", size, width, "outputs"), scheme, experts.num_experts
+        yield Matrix(f"{path}.down_proj", width, size, "inputs"), scheme, experts.num_experts
+
+
 def count_parameters(model: ModelConfig, num_experts: int) -> int:
     """Count the parameters with num_experts experts in each sparse layer; tied embeddings count once."""
     norm = model.hidden_size * (2 if model.norm == "layer_bias" else 1)
@@ -105,6 +124,9 @@ def saved_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
             continue
         saved += matrix.out_features * matrix.in_features * dtype.itemsize
         saved -= scheme.matrix_bytes(matrix.out_features, matrix.in_features, itemsize=dtype.itemsize)
+    for matrix, scheme, count in quantized_experts(config):
+        dense = matrix.out_features * matrix.in_features * dtype.itemsize
+        saved += count * (dense - scheme.matrix_bytes(matrix.out_features, matrix.in_features, itemsize=dtype.itemsize))
     return saved
 
 
@@ -143,12 +165,14 @@ def _check_shares(model: ModelConfig, tp_size: int) -> None:
         num_shares = min(tp_size, matrix.num_kv_heads) if matrix.num_kv_heads else tp_size
         whole = matrix.out_features if matrix.shared == "outputs" else matrix.in_features
         check_share(scheme, matrix.name, matrix.shared, whole=whole, num_shares=num_shares)
+    for matrix, scheme, _ in quantized_experts(model):
+        whole = matrix.out_features if matrix.shared == "outputs" else matrix.in_features
+        check_share(scheme, matrix.name, matrix.shared, whole=whole, num_shares=tp_size)
 
 
 def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
-    """Yield all linear layers but the routed experts, which are never quantised."""
+    """Yield all linear layers but the routed experts."""
     architecture = find_architecture(model.architecture)
-    prefix = "" if architecture.text_prefix is None else f"{architecture.text_prefix}."
     shared = 0 if model.experts is None else model.experts.shared_intermediate_size
     for layer in range(model.num_layers):
         matrices = [*_attention(model, layer), *_recurrence(model, layer)]
@@ -162,8 +186,13 @@ def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:
         for matrix in matrices:
             block, _, projection = matrix.name.rpartition(".")
             stored = architecture.packed_modules.get(projection, projection)
-            name = f"{prefix}{model.body_prefix}.layers.{layer}.{block}.{stored}"
+            name = f"{_text_prefix(model)}{model.body_prefix}.layers.{layer}.{block}.{stored}"
             yield dataclasses.replace(matrix, name=name)
+
+
+def _text_prefix(model: ModelConfig) -> str:
+    prefix = find_architecture(model.architecture).text_prefix
+    return "" if prefix is None else f"{prefix}."
 
 
 def _attention(model: ModelConfig, layer: int) -> Iterator[Matrix]:

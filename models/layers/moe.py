@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from kernels.moe.reference import ExpertBiases, Gate
+from kernels.moe.storage import ExpertMatrix
 from kernels.ops import fused_moe
 from models.config.experts import ExpertsConfig
 from models.config.model_config import ModelConfig
@@ -19,6 +20,8 @@ from models.layers.linear import ColumnLinear
 from models.layers.mlp import GatedMLP, PlainMLP
 from models.layers.routing import ExpertNames, Router
 from models.parallel import LayerOutput, TensorParallel
+from models.quantization.config import QuantizationConfig
+from models.quantization.experts_scheme import DenseExperts, each_expert_scheme
 from models.quantization.linear_method import LinearMethod, LinearPart
 from models.weights.weights import Weights
 
@@ -28,8 +31,8 @@ class ExpertWeights:
     """This rank's share of all experts."""
 
     # [E, 2 * I, hidden_size], gates first, or [E, I, hidden_size] without gates, and [E, hidden_size, I]
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: ExpertMatrix
+    down: ExpertMatrix
     biases: ExpertBiases | None = None
 
 
@@ -37,7 +40,7 @@ class SparseMLP(nn.Module):
     """A router, its experts and, if the config has one, an expert that every token uses.
 
     w: the block that holds the router and the experts. w_shared: the shared expert's Weights, by default names.shared
-    in w. method: for the shared expert; the routed experts are unquantized.
+    in w. method: for the shared expert; the names of the routed experts select their scheme.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class SparseMLP(nn.Module):
                 is_partial=True,
             )
         width = experts.latent_size or config.hidden_size
-        self.weights = weights or load_experts(w, experts, width, tp, names)
+        self.weights = weights or load_experts(w, experts, width, tp, names, config.quantization)
         self.to_latent, self.from_latent = _read_latent(config, experts, w, tp, method)
 
     def forward(self, hidden: torch.Tensor) -> LayerOutput:
@@ -140,29 +143,31 @@ def _read_latent(
 
 
 def load_experts(
-    w: Weights, experts: ExpertsConfig, hidden_size: int, tp: TensorParallel, names: ExpertNames
+    w: Weights,
+    experts: ExpertsConfig,
+    hidden_size: int,
+    tp: TensorParallel,
+    names: ExpertNames,
+    quantization: QuantizationConfig | None,
 ) -> ExpertWeights:
-    """Read this rank's share of experts without biases.
+    """Read this rank's share of experts without biases, in the scheme of their names.
 
-    The checkpoint has either one tensor per matrix and expert or two tensors for all experts.
+    The checkpoint has either one tensor per matrix and expert or, in 16 bits, two tensors for all experts.
     """
     count, size = experts.num_experts, experts.intermediate_size
-    width = size // tp.size
-    is_gated = experts.gate != "relu2"
-    gate_up = torch.empty(count, (1 + is_gated) * width, hidden_size, dtype=w.dtype, device=w.device)
-    down = torch.empty(count, hidden_size, width, dtype=w.dtype, device=w.device)
-    if w.shape_of(names.all_gate_up) is not None:
+    inner = [names.gate, names.up] if experts.gate != "relu2" else [names.up]
+    layers = [w.full_name(f"experts.{expert}.{name}") for expert in (0, count - 1) for name in (*inner, names.down)]
+    scheme = each_expert_scheme(quantization, layers)
+    if scheme is None and w.shape_of(names.all_gate_up) is not None:
+        width = size // tp.size
+        gate_up = torch.empty(count, len(inner) * width, hidden_size, dtype=w.dtype, device=w.device)
+        down = torch.empty(count, hidden_size, width, dtype=w.dtype, device=w.device)
         _read_all(w, names, gate_up, down, size=size, rank=tp.rank)
         return ExpertWeights(gate_up, down)
-    for expert in range(count):
-        inner = w / f"experts.{expert}"
-        places = ((names.gate, slice(0, width)), (names.up, slice(width, None)))
-        for name, rows in places if is_gated else ((names.up, slice(None)),):
-            gate_up[expert, rows] = (inner / name).shard(
-                "weight", (size, hidden_size), dim=0, rank=tp.rank, size=tp.size
-            )
-        down[expert] = (inner / names.down).shard("weight", (hidden_size, size), dim=1, rank=tp.rank, size=tp.size)
-    return ExpertWeights(gate_up, down)
+    storage = DenseExperts() if scheme is None else scheme
+    ups = [LinearPart(name, size, hidden_size, dim=0, rank=tp.rank, size=tp.size) for name in inner]
+    downs = [LinearPart(names.down, hidden_size, size, dim=1, rank=tp.rank, size=tp.size)]
+    return ExpertWeights(storage.load_each(w, count, ups), storage.load_each(w, count, downs))
 
 
 def _read_all(

@@ -15,6 +15,7 @@ import torch
 
 from kernels.linear import ops as linear_ops
 from kernels.linear.reference import FP8, quantize_blocks, quantize_rows
+from kernels.moe.storage import Fp8Matrix
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Scheme
@@ -88,6 +89,24 @@ class Fp8Block:
         return linear_ops.blocks_linear(
             quantized, x_scales, params.weight, params.scales, bias, x.dtype, rows=params.rows, columns=self.columns
         )
+
+    def load_each(self, w: Weights, num_experts: int, parts: Sequence[LinearPart]) -> Fp8Matrix:
+        """Read `weight` and `weight_scale_inv` of each part of each expert; see EachExpert.load_each."""
+        first = [StoredPart.locate(w / "experts.0", part) for part in parts]
+        rows = self.rows
+        if any(part.rows.start % rows != 0 for part in first):
+            rows = math.gcd(rows, *(part.rows.start for part in first))
+        n, k = parts[0].outputs, parts[0].inputs
+        values = torch.empty(num_experts, len(parts), n, k, dtype=FP8, device=w.device)
+        shape = (num_experts, len(parts), -(-n // rows), -(-k // self.columns))
+        scales = torch.ones(shape, dtype=torch.float32, device=w.device)
+        for expert in range(num_experts):
+            for place, part in enumerate(parts):
+                stored = StoredPart.locate(w / f"experts.{expert}", part)
+                if not w.is_random:  # random weights are as wide as others without scales
+                    scales[expert, place] = self._read_scales(stored, rows)
+                values[expert, place] = stored.matrix("weight", (FP8,))
+        return Fp8Matrix(values.flatten(1, 2), scales, rows, self.columns)
 
     def _read_scales(self, part: StoredPart, rows: int) -> torch.Tensor:
         """Read one row of scales for each `rows` rows of this rank's share. rows divides the scheme's block rows."""

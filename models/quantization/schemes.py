@@ -18,7 +18,7 @@ import torch
 from kernels.linear.ops import DenseLinear
 from models.errors import ModelError
 from models.fields import Fields
-from models.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from models.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
 from models.quantization.config import QuantizationConfig, Scheme, check_share
 from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart
 from models.quantization.shards import read_dense
@@ -98,6 +98,7 @@ FORMATS: dict[str, Callable[[Fields], QuantizationConfig]] = {
     "compressed-tensors": compressed_tensors.parse,
     "awq": awq.parse,
     "gptq": gptq.parse,
+    "mxfp4": mxfp4.parse,
 }
 # --quantization → scheme that quantises an unquantized checkpoint's layers while they are read
 # (server/config/value_types.py has the names)

@@ -1,5 +1,7 @@
 """What the mixture's benchmark compares with is right, and what it would sweep can run."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from benchmarks.moe_problem import (
     specification,
     torch_grouped,
 )
+from kernels.moe.storage import dense_matrix
 
 SMALL = MoeShape(8, 3, 64, 32, round_weights=True)
 CPU_BF16 = {"dtype": torch.bfloat16, "device": torch.device("cpu")}
@@ -28,6 +31,17 @@ def test_torchs_ways_give_the_same(num_tokens: int) -> None:
         out = way(SMALL, weights, step)
         assert out.dtype == torch.bfloat16
         assert (out.float() - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("storage", ["mxfp4", "fp8"])
+def test_packed_weights_are_as_wide_as_dense_ones_and_their_floor_is_lower(storage: str) -> None:
+    shape = dataclasses.replace(SMALL, storage=storage)
+    weights, step = make_weights(shape, **CPU_BF16), make_inputs(shape, 9, **CPU_BF16)
+    expected = exact(shape, weights, step)
+    assert (specification(shape, weights, step).float() - expected).norm() < 0.02 * expected.norm()
+    assert 0.05 < dense_matrix(weights.gate_up, 0, torch.float32).std() < 0.25
+    floors = [floor_us(each, 1, 3, tb_s=3.35, tflop_s=989)[0] for each in (shape, SMALL)]
+    assert floors[0] < 0.6 * floors[1]
 
 
 def test_a_wrong_result_is_not_timed() -> None:
@@ -76,4 +90,4 @@ def test_candidates_fit_a_hopper_gpu() -> None:
             for tile in tiles:
                 assert (block_m + matrices * tile.block_n) * tile.block_k * 2 * tile.num_stages <= 227 * 1024
     assert len(set(pair_candidates())) == len(pair_candidates())
-    assert len(compile_jobs(SHAPES)) == 2 * len(compile_jobs(["mixtral-8x7b"]))
+    assert len(compile_jobs(SHAPES)) == len(SHAPES) * len(compile_jobs(["mixtral-8x7b"]))

@@ -10,10 +10,11 @@ from torch import distributed
 
 from models.build import build
 from models.config.model_config import ModelConfig
-from models.config.size import quantized_matrices
+from models.config.size import quantized_experts, quantized_matrices
 from models.errors import ModelError
 from models.parallel import TensorParallel
 from models.quantization.config import QuantizationConfig
+from models.quantization.experts_scheme import DenseExperts
 from models.quantization.schemes import Unquantized
 from models.weights.weights import Weights
 from tests.support.checkpoints import make_configs
@@ -39,6 +40,10 @@ class Recording:
 
     def __init__(self):
         self.loaded = Counter()
+        self.num_expert_values = 0
+
+    def describe(self):
+        return "recording"
 
     def make_method(self):
         return self
@@ -53,11 +58,19 @@ class Recording:
     def apply(self, params, x, bias):
         return Unquantized().apply(params, x, bias)
 
+    def load_each(self, w, num_experts, parts):
+        self.num_expert_values += num_experts * sum(part.outputs * part.inputs for part in parts)
+        return DenseExperts().load_each(w, num_experts, parts)
+
+    def load_all(self, w, num_experts, part, *, takes_turns):
+        self.num_expert_values += num_experts * part.outputs * part.inputs
+        return torch.zeros(num_experts, part.outputs, part.inputs)
+
 
 def found_in(config, tp_size):
     """What the config says of the matrices that build() loads, and what it loads: outputs and inputs of one rank.
 
-    A matrix that is loaded in bands counts once.
+    A matrix that is loaded in bands counts once. Routed experts are compared by the number of their values alone.
     """
     scheme = Recording()
     config = dataclasses.replace(config, quantization=QuantizationConfig.of_all("recording", scheme))
@@ -70,6 +83,10 @@ def found_in(config, tp_size):
         num_inputs = matrix.in_features if splits_outputs else matrix.in_features // num_shares
         num_outputs = matrix.out_features // num_shares if splits_outputs else matrix.out_features
         said[matrix.name, matrix.shared, num_inputs] += num_outputs
+    matrices = [(matrix, count) for matrix, _, count in quantized_experts(config)]
+    values = sum(matrix.out_features * matrix.in_features * count for matrix, count in matrices) // tp_size
+    assert values == scheme.num_expert_values
+    assert (values > 0) == (config.experts is not None)
     return said, scheme.loaded
 
 

@@ -1,5 +1,6 @@
 """Every cut of the mixture of experts compiles for a GPU and fits it. Needs Triton's compiler, but no GPU."""
 
+import dataclasses
 import importlib.util
 import os
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.moe.configs import fitting, grouped_config, grouped_configs, uses_pairs
+from kernels.moe.configs import fitting, for_packed, grouped_config, grouped_configs, uses_pairs
 
 SCRIPT = """
 import sys
@@ -107,3 +108,12 @@ def test_few_tokens_are_pairs_where_experts_are_many() -> None:
     assert longest(60, 4) == 3
     assert longest(8, 2) == 1
     assert longest(4, 4) == 1
+
+
+def test_packed_experts_have_tiles_whose_values_fit_a_threads_registers():
+    for config in grouped_configs():
+        reduced = for_packed(config)
+        assert dataclasses.replace(reduced, up=config.up, down=config.down) == config
+        for tile in (reduced.up, reduced.down):
+            assert tile.block_n * tile.block_k <= 64 * 32 * tile.num_warps
+            assert tile.block_n >= 16

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from kernels.moe import reference as moe
+from kernels.moe.storage import MXFP4_BLOCK, ExpertMatrix, Fp8Matrix, Mxfp4Matrix
 
 
 @dataclass(frozen=True)
@@ -15,8 +16,8 @@ class Problem:
 
     x: torch.Tensor
     logits: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: ExpertMatrix
+    down: ExpertMatrix
     shared: torch.Tensor | None
     top_k: int
     renormalize: bool
@@ -99,3 +100,32 @@ def make_problem(
         biases=biases,
         expert_scales=randn(num_experts) if has_scales else None,
     )
+
+
+def pack_experts(problem: Problem, storage: str, *, block: int = 32, seed: int = 0) -> Problem:
+    """Give a problem random experts in a storage: "mxfp4", or "fp8" with square blocks."""
+    pack = _random_mxfp4 if storage == "mxfp4" else _random_fp8
+    generator = torch.Generator(problem.x.device).manual_seed(seed)
+    return replace(
+        problem,
+        gate_up=pack(problem.gate_up, problem.gate.num_halves, block, generator),
+        down=pack(problem.down, 1, block, generator),
+    )
+
+
+def _random_mxfp4(like: torch.Tensor, num_halves: int, block: int, generator: torch.Generator) -> Mxfp4Matrix:
+    """Weights of about `like`'s size: the codes' mean square is 9, and an exponent is 2 below like's, 3 or 4."""
+    num_experts, n, k = like.shape
+    exponent = round(float(torch.log2(like.float().std()))) - 1 + 127
+    options = {"generator": generator, "device": like.device, "dtype": torch.uint8}
+    return Mxfp4Matrix(
+        torch.randint(0, 256, (num_experts, n, k // 2), **options),
+        torch.randint(exponent - 2, exponent + 1, (num_experts, n, k // MXFP4_BLOCK), **options),
+    )
+
+
+def _random_fp8(like: torch.Tensor, num_halves: int, block: int, generator: torch.Generator) -> Fp8Matrix:
+    num_experts, n, k = like.shape
+    rows, columns = -(-n // num_halves // block), -(-k // block)
+    scales = torch.rand(num_experts, num_halves, rows, columns, generator=generator, device=like.device) + 0.5
+    return Fp8Matrix(like.to(torch.float8_e4m3fn), scales, block, block)
