@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import transformers
 
 from models.config.model_config import ModelConfig
+from tests.unit.models.config.test_latent_fields import V2_LITE
 from tests.unit.models.config.test_published_configs import PUBLISHED
 
 FOLDER = Path("benchmarks/shapes")
@@ -160,6 +161,9 @@ _DEFAULTS: dict[str, tuple[str, type[transformers.PreTrainedConfig], float, dict
     ),
     "Llama4": ("Llama 4 Scout", transformers.Llama4TextConfig, 107.8, {}),
     "OlmoHybrid": ("OLMo-Hybrid 7B", transformers.OlmoHybridConfig, 7.43, {}),
+    "DeepseekV2": ("DeepSeek-V2-Lite", transformers.DeepseekV2Config, 15.7, V2_LITE),
+    "DeepseekV3": ("DeepSeek-V3", transformers.DeepseekV3Config, 671.0, {}),
+    "Glm4MoeLite": ("GLM-4.7-Flash", transformers.Glm4MoeLiteConfig, 29.9, {}),
 }
 
 
