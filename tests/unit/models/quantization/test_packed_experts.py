@@ -15,6 +15,7 @@ from models.build import build
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
+from models.quantization.mxfp4 import Mxfp4
 from models.weights.weights import Weights
 from tests.support.checkpoints import make_configs
 from tests.support.models_harness import CPU, PagedRunner, load
@@ -140,8 +141,19 @@ def test_a_scheme_that_experts_do_not_take_is_refused_by_layer_and_scheme():
         parse("qwen3_moe", "Qwen3MoeForCausalLM", MXFP4_CONFIG)
     with pytest.raises(ModelError, match=r"experts\.gate_up_proj is quantized as fp8 .*all experts in one tensor"):
         parse("gpt_oss", "GptOssForCausalLM", {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    with pytest.raises(ModelError, match=r"linear layers, only for experts"):
+        Mxfp4().make_method()
     with pytest.raises(ModelError, match=r"quantized as fp8 .*this family's experts"):
         parse("granite_moe", "GraniteMoeForCausalLM", {"quant_method": "fp8", "weight_block_size": [128, 128]})
+
+
+def test_experts_of_one_layer_with_two_schemes_are_refused(tmp_path):
+    save_fp8_blocks(tmp_path / "dense", tmp_path / "packed")
+    names = [*FP8_CONFIG["modules_to_not_convert"], f"{EXPERTS}.7.down_proj"]
+    _edit_config(tmp_path / "packed", quantization_config=FP8_CONFIG | {"modules_to_not_convert": names})
+    words = r"experts\.0\.gate_proj is fp8 .* and .*experts\.7\.down_proj is not quantized: all experts of a layer"
+    with pytest.raises(ModelError, match=words):
+        load(tmp_path / "packed")
 
 
 @pytest.mark.parametrize(
