@@ -158,13 +158,13 @@ FAMILIES = (
     Family("GLM-4.5, 4.6, 4.7", "Glm4MoeForCausalLM", ("glm4_moe", "glm4_moe_groups"), ("GLM-4.6", "glm4moe")),
     Family("GLM-4.7-Flash", "Glm4MoeLiteForCausalLM", ("glm4_moe_lite", "glm4_moe_lite_listed"), form=NONE),
     Family(
-        "DeepSeek-V2, V2-Lite, with 16-bit experts",
+        "DeepSeek-V2, V2-Lite",
         "DeepseekV2ForCausalLM",
         ("deepseek_v2_lite", "deepseek_v2"),
         form=NONE,
     ),
     Family(
-        "DeepSeek-V3, R1, V3.1, with 16-bit experts",
+        "DeepSeek-V3, R1, V3.1",
         "DeepseekV3ForCausalLM",
         ("deepseek_v3", "deepseek_v3_halves"),
         ("deepseek-ai-DeepSeek-V3.1", "llama-cpp-deepseek-r1"),

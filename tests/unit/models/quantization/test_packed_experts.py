@@ -28,6 +28,7 @@ SAVES = {
     "mxfp4": save_mxfp4,
     "fp8": save_fp8_blocks,
     "fp8_glm": lambda dense, packed: save_fp8_blocks(dense, packed, kind="glm4_moe"),
+    "fp8_deepseek": lambda dense, packed: save_fp8_blocks(dense, packed, kind="deepseek_v3"),
 }
 EXPERTS = "model.layers.1.mlp.experts"
 PUBLISHED = Path(__file__).parents[4] / "benchmarks" / "shapes"
