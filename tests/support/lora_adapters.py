@@ -23,11 +23,12 @@ DELTA_NET = tuple(
         *("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj", "o_proj"),
     )
 )
-# Of LFM2, Granite 4, Bamba and Falcon-H1, and of the only block of Nemotron-H's layers
+# Of LFM2, Granite 4, Bamba, Falcon-H1 and Llama 4, and of the only block of Nemotron-H's layers
 HYBRID = (
     *("conv.in_proj", "conv.out_proj", "self_attn.out_proj", "mamba.in_proj", "mamba.out_proj"),
     *("feed_forward.w1", "feed_forward.w2", "feed_forward.w3"),
     *("feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"),
+    *(f"feed_forward.shared_expert.{name}_proj" for name in ("gate", "up", "down")),
     *("shared_mlp.input_linear", "shared_mlp.output_linear"),
     *(f"mixer.{name}_proj" for name in ("in", "out", "q", "k", "v", "o", "up", "down", "fc1_latent", "fc2_latent")),
     *("mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj"),
