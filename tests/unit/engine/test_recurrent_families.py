@@ -74,6 +74,7 @@ def alone(folder: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.table
 def test_sixteen_at_once_then_again_from_the_cache(folder: Path, alone: list[list[int]], depth: int) -> None:
     offline = load(folder, overlap_depth=depth)
     assert serve(offline) == alone
@@ -84,12 +85,14 @@ def test_sixteen_at_once_then_again_from_the_cache(folder: Path, alone: list[lis
 
 
 @pytest.mark.parametrize("num_tokens", [16, 50])
+@pytest.mark.table
 def test_prompts_cut_by_a_small_budget(folder: Path, alone: list[list[int]], num_tokens: int) -> None:
     offline = load(folder, max_num_batched_tokens=num_tokens)
     assert [serve(offline), serve(offline)] == [alone, alone]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.table
 def test_preempted_requests(folder: Path, depth: int) -> None:
     """Few requests run at once, as states take pages; their answers are long, so that these pages are not enough."""
     inputs, greedy = prompts()[4:10], [SamplingParams(max_tokens=120, temperature=0.0)] * 6
@@ -101,6 +104,7 @@ def test_preempted_requests(folder: Path, depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.table
 def test_drafts(folder: Path, depth: int) -> None:
     """Few tokens are likely, so that some drafts are accepted and others are not."""
     bias = {5: 6.0, 7: 6.0, 11: 6.0}

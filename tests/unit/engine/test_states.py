@@ -64,6 +64,7 @@ def alone(layers: Sequence[str]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.table
 def test_sixteen_at_once_and_hits(layers: Sequence[str], alone: list[list[int]], depth: int) -> None:
     offline = load_hybrid(*layers, overlap_depth=depth)
     assert tokens(serve(offline)) == alone
@@ -78,6 +79,7 @@ def test_sixteen_at_once_and_hits(layers: Sequence[str], alone: list[list[int]],
 
 
 @pytest.mark.parametrize("num_tokens", [16, 24, 512])
+@pytest.mark.table
 def test_prompts_cut_anywhere(layers: Sequence[str], alone: list[list[int]], num_tokens: int) -> None:
     offline = load_hybrid(*layers, max_num_batched_tokens=num_tokens)
     for _ in range(2):
@@ -94,6 +96,7 @@ def small_pool(layers: Sequence[str], num_requests: int, **changes: object) -> O
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("has_cache", [False, True])
+@pytest.mark.table
 def test_preempted_requests_go_on_as_if_nothing_had_been(
     layers: Sequence[str], alone: list[list[int]], depth: int, has_cache: bool
 ) -> None:
@@ -111,6 +114,7 @@ def repetitive() -> list[SamplingParams]:
 
 
 @pytest.mark.parametrize("num_drafts", [1, 4])
+@pytest.mark.table
 def test_drafts_change_no_token(layers: Sequence[str], num_drafts: int) -> None:
     expected = tokens(load_hybrid(*layers, enable_prefix_caching=False).generate(prompts(), repetitive()))
     speculative = SpeculativeConfig(num_tokens=num_drafts, ngram_min=1, ngram_max=3)
@@ -125,6 +129,7 @@ def test_drafts_change_no_token(layers: Sequence[str], num_drafts: int) -> None:
 
 @pytest.mark.parametrize("num_drafts", [0, 4])
 @pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.table
 def test_a_turn_goes_on_from_a_state_saved_in_the_answer_before_it(depth: int, num_drafts: int) -> None:
     params = SamplingParams(max_tokens=120, temperature=0.7, seed=3, logit_bias={5: 6.0, 7: 6.0, 11: 6.0})
     cold = load_hybrid(*LAYERS["every kind"], enable_prefix_caching=False, overlap_depth=1)
@@ -146,6 +151,7 @@ def test_a_turn_goes_on_from_a_state_saved_in_the_answer_before_it(depth: int, n
 
 
 @pytest.mark.parametrize("num_drafts", [0, 4])
+@pytest.mark.table
 def test_padding_writes_no_state(layers: Sequence[str], num_drafts: int) -> None:
     """Steps padded as CUDA graphs are; tests/gpu/test_states_cuda.py has the graphs."""
     expected = tokens(load_hybrid(*layers, enable_prefix_caching=False).generate(prompts(), repetitive()))
@@ -216,7 +222,7 @@ def test_prompt_logprobs_and_embeddings_of_long_prompts(layers: Sequence[str]) -
     assert vectors[0] == pytest.approx(vectors[1], abs=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "falcon_h1"])
+@pytest.mark.parametrize("kind", ["qwen3_next", pytest.param("falcon_h1", marks=pytest.mark.full)])
 def test_two_ranks_give_the_same(kind: str, tmp_path: Path) -> None:
     """Each with its share of the states, drafts included, in a pool that is too small for all requests at once."""
     config = make_configs()[kind]
@@ -238,6 +244,7 @@ def test_two_ranks_give_the_same(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_drafts", [0, 4])
+@pytest.mark.table
 def test_a_state_saved_in_an_answer_is_that_of_its_tokens(layers: Sequence[str], num_drafts: int) -> None:
     """The next turn of a conversation begins there, after rows with and without drafts."""
     asked = [SamplingParams(max_tokens=size, logit_bias={5: 5.0, 7: 5.0}, temperature=0.0) for size in (120, 12)]
