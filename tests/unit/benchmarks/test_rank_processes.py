@@ -10,8 +10,9 @@ from benchmarks.rank_processes import run_ranks
 RANK = """
 import os, sys, time
 rank, size, rendezvous, folder, kind = sys.argv[1:]
-with open(f"{folder}/{rank}", "w") as file:
+with open(f"{folder}/{rank}.part", "w") as file:
     file.write(f"{os.getpid()} {size} {rendezvous}")
+os.rename(file.name, f"{folder}/{rank}")  # a rank that is killed in between leaves no half of it
 if kind == "fails" and rank == "1":
     sys.exit(7)
 if kind != "ends":
