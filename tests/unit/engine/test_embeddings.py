@@ -14,6 +14,8 @@ from engine.offline import OfflineEngine
 from tests.support.embedding_folder import write_embedding_files
 from tests.support.engine_harness import Harness
 
+pytestmark = pytest.mark.slow
+
 VOCAB_SIZE = 320
 SHAPE = {
     "vocab_size": VOCAB_SIZE,

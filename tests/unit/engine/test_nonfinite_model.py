@@ -16,6 +16,8 @@ from tests.support.nan_checkpoint import NAN_TOKEN, spoil_embedding
 from tests.support.tiny_llama import VOCAB_SIZE, save_tiny_llama
 from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (5, 17, 30, 61, 12, 40, 23, 35)
 NEVER = {NAN_TOKEN: -100.0}  # so that no good request samples the token
 

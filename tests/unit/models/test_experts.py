@@ -19,6 +19,8 @@ from tests.support.checkpoints import make_configs
 from tests.support.models_harness import CPU, PagedRunner, load
 from tests.support.reference import reference_logits, save_checkpoint
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_5_moe")
 ARCHITECTURES = {
     "mixtral": "MixtralForCausalLM",

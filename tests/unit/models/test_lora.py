@@ -29,6 +29,8 @@ from tests.support.models_harness import CPU, PagedRunner, load
 from tests.support.rank_group import run_ranks
 from tests.support.reference import reference_logits, save_checkpoint
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-4
 PROMPT = torch.randint(0, 97, (29,), generator=torch.Generator().manual_seed(7)).tolist()
 KINDS = list(make_configs())

@@ -23,6 +23,8 @@ from tests.support.int_checkpoints import FORMATS, Integers, edit_config, save_q
 from tests.support.models_harness import CPU, PagedRunner, load
 from tests.support.reference import reference_logits, save_checkpoint
 
+pytestmark = pytest.mark.slow
+
 LLAMA = LlamaConfig(**TINY, num_key_value_heads=2)
 BIASED = LlamaConfig(**TINY, num_key_value_heads=2, attention_bias=True, mlp_bias=True)
 QWEN3 = Qwen3Config(**TINY, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True)

@@ -20,6 +20,8 @@ from tests.support.costly_bodies import COSTLY_BODIES, max_body_bytes
 from tests.support.fakes import READY
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, check_error, train_byte_level, write_model_folder
 
+pytestmark = pytest.mark.slow
+
 COUNT = "/v1/messages/count_tokens"
 JSON_TYPE = {"content-type": "application/json"}
 TEXT = "Hello, world! "

@@ -12,6 +12,8 @@ from tests.support.engine_harness import VOCAB_SIZE, Harness, decode_plan, draft
 from tests.support.grammar_tokens import compiler, text_of
 from tests.support.scarce_executor import ScarceExecutor
 
+pytestmark = pytest.mark.slow
+
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 PLACES = ("before forward", "after forward", "sample", "wait")
 

@@ -9,6 +9,8 @@ from tests.support.checkpoints import make_configs
 from tests.support.models_harness import PagedRunner, load
 from tests.support.reference import LOGITS_ERROR, reference_logits, save_checkpoint
 
+pytestmark = pytest.mark.slow
+
 KINDS = list(make_configs())
 TOLERANCE = 1e-4
 PROMPT = torch.randint(0, 97, (29,), generator=torch.Generator().manual_seed(7)).tolist()

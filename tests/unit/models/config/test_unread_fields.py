@@ -20,6 +20,8 @@ from models.errors import ModelError
 from models.registry import ARCHITECTURES
 from tests.support.checkpoints import MINISTRAL3_ROPE, TINY, make_configs
 
+pytestmark = pytest.mark.slow
+
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_key_value_heads": 2, **TINY}
 GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", **TINY}
 READ_ELSEWHERE = {"architectures", "bos_token_id", "eos_token_id"}  # generation_config.json and the tokenizer have ids

@@ -12,6 +12,8 @@ from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from tests.support.reference import save_checkpoint
 
+pytestmark = pytest.mark.slow
+
 NUM_TOKENS = 40
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "vocab_size": 97}
 SIZES = {

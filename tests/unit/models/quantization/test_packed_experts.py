@@ -24,6 +24,8 @@ from tests.support.rank_group import run_ranks
 from tests.support.reference import reference_logits
 from tests.support.tensor_parallel_rank import PROMPT, run_rank
 
+pytestmark = pytest.mark.slow
+
 SAVES = {
     "mxfp4": save_mxfp4,
     "fp8": save_fp8_blocks,

@@ -12,6 +12,8 @@ from tests.support.fakes import READY
 from tests.support.templates import QWEN3_LIKE
 from tests.unit.server.conftest import serving, write_model_folder
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 RESPONSES_TOOL = {"type": "function", "name": "get_weather", "description": "d", "parameters": SCHEMA}
 MESSAGES_TOOL = {"name": "get_weather", "description": "d", "input_schema": SCHEMA}

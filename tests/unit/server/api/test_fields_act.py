@@ -7,6 +7,8 @@ import pytest
 from server.config.api_keys import read_key_hashes
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, check_error, stream_chunks
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_priority_and_salt_reach_the_engine(harness, path):

@@ -11,6 +11,8 @@ from server.http.auth import KeyGuard, RefusalLog
 from tests.support.fakes import FakeLauncherChannel
 from tests.unit.server.conftest import CHAT, USER_HI, check_error
 
+pytestmark = pytest.mark.slow
+
 HASHES = read_key_hashes(["secret-one", "secret-two"], file=None, environment={})
 BODY = {"model": "tiny", "messages": USER_HI}
 

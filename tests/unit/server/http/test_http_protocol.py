@@ -11,6 +11,8 @@ import pytest
 from server.http import h11_protocol as http_protocol
 from tests.unit.server.conftest import serving
 
+pytestmark = pytest.mark.slow
+
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 CLOSE = b"Connection: close\r\n\r\n"
 CHUNKED = (

@@ -14,6 +14,8 @@ from engine.interface.protocol import GrammarSpec, GrammarVerdict
 from server.structured_output.compile_check import GrammarChecker
 from server.structured_output.grammar_spec import choice_grammar, json_schema_grammar, regex_grammar
 
+pytestmark = pytest.mark.slow
+
 GOOD = choice_grammar(["yes", "no"])
 SLOW = json_schema_grammar({"type": "integer", "multipleOf": 100_000_007})  # more than half a minute
 RULES = "\n".join(f'r{i}: r{i + 1} r{i + 1} | "x"' for i in range(4000))

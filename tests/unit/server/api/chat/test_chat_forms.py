@@ -10,6 +10,8 @@ from tests.support.chat_models import TOOLS, ChatModels
 from tests.unit.server.conftest import USER_HI, stream_chunks
 from tests.unit.server.structured_output.test_tool_grammar import TAGS
 
+pytestmark = pytest.mark.slow
+
 MARKS = {
     "hermes": "<tool_call>",
     "llama3": "<|python_tag|>",
