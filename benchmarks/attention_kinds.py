@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.attention_problem import Heads, Problem, make_problem, relative_error
-from benchmarks.kernel_timing import ROTATION_BYTES, machine_facts, time_calls, time_graph
+from benchmarks.kernel_timing import ROTATION_BYTES, machine_facts, nominal_rates, time_calls, time_graph
 from kernels.attention.gluon_prefill import HopperConfig, hopper_prefill_attention, new_tickets
 from kernels.attention.triton_backend import TritonAttention
 from kernels.attention.triton_cut_rows import cut_rows
@@ -30,7 +30,6 @@ from kernels.attention.triton_prefill import PrefillConfig, prefill_attention
 from kernels.attention.triton_splits import DecodeScratch
 from kernels.precompile import Compilation, collect_kernels
 
-_BYTES_S, _FLOPS_S = 3.35e12, 989e12  # an H100's, nominal
 _TOLERANCE = 1e-2
 _POOL_BYTES = 9e9  # of all caches of a problem
 _MAX_LAYERS = 32
@@ -223,7 +222,8 @@ def _measure(cell: Cell, attend: _Attend, problem: Problem) -> Cell:
     except Exception as problem_of_it:  # a candidate that does not fit the device is a result
         return replace(cell, trouble=f"{type(problem_of_it).__name__}: {str(problem_of_it)[:80]}")
     num_bytes, num_flops = _work(cell, problem)
-    floor_us = max(num_bytes / _BYTES_S, num_flops / _FLOPS_S) * 1e6
+    bytes_s, flops_s = nominal_rates()
+    floor_us = max(num_bytes / bytes_s, num_flops / flops_s) * 1e6
     return replace(
         cell, us=us, error=error, gbytes=num_bytes / 1e9, gflops=num_flops / 1e9, floor_percent=100 * floor_us / us
     )

@@ -32,6 +32,12 @@ _LONG_US = 5_000
 _VERY_LONG_US = 200_000
 
 
+def nominal_rates() -> tuple[float, float]:
+    """Return the bytes and the dense bf16 operations a second that the vendor states of this GPU; else an H100's."""
+    is_h200 = torch.cuda.is_available() and "H200" in torch.cuda.get_device_name()
+    return (4.8e12 if is_h200 else 3.35e12), 989e12
+
+
 def num_copies(num_bytes: int) -> int:
     """Return the number of input sets of that size to rotate among."""
     return max(2, min(MAX_COPIES, -(-ROTATION_BYTES // max(1, num_bytes))))

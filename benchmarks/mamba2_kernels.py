@@ -3,9 +3,9 @@
 python -m benchmarks.mamba2_kernels [--device cpu] [--smoke] [--only decode,drafts,prompt,sweep] [--json FILE]
 
 Each case is checked against the chunked form in torch on the inputs it is timed on. % of floor: the larger of bytes
-over bandwidth and operations over rate of an H100, over the time. Bytes: states, read and written, and each input and
-output once. Operations: of chunks of 64 tokens, of which the masked half is not counted. The part `sweep` times
-prompts with candidate tiles and segments, on a GPU. --smoke: tiny shapes.
+over bandwidth and operations over rate, both as the vendor states them, over the time. Bytes: states, read and
+written, and each input and output once. Operations: of chunks of 64 tokens, of which the masked half is not counted.
+The part `sweep` times prompts with candidate tiles and segments, on a GPU. --smoke: tiny shapes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kernel_timing import machine_facts, num_copies, time_calls
+from benchmarks.kernel_timing import machine_facts, nominal_rates, num_copies, time_calls
 from kernels import ops
 from kernels.mamba2 import chunked
 from kernels.states import StateMetadata, StateView
 
-_BYTES_S, _FLOPS_S = 3.35e12, 989e12  # an H100's, nominal
 _TOLERANCE = 1e-2
 _CHUNK = 64
 _NUM_LANES, _PIECE_ROWS = 8, 32
@@ -164,7 +163,8 @@ def measure(part: str, shape: Shape, rows: int, tokens: int, choice: Choice | No
     us, clock = time_calls(
         [functools.partial(each.run, choice) for each in problems], is_capturable=True, device=device
     )
-    floor_us = max(num_bytes / _BYTES_S, num_flops / _FLOPS_S) * 1e6
+    bytes_s, flops_s = nominal_rates()
+    floor_us = max(num_bytes / bytes_s, num_flops / flops_s) * 1e6
     rates = (num_bytes / us / 1e3, num_flops / us / 1e6, 100 * floor_us / us)
     return Cell(part, shape.name, rows, tokens, us, clock, *rates, error, "served" if choice is None else str(choice))
 

@@ -15,10 +15,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kernel_timing import BF16_CUDA, machine_facts, precompile, time_calls, time_graph
+from benchmarks.kernel_timing import BF16_CUDA, machine_facts, nominal_rates, precompile, time_calls, time_graph
 from benchmarks.moe_problem import (
-    H100_TB_S,
-    H100_TFLOP_S,
     SHAPES,
     MoeInputs,
     MoeShape,
@@ -46,8 +44,6 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="comma-separated")
     parser.add_argument("--sweep", action="store_true", help="time every candidate cut, to retune")
-    parser.add_argument("--tb-s", type=float, default=H100_TB_S, help="the device's memory, TB/s")
-    parser.add_argument("--tflop-s", type=float, default=H100_TFLOP_S, help="its tensor cores, TFLOP/s")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     options = parser.parse_args()
     if options.sweep:
@@ -85,7 +81,8 @@ def bench(name: str, weights: MoeWeights, num_tokens: int, options: argparse.Nam
 
     errors = check(shape, weights, steps[0], run)
     num_hit = sum(count_hit(shape, step) for step in steps) / NUM_STEPS
-    least_us, bound = floor_us(shape, num_tokens, num_hit, tb_s=options.tb_s, tflop_s=options.tflop_s)
+    bytes_s, flops_s = nominal_rates()
+    least_us, bound = floor_us(shape, num_tokens, num_hit, bytes_s=bytes_s, flops_s=flops_s)
     us = time_graph(_calls(run, steps))
     result: Result = {
         "shape": name, "tokens": num_tokens, "experts_hit": num_hit, "us": us, "floor_us": least_us, "bound": bound,

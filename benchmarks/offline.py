@@ -33,7 +33,7 @@ from engine.startup.load import LoadedEngine, load_engine
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from server.config.model_source import resolve_model
-from server.config.serve_flags import num_steps_in_flight, speculative_of
+from server.config.serve_flags import is_expert_parallel, num_steps_in_flight, speculative_of
 
 _SHAPES = Path(__file__).parent / "shapes"
 _DEFAULT_SHAPE = "qwen3-0.6b"
@@ -123,7 +123,9 @@ def _requests(name: str) -> Requests:
     try:
         return workload(name)
     except KeyError:
-        names = "single, batch8, mixed64, mixed256, seed64, prefill, prefill16, repeat, repeat16"
+        names = (
+            "single, batch8, mixed64, mixed256, seed64, prefill, prefill16, long, longctx, long128k, repeat, repeat16"
+        )
         raise BenchError(f"There is no workload {name!r}: choose from {names}.", exit_code=2) from None
 
 
@@ -138,6 +140,7 @@ def _fit(loaded: LoadedEngine, name: str, requests: Requests) -> Requests:
 
 def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
     """Return the measured model's name and configuration."""
+    has_whole_experts = is_expert_parallel(arguments)  # before a model is downloaded
     shape = arguments.shape
     if shape is None and arguments.model is None and arguments.device != "cpu" and torch.cuda.is_available():
         shape = _DEFAULT_SHAPE
@@ -153,6 +156,7 @@ def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
         load_format="auto" if shape is None else "dummy",
         device=arguments.device,
         tensor_parallel_size=arguments.tensor_parallel_size,
+        is_expert_parallel=has_whole_experts,
         quantization=arguments.quantization,
         attention_backend=arguments.attention_backend,
         max_model_len=arguments.max_model_len or _model_len(folder),

@@ -32,6 +32,23 @@ def _integers(num_bits: int, group_size: int | None) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
 
 
+def _float4(kind: str, group_size: int) -> dict[str, Any]:
+    strategy = "tensor_group" if kind == "nvfp4" else "group"
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": strategy, "group_size": group_size}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": f"{kind}-pack-quantized", "config_groups": groups}
+
+
+def _w8a8() -> dict[str, Any]:
+    kind = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": kind | {"strategy": "channel"},
+        "input_activations": kind | {"strategy": "token", "dynamic": True},
+    }
+    return {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": group}}
+
+
 SCHEMES: dict[str, Candidate] = {
     "bf16": Candidate("none"),
     "fp8": Candidate("fp8"),
@@ -43,4 +60,7 @@ SCHEMES: dict[str, Candidate] = {
     "gptq-8bit": Candidate(section={"quant_method": "gptq", "bits": 8, "group_size": 128}),
     "packed-32": Candidate(section=_integers(4, 32)),
     "packed-8bit": Candidate(section=_integers(8, None)),
+    "w8a8": Candidate(section=_w8a8()),
+    "mxfp4": Candidate(section=_float4("mxfp4", 32)),
+    "nvfp4": Candidate(section=_float4("nvfp4", 16)),
 }

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from kernels.e2m1 import quantize_mxfp4, quantize_nvfp4
 from kernels.linear.reference import FP8_MAX, quantize_blocks, quantize_rows
+from kernels.linear.w8a8 import quantize_rows_int8
 
 # A projection's name without ".weight", and its matrix → its tensors, by their names below the projection
 Store = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
@@ -55,6 +57,9 @@ def store_of(section: Mapping[str, Any], input_amax: InputAmax) -> Store:
         sizes = {"bits": section["bits"], "group_size": section["group_size"]}
         return lambda _, weight: tensors_of(quantize(weight, is_symmetric=False, **sizes))
     weights = section["config_groups"]["group_0"]["weights"]
+    by_format = {"mxfp4-pack-quantized": by_mxfp4, "nvfp4-pack-quantized": by_nvfp4, "int-quantized": by_int8}
+    if section["format"] in by_format:
+        return lambda _, weight: by_format[section["format"]](weight)
     if weights["type"] == "float":
         return lambda name, weight: by_tensor(weight) | {"input_scale": torch.tensor(input_amax(name) / FP8_MAX)}
     sizes = {"bits": weights["num_bits"], "group_size": weights["group_size"] or -1}
@@ -71,6 +76,24 @@ def by_block(weight: torch.Tensor, rows: int = 128, columns: int = 128) -> dict[
     """Return 8-bit floats with a scale per block."""
     values, scales = quantize_blocks(weight, rows, columns)
     return {"weight": values, "weight_scale_inv": scales}
+
+
+def by_mxfp4(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return 4-bit floats with a power of two per 32 inputs, as llm-compressor writes them."""
+    packed, scales = quantize_mxfp4(weight)
+    return {"weight_packed": packed, "weight_scale": scales}
+
+
+def by_nvfp4(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return 4-bit floats with an 8-bit one per 16 inputs and the inverse factor, as llm-compressor writes them."""
+    packed, scales, factor = quantize_nvfp4(weight)
+    return {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": factor.reciprocal()[None]}
+
+
+def by_int8(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return 8-bit integers with a scale per output."""
+    values, scales = quantize_rows_int8(weight)
+    return {"weight": values, "weight_scale": scales[:, None]}
 
 
 @dataclass(frozen=True)

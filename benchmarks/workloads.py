@@ -24,6 +24,12 @@ def workload(name: str) -> list[tuple[list[int], int]]:
         return [(tokens(4096), 1) for _ in range(64)]
     if name == "prefill16":
         return [(tokens(4096), 1) for _ in range(16)]
+    if name == "long":  # 4 long prompts; needs --max-model-len 32768
+        return [(tokens(30_000), 128) for _ in range(4)]
+    if name == "longctx":
+        return [(tokens(16_000), 256) for _ in range(16)]
+    if name == "long128k":  # one context of 128k; needs --max-model-len 131072
+        return [(tokens(130_816), 256)]
     if name == "repeat":  # a repeating text, which the answer may continue: for speculation
         return [(_rounds(tokens(32), 512), 256)]
     if name == "repeat16":

@@ -23,7 +23,8 @@ class Architecture:
     # ("unit_if_used": without a weight, after RoPE, in layers that have it)
     qk_norm: Literal["none", "head", "head_if_used", "unit_if_used", "width"] = "none"
     # see models/layers/norm.py
-    norm: Literal["llama", "olmo2", "gemma", "layer", "layer_bias"] = "llama"
+    # ("layer_unless_rms": "layer", or "llama" if rms_norm_eps is given)
+    norm: Literal["llama", "olmo2", "gemma", "layer", "layer_bias", "layer_unless_rms"] = "llama"
     num_layer_norms: int = 2  # norms over hidden_size in each layer
     # "legacy_gelu_tanh": the name "gelu" means the tanh approximation too
     activation: Literal["silu", "gelu_tanh", "legacy_gelu_tanh", "relu2", "xielu"] = "silu"
@@ -37,6 +38,7 @@ class Architecture:
         "every",
         "every_if_used",
         "max_window_layers",
+        "above_max_window_layers",
         "odd_until_max",
         "nope",
         "alternating",
@@ -47,9 +49,12 @@ class Architecture:
         "listed_or_every",
         "listed_or_none",
         "chunked",
+        "dense_prefix",
+        "attention_types",
     ] = "none"
-    # layers with rotary positions, of those that `rope` has: "sliding_or_all" is all of them without a window
-    rope_layers: Literal["all", "sliding", "sliding_or_all"] = "all"
+    # layers with rotary positions, of those that `rope` has: "sliding_or_all" is all of them without a window,
+    # "sliding_or_dense" adds the layers without experts if prefix_dense_sliding_window_pattern is 1
+    rope_layers: Literal["all", "sliding", "sliding_or_all", "sliding_or_dense"] = "all"
     # models/config/experts.py: the spelling of the mixture-of-experts fields
     experts: Literal[
         "none",
@@ -70,15 +75,21 @@ class Architecture:
         "qwen3_5",
         "lfm2",
         "nemotron",
+        "kimi",
+        "minimax",
+        "exaone",
+        "cohere2",
+        "mistral4",
     ] = "none"
     # models/config/recurrence.py: the recurrent layers, whose fields are spelled as the family named spells them
     recurrence: Literal[
-        "none", "qwen3_next", "qwen3_5", "olmo_hybrid", "lfm2", "granite", "bamba", "falcon", "nemotron"
+        "none", "qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear", "lfm2", "granite", "bamba", "falcon", "nemotron"
     ] = "none"
     # the query projection yields a gate for each head beside the query: the head's output is multiplied by its sigmoid
     has_output_gate: bool = False
     # models/config/latent.py: latent attention, whose neighbouring dimensions are rotated, always or if rope_interleave
-    latent: Literal["none", "interleaved", "interleaved_if_said"] = "none"
+    # ("unrotated": nothing is)
+    latent: Literal["none", "interleaved", "interleaved_if_said", "unrotated"] = "none"
     has_sinks: bool = False  # attention has a learned logit for each head beside those of keys
     # models/config/gemma4.py: layers have heads of one shape and size, or each its own
     layers: Literal["uniform", "gemma4"] = "uniform"
@@ -103,9 +114,12 @@ class Architecture:
         "mellum",
         "llama4",
         "olmo_hybrid",
+        "minimax",
+        "mistral4",
     ] = "llama"
     # the file's names of fields, by their usual names, where they differ
     names: Mapping[str, str] = field(default_factory=dict)
+    takes_usual_names: bool = False  # a file may have the usual names as well
     # fields that a config may omit: the default of its transformers class, where it is not that of models/config
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # models/config/unread_fields.py: fields of its config class that change nothing, and those that must have a value
@@ -113,7 +127,7 @@ class Architecture:
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     # multimodal models: location of the text part in config and checkpoint, and the prefixes that are not read
     text_config: str | None = None
-    # rows of text parts with another model_type that it may have instead; the factory is the same
+    # rows of text parts with another model_type that it may have instead
     other_text_parts: tuple[Architecture, ...] = ()
     text_prefix: str | None = None
     body_prefix: str = "model"  # location of embedding, layers and last norm in the text part's checkpoint

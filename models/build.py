@@ -39,7 +39,7 @@ def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> Model:
 
     Blocks while weights are read. Raises ModelError.
     """
-    config.check_tensor_parallel(tp.size)
+    config.check_tensor_parallel(tp.size, is_expert_parallel=tp.is_expert_parallel)
     architecture = find_architecture(config.architecture)
     module_name, _, name = architecture.target.partition(":")
     make_model = vars(importlib.import_module(module_name))[name]

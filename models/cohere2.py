@@ -1,4 +1,4 @@
-"""Decoder layer of Command R7B and Command A (Cohere 2, arXiv:2504.00698): attention and MLP read the same LayerNorm.
+"""Decoder layer of Command R7B, Command A (Cohere 2, arXiv:2504.00698) and A+: attention and MLP read the same norm.
 
 RoPE rotates neighbouring dimensions, in layers with a sliding window only (ModelConfig.ropes), in fp32 with rounded
 cosines and sines as in transformers.
@@ -14,13 +14,16 @@ from torch import nn
 from models.context import ForwardContext
 from models.layers.causal_lm import CausalLM, LayerParts
 from models.layers.norm import LayerNorm, RMSNorm
+from models.layers.routing import ExpertNames
 from models.parallel import LayerOutput, whole
+
+NAMES = ExpertNames(shared="shared_experts")
 
 
 def make_layer(parts: LayerParts) -> nn.Module:
     """Return one layer; see models.layers.causal_lm."""
     self_attn = parts.self_attention(parts.attention(is_interleaved=True))
-    return ParallelLayer(parts.norm("input_layernorm"), self_attn, parts.mlp())
+    return ParallelLayer(parts.norm("input_layernorm"), self_attn, parts.mlp(names=NAMES))
 
 
 Cohere2 = partial(CausalLM, make_layer=make_layer, has_fp32_rope=True, has_rounded_angles=True)

@@ -1,4 +1,4 @@
-"""Decoder layer of DeepSeek-V2 (arXiv:2405.04434), V3 (arXiv:2412.19437) and GLM-4.7-Flash.
+"""Decoder layer of DeepSeek-V2 (arXiv:2405.04434), V3 (arXiv:2412.19437), GLM-4.7-Flash and Mistral 4.
 
 Llama with latent attention, and experts of which some are shared.
 """
@@ -25,6 +25,7 @@ def make_layer(parts: LayerParts) -> nn.Module:
         layer_index=parts.layer_index,
         method=parts.method,
         cos_sin_cache=parts.cos_sin_cache,
+        query_factors=parts.query_factors,
     )
     return DecoderLayer(parts.config, parts.w, self_attn, parts.mlp(names=NAMES))
 

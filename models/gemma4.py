@@ -146,6 +146,7 @@ class Experts(nn.Module):
             round_weights=False,
             gate=self.gate,
             expert_scales=self.expert_scales,
+            first_expert=self.weights.first_expert,
         )
         return self.dense_norm(dense) + self.after_norm(self.tp.all_reduce(mixed))
 

@@ -1,6 +1,6 @@
-"""Decoder layer of GLM-4.5, 4.6 and 4.7 (arXiv:2508.06471): Llama with experts that are routed as DeepSeek-V3's.
+"""Decoder layer of GLM-4.5 to 4.7 (arXiv:2508.06471), dots.llm1 (arXiv:2506.05767) and Solar Open: V3's experts.
 
-RoPE rotates the first half of each head; some have a norm on each query and key head.
+They are routed as DeepSeek-V3's. GLM rotates half of each head; some have a norm on each query and key head.
 """
 
 from __future__ import annotations

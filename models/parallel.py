@@ -38,15 +38,24 @@ class TensorParallel:
 
     group None with size > 1: no communication, other ranks' values are made up; for measuring sizes and precompiling.
     one_shot_all_reduce: reduces the tensors that it takes; None: the group reduces all. All ranks have one, or none.
+    is_expert_parallel: each rank has some of the experts, whole, instead of a part of each expert.
     """
 
     rank: int = 0
     size: int = 1
     group: distributed.ProcessGroup | None = None
     one_shot_all_reduce: OneShotAllReduce | None = field(default=None, repr=False)
+    is_expert_parallel: bool = False
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.size
+
+    def share_of_experts(self, num_experts: int) -> ExpertShare:
+        """Return this rank's share of a layer's experts. Whole ones are divided as evenly as their number allows."""
+        if not self.is_expert_parallel:
+            return ExpertShare(num_experts, range(num_experts), self.rank, self.size)
+        start, stop = (rank * num_experts // self.size for rank in (self.rank, self.rank + 1))
+        return ExpertShare(num_experts, range(start, stop))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum x over the ranks, in place, and return it."""
@@ -79,6 +88,26 @@ class TensorParallel:
         if self.group is not None:
             distributed.broadcast(x, group=self.group, group_src=src)
         return x
+
+
+@dataclass(frozen=True)
+class ExpertShare:
+    """A rank's share of a layer's experts: some of them whole, or part `rank` of `size` of each one's inner size."""
+
+    num_experts: int  # of all ranks
+    here: range  # those of which this rank has weights
+    rank: int = 0
+    size: int = 1
+
+    def cut(self, dim: int, length: int) -> tuple[int, int, int]:
+        """Return (dim, start, stop): what this rank reads of a tensor of all experts, which come along dimension 0.
+
+        dim, length: the dimension along which parts of experts are cut, and its length in the checkpoint.
+        """
+        if len(self.here) < self.num_experts:
+            return 0, self.here.start, self.here.stop
+        width = length // self.size
+        return dim, self.rank * width, (self.rank + 1) * width
 
 
 @dataclass(frozen=True)

@@ -9,25 +9,11 @@ import dataclasses
 
 from models.architecture import Architecture
 from models.errors import ModelError
-from models.registry_experts import EXPERTS, HUNYUAN_HARMLESS, HUNYUAN_NEUTRAL
+from models.registry_experts import COHERE_HARMLESS, COHERE_NEUTRAL, EXPERTS, HUNYUAN_HARMLESS, HUNYUAN_NEUTRAL
 from models.registry_hybrid import HYBRIDS
 from models.registry_latent import LATENT
 from models.registry_recurrent import RECURRENT
-
-
-def _text_part_of(architecture: Architecture, *others: Architecture) -> Architecture:
-    """Return the row of a multimodal model with this text part, in the layout of transformers' save_pretrained.
-
-    others: text parts that it may have instead.
-    """
-    return dataclasses.replace(
-        architecture,
-        text_config="text_config",
-        other_text_parts=others,
-        text_prefix="language_model",
-        ignored_prefixes=("vision_tower.", "multi_modal_projector."),
-    )
-
+from models.registry_text import split_text_part, text_part_of, with_text_part
 
 _GEMMA3_DEFAULTS = {
     "vocab_size": 262_208,
@@ -86,6 +72,26 @@ _GEMMA3 = Architecture(
     defaults=_GEMMA3_DEFAULTS,
     harmless=("attn_logit_softcapping",),  # transformers' class has it, but its model does not apply it
 )
+_COHERE2 = Architecture(
+    "models.cohere2:Cohere2",
+    "cohere2",
+    qkv_bias="config",
+    has_output_bias=True,
+    norm="layer",
+    num_layer_norms=1,
+    multipliers="cohere2",
+    sliding_layers="pattern",
+    rope_layers="sliding",
+    names={"rms_norm_eps": "layer_norm_eps"},
+    defaults={
+        "layer_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
+    harmless=COHERE_HARMLESS,
+    neutral=COHERE_NEUTRAL,
+)
 
 _GEMMA4 = Architecture(
     "models.gemma4:Gemma4",
@@ -127,7 +133,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "MistralForCausalLM": _MISTRAL,
     "Ministral3ForCausalLM": _MINISTRAL3,
-    "Mistral3ForConditionalGeneration": _text_part_of(_MISTRAL, _MINISTRAL3),
+    "Mistral3ForConditionalGeneration": text_part_of(_MISTRAL, _MINISTRAL3, LATENT["Mistral4ForCausalLM"]),
     "Qwen2ForCausalLM": Architecture(
         "models.llama:Llama",
         "qwen2",
@@ -288,33 +294,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "sliding_window_pattern": 4,
         },
     ),
-    "Cohere2ForCausalLM": Architecture(
-        "models.cohere2:Cohere2",
-        "cohere2",
-        qkv_bias="config",
-        has_output_bias=True,
-        norm="layer",
-        num_layer_norms=1,
-        multipliers="cohere2",
-        sliding_layers="pattern",
-        rope_layers="sliding",
-        names={"rms_norm_eps": "layer_norm_eps"},
-        defaults={
-            "layer_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-        },
-        # published configs describe in them what the class fixes
-        harmless=("layer_switch",),
-        neutral={
-            "position_embedding_type": ("rope", "rope_gptj"),
-            "rotary_pct": (1.0,),
-            "order_of_interleaved_layers": ("local_attn_first",),
-            "use_gated_activation": (True,),
-            "use_parallel_block": (True,),
-        },
-    ),
+    "Cohere2ForCausalLM": _COHERE2,
     "MinistralForCausalLM": Architecture(
         "models.llama:Llama",
         "ministral",
@@ -368,7 +348,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     # its transformers class does not cap the logits
     "Gemma3ForConditionalGeneration": dataclasses.replace(
-        _text_part_of(_GEMMA3), neutral={"final_logit_softcapping": ()}
+        text_part_of(_GEMMA3), neutral={"final_logit_softcapping": ()}
+    ),
+    "Cohere2VisionForConditionalGeneration": dataclasses.replace(
+        _COHERE2,
+        text_config="text_config",
+        other_text_parts=(EXPERTS["Cohere2MoeForCausalLM"],),
+        body_prefix="model.language_model",
+        ignored_prefixes=("model.vision_tower.", "model.multi_modal_projector."),
     ),
     **EXPERTS,
     **HYBRIDS,
@@ -377,15 +364,31 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
+# Names in the first files of a family, by which its later files are known no more
+_OLD_NAMES = {"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM"}
+
+
+def current_name(name: str) -> str:
+    """Return the name of an architecture in ARCHITECTURES, if it had another one."""
+    return _OLD_NAMES.get(name, name)
+
+
 def is_served(name: str) -> bool:
     """Return whether ARCHITECTURES has the architecture, with or without its head."""
+    name = current_name(name)
     return name in ARCHITECTURES or (
         name.endswith("Model") and f"{name.removesuffix('Model')}ForCausalLM" in ARCHITECTURES
     )
 
 
 def find_architecture(name: str) -> Architecture:
-    """Return an architecture's row; XModel is XForCausalLM without head. Raises ModelError listing supported names."""
+    """Return an architecture's row; XModel is XForCausalLM without head. Raises ModelError listing supported names.
+
+    name: the one in a config.json, or that of a text part (text_part_name).
+    """
+    name, text = split_text_part(current_name(name))
+    if text:
+        return with_text_part(ARCHITECTURES[name], text)
     whole = f"{name.removesuffix('Model')}ForCausalLM"
     if name.endswith("Model") and whole in ARCHITECTURES:
         return dataclasses.replace(ARCHITECTURES[whole], has_lm_head=False)

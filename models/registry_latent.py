@@ -7,7 +7,45 @@ from models.architecture import Architecture
 # What training did, and copies of what the classes fix, in published configs
 _HARMLESS = ("aux_loss_alpha", "ep_size", "seq_aux")
 
+# Queries grow with their position beyond the original length, as Llama 4's
+_MISTRAL4 = Architecture(
+    "models.deepseek:DeepseekV3",
+    "mistral4",
+    qkv_bias=False,
+    latent="interleaved_if_said",
+    multipliers="ministral3",
+    rope="mistral4",
+    experts="mistral4",
+    experts_form="none",
+    shared_expert="mlp.shared_experts",
+    names={"num_local_experts": "n_routed_experts"},
+    defaults={
+        "kv_lora_rank": 256,
+        "q_lora_rank": 1024,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "rope_interleave": True,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": True,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 128.0,
+            "original_max_position_embeddings": 8192,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+)
+
 LATENT: dict[str, Architecture] = {
+    "Mistral4ForCausalLM": _MISTRAL4,
     "DeepseekV2ForCausalLM": Architecture(
         "models.deepseek:DeepseekV2",
         "deepseek_v2",
@@ -94,6 +132,48 @@ LATENT: dict[str, Architecture] = {
             "topk_method": ("noaux_tc",),
             "moe_layer_freq": (1,),
             "first_k_dense_replace": (1,),  # mlp_layer_types says it
+        },
+    ),
+    "KimiLinearForCausalLM": Architecture(
+        "models.kimi_linear:KimiLinear",
+        "kimi_linear",
+        qkv_bias=False,
+        recurrence="kimi_linear",
+        latent="unrotated",
+        experts="kimi",
+        expert="block_sparse_moe.experts.0.w1",
+        shared_expert="block_sparse_moe.shared_experts",
+        has_draft_layers=True,
+        names={
+            "max_position_embeddings": "model_max_length",
+            "num_local_experts": "num_experts",
+            "num_experts_per_tok": "num_experts_per_token",
+            "n_shared_experts": "num_shared_experts",
+            "n_group": "num_expert_group",
+            "norm_topk_prob": "moe_renormalize",
+        },
+        takes_usual_names=True,
+        defaults={
+            "model_max_length": 1_048_576,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 256,
+            "num_experts_per_token": 8,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 1024,
+            "moe_renormalize": True,
+            "routed_scaling_factor": 2.446,
+            "first_k_dense_replace": 1,
+        },
+        # describe in published configs what the class fixes
+        neutral={
+            "mla_use_nope": (True,),
+            "moe_router_activation_func": ("sigmoid",),
+            "use_grouped_topk": (True,),
+            "moe_layer_freq": (1,),
         },
     ),
 }

@@ -154,9 +154,25 @@ FAMILIES = (
         ("nemotron_h", "nemotron_h_biases", "nemotron_3", "nemotron_3_latent"),
         ("NVIDIA-Nemotron", "nemotron_3_"),
     ),
+    Family(
+        "MiniMax-M2, M2.1, M2.5, M2.7",
+        "MiniMaxM2ForCausalLM",
+        ("minimax_m2", "minimax_m2_rotary_dim"),
+        ("MiniMax-M2",),
+    ),
+    Family("dots.llm1", "Dots1ForCausalLM", ("dots1", "dots1_windows"), form=NONE),
+    Family("Solar Open", "SolarOpenForCausalLM", ("solar_open", "solar_open_groups"), ("upstage-Solar-Open",)),
+    Family("K-EXAONE", "ExaoneMoeForCausalLM", ("exaone_moe", "exaone_moe_no_rope"), form=NONE),
+    Family(
+        "Command A+ (its text), North Mini Code",
+        "Cohere2MoeForCausalLM",
+        ("cohere2_moe", "cohere2_moe_prefix", "cohere2_moe_softmax"),
+        ("Cohere2MoE",),
+    ),
+    Family("Mistral Small 4, its text", "Mistral4ForCausalLM", ("mistral4", "mistral4_groups"), form=NONE),
     Family("Mellum 2", "MellumForCausalLM", ("mellum", "mellum_full"), form=NONE),
     Family("GLM-4.5, 4.6, 4.7", "Glm4MoeForCausalLM", ("glm4_moe", "glm4_moe_groups"), ("GLM-4.6", "glm4moe")),
-    Family("GLM-4.7-Flash", "Glm4MoeLiteForCausalLM", ("glm4_moe_lite", "glm4_moe_lite_listed"), form=NONE),
+    Family("GLM-4.7-Flash", "Glm4MoeLiteForCausalLM", ("glm4_moe_lite", "glm4_moe_lite_listed"), ("GLM-4.7-Flash",)),
     Family(
         "DeepSeek-V2, V2-Lite",
         "DeepseekV2ForCausalLM",
@@ -169,6 +185,7 @@ FAMILIES = (
         ("deepseek_v3", "deepseek_v3_halves"),
         ("deepseek-ai-DeepSeek-V3.1", "llama-cpp-deepseek-r1"),
     ),
+    Family("Kimi-Linear 48B-A3B", "KimiLinearForCausalLM", ("kimi_linear", "kimi_linear_groups"), form=NONE),
     Family("Llama 4, its text", "Llama4ForCausalLM", ("llama4", "llama4_no_norm"), form=NONE),
     Family("Ministral 8B", "MinistralForCausalLM", ("ministral", "ministral_windows"), form=NONE),
     Family(
@@ -184,6 +201,7 @@ FAMILIES = (
 # the same models within one that also sees; tests/unit/models/test_text_part.py
 TEXT_PARTS = (
     "Mistral3ForConditionalGeneration",
+    "Cohere2VisionForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
     "Llama4ForConditionalGeneration",

@@ -79,18 +79,20 @@ MAY_IMPORT = {
     "models.foreign": """kernels.attention kernels.elementwise models.config models.context models.errors
         models.registry""",
     "models.build": "models.config models.context models.parallel models.registry models.weights",
-    "models.layers": """kernels.elementwise kernels.linear kernels.moe kernels.ops kernels.states models.config
-        models.context models.errors models.lora models.parallel models.quantization models.weights""",
+    "models.layers": """kernels.attention kernels.elementwise kernels.linear kernels.moe kernels.ops kernels.states
+        models.config models.context models.errors models.lora models.parallel models.quantization models.weights""",
     "models.config": """kernels.attention models.architecture models.errors models.fields models.quantization
-        models.registry""",
-    "models.quantization": "kernels.linear kernels.moe models.errors models.fields models.weights",
+        models.registry models.registry_text""",
+    "models.quantization": """kernels.e2m1 kernels.linear kernels.moe models.errors models.fields models.parallel
+        models.weights""",
     "models.weights": "models.errors",
     "models.registry": """models.architecture models.errors models.registry_experts models.registry_hybrid
-        models.registry_latent models.registry_recurrent""",
+        models.registry_latent models.registry_recurrent models.registry_text""",
     "models.registry_experts": "models.architecture",
     "models.registry_hybrid": "models.architecture",
     "models.registry_latent": "models.architecture",
     "models.registry_recurrent": "models.architecture",
+    "models.registry_text": "models.architecture",
     "models.architecture": "",
     "models.context": "kernels.attention kernels.states",
     "models.fields": "models.errors",
@@ -100,8 +102,8 @@ MAY_IMPORT = {
         kernels.lora kernels.mamba2 kernels.moe kernels.sampling""",
     "kernels.precompile": "",
     "kernels.sampling": "kernels.attention",
-    "kernels.linear": "kernels.attention kernels.dispatch",
-    "kernels.moe": "kernels.elementwise",
+    "kernels.linear": "kernels.attention kernels.dispatch kernels.e2m1",
+    "kernels.moe": "kernels.e2m1 kernels.elementwise kernels.linear",
     "kernels.attention": "kernels.dispatch kernels.elementwise",
     "kernels.all_reduce": "kernels.elementwise",
     "kernels.causal_conv": "kernels.states kernels.states_triton",
@@ -113,11 +115,12 @@ MAY_IMPORT = {
     "kernels.lora": "",
     "kernels.elementwise": "",
     "kernels.dispatch": "",
+    "kernels.e2m1": "",
     "benchmarks": """engine.core engine.interface engine.offline engine.startup engine.tensor_parallel
-        kernels.all_reduce kernels.attention kernels.causal_conv kernels.delta_rule kernels.elementwise kernels.inputs
-        kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.ops kernels.precompile kernels.sampling
-        kernels.states models.build models.config models.context models.errors models.layers models.parallel
-        models.quantization models.weights server.config server.text""",
+        kernels.all_reduce kernels.attention kernels.causal_conv kernels.delta_rule kernels.e2m1 kernels.elementwise
+        kernels.inputs kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.ops kernels.precompile
+        kernels.sampling kernels.states models.build models.config models.context models.errors models.layers
+        models.parallel models.quantization models.weights server.config server.text""",
     "deploy": "engine.interface server.api server.hosted server.launcher",
 }
 # Packages that hold tensors; no other file of server, engine or deploy imports torch, or what imports it

@@ -85,6 +85,16 @@ class PackedStep:
     # its tensors are valid once mixed_batch() has gathered the inputs
     sampling: SamplingMetadata
 
+    @property
+    def row_lens(self) -> list[tuple[int, int]]:
+        """Query tokens and seq_len of each attended row, in the order on the device."""
+        num_decodes = sum(1 for row in self.rows if not row.token_ids)
+        order = self.rows[num_decodes:] + self.rows[:num_decodes]
+        lens = [(row.num_tokens, row.start + row.num_tokens) for row in order]
+        if self.shape.num_rows > len(lens):
+            lens.insert(0, (self.shape.num_tokens - sum(row.num_tokens for row in order), 0))
+        return lens
+
 
 class InputBatchBuilder:
     """Builds the InputBatch of each step over one DeviceState. The next step reuses its buffers."""
@@ -187,15 +197,20 @@ class InputBatchBuilder:
         return self._packed_step(shape, [])
 
     def mixed_batch(
-        self, packed: PackedStep, *, max_query_len: int, max_seq_len: int, num_attended: int | None = None
+        self,
+        packed: PackedStep,
+        *,
+        max_query_len: int,
+        max_seq_len: int,
+        row_lens: list[tuple[int, int]] | None = None,
     ) -> InputBatch:
         """Gather a packed step. Graph-safe: the host only passes bounds.
 
-        num_attended: only the first num_attended rows have tokens; None: any row may have tokens.
+        row_lens: of the packed rows, which are then the only ones; None: any row may have tokens, for a graph.
         """
         state, inputs, host = self._state, self._mixed, packed.inputs
         num_tokens, num_rows, num_prefills = packed.shape
-        attended = num_rows if num_attended is None else num_attended
+        attended = num_rows if row_lens is None else len(row_lens)
         gather_mixed_inputs(
             state.last_token,
             host,
@@ -216,6 +231,7 @@ class InputBatchBuilder:
                 max_seq_len=max_seq_len,
                 num_decodes=None,
                 max_prefills=num_prefills,
+                row_lens=row_lens,
             )
             for block_table, slot_mapping in zip(inputs.block_tables, inputs.slot_mappings, strict=True)
         ]

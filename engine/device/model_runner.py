@@ -23,6 +23,7 @@ from engine.device.sampler import Sampled, Sampler
 from engine.device.step_states import StateRows
 from engine.tensor_parallel.process_group import agree
 from kernels.attention.base import AttentionBackend
+from kernels.attention.latent import LatentSizes
 from kernels.ops import LoraTokens, allow_only
 from models.build import Model
 from models.config.layer_state import LayerState
@@ -51,11 +52,13 @@ class ModelRunner:
         dtype: torch.dtype = torch.float32,
         tp: TensorParallel = ALONE,
         has_lm_head: bool = True,
+        latent: LatentSizes | None = None,
     ) -> None:
         """lora_tokens: adapter indices that the model's linear layers read; None: no adapters.
 
         max_num_samples: maximum number of sampled positions of a step with drafts; None: no drafts. num_drafts: the
-        most of a row. states: by layer, what this rank keeps of a request. dtype: of the model.
+        most of a row. states: by layer, what this rank keeps of a request. dtype: of the model. latent: sizes of its
+        latent attention, if any, on this rank.
         tp: the ranks that run the same plans; the first samples and broadcasts the tokens.
         """
         self.device = device
@@ -63,6 +66,7 @@ class ModelRunner:
         self._model = model
         self._kv_pool = kv_pool
         self._backend = backend
+        self._latent = latent
         self._max_num_seqs = max_num_seqs
         self._max_model_len = plan.max_model_len
         # A step has up to 5 values of 4 bytes per token and row; new requests and blocks rarely need as much again
@@ -170,7 +174,7 @@ class ModelRunner:
         """Run rows of any kind; return hidden [S, hidden_size] of the S ≥ 0 sampled positions, and their metadata."""
         rows = plan.rows
         exact, shape = shape_of(rows, num_decodes), None
-        if self.mixed_graphs is not None:  # with one more row, for padding
+        if self.mixed_graphs is not None and not self._expands(plan):  # with one more row, for padding
             needed = MixedShape(exact.num_tokens, max(exact.num_rows, len(rows) + 1), len(rows) - num_decodes + 1)
             shape = self.mixed_graphs.fitting_shape(needed)
         packed = self._builder.pack(plan, shape or exact)
@@ -179,6 +183,13 @@ class ModelRunner:
         else:
             hidden = self._last_hidden(self._exact_batch(packed))
         return hidden[: len(packed.sampling.rows)], packed.sampling
+
+    def _expands(self, plan: StepPlan) -> bool:
+        """Return True if latent attention expands rows of a step, for which the host must know their lengths."""
+        if self._latent is None:
+            return False
+        row_lens = [(row.num_tokens, row.start + row.num_tokens) for row in plan.rows]
+        return self._latent.expands(row_lens, is_cuda=self.device.type == "cuda")
 
     def _forward_whole(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SamplingMetadata, _OfPrompts]:
         """As _forward_mixed, with prompt outputs. Never uses a graph, since graphs return only last hidden states."""
@@ -199,7 +210,7 @@ class ModelRunner:
             packed,
             max_query_len=max(row.num_tokens for row in packed.rows),
             max_seq_len=max(row.start + row.num_tokens for row in packed.rows),
-            num_attended=min(len(packed.rows) + 1, packed.shape.num_rows),
+            row_lens=packed.row_lens,
         )
 
     def _run_mixed(self, shape: MixedShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:

@@ -34,6 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: str = "auto"  # auto (safetensors) | dummy (random weights with the config's shapes)
     device: str = "auto"  # auto | cuda | mps | cpu
     tensor_parallel_size: int = 1  # devices that share the model, with one process each
+    is_expert_parallel: bool = False  # each of them has some experts whole, instead of a part of every expert
     dtype: str = "auto"  # auto | bfloat16 | float16 | float32
     quantization: str = "auto"  # auto: as in the checkpoint | none | a scheme of server/config/value_types.py
     loras: list[LoraSource] = []  # LoRA adapters; the first has lora_index 1

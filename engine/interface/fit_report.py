@@ -21,6 +21,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None
     num_gpus: int = 1  # number of GPUs that share the model
+    is_expert_parallel: bool = False
 
 
 class Gpu(msgspec.Struct, frozen=True):

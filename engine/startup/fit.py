@@ -61,7 +61,7 @@ def _examine_model(ask: Ask, folder: Path) -> ModelReport:
         report.checkpoint_dtype = checkpoint.dtype
         report.checkpoint_bytes = checkpoint.weight_bytes(resolve_dtype(checkpoint.dtype, checkpoint, _CPU))
         model = checkpoint.quantized(ask.quantization)
-        report.quantization = None if model.quantization is None else model.quantization.describe()
+        report.quantization = model.describe_quantization()
         _fill_in(report, ask, model, folder)
     except ModelError as error:
         report.problem = phrase_as_sentence(str(error))
@@ -98,8 +98,8 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
     report.num_parameters, report.has_lm_head = model.num_parameters, model.has_lm_head
     report.dtype, report.max_context_len = str(dtype).removeprefix("torch."), model.max_context_len
     report.stored = _stored(folder, model)
-    model.check_tensor_parallel(ask.num_gpus)
-    tp = TensorParallel(size=ask.num_gpus)
+    tp = TensorParallel(size=ask.num_gpus, is_expert_parallel=ask.is_expert_parallel)
+    model.check_tensor_parallel(tp.size, is_expert_parallel=tp.is_expert_parallel)
     limits = choose_limits(config, is_cuda=device.type == "cuda")
     backend = _backend(model.share_of_rank(tp.size), dtype, device, kv_dtype=kv_dtype)
     setup = Setup(config, model, device, dtype, kv_dtype, limits, backend, CompilerLoader(folder), tp=tp)

@@ -46,10 +46,13 @@ def choose_limits(config: EngineConfig, *, is_cuda: bool) -> Limits:
     return Limits(num_seqs, batched, max(num_seqs, with_drafts))
 
 
-def step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype, *, vocab_size: int) -> int:
-    """Return an upper estimate of a step's memory: widest layer, logits, penalty counts, graphs.
+def step_bytes(
+    model: ModelConfig, limits: Limits, dtype: torch.dtype, *, vocab_size: int, max_model_len: int | None = None
+) -> int:
+    """Return an upper estimate of a step's memory: widest layer, logits, penalty counts, graphs, latents.
 
-    model: its dimensions on one rank; vocab_size: of the whole model.
+    model: its dimensions on one rank; vocab_size: of the whole model; max_model_len: None if requests may be as long as
+    the model's context.
     """
     widest = 4 * model.hidden_size + mlp_values_per_token(model) + attention_values_per_token(model)
     # Inputs of a recurrence, the same after its convolution, and what its scan keeps of them
@@ -58,4 +61,7 @@ def step_bytes(model: ModelConfig, limits: Limits, dtype: torch.dtype, *, vocab_
     logits = num_samples * vocab_size * (4 * 4 + 5) * model.has_lm_head
     # Some quantised matrices are dequantised while they are multiplied
     dense = 0 if model.quantization is None else 2 * model.intermediate_size * model.hidden_size * dtype.itemsize
-    return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + dense + _GRAPHS_BYTES
+    latent = model.latent_sizes
+    longest = min(model.max_context_len, max_model_len or model.max_context_len)
+    latents = 0 if latent is None else latent.step_bytes(longest, dtype.itemsize)
+    return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + dense + latents + _GRAPHS_BYTES

@@ -67,8 +67,8 @@ def describe_setup(
     weights_s: float,
 ) -> dict[str, str]:
     """Return the panel's rows, label → text. backends: in order of preference. weights_s: time to load the weights."""
-    config, quantization, size = setup.config, setup.model_config.quantization, setup.tp.size
-    kind = _name(setup.dtype) if quantization is None else quantization.describe()
+    config, quantization, size = setup.config, setup.model_config.describe_quantization(), setup.tp.size
+    kind = quantization or _name(setup.dtype)
     each = "" if size == 1 else f" on each of {size}"
     facts = {
         "Model": _describe_model(setup.model_config),
@@ -78,11 +78,13 @@ def describe_setup(
     if setup.model_config.is_foreign:
         facts["Computed by"] = f"transformers' own class: {LOST}"
     if quantization is not None:
-        facts["Quantization"] = quantization.describe()
+        facts["Quantization"] = quantization
     if size > 1 and setup.device.type == "cuda":
         facts["Sums"] = (
             "by NCCL" if setup.tp.one_shot_all_reduce is None else "small ones in one kernel with the norm, else NCCL"
         )
+    if setup.tp.is_expert_parallel and setup.model_config.experts is not None:
+        facts["Experts"] = _describe_experts(setup.model_config.experts.num_experts, size)
     if setup.adapters is not None:
         facts["Adapters"] = setup.adapters.describe()
     facts["KV cache"] = _describe_pool(plan, each) + (f", {_describe_fp8(model)}" if setup.kv_dtype == FP8 else "")
@@ -140,6 +142,12 @@ def _describe_choice(config: EngineConfig, backends: Sequence[type[AttentionBack
 def _describe_model(model: ModelConfig) -> str:
     text = f"{model.architecture}, {model.num_parameters / 1e6:,.1f} M parameters"
     return text if model.experts is None else f"{text}, {model.num_active_parameters / 1e6:,.1f} M for each token"
+
+
+def _describe_experts(num_experts: int, size: int) -> str:
+    fewest, most = num_experts // size, -(-num_experts // size)
+    numbers = str(fewest) if fewest == most else f"{fewest} or {most}"
+    return f"{numbers} whole ones of {num_experts} on each of {size}"
 
 
 def _describe_pool(plan: KVCachePlan, each: str) -> str:
@@ -270,9 +278,9 @@ def _load_beside(
 
 def _decide(config: EngineConfig, *, rank: int) -> Setup:
     """Choose the settings that the configuration leaves open; open the adapters. Raises StartupError, ModelError."""
-    tp = TensorParallel(rank, config.tensor_parallel_size)
+    tp = TensorParallel(rank, config.tensor_parallel_size, is_expert_parallel=config.is_expert_parallel)
     model = read_config(Path(config.model), config.model_impl).quantized(config.quantization)
-    model.check_tensor_parallel(tp.size)
+    model.check_tensor_parallel(tp.size, is_expert_parallel=tp.is_expert_parallel)
     if model.is_foreign and config.loras:
         raise ModelError(f"{model.architecture}: LoRA adapters need Quire's own layers, which it has not")
     device = resolve_device(config.device, rank=rank, size=tp.size)

@@ -183,7 +183,7 @@ class Setup:
     @property
     def rank_share(self) -> ModelConfig:
         """The model's dimensions on one rank."""
-        return self.model_config.share_of_rank(self.tp.size)
+        return self.model_config.share_of_rank(self.tp.size, is_expert_parallel=self.tp.is_expert_parallel)
 
     @property
     def num_loras(self) -> int:
@@ -208,7 +208,13 @@ class Setup:
             kept = ring_bytes(states, num_requests=num_requests, num_drafts=num_drafts, dtype=self.dtype)
         if self.device.type == "cpu":
             return kept
-        return kept + step_bytes(self.rank_share, self.limits, self.dtype, vocab_size=self.model_config.vocab_size)
+        return kept + step_bytes(
+            self.rank_share,
+            self.limits,
+            self.dtype,
+            vocab_size=self.model_config.vocab_size,
+            max_model_len=self.config.max_model_len,
+        )
 
     def limited_to(self, max_num_seqs: int) -> Setup:
         """Return this setup for at most max_num_seqs requests at once."""
@@ -228,7 +234,7 @@ class Setup:
             device=self.device,
             hidden_size=self.model_config.hidden_size if self.dtype.itemsize == 2 else None,
         )
-        return dataclasses.replace(self, tp=tp)
+        return dataclasses.replace(self, tp=dataclasses.replace(tp, is_expert_parallel=self.tp.is_expert_parallel))
 
     def measure_memory(self) -> DeviceMemory:
         """Return this rank's device memory now, with the smallest `usable` of all ranks."""
@@ -311,6 +317,7 @@ class Setup:
             dtype=self.dtype,
             tp=self.tp,
             has_lm_head=self.model_config.has_lm_head,
+            latent=self.rank_share.latent_sizes,
         )
         # Steps that return hidden states of whole prompts use no graphs, so a model without a head needs none
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager and not self.model_config.is_foreign

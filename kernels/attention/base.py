@@ -16,6 +16,8 @@ from kernels.elementwise.reference import UNSCALED, KVScales
 
 logger = logging.getLogger(__name__)
 
+LATENTS = 0  # as a number of KV heads: one, whose values are a part of its keys
+
 
 @dataclass
 class AttentionMetadata:
@@ -39,8 +41,23 @@ class AttentionMetadata:
     # With num_decodes None: rows past the first max_prefills have at most one query token; None: no such bound.
     # A row of seq_len 0 is padding, however many query tokens it has: its output is zeros
     max_prefills: int | None = None
-    # Data that the backend computed for all layers of the step (AttentionBackend.prepare), by number of KV heads
+    # Query tokens and seq_len of each row, on the host; None: unknown (a CUDA graph), or nothing depends on them
+    row_lens: Sequence[tuple[int, int]] | None = None
+    # Data that the backend computed for all layers of the step (AttentionBackend.prepare), by number of KV heads;
+    # LATENTS: of rows over latents
     decode_pieces: dict[int, torch.Tensor] | None = None
+    # Data that layers of latent attention share in a step (kernels/attention/latent.py)
+    latent_parts: Sequence[LatentPart] | None = None
+
+
+@dataclass(frozen=True)
+class LatentPart:
+    """Neighbouring rows of a step whose latent attention is computed in one form."""
+
+    tokens: slice  # of the step
+    metadata: AttentionMetadata  # of these rows alone
+    # [n] int64: blocks of the pool whose latents are expanded to keys and values; None: the absorbed form
+    expanded: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,7 @@ class AttentionSpec:
     has_sinks: bool = False  # some layer's softmax has a learned logit per head (`sinks` of forward)
     has_chunks: bool = False  # some layer sees only keys of the query's own block of positions (`chunk` of forward)
     frees_windows: bool = False  # blocks behind a window or chunk are given back, so another row may own them
+    has_latents: bool = False  # the pool holds latents: values are the first numbers of keys, of one KV head
 
     @property
     def values_dim(self) -> int:

@@ -6,13 +6,15 @@ import logging
 
 import torch
 
-from kernels.attention.base import AttentionMetadata, AttentionSpec
+from kernels.attention.base import LATENTS, AttentionMetadata, AttentionSpec
 from kernels.dispatch import HAS_TRITON
 from kernels.elementwise.reference import UNSCALED, KVScales
 
 if HAS_TRITON:
     from kernels.attention.triton_cut_rows import cut_rows
     from kernels.attention.triton_decode import decode_attention
+    from kernels.attention.triton_latent import latent_attention
+    from kernels.attention.triton_latent_splits import LatentScratch
     from kernels.attention.triton_prefill import prefill_attention
     from kernels.attention.triton_splits import DecodeScratch
 try:
@@ -27,14 +29,15 @@ logger = logging.getLogger(__name__)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MAX_HEAD_DIM = 576  # of latent attention, whose values have 512
 _MAX_GROUP = 32
+_LATENT_CAPABILITY = 9  # for the shared memory of a multiprocessor
 _Shape = tuple[int, int, int, torch.device]  # query heads, KV heads, head size of values, device
 
 
 class TritonAttention:
     """Split-KV decode for rows of one query token, ragged prefill for the rest. Owns the splits' scratch buffers.
 
-    One instance serves one stream. Its first forward of each shape of layer allocates, so it must not run inside a
-    graph capture.
+    Latents have kernels of their own, for any number of query heads. One instance serves one stream. Its first forward
+    of each shape of layer allocates, so it must not run inside a graph capture.
     """
 
     name = "triton"
@@ -44,6 +47,8 @@ class TritonAttention:
     def __init__(self) -> None:
         self._scratches: dict[_Shape, DecodeScratch] = {}
         self._cuts: dict[int, DecodeScratch] = {}  # by KV heads of layers that see whole rows, whose keys are cut
+        self._latents: LatentScratch | None = None  # of layers whose values are a part of their keys
+        self._knows_device = False  # no forward has looked at it yet
         self._pdl = False
         self._tickets: torch.Tensor | None = None  # counters of the Hopper prefill kernel, if it can run
 
@@ -60,14 +65,20 @@ class TritonAttention:
             return f"head_dim {max(spec.head_dim, spec.values_dim)} is above {_MAX_HEAD_DIM}"
         if spec.num_heads % spec.num_kv_heads != 0:
             return f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
-        if spec.num_heads // spec.num_kv_heads > _MAX_GROUP:
+        if spec.num_heads // spec.num_kv_heads > _MAX_GROUP and not spec.has_latents:
             return f"{spec.num_heads // spec.num_kv_heads} query heads per KV head are above {_MAX_GROUP}"
+        if spec.has_latents and torch.cuda.is_available():
+            major, minor = torch.cuda.get_device_capability(spec.device)
+            if major < _LATENT_CAPABILITY:
+                return f"its tiles of latents need compute capability {_LATENT_CAPABILITY}.0, not {major}.{minor}"
         if spec.block_size is not None and (spec.block_size < 16 or spec.block_size & (spec.block_size - 1)):
             return f"block_size {spec.block_size} is not a power of two of at least 16"
         return None
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         """Cut the decode rows' keys into pieces, once a first forward has shown the numbers of heads."""
+        if self._latents is not None:
+            metadata.decode_pieces = {LATENTS: self._latents.cut(metadata)}
         for num_kv_heads in self._cuts:
             self._cut(metadata, num_kv_heads)
 
@@ -98,16 +109,21 @@ class TritonAttention:
         kv_scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
         """Attend each row over its own tokens; see AttentionBackend.forward. A padding row (seq_len 0) yields zeros."""
-        scratch = self._scratch_for(q, k_cache, v_cache)
-        num_kv_heads, sees_whole_rows = k_cache.shape[2], sliding_window is None and chunk is None
-        if sees_whole_rows and num_kv_heads not in self._cuts:  # prepare() did not know this number of heads
-            self._cuts[num_kv_heads] = scratch
-            self._cut(metadata, num_kv_heads)  # without pieces another kernel would be compiled
-        pieces = metadata.decode_pieces.get(num_kv_heads) if metadata.decode_pieces and sees_whole_rows else None
+        if not self._knows_device:
+            self._look_at(q, k_cache)
+        if _are_latents(k_cache, v_cache):
+            assert (sliding_window, chunk, softcap, sinks) == (None, None, 0.0, None), "no model of latents has them"
+            return self._attend_latents(q, k_cache, v_cache, metadata, scale=scale, kv_scales=kv_scales)
         out = torch.empty(*q.shape[:2], v_cache.shape[3], dtype=q.dtype, device=q.device)
         num_decodes = metadata.num_decodes or 0
         is_mixed = metadata.num_decodes is None  # decode rows may be anywhere
         if num_decodes > 0 or is_mixed:
+            scratch = self._scratch_for(q, k_cache, v_cache)
+            num_kv_heads, sees_whole_rows = k_cache.shape[2], sliding_window is None and chunk is None
+            if sees_whole_rows and num_kv_heads not in self._cuts:  # prepare() did not know this number of heads
+                self._cuts[num_kv_heads] = scratch
+                self._cut(metadata, num_kv_heads)  # without pieces another kernel would be compiled
+            pieces = metadata.decode_pieces.get(num_kv_heads) if metadata.decode_pieces and sees_whole_rows else None
             rows = slice(None) if is_mixed else slice(num_decodes)
             decode_attention(
                 q[rows], k_cache, v_cache, metadata.block_table, metadata.seq_lens, out[rows], scratch,
@@ -136,14 +152,38 @@ class TritonAttention:
                 )  # fmt: skip
         return out
 
+    def _attend_latents(
+        self,
+        q: torch.Tensor,
+        cache: torch.Tensor,
+        values: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        kv_scales: KVScales,
+    ) -> torch.Tensor:
+        """Attend over latents, whose first numbers are the values."""
+        num_heads, rank = q.shape[1], values.shape[3]
+        if self._latents is None:
+            # Other graphs that share the buffers would be captured with their own
+            assert not _is_capturing(q), "run one forward before capturing"
+            self._latents = LatentScratch.allocate(num_heads=num_heads, rank=rank, dtype=q.dtype, device=q.device)
+        pieces = (metadata.decode_pieces or {}).get(LATENTS)
+        if pieces is None:
+            pieces = self._latents.cut(metadata)
+            metadata.decode_pieces = {LATENTS: pieces}
+        out = torch.empty(*q.shape[:2], rank, dtype=q.dtype, device=q.device)
+        latent_attention(
+            q, cache, metadata, out, self._latents, pieces, scale=scale, kv_scales=kv_scales, pdl=self._pdl
+        )
+        return out
+
     def _scratch_for(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> DecodeScratch:
         """Return the buffers for a layer of this shape, allocated once for any number of rows."""
         shape = (q.shape[1], k_cache.shape[2], v_cache.shape[3], q.device)
         if shape not in self._scratches:
             # Only this graph would zero its counters, not another graph that shares them
-            assert not torch.cuda.is_current_stream_capturing(), "run one forward before capturing"
-            if not self._scratches:
-                self._look_at(q, k_cache)
+            assert not _is_capturing(q), "run one forward before capturing"
             self._scratches[shape] = DecodeScratch.allocate(
                 num_heads=q.shape[1], num_kv_heads=k_cache.shape[2], head_dim=v_cache.shape[3], device=q.device
             )
@@ -151,6 +191,7 @@ class TritonAttention:
 
     def _look_at(self, q: torch.Tensor, k_cache: torch.Tensor) -> None:
         """Find out what the device can do, at the first forward."""
+        self._knows_device = True
         capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (0, 0)
         self._pdl = capability >= (9, 0)
         self._tickets = new_tickets(q.device) if HAS_GLUON and capability[0] == 9 else None
@@ -158,3 +199,12 @@ class TritonAttention:
             logger.info(
                 "attention_prefill=gluon refused reason=%r", f"its pool must hold {q.dtype}, not {k_cache.dtype}"
             )
+
+
+def _is_capturing(q: torch.Tensor) -> bool:
+    return q.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _are_latents(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
+    """Return True if the values are the first numbers of the keys, of one KV head."""
+    return k_cache.shape[2] == 1 and v_cache.data_ptr() == k_cache.data_ptr() and v_cache.shape[3] < k_cache.shape[3]

@@ -18,10 +18,13 @@ _NUM_REFINEMENTS = 2
 _MIN_ROWS_PAD = 64
 
 
-def cut_rows(seq_lens: torch.Tensor, *, num_pieces: int, query_start_loc: torch.Tensor | None = None) -> torch.Tensor:
-    """Cut the keys of rows of one token into pieces of about equal length. Never syncs.
+def cut_rows(
+    seq_lens: torch.Tensor, *, num_pieces: int, query_start_loc: torch.Tensor | None = None, max_query_len: int = 1
+) -> torch.Tensor:
+    """Cut the keys of rows of at most max_query_len tokens into pieces of about equal length. Never syncs.
 
-    seq_lens: [R] int32; query_start_loc: [R + 1] int32, for ragged rows: rows of another length get no piece.
+    seq_lens: [R] int32; query_start_loc: [R + 1] int32, for ragged rows: rows without tokens, and longer ones, get no
+    piece; without it every row has one token.
     num_pieces: pieces that run at once; a few rows get no more, so that none runs alone at the end.
     Returns [N, 4] int32: row, first key, end, (split << 16) + splits of the row; 0 splits: no piece. N is num_pieces
     for few rows, else R + num_pieces, but at most 2 R, as programs without a piece cost time too. Rows of several
@@ -33,7 +36,7 @@ def cut_rows(seq_lens: torch.Tensor, *, num_pieces: int, query_start_loc: torch.
     _cut_rows_kernel[(1,)](
         seq_lens, query_start_loc, pieces, num_rows, num_pieces, room,
         UNIT=_UNIT, MIN_UNITS=_MIN_UNITS, MAX_SPLITS=MAX_SPLITS, ROWS_PAD=_rows_pad(num_rows),
-        REFINEMENTS=_NUM_REFINEMENTS, num_warps=8,
+        MAX_QUERY_LEN=max_query_len, REFINEMENTS=_NUM_REFINEMENTS, num_warps=8,
     )  # fmt: skip
     return pieces
 
@@ -47,7 +50,7 @@ def _rows_pad(num_rows: int) -> int:
 def _cut_rows_kernel(
     seq_lens_ptr, query_start_ptr, pieces_ptr, num_rows, num_pieces, room,
     UNIT: tl.constexpr, MIN_UNITS: tl.constexpr, MAX_SPLITS: tl.constexpr, ROWS_PAD: tl.constexpr,
-    REFINEMENTS: tl.constexpr,
+    MAX_QUERY_LEN: tl.constexpr, REFINEMENTS: tl.constexpr,
 ):  # fmt: skip
     """All rows in one program. A piece has at most `most` units, initially all rows' units / num_pieces.
 
@@ -59,7 +62,8 @@ def _cut_rows_kernel(
     is_cut = rows < num_rows
     if query_start_ptr is not None:
         starts = tl.load(query_start_ptr + rows, mask=is_cut, other=0)
-        is_cut = is_cut & (tl.load(query_start_ptr + rows + 1, mask=is_cut, other=0) - starts == 1)
+        query_lens = tl.load(query_start_ptr + rows + 1, mask=is_cut, other=0) - starts
+        is_cut = is_cut & (query_lens >= 1) & (query_lens <= MAX_QUERY_LEN)
     units = tl.where(is_cut, tl.cdiv(seq_lens, UNIT), 0)
     least = tl.maximum(tl.cdiv(tl.max(units, 0), MAX_SPLITS), MIN_UNITS)
     num_cut = tl.sum(is_cut.to(tl.int32), 0)

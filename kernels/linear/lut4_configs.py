@@ -1,12 +1,14 @@
-"""Lut4GemmConfig: tile sizes of products with 4-bit lookup-table weights (kernels/linear/triton_lut4.py).
+"""Lut4GemmConfig: tile sizes of products with 4-bit weights that are looked up: triton_lut4.py, triton_float4.py.
 
-Measured for Llama 3.1 8B on an H100. To retune: python -m benchmarks.nf4_sweep.
+Measured for Llama 3.1 8B on an H100 with NF4. To retune: python -m benchmarks.nf4_sweep, and for 4-bit floats, which
+take NF4's so far, python -m benchmarks.quantized_linear_sweep.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kernels.e2m1 import MXFP4_BLOCK
 from kernels.linear.reference import LUT_TILE
 
 # Rows up to which table lookups cost less than making the matrix dense: in shared memory, and in L1. At 64 rows a
@@ -46,6 +48,15 @@ def lut4_gemm_config(*, num_rows: int, n: int, k: int, is_shared: bool) -> Lut4G
     block_n, num_stages = (128, _STAGES[block_m]) if is_shared else (64, 4)
     splits = num_splits(num_rows=num_rows, n=n, k=k, block_m=block_m, block_n=block_n)
     return Lut4GemmConfig(block_m, block_n, splits, 4, num_stages, 2 if block_m <= 16 else 0, is_shared)
+
+
+def float4_gemm_config(*, num_rows: int, n: int, k: int, block: int, is_shared: bool) -> Lut4GemmConfig | None:
+    """Return the config of a product with 4-bit floats, scaled by `block`; see lut4_gemm_config."""
+    config = lut4_gemm_config(num_rows=num_rows, n=n, k=k, is_shared=is_shared)
+    if config is None or block == MXFP4_BLOCK or config.block_m > 8:
+        return config
+    # Triton loads x of narrower planes one stage less ahead, so that six stages would take less than 48 KB
+    return replace(config, num_stages=config.num_stages + 1)
 
 
 def num_splits(*, num_rows: int, n: int, k: int, block_m: int, block_n: int, programs: int = _PROGRAMS) -> int:

@@ -1,12 +1,13 @@
 """The linear products that models call; each selects its Triton twin on CUDA, or torch.
 
-kernels/linear/reference.py is the specification. Imports Triton only if it is installed.
+kernels/linear/reference.py, float4.py and w8a8.py are the specifications. Imports Triton only if it is installed.
 
-DenseLinear multiplies 16- and 32-bit matrices. IntLinear multiplies packed integer weights. rows_linear and
-blocks_linear multiply 8-bit floats: tensor cores support e4m3 since Ada, and torch's product with a scale per row is
-used since Hopper; on older GPUs the values, which are exact in bf16, are multiplied as bf16. Linear4Bit and linear_int8
-multiply bitsandbytes weights: by a Triton twin for few rows; for many rows the matrix is dequantised first, since
-cuBLAS then takes longer than that.
+DenseLinear multiplies 16- and 32-bit matrices. IntLinear multiplies packed integer weights. rows_linear multiplies
+8-bit floats: tensor cores support e4m3 since Ada, and torch's product with a scale per row is used since Hopper; on
+older GPUs the values, which are exact in bf16, are multiplied as bf16. Fp8BlockLinear and Int8Linear round activations,
+too, and multiply 8-bit floats with scales by block, and integers. Linear4Bit and linear_int8 multiply bitsandbytes
+weights, and Float4Linear 4-bit floats: by a Triton twin for few rows; for many rows the matrix is dequantised first,
+since cuBLAS then takes longer than that.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import torch
 from torch.nn import functional
 
 from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
-from kernels.linear import reference
-from kernels.linear.lut4_configs import lut4_gemm_config
+from kernels.linear import float4, reference, w8a8
+from kernels.linear.float4 import Float4Weight
+from kernels.linear.lut4_configs import float4_gemm_config, lut4_gemm_config
 from kernels.linear.reference import IntWeight, Lut4Weight
+from kernels.linear.scaled8_configs import scaled8_config
 
 if HAS_TRITON:
-    from kernels.linear import triton_bitsandbytes, triton_fp8, triton_int, triton_lut4
+    from kernels.linear import triton_bitsandbytes, triton_float4, triton_fp8, triton_int, triton_lut4, triton_scaled8
     from kernels.linear.triton_gemv import allocate_scratch, can_gemv, gemv
     from kernels.linear.triton_split_k import SplitKScratch
 
@@ -42,7 +45,8 @@ def _has_twin(x: torch.Tensor) -> bool:
 quantize_rows = op(reference.quantize_rows, lambda: triton_fp8.quantize_rows, can_run=_has_twin)
 quantize_by = op(reference.quantize_by, lambda: triton_fp8.quantize_by, can_run=_has_twin)
 quantize_groups = op(reference.quantize_groups, lambda: triton_fp8.quantize_groups, can_run=_has_twin)
-blocks_linear = op(reference.blocks_linear, lambda: triton_fp8.blocks_linear, can_run=_has_twin)
+quantize_rows_int8 = op(w8a8.quantize_rows_int8, lambda: triton_scaled8.quantize_rows_int8)
+quantize_by_int8 = op(w8a8.quantize_by_int8, lambda: triton_scaled8.quantize_by_int8)
 
 
 class DenseLinear:
@@ -106,6 +110,100 @@ class Linear4Bit:
         if self._scratch is None:
             self._scratch = triton_lut4.allocate_scratch(x.device)
         return triton_lut4.lut4_gemm(x, weight, bias, self._scratch, config=config, pdl=has_pdl(x.device))
+
+
+class Float4Linear:
+    """Equals kernels.linear.float4.float4_linear. Looks values up in registers, or once for cuBLAS.
+
+    Owns scratch for one stream.
+    """
+
+    def __init__(self) -> None:
+        self._scratch: SplitKScratch | None = None
+
+    def __call__(self, x: torch.Tensor, weight: Float4Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        """x: [T, K]; bias: [N] or None; returns [T, N]."""
+        if not on_triton(x):
+            return float4.float4_linear(x, weight, bias)
+        config = None
+        if triton_float4.can_float4_gemm(x, weight):
+            is_hopper = _capability(x.device)[0] == 9  # the only architecture on which the PTX lookups were tested
+            config = float4_gemm_config(
+                num_rows=x.shape[0],
+                n=weight.out_features,
+                k=weight.in_features,
+                block=weight.block,
+                is_shared=is_hopper,
+            )
+        if config is None:
+            return functional.linear(x, triton_float4.dequantize(weight, x.dtype), bias)
+        if self._scratch is None:
+            self._scratch = triton_lut4.allocate_scratch(x.device)
+        return triton_float4.float4_gemm(x, weight, bias, self._scratch, config=config, pdl=has_pdl(x.device))
+
+
+class Fp8BlockLinear:
+    """Rounds x by token and group of columns, and multiplies e4m3 with scales by block. Owns scratch for one stream.
+
+    Equals kernels.linear.reference: blocks_linear of quantize_groups.
+    """
+
+    def __init__(self) -> None:
+        self._scratch: SplitKScratch | None = None
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        rows: int,
+        columns: int,
+    ) -> torch.Tensor:
+        """x: [T, K]; w, scales: as quantize_blocks(…, rows, columns) returns; returns [T, N], of x's dtype."""
+        rounded = quantize_groups(x, columns)
+        if not _has_twin(x):
+            return reference.blocks_linear(*rounded, w, scales, bias, x.dtype, rows=rows, columns=columns)
+        if self._scratch is None:
+            self._scratch = triton_scaled8.allocate_scratch(x.device)
+        config = scaled8_config(num_rows=x.shape[0], n=w.shape[0], k=w.shape[1], block_k=columns)
+        return triton_scaled8.blocks_linear(
+            *rounded, w, scales, bias, self._scratch,
+            rows=rows, columns=columns, dtype=x.dtype, config=config, pdl=has_pdl(x.device),
+        )  # fmt: skip
+
+
+class Int8Linear:
+    """Rounds x to integers, by token or by a known scale, and multiplies integers. Owns scratch for one stream.
+
+    Equals kernels.linear.w8a8: int8_linear of quantize_rows_int8 or quantize_by_int8.
+    """
+
+    _BLOCK_K = 128
+
+    def __init__(self) -> None:
+        self._scratch: SplitKScratch | None = None
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        input_scale: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """x: [T, K]; w: [N, K] int8; scales: [N]; input_scale: [] fp32, or None; returns [T, N], of x's dtype."""
+        values, x_scales = quantize_rows_int8(x) if input_scale is None else quantize_by_int8(x, input_scale)
+        if not on_triton(x):
+            return w8a8.int8_linear(values, x_scales, w, scales, bias, x.dtype)
+        if self._scratch is None:
+            self._scratch = triton_scaled8.allocate_scratch(x.device)
+        config = scaled8_config(num_rows=x.shape[0], n=w.shape[0], k=w.shape[1], block_k=self._BLOCK_K)
+        return triton_scaled8.int8_linear(
+            values, x_scales, w, scales, bias, self._scratch, dtype=x.dtype, config=config, pdl=has_pdl(x.device)
+        )
 
 
 def rows_linear(

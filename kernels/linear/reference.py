@@ -94,15 +94,11 @@ def make_int_weight(
 ) -> IntWeight:
     """Pack values (codes): [N, K] uint8, inputs in group order; scales: [num_groups, N]; zeros: the same shape, uint8.
 
-    Without zeros, the zero points are 2^(bits - 1). fp32 scales become fp16, or bf16 if one is too large or too small
-    for fp16. Waits for the device: for loading only.
+    Without zeros, the zero points are 2^(bits - 1). Scales: see to_half. For loading only.
     """
     assert bits in BITS
     assert codes.shape[1] % scales.shape[0] == 0
-    if scales.dtype not in (torch.float16, torch.bfloat16):
-        limits, sizes = torch.finfo(torch.float16), scales.abs()
-        fits = bool(((sizes == 0) | ((sizes >= limits.tiny) & (sizes <= limits.max))).all())
-        scales = scales.to(torch.float16 if fits else torch.bfloat16)
+    scales = to_half(scales)
     high = torch.full_like(scales, 1 << (bits - 1), dtype=torch.int32) if zeros is None else zeros.to(torch.int32)
     low = scales.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
     return IntWeight(
@@ -113,6 +109,18 @@ def make_int_weight(
         in_features=codes.shape[1],
         scale_dtype=scales.dtype,
     )
+
+
+def to_half(scales: torch.Tensor) -> torch.Tensor:
+    """Return fp32 scales as fp16, or as bf16 if one is too large or too small for fp16; 16-bit ones unchanged.
+
+    Waits for the device if they are fp32.
+    """
+    if scales.dtype in (torch.float16, torch.bfloat16):
+        return scales
+    limits, sizes = torch.finfo(torch.float16), scales.abs()
+    fits = bool(((sizes == 0) | ((sizes >= limits.tiny) & (sizes <= limits.max))).all())
+    return scales.to(torch.float16 if fits else torch.bfloat16)
 
 
 def int_weight_bytes(out_features: int, in_features: int, *, bits: int, num_groups: int) -> int:

@@ -1,11 +1,10 @@
-# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN201  (Triton reads annotations as types: kernel arguments carry none)
 """Triton twins of the fp8 functions of kernels/linear/reference.py, for products that torch._scaled_mm does slowly.
 
 Activations are quantised to e4m3. Few rows: each program streams some rows of the matrix once, as in
 kernels/linear/triton_gemv.py; e4m3 values are multiplied in fp16, which is exact, and summed in fp32. Under
-programmatic dependent launch (pdl) it prefetches the first weights into L2 before it waits for x. Scales by block: a
-tiled GEMM on e4m3 tensor cores; each block's sum is scaled before it is added (DeepSeek-V3, arXiv:2412.19437, §3.3.2).
-Needs a GPU with e4m3 support: Ada, Hopper or later.
+programmatic dependent launch (pdl) it prefetches the first weights into L2 before it waits for x. The product with
+scales by block is in kernels/linear/triton_scaled8.py. Needs a GPU with e4m3 support: Ada, Hopper or later.
 """
 
 from __future__ import annotations
@@ -63,41 +62,16 @@ def rows_linear(
     dtype: torch.dtype, *, pdl: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """See kernels.linear.reference.rows_linear; at most 64 rows of x."""
-    return _stream(x, x_scales, w, w_scales, bias, dtype, rows=0, columns=0, pdl=pdl)
-
-
-def blocks_linear(
-    x: torch.Tensor, x_scales: torch.Tensor, w: torch.Tensor, w_scales: torch.Tensor, bias: torch.Tensor | None,
-    dtype: torch.dtype, *, rows: int, columns: int, pdl: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    """See kernels.linear.reference.blocks_linear; columns: a power of two of at least 32."""
-    if x.shape[0] <= MAX_ROWS:
-        return _stream(x, x_scales, w, w_scales, bias, dtype, rows=rows, columns=columns, pdl=pdl)
-    (num_rows, k), n = x.shape, w.shape[0]
-    out = torch.empty(num_rows, n, dtype=dtype, device=x.device)
-    block_m, block_n = (64 if num_rows <= 128 else 128), 128
-    _blocks_kernel[(triton.cdiv(num_rows, block_m) * triton.cdiv(n, block_n),)](
-        x, x_scales, w, w_scales, bias, out, num_rows, n, k, rows, triton.cdiv(k, columns),
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=columns, EVEN_K=k % columns == 0, HAS_BIAS=bias is not None,
-        num_warps=4 if block_m == 64 else 8, num_stages=3,
-    )  # fmt: skip
-    return out
-
-
-def _stream(
-    x: torch.Tensor, x_scales: torch.Tensor, w: torch.Tensor, w_scales: torch.Tensor, bias: torch.Tensor | None,
-    dtype: torch.dtype, *, rows: int, columns: int, pdl: bool,
-) -> torch.Tensor:  # fmt: skip
     (num_rows, k), n = x.shape, w.shape[0]
     assert num_rows <= MAX_ROWS
     x_scales = x_scales.contiguous()  # a single scale is expanded to all rows
     out = torch.empty(num_rows, n, dtype=dtype, device=x.device)
     m_pad = max(8, triton.next_power_of_2(num_rows))
-    block_n, block_k = (32 if n < 8192 else 64), columns or (256 if m_pad <= 16 else 128)
+    block_n, block_k = (32 if n < 8192 else 64), (256 if m_pad <= 16 else 128)
     _stream_kernel[(triton.cdiv(n, block_n),)](
-        x, x_scales, w, w_scales, bias, out, num_rows, n, k, max(rows, 1), triton.cdiv(k, columns or k),
-        M_PAD=m_pad, BLOCK_N=block_n, BLOCK_K=block_k, EVEN_K=k % block_k == 0, BY_BLOCK=columns > 0,
-        HAS_BIAS=bias is not None, STAGES=4, PREFETCH=k % 512 == 0, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        x, x_scales, w, w_scales, bias, out, num_rows, n, k,
+        M_PAD=m_pad, BLOCK_N=block_n, BLOCK_K=block_k, EVEN_K=k % block_k == 0, HAS_BIAS=bias is not None,
+        STAGES=4, PREFETCH=k % 512 == 0, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -107,18 +81,20 @@ def _row_scales(x: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _to_e4m3(values, scale):
+def to_e4m3(values, scale):
+    """values / scale, rounded to e4m3; what is beyond its range saturates, and NaN stays."""
     scaled = tl.div_rn(values, scale)
     return tl.clamp(scaled, -_E4M3_MAX, _E4M3_MAX, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 
 
 @triton.jit
-def _scale_of(largest):
-    return _larger(tl.div_rn(largest, _E4M3_MAX), _MIN_SCALE)
+def scale_of(largest):
+    """Return the scale at which e4m3 reaches `largest`."""
+    return larger(tl.div_rn(largest, _E4M3_MAX), _MIN_SCALE)
 
 
 @triton.jit
-def _larger(a, b):
+def larger(a, b):
     """The larger one, or NaN as torch has it: tl.max and tl.maximum drop NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -137,12 +113,12 @@ def _quantize_rows_kernel(
     for start in range(0, k, BLOCK):
         mask = start + columns < k if not EVEN else columns < BLOCK
         x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
-        largest = _larger(largest, tl.abs(x))
-    scale = _scale_of(tl.reduce(largest, 0, _larger))
+        largest = larger(largest, tl.abs(x))
+    scale = scale_of(tl.reduce(largest, 0, larger))
     for start in range(0, k, BLOCK):
         mask = start + columns < k if not EVEN else columns < BLOCK
         x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
-        tl.store(values_ptr + row * k + start + columns, _to_e4m3(x, scale), mask=mask)
+        tl.store(values_ptr + row * k + start + columns, to_e4m3(x, scale), mask=mask)
     tl.store(scales_ptr + row, scale)
 
 
@@ -158,7 +134,7 @@ def _quantize_by_kernel(
     columns = piece * BLOCK + tl.arange(0, BLOCK)
     scale = tl.load(scale_ptr)
     x = tl.load(x_ptr + row * stride_x + columns, mask=columns < k, other=0.0).to(tl.float32)
-    tl.store(values_ptr + row * k + columns, _to_e4m3(x, scale), mask=columns < k)
+    tl.store(values_ptr + row * k + columns, to_e4m3(x, scale), mask=columns < k)
     tl.store(scales_ptr + row, scale, mask=piece == 0)
 
 
@@ -175,18 +151,18 @@ def _quantize_groups_kernel(
     groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     columns = groups[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     x = tl.load(x_ptr + row * stride_x + columns, mask=columns < k, other=0.0).to(tl.float32)
-    scales = _scale_of(tl.reduce(tl.abs(x), 1, _larger))
-    tl.store(values_ptr + row * k + columns, _to_e4m3(x, scales[:, None]), mask=columns < k)
+    scales = scale_of(tl.reduce(tl.abs(x), 1, larger))
+    tl.store(values_ptr + row * k + columns, to_e4m3(x, scales[:, None]), mask=columns < k)
     tl.store(scales_ptr + row * num_groups + groups, scales, mask=groups < num_groups)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _stream_kernel(
-    x_ptr, x_scales_ptr, w_ptr, w_scales_ptr, bias_ptr, out_ptr, num_rows, n, k, rows_per_scale, num_groups,
-    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, BY_BLOCK: tl.constexpr,
-    HAS_BIAS: tl.constexpr, STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, x_scales_ptr, w_ptr, w_scales_ptr, bias_ptr, out_ptr, num_rows, n, k,
+    M_PAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
+    STAGES: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """BLOCK_N outputs of every row: w @ x.T, so that w is the wide side. BY_BLOCK: BLOCK_K columns share a scale."""
+    """BLOCK_N outputs of every row: w @ x.T, so that w is the wide side."""
     features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     sources = tl.minimum(features, n - 1)  # past the end the last one again: cheaper in the loop than a mask
     rows = tl.arange(0, M_PAD)
@@ -207,49 +183,10 @@ def _stream_kernel(
             in_k = (columns < k)[None, :]
             w = tl.load(w_ptrs + columns[None, :], mask=in_k, other=0.0, eviction_policy="evict_first")
             x = tl.load(x_ptr + rows[:, None] * k + columns[None, :], mask=in_rows[:, None] & in_k, other=0.0)
-        w, x = w.to(tl.float16), tl.trans(x.to(tl.float16))
-        if BY_BLOCK:
-            group = start // BLOCK_K
-            w_scale = tl.load(w_scales_ptr + sources // rows_per_scale * num_groups + group)
-            x_scale = tl.load(x_scales_ptr + rows * num_groups + group, mask=in_rows, other=0.0)
-            acc += tl.dot(w, x) * w_scale[:, None] * x_scale[None, :]
-        else:
-            acc = tl.dot(w, x, acc)
-    if not BY_BLOCK:
-        w_scale = tl.load(w_scales_ptr + sources)
-        acc = acc * w_scale[:, None] * tl.load(x_scales_ptr + rows, mask=in_rows, other=0.0)[None, :]
+        acc = tl.dot(w.to(tl.float16), tl.trans(x.to(tl.float16)), acc)
+    w_scale = tl.load(w_scales_ptr + sources)
+    acc = acc * w_scale[:, None] * tl.load(x_scales_ptr + rows, mask=in_rows, other=0.0)[None, :]
     if HAS_BIAS:
         acc += tl.load(bias_ptr + sources).to(tl.float32)[:, None]
     outputs = out_ptr + rows[None, :] * n + features[:, None]
     tl.store(outputs, acc.to(out_ptr.dtype.element_ty), mask=in_rows[None, :] & (features < n)[:, None])
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _blocks_kernel(
-    x_ptr, x_scales_ptr, w_ptr, w_scales_ptr, bias_ptr, out_ptr, num_rows, n, k, rows_per_scale, num_groups,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-) -> None:  # fmt: skip
-    """One tile of x @ w.T; BLOCK_K columns share a scale. Tiles of the same features run side by side."""
-    num_row_tiles = tl.cdiv(num_rows, BLOCK_M)
-    rows = tl.program_id(0) % num_row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-    features = tl.program_id(0) // num_row_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
-    x_rows, w_rows = tl.minimum(rows, num_rows - 1), tl.minimum(features, n - 1)
-    x_ptrs = x_ptr + x_rows.to(tl.int64)[:, None] * k
-    w_ptrs = w_ptr + w_rows.to(tl.int64)[None, :] * k
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for group in range(0, num_groups):
-        columns = group * BLOCK_K + tl.arange(0, BLOCK_K)
-        if EVEN_K:
-            x = tl.load(x_ptrs + columns[None, :])
-            w = tl.load(w_ptrs + columns[:, None])
-        else:
-            x = tl.load(x_ptrs + columns[None, :], mask=(columns < k)[None, :], other=0.0)
-            w = tl.load(w_ptrs + columns[:, None], mask=(columns < k)[:, None], other=0.0)
-        x_scale = tl.load(x_scales_ptr + x_rows * num_groups + group)
-        w_scale = tl.load(w_scales_ptr + w_rows // rows_per_scale * num_groups + group)
-        acc += tl.dot(x, w) * x_scale[:, None] * w_scale[None, :]
-    if HAS_BIAS:
-        acc += tl.load(bias_ptr + w_rows).to(tl.float32)[None, :]
-    outputs = out_ptr + rows.to(tl.int64)[:, None] * n + features[None, :]
-    tl.store(outputs, acc.to(out_ptr.dtype.element_ty), mask=(rows < num_rows)[:, None] & (features < n)[None, :])

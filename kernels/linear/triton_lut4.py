@@ -101,7 +101,7 @@ def _lut4_gemm_kernel(
             lines = tl.minimum(first + ahead, num_tiles - 1) * n + tl.minimum(firsts, n - 1)
             prefetch_l2(packed_ptr + lines * (_PLANE if IS_SHARED else 2 * _PLANE))
     if IS_SHARED:
-        _fill_tables(pairs_ptr)
+        fill_tables(pairs_ptr)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -152,7 +152,7 @@ def _sum_slab(
 
 
 @triton.jit
-def _fill_tables(pairs_ptr) -> None:
+def fill_tables(pairs_ptr) -> None:
     """Write the 256 pairs once for each lane of a warp. Before the first _look_up, once in a program."""
     index = tl.arange(0, 2048)  # 16 bytes, four lanes' copies, each
     pairs = tl.load(pairs_ptr + index // 8)

@@ -95,11 +95,14 @@ def run_experts(
 ) -> torch.Tensor:
     """Compute each token's experts. x: [T, H]; gate_up: [E, 2 * I, H], without a gate [E, I, H].
 
-    down: [E, H, I]; experts: [T, top_k]. Returns [T, top_k, H] of x's dtype, to which packed matrices are dequantised.
+    down: [E, H, I]; experts: [T, top_k], indices below E; others are no experts here, and their outputs are 0.
+    Returns [T, top_k, H] of x's dtype, to which packed matrices are dequantised.
     Waits for the device unless it is the CPU; the Triton twin does not.
     """
-    out = x.new_empty(*experts.shape, x.shape[1])
+    out = x.new_zeros(*experts.shape, x.shape[1])
     for expert in experts.unique():
+        if not 0 <= expert < gate_up.shape[0]:
+            continue
         tokens, places = torch.where(experts == expert)
         up_bias, down_bias = (None, None) if biases is None else (biases.gate_up[expert], biases.down[expert])
         inner = gate_and_mul(functional.linear(x[tokens], dense_matrix(gate_up, expert, x.dtype), up_bias), gate)
@@ -124,14 +127,16 @@ def fused_moe(
     floor: float = 0.0,
     added: float = 0.0,
     factor: float = 1.0,
+    first_expert: int = 0,
 ) -> torch.Tensor:
     """Route each token and sum its experts by their weights: [T, H] of x's dtype, which may be fp32, bf16 or fp16.
 
     x, gate_up, down: as for run_experts. logits: [T, E], plus one column if `shared` is given. round_weights: round to
     x's dtype before use. shared: [T, H], output of the shared expert, added times the sigmoid of that last column.
-    given, floor, added, factor, expert_scales: see route. biases: of x's dtype.
+    given, floor, added, factor, expert_scales: see route. biases: of x's dtype. first_expert: gate_up, down and biases
+    have a range of the E experts, which begins there; a token's other experts are left out of its sum.
     """
-    num_experts = gate_up.shape[0]
+    num_experts = logits.shape[1] - (shared is not None)
     weights, experts = route(
         logits[:, :num_experts],
         top_k=top_k,
@@ -144,6 +149,8 @@ def fused_moe(
     )
     if round_weights:
         weights = weights.to(x.dtype)
+    experts = experts - first_expert
+    weights = weights.masked_fill((experts < 0) | (experts >= gate_up.shape[0]), 0.0)
     out = run_experts(x, gate_up, down, experts, gate, biases)
     mixed = (out * weights[..., None]).sum(1).to(x.dtype)
     return mixed if shared is None else mixed + logits[:, num_experts:].sigmoid() * shared

@@ -2,20 +2,19 @@
 
 MXFP4 stores 4-bit floats (e2m1: 2 bits of exponent, 1 of mantissa) in blocks of 32 inputs with a power of two as scale
 (OCP Microscaling Formats 1.0, §5). Fp8 stores 8-bit floats (e4m3) with a scale for each block of outputs × inputs
-(DeepSeek-V3, arXiv:2412.19437, §3.3). Both are weight-only here: activations keep their dtype. The functions are the
-torch specification; the Triton twin is load_tile in kernels/moe/triton_storage.py.
+(DeepSeek-V3, arXiv:2412.19437, §3.3), or for each output. Integers are in storage_int.py, NVFP4 in storage_nvfp4.py,
+NF4 and FP4 in storage_lut4.py. All are weight-only here: activations keep their dtype. The functions are the torch
+specification; the Triton twin is load_tile in kernels/moe/triton_storage.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-MXFP4_BLOCK = 32  # inputs that share a scale
-# e2m1 by code; the fourth bit is the sign
-E2M1_TABLE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-_SCALE_BIAS = 127
+from kernels.e2m1 import dequantize_mxfp4
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,7 @@ class Mxfp4Matrix:
 
     def dense(self, expert: int | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return one expert's matrix, [N, K]. Exact in bfloat16 and float32; float16 has not all exponents."""
-        packed = self.blocks[expert]
-        codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1).int()
-        values = torch.tensor(E2M1_TABLE, device=packed.device)[codes].unflatten(1, (-1, MXFP4_BLOCK))
-        exponents = self.scales[expert].int()[..., None] - _SCALE_BIAS
-        return torch.ldexp(values, exponents).flatten(1).to(dtype)
+        return dequantize_mxfp4(self.blocks[expert], self.scales[expert]).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class Fp8Matrix:
     # [E, halves, ceil(N / halves / rows), ceil(K / columns)] fp32
     scales: torch.Tensor
     rows: int  # of a block; the last block of a half may have fewer, and so may the last of the columns
-    columns: int
+    columns: int  # K, with rows of 1: a scale for each output
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -68,8 +63,21 @@ class Fp8Matrix:
         return (values * scales).flatten(0, 1).to(dtype)
 
 
+class PackedMatrix(Protocol):
+    """One matrix of every expert, packed."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return (E, N, K)."""
+        ...
+
+    def dense(self, expert: int | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return one expert's matrix, [N, K]."""
+        ...
+
+
 # A tensor is [E, N, K] of the activations' dtype
-ExpertMatrix = torch.Tensor | Mxfp4Matrix | Fp8Matrix
+ExpertMatrix = torch.Tensor | PackedMatrix
 
 
 def dense_matrix(matrix: ExpertMatrix, expert: int | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

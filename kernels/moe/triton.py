@@ -2,7 +2,8 @@
 """Triton twin of kernels/moe/reference.py. Never syncs: grids depend only on the number of tokens, as graphs require.
 
 Few tokens: route, then two matrix-vector products per pair. Otherwise: route, lay out, gate and up joined, down, and
-the weighted sum over each token's experts in their order, so that results are equal in every run.
+the weighted sum over each token's experts in their order, so that results are equal in every run. Experts arranged in
+planes have kernels of their own for both products.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from kernels.moe.configs import (
     pairs_config,
     uses_pairs,
 )
+from kernels.moe.planes import PlanesMatrix
 from kernels.moe.reference import SILU, ExpertBiases, Gate
 from kernels.moe.storage import ExpertMatrix
 from kernels.moe.triton_common import add_shared, weigh
 from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
-from kernels.moe.triton_route import lay_out, route
+from kernels.moe.triton_planes import PlanesConfig, planes_config, planes_gemm
+from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 
 
 def fused_moe(
@@ -47,14 +50,15 @@ def fused_moe(
     floor: float = 0.0,
     added: float = 0.0,
     factor: float = 1.0,
-    config: GroupedConfig | PairsConfig | None = None,
+    first_expert: int = 0,
+    config: GroupedConfig | PairsConfig | PlanesConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Equal kernels.moe.reference.fused_moe. All tensors have a dense last dimension; gate_up, down are contiguous."""
-    num_tokens, num_experts = x.shape[0], gate_up.shape[0]
-    num_pairs = num_tokens * top_k
+    num_experts, num_here = logits.shape[1] - (shared is not None), gate_up.shape[0]
+    num_pairs = x.shape[0] * top_k
     if config is None:
-        config = _choose(x, down, top_k=top_k)
+        config = _choose(x, gate_up, down, top_k=top_k, num_experts=num_experts)
     routing = route(
         logits,
         num_experts=num_experts,
@@ -65,8 +69,9 @@ def fused_moe(
         added=added,
         factor=factor,
         weights_dtype=x.dtype if round_weights else torch.float32,
-        chunk_tokens=config.chunk_tokens if isinstance(config, GroupedConfig) else None,
+        chunk_tokens=None if isinstance(config, PairsConfig) else config.chunk_tokens,
         expert_scales=expert_scales,
+        here=range(first_expert, first_expert + num_here),
         pdl=pdl,
     )
     shared_gate = None if shared is None else logits[:, -1]
@@ -76,43 +81,61 @@ def fused_moe(
         return pairs_down(
             inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
         )  # fmt: skip
-    tiles = lay_out(routing, num_experts=num_experts, block_m=config.block_m, pdl=pdl)
+    tiles: RowTiles | Routing = routing
+    if config.chunk_tokens is not None:
+        tiles = lay_out(routing, num_experts=num_here, block_m=config.block_m, pdl=pdl)
+    if isinstance(config, PlanesConfig):
+        assert isinstance(gate_up, PlanesMatrix)
+        assert isinstance(down, PlanesMatrix)
+        sizes = {"block_m": config.block_m, "num_pairs": num_pairs}
+        inner = planes_gemm(x, gate_up, tiles, config.up, gate=gate, bias=up_bias, pdl=pdl, **sizes)
+        outputs = planes_gemm(inner, down, tiles, config.down, gate=None, bias=down_bias, pdl=pdl, **sizes)
+        return combine(outputs, routing, shared=shared, shared_gate=shared_gate, pdl=pdl)
+    assert isinstance(tiles, RowTiles)
     inner = grouped_gemm(
         x, gate_up, tiles, config.up, num_pairs=num_pairs, gate=gate, swaps=config.swaps, bias=up_bias, pdl=pdl
     )  # fmt: skip
     outputs = grouped_gemm(
         inner, down, tiles, config.down, num_pairs=num_pairs, gate=None, swaps=config.swaps, bias=down_bias, pdl=pdl
     )  # fmt: skip
-    return combine(outputs, routing.weights, shared=shared, shared_gate=shared_gate, pdl=pdl)
+    return combine(outputs, routing, shared=shared, shared_gate=shared_gate, pdl=pdl)
 
 
 def combine(
     outputs: torch.Tensor,
-    weights: torch.Tensor,
+    routing: Routing,
     *,
     shared: torch.Tensor | None = None,
     shared_gate: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Sum each token's pairs with their weights. outputs: [T * top_k, H]; weights: [T, top_k]; returns [T, H].
+    """Sum each token's pairs with their weights, without those of absent experts: [T, H]. outputs: [T * top_k, H].
 
     shared, shared_gate: see kernels.moe.reference.fused_moe; the gate is [T], before its sigmoid.
     """
-    num_tokens, top_k = weights.shape
+    num_tokens, top_k = routing.weights.shape
     size = outputs.shape[1]
     out = torch.empty(num_tokens, size, dtype=outputs.dtype, device=outputs.device)
     block = min(1024, triton.next_power_of_2(size))
     _combine_kernel[(num_tokens, triton.cdiv(size, block))](
-        outputs, weights, shared, shared_gate, out,
+        outputs, routing.weights, routing.experts, shared, shared_gate, out,
         0 if shared is None else shared.stride(0), 0 if shared_gate is None else shared_gate.stride(0),
-        SIZE=size, BLOCK=block, TOP_K=top_k, HAS_SHARED=shared is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        SIZE=size, BLOCK=block, TOP_K=top_k, HAS_SHARED=shared is not None, HAS_ABSENT=routing.has_absent, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
-def _choose(x: torch.Tensor, down: ExpertMatrix, *, top_k: int) -> GroupedConfig | PairsConfig:
-    num_tokens, (num_experts, _, intermediate_size) = x.shape[0], down.shape
-    if uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts):
+def _choose(
+    x: torch.Tensor, gate_up: ExpertMatrix, down: ExpertMatrix, *, top_k: int, num_experts: int
+) -> GroupedConfig | PairsConfig | PlanesConfig:
+    """Return the config for experts of which a part may be here: an expert has as many pairs on each rank."""
+    num_tokens, intermediate_size = x.shape[0], down.shape[2]
+    is_few = uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts)
+    if isinstance(gate_up, PlanesMatrix):
+        num_pairs = num_tokens * top_k
+        return planes_config(gate_up.kind, num_pairs=num_pairs, num_experts=num_experts, is_few=is_few)
+    if is_few:
         return pairs_config(intermediate_size=intermediate_size)
     config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)
     config = config if isinstance(down, torch.Tensor) else for_packed(config)
@@ -128,8 +151,9 @@ def _shared_bytes(device: torch.device) -> int:
 
 @triton.jit
 def _combine_kernel(
-    outputs_ptr, weights_ptr, shared_ptr, shared_gate_ptr, out_ptr, stride_shared, stride_gate,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr, HAS_SHARED: tl.constexpr, PDL: tl.constexpr,
+    outputs_ptr, weights_ptr, experts_ptr, shared_ptr, shared_gate_ptr, out_ptr, stride_shared, stride_gate,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_ABSENT: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """One part of one token."""
     token = tl.program_id(0).to(tl.int64)
@@ -141,8 +165,12 @@ def _combine_kernel(
     mixed = tl.zeros([BLOCK], tl.float32)
     for place in tl.static_range(TOP_K):
         pair = token * TOP_K + place
-        value = tl.load(outputs_ptr + pair * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
-        mixed += weigh(value, tl.load(weights_ptr + pair), out_ptr.dtype.element_ty)
+        is_here = mask
+        if HAS_ABSENT:
+            is_here = mask & (tl.load(experts_ptr + pair) >= 0)
+        value = tl.load(outputs_ptr + pair * SIZE + columns, mask=is_here, other=0.0).to(tl.float32)
+        value = weigh(value, tl.load(weights_ptr + pair), out_ptr.dtype.element_ty)
+        mixed += tl.where(is_here, value, 0.0) if HAS_ABSENT else value
     mixed = mixed.to(out_ptr.dtype.element_ty)
     if HAS_SHARED:
         shared = tl.load(shared_ptr + token * stride_shared + columns, mask=mask, other=0.0)

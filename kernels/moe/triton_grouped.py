@@ -39,6 +39,7 @@ def grouped_gemm(
 ) -> torch.Tensor:
     """Return [num_pairs, N]: each pair's row of x times its expert's matrix, plus its bias; gate: activates it.
 
+    The rows of pairs that are in no tile are undefined.
     x: [num_pairs / n, K], each row used by n successive pairs; w: [E, N or 2 * N, K], of x's dtype or packed; bias:
     [E, N or 2 * N], contiguous. x is dense in K.
     """
@@ -49,8 +50,8 @@ def grouped_gemm(
     num_tiles, stored = tiles.experts.shape[0], StoredTensors.of(w)
     assert x.stride(1) == 1
     _grouped_kernel[(num_tiles * triton.cdiv(n, config.block_n),)](
-        x, stored.values, stored.scales, bias, out, tiles.pairs, tiles.experts, tiles.rows, num_tiles, n, k,
-        x.stride(0), STORAGE=stored.storage, ROWS=stored.rows, COLUMNS=stored.columns,
+        x, stored.values, stored.scales, stored.factors, bias, out, tiles.pairs, tiles.experts, tiles.rows, num_tiles,
+        n, k, x.stride(0), STORAGE=stored.storage, ROWS=stored.rows, COLUMNS=stored.columns,
         PAIRS_PER_ROW=num_pairs // num_rows, SWAPS=swaps, HAS_BIAS=bias is not None,
         GATE="" if gate is None else gate.kind, ALPHA=0.0 if gate is None else gate.alpha,
         LIMIT=0.0 if gate is None else gate.limit, HALVES=num_halves,
@@ -64,7 +65,8 @@ def grouped_gemm(
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def _grouped_kernel(
-    x_ptr, w_ptr, scales_ptr, bias_ptr, out_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, num_tiles, n, k, stride_x,
+    x_ptr, w_ptr, scales_ptr, factors_ptr, bias_ptr, out_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, num_tiles,
+    n, k, stride_x,
     STORAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     PAIRS_PER_ROW: tl.constexpr, SWAPS: tl.constexpr, HAS_BIAS: tl.constexpr,
     GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, HALVES: tl.constexpr,
@@ -98,13 +100,13 @@ def _grouped_kernel(
         columns = start + tl.arange(0, BLOCK_K)
         x = _load(x_ptrs, columns, k, EVEN_K)
         w = load_tile(
-            w_ptr, scales_ptr, expert * HALVES, n, k, features_of_w, start, x_dtype,
+            w_ptr, scales_ptr, factors_ptr, expert * HALVES, n, k, features_of_w, start, x_dtype,
             STORAGE, ROWS, COLUMNS, BLOCK_K, EVEN_K, STREAMS=False,
         )  # fmt: skip
         acc = _multiply(x, w, acc, SWAPS, PRECISION)
         if HALVES == 2:
             w = load_tile(
-                w_ptr, scales_ptr, expert * HALVES + 1, n, k, features_of_w, start, x_dtype,
+                w_ptr, scales_ptr, factors_ptr, expert * HALVES + 1, n, k, features_of_w, start, x_dtype,
                 STORAGE, ROWS, COLUMNS, BLOCK_K, EVEN_K, STREAMS=False,
             )  # fmt: skip
             up = _multiply(x, w, up, SWAPS, PRECISION)
@@ -164,7 +166,7 @@ def pairs_gate_up(
 ) -> torch.Tensor:
     """Return [T * top_k, I]: gate and up of each pair, joined. x: [T, H], dense in H; gate_up: [E, 2 * I, H].
 
-    bias: [E, 2 * I], contiguous. Without gates both have I instead of 2 * I.
+    bias: [E, 2 * I], contiguous. Without gates both have I instead of 2 * I. Rows of absent experts are undefined.
     """
     num_pairs, top_k = routing.experts.numel(), routing.experts.shape[1]
     n, k = gate_up.shape[1] // gate.num_halves, gate_up.shape[2]
@@ -172,10 +174,10 @@ def pairs_gate_up(
     stored = StoredTensors.of(gate_up)
     assert x.stride(1) == 1
     _pairs_up_kernel[(triton.cdiv(n, tile.block_n), num_pairs)](
-        x, stored.values, stored.scales, bias, routing.experts, out, n, k, x.stride(0),
+        x, stored.values, stored.scales, stored.factors, bias, routing.experts, out, n, k, x.stride(0),
         STORAGE=stored.storage, ROWS=stored.rows, COLUMNS=stored.columns,
         HAS_BIAS=bias is not None, GATE=gate.kind, ALPHA=gate.alpha, LIMIT=gate.limit, HALVES=gate.num_halves,
-        TOP_K=top_k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, STAGES=tile.num_stages,
+        HAS_ABSENT=routing.has_absent, TOP_K=top_k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, STAGES=tile.num_stages,
         EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0, PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -201,12 +203,13 @@ def pairs_down(
     out = torch.empty(num_tokens, n, dtype=inner.dtype, device=inner.device)
     stored = StoredTensors.of(down)
     _pairs_down_kernel[(triton.cdiv(n, tile.block_n), num_tokens)](
-        inner, stored.values, stored.scales, bias, routing.experts, routing.weights, shared, shared_gate, out, n, k,
+        inner, stored.values, stored.scales, stored.factors, bias, routing.experts, routing.weights, shared,
+        shared_gate, out, n, k,
         0 if shared is None else shared.stride(0), 0 if shared_gate is None else shared_gate.stride(0),
         STORAGE=stored.storage, ROWS=stored.rows, COLUMNS=stored.columns,
         TOP_K=top_k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, STAGES=tile.num_stages,
         EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0,
-        HAS_BIAS=bias is not None, HAS_SHARED=shared is not None,
+        HAS_BIAS=bias is not None, HAS_SHARED=shared is not None, HAS_ABSENT=routing.has_absent,
         PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -214,10 +217,10 @@ def pairs_down(
 
 @triton.jit
 def _pairs_up_kernel(
-    x_ptr, w_ptr, scales_ptr, bias_ptr, experts_ptr, out_ptr, n, k, stride_x,
+    x_ptr, w_ptr, scales_ptr, factors_ptr, bias_ptr, experts_ptr, out_ptr, n, k, stride_x,
     STORAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     HAS_BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, HALVES: tl.constexpr,
-    TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    HAS_ABSENT: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """BLOCK_N values of one pair between the two products."""
@@ -229,6 +232,9 @@ def _pairs_up_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     expert = tl.load(experts_ptr + pair).to(tl.int64)
+    if HAS_ABSENT:  # noqa: SIM102 - Triton decides the outer one while it compiles
+        if expert < 0:
+            return
     features_of_w = sources.to(tl.int64)
     gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -236,12 +242,12 @@ def _pairs_up_kernel(
         columns = start + tl.arange(0, BLOCK_K)
         x = _load_row(x_row, columns, k, EVEN_K)
         gate += x[None, :] * load_tile(
-            w_ptr, scales_ptr, expert * HALVES, n, k, features_of_w, start, tl.float32,
+            w_ptr, scales_ptr, factors_ptr, expert * HALVES, n, k, features_of_w, start, tl.float32,
             STORAGE, ROWS, COLUMNS, BLOCK_K, EVEN_K, STREAMS=True,
         )  # fmt: skip
         if HALVES == 2:
             up += x[None, :] * load_tile(
-                w_ptr, scales_ptr, expert * HALVES + 1, n, k, features_of_w, start, tl.float32,
+                w_ptr, scales_ptr, factors_ptr, expert * HALVES + 1, n, k, features_of_w, start, tl.float32,
                 STORAGE, ROWS, COLUMNS, BLOCK_K, EVEN_K, STREAMS=True,
             )  # fmt: skip
     gate_sum, up_sum = tl.sum(gate, 1), tl.sum(up, 1)
@@ -256,12 +262,13 @@ def _pairs_up_kernel(
 
 @triton.jit
 def _pairs_down_kernel(
-    x_ptr, w_ptr, scales_ptr, bias_ptr, experts_ptr, weights_ptr, shared_ptr, shared_gate_ptr, out_ptr, n, k,
-    stride_shared, stride_gate, STORAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x_ptr, w_ptr, scales_ptr, factors_ptr, bias_ptr, experts_ptr, weights_ptr, shared_ptr, shared_gate_ptr, out_ptr,
+    n, k, stride_shared, stride_gate, STORAGE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SHARED: tl.constexpr, PDL: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SHARED: tl.constexpr,
+    HAS_ABSENT: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """BLOCK_N outputs of one token, over all its experts."""
+    """BLOCK_N outputs of one token, over all its experts that are here."""
     token = tl.program_id(1).to(tl.int64)
     features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     sources = (features if EVEN_N else tl.minimum(features, n - 1)).to(tl.int64)
@@ -272,17 +279,23 @@ def _pairs_down_kernel(
     for place in tl.static_range(TOP_K):
         pair = token * TOP_K + place
         expert = tl.load(experts_ptr + pair).to(tl.int64)
+        is_here = expert >= 0
+        depth = k
+        if HAS_ABSENT:
+            depth = tl.where(is_here, k, 0)  # nothing is read of an absent expert
+            expert = tl.maximum(expert, 0)
         acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-        for start in tl.range(0, k, BLOCK_K, num_stages=STAGES):
+        for start in tl.range(0, depth, BLOCK_K, num_stages=STAGES):
             columns = start + tl.arange(0, BLOCK_K)
             acc += _load_row(x_ptr + pair * k, columns, k, EVEN_K)[None, :] * load_tile(
-                w_ptr, scales_ptr, expert, n, k, sources, start, tl.float32,
+                w_ptr, scales_ptr, factors_ptr, expert, n, k, sources, start, tl.float32,
                 STORAGE, ROWS, COLUMNS, BLOCK_K, EVEN_K, STREAMS=True,
             )  # fmt: skip
         value = tl.sum(acc, 1)
         if HAS_BIAS:
             value += tl.load(bias_ptr + expert * n + sources).to(tl.float32)
-        mixed += weigh(value, tl.load(weights_ptr + pair), out_ptr.dtype.element_ty)
+        value = weigh(value, tl.load(weights_ptr + pair), out_ptr.dtype.element_ty)
+        mixed += tl.where(is_here, value, 0.0) if HAS_ABSENT else value
     mask = features < n
     mixed = mixed.to(out_ptr.dtype.element_ty)
     if HAS_SHARED:

@@ -20,13 +20,14 @@ class Routing:
 
     # [T, top_k], descending
     weights: torch.Tensor
-    # [T, top_k] int32
+    # [T, top_k] int32: of those that are here; -1: not here
     experts: torch.Tensor
     # [T, top_k] int32: how many earlier tokens of its chunk have the same expert; [1, 1] without counts
     ranks: torch.Tensor
-    # [num_chunks, E padded to a power of 2] int32: pairs of each chunk; [1, 1] without counts
+    # [num_chunks, E padded to a power of 2] int32: pairs of each chunk, of experts that are here; [1, 1] without counts
     counts: torch.Tensor
     chunk_tokens: int
+    has_absent: bool = False  # experts may be -1
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,16 @@ def route(
     added: float = 0.0,
     factor: float = 1.0,
     expert_scales: torch.Tensor | None = None,
+    here: range | None = None,
     pdl: bool = False,
 ) -> Routing:
     """Equal kernels.moe.reference.route on logits[:, :num_experts]. logits: [T, >= num_experts], last dimension dense.
 
     given: contiguous. chunk_tokens: approximate tokens per chunk; None: one token at a time, without ranks and counts.
-    expert_scales: [num_experts] fp32.
+    expert_scales: [num_experts] fp32. here: the experts whose products are computed; None: all.
     """
+    here = here or range(num_experts)
+    has_absent = len(here) < num_experts
     num_tokens, device = logits.shape[0], logits.device
     padded = triton.next_power_of_2(num_experts)
     has_counts = chunk_tokens is not None
@@ -74,17 +78,20 @@ def route(
     counts = torch.empty((num_chunks, padded) if has_counts else (1, 1), dtype=torch.int32, device=device)
     _route_kernel[(num_chunks,)](
         logits, given, expert_scales, weights, experts, ranks, counts, num_tokens, logits.stride(0),
-        floor, added, factor,
+        floor, added, factor, here.start, len(here),
         EXPERTS=num_experts, EXPERTS_PAD=padded, TOP_K=top_k, PLACES_PAD=triton.next_power_of_2(top_k),
         TOKENS=tokens, RENORMALIZE=renormalize, HAS_GIVEN=given is not None, HAS_SCALES=expert_scales is not None,
-        HAS_COUNTS=has_counts, PDL=pdl,
+        HAS_COUNTS=has_counts, HAS_ABSENT=has_absent, PDL=pdl,
         num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
-    return Routing(weights, experts, ranks, counts, tokens)
+    return Routing(weights, experts, ranks, counts, tokens, has_absent)
 
 
 def lay_out(routing: Routing, *, num_experts: int, block_m: int, pdl: bool = False) -> RowTiles:
-    """Sort the pairs of a routing with counts by expert, each expert padded to tiles of block_m rows. Never syncs."""
+    """Sort the pairs of a routing with counts by expert, each expert padded to tiles of block_m rows. Never syncs.
+
+    num_experts: those that are here; the pairs of others have no rows.
+    """
     num_tokens, top_k = routing.experts.shape
     num_chunks, padded = routing.counts.shape
     num_tiles = max_tiles(num_pairs=num_tokens * top_k, num_experts=num_experts, block_m=block_m)
@@ -107,14 +114,13 @@ def max_tiles(*, num_pairs: int, num_experts: int, block_m: int) -> int:
     return (num_pairs + num_hit * (block_m - 1)) // block_m
 
 
-@triton.jit(do_not_specialize=["num_tokens", "floor", "added", "factor"])
+@triton.jit(do_not_specialize=["num_tokens", "floor", "added", "factor", "first_here", "num_here"])
 def _route_kernel(
     logits_ptr, given_ptr, scales_ptr, weights_ptr, experts_ptr, ranks_ptr, counts_ptr, num_tokens, stride_logits,
-    floor, added, factor,
+    floor, added, factor, first_here, num_here,
     EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, PLACES_PAD: tl.constexpr,
     TOKENS: tl.constexpr, RENORMALIZE: tl.constexpr, HAS_GIVEN: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_COUNTS: tl.constexpr,
-    PDL: tl.constexpr,
+    HAS_COUNTS: tl.constexpr, HAS_ABSENT: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """One chunk of tokens: the softmax if no weights are given, then top_k rounds, each taking the largest one left."""
     chunk = tl.program_id(0)
@@ -162,11 +168,19 @@ def _route_kernel(
     pairs = tokens[:, None] * TOP_K + places
     is_pair = is_live[:, None] & (places < TOP_K)
     tl.store(weights_ptr + pairs, weights.to(weights_ptr.dtype.element_ty), mask=is_pair)
-    tl.store(experts_ptr + pairs, experts, mask=is_pair)
+    indices = experts
+    if HAS_ABSENT:
+        indices -= first_here
+        indices = tl.where((indices >= 0) & (indices < num_here), indices, -1)
+    tl.store(experts_ptr + pairs, indices, mask=is_pair)
     if HAS_COUNTS:
         chosen = tl.where(is_live[:, None], chosen, 0)
+        targets = tl.arange(0, EXPERTS_PAD)
+        if HAS_ABSENT:  # the columns of experts that are here come first, those of others are 0
+            chosen = tl.where((columns >= first_here) & (columns < first_here + num_here), chosen, 0)
+            targets = (targets - first_here) & (EXPERTS_PAD - 1)
         earlier = tl.cumsum(chosen, 0) - chosen
-        tl.store(counts_ptr + chunk * EXPERTS_PAD + tl.arange(0, EXPERTS_PAD), tl.sum(chosen, 0))
+        tl.store(counts_ptr + chunk * EXPERTS_PAD + targets, tl.sum(chosen, 0))
         for place in tl.static_range(TOP_K):
             expert = tl.sum(tl.where(places == place, experts, 0), 1)
             rank = tl.sum(tl.where(columns == expert[:, None], earlier, 0), 1)
@@ -205,7 +219,7 @@ def _lay_out_kernel(
         rank = tl.load(ranks_ptr + pairs, mask=is_live, other=0)
         is_expert = columns[None, :] == expert[:, None]
         base = tl.sum(tl.where(is_expert, (starts + earlier)[None, :], 0), 1)
-        tl.store(pairs_ptr + base + rank, pairs, mask=is_live)
+        tl.store(pairs_ptr + base + rank, pairs, mask=is_live & (expert >= 0))
 
     for first in range(chunk * TILES, num_tiles, num_chunks * TILES):
         tiles = first + tl.arange(0, TILES)

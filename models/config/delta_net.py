@@ -105,19 +105,24 @@ def find_delta_layers(config: Fields, architecture: Architecture, num_layers: in
         is_recurrent = [(layer + 1) % interval != 0 for layer in range(num_layers)]
         if architecture.recurrence == "olmo_hybrid" and all(is_recurrent):
             is_recurrent[-1] = False
-    elif not isinstance(layer_types, list) or len(layer_types) != num_layers:
+    else:
+        is_recurrent = list(read_layer_kinds(config, layer_types, num_layers))
+    if all(is_recurrent):
+        raise ModelError(f"{config.where}: none of its {num_layers} layers has attention: served are models with some")
+    return tuple(is_recurrent)
+
+
+def read_layer_kinds(config: Fields, layer_types: object, num_layers: int) -> tuple[bool, ...]:
+    """Return True for each recurrent layer of the list layer_types, False for attention. Raises ModelError."""
+    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
         raise ModelError(
             f"{config.where}: layer_types must be a list of {num_layers} names, one for each layer, found"
             f" {layer_types!r}"
         )
-    else:
-        unknown = [kind for kind in layer_types if kind not in (*_RECURRENT, *_ATTENTION)]
-        if unknown:
-            raise ModelError(
-                f"{config.where}: layer_types {unknown[0]!r} is not supported: served are {_RECURRENT[0]!r} and"
-                f" {_ATTENTION[0]!r}"
-            )
-        is_recurrent = [kind in _RECURRENT for kind in layer_types]
-    if all(is_recurrent):
-        raise ModelError(f"{config.where}: none of its {num_layers} layers has attention: served are models with some")
-    return tuple(is_recurrent)
+    unknown = [kind for kind in layer_types if kind not in (*_RECURRENT, *_ATTENTION)]
+    if unknown:
+        raise ModelError(
+            f"{config.where}: layer_types {unknown[0]!r} is not supported: served are {_RECURRENT[0]!r} and"
+            f" {_ATTENTION[0]!r}"
+        )
+    return tuple(kind in _RECURRENT for kind in layer_types)

@@ -9,13 +9,17 @@ from typing import Literal
 from models.architecture import Architecture
 from models.config.mamba2 import read_block_kinds
 from models.config.matrix import Matrix
+from models.config.mixtures import read_cohere, read_minimax, read_sparse_kinds
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.config import QuantizationConfig
 from models.quantization.experts_scheme import ExpertsForm, check_experts
 
 # models/layers/routing.py: how the router's products become a choice of experts and their weights
-Routing = Literal["softmax", "softmax_bias", "sigmoid", "sigmoid_bias", "sparsemixer", "scaled_input"]
+Routing = Literal["softmax", "softmax_bias", "sigmoid", "sigmoid_bias", "chosen_sigmoid", "sparsemixer", "scaled_input"]
+
+# The weights of experts are used in fp32
+_UNROUNDED = ("mixtral", "glm", "glm_lite", "deepseek2", "hunyuan", "gemma4", "nemotron", "kimi", "exaone", "mistral4")
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class ExpertsConfig:
     rounds_weights: bool  # then round them to the model's dtype, as transformers does for some architectures
     shared_intermediate_size: int = 0  # width of an expert that every token uses; 0: none
     has_shared_gate: bool = False  # the shared expert's output is multiplied by the sigmoid of a gate of its own
+    averages_shared: bool = False  # the output is the mean of the shared expert's and of the routed ones', not the sum
     routing: Routing = "softmax"
     # The router's product: in the model's dtype; in fp32, of the rounded weight or of the weight as it is stored
     router_precision: Literal["model", "fp32", "fp32_stored"] = "model"
@@ -46,6 +51,12 @@ class ExpertsConfig:
     gate_limit: float = 0.0
     latent_size: int = 0  # width of the routed experts' inputs and outputs, projected from the hidden size; 0: that
     num_biases: int = 0  # of the shared expert and the projections to and from the latent size
+    num_on_rank: int | None = None  # experts of which one rank has weights; None: all. Set by share_of_rank() alone
+
+    @property
+    def num_stored(self) -> int:
+        """The experts that are stored: all, or those of one rank."""
+        return self.num_experts if self.num_on_rank is None else self.num_on_rank
 
     def count_parameters(self, hidden_size: int, num_experts: int) -> int:
         """Count the parameters of one layer's router, its shared expert and num_experts of its experts."""
@@ -68,12 +79,15 @@ class ExpertsConfig:
             Matrix(f"{block}.fc2_latent_proj", hidden_size, self.latent_size, "outputs", num_kv_heads=1),
         ]
 
-    def share_of_rank(self, tp_size: int) -> ExpertsConfig:
-        """Return the sizes that one of tp_size ranks holds. Used for arithmetic, never to build a model."""
+    def share_of_rank(self, tp_size: int, *, is_expert_parallel: bool = False) -> ExpertsConfig:
+        """Return the sizes that one of tp_size ranks holds at most. Used for arithmetic, never to build a model."""
+        shared = self.shared_intermediate_size // tp_size
+        if is_expert_parallel:
+            return dataclasses.replace(
+                self, num_on_rank=-(-self.num_experts // tp_size), shared_intermediate_size=shared
+            )
         return dataclasses.replace(
-            self,
-            intermediate_size=self.intermediate_size // tp_size,
-            shared_intermediate_size=self.shared_intermediate_size // tp_size,
+            self, intermediate_size=self.intermediate_size // tp_size, shared_intermediate_size=shared
         )
 
 
@@ -122,7 +136,7 @@ def _read_experts(config: Fields, architecture: Architecture, num_layers: int) -
     config.pass_over("num_experts")
     own_size = (
         "intermediate_size"
-        if kind in ("mixtral", "granite", "hunyuan", "phimoe", "gpt_oss")
+        if kind in ("mixtral", "granite", "hunyuan", "phimoe", "gpt_oss", "minimax")
         else "moe_intermediate_size"
     )
     experts = ExpertsConfig(
@@ -131,14 +145,18 @@ def _read_experts(config: Fields, architecture: Architecture, num_layers: int) -
         intermediate_size=_same_in_all(config, own_size, num_layers),
         # gpt-oss: the softmax is over the chosen experts alone, which is the same
         norm_topk_prob=kind in ("mixtral", "granite", "hunyuan", "ernie4_5", "gpt_oss", "gemma4", "qwen3_5"),
-        rounds_weights=kind not in ("mixtral", "glm", "glm_lite", "deepseek2", "hunyuan", "gemma4", "nemotron"),
+        rounds_weights=kind not in _UNROUNDED,
     )
     if kind == "gemma4":
         return dataclasses.replace(experts, has_dense_mlp=True, gate="gelu_tanh")
     if kind == "gpt_oss":
         alpha, limit = config.positive("swiglu_alpha", default=1.702), config.positive("swiglu_limit", default=7.0)
         return dataclasses.replace(experts, has_bias=True, gate="clamped", gate_alpha=alpha, gate_limit=limit)
-    if kind in ("qwen2", "qwen3", "mellum", "glm", "glm_lite", "lfm2", "nemotron"):
+    if kind == "minimax":
+        return read_minimax(experts)
+    if kind == "cohere2":
+        return read_cohere(config, experts)
+    if kind in ("qwen2", "qwen3", "mellum", "glm", "glm_lite", "lfm2", "nemotron", "kimi", "exaone", "mistral4"):
         experts = dataclasses.replace(experts, norm_topk_prob=config.flag("norm_topk_prob"))
     if kind in ("qwen2", "qwen3_5"):
         width = config.count("shared_expert_intermediate_size")
@@ -174,7 +192,17 @@ def _read_experts(config: Fields, architecture: Architecture, num_layers: int) -
         return _read_latent(config, _read_groups(config, experts))
     if kind == "deepseek2":
         return _read_deepseek2(config, experts)
-    return _read_groups(config, experts) if kind in ("glm", "glm_lite") else experts
+    if kind == "mistral4":
+        num_groups, num_open = _count_groups(config, experts, least=2)
+        return dataclasses.replace(
+            experts,
+            added=1e-20,
+            factor=config.positive("routed_scaling_factor", default=1.0),
+            num_groups=num_groups,
+            num_groups_per_tok=num_open,
+            shared_intermediate_size=_read_shared_size(config, experts),
+        )
+    return _read_groups(config, experts) if kind in ("glm", "glm_lite", "kimi", "exaone") else experts
 
 
 def _read_latent(config: Fields, experts: ExpertsConfig) -> ExpertsConfig:
@@ -234,13 +262,14 @@ def _count_groups(config: Fields, experts: ExpertsConfig, *, least: int) -> tupl
     size = experts.num_experts // num_groups
     if experts.num_experts % num_groups != 0 or (num_groups > 1 and size < least):
         raise ModelError(
-            f"{config.where}: n_group {num_groups} does not cut {experts.num_experts} experts into groups of {least}"
-            " or more"
+            f"{config.where}: {config.name_of('n_group')} {num_groups} does not cut {experts.num_experts} experts into"
+            f" groups of {least} or more"
         )
     if num_open > num_groups or (num_groups > 1 and num_open * size < experts.num_experts_per_tok):
         raise ModelError(
-            f"{config.where}: topk_group {num_open} of n_group {num_groups} leaves {min(num_open, num_groups) * size}"
-            f" experts for num_experts_per_tok {experts.num_experts_per_tok}"
+            f"{config.where}: topk_group {num_open} of {config.name_of('n_group')} {num_groups} leaves"
+            f" {min(num_open, num_groups) * size} experts for {config.name_of('num_experts_per_tok')}"
+            f" {experts.num_experts_per_tok}"
         )
     return num_groups, num_open
 
@@ -262,7 +291,9 @@ def _read_groups(config: Fields, experts: ExpertsConfig) -> ExpertsConfig:
 
 def _count_name(config: Fields) -> str:
     """Return the usual name of the number of experts; transformers 5 saves both spellings under the newer name."""
-    return "num_experts" if config.get("num_local_experts") is None else "num_local_experts"
+    if "num_local_experts" in config.names or config.get("num_local_experts") is not None:
+        return "num_local_experts"
+    return "num_experts"
 
 
 def _same_in_all(config: Fields, name: str, num_layers: int) -> int:
@@ -288,7 +319,10 @@ def _sparse_layers(config: Fields, architecture: Architecture, num_layers: int) 
         last = _index(config, "moe_layer_end_index")
         last = num_layers - 1 if last == -1 else last
         return tuple((layer + 1) % step == 0 and first <= layer <= last for layer in range(num_layers))
-    if kind in ("glm", "deepseek2"):
+    if kind in ("exaone", "cohere2"):
+        return read_sparse_kinds(config, num_layers)
+    kinds = config.get("mlp_layer_types") if kind in ("mellum", "glm_lite", "kimi") else None
+    if kind in ("glm", "deepseek2", "kimi", "mistral4") and kinds is None:
         return tuple(layer >= _index(config, "first_k_dense_replace") for layer in range(num_layers))
     if kind == "lfm2":
         num_dense = 0 if config.get("num_dense_layers") == 0 else config.count("num_dense_layers", default=2)
@@ -297,7 +331,8 @@ def _sparse_layers(config: Fields, architecture: Architecture, num_layers: int) 
         return tuple(each == "moe" for each in read_block_kinds(config, architecture))
     if kind == "llama4":
         return _listed_layers(config, num_layers)
-    kinds = config.get("mlp_layer_types") if kind in ("mellum", "glm_lite") else None
+    if kind == "kimi":
+        config.pass_over("first_k_dense_replace")
     if kinds is None:
         return tuple(kind != "glm_lite" or layer > 0 for layer in range(num_layers))
     if (

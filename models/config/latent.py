@@ -25,7 +25,7 @@ class LatentConfig:
     rank: int  # of the latent of keys and values
     q_rank: int | None  # of the latent of queries; None: they are one product
     nope_dim: int  # of each head: the part of queries and keys that is not rotated
-    rope_dim: int  # the part that is; of keys one for all heads
+    rope_dim: int  # the part that is, where a layer has positions; of keys one for all heads
     v_head_dim: int
     is_interleaved: bool  # RoPE rotates neighbouring dimensions
     has_bias: bool  # of the projections to latents and of the output
@@ -70,12 +70,15 @@ def parse_latent(config: Fields, architecture: Architecture) -> LatentConfig | N
     rope_dim = config.count("qk_rope_head_dim")
     if rope_dim % 2 != 0:
         raise ModelError(f"{config.where}: qk_rope_head_dim {rope_dim} is odd, but RoPE rotates pairs")
+    if architecture.latent == "unrotated":
+        config.pass_over("rope_interleave")
     return LatentConfig(
         rank=config.count("kv_lora_rank"),
         q_rank=None if config.get("q_lora_rank") is None else config.count("q_lora_rank"),
         nope_dim=config.count("qk_nope_head_dim"),
         rope_dim=rope_dim,
         v_head_dim=config.count("v_head_dim"),
-        is_interleaved=architecture.latent == "interleaved" or config.flag("rope_interleave"),
+        is_interleaved=architecture.latent == "interleaved"
+        or (architecture.latent == "interleaved_if_said" and config.flag("rope_interleave")),
         has_bias=config.flag("attention_bias"),
     )

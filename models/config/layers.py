@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from models.architecture import Architecture
 from models.config.mamba2 import read_multipliers
+from models.config.mixtures import num_dense_layers, read_sparse_kinds
 from models.config.rope import rope_section
 from models.errors import ModelError
 from models.fields import Fields
@@ -22,13 +23,13 @@ _OPTIONAL = ("every_if_used", "max_window_layers", "odd_until_max", "nope")
 def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int) -> tuple[bool, ...]:
     """Return True for each layer with rotary positions: all, but for the rule of SmolLM3Config and Llama4TextConfig.
 
-    No layer of OLMo-Hybrid has them if rope_theta is given as null.
+    No layer of OLMo-Hybrid has them if rope_theta is given as null; none of Nemotron-H and Kimi-Linear ever.
     """
     if architecture.rope == "olmo_hybrid":
         section = rope_section(config).raw
         given = section if "rope_theta" in section else config.raw
         return ("rope_theta" not in given or given["rope_theta"] is not None,) * num_layers
-    if architecture.recurrence == "nemotron":
+    if architecture.recurrence in ("nemotron", "kimi_linear"):
         return (False,) * num_layers
     if architecture.recurrence == "granite":
         return (_has_positions(config),) * num_layers
@@ -71,6 +72,12 @@ def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tu
         )
     if rule == "chunked":
         return (False,) * num_layers
+    if rule == "attention_types":
+        return _refuse_linear_layers(config, num_layers)
+    if rule == "above_max_window_layers" and config.get("sliding_window") is None:
+        config.pass_over("max_window_layers")
+        _refuse_mixed_layers(config, num_layers, slides=False)
+        return (False,) * num_layers
     if not is_used or rule in ("every", "every_if_used"):
         _refuse_mixed_layers(config, num_layers, slides=is_used and config.get("sliding_window") is not None)
         return (is_used,) * num_layers
@@ -78,12 +85,14 @@ def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tu
     if rule == "listed_or_none":
         config.pass_over("sliding_window")
     if layer_types is not None:
-        if rule in ("pattern", "pattern_and_last", "letters"):
-            config.pass_over("sliding_window_pattern")
+        if rule in ("pattern", "pattern_and_last", "letters", "dense_prefix"):
+            config.pass_over("sliding_window_pattern", "prefix_dense_sliding_window_pattern")
+        if rule == "above_max_window_layers":
+            config.pass_over("max_window_layers")
         is_sliding = _read_layer_types(layer_types, num_layers, config.where)
         # transformers, Gemma4TextConfig: the last layer has full attention whatever is said
         return (*is_sliding[:-1], False) if rule == "pattern_and_last" else is_sliding
-    if rule in ("max_window_layers", "odd_until_max"):
+    if rule in ("max_window_layers", "above_max_window_layers", "odd_until_max"):
         border = config.get("max_window_layers")
         border = 28 if border is None else border
         if isinstance(border, bool) or not isinstance(border, int):
@@ -97,6 +106,8 @@ def find_sliding_layers(config: Fields, architecture: Architecture, has_rope: tu
         return (rule == "listed_or_every",) * num_layers
     if rule == "letters":
         return _read_pattern(config, num_layers)
+    if rule == "dense_prefix":
+        return _read_prefix(config, num_layers)
     periods = {"alternating": 2, "three_of_four": 4}
     period = periods[rule] if rule in periods else config.count("sliding_window_pattern")
     is_sliding = tuple((layer + 1) % period != 0 for layer in range(num_layers))
@@ -119,6 +130,27 @@ def _read_pattern(config: Fields, num_layers: int) -> tuple[bool, ...]:
     return tuple(pattern[i % len(pattern)] == "L" and i < num_layers - 1 for i in range(num_layers))
 
 
+def _read_prefix(config: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Read the periods of the first layers, without experts, and of the others (transformers, Cohere2MoeConfig)."""
+    num_dense = min(num_dense_layers(config), num_layers)
+    first, rest = config.count("prefix_dense_sliding_window_pattern"), config.count("sliding_window_pattern")
+    return tuple(
+        (layer + 1) % first != 0 if layer < num_dense else (layer - num_dense + 1) % rest != 0
+        for layer in range(num_layers)
+    )
+
+
+def _refuse_linear_layers(config: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Raise ModelError if attn_type_list has another kind than 1, attention; MiniMax-Text-01 has others."""
+    kinds = config.get("attn_type_list")
+    is_list = isinstance(kinds, list) and len(kinds) == num_layers
+    if kinds is not None and not (is_list and set(map(repr, kinds)) == {"1"}):
+        raise ModelError(
+            f"{config.where}: attn_type_list must be a list of 1 (attention) for {num_layers} layers, found {kinds!r}"
+        )
+    return (False,) * num_layers
+
+
 def limit_rope_layers(
     config: Fields, architecture: Architecture, has_rope: tuple[bool, ...], is_sliding: tuple[bool, ...]
 ) -> tuple[bool, ...]:
@@ -127,6 +159,9 @@ def limit_rope_layers(
         return has_rope
     if architecture.rope_layers == "sliding_or_all" and config.get("sliding_window") is None:
         return has_rope
+    if architecture.rope_layers == "sliding_or_dense" and config.count("prefix_dense_sliding_window_pattern") == 1:
+        is_sparse = read_sparse_kinds(config, len(has_rope))
+        return tuple(slides or not sparse for slides, sparse in zip(is_sliding, is_sparse, strict=True))
     return is_sliding
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from kernels.attention.base import AttentionSpec
+from kernels.attention.latent import LatentSizes
 from models.config.experts import ExpertsConfig, parse_experts
 from models.config.gemma4 import Gemma4Config, find_layer_caches, parse_gemma4
 from models.config.latent import LatentConfig, parse_latent
@@ -31,11 +32,13 @@ from models.config.layers import (
 from models.config.mamba2 import find_bare_layers
 from models.config.read_fields import (
     Activation,
+    Norm,
     architecture_name,
     read_activation,
     read_dtype,
     read_heads,
     read_intermediate_size,
+    read_norm,
     read_num_draft_layers,
     read_num_layers,
     read_qk_norm,
@@ -46,12 +49,13 @@ from models.config.read_fields import (
 )
 from models.config.recurrence import RecurrenceConfig, find_mixers, parse_recurrence
 from models.config.rope import RopeConfig, find_context_len, parse_ropes
-from models.config.size import check_split, count_parameters, saved_bytes
+from models.config.size import check_split, count_parameters, quantized_experts, saved_bytes
 from models.config.unread_fields import check_unread_fields
 from models.errors import ModelError, parse_json
 from models.quantization.config import QuantizationConfig
 from models.quantization.schemes import choose_quantization, parse_quantization
-from models.registry import find_architecture
+from models.registry import current_name, find_architecture
+from models.registry_text import text_part_name
 
 # A sentence-transformers folder has this file: an embedding model, whose LM head, if it has one, is not used
 EMBEDDING_FILE = "modules.json"
@@ -72,7 +76,7 @@ class ModelConfig:
     head_dim: int
     max_context_len: int  # tokens of one request that the positions cover
     rms_norm_eps: float
-    norm: Literal["llama", "olmo2", "gemma", "layer", "layer_bias"]  # see models/layers/norm.py
+    norm: Norm
     num_layer_norms: int  # norms over hidden_size in each layer
     activation: Activation  # of the MLP's gate; "relu2" and "xielu": of an MLP without one
     tie_word_embeddings: bool
@@ -116,9 +120,11 @@ class ModelConfig:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], *, where: str = "config.json") -> ModelConfig:
         """Normalise a parsed config.json. where: names it in errors. Raises ModelError."""
-        name = architecture_name(raw, where)
+        name = current_name(architecture_name(raw, where))
         architecture = find_architecture(name)
-        architecture, config = text_part(raw, architecture, where)
+        whole = architecture
+        architecture, config = text_part(raw, whole, where)
+        name = text_part_name(name, whole, architecture)
         refuse_other_type(config, architecture)
         hidden_size, num_layers = config.count("hidden_size"), read_num_layers(config, architecture)
         latent = parse_latent(config, architecture)
@@ -151,6 +157,7 @@ class ModelConfig:
         max_context_len = find_context_len(ropes, architecture, max_positions)
         quantization = parse_quantization(config)
         experts, sparse_layers = parse_experts(config, architecture, num_layers, quantization)
+        norm, norm_eps = read_norm(config, architecture)
         model = cls(
             architecture=name,
             body_prefix=architecture.body_prefix,
@@ -162,8 +169,8 @@ class ModelConfig:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             max_context_len=max_context_len,
-            rms_norm_eps=config.positive("rms_norm_eps", default=1e-6),
-            norm=architecture.norm,
+            rms_norm_eps=norm_eps,
+            norm=norm,
             num_layer_norms=architecture.num_layer_norms,
             activation=read_activation(config, architecture),
             tie_word_embeddings=read_tied_embeddings(config, architecture),
@@ -293,7 +300,7 @@ class ModelConfig:
         """Count the parameters of the whole model; tied embeddings count once."""
         if self.transformers_parameters is not None:
             return self.transformers_parameters
-        return count_parameters(self, 0 if self.experts is None else self.experts.num_experts)
+        return count_parameters(self, 0 if self.experts is None else self.experts.num_stored)
 
     @property
     def num_active_parameters(self) -> int:
@@ -301,6 +308,14 @@ class ModelConfig:
         if self.transformers_parameters is not None:
             return self.transformers_parameters  # its experts are not known apart
         return count_parameters(self, 0 if self.experts is None else self.experts.num_experts_per_tok)
+
+    def describe_quantization(self) -> str | None:
+        """Return a short text for logs and reports; None: no weight is quantised."""
+        if self.quantization is None:
+            return None
+        text = self.quantization.describe()
+        keeps_experts = self.quantization.is_on_load and self.experts is not None and not any(quantized_experts(self))
+        return f"{text}; experts stay as they are" if keeps_experts else text
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """Return the bytes of the whole model's weights on the device; unquantized ones have `dtype`."""
@@ -314,8 +329,9 @@ class ModelConfig:
         """Return the bytes of KV cache that one token takes on one rank, over all layers."""
         return sum(cache.share_of_rank(tp_size).values_per_token for cache in self.kv_caches) * kv_dtype.itemsize
 
-    def share_of_rank(self, tp_size: int) -> ModelConfig:
-        """Return the sizes that one of tp_size ranks holds. Used for arithmetic, never to build a model."""
+    def share_of_rank(self, tp_size: int, *, is_expert_parallel: bool = False) -> ModelConfig:
+        """Return the sizes that one of tp_size ranks holds at most. Used for arithmetic, never to build a model."""
+        experts = self.experts
         return dataclasses.replace(
             self,
             vocab_size=-(-self.vocab_size // tp_size),
@@ -324,7 +340,7 @@ class ModelConfig:
             num_kv_heads=self.num_kv_heads_per_rank(tp_size),
             caches=tuple(None if cache is None else cache.share_of_rank(tp_size) for cache in self.caches),
             states=tuple(None if state is None else state.share_of_rank(tp_size) for state in self.states),
-            experts=None if self.experts is None else self.experts.share_of_rank(tp_size),
+            experts=None if experts is None else experts.share_of_rank(tp_size, is_expert_parallel=is_expert_parallel),
         )
 
     def attention_spec(
@@ -350,10 +366,19 @@ class ModelConfig:
             has_sinks=self.has_sinks,
             has_chunks=any(cache.chunk is not None for cache in caches),
             frees_windows=any(cache.reach is not None for cache in caches),
+            has_latents=all(cache.values_in_keys for cache in caches),
         )
 
-    def check_tensor_parallel(self, tp_size: int) -> None:
-        """Raise ModelError unless the model splits over tp_size ranks."""
+    @property
+    def latent_sizes(self) -> LatentSizes | None:
+        """The sizes that choose between the forms of latent attention; None: the model has none."""
+        if self.latent is None:
+            return None
+        sizes = self.latent
+        return LatentSizes(self.num_heads, sizes.rank, sizes.rope_dim, sizes.nope_dim, sizes.v_head_dim)
+
+    def check_tensor_parallel(self, tp_size: int, *, is_expert_parallel: bool = False) -> None:
+        """Raise ModelError unless the model splits over tp_size ranks, with whole experts or with parts of each."""
         if self.is_foreign and tp_size > 1:
             raise ModelError(f"{self.architecture}: transformers' own class does not split over {tp_size} ranks: use 1")
-        check_split(self, tp_size)
+        check_split(self, tp_size, is_expert_parallel=is_expert_parallel)

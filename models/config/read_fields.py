@@ -11,8 +11,10 @@ from models.config.mamba2 import read_num_blocks
 from models.config.unread_fields import check_vision_fields
 from models.errors import ModelError
 from models.fields import Fields
+from models.registry_text import with_text_part
 
 Activation = Literal["silu", "gelu_tanh", "relu2", "xielu"]
+Norm = Literal["llama", "olmo2", "gemma", "layer", "layer_bias"]  # see models/layers/norm.py
 DTYPES = ("float32", "float16", "bfloat16")
 # The names in config.json for each activation (models.registry.Architecture.activation)
 _ACTIVATION_NAMES = {
@@ -47,13 +49,24 @@ def architecture_name(raw: Mapping[str, Any], where: str) -> str:
 def text_part(raw: Mapping[str, Any], architecture: Architecture, where: str) -> tuple[Architecture, Fields]:
     """Return the text part's row, and its config over the row's defaults; an explicit null counts as a value."""
     if architecture.text_config is None:
-        return architecture, Fields({**architecture.defaults, **raw}, where, names=architecture.names)
+        return architecture, _over_defaults(raw, architecture, where)
     text = Fields(raw, where).section(architecture.text_config).raw
-    others = {row.model_type: row for row in architecture.other_text_parts}
-    row = others.get(str(text.get("model_type")), architecture)
+    model_type = str(text.get("model_type"))
+    is_other = model_type in [row.model_type for row in architecture.other_text_parts]
+    row = with_text_part(architecture, model_type) if is_other else architecture
     whole = {name: raw[name] for name in _WHOLE_MODEL_FIELDS if raw.get(name) is not None}
     check_vision_fields(raw, where=where, read=_WHOLE_MODEL_FIELDS)
-    return row, Fields({**row.defaults, **text, **whole}, where, names=row.names)
+    return row, _over_defaults({**text, **whole}, row, where)
+
+
+def _over_defaults(raw: Mapping[str, Any], row: Architecture, where: str) -> Fields:
+    """Return the fields of a file over the row's defaults. A usual name counts where the row's own is missing."""
+    names, defaults = dict(row.names), dict(row.defaults)
+    for usual, name in row.names.items():
+        if row.takes_usual_names and usual in raw and name not in raw:
+            del names[usual]
+            defaults.pop(name, None)
+    return Fields({**defaults, **raw}, where, names=names)
 
 
 def refuse_other_type(config: Fields, architecture: Architecture) -> None:
@@ -92,6 +105,8 @@ def read_intermediate_size(config: Fields, architecture: Architecture) -> int:
     if architecture.recurrence == "granite" and config.get("num_local_experts") == 0:
         config.pass_over("intermediate_size")
         return config.count("shared_intermediate_size")
+    if architecture.experts == "cohere2" and config.get("intermediate_size") is None:
+        return config.count("moe_intermediate_size")
     return config.count("intermediate_size")
 
 
@@ -128,6 +143,16 @@ def read_num_draft_layers(config: Fields) -> int:
     """Return the number of layers after the last that guess further tokens."""
     value = config.get("num_nextn_predict_layers")
     return 0 if value in (0, None) else config.count("num_nextn_predict_layers", most=MAX_LAYERS)
+
+
+def read_norm(config: Fields, architecture: Architecture) -> tuple[Norm, float]:
+    """Return the kind of the norms over hidden_size, and the number added to their mean squares."""
+    if architecture.norm != "layer_unless_rms":
+        return architecture.norm, config.positive("rms_norm_eps", default=1e-6)
+    config.pass_over("layer_norm_eps")
+    if config.get("rms_norm_eps") is None:
+        return "layer", config.positive("layer_norm_eps", default=1e-5)
+    return "llama", config.positive("rms_norm_eps")
 
 
 def read_activation(config: Fields, architecture: Architecture) -> Activation:

@@ -212,8 +212,19 @@ def _rope_type(fields: Fields, architecture: Architecture) -> RopeType:
 
 
 def _partial_rotary_factor(fields: Fields, config: Fields, shape: _Shape) -> float:
-    factor = fields.positive("partial_rotary_factor", default=config.positive("partial_rotary_factor", default=1.0))
-    if factor != 1 and shape.architecture.rope not in ("phi3", "glm", "gemma4"):
+    default = 1.0
+    if shape.architecture.rope == "minimax" and config.get("rotary_dim") is not None:
+        default = config.count("rotary_dim") / shape.head_dim
+    factor = fields.positive("partial_rotary_factor", default=config.positive("partial_rotary_factor", default=default))
+    if shape.architecture.rope == "mistral4":  # the share of the whole head, of which head_dim is the rotated part
+        whole = config.count("qk_nope_head_dim") + config.count("qk_rope_head_dim")
+        if fields.get("partial_rotary_factor") is not None and int(whole * factor) != shape.head_dim:
+            raise ModelError(
+                f"{config.where}: partial_rotary_factor {factor!r} would rotate {int(whole * factor)} of {whole}"
+                f" dimensions, but qk_rope_head_dim is {shape.head_dim}"
+            )
+        return 1.0
+    if factor != 1 and shape.architecture.rope not in ("phi3", "glm", "gemma4", "minimax"):
         raise ModelError(f"{config.where}: partial_rotary_factor {factor!r} is not supported for this architecture")
     rotary_dim = int(shape.head_dim * factor)
     if factor > 1 or rotary_dim == 0 or rotary_dim % 2 != 0:

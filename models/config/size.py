@@ -17,6 +17,7 @@ from models.config.mamba2 import Mamba2Config
 from models.config.matrix import Matrix
 from models.errors import ModelError
 from models.quantization.config import Scheme, check_share
+from models.quantization.experts_scheme import QuantizesExperts, check_expert_blocks, expert_bytes
 from models.registry import find_architecture
 
 if TYPE_CHECKING:
@@ -34,22 +35,23 @@ def quantized_matrices(model: ModelConfig) -> Iterator[tuple[Matrix, Scheme]]:
 
 
 def quantized_experts(model: ModelConfig) -> Iterator[tuple[Matrix, Scheme, int]]:
-    """Yield each matrix of a layer's quantised experts with its scheme and the number of experts that have one."""
+    """Yield each matrix of a layer's quantised experts with its scheme and the number of stored experts."""
     experts, quantization = model.experts, model.quantization
-    if experts is None or quantization is None or quantization.is_on_load:
+    if experts is None or quantization is None:
         return
     architecture = find_architecture(model.architecture)
     width, size = experts.latent_size or model.hidden_size, experts.intermediate_size
     block, _, first = architecture.expert.rpartition(".")
+    down = "w2" if first == "w1" else "down_proj"
     num_inner = 1 if experts.gate == "relu2" else 2
     for layer in range(model.num_layers):
         path = f"{_text_prefix(model)}{model.body_prefix}.layers.{layer}.{block}"
         scheme = quantization.scheme_of(f"{path}.{first}") if model.sparse_layers[layer] else None
-        if scheme is None:
+        if scheme is None or (quantization.is_on_load and not isinstance(scheme, QuantizesExperts)):
             continue
         for _ in range(num_inner):
-            yield Matrix(f"{path}.{first}", size, width, "outputs"), scheme, experts.num_experts
-        yield Matrix(f"{path}.down_proj", width, size, "inputs"), scheme, experts.num_experts
+            yield Matrix(f"{path}.{first}", size, width, "outputs"), scheme, experts.num_stored
+        yield Matrix(f"{path}.{down}", width, size, "inputs"), scheme, experts.num_stored
 
 
 def count_parameters(model: ModelConfig, num_experts: int) -> int:
@@ -126,23 +128,28 @@ def saved_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
         saved -= scheme.matrix_bytes(matrix.out_features, matrix.in_features, itemsize=dtype.itemsize)
     for matrix, scheme, count in quantized_experts(config):
         dense = matrix.out_features * matrix.in_features * dtype.itemsize
-        saved += count * (dense - scheme.matrix_bytes(matrix.out_features, matrix.in_features, itemsize=dtype.itemsize))
+        packed = expert_bytes(scheme, matrix.out_features, matrix.in_features, itemsize=dtype.itemsize)
+        saved += count * (dense - packed)
     return saved
 
 
-def check_split(model: ModelConfig, tp_size: int) -> None:
+def check_split(model: ModelConfig, tp_size: int, *, is_expert_parallel: bool = False) -> None:
     """Raise ModelError naming the dimension that tp_size ranks cannot split."""
-    counts = {"num_heads": model.num_heads}
+    if is_expert_parallel:
+        _check_expert_parallel(model, tp_size)
+    counts, of_expert = {"num_heads": model.num_heads}, "intermediate_size of each expert"
     if any(model.has_dense_mlp(layer) for layer in range(model.num_layers)):
         counts["intermediate_size"] = model.intermediate_size
     if model.experts is not None:
-        counts["intermediate_size of each expert"] = model.experts.intermediate_size
+        if not is_expert_parallel:
+            counts[of_expert] = model.experts.intermediate_size
         counts["shared_expert_intermediate_size"] = model.experts.shared_intermediate_size
     if model.recurrence is not None:
         counts |= model.recurrence.head_counts
-    for name, count in counts.items():
-        if count % tp_size != 0:
-            raise ModelError(f"{model.architecture}: {name} {count} does not split over {tp_size} ranks")
+    odd = [name for name, count in counts.items() if count % tp_size != 0]
+    if odd:
+        remedy = ": use --expert-parallel" if odd == [of_expert] and _has_expert_for_each(model, tp_size) else ""
+        raise ModelError(f"{model.architecture}: {odd[0]} {counts[odd[0]]} does not split over {tp_size} ranks{remedy}")
     if isinstance(model.recurrence, Mamba2Config):
         num_groups = model.recurrence.num_groups
         if num_groups % tp_size != 0 and tp_size % num_groups != 0:
@@ -156,18 +163,43 @@ def check_split(model: ModelConfig, tp_size: int) -> None:
                 f"{model.architecture}: num_kv_heads {num_kv_heads} neither splits over {tp_size} ranks"
                 " nor divides them, so its heads cannot be replicated"
             )
-    _check_shares(model, tp_size)
+    _check_shares(model, tp_size, is_expert_parallel=is_expert_parallel)
 
 
-def _check_shares(model: ModelConfig, tp_size: int) -> None:
+def _check_expert_parallel(model: ModelConfig, tp_size: int) -> None:
+    """Raise ModelError unless each of tp_size ranks can have a whole expert."""
+    if tp_size == 1:
+        raise ModelError(
+            "--expert-parallel divides the experts among GPUs, and --tensor-parallel-size is 1: it must be at least 2"
+        )
+    if model.experts is None:
+        raise ModelError(
+            f"--expert-parallel: {model.architecture} has no experts: --tensor-parallel-size {tp_size} alone splits it"
+        )
+    if not _has_expert_for_each(model, tp_size):
+        raise ModelError(
+            f"--expert-parallel: {model.architecture} has {model.experts.num_experts} experts, and each rank needs one:"
+            f" --tensor-parallel-size {tp_size} must be at most {model.experts.num_experts}"
+        )
+
+
+def _has_expert_for_each(model: ModelConfig, tp_size: int) -> bool:
+    """Return True if each of tp_size ranks can have a whole expert."""
+    return model.experts is not None and model.experts.num_experts >= tp_size
+
+
+def _check_shares(model: ModelConfig, tp_size: int, *, is_expert_parallel: bool) -> None:
     """Raise ModelError unless the shares of tp_size ranks end at block boundaries of every scheme."""
     for matrix, scheme in quantized_matrices(model):
         num_shares = min(tp_size, matrix.num_kv_heads) if matrix.num_kv_heads else tp_size
         whole = matrix.out_features if matrix.shared == "outputs" else matrix.in_features
         check_share(scheme, matrix.name, matrix.shared, whole=whole, num_shares=num_shares)
+    remedy = f"use {'--expert-parallel or ' * _has_expert_for_each(model, tp_size)}fewer ranks"
     for matrix, scheme, _ in quantized_experts(model):
+        check_expert_blocks(scheme, matrix.name, matrix.in_features)
         whole = matrix.out_features if matrix.shared == "outputs" else matrix.in_features
-        check_share(scheme, matrix.name, matrix.shared, whole=whole, num_shares=tp_size)
+        num_shares = 1 if is_expert_parallel else tp_size
+        check_share(scheme, matrix.name, matrix.shared, whole=whole, num_shares=num_shares, remedy=remedy)
 
 
 def _linear_layers(model: ModelConfig) -> Iterator[Matrix]:

@@ -17,7 +17,7 @@ from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.errors import ModelError
 from models.layers.linear import ColumnLinear, RowLinear, qkv_parts, row_part
-from models.layers.norm import RMSNorm, UnitRMSNorm
+from models.layers.norm import RMSNorm, SplitRMSNorm, UnitRMSNorm
 from models.parallel import LayerOutput, TensorParallel
 from models.quantization.linear_method import LinearMethod, LinearPart
 from models.weights.weights import Weights
@@ -115,6 +115,23 @@ class Attention(nn.Module):
             kv_scales=kv_scales if k_cache.dtype == FP8 else UNSCALED,
         )
         return out.flatten(1)
+
+
+class WidthNormedAttention(nn.Module):
+    """Attention with an RMS norm over all query heads and one over all key heads, across ranks."""
+
+    def __init__(self, config: ModelConfig, w: Weights, tp: TensorParallel, attention: Attention) -> None:
+        super().__init__()
+        self.attention = attention
+        q, k, v = qkv_parts(config, tp, attention.layer_index)
+        self.q_norm = SplitRMSNorm(config, w, "q_norm", tp, size=q.out_features, rank=q.rank, num_parts=q.size)
+        self.k_norm = SplitRMSNorm(config, w, "k_norm", tp, size=k.out_features, rank=k.rank, num_parts=k.size)
+        self.sizes = (q.outputs, k.outputs, v.outputs)
+
+    def forward(self, qkv: torch.Tensor, ctx: ForwardContext, kv_scales: KVScales) -> torch.Tensor:
+        """See Attention.forward."""
+        q, k, v = qkv.split(self.sizes, dim=-1)
+        return self.attention(torch.cat((self.q_norm(q), self.k_norm(k), v), dim=-1), ctx, kv_scales)
 
 
 class SelfAttention(nn.Module):

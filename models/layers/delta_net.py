@@ -65,7 +65,7 @@ class DeltaNet(nn.Module):
         # [channels of this rank, width]
         self.conv_weight = _read_convolution(w, shape, whole, tp)
         # [value heads of this rank] fp32: logarithms of the decays, and what is added to `a` before the softplus
-        self.a_log, self.dt_bias = (_read_per_head(w, name, whole.heads, tp) for name in ("A_log", "dt_bias"))
+        self.a_log, self.dt_bias = (read_per_head(w, name, whole.heads, tp) for name in ("A_log", "dt_bias"))
         self.norm_weight = (w / ("o_norm" if is_separate else "norm")).tensor("weight", (shape.value_dim,))
         out_part = row_part(
             "o_proj" if is_separate else "out_proj", out_features=config.hidden_size, in_features=whole.values, tp=tp
@@ -158,8 +158,14 @@ def _read_convolution(w: Weights, shape: DeltaNetConfig, whole: _Sizes, tp: Tens
     return torch.cat([part.chunk(tp.size)[tp.rank] for part in parts])
 
 
-def _read_per_head(w: Weights, name: str, num_heads: int, tp: TensorParallel) -> torch.Tensor:
-    """Read this rank's numbers of a tensor [num_heads], as they are stored, in fp32."""
+def read_per_head(
+    w: Weights, name: str, num_heads: int, tp: TensorParallel, *, before: int = 0, behind: int = 0
+) -> torch.Tensor:
+    """Read this rank's numbers of a tensor [num_heads], as they are stored, in fp32.
+
+    before, behind: the dimensions of size 1 that the stored tensor has around that one.
+    """
     share = num_heads // tp.size
     start = tp.rank * share
-    return w.stored(name, (num_heads,), _FLOATS, start=start, stop=start + share).float()
+    shape = (*[1] * before, num_heads, *[1] * behind)
+    return w.stored(name, shape, _FLOATS, dim=before, start=start, stop=start + share).float().flatten()

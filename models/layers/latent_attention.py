@@ -1,16 +1,19 @@
-"""Latent attention (MLA; DeepSeek-V2, arXiv:2405.04434, §2.1) in its absorbed form.
+"""Latent attention (MLA; DeepSeek-V2, arXiv:2405.04434, §2.1): its projections, and what the cache keeps.
 
-The cache keeps one latent of each token. A head's keys and values are products with it, so the product with the key
-matrix is moved to the query, and that with the value matrix behind attention: q · (W_K c) = (W_Kᵀ q) · c. To attention
-it is then one KV head of rank + rope_dim numbers, whose first `rank` numbers are the value. Every rank has all latents
-and its share of the query heads.
+The cache keeps one latent of each token, of which a head's keys and values are products. It is one KV head of rank +
+rope_dim numbers, whose first `rank` numbers are the value in the absorbed form: q · (W_K c) = (W_Kᵀ q) · c.
+kernels/attention/latent.py chooses between that form and expanded keys and values. Every rank has all latents and its
+share of the query heads.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import nn
 
+from kernels.attention.latent import LatentHeads, latent_attention
 from kernels.elementwise.reference import FP8, UNSCALED, KVScales
 from kernels.ops import norm_rope_write_latent
 from models.config.latent import EPS, LatentConfig
@@ -21,12 +24,17 @@ from models.layers.linear import ColumnLinear, RowLinear, column_part, row_part
 from models.layers.norm import RMSNorm
 from models.layers.rotary import latent_score_factor
 from models.parallel import LayerOutput, TensorParallel
+from models.quantization.fp8 import Fp8Params
+from models.quantization.int8 import Int8Params
 from models.quantization.linear_method import LinearMethod, LinearPart
 from models.weights.weights import Weights
 
 
 class LatentAttention(nn.Module):
-    """Attention with all its projections. w: the block that holds them; cos_sin_cache: this layer's table."""
+    """Attention with all its projections. w: the block that holds them.
+
+    cos_sin_cache, query_factors: this layer's tables (models.layers.rotary).
+    """
 
     def __init__(
         self,
@@ -37,6 +45,7 @@ class LatentAttention(nn.Module):
         layer_index: int,
         method: LinearMethod,
         cos_sin_cache: torch.Tensor,
+        query_factors: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
         assert config.latent is not None
@@ -46,6 +55,7 @@ class LatentAttention(nn.Module):
         rope = config.ropes[layer_index]
         self.scale = config.multipliers.attention * (1.0 if rope is None else latent_score_factor(rope))
         self.cos_sin_cache = cos_sin_cache
+        self.query_factors = query_factors
         # One scale for what is both key and value, as in vLLM
         scales = read_kv_scales(w)
         self.kv_scales = KVScales(k=scales.k, v=scales.k)
@@ -64,7 +74,7 @@ class LatentAttention(nn.Module):
         )
         self.q_proj = ColumnLinear(w, [part], has_bias=False, method=method)
         self.kv_norm = RMSNorm(config, w, "kv_a_layernorm", size=sizes.rank, eps=EPS)
-        # [heads of this rank, nope_dim, rank] and [heads of this rank, rank, v_head_dim]
+        # [heads of this rank, nope_dim, rank] and [heads of this rank, rank, v_head_dim], which lies transposed
         self.to_keys, self.to_values = _read_heads(config, sizes, w, tp, method)
         part = row_part(
             "o_proj", out_features=config.hidden_size, in_features=config.num_heads * sizes.v_head_dim, tp=tp
@@ -96,10 +106,13 @@ class LatentAttention(nn.Module):
             scale=scales.k,
             is_interleaved=sizes.is_interleaved,
         )
-        absorbed = torch.bmm(q_nope.transpose(0, 1), self.to_keys).transpose(0, 1)
-        queries = torch.cat((absorbed, q_rope), dim=-1)
-        out = ctx.backend.forward(queries, kv.keys, kv.values, metadata, scale=self.scale, kv_scales=scales)
-        values = torch.bmm(out.transpose(0, 1), self.to_values).transpose(0, 1)
+        if self.query_factors is not None:
+            factors = self.query_factors.index_select(0, ctx.positions)
+            q_nope, q_rope = (q_nope * factors).to(q_nope.dtype), (q_rope * factors).to(q_rope.dtype)
+        heads = LatentHeads(self.to_keys, self.to_values)
+        values = latent_attention(
+            ctx.backend, q_nope, q_rope, kv.keys, heads, metadata, scale=self.scale, kv_scales=scales
+        )
         return self.o_proj(values.flatten(1))
 
 
@@ -108,7 +121,8 @@ def _read_heads(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Read this rank's heads of kv_b_proj, each its key's rows, then its value's, in the model's dtype.
 
-    A quantised matrix is expanded once: its product with the identity is the matrix itself.
+    A quantised matrix is expanded once: its product with the identity is the matrix itself, if the identity is rounded
+    row by row, not by a static scale of activations.
     """
     num_outputs = config.num_heads * (sizes.nope_dim + sizes.v_head_dim)
     part = column_part("kv_b_proj", out_features=num_outputs, in_features=sizes.rank, tp=tp)
@@ -116,8 +130,11 @@ def _read_heads(
         matrix = torch.empty(part.outputs, sizes.rank, dtype=w.dtype, device=w.device)
     else:
         identity = torch.eye(sizes.rank, dtype=w.dtype, device=w.device)
-        matrix = method.apply(method.load(w, [part]), identity, None).t()
+        params = method.load(w, [part])
+        if isinstance(params, Fp8Params | Int8Params):
+            params = dataclasses.replace(params, input_scale=None)
+        matrix = method.apply(params, identity, None).t()
     keys, values = matrix.unflatten(0, (-1, sizes.nope_dim + sizes.v_head_dim)).split(
         (sizes.nope_dim, sizes.v_head_dim), dim=1
     )
-    return keys.contiguous(), values.transpose(1, 2).contiguous()
+    return keys.contiguous(), values.contiguous().transpose(1, 2)

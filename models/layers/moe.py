@@ -1,39 +1,43 @@
 """SparseMLP: a mixture of experts in place of the MLP.
 
-Each expert's intermediate dimension is split over ranks as in a dense MLP, and one all-reduce follows the sum of the
-experts' outputs.
+Each expert's intermediate dimension is split over ranks as in a dense MLP; or, with expert parallelism, each rank has
+some experts whole. Every rank has all tokens and routes them alike, so in both forms a rank computes its part of each
+token's sum, and one all-reduce adds the parts. The shared expert is always split as a dense MLP.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from kernels.moe.planes import PlanesMatrix, to_planes
 from kernels.moe.reference import ExpertBiases, Gate
 from kernels.moe.storage import ExpertMatrix
 from kernels.ops import fused_moe
 from models.config.experts import ExpertsConfig
 from models.config.model_config import ModelConfig
+from models.layers.experts_on_load import read_merged, read_separate
 from models.layers.linear import ColumnLinear
 from models.layers.mlp import GatedMLP, PlainMLP
 from models.layers.routing import ExpertNames, Router
-from models.parallel import LayerOutput, TensorParallel
+from models.parallel import ExpertShare, LayerOutput, TensorParallel
 from models.quantization.config import QuantizationConfig
-from models.quantization.experts_scheme import DenseExperts, each_expert_scheme
+from models.quantization.experts_scheme import DenseExperts, each_expert_scheme, on_load_scheme
 from models.quantization.linear_method import LinearMethod, LinearPart
 from models.weights.weights import Weights
 
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """This rank's share of all experts."""
+    """This rank's share of all experts. E: those of which it has weights, the first of them is first_expert."""
 
     # [E, 2 * I, hidden_size], gates first, or [E, I, hidden_size] without gates, and [E, hidden_size, I]
     gate_up: ExpertMatrix
     down: ExpertMatrix
     biases: ExpertBiases | None = None
+    first_expert: int = 0
 
 
 class SparseMLP(nn.Module):
@@ -72,7 +76,7 @@ class SparseMLP(nn.Module):
                 is_partial=True,
             )
         width = experts.latent_size or config.hidden_size
-        self.weights = weights or load_experts(w, experts, width, tp, names, config.quantization)
+        self.weights = _arrange(weights or load_experts(w, experts, width, tp, names, config.quantization), w)
         self.to_latent, self.from_latent = _read_latent(config, experts, w, tp, method)
 
     def forward(self, hidden: torch.Tensor) -> LayerOutput:
@@ -89,7 +93,7 @@ class SparseMLP(nn.Module):
                 self.weights.gate_up,
                 self.weights.down,
                 top_k=experts.num_experts_per_tok,
-                renormalize=experts.norm_topk_prob,
+                renormalize=experts.norm_topk_prob and experts.routing != "chosen_sigmoid",  # its router has done it
                 round_weights=experts.rounds_weights,
                 shared=shared if experts.has_shared_gate else None,
                 given=given,
@@ -98,10 +102,13 @@ class SparseMLP(nn.Module):
                 factor=experts.factor,
                 gate=self.gate,
                 biases=self.weights.biases,
+                first_expert=self.weights.first_expert,
             )
         if self.from_latent is not None:
             mixed = self.from_latent(mixed)
-        return self.tp.sum_late(mixed if shared is None or experts.has_shared_gate else mixed + shared)
+        if shared is None or experts.has_shared_gate:
+            return self.tp.sum_late(mixed)
+        return self.tp.sum_late((mixed + shared) / 2 if experts.averages_shared else mixed + shared)
 
     def _mix_scaled(self, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Sum the chosen experts, of which each gets the token times the sigmoid of its logit (Llama 4).
@@ -122,8 +129,24 @@ class SparseMLP(nn.Module):
             renormalize=False,
             round_weights=False,
             given=given,
+            first_expert=self.weights.first_expert,
         )
         return out.unflatten(0, (-1, top_k)).sum(1)
+
+
+def _arrange(weights: ExpertWeights, w: Weights) -> ExpertWeights:
+    """Arrange packed experts for the kernels of this device and dtype, if they take both matrices."""
+    if w.dtype != torch.bfloat16 or not _is_hopper(w.device):
+        return weights
+    gate_up, down = to_planes(weights.gate_up), to_planes(weights.down)
+    if not (isinstance(gate_up, PlanesMatrix) and isinstance(down, PlanesMatrix)):
+        return weights
+    return replace(weights, gate_up=gate_up, down=down)
+
+
+def _is_hopper(device: torch.device) -> bool:
+    """Return True for the GPUs whose shared memory the tiles of planes are made for."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _read_latent(
@@ -150,39 +173,53 @@ def load_experts(
     names: ExpertNames,
     quantization: QuantizationConfig | None,
 ) -> ExpertWeights:
-    """Read this rank's share of experts without biases, in the scheme of their names.
+    """Read this rank's share of experts without biases, in the scheme of their names, or quantise them on load.
 
     The checkpoint has either one tensor per matrix and expert or, in 16 bits, two tensors for all experts.
     """
     count, size = experts.num_experts, experts.intermediate_size
+    share = tp.share_of_experts(count)
+    here = share.here
     inner = [names.gate, names.up] if experts.gate != "relu2" else [names.up]
     layers = [w.full_name(f"experts.{expert}.{name}") for expert in (0, count - 1) for name in (*inner, names.down)]
-    scheme = each_expert_scheme(quantization, layers)
-    if scheme is None and w.shape_of(names.all_gate_up) is not None:
-        width = size // tp.size
-        gate_up = torch.empty(count, len(inner) * width, hidden_size, dtype=w.dtype, device=w.device)
-        down = torch.empty(count, hidden_size, width, dtype=w.dtype, device=w.device)
-        _read_all(w, names, gate_up, down, size=size, rank=tp.rank)
-        return ExpertWeights(gate_up, down)
-    storage = DenseExperts() if scheme is None else scheme
-    ups = [LinearPart(name, size, hidden_size, dim=0, rank=tp.rank, size=tp.size) for name in inner]
-    downs = [LinearPart(names.down, hidden_size, size, dim=1, rank=tp.rank, size=tp.size)]
-    return ExpertWeights(storage.load_each(w, count, ups), storage.load_each(w, count, downs))
+    ups = [LinearPart(name, size, hidden_size, dim=0, rank=share.rank, size=share.size) for name in inner]
+    downs = [LinearPart(names.down, hidden_size, size, dim=1, rank=share.rank, size=share.size)]
+    scheme, on_load = each_expert_scheme(quantization, layers), on_load_scheme(quantization, layers)
+    is_merged = scheme is None and w.shape_of(names.all_gate_up) is not None
+    if on_load is not None:
+        read_up, read_down = read_separate(w, ups), read_separate(w, downs)
+        if is_merged:
+            read_up, read_down = read_merged(w, names, ups, downs[0], share)
+        gate_up, down = on_load.quantize_each(here, read_up), on_load.quantize_each(here, read_down)
+    elif is_merged:
+        width = size // share.size
+        gate_up = torch.empty(len(here), len(inner) * width, hidden_size, dtype=w.dtype, device=w.device)
+        down = torch.empty(len(here), hidden_size, width, dtype=w.dtype, device=w.device)
+        _read_all(w, names, gate_up, down, size=size, share=share)
+    else:
+        storage = DenseExperts() if scheme is None else scheme
+        gate_up, down = storage.load_each(w, here, ups), storage.load_each(w, here, downs)
+    if len(here) < count and not is_merged:
+        w.leave_out("experts", {str(expert) for expert in range(count) if expert not in here})
+    return ExpertWeights(gate_up, down, first_expert=here.start)
 
 
 def _read_all(
-    w: Weights, names: ExpertNames, gate_up: torch.Tensor, down: torch.Tensor, *, size: int, rank: int
+    w: Weights, names: ExpertNames, gate_up: torch.Tensor, down: torch.Tensor, *, size: int, share: ExpertShare
 ) -> None:
     """Fill gate_up and down from the tensors of all experts, whose intermediate dimension is `size`."""
-    count, hidden_size, width = down.shape
-    start = rank * width
+    count, (hidden_size, width) = share.num_experts, down.shape[1:]
     shapes = (count, 2 * size, hidden_size), (count, hidden_size, size)
     gate_up_dim, down_dim = 1, 2
     if names.are_transposed:
         gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
         shapes = (count, hidden_size, 2 * size), (count, size, hidden_size)
         gate_up_dim, down_dim = 2, 1
+    dim, start, stop = share.cut(down_dim, size)
+    down.copy_(w.slice(names.all_down, shapes[1], dim=dim, start=start, stop=stop))
+    if dim == 0:
+        gate_up.copy_(w.slice(names.all_gate_up, shapes[0], dim=0, start=start, stop=stop))
+        return
     for place, first in enumerate((start, size + start)):
         part = w.slice(names.all_gate_up, shapes[0], dim=gate_up_dim, start=first, stop=first + width)
         gate_up.narrow(gate_up_dim, place * width, width).copy_(part)
-    down.copy_(w.slice(names.all_down, shapes[1], dim=down_dim, start=start, stop=start + width))

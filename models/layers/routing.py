@@ -75,6 +75,8 @@ class Router(nn.Module):
             logits = functional.linear(hidden.float(), self.weight)
         if self.experts.routing == "sparsemixer":
             return logits, _sparsemixer(logits, self.experts.jitter).float()
+        if self.experts.routing == "chosen_sigmoid":
+            return logits, _sigmoids_of_best(logits, self.experts).float()
         if self.experts.routing == "sigmoid":
             weights = logits.sigmoid().float()
             return weights, weights
@@ -82,6 +84,17 @@ class Router(nn.Module):
             return logits, None
         weights = logits.sigmoid() if self.experts.routing == "sigmoid_bias" else logits.softmax(-1)
         return _open_groups(weights if self.bias is None else weights + self.bias, self.experts), weights
+
+
+def _sigmoids_of_best(logits: torch.Tensor, experts: ExpertsConfig) -> torch.Tensor:
+    """Return sigmoids, divided by the sum of those of the largest logits, rounded as transformers does.
+
+    The choice is by the logits, since sigmoids of several may be rounded to one number (Cohere2MoeTopKRouter).
+    """
+    weights = logits.sigmoid()
+    if not experts.norm_topk_prob:
+        return weights
+    return weights / logits.topk(experts.num_experts_per_tok, dim=-1).values.sigmoid().sum(-1, keepdim=True)
 
 
 def _open_groups(scores: torch.Tensor, experts: ExpertsConfig) -> torch.Tensor:

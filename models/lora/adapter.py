@@ -18,6 +18,8 @@ _WRAPPED = "base_model.model."  # PEFT's prefix for the wrapped model
 # Prefixes in checkpoints, and in transformers' modules, whose names PEFT takes: the text part of a multimodal model
 # since 4.52, and the layers of Nemotron-H since 5
 _RUNTIME_PREFIXES = {"language_model.model.": "model.language_model.", "backbone.": "model."}
+# The same of parts of names: Kimi-Linear's MLPs and gates
+_RUNTIME_PARTS = {".block_sparse_moe.": ".mlp.", ".self_attn.f_": ".self_attn.forget_gate.f_"}
 
 
 @dataclass(frozen=True)
@@ -127,10 +129,14 @@ class Adapter:
 
 
 def _spellings(module: str) -> tuple[str, ...]:
+    """Return a module's name in checkpoints and, if it is another, in transformers."""
+    name = module
     for stored, runtime in _RUNTIME_PREFIXES.items():
         if module.startswith(stored):
-            return module, runtime + module.removeprefix(stored)
-    return (module,)
+            name = runtime + module.removeprefix(stored)
+    for stored, runtime in _RUNTIME_PARTS.items():
+        name = name.replace(stored, runtime)
+    return (module,) if name == module else (module, name)
 
 
 def _is_low_rank(name: str) -> bool:

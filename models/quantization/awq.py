@@ -25,6 +25,7 @@ from models.quantization.integers import (
     read_group_size,
     unpack_words,
 )
+from models.quantization.integers_experts import int_experts_bytes, int_experts_limit, load_int_experts
 from models.quantization.shards import SCALE_DTYPES, StoredPart
 
 _PER_WORD = 8
@@ -38,6 +39,8 @@ class Awq:
 
     group_size: int | None
     bits: int = 4
+    is_symmetric: bool = False
+    has_order: bool = False
     has_model_scales: bool = False
     output_multiple: int = _PER_WORD
 
@@ -48,6 +51,9 @@ class Awq:
 
     matrix_bytes = int_matrix_bytes
     make_method = make_int_method
+    load_each = load_int_experts
+    experts_limit = int_experts_limit
+    expert_bytes = int_experts_bytes
 
     def describe(self) -> str:
         """See Scheme.describe."""
@@ -59,9 +65,10 @@ class Awq:
         num_groups, groups = group_band(part, self.group_size)
         words = range(part.rows.start // _PER_WORD, part.rows.stop // _PER_WORD)
         num_words = part.num_rows // _PER_WORD
-        codes = part.band("qweight", (part.num_columns, num_words), part.columns, words, INT32)
-        zeros = part.band("qzeros", (num_groups, num_words), groups, words, INT32)
+        # the small tensors first: without them, or with other shapes, no weight is read
         scales = part.band("scales", (num_groups, part.num_rows), groups, part.rows, SCALE_DTYPES)
+        zeros = part.band("qzeros", (num_groups, num_words), groups, words, INT32)
+        codes = part.band("qweight", (part.num_columns, num_words), part.columns, words, INT32)
         return IntPart(_unpack(codes).T, scales, _unpack(zeros))
 
 

@@ -26,10 +26,11 @@ from kernels.linear.reference import (
     quantize_int8,
     quantize_nf4,
 )
+from kernels.moe.storage_lut4 import TABLES, Lut4Matrix
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Scheme
-from models.quantization.linear_method import LinearPart
+from models.quantization.linear_method import LinearPart, ReadExpert
 from models.quantization.shards import StoredPart, merge_outputs, read_dense
 from models.weights.weights import Weights
 
@@ -52,6 +53,7 @@ class Bnb4Bit:
     storage: str = "uint8"
     output_multiple: int = 1
     input_multiple: int = BLOCK
+    expert_block: int = BLOCK
 
     def describe(self) -> str:
         """See Scheme.describe."""
@@ -61,9 +63,48 @@ class Bnb4Bit:
         """See Scheme.matrix_bytes."""
         return lut4_weight_bytes(out_features, in_features)
 
+    def experts_limit(self) -> str | None:
+        """See PackedExperts.experts_limit: there is none."""
+        return None
+
+    def expert_bytes(self, out_features: int, in_features: int) -> int:
+        """See PackedExperts.expert_bytes."""
+        return out_features * (in_features // 2 + 4 * in_features // BLOCK)
+
     def make_method(self) -> Bnb4BitLinear:
         """See Scheme.make_method."""
         return Bnb4BitLinear(self)
+
+    def load_each(self, w: Weights, experts: range, parts: Sequence[LinearPart]) -> Lut4Matrix:
+        """Read each part of each expert, all scales first; see EachExpert.load_each."""
+        if w.is_random:
+            return self.quantize_each(experts, lambda expert: [_checked(w / f"experts.{expert}", p) for p in parts])
+        stored = [[StoredPart.locate(w / f"experts.{expert}", part) for part in parts] for expert in experts]
+        n, k = parts[0].outputs, parts[0].inputs
+        scales = torch.empty(len(experts), len(parts), n, k // BLOCK, dtype=torch.float32, device=w.device)
+        packed = torch.empty(len(experts), len(parts), n, k // 2, dtype=torch.uint8, device=w.device)
+        table = torch.tensor(TABLES[self.kind], device=w.device)
+        for index, row in enumerate(stored):
+            for place, part in enumerate(row):
+                first, last = part.columns.start // BLOCK, part.columns.stop // BLOCK
+                scales[index, place] = _read_scales(part, _read_state(part, self.kind))[:, first:last]
+                if not torch.equal(_read_table(part), table):
+                    raise ModelError(f"{part.name}: its quant_map is not that of {self.kind}, as experts need it")
+        for index, row in enumerate(stored):
+            for place, part in enumerate(row):
+                packed[index, place] = _read_packed(part, self.storage)
+        return Lut4Matrix(packed.flatten(1, 2), scales.flatten(1, 2), self.kind)
+
+    def quantize_each(self, experts: range, read: ReadExpert) -> Lut4Matrix:
+        """See QuantizesExperts.quantize_each: as nf4."""
+        parts = read(experts[0])
+        (n, k), device = parts[0].shape, parts[0].device
+        scales = torch.empty(len(experts), len(parts), n, k // BLOCK, dtype=torch.float32, device=device)
+        packed = torch.empty(len(experts), len(parts), n, k // 2, dtype=torch.uint8, device=device)
+        for index, expert in enumerate(experts):
+            for place, part in enumerate(read(expert) if index > 0 else parts):
+                packed[index, place], scales[index, place] = quantize_nf4(part)
+        return Lut4Matrix(packed.flatten(1, 2), scales.flatten(1, 2), "nf4")
 
 
 @dataclass(frozen=True)
@@ -164,26 +205,9 @@ class Bnb4BitLinear:
     def _read(self, part: StoredPart) -> Lut4Codes:
         scheme = self._scheme
         state = _read_state(part, scheme.kind)
-        if part.num_columns % BLOCK != 0:
-            raise ModelError(f"{part.name}: its {part.num_columns} inputs are not a multiple of the blocks of {BLOCK}")
-        # In the file matrices are flat, but each row is a whole number of bytes and of scale blocks
-        storage = _STORAGE[scheme.storage]
-        units = part.num_columns // 2 // storage.itemsize
-        flat = part.w.stored(
-            part.need("weight"),
-            (part.num_rows * units, 1),
-            (storage,),
-            start=part.rows.start * units,
-            stop=part.rows.stop * units,
-        )
-        packed = flat.flatten().view(torch.uint8).view(len(part.rows), -1)
-        scales = _read_scales(part, state)
-        first, last = part.columns.start, part.columns.stop
-        return Lut4Codes(
-            packed=packed[:, first // 2 : last // 2],
-            scales=scales[:, first // BLOCK : last // BLOCK],
-            table=part.w.stored(part.need("weight.quant_map"), (16,), (torch.float32,)),
-        )
+        packed, scales = _read_packed(part, scheme.storage), _read_scales(part, state)
+        first, last = part.columns.start // BLOCK, part.columns.stop // BLOCK
+        return Lut4Codes(packed=packed, scales=scales[:, first:last], table=_read_table(part))
 
 
 def parse(fields: Fields) -> QuantizationConfig:
@@ -232,8 +256,32 @@ def _read_state(part: StoredPart, kind: str) -> dict[str, Any]:
     return state
 
 
+def _read_packed(part: StoredPart, storage: str) -> torch.Tensor:
+    """Read this rank's codes, [outputs, inputs / 2] uint8.
+
+    In the file matrices are flat, but each row is a whole number of bytes and of scale blocks.
+    """
+    dtype = _STORAGE[storage]
+    units = part.num_columns // 2 // dtype.itemsize
+    flat = part.w.stored(
+        part.need("weight"),
+        (part.num_rows * units, 1),
+        (dtype,),
+        start=part.rows.start * units,
+        stop=part.rows.stop * units,
+    )
+    packed = flat.flatten().view(torch.uint8).view(len(part.rows), -1)
+    return packed[:, part.columns.start // 2 : part.columns.stop // 2]
+
+
+def _read_table(part: StoredPart) -> torch.Tensor:
+    return part.w.stored(part.need("weight.quant_map"), (16,), (torch.float32,))
+
+
 def _read_scales(part: StoredPart, state: dict[str, Any]) -> torch.Tensor:
     """Read the scales: [outputs of this rank, inputs of the whole matrix / 64] fp32."""
+    if part.num_columns % BLOCK != 0:
+        raise ModelError(f"{part.name}: its {part.num_columns} inputs are not a multiple of the blocks of {BLOCK}")
     per_row = part.num_columns // BLOCK
     num_scales = part.num_rows * per_row
     name = part.need("weight.absmax")

@@ -20,7 +20,9 @@ import torch
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Rule, Scheme
+from models.quantization.float4 import Float4
 from models.quantization.fp8 import Fp8, Fp8Block
+from models.quantization.int8 import Int8
 from models.quantization.integers import (
     INT32,
     IntPart,
@@ -31,6 +33,7 @@ from models.quantization.integers import (
     read_order,
     unpack_words,
 )
+from models.quantization.integers_experts import int_experts_bytes, int_experts_limit, load_int_experts
 from models.quantization.shards import SCALE_DTYPES, StoredPart
 
 
@@ -56,6 +59,9 @@ class PackQuantized:
 
     matrix_bytes = int_matrix_bytes
     make_method = make_int_method
+    load_each = load_int_experts
+    experts_limit = int_experts_limit
+    expert_bytes = int_experts_bytes
 
     def describe(self) -> str:
         """See Scheme.describe."""
@@ -70,12 +76,14 @@ class PackQuantized:
             groups = range(num_groups)
         per_word = 32 // self.bits
         words = _words_of(part.columns, per_word)
-        packed = part.band("weight_packed", (part.num_rows, -(-part.num_columns // per_word)), part.rows, words, INT32)
+        # the small tensors first: without them, or with other shapes, no weight is read
         scales = part.band("weight_scale", (part.num_rows, num_groups), part.rows, groups, SCALE_DTYPES)
+        zeros = None if self.is_symmetric else self._read_zeros(part, num_groups, groups)
+        packed = part.band("weight_packed", (part.num_rows, -(-part.num_columns // per_word)), part.rows, words, INT32)
         return IntPart(
             codes=_cut(unpack_words(packed, self.bits), part.columns, per_word),
             scales=scales.T,
-            zeros=None if self.is_symmetric else self._read_zeros(part, num_groups, groups),
+            zeros=zeros,
             group_of=group_of,
         )
 
@@ -247,7 +255,38 @@ def _pack_quantized(group: Group) -> Scheme:
     )
 
 
+def _float4(group: Group, kind: Literal["mxfp4", "nvfp4"], strategy: str) -> Scheme:
+    """Make the scheme: 4-bit floats by group of inputs; activations are not rounded, even where the format has it."""
+    scheme, weights, activations = Float4(kind), group.weights, group.activations
+    is_known = weights.strategy in (strategy, "group") and weights.group_size == scheme.input_multiple
+    if not is_known or weights.type != "float" or weights.num_bits != 4 or not weights.is_symmetric or weights.dynamic:
+        raise weights.refuse(f"weights in format {kind}")
+    if activations is not None and (activations.type, activations.num_bits) != ("float", 4):
+        raise activations.refuse(f"activations with {kind} weights")
+    return scheme
+
+
+def _int_quantized(group: Group) -> Scheme:
+    """Make the scheme: 8-bit integer weights by tensor or row; activations by token or static."""
+    weights, activations = group.weights, group.activations
+    kinds: dict[str, Literal["tensor", "row"]] = {"tensor": "tensor", "channel": "row"}
+    by = kinds.get(weights.strategy)
+    if by is None or weights.type != "int" or weights.num_bits != 8 or not weights.is_symmetric or weights.dynamic:
+        raise weights.refuse("weights")
+    if activations is None:
+        raise ModelError(f"{group.where}: 8-bit integer weights without 8-bit activations are not supported")
+    kind = (activations.type, activations.num_bits, activations.strategy, activations.is_symmetric, activations.dynamic)
+    if kind in (("int", 8, "token", True, True), ("int", 8, "tensor", True, True)):
+        return Int8(by, "token")
+    if kind == ("int", 8, "tensor", True, False):
+        return Int8(by, "static")
+    raise activations.refuse("activations")
+
+
 FORMATS: dict[str, Callable[[Group], Scheme]] = {
+    "int-quantized": _int_quantized,
     "float-quantized": _float_quantized,
+    "mxfp4-pack-quantized": lambda group: _float4(group, "mxfp4", "group"),
+    "nvfp4-pack-quantized": lambda group: _float4(group, "nvfp4", "tensor_group"),
     "pack-quantized": _pack_quantized,
 }

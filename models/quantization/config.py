@@ -111,12 +111,27 @@ def _matches(pattern: str, name: str) -> bool:
     return f".{pattern}." in f".{name}."
 
 
+def check_blocks(scheme: Scheme, name: str, num_inputs: int, block: int) -> None:
+    """Raise ModelError unless the inputs of matrix `name` are whole blocks of the scheme."""
+    if num_inputs % block != 0:
+        raise ModelError(
+            f"{name}: {num_inputs} inputs are no multiple of {block}, the inputs that share a scale in"
+            f" {scheme.describe()}"
+        )
+
+
 def check_share(
-    scheme: Scheme, name: str, shared: Literal["outputs", "inputs"], *, whole: int, num_shares: int
+    scheme: Scheme,
+    name: str,
+    shared: Literal["outputs", "inputs"],
+    *,
+    whole: int,
+    num_shares: int,
+    remedy: str = "use fewer ranks",
 ) -> None:
     """Raise ModelError unless a share of a matrix's outputs or inputs ends at a block boundary of the scheme.
 
-    name: the matrix. whole: its number of outputs or inputs; num_shares divides it.
+    name: the matrix. whole: its number of outputs or inputs; num_shares divides it. remedy: ends the error's sentence.
     """
     if num_shares == 1:
         return
@@ -125,5 +140,5 @@ def check_share(
     if share % multiple != 0:
         raise ModelError(
             f"{name}: {num_shares} ranks have {share} {shared} each, but {scheme.describe()}"
-            f" is split only at multiples of {multiple}: use fewer ranks"
+            f" is split only at multiples of {multiple}: {remedy}"
         )

@@ -1,7 +1,8 @@
 """Schemes that the routed experts of a layer may have, and the choice of a layer's by its names.
 
 A checkpoint stores either each expert's matrices by themselves (EachExpert) or all experts' in one tensor (AllExperts).
-A scheme of the one form is refused for a family whose checkpoints have the other. DenseExperts: 16 bits.
+A scheme of the one form is refused for a family whose checkpoints have the other. DenseExperts: 16 bits. Experts of any
+family's 16-bit checkpoints may be quantised on load (QuantizesExperts).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 
 from kernels.moe.storage import ExpertMatrix, Mxfp4Matrix
 from models.errors import ModelError
-from models.quantization.config import QuantizationConfig
-from models.quantization.linear_method import LinearPart
+from models.parallel import ExpertShare
+from models.quantization.config import QuantizationConfig, Scheme, check_blocks
+from models.quantization.linear_method import LinearPart, ReadExpert
 from models.quantization.shards import read_dense
 from models.weights.weights import Weights
 
@@ -26,8 +28,8 @@ ExpertsForm = Literal["each", "all", "none"]
 class EachExpert(Protocol):
     """Reads experts from tensors of their own: `experts.N.<part>.weight` and its scales."""
 
-    def load_each(self, w: Weights, num_experts: int, parts: Sequence[LinearPart]) -> ExpertMatrix:
-        """Read the parts of every expert, below w / `experts.N`, merged in order along their outputs.
+    def load_each(self, w: Weights, experts: range, parts: Sequence[LinearPart]) -> ExpertMatrix:
+        """Read the parts of these experts, below w / `experts.N`, merged in order along their outputs.
 
         All parts are of one size. Raises ModelError.
         """
@@ -35,26 +37,58 @@ class EachExpert(Protocol):
 
 
 @runtime_checkable
+class PackedExperts(EachExpert, Protocol):
+    """EachExpert of a scheme of linear layers too, whose experts are stored otherwise or have limits of their own."""
+
+    def experts_limit(self) -> str | None:
+        """Return why experts may not have this scheme's settings; None: they may."""
+        ...
+
+    def expert_bytes(self, out_features: int, in_features: int) -> int:
+        """Return the bytes of one expert's matrix and its scales on the device."""
+        ...
+
+
+@runtime_checkable
 class AllExperts(Protocol):
     """Reads a matrix of all experts from one tensor."""
 
-    def load_all(self, w: Weights, num_experts: int, part: LinearPart, *, takes_turns: bool) -> Mxfp4Matrix:
-        """Read this rank's part. takes_turns: outputs are gate, up, gate, up … and become gates, then ups.
+    def load_all(self, w: Weights, share: ExpertShare, part: LinearPart, *, takes_turns: bool) -> Mxfp4Matrix:
+        """Read this rank's part of its experts. Raises ModelError.
 
-        Raises ModelError.
+        takes_turns: outputs are gate, up, gate, up … and become gates, then ups.
         """
+        ...
+
+
+@runtime_checkable
+class QuantizesExperts(Protocol):
+    """Quantises dense experts while they are read."""
+
+    def quantize_each(self, experts: range, read: ReadExpert) -> ExpertMatrix:
+        """Quantise these experts, one at a time, their parts merged in order along their outputs."""
+        ...
+
+
+@runtime_checkable
+class HasExpertBlocks(Protocol):
+    """A scheme whose experts are whole blocks of inputs."""
+
+    @property
+    def expert_block(self) -> int:
+        """Return the inputs of a block."""
         ...
 
 
 class DenseExperts:
     """EachExpert of weights in the model's dtype."""
 
-    def load_each(self, w: Weights, num_experts: int, parts: Sequence[LinearPart]) -> torch.Tensor:
+    def load_each(self, w: Weights, experts: range, parts: Sequence[LinearPart]) -> torch.Tensor:
         """See EachExpert.load_each."""
-        shape = (num_experts, sum(part.outputs for part in parts), parts[0].inputs)
+        shape = (len(experts), sum(part.outputs for part in parts), parts[0].inputs)
         out = torch.empty(shape, dtype=w.dtype, device=w.device)
-        for expert in range(num_experts):
-            rows = out[expert].split([part.outputs for part in parts])
+        for place, expert in enumerate(experts):
+            rows = out[place].split([part.outputs for part in parts])
             for part, target in zip(parts, rows, strict=True):
                 target.copy_(read_dense(w / f"experts.{expert}", part))
         return out
@@ -63,9 +97,12 @@ class DenseExperts:
 def each_expert_scheme(quantization: QuantizationConfig | None, layers: Sequence[str]) -> EachExpert | None:
     """Return the scheme of experts whose matrices have these full names; None: 16 bits. Raises ModelError."""
     found = _common_scheme(quantization, layers)
-    if found is None or isinstance(found, EachExpert):
-        return found
-    raise ModelError(f"{_refusal(quantization, layers[0])} of separate experts")
+    if found is not None and not isinstance(found, EachExpert):
+        raise ModelError(f"{_refusal(quantization, layers[0])} of separate experts")
+    limit = found.experts_limit() if isinstance(found, PackedExperts) else None
+    if limit is not None:
+        raise ModelError(f"{layers[0]} is quantized as {_describe(quantization, layers[0])}: {limit}")
+    return found
 
 
 def all_experts_scheme(quantization: QuantizationConfig | None, layers: Sequence[str]) -> AllExperts | None:
@@ -74,6 +111,20 @@ def all_experts_scheme(quantization: QuantizationConfig | None, layers: Sequence
     if found is None or isinstance(found, AllExperts):
         return found
     raise ModelError(f"{_refusal(quantization, layers[0])} of all experts in one tensor")
+
+
+def on_load_scheme(quantization: QuantizationConfig | None, layers: Sequence[str]) -> QuantizesExperts | None:
+    """Return what quantises experts whose matrices have these full names on load; None: they stay as they are."""
+    if quantization is None or not quantization.is_on_load:
+        return None
+    found = _same_scheme(quantization, layers)
+    return found if isinstance(found, QuantizesExperts) else None
+
+
+def check_expert_blocks(scheme: Scheme, layer: str, num_inputs: int) -> None:
+    """Raise ModelError, naming layer and scheme, unless an expert's matrix has whole blocks of inputs."""
+    if isinstance(scheme, HasExpertBlocks):
+        check_blocks(scheme, layer, num_inputs, scheme.expert_block)
 
 
 def check_experts(quantization: QuantizationConfig | None, layer: str, form: ExpertsForm) -> None:
@@ -87,9 +138,11 @@ def check_experts(quantization: QuantizationConfig | None, layer: str, form: Exp
 
 
 def _common_scheme(quantization: QuantizationConfig | None, layers: Sequence[str]) -> object | None:
-    """Return the scheme that all layers have. Quantisation on load leaves experts as they are."""
-    if quantization is None or quantization.is_on_load:
-        return None
+    """Return the scheme that all layers have in the checkpoint."""
+    return None if quantization is None or quantization.is_on_load else _same_scheme(quantization, layers)
+
+
+def _same_scheme(quantization: QuantizationConfig, layers: Sequence[str]) -> Scheme | None:
     first, *others = [quantization.scheme_of(layer) for layer in layers]
     for layer, scheme in zip(layers[1:], others, strict=True):
         if scheme != first:
@@ -100,8 +153,19 @@ def _common_scheme(quantization: QuantizationConfig | None, layers: Sequence[str
     return first
 
 
+def expert_bytes(scheme: Scheme, out_features: int, in_features: int, *, itemsize: int) -> int:
+    """Return the bytes of one expert's matrix and its scales on the device; see Scheme.matrix_bytes."""
+    if isinstance(scheme, PackedExperts):
+        return scheme.expert_bytes(out_features, in_features)
+    return scheme.matrix_bytes(out_features, in_features, itemsize=itemsize)
+
+
 def _refusal(quantization: QuantizationConfig | None, layer: str) -> str:
+    return f"{layer} is quantized as {_describe(quantization, layer)}, which is not supported for matrices"
+
+
+def _describe(quantization: QuantizationConfig | None, layer: str) -> str:
     assert quantization is not None
     scheme = quantization.scheme_of(layer)
     assert scheme is not None
-    return f"{layer} is quantized as {scheme.describe()}, which is not supported for matrices"
+    return scheme.describe()

@@ -19,7 +19,7 @@ from kernels.moe.storage import Fp8Matrix
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Scheme
-from models.quantization.linear_method import LinearPart
+from models.quantization.linear_method import LinearPart, ReadExpert
 from models.quantization.shards import SCALE_DTYPES, StoredPart, merge_outputs, read_dense
 from models.weights.weights import Weights
 
@@ -38,7 +38,7 @@ class Fp8BlockParams:
 
 @dataclass(frozen=True)
 class Fp8Block:
-    """Scheme and its LinearMethod: weights scaled by blocks of rows × columns.
+    """Scheme: weights scaled by blocks of rows × columns.
 
     Activations are scaled by groups of as many columns of each token.
     """
@@ -66,9 +66,9 @@ class Fp8Block:
         """See Scheme.matrix_bytes."""
         return out_features * in_features + 4 * -(-out_features // self.rows) * -(-in_features // self.columns)
 
-    def make_method(self) -> Fp8Block:
+    def make_method(self) -> Fp8BlockMethod:
         """See Scheme.make_method."""
-        return self
+        return Fp8BlockMethod(self)
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> Fp8BlockParams:
         """Read `weight` and `weight_scale_inv` of each part; see LinearMethod.load."""
@@ -83,29 +83,22 @@ class Fp8Block:
         weight, scales = (merge_outputs([pair[i] for pair in values]) for i in range(2))
         return Fp8BlockParams(weight, scales, rows)
 
-    def apply(self, params: Fp8BlockParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See LinearMethod.apply."""
-        quantized, x_scales = linear_ops.quantize_groups(x, self.columns)
-        return linear_ops.blocks_linear(
-            quantized, x_scales, params.weight, params.scales, bias, x.dtype, rows=params.rows, columns=self.columns
-        )
-
-    def load_each(self, w: Weights, num_experts: int, parts: Sequence[LinearPart]) -> Fp8Matrix:
+    def load_each(self, w: Weights, experts: range, parts: Sequence[LinearPart]) -> Fp8Matrix:
         """Read `weight` and `weight_scale_inv` of each part of each expert; see EachExpert.load_each."""
-        first = [StoredPart.locate(w / "experts.0", part) for part in parts]
+        first = [StoredPart.locate(w / f"experts.{experts[0]}", part) for part in parts]
         rows = self.rows
         if any(part.rows.start % rows != 0 for part in first):
             rows = math.gcd(rows, *(part.rows.start for part in first))
         n, k = parts[0].outputs, parts[0].inputs
-        values = torch.empty(num_experts, len(parts), n, k, dtype=FP8, device=w.device)
-        shape = (num_experts, len(parts), -(-n // rows), -(-k // self.columns))
+        values = torch.empty(len(experts), len(parts), n, k, dtype=FP8, device=w.device)
+        shape = (len(experts), len(parts), -(-n // rows), -(-k // self.columns))
         scales = torch.ones(shape, dtype=torch.float32, device=w.device)
-        for expert in range(num_experts):
+        for index, expert in enumerate(experts):
             for place, part in enumerate(parts):
                 stored = StoredPart.locate(w / f"experts.{expert}", part)
                 if not w.is_random:  # random weights are as wide as others without scales
-                    scales[expert, place] = self._read_scales(stored, rows)
-                values[expert, place] = stored.matrix("weight", (FP8,))
+                    scales[index, place] = self._read_scales(stored, rows)
+                values[index, place] = stored.matrix("weight", (FP8,))
         return Fp8Matrix(values.flatten(1, 2), scales, rows, self.columns)
 
     def _read_scales(self, part: StoredPart, rows: int) -> torch.Tensor:
@@ -115,6 +108,23 @@ class Fp8Block:
         scales = part.w.stored(part.need("weight_scale_inv", "weight_scale"), shape, SCALE_DTYPES)[:, first:last]
         firsts = torch.arange(part.rows.start, part.rows.stop, rows, device=scales.device)
         return scales.float()[firsts // self.rows].contiguous()
+
+
+class Fp8BlockMethod:
+    """LinearMethod of Fp8Block."""
+
+    def __init__(self, scheme: Fp8Block) -> None:
+        self._scheme = scheme
+        self._linear = linear_ops.Fp8BlockLinear()
+
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> Fp8BlockParams:
+        """See LinearMethod.load."""
+        return self._scheme.load(w, parts)
+
+    def apply(self, params: Fp8BlockParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See LinearMethod.apply."""
+        sizes = {"rows": params.rows, "columns": self._scheme.columns}
+        return self._linear(x, params.weight, params.scales, bias, **sizes)
 
 
 @dataclass(frozen=True)
@@ -176,6 +186,37 @@ class Fp8:
             quantized, x_scales = linear_ops.quantize_rows(x)
         return linear_ops.rows_linear(quantized, x_scales, params.weight, params.scales, bias, x.dtype)
 
+    def load_each(self, w: Weights, experts: range, parts: Sequence[LinearPart]) -> Fp8Matrix:
+        """Read `weight` and `weight_scale` of each part of each expert, all scales first; see EachExpert.load_each.
+
+        Activations of experts are not rounded, so a static scale of theirs has no use.
+        """
+        stored = [[StoredPart.locate(w / f"experts.{expert}", part) for part in parts] for expert in experts]
+        n, k = parts[0].outputs, parts[0].inputs
+        scales = torch.ones(len(experts), len(parts), n, 1, dtype=torch.float32, device=w.device)
+        values = torch.empty(len(experts), len(parts), n, k, dtype=FP8, device=w.device)
+        for index, row in enumerate(stored):
+            if w.is_random:  # random weights are as wide as others without scales
+                break
+            for place, part in enumerate(row):
+                scales[index, place, :, 0] = self._read_scales(part)
+                self._read_input_scale([part])
+        for index, row in enumerate(stored):
+            for place, part in enumerate(row):
+                values[index, place] = part.matrix("weight", (FP8,))
+        return Fp8Matrix(values.flatten(1, 2), scales, 1, k)
+
+    def quantize_each(self, experts: range, read: ReadExpert) -> Fp8Matrix:
+        """See QuantizesExperts.quantize_each: a scale for each output."""
+        parts = read(experts[0])
+        (n, k), device = parts[0].shape, parts[0].device
+        scales = torch.empty(len(experts), len(parts), n, 1, dtype=torch.float32, device=device)
+        values = torch.empty(len(experts), len(parts), n, k, dtype=FP8, device=device)
+        for index, expert in enumerate(experts):
+            for place, part in enumerate(read(expert) if index > 0 else parts):
+                values[index, place], scales[index, place, :, 0] = quantize_rows(part)
+        return Fp8Matrix(values.flatten(1, 2), scales, 1, k)
+
     def _read_scales(self, part: StoredPart) -> torch.Tensor:
         """Read the scales: [outputs of this rank]."""
         name = part.need("weight_scale", "weight_scale_inv")
@@ -196,7 +237,7 @@ ON_LOAD = Fp8("row", "token", is_stored=False)
 
 def parse(fields: Fields) -> QuantizationConfig:
     """Read a quantization_config of quant_method fp8, as transformers, AutoFP8 and vLLM write them."""
-    if fields.get("fmt") not in (None, "e4m3"):
+    if fields.get("fmt") not in (None, "e4m3", "float8_e4m3fn"):  # the last: MiniMax-M2
         raise ModelError(f"{fields.where}: fmt {fields.get('fmt')!r} is not supported: supported is 'e4m3'")
     activations = fields.get("activation_scheme") or "dynamic"
     if activations not in ("dynamic", "static"):

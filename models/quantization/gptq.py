@@ -30,6 +30,7 @@ from models.quantization.integers import (
     read_order,
     unpack_words,
 )
+from models.quantization.integers_experts import int_experts_bytes, int_experts_limit, load_int_experts
 from models.quantization.shards import SCALE_DTYPES, StoredPart
 
 # The value that GPTQModel adds to a word of zero points (convert_gptq_v1_to_v2_format), carries included
@@ -44,6 +45,7 @@ class Gptq:
     group_size: int | None
     has_order: bool  # desc_act
     is_v2: bool
+    is_symmetric: bool = True  # zero points are in the middle of the range; they are stored all the same
     has_model_scales: bool = False
 
     @property
@@ -58,6 +60,9 @@ class Gptq:
 
     matrix_bytes = int_matrix_bytes
     make_method = make_int_method
+    load_each = load_int_experts
+    experts_limit = int_experts_limit
+    expert_bytes = int_experts_bytes
 
     def describe(self) -> str:
         """See Scheme.describe."""
@@ -74,11 +79,13 @@ class Gptq:
         row_words, column_words = (
             range(share.start // per_word, share.stop // per_word) for share in (part.rows, part.columns)
         )
-        codes = part.band("qweight", (part.num_columns // per_word, part.num_rows), column_words, part.rows, INT32)
+        # the small tensors first: without them, or with other shapes, no weight is read
+        scales = part.band("scales", (num_groups, part.num_rows), groups, part.rows, SCALE_DTYPES)
         zeros = part.band("qzeros", (num_groups, part.num_rows // per_word), groups, row_words, INT32)
+        codes = part.band("qweight", (part.num_columns // per_word, part.num_rows), column_words, part.rows, INT32)
         return IntPart(
             codes=unpack_words(codes.T, self.bits),
-            scales=part.band("scales", (num_groups, part.num_rows), groups, part.rows, SCALE_DTYPES),
+            scales=scales,
             zeros=unpack_words(zeros if self.is_v2 else zeros + _ONES[self.bits], self.bits),
             group_of=group_of,
             bias=_read_bias(part),
@@ -102,6 +109,7 @@ def parse(fields: Fields) -> QuantizationConfig:
         group_size=read_group_size(fields),
         has_order=fields.flag("desc_act"),
         is_v2=format_ == "gptq_v2",
+        is_symmetric=fields.flag("sym", default=True),
     )
     rules, skipped = _read_dynamic(fields, scheme)
     blocks = fields.get("modules_in_block_to_quantize")
@@ -133,6 +141,7 @@ def _read_dynamic(fields: Fields, scheme: Gptq) -> tuple[list[Rule], LayerNames]
             bits=scheme.bits if own.get("bits") is None else read_bits(own),
             group_size=scheme.group_size if own.get("group_size") is None else read_group_size(own),
             has_order=own.flag("desc_act", default=scheme.has_order),
+            is_symmetric=own.flag("sym", default=scheme.is_symmetric),
         )
         rules.append(Rule(LayerNames.parse([expression], where=where), changed))
     return rules, LayerNames.parse(skipped, where=where)

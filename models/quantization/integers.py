@@ -57,6 +57,16 @@ class IntScheme(Protocol):
         ...
 
     @property
+    def is_symmetric(self) -> bool:
+        """True if every zero point is in the middle of the range, as config.json says."""
+        ...
+
+    @property
+    def has_order(self) -> bool:
+        """True if inputs belong to groups in an order of their own."""
+        ...
+
+    @property
     def has_model_scales(self) -> bool:
         """True if scales usually have the model's dtype; otherwise fp16."""
         ...
@@ -91,7 +101,9 @@ class IntMethod:
         """See LinearMethod.load."""
         stored = [StoredPart.locate(w, part) for part in parts]
         if w.is_random:
-            read = [_round(read_dense(w, part), share, self._scheme) for part, share in zip(parts, stored, strict=True)]
+            read = [
+                round_dense(read_dense(w, part), share, self._scheme) for part, share in zip(parts, stored, strict=True)
+            ]
         else:
             read = [self._scheme.read(part) for part in stored]
         blocks = [[read[0]]]
@@ -231,14 +243,19 @@ def _merge_biases(parts: Sequence[IntPart], dtype: torch.dtype) -> torch.Tensor 
     return torch.cat([bias.to(dtype) for bias in biases])
 
 
-def _round(dense: torch.Tensor, part: StoredPart, scheme: IntScheme) -> IntPart:
+def round_dense(dense: torch.Tensor, part: StoredPart, scheme: IntScheme) -> IntPart:
     """Quantise random weights like a checkpoint: round to nearest between the minimum and maximum of each group."""
     num_groups = len(group_band(part, scheme.group_size)[1])
     grouped = dense.float().unflatten(1, (num_groups, -1))
     low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
     top = (1 << scheme.bits) - 1
+    if scheme.is_symmetric:
+        high = torch.maximum(high, -low)
+        low = -high
     has_own_dtype = not scheme.has_model_scales or dense.dtype == torch.float32
     scales = ((high - low) / top).clamp(min=1e-4).to(torch.float16 if has_own_dtype else dense.dtype)
-    zeros = (-low / scales.float()).round().clamp(0, top)
+    middle = float(1 << (scheme.bits - 1))
+    zeros = torch.full_like(low, middle) if scheme.is_symmetric else (-low / scales.float()).round().clamp(0, top)
     codes = (grouped / scales.float()[..., None]).round_().add_(zeros[..., None]).clamp_(0, top)
-    return IntPart(codes.to(torch.uint8).flatten(1), scales.T, zeros.T.to(torch.uint8))
+    stored_zeros = None if scheme.is_symmetric else zeros.T.to(torch.uint8)
+    return IntPart(codes.to(torch.uint8).flatten(1), scales.T, stored_zeros)

@@ -5,7 +5,7 @@ A layer names its checkpoint matrices and this rank's share of each (LinearPart)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,8 @@ from models.weights.weights import Weights
 
 # A method's data of one layer, usually tensors under the method's own names; opaque to layers
 LinearParams = Any
+# expert → this rank's dense gate and up, or its down, [outputs, inputs] each; experts are read in order, once
+ReadExpert = Callable[[int], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)

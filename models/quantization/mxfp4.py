@@ -1,6 +1,7 @@
-"""MXFP4 experts of quant_method mxfp4: 4-bit floats in blocks of 32 inputs, a power of two as scale (gpt-oss).
+"""MXFP4 of quant_method mxfp4: 4-bit floats in blocks of 32 inputs, a power of two as scale (gpt-oss).
 
-The weights stay packed on the device; activations keep their dtype. All other layers of such a checkpoint are 16-bit.
+The weights stay packed on the device; activations keep their dtype. Experts are MXFP4. Linear layers are, too, but for
+those of modules_to_not_convert; without that list they are 16-bit.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.moe.storage import MXFP4_BLOCK, Mxfp4Matrix
+from kernels.e2m1 import MXFP4_BLOCK
+from kernels.moe.storage import Mxfp4Matrix
 from models.errors import ModelError
 from models.fields import Fields
+from models.parallel import ExpertShare
 from models.quantization.config import LayerNames, QuantizationConfig, Rule
+from models.quantization.float4 import Float4
 from models.quantization.linear_method import LinearMethod, LinearPart
 from models.weights.weights import Weights
 
@@ -38,34 +42,36 @@ class Mxfp4:
         return out_features * (in_features // 2 + in_features // MXFP4_BLOCK)
 
     def make_method(self) -> LinearMethod:
-        """Raise ModelError: linear layers are not stored so."""
-        raise ModelError(f"{self.describe()} is not supported for linear layers, only for experts")
+        """Raise ModelError: linear layers are not stored so, but as Float4."""
+        raise ModelError(f"{self.describe()} of experts is not supported for linear layers")
 
-    def load_all(self, w: Weights, num_experts: int, part: LinearPart, *, takes_turns: bool) -> Mxfp4Matrix:
+    def load_all(self, w: Weights, share: ExpertShare, part: LinearPart, *, takes_turns: bool) -> Mxfp4Matrix:
         """Read `<part>_blocks` [E, out, in / 32, 16] and `<part>_scales` [E, out, in / 32]; see AllExperts."""
         name = w.full_name(part.name)
         if part.in_features % MXFP4_BLOCK != 0:
             raise ModelError(f"{name}: {part.in_features} inputs are no multiple of {MXFP4_BLOCK}, a block of mxfp4")
-        shape = (num_experts, part.out_features, part.in_features // MXFP4_BLOCK)
-        width = shape[1 + part.dim] // part.size
-        share = {"dim": 1 + part.dim, "start": part.rank * width, "stop": (part.rank + 1) * width}
+        shape = (share.num_experts, part.out_features, part.in_features // MXFP4_BLOCK)
+        dim, start, stop = share.cut(1 + part.dim, shape[1 + part.dim])
         # the small tensor first: without it, or with another shape, no block is read
-        scales = w.stored(f"{part.name}_scales", shape, (torch.uint8,), **share)
+        scales = w.stored(f"{part.name}_scales", shape, (torch.uint8,), dim=dim, start=start, stop=stop)
         if w.is_random:
             scales.fill_(_RANDOM_SCALE)
-        blocks = w.stored(f"{part.name}_blocks", (*shape, _BYTES), (torch.uint8,), **share).flatten(2)
+        blocks = w.stored(f"{part.name}_blocks", (*shape, _BYTES), (torch.uint8,), dim=dim, start=start, stop=stop)
+        blocks = blocks.flatten(2)
         if takes_turns:
             scales, blocks = (_gates_first(each) for each in (scales, blocks))
         return Mxfp4Matrix(blocks.contiguous(), scales.contiguous())
 
 
 def parse(fields: Fields) -> QuantizationConfig:
-    """Read a quantization_config of quant_method mxfp4, which speaks of experts only."""
+    """Read a quantization_config of quant_method mxfp4."""
     where = f"{fields.where}: modules_to_not_convert"
     names = LayerNames.parse(fields.get("modules_to_not_convert"), where=where)
     ignored = LayerNames(tuple(_as_pattern(name) for name in names.patterns))
-    experts = LayerNames((r"re:.*\.experts(\.|$)",))
-    return QuantizationConfig("mxfp4", (Rule(experts, Mxfp4()),), ignored)
+    rules = [Rule(LayerNames((r"re:.*\.experts(\.|$)",)), Mxfp4())]
+    if names.patterns:
+        rules.append(Rule(LayerNames(has_all=True), Float4("mxfp4")))
+    return QuantizationConfig("mxfp4", tuple(rules), ignored)
 
 
 def _gates_first(values: torch.Tensor) -> torch.Tensor:

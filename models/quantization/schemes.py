@@ -18,7 +18,7 @@ import torch
 from kernels.linear.ops import DenseLinear
 from models.errors import ModelError
 from models.fields import Fields
-from models.quantization import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
+from models.quantization import awq, bitsandbytes, compressed_tensors, float4, fp8, gptq, mxfp4
 from models.quantization.config import QuantizationConfig, Scheme, check_share
 from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart
 from models.quantization.shards import read_dense
@@ -99,6 +99,7 @@ FORMATS: dict[str, Callable[[Fields], QuantizationConfig]] = {
     "awq": awq.parse,
     "gptq": gptq.parse,
     "mxfp4": mxfp4.parse,
+    "modelopt": float4.parse_modelopt,
 }
 # --quantization → scheme that quantises an unquantized checkpoint's layers while they are read
 # (server/config/value_types.py has the names)

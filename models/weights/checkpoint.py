@@ -5,11 +5,12 @@ folder_stats counts a folder's parameters and dtypes from the headers of its saf
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,13 @@ class SafetensorsReader:
         self._record(name, stored.nbytes)
         return stored.to(torch.float32, copy=True)
 
+    def leave_out(self, prefix: str, parts: Collection[str]) -> None:
+        """See TensorReader.leave_out."""
+        below = [name for name in self._unread if name.startswith(prefix)]
+        for name in below:
+            if name.removeprefix(prefix).partition(".")[0] in parts:
+                self._record(name, self._sizes[name])
+
     def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
         """Unmap the files; see TensorReader.finish."""
         self._files.clear()
@@ -129,6 +137,11 @@ class SafetensorsReader:
             raise ModelError(f"{self._folder}: {len(unread)} tensors have no place in the model: {names}")
         if self._progress is not None:
             self._progress(self._bytes_total, self._bytes_total)
+
+    @functools.cached_property
+    def _sizes(self) -> dict[str, int]:
+        """The bytes of each tensor, by its full name."""
+        return {self._added_prefix + name: size for path in self._files for name, _, _, size in _tensors(path)}
 
     def _stored_name(self, name: str) -> str:
         return name.removeprefix(self._added_prefix)
@@ -204,6 +217,9 @@ class RandomReader:
     def optional(self, name: str) -> torch.Tensor | None:
         """Return None: there are no optional tensors."""
         return None
+
+    def leave_out(self, prefix: str, parts: Collection[str]) -> None:
+        """Do nothing, as in finish()."""
 
     def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
         """Do nothing: no file is open, and no tensor can be unread."""

@@ -8,7 +8,7 @@ checkpoint stores merged (such as qkv_proj) as its parts. The readers are in mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -44,6 +44,10 @@ class TensorReader(Protocol):
 
     def optional(self, name: str) -> torch.Tensor | None:
         """Read a small tensor of any shape in fp32 on the CPU; None if it is missing. Raises ModelError."""
+        ...
+
+    def leave_out(self, prefix: str, parts: Collection[str]) -> None:
+        """Count the tensors `<prefix><part>.…` of these parts as read, without reading them."""
         ...
 
     def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
@@ -138,6 +142,10 @@ class Weights:
     def optional(self, name: str) -> torch.Tensor | None:
         """Read a small tensor that some checkpoints omit; see TensorReader.optional."""
         return self._reader.optional(self.full_name(name))
+
+    def leave_out(self, block: str, parts: Collection[str]) -> None:
+        """Leave the tensors `<block>.<part>.…` to another rank, so that finish() does not miss them."""
+        self._reader.leave_out(self.full_name(f"{block}."), parts)
 
     def full_name(self, name: str) -> str:
         """Return the tensor's full name in the checkpoint."""

@@ -13,7 +13,7 @@ import msgspec
 from engine.interface.config import EngineConfig, LoraSource, ServerConfig
 from server.config.api_keys import merge_roles, read_file_roles, read_key_hashes
 from server.config.model_source import check_kernels_package, resolve_model
-from server.config.serve_flags import num_steps_in_flight, speculative_of, traces_endpoint
+from server.config.serve_flags import is_expert_parallel, num_steps_in_flight, speculative_of, traces_endpoint
 from server.config.value_types import UsageError, readable_file, resolve_loras
 from server.text.embedding_model import load_embedding_model
 
@@ -89,6 +89,7 @@ def find_model(
 
 def _check_together(arguments: argparse.Namespace) -> None:
     speculative_of(arguments)
+    is_expert_parallel(arguments)
     budget, rows = arguments.max_num_batched_tokens, arguments.max_num_seqs
     if budget is not None and rows is not None and budget < rows:
         raise UsageError(
@@ -105,6 +106,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         load_format=arguments.load_format,
         device=arguments.device,
         tensor_parallel_size=arguments.tensor_parallel_size,
+        is_expert_parallel=is_expert_parallel(arguments),
         dtype=arguments.dtype,
         quantization=arguments.quantization,
         loras=loras,

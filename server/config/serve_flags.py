@@ -54,7 +54,7 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
     add(
         "--device", choices=("auto", "cuda", "mps", "cpu"), metavar="DEV", default="auto", help="auto, cuda, mps or cpu"
     )
-    add_tensor_parallel_flag(group, help="GPUs of this machine over which the model is split (1)")
+    add_tensor_parallel_flags(group, help="GPUs of this machine over which the model is split (1)")
     add(
         "--dtype",
         choices=("auto", "bfloat16", "float16", "float32"),
@@ -67,7 +67,7 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
         choices=QUANTIZATION_NAMES,
         metavar="NAME",
         default="auto",
-        help=f"format of linear layers (auto: the checkpoint's): {', '.join(QUANTIZATION_NAMES)}",
+        help=f"format of linear layers and experts (auto: the checkpoint's): {', '.join(QUANTIZATION_NAMES)}",
     )
     add(
         "--model-impl",
@@ -146,9 +146,18 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_tensor_parallel_flag(container: argparse._ActionsContainer, *, help: str) -> None:  # noqa: A002 - argparse's name
-    """Add --tensor-parallel-size."""
-    container.add_argument("--tensor-parallel-size", type=integer(1, 64), default=1, metavar="N", help=help)
+def add_tensor_parallel_flags(container: argparse._ActionsContainer, *, help: str) -> None:  # noqa: A002 - argparse's name
+    """Add --tensor-parallel-size, with this help, and --expert-parallel."""
+    add = container.add_argument
+    add("--tensor-parallel-size", type=integer(1, 64), default=1, metavar="N", help=help)
+    add("--expert-parallel", action="store_true", help="each GPU has some experts whole, not a part of each")
+
+
+def is_expert_parallel(arguments: argparse.Namespace) -> bool:
+    """Return the value of --expert-parallel. Raises StartupError if there is one GPU."""
+    if arguments.expert_parallel and arguments.tensor_parallel_size == 1:
+        raise UsageError("--expert-parallel needs --tensor-parallel-size 2 or more, and it is 1.")
+    return bool(arguments.expert_parallel)
 
 
 def add_overlap_flag(container: argparse._ActionsContainer) -> None:

@@ -24,7 +24,14 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _REFERENCE = '"$ref"'
-_XML = {"qwen_xml": xml_calls.QWEN, "seed": xml_calls.SEED, "minimax": xml_calls.MINIMAX, "glm": xml_calls.GLM}
+_XML = {
+    "qwen_xml": xml_calls.QWEN,
+    "seed": xml_calls.SEED,
+    "minimax": xml_calls.MINIMAX,
+    "dsml": xml_calls.DSML,
+    "dsml_v4": xml_calls.DSML_V4,
+    "glm": xml_calls.GLM,
+}
 _ARRAYS = {
     "hunyuan": json_forms.HUNYUAN,
     "nemotron": json_forms.NEMOTRON,
@@ -62,8 +69,8 @@ def tool_grammar(
             for i, tool in enumerate(tools):
                 rules.append(f"function_{i}: {_text(tool.name)} {tag(formats.MISTRAL_ARGS)} arguments_{i}")
             rules += _argument_rules(tools)
-        case "qwen_xml" | "seed" | "minimax" | "glm":
-            rules += _xml_calls(tools, _XML[chat_format.tools], tag, is_parallel=is_parallel)
+        case "qwen_xml" | "seed" | "minimax" | "dsml" | "dsml_v4" | "glm" as form:
+            rules += _xml_calls(tools, _XML[form], tag, is_parallel=is_parallel)
         case "gemma4" | "lfm2" | "llama4" | "olmo3":
             rules += _literal_calls(tools, chat_format.tools, tag, is_parallel=is_parallel)
         case _:
@@ -130,8 +137,10 @@ def _harmony_rules(names: Sequence[str], *, num_texts: int, is_open: bool, tag: 
 
 def _up_to(rule: str, end: str, tag: "_Tags") -> str:
     """Return the rule of any text up to an end, that included."""
-    if tag.begins_with_token(end):
-        return f"{rule}: /(?s:.*)/ {tag(end)}"
+    text, rest = tag.split_at_token(end)
+    if rest:
+        before = re.escape(text).replace("/", "\\/")
+        return f"{rule}: /(?s:.*{before})/ {tag(rest)}"
     return f"{rule}[suffix={_text(end)}]: /(?s:.*)/"
 
 
@@ -150,8 +159,10 @@ class _Tags:
             start = match.end()
         return " ".join([*terminals, *([_text(text[start:])] if start < len(text) else [])])
 
-    def begins_with_token(self, text: str) -> bool:
-        return self._pattern.match(text) is not None
+    def split_at_token(self, text: str) -> tuple[str, str]:
+        """Return what stands before the first token, and what begins with it."""
+        match = self._pattern.search(text)
+        return (text, "") if match is None else (text[: match.start()], text[match.start() :])
 
 
 def _harmony_calls(tools: Sequence[ToolSpec], tag: _Tags) -> list[str]:
@@ -262,7 +273,7 @@ def _xml_calls(tools: Sequence[ToolSpec], form: xml_calls.XmlForm, tag: "_Tags",
             is_required = isinstance(required, list) and key in required
             names.append(f"parameter_{i}_{j}" + ("" if is_required else "?"))
             rules += _xml_parameter(f"{i}_{j}", key, schema, tool, whole, form, tag)
-        head = _text(f"{form.function}{tool.name}{'' if form.value_start else form.name_end}")
+        head = tag(f"{form.function}{tool.name}{'' if form.value_start else form.name_end}")
         rules.append(f"function_{i}: {head} {space} {' '.join(names)} {tag(form.function_end)}")
     return rules
 
@@ -272,11 +283,12 @@ def _xml_parameter(
 ) -> list[str]:
     newline = "\n" if form.is_padded else ""
     space = '"\\n"?' if form.value_start else '"\\n"'
-    head = tag(f"{form.parameter}{key}{form.name_end}{newline}")
+    holds_text = is_string(schema, tool.parameters)
+    head = tag(f"{form.parameter_head(key, is_string=holds_text)}{newline}")
     if form.value_start:
         head += f" {space} {tag(form.value_start)}"
     end, value = f"{newline}{form.parameter_end}", f"value_{suffix}"
-    if is_string(schema, tool.parameters):
+    if holds_text:
         return [f"parameter_{suffix}: {head} {value} {space}", _up_to(value, end, tag)]
     schema = schema if isinstance(schema, dict) else {}
     if _REFERENCE in json.dumps(schema):

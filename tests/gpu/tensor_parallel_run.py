@@ -1,7 +1,7 @@
 """Prints the tokens that a checkpoint gives when it is split over GPUs; run by test_tensor_parallel_cuda.
 
-Usage: python -m tests.gpu.tensor_parallel_run CHECKPOINT SIZE EAGER DEPTH [DTYPE [NCCL]]
-NCCL: True if it is to make all sums.
+Usage: python -m tests.gpu.tensor_parallel_run CHECKPOINT SIZE EAGER DEPTH [DTYPE [NCCL [EXPERTS]]]
+NCCL: True if it is to make all sums. EXPERTS: True for --expert-parallel.
 """
 
 import faulthandler
@@ -20,7 +20,13 @@ LENGTHS = (5, 17, 30, 61, 12, 40, 23, 35)
 
 
 def main(
-    checkpoint: str, size: int, is_eager: bool, depth: int, dtype: str = "float32", has_nccl_only: bool = False
+    checkpoint: str,
+    size: int,
+    is_eager: bool,
+    depth: int,
+    dtype: str = "float32",
+    has_nccl_only: bool = False,
+    is_expert_parallel: bool = False,
 ) -> None:
     faulthandler.dump_traceback_later(_PATIENCE_S, exit=True)  # a rank that waits says where
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -29,6 +35,7 @@ def main(
         EngineConfig(
             model=checkpoint,
             tensor_parallel_size=size,
+            is_expert_parallel=is_expert_parallel,
             dtype=dtype,
             block_size=16,
             overlap_depth=depth,
@@ -46,4 +53,5 @@ def main(
 
 if __name__ == "__main__":
     path, num_gpus, eager, steps, *more = sys.argv[1:]
-    main(path, int(num_gpus), eager == "True", int(steps), *more[:1], has_nccl_only=more[1:] == ["True"])
+    nccl_and_experts = [argument == "True" for argument in more[1:]]
+    main(path, int(num_gpus), eager == "True", int(steps), *more[:1], *nccl_and_experts)

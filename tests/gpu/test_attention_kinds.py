@@ -88,7 +88,7 @@ def test_stale_columns_behind_a_window_never_count(seen, block_size, masked):
     assert _error([1, 900, 333], [3000, 1000, 17], shape=shape, **seen) < TOLERANCE[torch.bfloat16]
 
 
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (576, 512), (128, 64)])
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (576, 512), (320, 256), (128, 64)])
 @pytest.mark.parametrize("options", [{}, {"has_sinks": True}, {"sliding_window": 100}])
 def test_values_of_another_size_than_keys(head_dim, value_dim, options):
     shape = {"head_dim": head_dim, "value_dim": value_dim, "num_kv_heads": 1, "group": 8}

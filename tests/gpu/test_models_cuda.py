@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 from models.build import build
 from models.config.model_config import ModelConfig
@@ -14,6 +16,8 @@ from tests.support.reference import reference_logits, save_checkpoint
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
+# Fields of these configs that transformers 5.17 does not read: on the CPU its logits differ from those of 5.23, too
+IGNORED = {"gpt_oss": "swiglu_limit", "granite_hybrid_dense": "the norm's groups", "bamba_biases": "the norm's groups"}
 PROMPT = torch.randint(0, 97, (29,), generator=torch.Generator().manual_seed(7)).tolist()
 
 
@@ -22,6 +26,8 @@ def test_prefill_and_decode_match_transformers_on_the_cpu(kind, tmp_path):
     config = make_configs()[kind]
     if kind == "gemma" and config.hidden_act == "gelu":
         pytest.skip("this transformers takes the legacy name by its letter, later ones as the tanh approximation")
+    if kind in IGNORED and Version(transformers.__version__) < Version("5.18"):
+        pytest.skip("this transformers takes no notice of " + IGNORED[kind])
     save_checkpoint(tmp_path, config)
     runner = PagedRunner(load(tmp_path, device=CUDA), ModelConfig.from_folder(tmp_path), device=CUDA)
     row, other = runner.add_row(), runner.add_row()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -154,6 +155,48 @@ def test_a_graph_of_it_follows_its_inputs(shape, num_tokens):
     assert relative_error(out, _exact(problem)) < TOLERANCE[torch.bfloat16]
 
 
+def _shares(problem: Problem, size: int) -> list[Problem]:
+    """The problem's shares on ranks with whole experts, of which the last ones have most."""
+    num_experts = problem.gate_up.shape[0]
+    edges = [rank * num_experts // size for rank in range(size + 1)]
+    return [problem.of_experts(range(*edge)) for edge in itertools.pairwise(edges)]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 9, 64, 600, 4096])
+@pytest.mark.parametrize("shape", ["qwen3-30b", "mixtral-rank"])
+def test_shares_of_whole_experts_add_up_to_all(shape, num_tokens):
+    for skew in (0.0, 3.0):
+        problem = _problem(shape, num_tokens, torch.bfloat16, skew=skew)
+        torch.use_deterministic_algorithms(True)  # a value that no kernel wrote is NaN
+        try:
+            outs = [share.call(ops.fused_moe) for share in _shares(problem, 3)]
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert relative_error(sum(out.double() for out in outs), _exact(problem)) < TOLERANCE[torch.bfloat16]
+        for share, out in zip(_shares(problem, 3), outs, strict=True):
+            expected = share.call(moe.fused_moe)
+            if expected.any():
+                assert relative_error(out, expected) < TOLERANCE[torch.bfloat16]
+            else:
+                assert not out.any()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8, 64])
+def test_a_graph_of_a_share_follows_its_inputs(num_tokens):
+    first, second = (_problem("qwen3-30b", num_tokens, torch.bfloat16, skew=skew) for skew in (0.0, 3.0))
+    share = _shares(dataclasses.replace(first, x=first.x.clone(), logits=first.logits.clone()), 3)[1]
+    share.call(ops.fused_moe)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = share.call(ops.fused_moe)
+    for inputs in (first, second, first):
+        share.x.copy_(inputs.x)
+        share.logits.copy_(inputs.logits)
+        graph.replay()
+        assert torch.equal(out, share.call(ops.fused_moe))
+
+
 @pytest.mark.parametrize("num_tokens", [4, 100, 3000])
 def test_results_are_equal_from_run_to_run_and_in_any_order(num_tokens):
     problem = _problem("qwen3-30b", num_tokens, torch.bfloat16, skew=2.0)
@@ -180,6 +223,7 @@ def test_tokens_that_are_no_numbers_harm_no_others():
 
 def test_it_never_waits_for_the_device():
     problems = [_problem("qwen3-30b", num_tokens, torch.bfloat16) for num_tokens in (1, 8, 64, 700)]
+    problems += [share for problem in problems for share in _shares(problem, 2)]
     for problem in problems:
         problem.call(ops.fused_moe)
     torch.cuda.synchronize()

@@ -150,12 +150,14 @@ def test_a_row_depends_on_the_rows_beside_it_no_more_in_fp8_than_in_bf16(n, k, m
 def test_e4m3_products_scaled_by_block(n, k, rows, num_rows, dtype):
     from kernels.linear import ops as linear_ops
 
-    x = linear_ops.quantize_groups(_randn(num_rows, k, dtype=dtype), 128)
+    dense = _randn(num_rows, k, dtype=dtype)
+    x = linear_ops.quantize_groups(dense, 128)
     w = reference.quantize_blocks(_randn(n, k) * torch.rand(n, 1, device="cuda"), rows, 128)
+    linear = linear_ops.Fp8BlockLinear()
     wide_x = x[0].double() * x[1].double().repeat_interleave(128, 1)[:, :k]
     wide_w = reference.dequantize_blocks(*w, rows, 128)
     for bias in (None, _randn(n, dtype=dtype)):
-        out = linear_ops.blocks_linear(*x, *w, bias, dtype, rows=rows, columns=128)
+        out = linear(dense, *w, bias, rows=rows, columns=128)
         assert relative_error(out, _reference(wide_x, wide_w, bias)) < 2 * TOLERANCE[dtype]
 
 
@@ -186,13 +188,11 @@ def test_products_are_captured_in_graphs(num_rows):
     x, w, table = _randn(num_rows, k).bfloat16(), _randn(n, k), torch.tensor(reference.NF4_TABLE, device="cuda")
     by_row, by_block = reference.quantize_rows(w), reference.quantize_blocks(w, 128, 128)
     codes, integers = make_lut4_weight(*reference.quantize_nf4(w), table, x.dtype), reference.quantize_int8(w)
-    linear_4bit = Linear4Bit()
+    linear_4bit, by_blocks = Linear4Bit(), linear_ops.Fp8BlockLinear()
     products = [
         lambda: linear_ops.rows_linear(*linear_ops.quantize_rows(x), *by_row, None, x.dtype),
         lambda: linear_ops.rows_linear(*linear_ops.quantize_by(x, scale), *by_row, None, x.dtype),
-        lambda: linear_ops.blocks_linear(
-            *linear_ops.quantize_groups(x, 128), *by_block, None, x.dtype, rows=128, columns=128
-        ),
+        lambda: by_blocks(x, *by_block, None, rows=128, columns=128),
         lambda: linear_4bit(x, codes, None),
         lambda: linear_int8(x, *integers, None),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 import torch
 
@@ -55,14 +56,18 @@ def test_prompts_cut_anywhere(layers: Sequence[str], expected: tuple, num_tokens
 
 
 @pytest.mark.parametrize("speculative", [None, SPECULATIVE])
-def test_preempted(layers: Sequence[str], expected: tuple, speculative: SpeculativeConfig | None) -> None:
+def test_preempted(layers: Sequence[str], speculative: SpeculativeConfig | None) -> None:
+    """Answers so long that the pool runs out of pages."""
+    inputs = [prompt[:100] for prompt in prompts()]
+    long = [msgspec.structs.replace(params, max_tokens=140) for params in repetitive()]
+    expected = tokens(load_hybrid(*layers, block_size=16, enable_prefix_caching=False).generate(inputs, long))
     pages = load(layers).loaded.plan.pages
     num_bytes = (2 * pages.num_pages(250) + 1) * pages.page_bytes
     offline = load(
         layers, kv_cache_memory_bytes=num_bytes, max_model_len=250, max_num_seqs=None, speculative=speculative
     )
     for _ in range(2):
-        assert tokens(offline.generate(prompts(), repetitive())) == expected[1]
+        assert tokens(offline.generate(inputs, long)) == expected
     assert offline.engine.scheduler.num_preemptions > 0
 
 

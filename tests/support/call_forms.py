@@ -4,7 +4,7 @@ import json
 
 from hypothesis import strategies as st
 
-from server.text.parsers.xml_calls import GLM, MINIMAX, QWEN, SEED
+from server.text.parsers.xml_calls import DSML, DSML_V4, GLM, MINIMAX, QWEN, SEED
 
 PLACES = st.lists(st.integers(0, 400), max_size=12)
 VALUES = st.recursive(
@@ -15,7 +15,8 @@ VALUES = st.recursive(
 ARGUMENTS = st.dictionaries(st.sampled_from(["city", 'q"', "<tool_call>", "ü", "{"]), VALUES, max_size=3)
 CALLS = st.tuples(st.sampled_from(["get_weather", "now"]), ARGUMENTS)
 WORDS = st.text(alphabet='ab<>/[]{}"\\;: \n</tool_call>é', max_size=12)  # what tags and calls are made of, mostly
-XML_FORMS = {"qwen_xml": QWEN, "seed": SEED, "minimax": MINIMAX, "glm": GLM}
+SCHEMA_FORMS = {"qwen_xml": QWEN, "seed": SEED, "minimax": MINIMAX, "glm": GLM}  # whose values are typed by the schema
+XML_FORMS = SCHEMA_FORMS | {"dsml": DSML, "dsml_v4": DSML_V4}
 JSON_FORMS = ["hermes", "llama3", "mistral", "mistral_args", "granite"]
 LITERAL_FORMS = ["gemma4", "lfm2", "llama4", "olmo3"]
 TAG_FORMS = ["hunyuan", "nemotron", "cohere", "apertus", "kimi", "deepseek_v3", "deepseek_v31"]
@@ -40,7 +41,7 @@ JUNK = ["junk", " } junk", ", junk}", "]", "<", "</tool_", "<tool", "</", ".</to
 MALFORMED["mistral_args"] = MALFORMED["mistral"]
 MALFORMED["granite"] = ["<|tool_call|>", "<|tool_call|>x", '<|tool_call|>[{"name"}]', "<|tool_call|>{}", "<|tool_"]
 
-for _form in ("seed", "minimax"):
+for _form in ("seed", "minimax", "dsml", "dsml_v4"):
     _tags = XML_FORMS[_form]
     MALFORMED[_form] = [
         text.replace("<tool_call>", _tags.start)
@@ -132,10 +133,16 @@ def written(form: str, name: str, arguments: dict) -> str:
         return written_literals(form, name, arguments)
     tags = XML_FORMS[form]
     pad = "\n" if tags.is_padded else ""
+    if tags.says_type:
+        values = [
+            (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)) for value in arguments.values()
+        ]
+    else:
+        values = list(map(str, arguments.values()))
+    heads = [tags.parameter_head(key, is_string=isinstance(value, str)) for key, value in arguments.items()]
     values = "".join(
-        f"{tags.parameter}{key}{tags.name_end}{tags.value_start and chr(10) + tags.value_start}{pad}"
-        f"{value}{pad}{tags.parameter_end}\n"
-        for key, value in arguments.items()
+        f"{head}{tags.value_start and chr(10) + tags.value_start}{pad}{value}{pad}{tags.parameter_end}\n"
+        for head, value in zip(heads, values, strict=True)
     )
     if form == "glm":
         return f"<tool_call>{name}\n{values}</tool_call>"

@@ -49,6 +49,7 @@ from transformers import (
 )
 
 from tests.support.hybrid_checkpoints import make_hybrids
+from tests.support.mixture_checkpoints import make_mixtures
 
 TINY = {
     "vocab_size": 97,
@@ -125,6 +126,7 @@ def make_configs() -> dict[str, PreTrainedConfig]:
         | _make_delta_nets()
         | _make_latent()
         | make_hybrids(TINY)
+        | make_mixtures(TINY)
     )
 
 

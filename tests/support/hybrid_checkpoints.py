@@ -1,4 +1,4 @@
-"""Tiny transformers configs of models with short convolutions and Mamba-2 layers."""
+"""Tiny transformers configs of models with short convolutions, Mamba-2 layers and Kimi delta attention."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from transformers import (
     BambaConfig,
     FalconH1Config,
     GraniteMoeHybridConfig,
+    KimiLinearConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     NemotronHConfig,
@@ -15,7 +16,7 @@ from transformers import (
 
 def make_hybrids(tiny: dict[str, int]) -> dict[str, PreTrainedConfig]:
     """Checkpoint kind → config. tiny: the usual sizes."""
-    return _make_short_convs(tiny) | _make_mambas(tiny) | _make_nemotrons(tiny)
+    return _make_short_convs(tiny) | _make_mambas(tiny) | _make_nemotrons(tiny) | _make_kimis(tiny)
 
 
 def _make_short_convs(tiny: dict[str, int]) -> dict[str, PreTrainedConfig]:
@@ -148,5 +149,36 @@ def _make_nemotrons(tiny: dict[str, int]) -> dict[str, PreTrainedConfig]:
             moe_latent_size=16,
             mlp_bias=True,
             norm_topk_prob=False,
+        ),
+    }
+
+
+def _make_kimis(tiny: dict[str, int]) -> dict[str, PreTrainedConfig]:
+    """No size of a head is that of another part; layers are listed as published files list them, or as new ones do."""
+    tiny = tiny | {"num_hidden_layers": 4, "num_key_value_heads": 4}
+    latent = {"kv_lora_rank": 12, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6}
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    listed = {"kda_layers": [1, 3], "full_attn_layers": [2, 4], "head_dim": 16, "num_heads": 4}
+    return {
+        "kimi_linear": KimiLinearConfig(
+            **tiny, **latent, **experts, **ids, linear_attn_config=listed | {"short_conv_kernel_size": 4}
+        ),
+        "kimi_linear_groups": KimiLinearConfig(
+            **tiny,
+            **latent,
+            **experts,
+            **ids,
+            q_lora_rank=20,
+            attention_bias=True,
+            layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
+            mlp_layer_types=["sparse", "dense", "sparse", "sparse"],
+            linear_head_dim=12,
+            linear_num_heads=8,
+            linear_conv_kernel_dim=2,
+            n_group=4,
+            topk_group=2,
+            norm_topk_prob=False,
+            n_shared_experts=2,
         ),
     }

@@ -23,6 +23,11 @@ DELTA_NET = tuple(
         *("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj", "o_proj"),
     )
 )
+# Of Kimi-Linear's recurrent and latent attention
+KIMI = (
+    *(f"self_attn.{name}_proj" for name in ("b", "f_a", "f_b", "g_a", "g_b")),
+    *("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.kv_a_proj_with_mqa"),
+)
 # Of LFM2, Granite 4, Bamba, Falcon-H1 and Llama 4, and of the only block of Nemotron-H's layers
 HYBRID = (
     *("conv.in_proj", "conv.out_proj", "self_attn.out_proj", "mamba.in_proj", "mamba.out_proj"),

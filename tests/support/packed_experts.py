@@ -25,8 +25,11 @@ FP8_CONFIG = {
     "quant_method": "fp8",
     "activation_scheme": "dynamic",
     "weight_block_size": [128, 128],
-    "modules_to_not_convert": ["lm_head", "self_attn", "mlp.gate", "mlp.shared_experts", "model.layers.0"],
-}
+    "modules_to_not_convert": [
+        "lm_head", "self_attn", "mlp.gate", "mlp.shared_experts", "model.layers.0",
+        "block_sparse_moe.gate", "block_sparse_moe.shared_experts",
+    ],
+}  # fmt: skip
 BLOCK = 128
 
 
@@ -53,7 +56,8 @@ def save_mxfp4(dense: Path, packed: Path) -> None:
 def save_fp8_blocks(dense: Path, packed: Path, *, kind: str = "qwen3_moe", width: int = 144) -> None:
     """Save experts in e4m3 with a scale per block, 0.5 to 2 times the weights' own, and what they mean."""
     config = copy.deepcopy(make_configs()[kind])
-    config.hidden_size, config.moe_intermediate_size = 160, width
+    config.hidden_size = 160
+    setattr(config, "intermediate_size" if kind == "minimax_m2" else "moe_intermediate_size", width)
     save_checkpoint(dense, config)
     tensors = load_file(dense / "model.safetensors")
     stored = dict(tensors)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import transformers
 
 from models.config.model_config import ModelConfig
+from tests.unit.models.config.test_kimi_fields import KIMI
 from tests.unit.models.config.test_latent_fields import V2_LITE
 from tests.unit.models.config.test_published_configs import PUBLISHED
 
@@ -115,6 +116,42 @@ _SIZES: dict[str, _Row] = {
             "attention_bias": True,
         },
     ),
+    "Dots1": (
+        "dots.llm1",
+        143.0,
+        (152064, 4096, 10944, 62, 32, 32, 128, 32768),
+        {
+            "n_routed_experts": 128,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1408,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "sliding_window": None,
+        },
+    ),
+    "ExaoneMoe": (
+        "K-EXAONE 236B-A23B",
+        236.0,
+        (153600, 6144, 18432, 48, 64, 8, 128, 262144),
+        {
+            "num_experts": 128,
+            "moe_intermediate_size": 2048,
+            "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 12,
+            "sliding_window": 128,
+        },
+    ),
+    "Cohere2Moe": (
+        "Command A+, its text",
+        218.3,
+        (262144, 4096, 4096, 32, 128, 8, 128, 200000),
+        {
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 4,
+            "expert_selection_fn": "sigmoid",
+            **_TIED,
+        },
+    ),
     "Ministral": (
         "Ministral 8B",
         8.02,
@@ -163,7 +200,12 @@ _DEFAULTS: dict[str, tuple[str, type[transformers.PreTrainedConfig], float, dict
     "OlmoHybrid": ("OLMo-Hybrid 7B", transformers.OlmoHybridConfig, 7.43, {}),
     "DeepseekV2": ("DeepSeek-V2-Lite", transformers.DeepseekV2Config, 15.7, V2_LITE),
     "DeepseekV3": ("DeepSeek-V3", transformers.DeepseekV3Config, 671.0, {}),
+    "MiniMaxM2": ("MiniMax-M2", transformers.MiniMaxM2Config, 229.0, {"rotary_dim": 64}),
+    "SolarOpen": ("Solar Open 100B", transformers.SolarOpenConfig, 102.6, {}),
+    "Mistral4": ("Mistral Small 4, its text", transformers.Mistral4Config, 119.0, {}),
     "Glm4MoeLite": ("GLM-4.7-Flash", transformers.Glm4MoeLiteConfig, 29.9, {}),
+    # without the default's own list of layers
+    "KimiLinear": ("Kimi-Linear 48B-A3B", transformers.KimiLinearConfig, 49.1, KIMI | {"layer_types": None}),
 }
 
 

@@ -49,11 +49,13 @@ def delta_rule_token_by_token(config: transformers.PreTrainedConfig) -> Iterator
     Its chunks of 64 tokens round otherwise: in float32 logits of the tests' checkpoints differ by up to 3e-4.
     """
     family = config.model_type.removesuffix("_text")
-    if not hasattr(config, "linear_num_key_heads"):
+    kinds = {"linear_num_key_heads": "torch_{}_gated_delta_rule", "linear_num_heads": "{}_kimi_delta_attention"}
+    name = next((name for field, name in kinds.items() if hasattr(config, field)), None)
+    if name is None:
         yield
         return
     module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    with patch.object(module, "torch_chunk_gated_delta_rule", module.torch_recurrent_gated_delta_rule):
+    with patch.object(module, name.format("chunk"), getattr(module, name.format("recurrent"))):
         yield
 
 

@@ -284,6 +284,14 @@ GLM_LIKE = """\
 {{- '<|assistant|>' + ('<think></think>' if enable_thinking is defined and not enable_thinking else '') }}
 """  # noqa: E501
 
+# The token of its tags is a variable, as in the templates that others made for DeepSeek V3.2
+DSML_LIKE = """\
+{%- set dsml = '｜DSML｜' %}
+{%- if tools %}{{ '<' + dsml + 'function_calls><' + dsml + 'invoke name="f">' + tools | tojson }}{% endif %}
+{%- for message in messages %}{{ message.role + message.content }}{% endfor %}
+{{- '<｜Assistant｜>' + ('<think>' if thinking else '</think>') }}
+"""
+
 SEED_LIKE = """\
 {%- if tools %}{{ tools | tojson + '<seed:tool_call><function=f><parameter=k>v</parameter></function>' }}{% endif %}
 {%- for message in messages %}{{ message.role + message.content.split('</seed:think>')[-1] }}{% endfor %}

@@ -1,6 +1,7 @@
 """One rank of test_tensor_parallel: runs each checkpoint split over the ranks and saves its logits."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,16 +18,24 @@ MAX_SMALL_ROWS = 4
 PROMPT = [3, 90, 17, 4, 55, 8, 8, 61, 96, 0, 42]
 
 
-def run_rank(rank: int, size: int, store_file: Path, folders: list[Path]) -> None:
+def run_rank(
+    rank: int,
+    size: int,
+    store_file: Path,
+    folders: list[Path],
+    is_expert_parallel: bool = False,
+    load_model: Callable[[Path, TensorParallel], torch.nn.Module] = load,
+) -> None:
     """Run in a process of its own. Raises AssertionError where a collective is not as its docstring says."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=size)
     tp = TensorParallel(rank, size, distributed.group.WORLD)
     check_collectives(tp)
     sums = GatheredSums(tp)
-    tp = dataclasses.replace(tp, one_shot_all_reduce=sums)
+    tp = dataclasses.replace(tp, one_shot_all_reduce=sums, is_expert_parallel=is_expert_parallel)
     for folder in folders:
-        runner = PagedRunner(load(folder, tp), ModelConfig.from_folder(folder), tp_size=size, dtype=pool_dtype(folder))
+        config = ModelConfig.from_folder(folder)
+        runner = PagedRunner(load_model(folder, tp), config, tp_size=size, dtype=pool_dtype(folder))
         row = runner.add_row()
         logits = runner.step([(row, PROMPT[:7])]) + runner.step([(row, PROMPT[7:8])]) + runner.step([(row, PROMPT[8:])])
         torch.save(torch.cat(logits), folder / f"logits-{size}-{rank}.pt")

@@ -128,6 +128,8 @@ FORMS = {
     "GLM-4": ("glm", "<think>"),
     "glm4moe": ("glm", "<think>"),
     "MiniMax-M2": ("minimax", "<think>"),
+    "deepseek-ai-DeepSeek-V3.2": ("dsml", "<think>"),
+    "deepseek-ai-DeepSeek-V4": ("dsml_v4", "<think>"),
     "MiniMax-M3": (None, None),
     "muse": (None, None),
     "ByteDance-Seed-OSS": ("seed", "<seed:think>"),

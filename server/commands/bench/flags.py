@@ -3,7 +3,7 @@
 import argparse
 import re
 
-from server.config.serve_flags import add_overlap_flag, add_speculative_flags, add_tensor_parallel_flag
+from server.config.serve_flags import add_overlap_flag, add_speculative_flags, add_tensor_parallel_flags
 from server.config.setting import add_alias
 from server.config.value_types import (
     BACKEND_NAMES,
@@ -42,7 +42,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     shapes = "random weights: qwen3-0.6b, llama-3.1-8b …"
     model.add_argument("--shape", type=text, metavar="NAME", help=shapes)
     add("--device", choices=("auto", "cuda", "mps", "cpu"), default="auto", metavar="DEV", help="auto, cuda, mps, cpu")
-    add_tensor_parallel_flag(parser, help="GPUs over which the model is split (1)")
+    add_tensor_parallel_flags(parser, help="GPUs over which the model is split (1)")
     add("--attention-backend", choices=BACKEND_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--quantization", choices=QUANTIZATION_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length (8192, or the model's)")

@@ -6,7 +6,7 @@ Exit codes: 0 the model can be served, 2 it cannot, or wrong usage.
 import argparse
 
 from server.config.help_format import add_short_help
-from server.config.serve_flags import add_tensor_parallel_flag
+from server.config.serve_flags import add_tensor_parallel_flags, is_expert_parallel
 from server.config.value_types import KV_CACHE_DTYPES, QUANTIZATION_NAMES, AnyParser, gibibytes, integer, share, text
 
 _EXAMPLES = """\
@@ -42,7 +42,7 @@ def add_doctor(commands: "argparse._SubParsersAction[AnyParser]", formatter: typ
     add("--gpu-memory", type=gibibytes, metavar="GIB", help="plan for a GPU of this size instead of this machine's")
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="fraction of GPU memory to use (0.9)")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
-    add_tensor_parallel_flag(parser, help="GPUs over which the model is split (1)")
+    add_tensor_parallel_flags(parser, help="GPUs over which the model is split (1)")
     choices = {"--device": ("auto", "cuda", "mps", "cpu"), "--dtype": ("auto", "bfloat16", "float16", "float32")}
     for flag, names in choices.items():
         add(flag, choices=names, default="auto", metavar=flag[2:5].upper(), help=", ".join(names))
@@ -72,6 +72,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         max_model_len=arguments.max_model_len,
         num_gpus=arguments.tensor_parallel_size,
+        is_expert_parallel=is_expert_parallel(arguments),
     )
     address = LaunchConfig(host=arguments.host, port=arguments.port)
     report = look(Question(arguments.model, arguments.revision, arguments.pooling, ask, address))

@@ -27,6 +27,8 @@ ToolForm = Literal[
     "harmony",
     "seed",
     "minimax",
+    "dsml",
+    "dsml_v4",
     "glm",
     "gemma4",
     "lfm2",
@@ -86,11 +88,15 @@ def _section(form: json_forms.SectionForm) -> Callable[[Sequence[ToolSpec]], Cal
     return lambda tools: json_forms.section_parser(form)
 
 
-_INVOKE = 'invoke name="'  # of several forms, of which one is known; their templates contain marks of others
+_INVOKE = 'invoke name="'  # of several forms, of which these are known; their templates contain marks of others
+_INVOKING = ("minimax", "dsml", "dsml_v4")
 # The first whose marks are in a template is its form
 _FORMS: dict[ToolForm, _Form] = {
     "seed": _Form(((xml_calls.SEED.start,),), xml_calls.SEED.tags, _xml(xml_calls.SEED)),
     "minimax": _Form(((xml_calls.MINIMAX.start,),), xml_calls.MINIMAX.tags, _xml(xml_calls.MINIMAX)),
+    # templates write the token by a variable
+    "dsml": _Form(((xml_calls.DSML.token, "function_calls>"),), xml_calls.DSML.tags, _xml(xml_calls.DSML)),
+    "dsml_v4": _Form(((xml_calls.DSML.token, "tool_calls>"),), xml_calls.DSML_V4.tags, _xml(xml_calls.DSML_V4)),
     "glm": _Form(
         ((formats.HERMES_START, xml_calls.GLM.parameter),),
         xml_calls.GLM.tags,
@@ -204,7 +210,7 @@ def make_parser(chat_format: ChatFormat, *, tools: Sequence[ToolSpec], is_reason
 def _tool_form(source: str) -> ToolForm | None:
     for name, form in _FORMS.items():
         if any(all(part in source for part in mark) for mark in form.marks):
-            return name if name == "minimax" or _INVOKE not in source else None
+            return name if name in _INVOKING or _INVOKE not in source else None
     return None
 
 

@@ -47,19 +47,31 @@ def read_value(types: set[str], end: str, emit: Emit, *, is_padded: bool) -> Rea
     if types <= _STRING:
         yield from _stream_string(end, emit, is_padded=is_padded)
         return
+    value = yield from _read_whole(end, emit)
+    emit(typed_json(value.removeprefix("\n").removesuffix("\n") if is_padded else value, types))
+
+
+def read_json(end: str, emit: Emit) -> Reading[None]:
+    """Read up to `end` and emit what is read, if it is JSON, else a string of it."""
+    value = yield from _read_whole(end, emit)
+    text, kinds = _parsed(value)
+    emit(text if kinds else quoted(value))
+
+
+def quoted(text: str) -> str:
+    """Return a text as a JSON string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _read_whole(end: str, emit: Emit) -> Reading[str]:
+    """Return the text up to `end`; if it is cut off, emit it."""
     chars: list[str] = []
     try:
         yield from copy_until(end, (yield), chars.append)
     except GeneratorExit:  # cut off
         emit("".join(chars))
         raise
-    value = "".join(chars)
-    emit(typed_json(value.removeprefix("\n").removesuffix("\n") if is_padded else value, types))
-
-
-def quoted(text: str) -> str:
-    """Return a text as a JSON string."""
-    return json.dumps(text, ensure_ascii=False)
+    return "".join(chars)
 
 
 def _stream_string(end: str, emit: Emit, *, is_padded: bool) -> Reading[None]:
@@ -83,13 +95,18 @@ def _stream_string(end: str, emit: Emit, *, is_padded: bool) -> Reading[None]:
 
 def typed_json(value: str, types: set[str]) -> str:
     """Return the JSON of a text: a value of one of the types, else a string."""
+    text, kinds = _parsed(value)
+    return text if kinds & types - _STRING else quoted(value)
+
+
+def _parsed(value: str) -> tuple[str, set[str]]:
+    """Return a text as JSON, and the JSON types that it has: none if it is not JSON."""
     text = value.strip()
     text = _PYTHON_LITERALS.get(text, text)
     try:
-        kinds = _kinds(json.loads(text, parse_constant=_refuse))
+        return text, _kinds(json.loads(text, parse_constant=_refuse))
     except (ValueError, RecursionError):
-        kinds = set()
-    return text if kinds & types - _STRING else quoted(value)
+        return text, set()
 
 
 def _kinds(value: object) -> set[str]:

@@ -5,6 +5,9 @@ Seed-OSS      <seed:tool_call> the same </seed:tool_call>
 MiniMax-M2    <minimax:tool_call> <invoke name="NAME"> <parameter name="KEY">VALUE</parameter> … </invoke> …
               </minimax:tool_call>
 GLM 4.5 on    <tool_call>NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value> … </tool_call>
+DeepSeek V3.2 <｜DSML｜function_calls> <｜DSML｜invoke name="NAME"> <｜DSML｜parameter name="KEY" string="true">VALUE
+              </｜DSML｜parameter> … </｜DSML｜invoke> … </｜DSML｜function_calls>
+              VALUE is JSON if string="false"; V4 has tool_calls in place of function_calls
 """
 
 import re
@@ -14,9 +17,10 @@ from typing import NamedTuple
 from server.text.parsers.base import PartSink
 from server.text.parsers.formats import HERMES_END, HERMES_START, read_end
 from server.text.parsers.tool_calls import CallParser, Malformed, Reading, read_name, read_one_of, read_tag, skip_space
-from server.text.parsers.typed_values import Properties, Schema, quoted, read_value
+from server.text.parsers.typed_values import Properties, Schema, quoted, read_json, read_value
 
 _MAX_NAME_CHARS = 256
+TYPE, STRING, OTHER = '" string="', 'true">', 'false">'  # of a parameter
 _NAME_CHAR = re.compile(r"[\w.:\-]")
 
 
@@ -33,12 +37,21 @@ class XmlForm(NamedTuple):
     value_start: str = ""  # between a parameter's name and its value
     is_padded: bool = False  # a newline on each side of a value
     is_shared: bool = False  # one start for several functions
+    says_type: bool = False  # a parameter's name is followed by whether its value is a string
+    token: str = ""  # what may be a token within each tag
 
     @property
     def tags(self) -> tuple[str, ...]:
         """Tags that may be tokens."""
+        if self.token:
+            return (self.token,)
         inner = (self.parameter, self.name_end, self.value_start, self.parameter_end) if self.value_start else ()
         return (self.start, self.end, *inner)
+
+    def parameter_head(self, name: str, *, is_string: bool) -> str:
+        """Return what stands before the value, or before value_start."""
+        kind = STRING if is_string else OTHER
+        return f"{self.parameter}{name}{f'{TYPE}{kind}' if self.says_type else self.name_end}"
 
 
 QWEN = XmlForm(HERMES_START, HERMES_END, "<function=", "<parameter=", ">", "</function>", is_padded=True)
@@ -62,6 +75,19 @@ GLM = XmlForm(
     parameter_end="</arg_value>",
     value_start="<arg_value>",
 )
+DSML = XmlForm(
+    "<｜DSML｜function_calls>",
+    "</｜DSML｜function_calls>",
+    '<｜DSML｜invoke name="',
+    '<｜DSML｜parameter name="',
+    '">',
+    "</｜DSML｜invoke>",
+    parameter_end="</｜DSML｜parameter>",
+    is_shared=True,
+    says_type=True,
+    token="｜DSML｜",
+)
+DSML_V4 = DSML._replace(start="<｜DSML｜tool_calls>", end="</｜DSML｜tool_calls>")
 
 
 def xml_parser(form: XmlForm, schemas: Mapping[str, Schema]) -> CallParser:
@@ -128,11 +154,18 @@ def _read_parameters(emit: Callable[[str], None], form: XmlForm, properties: Pro
         if found != form.parameter:
             return seen
         try:
-            key = yield from read_name(form.name_end)
+            key = yield from read_name(TYPE if form.says_type else form.name_end)
+            kind, seen = (yield from read_one_of((STRING, OTHER))) if form.says_type else ("", "")
+            if seen:
+                raise Malformed(seen)
             if form.value_start:
                 yield from read_tag(form.value_start)
         except Malformed as fault:
             return found + fault.unread
         emit(f"{separator}{quoted(key)}: ")
         separator, seen = ", ", ""
-        yield from read_value(properties.types(key), form.parameter_end, emit, is_padded=form.is_padded)
+        if kind == OTHER:
+            yield from read_json(form.parameter_end, emit)
+            continue
+        types = {"string"} if kind == STRING else properties.types(key)
+        yield from read_value(types, form.parameter_end, emit, is_padded=form.is_padded)

@@ -1,14 +1,19 @@
 """What the mixture's benchmark compares with is right, and what it would sweep can run."""
 
+import argparse
 import dataclasses
+import typing
 
 import pytest
 import torch
 
+from benchmarks import moe_ranks
 from benchmarks.moe import check, describe_cut, make_table
 from benchmarks.moe_problem import (
     SHAPES,
+    IntStorage,
     MoeShape,
+    Storage,
     count_hit,
     exact,
     floor_us,
@@ -17,7 +22,11 @@ from benchmarks.moe_problem import (
     specification,
     torch_grouped,
 )
+from benchmarks.offline import engine_config
+from kernels.moe.reference import fused_moe
 from kernels.moe.storage import dense_matrix
+from server.commands.bench.flags import add_offline_flags
+from server.config.value_types import UsageError
 
 SMALL = MoeShape(8, 3, 64, 32, round_weights=True)
 CPU_BF16 = {"dtype": torch.bfloat16, "device": torch.device("cpu")}
@@ -33,15 +42,30 @@ def test_torchs_ways_give_the_same(num_tokens: int) -> None:
         assert (out.float() - expected).norm() < 0.02 * expected.norm()
 
 
-@pytest.mark.parametrize("storage", ["mxfp4", "fp8"])
-def test_packed_weights_are_as_wide_as_dense_ones_and_their_floor_is_lower(storage: str) -> None:
-    shape = dataclasses.replace(SMALL, storage=storage)
+@pytest.mark.parametrize(
+    ("storage", "integers"),
+    [
+        *((storage, None) for storage in ("mxfp4", "fp8", "fp8-rows", "nvfp4", "nf4")),
+        ("int", IntStorage(4, 32, has_zeros=True)),
+        ("int", IntStorage(8, 16, False)),
+    ],
+)
+def test_packed_weights_are_as_wide_as_dense_ones_and_their_floor_is_lower(
+    storage: Storage, integers: IntStorage | None
+) -> None:
+    small = dataclasses.replace(SMALL, intermediate_size=64)
+    shape = dataclasses.replace(small, storage=storage, integers=integers)
     weights, step = make_weights(shape, **CPU_BF16), make_inputs(shape, 9, **CPU_BF16)
     expected = exact(shape, weights, step)
     assert (specification(shape, weights, step).float() - expected).norm() < 0.02 * expected.norm()
     assert 0.05 < dense_matrix(weights.gate_up, 0, torch.float32).std() < 0.25
-    floors = [floor_us(each, 1, 3, tb_s=3.35, tflop_s=989)[0] for each in (shape, SMALL)]
+    floors = [floor_us(each, 1, 3, bytes_s=3.35e12, flops_s=989e12)[0] for each in (shape, small)]
     assert floors[0] < 0.6 * floors[1]
+
+
+def test_bytes_of_a_weight() -> None:
+    found = {name: SHAPES[name].bytes_per_weight * 8 for name in SHAPES if SHAPES[name].integers is not None}
+    assert found == {"qwen3-30b-a3b-awq": 4.25, "qwen3-30b-a3b-gptq-8bit": 8.125, "glm-4.5-air-int4": 4.5}
 
 
 def test_a_wrong_result_is_not_timed() -> None:
@@ -56,10 +80,10 @@ def test_a_wrong_result_is_not_timed() -> None:
 
 def test_the_floor_is_memory_for_few_tokens_and_products_for_many() -> None:
     shape = SHAPES["qwen3-30b-a3b"]
-    few, bound = floor_us(shape, 1, 8, tb_s=3.35, tflop_s=989)
+    few, bound = floor_us(shape, 1, 8, bytes_s=3.35e12, flops_s=989e12)
     assert bound == "memory"
     assert few == pytest.approx(8 * 3 * 2048 * 768 * 2 / 3.35e6, rel=0.001)
-    many, bound = floor_us(shape, 8192, 128, tb_s=3.35, tflop_s=989)
+    many, bound = floor_us(shape, 8192, 128, bytes_s=3.35e12, flops_s=989e12)
     assert bound == "compute"
     assert many == pytest.approx(8192 * 8 * 6 * 2048 * 768 / 989e6, rel=0.001)
 
@@ -76,6 +100,42 @@ def test_the_table_names_the_cut_that_serving_takes() -> None:
     numbers = {"experts_hit": 8.0, "us": 30.0, "floor_us": 22.5, "of_floor": 0.75, "torch_us": 900.0}
     result = {"shape": "qwen3-30b-a3b", "tokens": 1, "config": "pairs", "bound": "memory", "torch_grouped_us": 50.0}
     assert "75%" in make_table([result | numbers])
+
+
+@pytest.mark.parametrize("storage", typing.get_args(Storage))
+def test_ranks_with_whole_experts_add_up_to_one(storage: Storage) -> None:
+    integers = IntStorage(4, 32, has_zeros=True) if storage == "int" else None
+    shape = dataclasses.replace(SMALL, storage=storage, num_experts=7, intermediate_size=64, integers=integers)
+    weights, step = make_weights(shape, **CPU_BF16), make_inputs(shape, 20, **CPU_BF16)
+    assert moe_ranks.shares(shape, 2) == [range(3), range(3, 7)]
+    counts = moe_ranks.pairs_of_ranks(shape, step, 2)
+    assert sum(counts) == 20 * 3
+    moe_ranks.check(shape, weights, step, 2, fused_moe)
+    with pytest.raises(AssertionError):  # every rank has the first experts
+        moe_ranks.check(shape, weights, step, 2, lambda *of, **how: fused_moe(*of, **how | {"first_expert": 0}))
+
+
+def test_parts_of_experts_are_timed_where_blocks_are_not_cut() -> None:
+    fits = {name: [size for size in (2, 4, 8) if moe_ranks.can_cut(SHAPES[name], size)] for name in SHAPES}
+    assert fits["mixtral-8x7b"] == [2, 4, 8]
+    assert fits["gpt-oss-20b-mxfp4"] == [2]
+    assert fits["qwen3-30b-a3b-fp8"] == [2]
+    assert fits["qwen3-30b-a3b-awq"] == [2]
+    assert fits["glm-4.5-air-int4"] == [2, 4]
+    assert fits["qwen3-30b-a3b-fp8-rows"] == fits["qwen3-30b-a3b-nvfp4"] == [2, 4, 8]
+    assert fits["qwen3-30b-a3b-nf4"] == [2, 4]
+    result = {"shape": "gpt-oss-20b-mxfp4", "ranks": 4, "tokens": 8, "busiest": 0.4, "whole_us": 9.0, "parts_us": None}
+    assert "cut blocks" in moe_ranks.make_table([result])
+
+
+def test_a_benchmark_of_the_engine_takes_whole_experts() -> None:
+    parser = argparse.ArgumentParser()
+    add_offline_flags(parser)
+    arguments = ["single", "--shape", "qwen3-30b-a3b", "--expert-parallel"]
+    config = engine_config(parser.parse_args([*arguments, "--tensor-parallel-size", "2"]))[1]
+    assert (config.tensor_parallel_size, config.is_expert_parallel) == (2, True)
+    with pytest.raises(UsageError, match="--expert-parallel needs --tensor-parallel-size 2 or more, and it is 1"):
+        engine_config(parser.parse_args(arguments))
 
 
 def test_candidates_fit_a_hopper_gpu() -> None:

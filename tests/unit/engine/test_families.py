@@ -70,6 +70,15 @@ ATTENTION_KINDS = (
     "deepseek_v2",
     "deepseek_v3",
     "glm4_moe_lite",
+    "minimax_m2",
+    "dots1",
+    "dots1_windows",
+    "solar_open",
+    "exaone_moe",
+    "cohere2_moe",
+    "cohere2_moe_prefix",
+    "mistral4",
+    "mistral4_groups",
 )
 # tests/unit/engine/test_recurrent_families.py has them in every schedule
 RECURRENT = (
@@ -89,6 +98,8 @@ RECURRENT = (
     "qwen3_5_moe",
     "olmo_hybrid",
     "olmo_hybrid_rope",
+    "kimi_linear",
+    "kimi_linear_groups",
 )
 KINDS = (*ATTENTION_KINDS, *RECURRENT)
 

@@ -1,5 +1,6 @@
 """Packed experts through the whole engine: the text of the dequantised checkpoint, cut, cached and preempted."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from engine.interface.config import EngineConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from models.config.model_config import ModelConfig
+from tests.support.float_experts import SCHEMES, save_float_experts
+from tests.support.int_experts import FORMATS, save_int_experts
 from tests.support.packed_experts import save_fp8_blocks, save_mxfp4
 
 PREFIX = [3, 90, 17, 4, 55, 8, 8, 61, 96, 0, 42, 7, 19]
@@ -16,8 +19,14 @@ PROMPTS = [[*PREFIX, 10 + i, 3 * i] for i in range(16)]
 PARAMS = [SamplingParams(max_tokens=24, temperature=0.0)]
 
 
+def save_awq(dense, packed):
+    save_int_experts(dense, packed, FORMATS["awq"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("save", [save_mxfp4, save_fp8_blocks])
+@pytest.mark.parametrize(
+    "save", [save_mxfp4, save_fp8_blocks, save_awq, *(partial(save_float_experts, scheme=name) for name in SCHEMES)]
+)
 def test_16_requests_that_share_a_prefix_and_are_preempted_have_the_text_of_the_dequantised_model(save, tmp_path: Path):
     dense, packed = tmp_path / "dense", tmp_path / "packed"
     save(dense, packed)

@@ -4,38 +4,20 @@ Its stores to peers are st.global.wt, for which PTX promises less than the kerne
 the instruction that it makes of st.relaxed.sys.
 """
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.compiled_kernels import needs_triton, run_script
 
 SCRIPT = r"""
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-target = GPUTarget("cuda", 90, 32)
-driver.set_active(
-    SimpleNamespace(
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device: 0,
-        get_current_target=lambda: target,
-        launcher_cls=lambda source, metadata: None,
-    )
-)
 
 import triton.backends.nvidia
 
-from kernels.precompile import collect_kernels
 from kernels.all_reduce.triton import TritonOneShotAllReduce
 
 NUM_RANKS, WIDTH = 4, 1024
@@ -107,16 +89,7 @@ for capability in (80, 90, 100):
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@needs_triton
 @pytest.mark.full
 def test_all_ranks_and_row_counts_share_a_kernel_that_moves_16_bytes_at_once_and_to_the_system(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)],
-        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
+    run_script(SCRIPT, str(tmp_path), cache=tmp_path)

@@ -1,33 +1,16 @@
 """Kernels are noted instead of launched, and compiled by other processes. Needs Triton's compiler, but no GPU."""
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.compiled_kernels import needs_triton, run_script
+
 SCRIPT = """
-from types import SimpleNamespace
-
-import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-target = GPUTarget("cuda", 90, 32)
-driver.set_active(
-    SimpleNamespace(
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device: 0,
-        get_current_target=lambda: target,
-        launcher_cls=lambda source, metadata: None,
-    )
-)
 
 from kernels.elementwise import triton as elementwise_triton
-from kernels.precompile import Compilation, collect_kernels
+from kernels.precompile import Compilation
 
 
 def launch(size, *, pdl=False):
@@ -60,17 +43,8 @@ assert Compilation([*others, kernels[0]]).wait(lambda done, total: None) is Fals
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@needs_triton
 @pytest.mark.full
 def test_what_was_noted_is_compiled_elsewhere_and_then_found_in_the_cache(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
+    run = run_script(SCRIPT, cache=tmp_path)
     assert run.stderr.count("not compiled ahead") == 1

@@ -13,10 +13,13 @@ from types import ModuleType
 import torch
 
 from kernels import ops
+from kernels.e2m1 import quantize_mxfp4
 from kernels.inputs.reference import DecodeInputs, DraftInputs, MixedInputs, PackedInputs
 from kernels.linear import ops as linear_ops
 from kernels.linear import reference
+from kernels.linear.float4 import make_float4_weight
 from kernels.linear.reference import make_int_weight, make_lut4_weight
+from kernels.linear.w8a8 import quantize_rows_int8
 from kernels.lora.reference import LoraWeights
 from kernels.states import StateMetadata, StateView
 from models.build import build
@@ -131,7 +134,12 @@ def multiply_fp8_rows() -> None:
 
 def multiply_fp8_blocks() -> None:
     blocks = reference.quantize_blocks(W, 32, 64)
-    linear_ops.blocks_linear(*linear_ops.quantize_groups(X, 64), *blocks, BIAS, X.dtype, rows=32, columns=64)
+    linear_ops.Fp8BlockLinear()(X, *blocks, BIAS, rows=32, columns=64)
+
+
+def multiply_float4() -> None:
+    weight = make_float4_weight(*quantize_mxfp4(W), torch.ones(64), X.dtype)
+    linear_ops.Float4Linear()(X, weight, BIAS)
 
 
 CASES: dict[str, Callable[[], object]] = {
@@ -165,7 +173,11 @@ CASES: dict[str, Callable[[], object]] = {
     "quantize_by": lambda: linear_ops.quantize_by(X, torch.tensor(0.1)),
     "quantize_groups": lambda: linear_ops.quantize_groups(X, 64),
     "rows_linear": multiply_fp8_rows,
-    "blocks_linear": multiply_fp8_blocks,
+    "Fp8BlockLinear": multiply_fp8_blocks,
+    "Float4Linear": multiply_float4,
+    "quantize_rows_int8": lambda: linear_ops.quantize_rows_int8(X),
+    "quantize_by_int8": lambda: linear_ops.quantize_by_int8(X, torch.tensor(0.1)),
+    "Int8Linear": lambda: linear_ops.Int8Linear()(X, *quantize_rows_int8(W), BIAS, input_scale=None),
     "Linear4Bit": multiply_4bit,
     "linear_int8": lambda: linear_ops.linear_int8(X, *reference.quantize_int8(W), BIAS),
 }

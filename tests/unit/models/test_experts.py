@@ -51,7 +51,7 @@ def merge_experts(folder):
     save_file(merged, path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "kimi_linear"])
 def test_merged_experts_give_the_logits_of_published_ones(kind, tmp_path):
     save_checkpoint(tmp_path, make_configs()[kind])
     expected = reference_logits(tmp_path, PROMPT)
@@ -70,24 +70,22 @@ FP8 = {"quant_method": "fp8"}
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_of_quantised_experts_is_refused_by_its_config(kind):
     raw = make_configs()[kind].to_dict() | {"architectures": [ARCHITECTURES[kind]]}
-    with pytest.raises(ModelError, match=r"experts are quantized \(fp8\).*use the bf16 checkpoint"):
-        ModelConfig.from_json(raw | {"quantization_config": FP8})
+    with pytest.raises(ModelError, match=r"experts are quantized \(mxfp4\).*use the bf16 checkpoint"):
+        ModelConfig.from_json(raw | {"quantization_config": {"quant_method": "mxfp4"}})
     ignored = FP8 | {"ignored_layers": ["experts", "re:.*mlp.gate$"]}
     config = ModelConfig.from_json(raw | {"quantization_config": ignored})
     assert config.quantization.scheme_of("model.layers.0.self_attn.q_proj") is not None
     assert ModelConfig.from_json(raw).quantized("fp8").quantization.is_on_load
 
 
-def test_a_shared_expert_is_counted_as_quantised_and_routed_ones_are_not():
+def test_a_shared_expert_is_counted_as_quantised_beside_routed_ones():
     raw = make_configs()["qwen2_moe"].to_dict() | {"architectures": [ARCHITECTURES["qwen2_moe"]]}
     config = ModelConfig.from_json(raw)
     fp8 = config.quantized("fp8")
     saved = config.weight_bytes(torch.bfloat16) - fp8.weight_bytes(torch.bfloat16)
-    shared_only = dataclasses.replace(
-        fp8, experts=dataclasses.replace(fp8.experts, shared_intermediate_size=0, num_experts=2)
-    )
-    plain = dataclasses.replace(shared_only, quantization=None)
-    without_shared = plain.weight_bytes(torch.bfloat16) - shared_only.weight_bytes(torch.bfloat16)
+    routed_only = dataclasses.replace(fp8, experts=dataclasses.replace(fp8.experts, shared_intermediate_size=0))
+    plain = dataclasses.replace(routed_only, quantization=None)
+    without_shared = plain.weight_bytes(torch.bfloat16) - routed_only.weight_bytes(torch.bfloat16)
     shared, hidden, num_sparse = 40, config.hidden_size, config.sparse_layers.count(True)
     assert num_sparse > 0
     assert saved - without_shared == num_sparse * (3 * shared * hidden - 4 * (2 * shared + hidden))

@@ -16,6 +16,7 @@ from tests.support.lora_adapters import (
     ATTENTION,
     DELTA_NET,
     HYBRID,
+    KIMI,
     MERGED,
     MLP,
     adapter_config,
@@ -39,7 +40,7 @@ KINDS = list(make_configs())
 def projections(base):
     """Those that every layer of a checkpoint stores on their own; of attention and its like, that some layers do."""
     stored = load_file(base / "model.safetensors")
-    mixers, others = (dict.fromkeys(names) for names in (ATTENTION + DELTA_NET + HYBRID, MLP + MERGED))
+    mixers, others = (dict.fromkeys(names) for names in (ATTENTION + DELTA_NET + HYBRID + KIMI, MLP + MERGED))
     places = {name: modules([name], range(5), root=root_of(base)) for name in mixers}
     some = [name for name in mixers if any(f"{module}.weight" in stored for module in places[name])]
     return some + [name for name in others if all(f"{module}.weight" in stored for module in modules([name]))]
@@ -83,6 +84,28 @@ def test_every_family_gives_the_merged_logits_in_chunks_and_decoding(kind, tmp_p
         start += num_tokens
     assert_close(torch.cat(logits), expected)
     assert_close(runner.step([(row, PROMPT)])[0], plain)
+
+
+@pytest.mark.parametrize("kind", ["kimi_linear", "kimi_linear_groups"])
+def test_adapters_of_kimi_linear_have_the_names_of_transformers_modules(kind, tmp_path):
+    base = tmp_path / "base"
+    save_checkpoint(base, make_configs()[kind])
+    kinds = ("_proj.weight", "_with_mqa.weight")
+    changed = [name.removesuffix(".weight") for name in load_file(base / "model.safetensors") if name.endswith(kinds)]
+    changed = [name for name in changed if "kv_b_proj" not in name]
+    tensors = make_tensors(base, dict.fromkeys(changed, 4))
+    merged = save_merged(tmp_path / "merged", base, tensors, 2.0)
+    expected = reference_logits(merged, PROMPT)
+    assert (expected - reference_logits(base, PROMPT)).abs().max() > 0.3
+    for stored, runtime in ((".block_sparse_moe.", ".mlp."), (".f_", ".forget_gate.f_")):
+        tensors = {name.replace(stored, runtime): tensor for name, tensor in tensors.items()}
+    for part in (".mlp.down_proj.", ".mlp.shared_experts.down_proj.", ".self_attn.forget_gate.f_b_proj."):
+        assert any(part in name for name in tensors)
+    config = adapter_config(target_modules=sorted({name.rpartition(".")[2] for name in changed}))
+    adapters = [Adapter("a", save_adapter(tmp_path / "adapter", tensors, config))]
+    check_adapters(adapters, ModelConfig.from_folder(base), dtype=torch.float32, tp=TensorParallel())
+    runner = runner_of(base, adapters)
+    assert_close(runner.step([(runner.add_row(1), PROMPT)])[0], expected)
 
 
 @pytest.fixture(scope="module", params=["llama3.1", "qwen3"])

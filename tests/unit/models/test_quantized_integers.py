@@ -246,10 +246,14 @@ def test_gptq_exceptions_by_pattern_have_settings_of_their_own(tmp_path):
     }
     edit_config(folder, quantization_config=FORMATS["gptq"].config | {"dynamic": dynamic})
     quantization = ModelConfig.from_folder(folder).quantization
-    plain = Gptq(4, 16, has_order=False, is_v2=False)
+    plain = Gptq(4, 16, has_order=False, is_v2=False, is_symmetric=False)
     assert quantization.scheme_of("model.layers.0.mlp.gate_proj") == plain
-    assert quantization.scheme_of("model.layers.0.mlp.up_proj") == Gptq(8, None, has_order=False, is_v2=False)
-    assert quantization.scheme_of("model.layers.0.mlp.down_proj") == Gptq(4, 16, has_order=True, is_v2=False)
+    assert quantization.scheme_of("model.layers.0.mlp.up_proj") == Gptq(
+        8, None, has_order=False, is_v2=False, is_symmetric=False
+    )
+    assert quantization.scheme_of("model.layers.0.mlp.down_proj") == Gptq(
+        4, 16, has_order=True, is_v2=False, is_symmetric=False
+    )
     assert quantization.scheme_of("model.layers.1.mlp.up_proj") is None
 
 

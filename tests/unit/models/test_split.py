@@ -58,16 +58,16 @@ class Recording:
     def apply(self, params, x, bias):
         return Unquantized().apply(params, x, bias)
 
-    def load_each(self, w, num_experts, parts):
-        self.num_expert_values += num_experts * sum(part.outputs * part.inputs for part in parts)
-        return DenseExperts().load_each(w, num_experts, parts)
+    def load_each(self, w, experts, parts):
+        self.num_expert_values += len(experts) * sum(part.outputs * part.inputs for part in parts)
+        return DenseExperts().load_each(w, experts, parts)
 
-    def load_all(self, w, num_experts, part, *, takes_turns):
-        self.num_expert_values += num_experts * part.outputs * part.inputs
-        return torch.zeros(num_experts, part.outputs, part.inputs)
+    def load_all(self, w, share, part, *, takes_turns):
+        self.num_expert_values += len(share.here) * part.outputs * part.inputs
+        return torch.zeros(len(share.here), part.outputs, part.inputs)
 
 
-def found_in(config, tp_size):
+def found_in(config, tp_size, *, is_expert_parallel=False):
     """What the config says of the matrices that build() loads, and what it loads: outputs and inputs of one rank.
 
     A matrix that is loaded in bands counts once. Routed experts are compared by the number of their values alone.
@@ -75,7 +75,8 @@ def found_in(config, tp_size):
     scheme = Recording()
     config = dataclasses.replace(config, quantization=QuantizationConfig.of_all("recording", scheme))
     w = Weights.dummy(device=CPU, dtype=torch.float32)
-    build(config, w, TensorParallel(0, tp_size, distributed.GroupMember.NON_GROUP_MEMBER))
+    tp = TensorParallel(0, tp_size, distributed.GroupMember.NON_GROUP_MEMBER, is_expert_parallel=is_expert_parallel)
+    build(config, w, tp)
     said = Counter()
     for matrix, _ in quantized_matrices(config):
         num_shares = min(tp_size, matrix.num_kv_heads) if matrix.num_kv_heads else tp_size
@@ -84,8 +85,10 @@ def found_in(config, tp_size):
         num_outputs = matrix.out_features // num_shares if splits_outputs else matrix.out_features
         said[matrix.name, matrix.shared, num_inputs] += num_outputs
     matrices = [(matrix, count) for matrix, _, count in quantized_experts(config)]
-    values = sum(matrix.out_features * matrix.in_features * count for matrix, count in matrices) // tp_size
-    assert values == scheme.num_expert_values
+    stored = [len(tp.share_of_experts(count).here) for _, count in matrices]
+    sizes = [matrix.out_features * matrix.in_features for matrix, _ in matrices]
+    values = sum(size * count for size, count in zip(sizes, stored, strict=True))
+    assert values // (1 if is_expert_parallel else tp_size) == scheme.num_expert_values
     assert (values > 0) == (config.experts is not None)
     return said, scheme.loaded
 
@@ -98,6 +101,14 @@ def test_the_config_knows_every_matrix_that_is_loaded_by_name_size_and_share(kin
     config = ModelConfig.from_json(KINDS[kind].to_dict() | sizes | {"architectures": [f"{name}ForCausalLM"]})
     said, loaded = found_in(config, tp_size)
     assert said
+    assert said == loaded
+
+
+@pytest.mark.parametrize("kind", ["qwen2_moe", "gpt_oss", "deepseek_v3", "llama4", "mixtral_windows"])
+def test_the_config_knows_the_same_of_ranks_with_whole_experts(kind):
+    name = type(KINDS[kind]).__name__.removesuffix("Config").removesuffix("Text")
+    config = ModelConfig.from_json(KINDS[kind].to_dict() | {"architectures": [f"{name}ForCausalLM"]})
+    said, loaded = found_in(config, 2, is_expert_parallel=True)
     assert said == loaded
 
 

@@ -47,6 +47,9 @@ TWO_RANKS = {
     **{kind: make_configs()[kind] for kind in ("qwen3_next", "qwen3_next_dense", "qwen3_5", "qwen3_5_moe")},
     **{kind: make_configs()[kind] for kind in ("olmo_hybrid", "olmo_hybrid_rope")},
     **{kind: make_configs()[kind] for kind in ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")},
+    **{kind: make_configs()[kind] for kind in ("minimax_m2", "minimax_m2_rotary_dim", "dots1", "exaone_moe")},
+    "solar_open": make_configs()["solar_open"],
+    **{kind: make_configs()[kind] for kind in ("cohere2_moe", "cohere2_moe_prefix", "mistral4", "mistral4_groups")},
     "fp8_pool_latent": make_configs()["deepseek_v3_halves"],
     **make_hybrids(TINY),
 }
@@ -57,7 +60,8 @@ FOUR_RANKS = {
     **{kind: _with_more_heads(make_configs()[kind]) for kind in ("qwen3_next", "qwen3_5", "olmo_hybrid_rope")},
     # one, two and four groups of Mamba-2's heads
     **{kind: make_configs()[kind] for kind in ("granite_hybrid", "nemotron_3_latent", "bamba_biases", "lfm2_moe")},
-    "deepseek_v2": make_configs()["deepseek_v2"],
+    **{kind: make_configs()[kind] for kind in ("deepseek_v2", "kimi_linear", "kimi_linear_groups")},
+    **{kind: make_configs()[kind] for kind in ("minimax_m2", "dots1", "exaone_moe", "cohere2_moe", "mistral4")},
 }
 
 

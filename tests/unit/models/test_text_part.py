@@ -6,6 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Cohere2VisionConfig,
+    Cohere2VisionForConditionalGeneration,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma4Config,
@@ -74,6 +76,34 @@ def make_ministral():
     options = {"image_token_index": 90, "tie_word_embeddings": False}
     text["rope_parameters"] = MINISTRAL3_ROPE
     return Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision, **options))
+
+
+def make_mistral4():
+    """With vision of another size; its experts are in one tensor."""
+    sizes = {"kv_lora_rank": 12, "q_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6}
+    text = TINY | sizes | {"model_type": "mistral4", "num_key_value_heads": 4, "n_routed_experts": 8}
+    text |= {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "first_k_dense_replace": 1, "pad_token_id": None}
+    text["rope_parameters"] = dict(MINISTRAL3_ROPE)
+    vision = VISION | {"model_type": "pixtral", "head_dim": 8}
+    options = {"image_token_index": 90, "tie_word_embeddings": False}
+    return Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision, **options))
+
+
+def make_command_a(*, model_type="cohere2", **experts):
+    """Without a factor on the logits: transformers' class of the whole model leaves it out."""
+    text = TINY | {"model_type": model_type, "num_key_value_heads": 2, "head_dim": 12, "pad_token_id": None, **experts}
+    text |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 6}
+    text["logit_scale"] = 1.0
+    vision = VISION | {"model_type": "siglip_vision_model"}
+    options = {"downsample_factor": 2, "image_token_id": 90}
+    return Cohere2VisionForConditionalGeneration(
+        Cohere2VisionConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **options)
+    )
+
+
+def make_command_a_plus():
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 2, "expert_selection_fn": "sigmoid"}
+    return make_command_a(model_type="cohere2_moe", **experts)
 
 
 def make_gemma4():
@@ -146,8 +176,15 @@ def make_mistral_that_says_it_is_tied():
     return model
 
 
-MODELS = [make_gemma, make_mistral, make_ministral, make_llama, make_gemma_with_a_head, make_tied_mistral]
-MODELS += [make_gemma4, make_qwen, make_qwen_mixture]
+MODELS = [
+    make_gemma,
+    make_mistral,
+    make_ministral,
+    make_llama,
+    make_gemma_with_a_head,
+    make_tied_mistral,
+]
+MODELS += [make_gemma4, make_qwen, make_qwen_mixture, make_mistral4, make_command_a, make_command_a_plus]
 MODELS.append(make_mistral_that_says_it_is_tied)
 
 

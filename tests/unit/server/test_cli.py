@@ -63,6 +63,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
     keys.write_text("of-the-file\nk\n")
     flags = (
         "--host 0.0.0.0 --port 81 --http-workers 3 --served-model-name a --served-model-name b --device cpu "
+        "--tensor-parallel-size 2 --expert-parallel "
         "--dtype float32 --load-format dummy --max-model-len 64 --max-num-seqs 4 --max-num-batched-tokens 32 "
         "--block-size 8 --kv-cache-memory 1.5MiB --gpu-memory-utilization 0.5 --attention-backend torch "
         f"--no-prefix-caching --no-overlap --max-queued-requests 9 --max-decode-step-tokens 16 "
@@ -93,6 +94,8 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         model=config.engine.model,
         load_format="dummy",
         device="cpu",
+        tensor_parallel_size=2,
+        is_expert_parallel=True,
         dtype="float32",
         quantization="fp8",
         loras=[LoraSource("sql", str(tmp_path)), LoraSource("poems", str(tmp_path))],
@@ -217,6 +220,7 @@ def test_a_wrong_value_is_one_sentence_that_names_flag_and_value(
         (["--revision", "main"], "--revision main needs a hub id"),
         (["--num-speculative-tokens", "3"], "--num-speculative-tokens 3 needs --speculative ngram"),
         (["--ngram-max", "5"], "--ngram-max 5 needs --speculative ngram"),
+        (["--expert-parallel"], "--expert-parallel needs --tensor-parallel-size 2 or more, and it is 1"),
         (
             ["--speculative", "ngram", "--ngram-min", "5", "--ngram-max", "3"],
             "--ngram-max 3 is less than --ngram-min",

@@ -163,7 +163,7 @@ def test_the_requests_own_deadline(harness):
     assert "0.05 s" in check_error(app.chat(timeout=0.05), 408, "deadline_exceeded")["message"]
     assert len(app.client.aborted) == 1
     assert "0.001 s" in check_error(app.chat(timeout=0.001), 408, "deadline_exceeded")["message"]
-    app = harness(engine={"hold": _OneTokenThenSilence()}, request_timeout_s=0.3)
+    app = harness(engine={"hold": _OneTokenThenSilence()}, request_timeout_s=1.0)
     chunks = stream_chunks(app.chat(stream=True).text)
     assert chunk_error(chunks[-1])["code"] == "deadline_exceeded"
 

@@ -1,37 +1,18 @@
 """Attention of every kind of layer compiles for a Hopper GPU and fits it. Needs Triton's compiler, but no GPU."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.support.compiled_kernels import HOPPER_SHARED_BYTES, compile_kernels, needs_triton
 
 SCRIPT = """
 import sys
-from types import SimpleNamespace
 
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-target = GPUTarget("cuda", 90, 32)
-driver.set_active(
-    SimpleNamespace(
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device: 0,
-        get_current_target=lambda: target,
-        launcher_cls=lambda source, metadata: None,
-    )
-)
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
 
 from kernels.attention.gluon_prefill import hopper_prefill_attention
 from kernels.attention.triton_decode import decode_attention
 from kernels.attention.triton_prefill import prefill_attention
 from kernels.attention.triton_splits import DecodeScratch
-from kernels.precompile import collect_kernels
 
 KINDS = [{}, {"sliding_window": 1024, "sinks": torch.zeros(16)}, {"chunk": 8192, "softcap": 30.0}]
 
@@ -40,7 +21,7 @@ def launch(head_dim, value_dim, dtype, num_tokens, num_rows, num_kv_heads=2, **k
     q = torch.zeros(num_tokens, 16, head_dim, dtype=dtype)
     out = torch.zeros(num_tokens, 16, value_dim, dtype=dtype)
     k_cache, v_cache = (torch.zeros(2, 16, num_kv_heads, size, dtype=dtype) for size in (head_dim, value_dim))
-    if head_dim == 576:  # latent attention
+    if head_dim in (576, 320):  # latent attention
         v_cache = k_cache[..., :value_dim]
     table, seq_lens = torch.zeros(num_rows, 80, dtype=torch.int32), torch.ones(num_rows, dtype=torch.int32)
     starts = torch.zeros(num_rows + 1, dtype=torch.int32)
@@ -65,29 +46,13 @@ with collect_kernels() as kernels:
     launch(head_dim, value_dim, torch.bfloat16, 4, 2)
     launch(head_dim, value_dim, torch.bfloat16, 3000, 200, num_kv_heads=1)
     launch(head_dim, value_dim, torch.float32, 3000, 200)
-for kernel in kernels:
-    function = kernel.function
-    source = function.ASTSource(function, kernel.signature, kernel.constants, kernel.attributes)
-    compiled = function.compile(source, target=target, options=dict(kernel.options))
-    print(function.__name__, compiled.metadata.shared, flush=True)
 """
-SHARED_BYTES = 227 * 1024
 
 
 @pytest.mark.full
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-@pytest.mark.parametrize("sizes", ["128 128", "192 128", "256 256", "512 512", "576 512"])
+@needs_triton
+@pytest.mark.parametrize("sizes", ["128 128", "192 128", "256 256", "512 512", "576 512", "320 256"])
 def test_every_kind_of_layer_compiles_and_fits(sizes, tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *sizes.split()],
-        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
-        cwd=Path(__file__).parents[4],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    compiled = [line.split() for line in run.stdout.splitlines()]
-    assert {name for name, _ in compiled} == {"_decode_kernel", "_prefill_kernel"}
-    assert max(int(shared) for _, shared in compiled) <= SHARED_BYTES
+    compiled = compile_kernels(SCRIPT, *sizes.split(), cache=tmp_path)
+    assert {kernel.name for kernel in compiled} == {"_decode_kernel", "_prefill_kernel"}
+    assert max(kernel.shared_bytes for kernel in compiled) <= HOPPER_SHARED_BYTES

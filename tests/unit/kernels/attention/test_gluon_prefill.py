@@ -53,6 +53,7 @@ def _kernel_chosen(monkeypatch, *, has_hopper=True, options=None, **kind):
         monkeypatch.setattr(triton_backend, name, lambda *args, name=name, **options: called.append(name))
     backend = TritonAttention()
     monkeypatch.setattr(backend, "_scratch_for", lambda *tensors: SimpleNamespace(num_pieces=lambda **rows: 1))
+    monkeypatch.setattr(backend, "_look_at", lambda *tensors: None)
     backend._tickets = torch.zeros(2, dtype=torch.int32) if has_hopper else None
     q, k_cache, v_cache, metadata = _problem(**kind)
     backend.forward(q, k_cache, v_cache, metadata, scale=1.0, **(options or {}))

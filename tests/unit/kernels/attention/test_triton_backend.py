@@ -33,6 +33,7 @@ def test_the_usual_model_is_taken_where_triton_is_installed(monkeypatch):
 @pytest.mark.parametrize("change", [
     {"head_dim": 256}, {"head_dim": 512}, {"head_dim": 576, "value_head_dim": 512}, {"has_sinks": True},
     {"has_chunks": True}, {"frees_windows": True},
+    {"head_dim": 576, "value_head_dim": 512, "num_kv_heads": 1, "num_heads": 128, "has_latents": True},
 ])  # fmt: skip
 def test_layers_of_every_kind_are_taken(monkeypatch, change):
     monkeypatch.setattr(triton_backend, "HAS_TRITON", True)

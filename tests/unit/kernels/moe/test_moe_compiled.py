@@ -1,75 +1,91 @@
 """Mixtures of every storage compile for a Hopper GPU and fit it. Needs Triton's compiler, but no GPU."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.support.compiled_kernels import HOPPER_SHARED_BYTES, compile_kernels, needs_triton
 
 SCRIPT = """
 import sys
-from types import SimpleNamespace
-
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-target = GPUTarget("cuda", 90, 32)
-driver.set_active(
-    SimpleNamespace(
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device: 0,
-        get_current_target=lambda: target,
-        launcher_cls=lambda source, metadata: None,
-    )
-)
 
 from kernels.moe import reference as moe
 from kernels.moe.triton import fused_moe
-from kernels.precompile import collect_kernels
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 
 storage = sys.argv[1]
 # gpt-oss with fewer experts, and Qwen3-MoE
-gate, hidden_size, intermediate_size = {
-    "mxfp4": (moe.Gate("clamped", 1.702, 7.0), 2880, 2880), "fp8": (moe.SILU, 2048, 768)
-}[storage]
+gate, hidden_size, intermediate_size = moe.SILU, 2048, 768
+if storage == "mxfp4":
+    gate, hidden_size, intermediate_size = moe.Gate("clamped", 1.702, 7.0), 2880, 2880
 problem = make_problem(
     num_tokens=1024, num_experts=4, top_k=4, hidden_size=hidden_size, intermediate_size=intermediate_size,
     dtype=torch.bfloat16, gate=gate, has_biases=storage == "mxfp4",
 )
 problem = pack_experts(problem, storage, block=128)
+gate_up, down = problem.gate_up, problem.down
+if sys.argv[2] == "planes":
+    from kernels.moe import triton_planes
+    from kernels.moe.planes import to_planes
+
+    gate_up, down = to_planes(gate_up), to_planes(down)
+    triton_planes._has_ptx = lambda x: True  # though the tensors are on the CPU
 with collect_kernels() as kernels:
     for num_tokens in (1, 4, 16, 64, 1024):
         fused_moe(
-            problem.x[:num_tokens], problem.logits[:num_tokens], problem.gate_up, problem.down,
+            problem.x[:num_tokens], problem.logits[:num_tokens], gate_up, down,
             top_k=4, renormalize=True, round_weights=True, gate=gate, biases=problem.biases, pdl=True,
         )
-for kernel in kernels:
-    function = kernel.function
-    source = function.ASTSource(function, kernel.signature, kernel.constants, kernel.attributes)
-    compiled = function.compile(source, target=target, options=dict(kernel.options))
-    print(function.__name__, compiled.metadata.shared, flush=True)
 """
-SHARED_BYTES = 227 * 1024
+SHARE_SCRIPT = """
+from kernels.moe.triton import fused_moe
+from tests.unit.kernels.triton_cases.moe_problem import make_problem
+
+problem = make_problem(
+    num_tokens=64, num_experts=8, top_k=2, hidden_size=256, intermediate_size=128, dtype=torch.bfloat16,
+    has_biases=True, has_shared=True,
+)
+shares = [problem.of_experts(here) for here in (range(3), range(3, 5), range(5, 8))]
+with collect_kernels() as kernels:
+    for share in shares:
+        for num_tokens in (1, 64):
+            fused_moe(
+                share.x[:num_tokens], share.logits[:num_tokens], share.gate_up, share.down, top_k=2, renormalize=True,
+                round_weights=True, biases=share.biases, shared=share.shared[:num_tokens],
+                first_expert=share.first_expert, pdl=True,
+            )
+"""
+NAMES = {
+    "_route_kernel",
+    "_lay_out_kernel",
+    "_grouped_kernel",
+    "_combine_kernel",
+    "_pairs_up_kernel",
+    "_pairs_down_kernel",
+}
 
 
 @pytest.mark.full
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-@pytest.mark.parametrize("storage", ["mxfp4", "fp8"])
-def test_every_cut_of_packed_experts_compiles_and_fits(storage, tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT, storage],
-        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
-        cwd=Path(__file__).parents[4],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    compiled = [line.split() for line in run.stdout.splitlines()]
-    assert {name for name, _ in compiled} >= {"_grouped_kernel", "_pairs_up_kernel", "_pairs_down_kernel"}
-    assert max(int(shared) for _, shared in compiled) <= SHARED_BYTES, compiled
+@needs_triton
+@pytest.mark.parametrize(
+    ("storage", "arrangement"),
+    [
+        *((storage, "rows") for storage in ("mxfp4", "fp8", "fp8_rows", "nvfp4", "nf4")),
+        *((storage, "planes") for storage in ("mxfp4", "fp8", "fp8_rows")),
+    ],
+)
+def test_every_cut_of_packed_experts_compiles_and_fits(storage, arrangement, tmp_path):
+    compiled = compile_kernels(SCRIPT, storage, arrangement, cache=tmp_path)
+    names = {"_grouped_kernel", "_pairs_up_kernel", "_pairs_down_kernel"}
+    assert {kernel.name for kernel in compiled} >= (names if arrangement == "rows" else {"_planes_kernel"})
+    assert max(kernel.shared_bytes for kernel in compiled) <= HOPPER_SHARED_BYTES, compiled
+
+
+@pytest.mark.full
+@needs_triton
+def test_ranks_of_unequal_shares_launch_the_same_kernels(tmp_path):
+    """So that the other ranks find those that the first one compiled."""
+    compiled = compile_kernels(SHARE_SCRIPT, cache=tmp_path)
+    names = [kernel.name for kernel in compiled]
+    assert {*names} == NAMES
+    # routes with and without counts, and both products
+    twice = ("_route_kernel", "_grouped_kernel")
+    assert {name: names.count(name) for name in NAMES} == {name: 1 + (name in twice) for name in NAMES}

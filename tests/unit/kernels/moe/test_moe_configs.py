@@ -1,37 +1,19 @@
 """Every cut of the mixture of experts compiles for a GPU and fits it. Needs Triton's compiler, but no GPU."""
 
 import dataclasses
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kernels.moe.configs import fitting, for_packed, grouped_config, grouped_configs, uses_pairs
+from tests.support.compiled_kernels import HOPPER_SHARED_BYTES, compile_kernels, needs_triton
 
 SCRIPT = """
 import sys
-from types import SimpleNamespace
-
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 capability, shared_bytes = map(int, sys.argv[1:])
-target = GPUTarget("cuda", capability, 32)
-driver.set_active(
-    SimpleNamespace(
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device: 0,
-        get_current_target=lambda: target,
-        launcher_cls=lambda source, metadata: None,
-    )
-)
 
 from kernels.moe import triton as moe_triton
-from kernels.precompile import collect_kernels
 from kernels.moe.configs import fitting, grouped_configs, pairs_config
 
 HIDDEN, INTER, EXPERTS = 512, 256, 8
@@ -50,36 +32,21 @@ with collect_kernels() as kernels:
             top_k=2, renormalize=True, round_weights=True, shared=zeros(20, HIDDEN), config=config,
             pdl=capability >= 90,
         )
-for kernel in kernels:
-    function = kernel.function
-    source = function.ASTSource(function, kernel.signature, kernel.constants, kernel.attributes)
-    compiled = function.compile(source, target=target, options=dict(kernel.options))
-    uses_tensor_cores = "wgmma.mma_async" in compiled.asm["ptx"]
-    print(function.__name__, compiled.metadata.shared, uses_tensor_cores, flush=True)
 """
-SHARED_BYTES = {89: 99 * 1024, 90: 227 * 1024}  # by compute capability: the least and the most
+SHARED_BYTES = {89: 99 * 1024, 90: HOPPER_SHARED_BYTES}  # by compute capability: the least and the most
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@needs_triton
 @pytest.mark.parametrize("capability", list(SHARED_BYTES))
 @pytest.mark.full
 def test_every_cut_compiles_for_a_gpu_and_fits_its_shared_memory(capability: int, tmp_path: Path) -> None:
     shared_bytes = SHARED_BYTES[capability]
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(capability), str(shared_bytes)],
-        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
-        cwd=Path(__file__).parents[4],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    kernels = [line.split() for line in run.stdout.splitlines()]
-    assert all(int(shared) <= shared_bytes for _, shared, _ in kernels), run.stdout
-    grouped = [uses_tensor_cores for name, _, uses_tensor_cores in kernels if name == "_grouped_kernel"]
-    assert grouped == [str(capability == 90)] * 2 * len(grouped_configs()), run.stdout
-    assert sum(name == "_pairs_down_kernel" for name, _, _ in kernels) == 2
+    arguments = str(capability), str(shared_bytes)
+    kernels = compile_kernels(SCRIPT, *arguments, cache=tmp_path, capability=capability)
+    assert all(kernel.shared_bytes <= shared_bytes for kernel in kernels), kernels
+    grouped = [kernel.has_wgmma for kernel in kernels if kernel.name == "_grouped_kernel"]
+    assert grouped == [capability == 90] * 2 * len(grouped_configs()), kernels
+    assert sum(kernel.name == "_pairs_down_kernel" for kernel in kernels) == 2
 
 
 def test_an_h100_has_the_cuts_that_were_measured_there_and_others_have_fewer_stages() -> None:

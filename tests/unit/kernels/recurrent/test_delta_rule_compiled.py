@@ -1,36 +1,16 @@
 """Kernels of delta-rule layers compile for a Hopper GPU at real shapes, and fit it. Needs no GPU, but the compiler."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.support.compiled_kernels import HOPPER_SHARED_BYTES, compile_kernels, needs_triton
 
 SCRIPT = """
 import dataclasses
 import sys
-from types import SimpleNamespace
-
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
-target = GPUTarget("cuda", 90, 32)
-driver.set_active(
-    SimpleNamespace(
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device: 0,
-        get_current_target=lambda: target,
-        launcher_cls=lambda source, metadata: None,
-    )
-)
 
 from kernels.causal_conv.triton import causal_conv
 from kernels.delta_rule.triton import gated_delta_rule
 from kernels.delta_rule.triton_gates import delta_gates, gated_rms_norm
-from kernels.precompile import collect_kernels
 from kernels.states import StateView
 from tests.unit.kernels.triton_cases.recurrent_problem import Row, make_conv, make_delta, make_metadata
 
@@ -53,13 +33,7 @@ sizes = [int(size) for size in sys.argv[1:]]
 with collect_kernels() as kernels:
     for rows in ([Row(1, 3)] * 64, [Row(4, 3)] * 4, [Row(300, 3), Row(1, 5)]):
         launch(rows, *sizes)
-for kernel in kernels:
-    function = kernel.function
-    source = function.ASTSource(function, kernel.signature, kernel.constants, kernel.attributes)
-    compiled = function.compile(source, target=target, options=dict(kernel.options))
-    print(function.__name__, compiled.metadata.shared, flush=True)
 """
-SHARED_BYTES = 227 * 1024
 OF_ALL = {"_short_rows_kernel", "_scan_kernel", "_causal_conv_kernel", "_gated_rms_norm_kernel", "_gates_kernel"}
 # Key heads, value heads, d_k, d_v, a gate for each key dimension
 SHAPES = {
@@ -71,20 +45,10 @@ SHAPES = {
 
 
 @pytest.mark.full
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@needs_triton
 @pytest.mark.parametrize("family", SHAPES)
 def test_kernels_of_every_family_compile_and_fit(family, tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *SHAPES[family].split()],
-        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
-        cwd=Path(__file__).parents[4],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    compiled = [line.split() for line in run.stdout.splitlines()]
-    by_chunk = "_dimensions_kernel" if SHAPES[family].endswith("1") else "_scalars_kernel"
-    assert {name for name, _ in compiled} == OF_ALL | {by_chunk}
-    assert max(int(shared) for _, shared in compiled) <= SHARED_BYTES
+    compiled = compile_kernels(SCRIPT, *SHAPES[family].split(), cache=tmp_path)
+    by_chunk = {"_parts_kernel", "_transform_kernel"} if SHAPES[family].endswith("1") else {"_scalars_kernel"}
+    assert {kernel.name for kernel in compiled} == OF_ALL | by_chunk
+    assert max(kernel.shared_bytes for kernel in compiled) <= HOPPER_SHARED_BYTES

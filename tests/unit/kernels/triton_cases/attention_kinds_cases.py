@@ -157,7 +157,9 @@ def test_heads_are_held_in_one_or_two_tiles():
     assert [split_dims(size) for size in sizes] == tiles
 
 
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (576, 512), (16, 24), (144, 128), (24, 16), (200, 8)])
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim"), [(192, 128), (576, 512), (320, 256), (16, 24), (144, 128), (24, 16), (200, 8)]
+)
 def test_values_of_another_size_than_keys(head_dim, value_dim):
     shape = {"head_dim": head_dim, "value_dim": value_dim, "num_heads": 3, "num_kv_heads": 1}
     assert _decode([70, 3, 200], splits=2, shape=shape) < 1e-5

@@ -53,6 +53,17 @@ def test_norm_rope_write_latent_equals_its_specification(
     torch.testing.assert_close(mine, theirs, **tolerance)
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_without_positions_queries_and_keys_are_kept_as_they_are(dtype):
+    """The table of a layer without positions is one row for all."""
+    latent, q, weight, positions, _, slots = _inputs(6, 9, 16, 8, dtype)
+    no_turn = torch.cat((torch.ones(1, 4), torch.zeros(1, 4)), -1).to(dtype).expand(50, -1)
+    cache = torch.zeros(8, 16, 1, 24, dtype=dtype)
+    kept = _run(twin, (latent, q, weight, positions, no_turn, slots), cache)
+    assert torch.equal(kept, q[..., -8:])
+    assert torch.equal(cache.flatten(0, 2)[slots, 16:], latent[:, 16:])
+
+
 def test_an_fp8_cache_holds_the_numbers_divided_by_its_scale():
     """Exact where the numbers are fp8's: of the latents the interpreter rounds some to half (fp8_cases.py)."""
     latent, q, weight, positions, _, slots = _inputs(6, 4, 16, 8, torch.float32)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
+from benchmarks.moe_problem import MoeWeights, share_of_experts
+from kernels.e2m1 import MXFP4_BLOCK, NVFP4_BLOCK
+from kernels.linear.reference import BLOCK as LUT4_BLOCK
 from kernels.moe import reference as moe
-from kernels.moe.storage import MXFP4_BLOCK, ExpertMatrix, Fp8Matrix, Mxfp4Matrix
+from kernels.moe.storage import ExpertMatrix, Fp8Matrix, Mxfp4Matrix
+from kernels.moe.storage_lut4 import Lut4Matrix
+from kernels.moe.storage_nvfp4 import Nvfp4Matrix
 
 
 @dataclass(frozen=True)
@@ -29,14 +36,24 @@ class Problem:
     floor: float = 0.0
     added: float = 0.0
     factor: float = 1.0
+    first_expert: int = 0
 
     def call(self, function, **options):
         """function: kernels.moe.reference.fused_moe or its twin."""
         return function(
             self.x, self.logits, self.gate_up, self.down, top_k=self.top_k, renormalize=self.renormalize,
             round_weights=self.round_weights, shared=self.shared, given=self.given, floor=self.floor, added=self.added,
-            factor=self.factor, gate=self.gate, biases=self.biases, expert_scales=self.expert_scales, **options,
+            factor=self.factor, gate=self.gate, biases=self.biases, expert_scales=self.expert_scales,
+            first_expert=self.first_expert, **options,
         )  # fmt: skip
+
+    def of_experts(self, here: range):
+        """The share of a rank that has these experts alone. `shared` stays: it is a part of the sum of each rank."""
+        weights = share_of_experts(MoeWeights(self.gate_up, self.down), here)
+        biases, part = self.biases, slice(here.start, here.stop)
+        if biases is not None:
+            biases = moe.ExpertBiases(biases.gate_up[part], biases.down[part])
+        return replace(self, gate_up=weights.gate_up, down=weights.down, biases=biases, first_expert=here.start)
 
     def exact(self):
         """The same in float64, by the experts that the specification chooses: [T, H]."""
@@ -103,8 +120,8 @@ def make_problem(
 
 
 def pack_experts(problem: Problem, storage: str, *, block: int = 32, seed: int = 0) -> Problem:
-    """Give a problem random experts in a storage: "mxfp4", or "fp8" with square blocks."""
-    pack = _random_mxfp4 if storage == "mxfp4" else _random_fp8
+    """Give a problem random experts in a storage, one of PACKS. block: sides of the squares of "fp8"."""
+    pack = PACKS[storage]
     generator = torch.Generator(problem.x.device).manual_seed(seed)
     return replace(
         problem,
@@ -129,3 +146,36 @@ def _random_fp8(like: torch.Tensor, num_halves: int, block: int, generator: torc
     rows, columns = -(-n // num_halves // block), -(-k // block)
     scales = torch.rand(num_experts, num_halves, rows, columns, generator=generator, device=like.device) + 0.5
     return Fp8Matrix(like.to(torch.float8_e4m3fn), scales, block, block)
+
+
+def _random_fp8_rows(like: torch.Tensor, num_halves: int, block: int, generator: torch.Generator) -> Fp8Matrix:
+    num_experts, n, k = like.shape
+    scales = torch.rand(num_experts, num_halves, n // num_halves, 1, generator=generator, device=like.device) + 0.5
+    return Fp8Matrix(like.to(torch.float8_e4m3fn), scales, 1, k)
+
+
+def _random_nvfp4(like: torch.Tensor, num_halves: int, block: int, generator: torch.Generator) -> Nvfp4Matrix:
+    """Weights of about `like`'s size: the codes' mean square is 9, and scales are 0.5 to 1.5 times some factor."""
+    num_experts, n, k = like.shape
+    packed = torch.randint(0, 256, (num_experts, n, k // 2), generator=generator, device=like.device, dtype=torch.uint8)
+    scales = torch.rand(num_experts, n, k // NVFP4_BLOCK, generator=generator, device=like.device) + 0.5
+    factors = torch.rand(num_experts, num_halves, generator=generator, device=like.device) + 0.5
+    return Nvfp4Matrix(packed, (100 * scales).to(torch.float8_e4m3fn), factors * like.float().std() / 300)
+
+
+def _random_lut4(kind: Literal["nf4", "fp4"], like: torch.Tensor, generator: torch.Generator) -> Lut4Matrix:
+    num_experts, n, k = like.shape
+    packed = torch.randint(0, 256, (num_experts, n, k // 2), generator=generator, device=like.device, dtype=torch.uint8)
+    scales = torch.rand(num_experts, n, k // LUT4_BLOCK, generator=generator, device=like.device) + 0.5
+    return Lut4Matrix(packed, 2 * like.float().std() * scales, kind)
+
+
+# storage → random experts of the size of others: (those, halves, sides of a block, generator)
+PACKS: dict[str, Callable[[torch.Tensor, int, int, torch.Generator], ExpertMatrix]] = {
+    "mxfp4": _random_mxfp4,
+    "fp8": _random_fp8,
+    "fp8_rows": _random_fp8_rows,
+    "nvfp4": _random_nvfp4,
+    "nf4": lambda like, num_halves, block, generator: _random_lut4("nf4", like, generator),
+    "fp4": lambda like, num_halves, block, generator: _random_lut4("fp4", like, generator),
+}

@@ -13,6 +13,7 @@ from kernels.moe import reference as moe
 from kernels.moe import triton as moe_triton
 from kernels.moe import triton_storage
 from kernels.moe.configs import GroupedConfig, PairsConfig, PairTile, Tile
+from kernels.moe.planes import to_planes
 from kernels.moe.storage import Fp8Matrix, Mxfp4Matrix, dense_matrix
 from kernels.moe.triton_grouped import grouped_gemm
 from kernels.moe.triton_route import lay_out, route
@@ -28,12 +29,14 @@ CONFIGS = {
 GATES = {"silu": moe.SILU, "clamped": moe.Gate("clamped", alpha=1.702, limit=0.7), "relu2": moe.Gate("relu2")}
 
 
-def _problem(storage, *, num_tokens, gate="silu", hidden_size=96, intermediate_size=64, skew=1.0, dtype=torch.float32):
+def _problem(
+    storage, *, num_tokens, gate="silu", hidden_size=96, intermediate_size=64, skew=1.0, dtype=torch.float32, block=32
+):
     problem = make_problem(
         num_tokens=num_tokens, num_experts=5, top_k=3, hidden_size=hidden_size, intermediate_size=intermediate_size,
         dtype=dtype, gate=GATES[gate], has_biases=gate == "clamped", skew=skew,
     )  # fmt: skip
-    return pack_experts(problem, storage)
+    return pack_experts(problem, storage, block=block)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -63,6 +66,18 @@ def test_half_precision_rounds_as_the_specification_does(storage, config):
     problem = _problem(storage, num_tokens=2 if config == "pairs" else 7, dtype=torch.float16)
     out, expected = problem.call(moe_triton.fused_moe, config=CONFIGS[config]), problem.call(moe.fused_moe)
     torch.testing.assert_close(out, expected, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 17, 130])
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("storage", ["mxfp4", "fp8", "fp8_rows"])
+@pytest.mark.table
+def test_planes_equal_the_specification(storage, gate, num_tokens):
+    # of fp8 a block for each of several groups, and one for all; neither size is a multiple of a group
+    problem = _problem(storage, num_tokens=num_tokens, gate=gate, hidden_size=288, intermediate_size=96, block=128)
+    arranged = dataclasses.replace(problem, gate_up=to_planes(problem.gate_up), down=to_planes(problem.down))
+    assert arranged.gate_up is not problem.gate_up
+    torch.testing.assert_close(arranged.call(moe_triton.fused_moe), problem.call(moe.fused_moe), rtol=1e-5, atol=1e-4)
 
 
 def test_every_code_and_scale_has_its_value():
@@ -98,7 +113,7 @@ def test_fp8_values_are_the_same_without_the_type_e4m3(monkeypatch):
 def _store_tile(w_ptr, scales_ptr, out_ptr) -> None:
     """Write the whole tile of a matrix [16, 32] in "fp8_bytes"."""
     rows = tl.arange(0, 16)
-    tile = load_tile(w_ptr, scales_ptr, 0, 16, 32, rows, 0, tl.float32, "fp8_bytes", 32, 32, 32, True, False)
+    tile = load_tile(w_ptr, scales_ptr, None, 0, 16, 32, rows, 0, tl.float32, "fp8_bytes", 32, 32, 32, True, False)
     tl.store(out_ptr + rows[:, None] * 32 + tl.arange(0, 32)[None, :], tile)
 
 

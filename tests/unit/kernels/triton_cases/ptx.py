@@ -1,9 +1,11 @@
-"""Executes straight-line PTX of 32-bit integers: what the kernels' inline assembly may consist of."""
+"""Executes straight-line PTX of 32-bit integers and pairs of 16-bit floats, as kernels have it inline."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+
+import torch
 
 _MASK = 0xFFFFFFFF
 
@@ -33,10 +35,20 @@ def _execute(name: str, s: list[int], memory: Mapping[int, int]) -> int:
             return s[0] + s[1]
         case "shl":
             return s[0] << s[1]
+        case "shr":
+            return s[0] >> s[1]
+        case "lop3" if s[3] == 0xEA:
+            return (s[0] & s[1]) | s[2]
         case "mad.lo":
             return s[0] * s[1] + s[2]
         case "ld.shared":
             return memory[s[0]]
+        case "mul.rn.bf16x2":
+            return _multiply_pairs(s[0], s[1], torch.bfloat16)
+        case "mul.rn.f16x2":
+            return _multiply_pairs(s[0], s[1], torch.float16)
+        case "fma.rn.bf16x2" if s[1] == 0x3F803F80:
+            return _add_pairs(s[0], s[2])
         case "prmt":
             return _permute(s[0], s[1], s[2])
     raise ValueError(name)
@@ -50,3 +62,15 @@ def _permute(a: int, b: int, selector: int) -> int:
         byte = source[choice & 7]
         result.append((0xFF if byte & 0x80 else 0) if choice & 8 else byte)
     return int.from_bytes(bytes(result), "little")
+
+
+def _multiply_pairs(a: int, b: int, dtype: torch.dtype) -> int:
+    # In float64, which has all products, and numbers below the normal ones
+    x, y = (torch.tensor([value], dtype=torch.uint32).view(dtype).double() for value in (a, b))
+    return int((x * y).to(dtype).view(torch.int32))
+
+
+def _add_pairs(a: int, b: int) -> int:
+    pairs = torch.tensor([[a & 0xFFFF, a >> 16], [b & 0xFFFF, b >> 16]], dtype=torch.uint16).view(torch.bfloat16)
+    low, high = (pairs[0] + pairs[1]).view(torch.uint16).tolist()
+    return low | high << 16

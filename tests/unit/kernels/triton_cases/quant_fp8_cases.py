@@ -51,19 +51,6 @@ def test_products_scaled_by_row_are_as_specified(num_rows, n, k, has_bias):
     torch.testing.assert_close(out, quant_fp8.rows_linear(*x, *w, bias, torch.float32), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(
-    ("num_rows", "n", "k", "rows"), [(1, 40, 256, 128), (5, 200, 300, 64), (70, 130, 256, 128), (150, 100, 200, 32)]
-)
-def test_products_scaled_by_block_are_as_specified(num_rows, n, k, rows, has_bias):
-    x = quant_fp8.quantize_groups(torch.randn(num_rows, k), 128)
-    w = quant_fp8.quantize_blocks(torch.randn(n, k) * torch.rand(n, 1), rows, 128)
-    bias = torch.randn(n) if has_bias else None
-    out = triton_quant_fp8.blocks_linear(*x, *w, bias, torch.float32, rows=rows, columns=128)
-    expected = quant_fp8.blocks_linear(*x, *w, bias, torch.float32, rows=rows, columns=128)
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-3)
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_spoils_its_row_or_group_as_specified(bad):
     x = _x(3, 256)

@@ -8,7 +8,7 @@ from kernels.elementwise.reference import FP8
 from models.build import build
 from models.config.layer_cache import LayerCache
 from models.config.model_config import ModelConfig
-from models.config.size import quantized_matrices
+from models.config.size import quantized_experts, quantized_matrices
 from models.errors import ModelError
 from models.layers.rotary import latent_score_factor
 from models.parallel import TensorParallel
@@ -160,6 +160,7 @@ def test_published_models_have_their_size_and_keep_one_latent_a_layer(
         spec = config.attention_spec(tp_size, torch.bfloat16, CPU)
         heads = raw["num_attention_heads"] // tp_size
         assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.values_dim) == (heads, 1, 576, 512)
+        assert spec.has_latents
     assert config.sparse_layers.count(False) == num_dense
     assert config.sparse_layers[num_dense]
     assert config.num_draft_layers == raw.get("num_nextn_predict_layers", 0)
@@ -190,7 +191,7 @@ def test_yarn_raises_the_scale_of_scores(rank_scale, factor):
         (V2, {"rope_interleave": False}, "rope_interleave is not supported: served is True"),
         (GLM_FLASH, {"first_k_dense_replace": 2}, "first_k_dense_replace is not supported: served is 1"),
         (GLM_FLASH, {"mlp_layer_types": ["dense"]}, "mlp_layer_types must be a list of 'dense' and 'sparse' for 47"),
-        (V3, {"quantization_config": {"quant_method": "fp8"}}, "its experts are quantized"),
+        (V3, {"quantization_config": {"quant_method": "mxfp4"}}, "its experts are quantized"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(raw, fields, message):
@@ -231,6 +232,7 @@ def test_a_quantised_matrix_of_latents_is_expanded(tmp_path):
     logits, expected = runner.step([(runner.add_row(), prompt)])[0], reference_logits(tmp_path, prompt)
     assert ((logits - expected).norm() / expected.norm()) < 0.2
     matrices = [matrix for matrix, _ in quantized_matrices(config)]
+    matrices += [matrix for matrix, _, count in quantized_experts(config) for _ in range(count)]
     expanded = sum(matrix.out_features * matrix.in_features for matrix in matrices if matrix.is_expanded)
     assert expanded == 3 * 4 * (10 + 6) * 12
     others = sum(matrix.out_features * matrix.in_features for matrix in matrices if not matrix.is_expanded)

@@ -38,9 +38,11 @@ WIDE = TINY | {"num_attention_heads": 64, "hidden_size": 1024, "num_hidden_layer
 # What these classes need: their own defaults give no head, no layer with attention, or layers by number alone
 NEEDED = {
     "Glm4MoeForCausalLM": {"head_dim": 128},
+    "Dots1ForCausalLM": {"n_routed_experts": 8, "num_experts_per_tok": 6},
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "BambaForCausalLM": {"attn_layer_indices": [1]},
+    "KimiLinearForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
 }
 WRAPPED = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
@@ -209,8 +211,8 @@ def test_a_cap_that_transformers_applies_to_gemma_3_alone_is_refused_for_a_text_
 
 
 def test_a_text_part_of_another_class_is_refused():
-    with pytest.raises(ModelError, match=r"model_type 'mistral4' .* served is 'mistral' or 'ministral3'"):
-        ModelConfig.from_json(WRAPPED | {"text_config": TINY | {"model_type": "mistral4"}})
+    with pytest.raises(ModelError, match=r"model_type 'llama' .* served is 'mistral' or 'ministral3' or 'mistral4'"):
+        ModelConfig.from_json(WRAPPED | {"text_config": TINY | {"model_type": "llama"}})
 
 
 def test_layers_of_two_kinds_are_refused_where_all_are_of_one():

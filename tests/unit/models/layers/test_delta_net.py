@@ -12,7 +12,7 @@ from tests.support.checkpoints import make_configs
 from tests.support.models_harness import PagedRunner, load
 from tests.support.reference import reference_logits, save_checkpoint
 
-KINDS = ("qwen3_next", "qwen3_5", "olmo_hybrid")
+KINDS = ("qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear", "kimi_linear_groups")
 LENGTH = 560
 PROMPT = torch.randint(0, 97, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
 

@@ -1,4 +1,4 @@
-"""Layers of short convolutions and of Mamba-2: long prompts however they are cut, and drafts that are rejected."""
+"""Recurrent layers but the gated delta net: long prompts however they are cut, and drafts that are rejected."""
 
 import functools
 import tempfile
@@ -10,6 +10,7 @@ import torch
 from kernels.states import StateMetadata
 from models.config.model_config import ModelConfig
 from models.context import DraftRing, ForwardContext, StepStates
+from models.layers.kimi_delta import KimiDelta
 from models.layers.mamba2 import Mamba2
 from models.layers.short_conv import ShortConv
 from tests.support.checkpoints import make_configs
@@ -20,6 +21,8 @@ KINDS = ("lfm2", "lfm2_moe", "granite_hybrid", "bamba_biases", "falcon_h1", "nem
 LENGTH = 560
 PROMPT = torch.randint(0, 97, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
 NUM_DRAFTS = 2
+MIXERS = (ShortConv, Mamba2, KimiDelta)
+LAYERS = ("lfm2", "lfm2_biases", "granite_hybrid", "falcon_h1_norm_first", "nemotron_h", "kimi_linear")
 
 
 @functools.cache
@@ -68,7 +71,7 @@ class Layer:
         self.index = next(layer for layer, state in enumerate(config.states) if state is not None)
         state = config.states[self.index]
         assert state is not None
-        self.module = next(module for module in load(folder).modules() if isinstance(module, ShortConv | Mamba2))
+        self.module = next(module for module in load(folder).modules() if isinstance(module, MIXERS))
         runner = PagedRunner(torch.nn.Module(), config)
         self.views, self.pages = runner.state_views, runner.state_pages
         self.ring = torch.zeros(NUM_DRAFTS + 1, state.num_inputs)
@@ -104,7 +107,7 @@ class Layer:
             return self.module(hidden, ctx)
 
 
-@pytest.mark.parametrize("kind", ["lfm2", "lfm2_biases", "granite_hybrid", "falcon_h1_norm_first", "nemotron_h"])
+@pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("num_true", [1, 2, 3])
 def test_a_rejected_draft_never_enters_a_state(kind: str, num_true: int, tmp_path: Path) -> None:
     layer = Layer(tmp_path, kind)

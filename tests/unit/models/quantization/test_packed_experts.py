@@ -30,7 +30,9 @@ SAVES = {
     "mxfp4": save_mxfp4,
     "fp8": save_fp8_blocks,
     "fp8_glm": lambda dense, packed: save_fp8_blocks(dense, packed, kind="glm4_moe"),
+    "fp8_minimax": lambda dense, packed: save_fp8_blocks(dense, packed, kind="minimax_m2"),
     "fp8_deepseek": lambda dense, packed: save_fp8_blocks(dense, packed, kind="deepseek_v3"),
+    "fp8_kimi": lambda dense, packed: save_fp8_blocks(dense, packed, kind="kimi_linear"),
 }
 EXPERTS = "model.layers.1.mlp.experts"
 PUBLISHED = Path(__file__).parents[4] / "benchmarks" / "shapes"
@@ -144,7 +146,7 @@ def test_a_scheme_that_experts_do_not_take_is_refused_by_layer_and_scheme():
         parse("qwen3_moe", "Qwen3MoeForCausalLM", MXFP4_CONFIG)
     with pytest.raises(ModelError, match=r"experts\.gate_up_proj is quantized as fp8 .*all experts in one tensor"):
         parse("gpt_oss", "GptOssForCausalLM", {"quant_method": "fp8", "weight_block_size": [128, 128]})
-    with pytest.raises(ModelError, match=r"linear layers, only for experts"):
+    with pytest.raises(ModelError, match=r"of experts is not supported for linear layers"):
         Mxfp4().make_method()
     with pytest.raises(ModelError, match=r"quantized as fp8 .*this family's experts"):
         parse("granite_moe", "GraniteMoeForCausalLM", {"quant_method": "fp8", "weight_block_size": [128, 128]})

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.quantization_schemes import SCHEMES
 from models.build import build
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
@@ -47,6 +48,7 @@ def changed(section, **fields):
         (FP8, Fp8("tensor", "token", is_stored=True)),
         (FP8 | {"activation_scheme": "static"}, Fp8("tensor", "static", is_stored=True)),
         (FP8 | {"weight_block_size": [128, 128], "fmt": "e4m3"}, Fp8Block(128, 128)),
+        (FP8 | {"weight_block_size": [128, 128], "fmt": "float8_e4m3fn"}, Fp8Block(128, 128)),  # MiniMax-M2
         (compressed(), Fp8("row", "token", is_stored=True)),
         (compressed("tensor", "tensor"), Fp8("tensor", "token", is_stored=True)),
         (compressed("tensor", "tensor", dynamic=False), Fp8("tensor", "static", is_stored=True)),
@@ -201,6 +203,7 @@ def test_ignored_parts_of_a_merged_layer_stay_as_they_are():
         compressed(),
         BNB | {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
         BNB | {"load_in_8bit": True},
+        *(SCHEMES[name].section for name in ("mxfp4", "nvfp4", "w8a8")),
     ],
 )
 def test_random_weights_are_quantised_as_the_checkpoint_would_be(section):

@@ -23,7 +23,7 @@ from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import ChatFormat
 from server.text.parsers.json_forms import APERTUS, COHERE, DEEPSEEK, HUNYUAN, KIMI
 from server.text.parsers.literal_calls import GEMMA_TAGS, LFM2, LLAMA4, OLMO3
-from server.text.parsers.xml_calls import GLM, MINIMAX, SEED
+from server.text.parsers.xml_calls import DSML, GLM, MINIMAX, SEED
 from tests.support.call_forms import FORMS, TAG_FORMS, XML_FORMS, written
 from tests.support.parsing import TOOLS, WEATHER, format_of, parse
 from tests.unit.server.conftest import train_byte_level
@@ -34,6 +34,7 @@ TAGS = [
     *harmony.TAGS,
     *SEED.tags,
     *MINIMAX.tags,
+    *DSML.tags,
     *GLM.tags,
     *GEMMA_TAGS,
     *LFM2.tags,
@@ -108,8 +109,9 @@ def forced(form: str, *calls: tuple[str, dict]) -> str:
         return texts[0].removeprefix("<|python_tag|>")
     if form == "harmony":
         return "<|start|>assistant".join(text.removesuffix("<|call|>") for text in texts)
-    if form == "minimax":
-        return "\n".join(texts).replace("\n</minimax:tool_call>\n<minimax:tool_call>", "")
+    if form in XML_FORMS and XML_FORMS[form].is_shared:
+        tags = XML_FORMS[form]
+        return "\n".join(texts).replace(f"\n{tags.end}\n{tags.start}", "")
     if form == "glm4":
         return "\n".join(f"{name}\n{json.dumps(arguments, ensure_ascii=False)}" for name, arguments in calls)
     if form in TAG_FORMS:
@@ -399,3 +401,12 @@ def test_a_function_without_parameters_is_called_with_none(form, parameters, mea
         assert judge.accepts(forced(form, ("now", {})))
         if form not in XML_FORMS:  # writes the parameters that the schema names
             assert judge.accepts(forced(form, ("now", {"a": 1}))) == (meaning == ANYTHING)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_text_before_a_tag_with_a_token_in_it_may_have_the_beginning_of_a_tag(kind):
+    judge = Judge(kind, "dsml")
+    call = forced("dsml", ("get_weather", {"city": "a </b>\n<｜ </", "where": {"x": "</p>"}}))
+    assert judge.accepts(call)
+    for wrong in (call.replace("</b>", "</b></｜DSML｜parameter>"), call.replace('string="true"', 'string="false"')):
+        assert not judge.accepts(wrong)

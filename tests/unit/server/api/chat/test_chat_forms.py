@@ -28,6 +28,8 @@ MARKS = {
     "qwen_xml": "<tool_call><function=",
     "seed": "<seed:tool_call>",
     "minimax": "<minimax:tool_call>",
+    "dsml": "｜DSML｜function_calls>",
+    "dsml_v4": "｜DSML｜tool_calls>",
     "glm": "<tool_call><arg_key>",
     "gemma4": "<|tool_call>",
     "lfm2": "<|tool_call_start|>",
@@ -84,7 +86,7 @@ def test_a_call_after_reasoning_that_the_prompt_opened_or_closed(model, thinks):
     assert (made["function"]["name"], json.loads(made["function"]["arguments"])) == ("get_weather", {"city": "Köln"})
 
 
-@pytest.mark.parametrize("form", ["gemma4", "glm", "kimi"])
+@pytest.mark.parametrize("form", ["gemma4", "glm", "kimi", "minimax", "dsml", "deepseek_v31"])
 def test_the_other_apis_have_the_same_call(model, form):
     app = model(written(form, "get_weather", {"city": "Köln"}), template=TEMPLATE.format(MARKS[form]), special=TAGS)
     function = TOOLS[0]["function"]

@@ -87,6 +87,15 @@ def test_what_does_not_fit_is_exit_code_2_and_a_sentence(here, capsys, llama):
     assert report["problems"] == []
 
 
+def test_experts_of_several_gpus_are_asked_for_as_in_serve(here, capsys, llama):
+    assert main(["doctor", "--port", "0", str(llama), "--expert-parallel"]) == 2
+    assert "--expert-parallel needs --tensor-parallel-size 2 or more, and it is 1" in capsys.readouterr().err
+    gpus = ("--gpu-memory", "80", "--tensor-parallel-size", "2")
+    code, report = run(capsys, llama, *gpus, "--expert-parallel")
+    assert code == 2
+    assert "--expert-parallel: LlamaForCausalLM has no experts" in report["sentence"]
+
+
 def test_an_incomplete_folder_is_refused_as_serving_would(here, capsys, llama):
     (llama / "tokenizer.json").write_text("{}")
     code, report = run(capsys, llama, "--gpu-memory", "80")

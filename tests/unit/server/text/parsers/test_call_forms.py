@@ -12,6 +12,7 @@ from server.text.parsers.reasoning import ReasoningTags
 from tests.support.call_forms import (
     LITERAL_FORMS,
     PLACES,
+    SCHEMA_FORMS,
     VALUES,
     XML_FORMS,
     written,
@@ -88,11 +89,13 @@ def test_mistrals_forms():
     ),
     PLACES,
 )
-def test_values_without_quotes_are_typed_by_the_schema(form, arguments, places):
-    shown = {
-        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for key, value in arguments.items()
-    }
+def test_values_without_quotes_are_typed_by_the_schema_or_by_what_they_say(form, arguments, places):
+    shown = arguments
+    if form in SCHEMA_FORMS:
+        shown = {
+            key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for key, value in arguments.items()
+        }
     answer = parse(cut(written(form, "get_weather", shown), places), form)
     assert answer.text == ""
     ((name, text),) = answer.calls
@@ -157,8 +160,37 @@ def test_several_functions_in_one_tag():
 def test_the_type_of_a_value_is_what_its_schema_says(schema, value, expected):
     definitions = {"n": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}}
     tool = ToolSpec("f", {"type": "object", "properties": {"a": schema}, "$defs": definitions})
-    for form in XML_FORMS:
+    for form in SCHEMA_FORMS:
         assert parse(written(form, "f", {"a": value}), form, tools=[tool]).calls == [("f", f'{{"a": {expected}}}')]
+
+
+def test_a_value_of_deepseek_v3_2_is_of_the_type_that_it_says():
+    def read(kind, value):
+        parameter = f'<｜DSML｜parameter name="days" string="{kind}">{value}</｜DSML｜parameter>'
+        text = f'<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n{parameter}\n</｜DSML｜invoke>\n'
+        return parse(f"{text}</｜DSML｜function_calls>bye", "dsml")
+
+    for kind, value, expected in (
+        ("true", "3", '"3"'),
+        ("true", "</p>\n ", '"</p>\\n "'),
+        ("false", "3", "3"),
+        ("false", ' {"a": [1]}', '{"a": [1]}'),
+        ("false", '"x"', '"x"'),
+        ("false", "True", "true"),
+        ("false", "x", '"x"'),
+        ("false", "[1, NaN]", '"[1, NaN]"'),
+    ):
+        assert read(kind, value) == Answer("", "bye", [("get_weather", f'{{"days": {expected}}}')])
+    odd = read("maybe", "3")
+    assert odd.calls == [("get_weather", "{}")]
+    assert odd.text == '<｜DSML｜parameter name="maybe">3</｜DSML｜parameter>\n\nbye'
+
+
+def test_the_calls_of_deepseek_v3_2_and_of_v4_differ_in_their_tag():
+    for form, other in (("dsml", "dsml_v4"), ("dsml_v4", "dsml")):
+        text = written(form, "now", {})
+        assert parse(text, form) == Answer("", "", [("now", "{}")])
+        assert parse(text, other).calls == [("now", "{}")]
 
 
 @pytest.mark.parametrize("form", ["kimi", "deepseek_v3", "deepseek_v31"])

@@ -39,9 +39,12 @@ def detect(source: str, added_tokens: tuple[str, ...] = ()) -> ChatFormat:
         ("{{ tools }}<｜tool▁sep｜>```json", "deepseek_v3", None, None),
         ("[gMASK]<sop>{{ tools }}# 可用工具", "glm4", None, None),
         ("{{ tools }}<tool_calls>[", "hunyuan", None, None),
+        ("{{ tools }}<|tool_calls_section_begin|>", "kimi", None, None),
         ('{{ tools }}<tool_call><invoke name="a">', None, None, None),  # a form that is not known
         (templates.SEED_LIKE, "seed", ReasoningTags("<seed:think>", "</seed:think>"), None),
         (templates.SEED_LIKE.replace("seed:", "minimax:"), "minimax", None, None),
+        (templates.DSML_LIKE, "dsml", THINK, "thinking"),
+        (templates.DSML_LIKE.replace("function_calls", "tool_calls"), "dsml_v4", THINK, "thinking"),
         (templates.LLAMA3_LIKE, "llama3", None, None),
         (templates.LLAMA3_LIKE.replace('"parameters"', '"p"') + "{# <|python_tag|> #}", "llama3", None, None),
         (templates.MISTRAL_LIKE, None, None, None),

@@ -130,7 +130,7 @@ def test_a_good_call_after_a_malformed_one_is_a_call():
     after=st.sampled_from(["", " tail", "\n#</tool_call>", '\n<tool_call>{"name"</tool_call>']),
     places=PLACES,
 )
-@pytest.mark.parametrize("form", ["hermes", "qwen_xml", "seed", "minimax"])
+@pytest.mark.parametrize("form", ["hermes", "qwen_xml", "seed", "minimax", "dsml"])
 def test_what_stands_between_arguments_and_the_closing_tag_is_text_without_the_tag(form, call, junk, after, places):
     """One closing tag belongs to the call; a second one, and that of a malformed call, stay."""
     text = with_junk(form, call[0], call[1] if form == "hermes" else {}, f"#{junk}#")

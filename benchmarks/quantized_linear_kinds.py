@@ -1,0 +1,176 @@
+"""KINDS of quantised products for benchmarks/quantized_linear_sweep.py: random weights, float64 results, candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from kernels.linear import lut4_configs, ops, scaled8_configs, w8a8
+from kernels.linear.float4 import Float4Weight, dequantize_float4, float4_weight_bytes, make_float4_weight
+from kernels.linear.lut4_configs import Lut4GemmConfig, float4_gemm_config
+from kernels.linear.reference import FP8, dequantize_blocks, quantize_groups
+from kernels.linear.scaled8_configs import Scaled8Config, scaled8_config
+
+BLOCK = 128  # of fp8: rows and columns
+# Outputs, warps, stages
+_FLOAT4_CUTS = ((64, 4, 5), (64, 4, 8), (128, 4, 3), (128, 4, 4), (128, 4, 5), (128, 4, 6), (128, 4, 7), (256, 8, 4))
+_FEW_CUTS = ((32, 4, 6), (64, 4, 4), (64, 4, 6), (128, 4, 4), (128, 4, 6), (128, 8, 4))
+# Rows, outputs, warps, stages
+_TILED_CUTS = (
+    (64, 128, 4, 4),
+    (64, 256, 8, 4),
+    (128, 128, 4, 4),
+    (128, 128, 8, 3),
+    (128, 128, 8, 4),
+    (128, 256, 8, 3),
+    (256, 128, 8, 3),
+)
+_PROGRAMS = (132, 264, 528)
+_MOST_DENSE_ROWS = 256  # above, only the dense product of 4-bit floats is a candidate
+
+Config = Lut4GemmConfig | Scaled8Config | None  # None: dequantise, and cuBLAS
+Scaled = tuple[torch.Tensor, torch.Tensor]  # values and scales
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to store and multiply a matrix. A weight is what make() returns."""
+
+    name: str
+    make: Callable[[int, int, torch.dtype, torch.device], Any]  # of n, k, dtype, device
+    num_bytes: Callable[[int, int], int]  # of n, k
+    exact: Callable[[torch.Tensor, Any], torch.Tensor]  # of x, weight: float64, of x rounded as the product rounds it
+    candidates: Callable[..., Sequence[Config]]  # of num_rows, n, k; is_shared: see Lut4GemmConfig. The served first
+    run: Callable[..., torch.Tensor]  # of x, weight, config, scratch
+    served: Callable[[], Callable[[torch.Tensor, Any], torch.Tensor]]
+    scratch: Callable[[torch.device], Any]
+
+
+def _float4(name: str, block: int) -> Kind:
+    def make(n: int, k: int, dtype: torch.dtype, device: torch.device) -> Float4Weight:
+        packed = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=device)
+        if block == 32:
+            scales = torch.randint(116, 121, (n, k // block), dtype=torch.uint8, device=device)
+        else:
+            scales = torch.rand(n, k // block, device=device).add(0.5).to(FP8)
+        return make_float4_weight(packed, scales, torch.rand(n, device=device).add(0.5), dtype)
+
+    def candidates(num_rows: int, n: int, k: int, *, is_shared: bool = True) -> list[Config]:
+        found: list[Config] = [float4_gemm_config(num_rows=num_rows, n=n, k=k, block=block, is_shared=is_shared)]
+        if num_rows <= _MOST_DENSE_ROWS:
+            block_m = min(64, max(8, 1 << (num_rows - 1).bit_length()))
+            for block_n, warps, stages in _FLOAT4_CUTS:
+                for programs in _PROGRAMS[1:]:
+                    sizes = {"num_rows": num_rows, "n": n, "k": k, "block_m": block_m, "block_n": block_n}
+                    splits = lut4_configs.num_splits(**sizes, programs=programs)
+                    prefetch = 2 if block_m <= 16 else 0
+                    found.append(Lut4GemmConfig(block_m, block_n, splits, warps, stages, prefetch, is_shared))
+        return list(dict.fromkeys([*found, None]))
+
+    def run(x: torch.Tensor, weight: Float4Weight, config: Lut4GemmConfig | None, scratch: Any) -> torch.Tensor:
+        from kernels.linear import triton_float4
+
+        if config is None:
+            return functional.linear(x, triton_float4.dequantize(weight, x.dtype))
+        return triton_float4.float4_gemm(x, weight, None, scratch, config=config, pdl=x.is_cuda)
+
+    def scratch(device: torch.device) -> Any:
+        from kernels.linear.triton_lut4 import allocate_scratch
+
+        return allocate_scratch(device)
+
+    def served() -> Callable[[torch.Tensor, Any], torch.Tensor]:
+        linear = ops.Float4Linear()
+        return lambda x, weight: linear(x, weight, None)
+
+    return Kind(
+        name,
+        make,
+        lambda n, k: float4_weight_bytes(n, k, block),
+        lambda x, weight: x.double() @ dequantize_float4(weight, torch.float32).double().T,
+        candidates,
+        run,
+        served,
+        scratch,
+    )
+
+
+def _scaled8_candidates(num_rows: int, n: int, k: int, *, is_shared: bool = True) -> list[Config]:
+    """is_shared: no lookups here, so without effect."""
+    found: list[Config] = [scaled8_config(num_rows=num_rows, n=n, k=k, block_k=BLOCK)]
+    if num_rows <= scaled8_configs.MAX_FEW_ROWS:
+        most = max(8, 1 << (num_rows - 1).bit_length())
+        for block_m in {min(64, most), min(128, most)}:
+            for block_n, warps, stages in _FEW_CUTS:
+                for programs in _PROGRAMS:
+                    sizes = {"num_rows": num_rows, "n": n, "k": k, "block_m": block_m, "block_n": block_n}
+                    splits = scaled8_configs.num_splits(**sizes, block_k=BLOCK, programs=programs)
+                    found.append(Scaled8Config(block_m, block_n, BLOCK, warps, stages, splits))
+    if num_rows >= 64:
+        for block_m, block_n, warps, stages in _TILED_CUTS:
+            for group, has_tma in ((8, False), (8, True), (32, True)):
+                config = Scaled8Config(block_m, block_n, BLOCK, warps, stages, is_few=False, group=group)
+                found.append(replace(config, has_tma=has_tma))
+    return list(dict.fromkeys(found))
+
+
+def _scaled8_scratch(device: torch.device) -> Any:
+    from kernels.linear.triton_scaled8 import allocate_scratch
+
+    return allocate_scratch(device)
+
+
+def _blocks() -> Kind:
+    def make(n: int, k: int, dtype: torch.dtype, device: torch.device) -> Scaled:
+        values = torch.randn(n, k, device=device).mul(100).clamp(-448, 448).to(FP8)
+        return values, torch.rand(-(-n // BLOCK), -(-k // BLOCK), device=device).add(0.5).mul(1e-3)
+
+    def exact(x: torch.Tensor, weight: Scaled) -> torch.Tensor:
+        values, scales = ops.quantize_groups(x, BLOCK) if x.is_cuda else quantize_groups(x, BLOCK)
+        wide = values.double() * scales.double().repeat_interleave(BLOCK, 1)[:, : x.shape[1]]
+        return wide @ dequantize_blocks(*weight, BLOCK, BLOCK).double().T
+
+    def run(x: torch.Tensor, weight: Scaled, config: Scaled8Config, scratch: Any) -> torch.Tensor:
+        from kernels.linear import triton_fp8, triton_scaled8
+
+        rounded = triton_fp8.quantize_groups(x, BLOCK, pdl=x.is_cuda)
+        return triton_scaled8.blocks_linear(
+            *rounded, *weight, None, scratch,
+            rows=BLOCK, columns=BLOCK, dtype=x.dtype, config=config, pdl=x.is_cuda,
+        )  # fmt: skip
+
+    def served() -> Callable[[torch.Tensor, Any], torch.Tensor]:
+        linear = ops.Fp8BlockLinear()
+        return lambda x, weight: linear(x, weight[0], weight[1], None, rows=BLOCK, columns=BLOCK)
+
+    return Kind("fp8-blocks", make, lambda n, k: n * k, exact, _scaled8_candidates, run, served, _scaled8_scratch)
+
+
+def _integers() -> Kind:
+    def make(n: int, k: int, dtype: torch.dtype, device: torch.device) -> Scaled:
+        values = torch.randint(-127, 128, (n, k), dtype=torch.int8, device=device)
+        return values, torch.rand(n, device=device).add(0.5).mul(1e-3)
+
+    def exact(x: torch.Tensor, weight: Scaled) -> torch.Tensor:
+        rounded, scales = ops.quantize_rows_int8(x) if x.is_cuda else w8a8.quantize_rows_int8(x)
+        values, w_scales = weight
+        return (rounded.double() * scales[:, None].double()) @ (values.double() * w_scales[:, None].double()).T
+
+    def run(x: torch.Tensor, weight: Scaled, config: Scaled8Config, scratch: Any) -> torch.Tensor:
+        from kernels.linear import triton_scaled8
+
+        rounded = triton_scaled8.quantize_rows_int8(x, pdl=x.is_cuda)
+        return triton_scaled8.int8_linear(*rounded, *weight, None, scratch, dtype=x.dtype, config=config, pdl=x.is_cuda)
+
+    def served() -> Callable[[torch.Tensor, Any], torch.Tensor]:
+        linear = ops.Int8Linear()
+        return lambda x, weight: linear(x, weight[0], weight[1], None, input_scale=None)
+
+    return Kind("w8a8", make, lambda n, k: n * k, exact, _scaled8_candidates, run, served, _scaled8_scratch)
+
+
+KINDS = {kind.name: kind for kind in (_float4("mxfp4", 32), _float4("nvfp4", 16), _integers(), _blocks())}

@@ -1,0 +1,286 @@
+"""Grouped products with experts as PlanesMatrix: weight @ x.T, codes become values in the registers of tensor cores.
+
+MXFP4's scales are part of the values, so the product sums all of K; those of FP8 and of integers multiply the sum of
+the inputs that share one, at most a group, in fp32. How codes become values: kernels/moe/triton_planes_decode.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.moe.planes import GROUP, PLANE, PlanesMatrix
+from kernels.moe.reference import Gate
+from kernels.moe.triton_common import gate_and_mul
+from kernels.moe.triton_planes_decode import e2m1, e4m3, has_zeros, int4, int4_scale
+from kernels.moe.triton_route import Routing, RowTiles
+
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+
+
+@dataclass(frozen=True)
+class PlanesTile:
+    """Tile sizes of one product along its output features; gate and up have so many each."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 1  # tiles of rows that run side by side over the same tile of weights
+
+
+@dataclass(frozen=True)
+class PlanesConfig:
+    """Settings of both products of a step."""
+
+    block_m: int  # (token, expert) pairs of one expert
+    up: PlanesTile
+    down: PlanesTile
+    chunk_tokens: int | None = 16  # as of GroupedConfig; None: each pair is a tile of its own
+
+
+# (largest average of pairs per expert, config). The best of those tried on an H200 for gpt-oss-20b and Qwen3-30B-A3B
+_CONFIGS: tuple[tuple[float, PlanesConfig], ...] = (
+    (8, PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(128, 4, 3))),
+    (48, PlanesConfig(32, PlanesTile(128, 4, 3), PlanesTile(128, 8, 3))),
+    (160, PlanesConfig(64, PlanesTile(64, 4, 3, 8), PlanesTile(128, 4, 3, 8), chunk_tokens=64)),
+)
+_MANY_IN_SUMS = PlanesConfig(128, PlanesTile(128, 8, 3, 8), PlanesTile(128, 8, 3, 8), chunk_tokens=64)
+_MANY = {
+    "mxfp4": PlanesConfig(128, PlanesTile(64, 4, 3, 8), PlanesTile(128, 8, 2, 8), chunk_tokens=64),
+    "fp8": _MANY_IN_SUMS,
+    "int4": _MANY_IN_SUMS,  # not measured: its groups are summed apart as those of fp8
+}
+_FEW = PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(64, 4, 3), chunk_tokens=None)
+
+
+def planes_config(kind: str, *, num_pairs: int, num_experts: int, is_few: bool) -> PlanesConfig:
+    """Return the config for num_pairs (token, expert) pairs. is_few: no two pairs share a tile."""
+    if is_few:
+        return _FEW
+    return next((config for bound, config in _CONFIGS if num_pairs <= bound * num_experts), _MANY[kind])
+
+
+def planes_configs() -> list[PlanesConfig]:
+    """Return every config that is served."""
+    return [_FEW, *(config for _, config in _CONFIGS), *dict.fromkeys(_MANY.values())]
+
+
+def planes_gemm(
+    x: torch.Tensor,
+    w: PlanesMatrix,
+    routed: RowTiles | Routing,
+    tile: PlanesTile,
+    *,
+    block_m: int,
+    num_pairs: int,
+    gate: Gate | None,
+    bias: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Return [num_pairs, N]: each pair's row of x times its expert's matrix, plus its bias; gate: activates it.
+
+    x: [num_pairs / n, K], each row used by n successive pairs, dense in K; bias: [E, N or 2 * N], contiguous. routed:
+    tiles of block_m rows, or the routing itself, whose pairs are then tiles of one row; those of experts that are not
+    here are left unwritten.
+    """
+    num_halves = 1 if gate is None else gate.num_halves
+    n = w.shape[1] // num_halves
+    out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
+    assert x.stride(1) == 1
+    assert w.words.is_contiguous()
+    assert w.scales.is_contiguous()
+    if isinstance(routed, Routing):
+        experts = pairs = rows = routed.experts.view(-1)
+    else:
+        experts, pairs, rows = routed.experts, routed.pairs, routed.rows
+    num_tiles = experts.shape[0]
+    _planes_kernel[(num_tiles * triton.cdiv(n, tile.block_n),)](
+        x, w.words, w.scales, bias, out, pairs, experts, rows, num_tiles, n, w.shape[2], x.stride(0),
+        w.scales.stride(0), KIND=_kind(w), ROWS=w.rows, COLUMNS=w.columns, HAS_PTX=_has_ptx(x),
+        GROUP_K=GROUP, PLANE_K=PLANE, PAIRS_PER_ROW=num_pairs // x.shape[0],
+        IS_DIRECT=isinstance(routed, Routing), HAS_BIAS=bias is not None,
+        GATE="" if gate is None else gate.kind, ALPHA=0.0 if gate is None else gate.alpha,
+        LIMIT=0.0 if gate is None else gate.limit, HALVES=num_halves,
+        BLOCK_M=block_m, BLOCK_N=tile.block_n, GROUP_M=tile.group_m, STAGES=tile.num_stages,
+        EVEN_N=n % tile.block_n == 0, EVEN_K=w.shape[2] % GROUP == 0,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def _kind(w: PlanesMatrix) -> str:
+    """Return the kind; of integers with what their words of scales hold: "int4_fp16_zeros", "int4_bf16" and so on."""
+    if w.kind != "int4":
+        return w.kind
+    return f"int4_{'bf16' if w.scale_dtype == torch.bfloat16 else 'fp16'}" + ("_zeros" if w.has_zeros else "")
+
+
+def _has_ptx(x: torch.Tensor) -> bool:
+    """Return True if codes become values by PTX, which knows bfloat16 only."""
+    return x.is_cuda and x.dtype == torch.bfloat16
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def _planes_kernel(
+    x_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, num_tiles, n, k,
+    stride_x, stride_scales, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr,
+    GROUP_K: tl.constexpr, PLANE_K: tl.constexpr,
+    PAIRS_PER_ROW: tl.constexpr, IS_DIRECT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, HALVES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, STAGES: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """One (tile of rows, tile of output features). IS_DIRECT: tile i is the pair i alone."""
+    program = tl.program_id(0)
+    in_group = GROUP_M * tl.cdiv(n, BLOCK_N)
+    first_tile = program // in_group * GROUP_M
+    height = tl.minimum(num_tiles - first_tile, GROUP_M)
+    tile = first_tile + program % in_group % height
+    features = program % in_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    rows = tl.arange(0, BLOCK_M)
+    if IS_DIRECT:
+        num_rows = 1
+        if tl.load(tile_experts_ptr + tile) < 0:  # an expert of another rank
+            return
+        pairs = tile + tl.zeros([BLOCK_M], tl.int64)
+    else:
+        num_rows = tl.load(tile_rows_ptr + tile)
+        if num_rows == 0:
+            return
+        pairs = tl.load(pairs_ptr + tile * BLOCK_M + rows, mask=rows < num_rows, other=0).to(tl.int64)
+    expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
+    sources = features if EVEN_N else tl.minimum(features, n - 1)
+    x_ptrs = x_ptr + (pairs // PAIRS_PER_ROW * stride_x)[:, None] + tl.arange(0, PLANE_K)[None, :]
+    RUNS: tl.constexpr = 2 if KIND == "fp8" else 1
+    num_groups = tl.cdiv(k, GROUP_K)
+    stride_run = HALVES * n * PLANE_K
+    word_ptrs = words_ptr + expert * num_groups * RUNS * stride_run
+    word_ptrs += sources[:, None] * PLANE_K + tl.arange(0, PLANE_K)[None, :]
+    scale_ptrs = scales_ptr + expert * stride_scales
+    if KIND == "fp8":
+        columns = tl.cdiv(k, COLUMNS)
+        scale_ptrs += sources // ROWS * columns
+        stride_scale = 1
+        scale_of_up = tl.cdiv(n, ROWS) * columns
+    else:
+        scale_ptrs += sources
+        stride_scale = HALVES * n
+        scale_of_up = n
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    up = acc
+    for group in tl.range(0, num_groups, num_stages=STAGES):
+        x0 = _load_x(x_ptrs, group * GROUP_K, k, PLANE_K, EVEN_K)
+        x1 = _load_x(x_ptrs, group * GROUP_K + PLANE_K, k, PLANE_K, EVEN_K)
+        x2 = _load_x(x_ptrs, group * GROUP_K + 2 * PLANE_K, k, PLANE_K, EVEN_K)
+        x3 = _load_x(x_ptrs, group * GROUP_K + 3 * PLANE_K, k, PLANE_K, EVEN_K)
+        acc = _add_group(
+            acc, word_ptrs, stride_run, scale_ptrs, stride_scale, group, x0, x1, x2, x3,
+            KIND, GROUP_K, COLUMNS, HAS_PTX, PRECISION,
+        )  # fmt: skip
+        if HALVES == 2:
+            up = _add_group(
+                up, word_ptrs + n * PLANE_K, stride_run, scale_ptrs + scale_of_up, stride_scale, group, x0, x1, x2, x3,
+                KIND, GROUP_K, COLUMNS, HAS_PTX, PRECISION,
+            )  # fmt: skip
+        word_ptrs += RUNS * stride_run
+
+    if HAS_BIAS:
+        bias_ptrs = bias_ptr + expert * n * HALVES + sources
+        acc += tl.load(bias_ptrs).to(tl.float32)[:, None]
+        if HALVES == 2:
+            up += tl.load(bias_ptrs + n).to(tl.float32)[:, None]
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    values = acc.to(dtype) if GATE == "" else gate_and_mul(acc, up, dtype, GATE, ALPHA, LIMIT)
+    targets = out_ptr + (pairs * n)[None, :] + features[:, None]
+    tl.store(targets, values, mask=(rows < num_rows)[None, :] & (features < n)[:, None])
+
+
+@triton.jit
+def _load_x(x_ptrs, start, k, PLANE_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """Load 32 inputs from `start` on, 0 past the end: [BLOCK_M, 32]."""
+    if EVEN_K:
+        return tl.load(x_ptrs + start)
+    else:
+        return tl.load(x_ptrs + start, mask=(start + tl.arange(0, PLANE_K) < k)[None, :], other=0.0)
+
+
+@triton.jit
+def _add_group(
+    acc, word_ptrs, stride_run, scale_ptrs, stride_scale, group, x0, x1, x2, x3,
+    KIND: tl.constexpr, GROUP_K: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """acc + weight @ x.T over one group."""
+    words = tl.load(word_ptrs, eviction_policy="evict_first")
+    if KIND == "mxfp4":
+        scales = tl.load(scale_ptrs + group * stride_scale)
+        acc = tl.dot(e2m1(words, scales, x0, 0, HAS_PTX), tl.trans(x0), acc, input_precision=PRECISION)
+        acc = tl.dot(e2m1(words, scales, x1, 1, HAS_PTX), tl.trans(x1), acc, input_precision=PRECISION)
+        acc = tl.dot(e2m1(words, scales, x2, 2, HAS_PTX), tl.trans(x2), acc, input_precision=PRECISION)
+        return tl.dot(e2m1(words, scales, x3, 3, HAS_PTX), tl.trans(x3), acc, input_precision=PRECISION)
+    elif KIND == "fp8":
+        scales = tl.load(scale_ptrs + group * GROUP_K // COLUMNS * stride_scale)
+        more = tl.load(word_ptrs + stride_run, eviction_policy="evict_first")
+        part = tl.dot(e4m3(words, scales, x0, 0, HAS_PTX), tl.trans(x0), input_precision=PRECISION)
+        part = tl.dot(e4m3(words, scales, x1, 1, HAS_PTX), tl.trans(x1), part, input_precision=PRECISION)
+        part = tl.dot(e4m3(more, scales, x2, 0, HAS_PTX), tl.trans(x2), part, input_precision=PRECISION)
+        part = tl.dot(e4m3(more, scales, x3, 1, HAS_PTX), tl.trans(x3), part, input_precision=PRECISION)
+        return acc + part * scales[:, None]
+    else:
+        return _add_int4(
+            acc, words, scale_ptrs, stride_scale, group, x0, x1, x2, x3, KIND, GROUP_K, COLUMNS, HAS_PTX, PRECISION
+        )  # fmt: skip
+
+
+@triton.jit
+def _add_int4(
+    acc, words, scale_ptrs, stride_scale, group, x0, x1, x2, x3,
+    KIND: tl.constexpr, GROUP_K: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """acc + weight @ x.T over one group of integers: the planes that share a scale are summed apart."""
+    PARTS: tl.constexpr = 4 if COLUMNS == 32 else (2 if COLUMNS == 64 else 1)
+    s0, f0 = _load_int4_scales(scale_ptrs, stride_scale, group, 0, PARTS, KIND, GROUP_K, COLUMNS)
+    s1, f1 = _load_int4_scales(scale_ptrs, stride_scale, group, PARTS // 4, PARTS, KIND, GROUP_K, COLUMNS)
+    s2, f2 = _load_int4_scales(scale_ptrs, stride_scale, group, PARTS // 2, PARTS, KIND, GROUP_K, COLUMNS)
+    s3, f3 = _load_int4_scales(scale_ptrs, stride_scale, group, PARTS - 1, PARTS, KIND, GROUP_K, COLUMNS)
+    part = tl.dot(int4(words, s0, x0, 0, KIND, HAS_PTX), tl.trans(x0), input_precision=PRECISION)
+    if PARTS == 4:
+        acc += part * f0[:, None]
+        part = tl.zeros_like(part)
+    part = tl.dot(int4(words, s1, x1, 1, KIND, HAS_PTX), tl.trans(x1), part, input_precision=PRECISION)
+    if PARTS != 1:
+        acc += part * f1[:, None]
+        part = tl.zeros_like(part)
+    part = tl.dot(int4(words, s2, x2, 2, KIND, HAS_PTX), tl.trans(x2), part, input_precision=PRECISION)
+    if PARTS == 4:
+        acc += part * f2[:, None]
+        part = tl.zeros_like(part)
+    part = tl.dot(int4(words, s3, x3, 3, KIND, HAS_PTX), tl.trans(x3), part, input_precision=PRECISION)
+    return acc + part * f3[:, None]
+
+
+@triton.jit
+def _load_int4_scales(
+    ptrs, stride, group, PART: tl.constexpr, PARTS: tl.constexpr,
+    KIND: tl.constexpr, GROUP_K: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Return the words of the group's scales PART of PARTS, [N] int32, and the scales in fp32.
+
+    Without zero points a word has two neighbouring scales; whether one or the other is known here if PARTS is not 1.
+    """
+    if has_zeros(KIND):
+        place = group * GROUP_K // COLUMNS if PARTS == 1 else group * PARTS + PART
+        words = tl.load(ptrs + place * stride)
+        return words, int4_scale(words, 0, KIND)
+    elif PARTS == 1:
+        place = group * GROUP_K // COLUMNS
+        words = tl.load(ptrs + place // 2 * stride)
+        return words, int4_scale(words, place % 2, KIND)
+    else:
+        words = tl.load(ptrs + (group * (PARTS // 2) + PART // 2) * stride)
+        return words, int4_scale(words, PART % 2, KIND)

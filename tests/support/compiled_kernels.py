@@ -1,0 +1,81 @@
+"""Compiles Triton kernels for a GPU that is not there, in a process of their own. Needs Triton's compiler.
+
+A script launches kernels on CPU tensors inside `with collect_kernels() as kernels:`, which notes them instead. Its
+process takes a device of some compute capability for the current one, `target`. The names imported below are there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+HOPPER_SHARED_BYTES = 227 * 1024
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+
+_DEVICE = """
+from types import SimpleNamespace
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+target = GPUTarget("cuda", {capability}, 32)
+driver.set_active(
+    SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: target,
+        launcher_cls=lambda source, metadata: None,
+    )
+)
+from kernels.precompile import collect_kernels
+"""
+_COMPILE = """
+import json
+
+for kernel in kernels:
+    function = kernel.function
+    source = function.ASTSource(function, kernel.signature, kernel.constants, kernel.attributes)
+    compiled = function.compile(source, target=target, options=dict(kernel.options))
+    assembly = compiled.asm["ptx"]
+    has_wide_loads = "ld.global.v4.b32" in assembly or "cp.async.cg" in assembly
+    facts = function.__name__, compiled.metadata.shared, "wgmma.mma_async" in assembly, has_wide_loads
+    print(json.dumps(facts), flush=True)
+"""
+
+
+class CompiledKernel(NamedTuple):
+    """What was found of one kernel. has_wide_loads: some of its loads move 16 bytes."""
+
+    name: str
+    shared_bytes: int
+    has_wgmma: bool
+    has_wide_loads: bool
+
+
+def compile_kernels(script: str, *arguments: str, cache: Path, capability: int = 90) -> list[CompiledKernel]:
+    """Compile what the script notes in `kernels`; fails the test if anything does not compile."""
+    run = run_script(script + _COMPILE, *arguments, cache=cache, capability=capability)
+    return [CompiledKernel(*json.loads(line)) for line in run.stdout.splitlines()]
+
+
+def run_script(script: str, *arguments: str, cache: Path, capability: int = 90) -> subprocess.CompletedProcess[str]:
+    """Run a script with such a device; fails the test if the script fails."""
+    run = subprocess.run(
+        [sys.executable, "-c", _DEVICE.format(capability=capability) + script, *arguments],
+        env={**os.environ, "TRITON_CACHE_DIR": str(cache), "TRITON_INTERPRET": "0"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    return run

@@ -1,0 +1,81 @@
+"""Experts arranged in planes are the same numbers."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from kernels.moe.planes import PlanesMatrix, to_planes
+from kernels.moe.storage import Fp8Matrix, Mxfp4Matrix
+from kernels.moe.storage_int import IntMatrix
+from tests.unit.kernels.triton_cases.int_experts_problem import Integers, random_integers
+
+
+def _mxfp4(k: int) -> Mxfp4Matrix:
+    blocks = torch.randint(0, 256, (3, 10, k // 2), dtype=torch.uint8)
+    return Mxfp4Matrix(blocks, torch.randint(0, 129, (3, 10, k // 32), dtype=torch.uint8))
+
+
+def _fp8(k: int, rows: int, columns: int) -> Fp8Matrix:
+    codes = torch.randint(0, 256, (3, 10, k), dtype=torch.uint8)
+    codes = torch.where(codes & 127 == 127, 0, codes).view(torch.float8_e4m3fn)
+    return Fp8Matrix(codes, torch.rand(3, 2, -(-5 // rows), -(-k // columns)), rows, columns)
+
+
+def _integers(k: int, group_size: int, *, has_zeros: bool = True, bits: int = 4) -> IntMatrix:
+    kind = Integers(bits, group_size, has_zeros, torch.float16 if has_zeros else torch.bfloat16)
+    return random_integers(3, 10, k, kind, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("matrix", [_mxfp4(128), _mxfp4(288), _fp8(256, 4, 128), _fp8(200, 4, 128), _fp8(40, 1, 40)])
+def test_planes_have_the_codes_and_scales_of_their_matrix(matrix: Mxfp4Matrix | Fp8Matrix) -> None:
+    planes = to_planes(matrix)
+    assert isinstance(planes, PlanesMatrix)
+    assert planes.shape == matrix.shape
+    for expert in range(3):
+        assert torch.equal(planes.dense(expert, torch.float32), matrix.dense(expert, torch.float32))
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize(
+    ("k", "group_size"),
+    [(384, 128), (512, 256), (128, 64), (192, 64), (288, 32), (96, 32), (32, 32), (256, -1), (77, -1), (202, -1)],
+)
+def test_planes_have_the_integers_zero_points_and_scales_of_their_matrix(k, group_size, has_zeros):
+    matrix = _integers(k, group_size, has_zeros=has_zeros)
+    planes = to_planes(matrix)
+    assert isinstance(planes, PlanesMatrix)
+    assert planes.shape == matrix.shape
+    for expert in range(3):
+        unpacked = planes.unpack(expert)
+        assert isinstance(unpacked, IntMatrix)
+        assert torch.equal(unpacked.words[0], matrix.words[expert])
+        assert torch.equal(unpacked.groups[0], matrix.groups[expert])
+        assert torch.equal(planes.dense(expert, torch.float32), matrix.dense(expert, torch.float32))
+
+
+def test_integers_in_planes_take_the_bytes_of_their_matrix():
+    for has_zeros in (False, True):
+        for group_size in (32, 64, 128, -1):
+            matrix = _integers(512, group_size, has_zeros=has_zeros)
+            planes = to_planes(matrix)
+            assert isinstance(planes, PlanesMatrix)
+            assert planes.words.nbytes == matrix.words.nbytes
+            assert planes.scales.nbytes == matrix.groups.nbytes
+
+
+def test_what_planes_cannot_hold_stays_as_it_is() -> None:
+    dense = torch.zeros(2, 4, 128)
+    assert to_planes(dense) is dense
+    large = _mxfp4(128)
+    large.scales[1, 3, 2] = 129
+    assert to_planes(large) is large
+    small_blocks = _fp8(256, 4, 64)
+    assert to_planes(small_blocks) is small_blocks
+    for integers in (_integers(256, 128, bits=8), _integers(192, 96), _integers(144, 24), _integers(32, 16)):
+        assert to_planes(integers) is integers
+    undefined = _fp8(128, 4, 128)
+    codes = undefined.values.view(torch.uint8).clone()
+    codes[2, 1, 7] = 255
+    undefined = dataclasses.replace(undefined, values=codes.view(torch.float8_e4m3fn))
+    assert to_planes(undefined) is undefined
