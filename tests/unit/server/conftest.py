@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -167,6 +168,26 @@ class Harness:
 
     def complete(self, **fields: object) -> httpx.Response:
         return self.post("/v1/completions", {"model": "tiny", "prompt": "Hello", **fields})
+
+
+class TooLateAfterOneToken:
+    """A FakeEngineClient's `hold`: one token comes at once, and then none; an hour passes between them.
+
+    The hour is one of the clock alone that a generation compares with its deadline: no request waits for it, and
+    however slow the machine is, the first token is in time and the second is not.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._has_passed = False
+        monkeypatch.setattr("server.generation.generation.time", self)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + 3600 * self._has_passed
+
+    async def wait(self) -> None:
+        if self._has_passed:
+            await asyncio.sleep(60)  # a test without its deadline fails, and does not hang
+        self._has_passed = True
 
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -1,7 +1,5 @@
 """What a client hears when something is wrong: on every path, before and after the first byte."""
 
-import asyncio
-
 import pytest
 
 from engine.interface.errors import EngineDead, EngineError, ModelOutputInvalid, OutOfMemory, Overloaded, ShuttingDown
@@ -9,6 +7,7 @@ from server.text.tokenizer import Tokenizer
 from tests.unit.server.conftest import (
     CHAT,
     USER_HI,
+    TooLateAfterOneToken,
     chat_text,
     check_error,
     stream_chunks,
@@ -147,23 +146,13 @@ def test_an_unexpected_error_in_a_stream_is_an_event(harness):
     assert "secret" not in text
 
 
-class _OneTokenThenSilence:
-    def __init__(self) -> None:
-        self._has_passed = False
-
-    async def wait(self) -> None:
-        if self._has_passed:
-            await asyncio.sleep(60)
-        self._has_passed = True
-
-
 # rule: Errors: 408 when the request's time is over, or its sender is too slow
-def test_the_requests_own_deadline(harness):
+def test_the_requests_own_deadline(harness, monkeypatch):
     app = harness(engine={"delay_s": 5})
     assert "0.05 s" in check_error(app.chat(timeout=0.05), 408, "deadline_exceeded")["message"]
     assert len(app.client.aborted) == 1
     assert "0.001 s" in check_error(app.chat(timeout=0.001), 408, "deadline_exceeded")["message"]
-    app = harness(engine={"hold": _OneTokenThenSilence()}, request_timeout_s=1.0)
+    app = harness(engine={"hold": TooLateAfterOneToken(monkeypatch)}, request_timeout_s=600)
     chunks = stream_chunks(app.chat(stream=True).text)
     assert chunk_error(chunks[-1])["code"] == "deadline_exceeded"
 

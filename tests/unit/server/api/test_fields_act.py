@@ -5,7 +5,15 @@ import asyncio
 import pytest
 
 from server.config.api_keys import read_key_hashes
-from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, check_error, stream_chunks
+from tests.unit.server.conftest import (
+    CHAT,
+    COMPLETIONS,
+    USER_HI,
+    TooLateAfterOneToken,
+    chat_text,
+    check_error,
+    stream_chunks,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -61,9 +69,10 @@ def test_the_smaller_of_both_timeouts_counts(harness):
     assert "0.1 s" in check_error(app.chat(timeout=60), 408, "deadline_exceeded")["message"]
 
 
-def test_a_timeout_after_the_first_byte_is_an_event(harness):
-    app = harness("word " * 50, engine={"delay_s": 0.05})
-    chunks = stream_chunks(app.chat(timeout=0.4, stream=True).text)
+def test_a_timeout_after_the_first_byte_is_an_event(harness, monkeypatch):
+    app = harness(engine={"hold": TooLateAfterOneToken(monkeypatch)})
+    chunks = stream_chunks(app.chat(timeout=600, stream=True).text)
+    assert chat_text(chunks[:-1])
     assert chunks[-1]["error"]["code"] == "deadline_exceeded"
     assert app.client.aborted
 
