@@ -19,8 +19,9 @@ import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
 from kernels.linear.float4 import Float4Weight
-from kernels.linear.lut4_configs import SCRATCH_SUMS, Lut4GemmConfig
+from kernels.linear.lut4_configs import Lut4GemmConfig
 from kernels.linear.reference import BLOCK, LUT_PLANE, LUT_TILE, Lut4Weight
+from kernels.linear.splits import SCRATCH_SUMS
 from kernels.linear.triton_split_k import SplitKScratch, store_split
 
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
