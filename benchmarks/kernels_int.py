@@ -11,10 +11,9 @@ from torch.nn import functional
 from benchmarks.kernel_timing import BF16_CUDA, num_copies, time_graph
 from kernels.linear import triton_int
 from kernels.linear.reference import IntWeight, dequantize_int, make_int_weight
+from kernels.linear.splits import SCRATCH_SUMS, SCRATCH_TILES
 from kernels.linear.triton_int import (
     MAX_ROWS,
-    SCRATCH_SUMS,
-    SCRATCH_TILES,
     IntGemmConfig,
     allocate_scratch,
     int_gemm,

@@ -21,8 +21,17 @@ from torch.nn import functional
 
 from benchmarks.kernel_timing import machine_facts, num_copies, precompile, time_graph
 from benchmarks.report import Report, format_table
-from kernels.linear.lut4_configs import Lut4GemmConfig, lut4_gemm_config, num_splits
-from kernels.linear.reference import BLOCK, NF4_TABLE, Lut4Weight, dequantize_lut4, lut4_weight_bytes, make_lut4_weight
+from kernels.linear.lut4_configs import LEAST_STEPS, Lut4GemmConfig, lut4_gemm_config
+from kernels.linear.reference import (
+    BLOCK,
+    LUT_TILE,
+    NF4_TABLE,
+    Lut4Weight,
+    dequantize_lut4,
+    lut4_weight_bytes,
+    make_lut4_weight,
+)
+from kernels.linear.splits import num_splits
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}  # N, K
 ROWS = (1, 8, 16, 32, 64, 128)
@@ -78,8 +87,10 @@ def _configs(name: str, num_rows: int) -> list[Lut4GemmConfig]:
     found = [served]
     for block_n, num_warps, num_stages in _CUTS:
         for programs in _PROGRAMS:
-            size = {"num_rows": num_rows, "n": n, "k": k, "block_m": served.block_m, "block_n": block_n}
-            splits = num_splits(**size, programs=programs)
+            splits = num_splits(
+                num_rows=num_rows, n=n, num_steps=-(-k // LUT_TILE), block_m=served.block_m, block_n=block_n,
+                programs=programs, least_steps=LEAST_STEPS,
+            )  # fmt: skip
             found.append(Lut4GemmConfig(served.block_m, block_n, splits, num_warps, num_stages, served.prefetch))
     return list(dict.fromkeys(found))
 

@@ -12,8 +12,9 @@ from torch.nn import functional
 from kernels.linear import lut4_configs, ops, scaled8_configs, w8a8
 from kernels.linear.float4 import Float4Weight, dequantize_float4, float4_weight_bytes, make_float4_weight
 from kernels.linear.lut4_configs import Lut4GemmConfig, float4_gemm_config
-from kernels.linear.reference import FP8, dequantize_blocks, quantize_groups
+from kernels.linear.reference import FP8, LUT_TILE, dequantize_blocks, quantize_groups
 from kernels.linear.scaled8_configs import Scaled8Config, scaled8_config
+from kernels.linear.splits import num_splits
 
 BLOCK = 128  # of fp8: rows and columns
 # Outputs, warps, stages
@@ -65,8 +66,10 @@ def _float4(name: str, block: int) -> Kind:
             block_m = min(64, max(8, 1 << (num_rows - 1).bit_length()))
             for block_n, warps, stages in _FLOAT4_CUTS:
                 for programs in _PROGRAMS[1:]:
-                    sizes = {"num_rows": num_rows, "n": n, "k": k, "block_m": block_m, "block_n": block_n}
-                    splits = lut4_configs.num_splits(**sizes, programs=programs)
+                    splits = num_splits(
+                        num_rows=num_rows, n=n, num_steps=-(-k // LUT_TILE), block_m=block_m, block_n=block_n,
+                        programs=programs, least_steps=lut4_configs.LEAST_STEPS,
+                    )  # fmt: skip
                     prefetch = 2 if block_m <= 16 else 0
                     found.append(Lut4GemmConfig(block_m, block_n, splits, warps, stages, prefetch, is_shared))
         return list(dict.fromkeys([*found, None]))
@@ -107,8 +110,10 @@ def _scaled8_candidates(num_rows: int, n: int, k: int, *, is_shared: bool = True
         for block_m in {min(64, most), min(128, most)}:
             for block_n, warps, stages in _FEW_CUTS:
                 for programs in _PROGRAMS:
-                    sizes = {"num_rows": num_rows, "n": n, "k": k, "block_m": block_m, "block_n": block_n}
-                    splits = scaled8_configs.num_splits(**sizes, block_k=BLOCK, programs=programs)
+                    splits = num_splits(
+                        num_rows=num_rows, n=n, num_steps=-(-k // BLOCK), block_m=block_m, block_n=block_n,
+                        programs=programs, least_steps=scaled8_configs.LEAST_STEPS,
+                    )  # fmt: skip
                     found.append(Scaled8Config(block_m, block_n, BLOCK, warps, stages, splits))
     if num_rows >= 64:
         for block_m, block_n, warps, stages in _TILED_CUTS:

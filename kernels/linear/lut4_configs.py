@@ -10,15 +10,13 @@ from dataclasses import dataclass, replace
 
 from kernels.e2m1 import MXFP4_BLOCK
 from kernels.linear.reference import LUT_TILE
+from kernels.linear.splits import num_splits
 
 # Rows up to which table lookups cost less than making the matrix dense: in shared memory, and in L1. At 64 rows a
 # product costs at most half of that, and a second tile of rows at most as much again
 MAX_ROWS = 128
 MAX_ROWS_LOADED = 8
-# capacity in fp32 sums of the scratch that the splits of one product share, and in tiles
-SCRATCH_SUMS = 1 << 22
-SCRATCH_TILES = 4096
-_MAX_SPLITS = 16
+LEAST_STEPS = 2  # of a split of K, in tiles of the packed weights
 _MAX_BLOCK_M = 64
 _PROGRAMS = 264  # two for each multiprocessor of an H100: K is split into at most so many programs
 # Rows of a tile → stages, with 128 outputs. Their tiles take more than 48 KB, because only then Triton requests
@@ -46,7 +44,15 @@ def lut4_gemm_config(*, num_rows: int, n: int, k: int, is_shared: bool) -> Lut4G
     # Tensor cores need a power of two, at least 8
     block_m = min(_MAX_BLOCK_M, max(8, 1 << (num_rows - 1).bit_length()))
     block_n, num_stages = (128, _STAGES[block_m]) if is_shared else (64, 4)
-    splits = num_splits(num_rows=num_rows, n=n, k=k, block_m=block_m, block_n=block_n)
+    splits = num_splits(
+        num_rows=num_rows,
+        n=n,
+        num_steps=-(-k // LUT_TILE),
+        block_m=block_m,
+        block_n=block_n,
+        programs=_PROGRAMS,
+        least_steps=LEAST_STEPS,
+    )
     return Lut4GemmConfig(block_m, block_n, splits, 4, num_stages, 2 if block_m <= 16 else 0, is_shared)
 
 
@@ -57,19 +63,3 @@ def float4_gemm_config(*, num_rows: int, n: int, k: int, block: int, is_shared: 
         return config
     # Triton loads x of narrower planes one stage less ahead, so that six stages would take less than 48 KB
     return replace(config, num_stages=config.num_stages + 1)
-
-
-def num_splits(*, num_rows: int, n: int, k: int, block_m: int, block_n: int, programs: int = _PROGRAMS) -> int:
-    """Return the splits of K that fill the device, limited by the scratch."""
-    num_tiles = -(-k // LUT_TILE)
-    meetings = -(-num_rows // block_m) * -(-n // block_n)
-    splits = 1
-    while (
-        splits < _MAX_SPLITS
-        and meetings * splits * 2 <= programs
-        and num_tiles >= splits * 4  # otherwise the loop has nothing to overlap
-        and meetings <= SCRATCH_TILES
-        and meetings * block_m * block_n * splits * 2 <= SCRATCH_SUMS
-    ):
-        splits *= 2
-    return splits

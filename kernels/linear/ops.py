@@ -101,9 +101,11 @@ class Linear4Bit:
             return reference.lut4_linear(x, weight, bias)
         config = None
         if triton_lut4.can_lut4_gemm(x, weight):
-            is_hopper = _capability(x.device)[0] == 9  # the only architecture on which the PTX lookups were tested
             config = lut4_gemm_config(
-                num_rows=x.shape[0], n=weight.out_features, k=weight.in_features, is_shared=is_hopper
+                num_rows=x.shape[0],
+                n=weight.out_features,
+                k=weight.in_features,
+                is_shared=_has_lookups(x.device),
             )
         if config is None:
             return functional.linear(x, triton_lut4.dequantize(weight, x.dtype), bias)
@@ -126,14 +128,13 @@ class Float4Linear:
         if not on_triton(x):
             return float4.float4_linear(x, weight, bias)
         config = None
-        if triton_float4.can_float4_gemm(x, weight):
-            is_hopper = _capability(x.device)[0] == 9  # the only architecture on which the PTX lookups were tested
+        if triton_lut4.can_lut4_gemm(x, weight):
             config = float4_gemm_config(
                 num_rows=x.shape[0],
                 n=weight.out_features,
                 k=weight.in_features,
                 block=weight.block,
-                is_shared=is_hopper,
+                is_shared=_has_lookups(x.device),
             )
         if config is None:
             return functional.linear(x, triton_float4.dequantize(weight, x.dtype), bias)
@@ -264,6 +265,11 @@ def _scaled_mm(
 
 def _has_rowwise_product(w: torch.Tensor) -> bool:
     return w.is_cuda and _capability(w.device) >= (9, 0) and w.shape[0] % 16 == 0 and w.shape[1] % 16 == 0
+
+
+def _has_lookups(device: torch.device) -> bool:
+    """Return True on the only architecture on which the lookups in shared memory, by PTX, were tested."""
+    return _capability(device)[0] == 9
 
 
 @functools.cache

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernels.linear.splits import num_splits
+
 # Rows of x up to which weights may be the wide side of a product, and K split
 MAX_FEW_ROWS = 256
-# Capacity in fp32 sums of the scratch that the splits of one product share, and in tiles
-SCRATCH_SUMS = 1 << 22
-SCRATCH_TILES = 4096
+LEAST_STEPS = 4  # of a split of K
 _PROGRAMS = 528  # four for each multiprocessor of an H100
 _LEAST_TILES = 40  # of 64 x 128, for x @ w.T: faster than splits of K with 48 of them, slower with 32
 _FEW_PROGRAMS = 132  # one for each multiprocessor: tiles of 64 rows are split into at most so many
 _DEEP = 8192  # inputs from which more stages pay
-_MAX_SPLITS = 16
 _MOST_ROWS = 64  # of a tile of few rows
 
 
@@ -46,27 +45,18 @@ def scaled8_config(*, num_rows: int, n: int, k: int, block_k: int) -> Scaled8Con
     most = max(8, 1 << (num_rows - 1).bit_length())  # tensor cores need a power of two, at least 8
     block_m = min(_MOST_ROWS, most)
     if block_m < _MOST_ROWS:
-        splits = num_splits(num_rows=most, n=n, k=k, block_m=block_m, block_n=64, block_k=block_k)
-        return Scaled8Config(block_m, 64, block_k, 4, 6 if k > _DEEP else 4, splits)
-    if -(-most // _MOST_ROWS) * -(-n // 128) >= _LEAST_TILES:
+        block_n, num_warps, num_stages, programs = 64, 4, 6 if k > _DEEP else 4, _PROGRAMS
+    elif -(-most // _MOST_ROWS) * -(-n // 128) >= _LEAST_TILES:
         return Scaled8Config(_MOST_ROWS, 128, block_k, 4, 4, is_few=False)
-    splits = num_splits(num_rows=most, n=n, k=k, block_m=block_m, block_n=128, block_k=block_k, programs=_FEW_PROGRAMS)
-    return Scaled8Config(block_m, 128, block_k, 8, 4, splits)
-
-
-def num_splits(
-    *, num_rows: int, n: int, k: int, block_m: int, block_n: int, block_k: int, programs: int = _PROGRAMS
-) -> int:
-    """Return the splits of K that fill the device, limited by the scratch."""
-    num_steps = -(-k // block_k)
-    meetings = -(-num_rows // block_m) * -(-n // block_n)
-    splits = 1
-    while (
-        splits < _MAX_SPLITS
-        and meetings * splits * 2 <= programs
-        and num_steps >= splits * 8  # otherwise the loop has nothing to overlap
-        and meetings <= SCRATCH_TILES
-        and meetings * block_m * block_n * splits * 2 <= SCRATCH_SUMS
-    ):
-        splits *= 2
-    return splits
+    else:
+        block_n, num_warps, num_stages, programs = 128, 8, 4, _FEW_PROGRAMS
+    splits = num_splits(
+        num_rows=most,
+        n=n,
+        num_steps=-(-k // block_k),
+        block_m=block_m,
+        block_n=block_n,
+        programs=programs,
+        least_steps=LEAST_STEPS,
+    )
+    return Scaled8Config(block_m, block_n, block_k, num_warps, num_stages, splits)

@@ -21,20 +21,6 @@ from kernels.linear.triton_split_k import SplitKScratch, store_split
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 
 _PLANES = tl.constexpr(PLANES)
-_ALIGNMENT = 16  # of rows of x: otherwise Triton does not load them ahead
-
-
-def can_float4_gemm(x: torch.Tensor, weight: Float4Weight) -> bool:
-    """Return True if float4_gemm supports this product. Host-side facts only."""
-    return (
-        x.dtype == weight.pairs.dtype
-        and x.dtype in (torch.bfloat16, torch.float16)
-        and x.shape[0] > 0
-        and x.stride(1) == 1
-        and x.stride(0) % _ALIGNMENT == 0
-        and x.data_ptr() % _ALIGNMENT == 0
-        and weight.packed.numel() < 2**31
-    )
 
 
 def float4_gemm(

@@ -19,16 +19,13 @@ import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
 from kernels.linear.reference import PLANE, IntWeight
+from kernels.linear.splits import SCRATCH_SUMS, num_splits
 from kernels.linear.triton_split_k import SplitKScratch, store_split
 
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 
 
 MAX_ROWS = 512  # above, dequantising once for cuBLAS costs less than dequantising in every tile of rows
-_MAX_SPLITS = 16
-# Capacity in fp32 sums of the scratch that the splits of one product share; int_gemm_config stays below it
-SCRATCH_SUMS = 1 << 22
-SCRATCH_TILES = 4096
 _ENOUGH_PROGRAMS = 264  # two for each multiprocessor of an H100
 _WIDE = 132 * 128  # outputs that fill an H100 with wide tiles
 _DEEP = 32  # tiles along K from which wide tiles are faster
@@ -67,22 +64,22 @@ def int_gemm_config(*, num_rows: int, n: int, num_tiles: int) -> IntGemmConfig:
     most = max(8, triton.next_power_of_2(num_rows))
     block_m = min(64, most)
     if most <= 16:
-        block_n, warps, stages, prefetch, fewest_tiles = 128, 4, 4, 2, 2
+        block_n, warps, stages, prefetch, least_steps = 128, 4, 4, 2, 2
     elif most <= 64:
-        block_n, warps, stages, prefetch, fewest_tiles = 128 if n >= _WIDE else 64, 4, 4, 0, 4
+        block_n, warps, stages, prefetch, least_steps = 128 if n >= _WIDE else 64, 4, 4, 0, 4
     elif most <= 256 and num_tiles < _DEEP:
-        block_n, warps, stages, prefetch, fewest_tiles = 64, 4, 4, 2, 4
+        block_n, warps, stages, prefetch, least_steps = 64, 4, 4, 2, 4
     else:
-        block_n, warps, stages, prefetch, fewest_tiles = 128, 4, 3, 2, 4
-    num_programs = most // block_m * triton.cdiv(n, block_n)
-    splits = 1
-    while (
-        splits < _MAX_SPLITS
-        and num_programs * splits * 2 <= _ENOUGH_PROGRAMS
-        and num_tiles >= splits * 2 * fewest_tiles  # otherwise the loop has nothing to overlap
-        and num_programs * block_m * block_n * splits * 2 <= SCRATCH_SUMS
-    ):
-        splits *= 2
+        block_n, warps, stages, prefetch, least_steps = 128, 4, 3, 2, 4
+    splits = num_splits(
+        num_rows=most,
+        n=n,
+        num_steps=num_tiles,
+        block_m=block_m,
+        block_n=block_n,
+        programs=_ENOUGH_PROGRAMS,
+        least_steps=least_steps,
+    )
     return IntGemmConfig(block_m, block_n, splits, warps, stages, prefetch)
 
 

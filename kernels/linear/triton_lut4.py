@@ -18,8 +18,10 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
-from kernels.linear.lut4_configs import SCRATCH_SUMS, Lut4GemmConfig
+from kernels.linear.float4 import Float4Weight
+from kernels.linear.lut4_configs import Lut4GemmConfig
 from kernels.linear.reference import BLOCK, LUT_PLANE, LUT_TILE, Lut4Weight
+from kernels.linear.splits import SCRATCH_SUMS
 from kernels.linear.triton_split_k import SplitKScratch, store_split
 
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
@@ -30,8 +32,8 @@ _PLANE = tl.constexpr(LUT_PLANE)
 _ALIGNMENT = 16  # of rows of x: otherwise Triton does not load them ahead
 
 
-def can_lut4_gemm(x: torch.Tensor, weight: Lut4Weight) -> bool:
-    """Return True if lut4_gemm supports this product. Host-side facts only."""
+def can_lut4_gemm(x: torch.Tensor, weight: Lut4Weight | Float4Weight) -> bool:
+    """Return True if lut4_gemm, or float4_gemm (triton_float4.py), supports this product. Host-side facts only."""
     return (
         x.dtype == weight.pairs.dtype
         and x.dtype in (torch.bfloat16, torch.float16)

@@ -19,7 +19,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.attention.triton_common import prefetch_l2
 from kernels.linear.reference import MIN_SCALE
-from kernels.linear.scaled8_configs import SCRATCH_SUMS, Scaled8Config
+from kernels.linear.scaled8_configs import Scaled8Config
+from kernels.linear.splits import SCRATCH_SUMS
 from kernels.linear.triton_fp8 import larger
 from kernels.linear.triton_split_k import SplitKScratch, store_split
 from kernels.linear.w8a8 import INT8_MAX

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.linear.splits import SCRATCH_TILES
+
 
 @dataclass(frozen=True)
 class SplitKScratch:
@@ -21,7 +23,7 @@ class SplitKScratch:
 
     # [capacity] fp32: partial sums
     partial: torch.Tensor
-    # [4096] int32: splits arrived per tile; zero between launches
+    # [SCRATCH_TILES] int32: splits arrived per tile; zero between launches
     arrivals: torch.Tensor
 
     @classmethod
@@ -29,7 +31,7 @@ class SplitKScratch:
         """Allocate capacity fp32 sums."""
         return cls(
             partial=torch.empty(capacity, dtype=torch.float32, device=device),
-            arrivals=torch.zeros(4096, dtype=torch.int32, device=device),
+            arrivals=torch.zeros(SCRATCH_TILES, dtype=torch.int32, device=device),
         )
 
     def check(self, *, num_tiles: int, splits: int, tile_sums: int) -> None:

@@ -1,10 +1,24 @@
 # ruff: noqa: ANN001, ANN201  (Triton reads annotations as types: kernel arguments carry none)
-"""Shared parts of the mixture-of-experts Triton kernels, with the roundings of the specification."""
+"""Shared parts of the mixture-of-experts Triton kernels: places of tiles, and the roundings of the specification."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def place_tile(num_tiles, n, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Return this program's tile of rows, of num_tiles, and its output features, [BLOCK_N], of n.
+
+    GROUP_M tiles of rows run side by side over the same tile of weights.
+    """
+    program = tl.program_id(0)
+    in_group = GROUP_M * tl.cdiv(n, BLOCK_N)
+    first_tile = program // in_group * GROUP_M
+    height = tl.minimum(num_tiles - first_tile, GROUP_M)
+    tile = first_tile + program % in_group % height
+    return tile, program % in_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
 
 
 @triton.jit

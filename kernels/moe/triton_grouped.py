@@ -18,7 +18,7 @@ import triton.language as tl
 from kernels.moe.configs import PairTile, Tile
 from kernels.moe.reference import Gate
 from kernels.moe.storage import ExpertMatrix
-from kernels.moe.triton_common import add_shared, gate_and_mul, weigh
+from kernels.moe.triton_common import add_shared, gate_and_mul, place_tile, weigh
 from kernels.moe.triton_route import Routing, RowTiles
 from kernels.moe.triton_storage import StoredTensors, load_tile
 
@@ -74,12 +74,7 @@ def _grouped_kernel(
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """One (tile of rows, tile of output features). SWAPS: the product is computed transposed."""
-    program = tl.program_id(0)
-    in_group = GROUP_M * tl.cdiv(n, BLOCK_N)
-    first_tile = program // in_group * GROUP_M
-    height = tl.minimum(num_tiles - first_tile, GROUP_M)
-    tile = first_tile + program % in_group % height
-    features = program % in_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    tile, features = place_tile(num_tiles, n, BLOCK_N, GROUP_M)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

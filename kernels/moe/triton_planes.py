@@ -14,7 +14,7 @@ import triton.language as tl
 
 from kernels.moe.planes import GROUP, PLANE, PlanesMatrix
 from kernels.moe.reference import Gate
-from kernels.moe.triton_common import gate_and_mul
+from kernels.moe.triton_common import gate_and_mul, place_tile
 from kernels.moe.triton_planes_decode import e2m1, e4m3, has_zeros, int4, int4_scale
 from kernels.moe.triton_route import Routing, RowTiles
 
@@ -134,12 +134,7 @@ def _planes_kernel(
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """One (tile of rows, tile of output features). IS_DIRECT: tile i is the pair i alone."""
-    program = tl.program_id(0)
-    in_group = GROUP_M * tl.cdiv(n, BLOCK_N)
-    first_tile = program // in_group * GROUP_M
-    height = tl.minimum(num_tiles - first_tile, GROUP_M)
-    tile = first_tile + program % in_group % height
-    features = program % in_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    tile, features = place_tile(num_tiles, n, BLOCK_N, GROUP_M)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

@@ -119,12 +119,14 @@ def test_short_texts_do_not_wait_for_long_ones(harness, monkeypatch):
     async def run() -> list[int]:
         async with app.http() as http:
             long = [asyncio.create_task(http.post("/tokenize", json={"prompt": TEXT * 6000})) for _ in range(24)]
-            await asyncio.sleep(0.5)
+            while num_running < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # in which a third would begin
             short = await asyncio.wait_for(http.post("/tokenize", json={"prompt": "Hi"}), 30)
             may_go.set()
             return [short.status_code, *(reply.status_code for reply in await asyncio.gather(*long))]
 
-    assert set(asyncio.run(run())) == {200}
+    assert set(asyncio.run(asyncio.wait_for(run(), 60))) == {200}
     assert most == 2
 
 
@@ -165,18 +167,21 @@ def test_large_bodies_are_decoded_outside_the_event_loop(harness, monkeypatch):
 # rule: Limits: All large bodies of a worker: 64 MiB, beyond that 503 with `Retry-After`; small ones pass
 def test_large_bodies_are_bounded_together_and_small_ones_pass(harness, monkeypatch):
     monkeypatch.setattr("server.api.large_bodies.LIMITS", RequestLimits(bodies_bytes=1_000_000))
-    app, may_end = harness(), asyncio.Event()
+    app, may_end, num_held = harness(), asyncio.Event(), 0
 
     async def slow_body():
+        nonlocal num_held
         yield b'{"model": "tiny", "prompt": "Hi", "user": "'
         yield b"u" * 300_000
+        num_held += 1  # what came before is read
         await may_end.wait()
         yield b'"}'
 
     async def run() -> None:
         async with app.http() as http:
             slow = [asyncio.create_task(http.post(COMPLETIONS, content=slow_body(), headers=JSON_TYPE)) for _ in "123"]
-            await asyncio.sleep(0.1)
+            while num_held < 3:
+                await asyncio.sleep(0.001)
             refused = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": "x" * 300_000})
             check_error(refused, 503, "too_many_bodies")
             assert refused.headers["retry-after"] == "1"
@@ -186,7 +191,7 @@ def test_large_bodies_are_bounded_together_and_small_ones_pass(harness, monkeypa
             late = await http.post(COMPLETIONS, json={"model": "tiny", "prompt": "x" * 300_000})
             check_error(late, 400, "context_length_exceeded")
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_full_garbage_collections_are_rare_while_large_bodies_are_held():

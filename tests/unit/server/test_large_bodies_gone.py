@@ -52,12 +52,12 @@ def test_work_on_a_large_body_ends_with_its_client(harness, kind, monkeypatch):
 
     async def held_run(work, num_bytes, job, **kwargs):
         if kind == "heavy" and num_bytes > LIMITS.small_body_bytes:
-            return await run(work, num_bytes, lambda: may_go.wait(60), **kwargs)
+            return await run(work, num_bytes, lambda: may_go.wait(300), **kwargs)
         return await run(work, num_bytes, job, **kwargs)
 
     async def held_alone(work, job):
         if kind == "body":
-            return await run_alone(work, lambda: may_go.wait(60))
+            return await run_alone(work, lambda: may_go.wait(300))
         return await run_alone(work, job)
 
     monkeypatch.setattr(HeavyWork, "run", held_run)
@@ -68,7 +68,7 @@ def test_work_on_a_large_body_ends_with_its_client(harness, kind, monkeypatch):
         await asyncio.gather(*(leave(app, path) for path in paths))
 
     try:
-        asyncio.run(asyncio.wait_for(send_all(), 20))
+        asyncio.run(asyncio.wait_for(send_all(), 60))
     finally:
         may_go.set()
     assert sum(places) == 0

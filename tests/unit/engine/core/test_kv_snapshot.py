@@ -207,7 +207,7 @@ def test_a_pending_request_has_the_state_gate():
     is_open = threading.Event()
 
     def get_compiler():
-        is_open.wait(20)
+        is_open.wait(60)
         raise UnsupportedFeature("no grammars here")
 
     harness = Harness(get_compiler=get_compiler)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from kernels.linear import reference
-from kernels.linear.lut4_configs import SCRATCH_SUMS, SCRATCH_TILES, lut4_gemm_config
+from kernels.linear.lut4_configs import lut4_gemm_config
 from kernels.linear.ops import Linear4Bit
 from kernels.linear.reference import dequantize_lut4, lut4_weight_bytes, make_lut4_weight, unpack_lut4
+from kernels.linear.splits import SCRATCH_SUMS, SCRATCH_TILES
 from tests.unit.kernels.triton_cases.lut4_problem import TABLES, lut4_problem
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

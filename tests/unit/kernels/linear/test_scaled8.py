@@ -12,7 +12,8 @@ import torch
 from kernels.linear import w8a8
 from kernels.linear.ops import Fp8BlockLinear, Int8Linear
 from kernels.linear.reference import dequantize_blocks, quantize_blocks
-from kernels.linear.scaled8_configs import SCRATCH_SUMS, SCRATCH_TILES, scaled8_config
+from kernels.linear.scaled8_configs import scaled8_config
+from kernels.linear.splits import SCRATCH_SUMS, SCRATCH_TILES
 from tests.support.compiled_kernels import HOPPER_SHARED_BYTES, compile_kernels, needs_triton
 
 

@@ -7,9 +7,9 @@ import torch
 
 from kernels.linear.float4 import dequantize_float4
 from kernels.linear.lut4_configs import Lut4GemmConfig, float4_gemm_config
-from kernels.linear.triton_float4 import can_float4_gemm, float4_gemm, scaled_asm
 from kernels.linear.triton_float4 import dequantize as triton_dequantize
-from kernels.linear.triton_lut4 import allocate_scratch
+from kernels.linear.triton_float4 import float4_gemm, scaled_asm
+from kernels.linear.triton_lut4 import allocate_scratch, can_lut4_gemm
 from tests.unit.kernels.triton_cases.float4_problem import KINDS, float4_problem
 from tests.unit.kernels.triton_cases.ptx import run_ptx
 from tests.unit.kernels.triton_cases.ragged import relative_error
@@ -20,7 +20,7 @@ F16 = torch.float16  # the interpreter has no bf16
 def _error(x, n, kind, *, has_bias=False, config=None, **cut):
     weight, dense = float4_problem(n, x.shape[1], kind, dtype=F16)
     bias = torch.randn(n).half() if has_bias else None
-    assert can_float4_gemm(x, weight)
+    assert can_lut4_gemm(x, weight)
     scratch = allocate_scratch(torch.device("cpu"))
     scratch.partial.fill_(float("nan"))
     options = {"block_m": 8, "block_n": 32, "splits": 1, "num_warps": 4, "num_stages": 2, "is_shared": False}
@@ -60,10 +60,10 @@ def test_rows_of_a_wider_x():
 
 def test_what_is_not_taken():
     weight, _ = float4_problem(8, 128, "nvfp4", dtype=F16)
-    assert not can_float4_gemm(torch.randn(2, 128), weight)
-    assert not can_float4_gemm(torch.randn(2, 128).bfloat16(), weight)
-    assert not can_float4_gemm(torch.randn(2, 132).half()[:, :128], weight)  # rows that are not aligned
-    assert not can_float4_gemm(torch.randn(2, 160).half()[:, 1:129], weight)
+    assert not can_lut4_gemm(torch.randn(2, 128), weight)
+    assert not can_lut4_gemm(torch.randn(2, 128).bfloat16(), weight)
+    assert not can_lut4_gemm(torch.randn(2, 132).half()[:, :128], weight)  # rows that are not aligned
+    assert not can_lut4_gemm(torch.randn(2, 160).half()[:, 1:129], weight)
 
 
 @pytest.mark.parametrize("kind", KINDS)

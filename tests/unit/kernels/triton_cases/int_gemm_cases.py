@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from kernels.linear.reference import dequantize_int
+from kernels.linear.splits import SCRATCH_SUMS, SCRATCH_TILES
 from kernels.linear.triton_int import (
-    SCRATCH_SUMS,
-    SCRATCH_TILES,
     IntGemmConfig,
     allocate_scratch,
     can_int_gemm,

@@ -280,10 +280,11 @@ def test_a_template_that_runs_too_long_is_a_400(harness, tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("is_late", [True, False], ids=["too late", "cancelled"])
 def test_a_render_that_fails_after_its_request_ended_is_not_reported_as_lost(model_folder, monkeypatch, is_late):
-    reports, go_on, ended = [], threading.Event(), threading.Event()
+    reports, begun, go_on, ended = [], threading.Event(), threading.Event(), threading.Event()
 
     def render_chat(*_: object, **__: object) -> None:
-        go_on.wait(30)
+        begun.set()
+        go_on.wait(60)
         ended.set()
         raise RuntimeError("nobody is there")
 
@@ -293,17 +294,17 @@ def test_a_render_that_fails_after_its_request_ended_is_not_reported_as_lost(mod
         body = parse_body(ChatBody, {"messages": [{"role": "user", "content": "hi"}]})
         request = asyncio.create_task(encode_chat(app_state, body, of_client))
         if not is_late:
-            await asyncio.sleep(0.01)
+            await asyncio.to_thread(begun.wait, 60)
             request.cancel()
         with pytest.raises(InvalidParameter if is_late else asyncio.CancelledError):
             await request
         del request
         go_on.set()
-        await asyncio.to_thread(ended.wait, 30)
+        await asyncio.to_thread(ended.wait, 60)
         await asyncio.sleep(0.05)
         gc.collect()
 
-    monkeypatch.setattr("server.api.chat.request._RENDER_WAIT_S", 0.01 if is_late else 30.0)
+    monkeypatch.setattr("server.api.chat.request._RENDER_WAIT_S", 0.01 if is_late else 60.0)
     monkeypatch.setattr("server.text.tokenizer.Tokenizer.render_chat", render_chat)
     app_state = SimpleNamespace(tokenizer=load_tokenizer(model_folder), limits=lambda: READY, work=HeavyWork())
     of_client = Request({"type": "http"})

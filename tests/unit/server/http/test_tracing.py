@@ -147,7 +147,7 @@ def test_no_text_of_a_request_or_an_answer_leaves_in_a_span(traced):
 
 def test_a_failure_of_ours_is_an_error(traced):
     app, _, finish = traced
-    app.client.delay_s = 0.3
+    app.client.delay_s = 60
     app.chat(timeout=0.02)
     span = finish()["chat tiny"]
     assert span.is_error

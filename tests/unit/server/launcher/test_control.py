@@ -29,7 +29,7 @@ from server.launcher.metrics_registry import MetricsRegistry
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test in a loop of its own, at most 10 s."""
+    """Run an async test in a loop of its own, at most a minute."""
 
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -118,8 +118,10 @@ async def test_a_scrape_at_any_worker_counts_what_all_counted_up_to_now(tmp_path
 
 
 @in_loop
-async def test_a_scrape_asks_the_engine_after_the_workers(tmp_path: Path) -> None:
+async def test_a_scrape_asks_the_engine_after_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that has flushed has also written its aborts to the engine, which must count them first."""
+    monkeypatch.setattr("server.launcher.control_server._FLUSH_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("server.http.launcher_link._SCRAPE_TIMEOUT_S", 60.0)
     order: list[str] = []
 
     async def child(role: str, delay_s: float) -> None:
@@ -221,7 +223,7 @@ async def test_a_scrape_without_an_answer_is_an_error_and_not_a_hang(
 
     async def greet_and_no_more(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(encode_frame(State(Stage("ready"), False)))
-        await asyncio.sleep(5)
+        await asyncio.sleep(60)
 
     server = await asyncio.start_unix_server(greet_and_no_more, path)
     worker = LauncherLink(path, worker_index=0, metrics=Metrics(), on_cancel=lambda request_id, *, key_hash: False)

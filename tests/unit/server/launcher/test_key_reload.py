@@ -92,4 +92,4 @@ def test_a_worker_that_comes_later_has_the_new_keys_before_it_serves(tmp_path: P
         await worker.aclose()
         await control.aclose()
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -54,7 +54,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_else(pare
     second = RunDir()
     assert left.exists()  # its process lives
     process.send_signal(signal.SIGKILL)
-    process.wait(10)
+    process.wait(60)
     process.stdout.close()
     third = RunDir()
     assert not left.exists()

@@ -282,7 +282,7 @@ def test_a_template_cannot_take_all_time_or_memory(source):
         assert tracemalloc.get_traced_memory()[1] < 256 << 20
     finally:
         tracemalloc.stop()
-    assert time.monotonic() - begun_s < 20  # tracemalloc is slow; without bounds these take minutes or for ever
+    assert time.monotonic() - begun_s < 60  # tracemalloc is slow; without bounds these take minutes or for ever
 
 
 @pytest.mark.parametrize("name", ["join", "sort | join", "list | tojson", "first", "max", "unique | join", "tojson"])

@@ -9,6 +9,7 @@ import threading
 import time
 from array import array
 from hashlib import sha256
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -226,10 +227,13 @@ def test_nothing_is_asked_while_nobody_looks(app):
         assert app.client.num_kv_asks == 0
         viewer = Viewer(url).wait("same")
         viewer.leave()
-        time.sleep(0.6)  # the server may notice a little later that the viewer left
-        num_asks = app.client.num_kv_asks
-        time.sleep(0.8)
-        assert app.client.num_kv_asks == num_asks
+
+        def is_quiet() -> bool:
+            num_asks = app.client.num_kv_asks
+            time.sleep(0.8)
+            return app.client.num_kv_asks == num_asks
+
+        wait_for(is_quiet, timeout_s=60, what="no further ask")  # the server may notice later that the viewer left
 
 
 # rule: Endpoints: The KV stream sends at most four snapshots a second for all viewers, costs nothing without viewers,
@@ -272,22 +276,23 @@ def test_who_shuts_down_ends_the_stream(app):
         assert viewer.names()[-1] == "end"
 
 
-@pytest.mark.slow
 def test_what_is_dear_to_make_is_asked_for_less_often_but_not_kept_for_ever(monkeypatch):
+    clock = SimpleNamespace(now_s=100.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr("server.http.routes.kv_feed.time", clock)
     monkeypatch.setattr("server.http.routes.kv_feed._MAX_AGE_S", 1.0)
 
     async def run():
         client = FakeEngineClient()
         client.kv = make_snapshot(cost_s=0.1)  # 2 % of 5 s
-        feed = KvFeed(client, model="tiny")
+        feed = KvFeed(client, model="tiny", wall=time.time)
         first = await feed.next()
-        await asyncio.sleep(0.4)
+        clock.now_s += 0.9
         assert await feed.next() is first
-        await asyncio.sleep(0.7)
+        clock.now_s += 0.2
         assert await feed.next() is not first
         client.kv = make_snapshot(cost_s=0.001)
-        fresh = await (other := KvFeed(client, model="tiny")).next()
-        await asyncio.sleep(0.3)
+        fresh = await (other := KvFeed(client, model="tiny", wall=time.time)).next()
+        clock.now_s += 0.3
         assert await other.next() is not fresh
         assert client.num_kv_asks == 4
 
@@ -295,12 +300,12 @@ def test_what_is_dear_to_make_is_asked_for_less_often_but_not_kept_for_ever(monk
 
 
 def test_an_engine_that_does_not_answer_is_an_error_and_no_hang(monkeypatch):
-    monkeypatch.setattr("server.http.routes.kv_feed._ANSWER_TIMEOUT_S", 0.05)
-
     async def run():
-        client = FakeEngineClient(delay_s=30)
+        client = FakeEngineClient(delay_s=60)
         feed = KvFeed(client, model="tiny")
-        results = await asyncio.gather(feed.next(), feed.next(), return_exceptions=True)
+        with monkeypatch.context() as patch:
+            patch.setattr("server.http.routes.kv_feed._ANSWER_TIMEOUT_S", 0.05)
+            results = await asyncio.gather(feed.next(), feed.next(), return_exceptions=True)
         assert all(isinstance(result, EngineError) for result in results)
         assert client.num_kv_asks == 1
         client.delay_s, client.kv = 0, make_snapshot()
