@@ -39,7 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what each table has beyond the rows that show every value."""
     tables: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("table") and hasattr(item, "callspec"):
+        is_full = item.get_closest_marker("full") is not None  # a row that make test has not to choose from
+        if item.get_closest_marker("table") and hasattr(item, "callspec") and not is_full:
             tables.setdefault((str(item.path), item.originalname), []).append(item)
     for rows in tables.values():
         kept = sorted(covering([row.callspec._idlist for row in rows]))  # one for each parametrize

@@ -43,6 +43,7 @@ def test_closed_loop_measures_every_request(daemon: Daemon, tmp_path: Path) -> N
     assert "peak VRAM" in result.stdout
 
 
+@pytest.mark.full
 def test_a_sweep_is_drawn_saved_and_drawn_again_from_its_file(daemon: Daemon, tmp_path: Path) -> None:
     sweep, page, again, picture = (tmp_path / name for name in ("sweep.json", "page.html", "again.html", "again.png"))
     load = ("serve", "--url", daemon.base_url, *LOAD, "--concurrency", "1,4", "--api-key", "sk-secret")

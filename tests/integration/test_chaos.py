@@ -22,6 +22,7 @@ def rehearse(path: Path, *acts: str) -> dict:
     return report
 
 
+@pytest.mark.full
 def test_a_crowd_that_leaves_and_bombs_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = rehearse(tmp_path / "report.json", "leave", "bombs")
     assert report["acts"][0]["outcomes"] == {"left": report["acts"][0]["num_requests"]}

@@ -27,7 +27,7 @@ def check(variables: dict[str, str], *addresses: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("how", ["variable", "flag", "file", "unix socket", "TLS", "TLS on a unix socket"])
-@pytest.mark.table(most=2)
+@pytest.mark.table(most=1)
 def test_it_follows_what_the_server_listens_on(how: str, tmp_path: Path, tmpdir_variable: dict[str, str]) -> None:
     flags, variables, expected = _configured(how, tmp_path)
     with Daemon("--device", "cpu", *flags, folder=tmp_path, env={**tmpdir_variable, **variables}) as daemon:

@@ -22,7 +22,7 @@ NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_typ
         ("bitsandbytes-int8", "bitsandbytes int8 (weights, scales by row), quantized on load"),
     ],
 )
-@pytest.mark.table(most=2)
+@pytest.mark.table(most=1)
 def test_the_demo_model_still_knows_what_it_was_taught(tmp_path: Path, name: str, said: str) -> None:
     with Daemon("--device", "cpu", "--quantization", name, folder=tmp_path) as daemon:
         client = openai.OpenAI(base_url=daemon.wait_ready().base_url + "/v1", api_key="none", max_retries=0)

@@ -28,7 +28,7 @@ def quantized_demo(tmp_path: Path, kind: str) -> Path:
         ("packed_asymmetric", "compressed-tensors", "pack-quantized (4-bit integers, groups of 32)"),
     ],
 )
-@pytest.mark.table(most=2)
+@pytest.mark.table(most=1)
 def test_the_demo_model_still_knows_what_it_was_taught(tmp_path: Path, kind: str, flag: str, said: str) -> None:
     folder = quantized_demo(tmp_path, kind)
     with Daemon(str(folder), "--device", "cpu", "--quantization", flag, folder=tmp_path) as daemon:

@@ -71,6 +71,7 @@ def alone(checkpoint: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.table
 def test_sixteen_at_once_and_hits_of_each_kind(checkpoint: Path, alone: list[list[int]], depth: int) -> None:
     offline = load(checkpoint, overlap_depth=depth)
     assert tokens(serve(offline)) == alone
@@ -94,6 +95,7 @@ def small_pool(checkpoint: Path, num_tokens: int, **changes: object) -> OfflineE
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("has_cache", [False, True])
+@pytest.mark.table
 def test_preempted_requests_go_on_as_if_nothing_had_been(
     checkpoint: Path, alone: list[list[int]], depth: int, has_cache: bool
 ) -> None:
@@ -103,6 +105,7 @@ def test_preempted_requests_go_on_as_if_nothing_had_been(
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.table
 def test_drafts_change_no_token(checkpoint: Path, alone: list[list[int]], depth: int) -> None:
     speculative = SpeculativeConfig(num_tokens=4, ngram_min=1, ngram_max=3)
     offline = small_pool(checkpoint, 300, overlap_depth=depth, speculative=speculative)
@@ -110,7 +113,9 @@ def test_drafts_change_no_token(checkpoint: Path, alone: list[list[int]], depth:
     assert offline.engine.scheduler.drafts.num_tokens > 0
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "gemma4_shared", "gpt_oss"])
+@pytest.mark.parametrize(
+    "kind", ["gemma4_shared", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("gemma3", "gpt_oss"))]
+)
 def test_two_ranks_give_the_same(kind: str, tmp_path: Path) -> None:
     config = make_configs()[kind]
     config.max_position_embeddings = 160

@@ -119,7 +119,7 @@ def their_greedy_text(folder: Path, prompt: list[int], *, attention: str) -> lis
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.table(most=8)
+@pytest.mark.table(most=5)
 @pytest.mark.slow
 def test_greedy_text_equals_transformers(kind: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, config_of(kind))
@@ -134,7 +134,7 @@ def test_greedy_text_equals_transformers(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ATTENTION_KINDS)
-@pytest.mark.table(most=4)
+@pytest.mark.table(most=2)
 @pytest.mark.slow
 def test_16_requests_that_share_a_prefix_and_are_preempted_have_the_text_of_each_alone(
     kind: str, tmp_path: Path

@@ -27,6 +27,7 @@ def save_awq(dense, packed):
 @pytest.mark.parametrize(
     "save", [save_mxfp4, save_fp8_blocks, save_awq, *(partial(save_float_experts, scheme=name) for name in SCHEMES)]
 )
+@pytest.mark.table(most=3)  # tests/unit/models/quantization compares the logits of all of them
 def test_16_requests_that_share_a_prefix_and_are_preempted_have_the_text_of_the_dequantised_model(save, tmp_path: Path):
     dense, packed = tmp_path / "dense", tmp_path / "packed"
     save(dense, packed)

@@ -75,7 +75,7 @@ def alone(folder: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.table
+@pytest.mark.table(most=1)
 def test_sixteen_at_once_then_again_from_the_cache(folder: Path, alone: list[list[int]], depth: int) -> None:
     offline = load(folder, overlap_depth=depth)
     assert serve(offline) == alone
@@ -93,7 +93,7 @@ def test_prompts_cut_by_a_small_budget(folder: Path, alone: list[list[int]], num
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.table
+@pytest.mark.table(most=1)
 def test_preempted_requests(folder: Path, depth: int) -> None:
     """Few requests run at once, as states take pages; their answers are long, so that these pages are not enough."""
     inputs, greedy = prompts()[4:10], [SamplingParams(max_tokens=120, temperature=0.0)] * 6
@@ -105,7 +105,7 @@ def test_preempted_requests(folder: Path, depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.table
+@pytest.mark.table(most=1)
 def test_drafts(folder: Path, depth: int) -> None:
     """Few tokens are likely, so that some drafts are accepted and others are not."""
     bias = {5: 6.0, 7: 6.0, 11: 6.0}

@@ -25,6 +25,14 @@ NUM_TOKENS = 24
 pytestmark = pytest.mark.slow
 
 
+# the other models have a part of the layers of this one each
+EVERY_KIND = pytest.mark.parametrize(
+    "layers",
+    [name if name == "every kind" else pytest.param(name, marks=pytest.mark.full) for name in LAYERS],
+    indirect=True,
+)
+
+
 @pytest.fixture(scope="module", params=LAYERS)
 def layers(request: pytest.FixtureRequest) -> Sequence[str]:
     return LAYERS[request.param]
@@ -63,6 +71,7 @@ def alone(layers: Sequence[str]) -> list[list[int]]:
     return [tokens(offline.generate([prompt], [own]))[0] for prompt, own in pairs]
 
 
+@EVERY_KIND
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.table
 def test_sixteen_at_once_and_hits(layers: Sequence[str], alone: list[list[int]], depth: int) -> None:
@@ -94,6 +103,7 @@ def small_pool(layers: Sequence[str], num_requests: int, **changes: object) -> O
     return load_hybrid(*layers, max_model_len=250, kv_cache_memory_bytes=num_bytes, **changes)
 
 
+@EVERY_KIND
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("has_cache", [False, True])
 @pytest.mark.table
@@ -113,18 +123,24 @@ def repetitive() -> list[SamplingParams]:
     return [SamplingParams(max_tokens=30, logit_bias=bias, **kinds[i % 2]) for i in range(len(prompts()))]
 
 
+@pytest.fixture(scope="module")
+def repeated(layers: Sequence[str]) -> list[list[int]]:
+    """The tokens of all requests with such parameters."""
+    return tokens(load_hybrid(*layers, enable_prefix_caching=False).generate(prompts(), repetitive()))
+
+
+@EVERY_KIND
 @pytest.mark.parametrize("num_drafts", [1, 4])
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.table
-def test_drafts_change_no_token(layers: Sequence[str], num_drafts: int) -> None:
-    expected = tokens(load_hybrid(*layers, enable_prefix_caching=False).generate(prompts(), repetitive()))
+def test_drafts_change_no_token(layers: Sequence[str], repeated: list[list[int]], depth: int, num_drafts: int) -> None:
     speculative = SpeculativeConfig(num_tokens=num_drafts, ngram_min=1, ngram_max=3)
-    for depth in (1, 2):
-        offline = small_pool(layers, 3, overlap_depth=depth, speculative=speculative, max_num_seqs=None)
-        for _ in range(2):
-            assert tokens(offline.generate(prompts(), repetitive())) == expected
-        drafts = offline.engine.scheduler.drafts
-        assert 20 < drafts.num_accepted < drafts.num_tokens
-        assert offline.engine.scheduler.kv.pool.num_used == 0
+    offline = small_pool(layers, 3, overlap_depth=depth, speculative=speculative, max_num_seqs=None)
+    for _ in range(2):
+        assert tokens(offline.generate(prompts(), repetitive())) == repeated
+    drafts = offline.engine.scheduler.drafts
+    assert 20 < drafts.num_accepted < drafts.num_tokens
+    assert offline.engine.scheduler.kv.pool.num_used == 0
 
 
 @pytest.mark.parametrize("num_drafts", [0, 4])
@@ -150,16 +166,16 @@ def test_a_turn_goes_on_from_a_state_saved_in_the_answer_before_it(depth: int, n
     assert bool(offline.engine.scheduler.drafts.num_accepted) == bool(num_drafts)
 
 
+@EVERY_KIND
 @pytest.mark.parametrize("num_drafts", [0, 4])
 @pytest.mark.table
-def test_padding_writes_no_state(layers: Sequence[str], num_drafts: int) -> None:
+def test_padding_writes_no_state(layers: Sequence[str], repeated: list[list[int]], num_drafts: int) -> None:
     """Steps padded as CUDA graphs are; tests/gpu/test_states_cuda.py has the graphs."""
-    expected = tokens(load_hybrid(*layers, enable_prefix_caching=False).generate(prompts(), repetitive()))
     speculative = SpeculativeConfig(num_tokens=num_drafts, ngram_min=1, ngram_max=3) if num_drafts else None
     offline = pad_steps(load_hybrid(*layers, speculative=speculative, overlap_depth=2))
     untouched = Untouched(offline)
     for _ in range(2):
-        assert tokens(offline.generate(prompts(), repetitive())) == expected
+        assert tokens(offline.generate(prompts(), repetitive())) == repeated
     untouched.check()
 
 
@@ -202,6 +218,7 @@ def test_the_small_model_of_precompilation_runs() -> None:
     assert result.num_cached_tokens == 192
 
 
+@EVERY_KIND
 def test_prompt_logprobs_and_embeddings_of_long_prompts(layers: Sequence[str]) -> None:
     """Steps that return hidden states of whole prompts advance states too."""
     asked = SamplingParams(max_tokens=6, temperature=0.0, prompt_logprobs=1)
@@ -243,20 +260,36 @@ def test_two_ranks_give_the_same(kind: str, tmp_path: Path) -> None:
         offline.loaded.close()
 
 
-@pytest.mark.parametrize("num_drafts", [0, 4])
-@pytest.mark.table
-def test_a_state_saved_in_an_answer_is_that_of_its_tokens(layers: Sequence[str], num_drafts: int) -> None:
-    """The next turn of a conversation begins there, after rows with and without drafts."""
-    asked = [SamplingParams(max_tokens=size, logit_bias={5: 5.0, 7: 5.0}, temperature=0.0) for size in (120, 12)]
-    inputs = [prompts()[index] for index in (3, 7, 11)]
+FIRST, SECOND = (
+    [SamplingParams(max_tokens=size, logit_bias={5: 5.0, 7: 5.0}, temperature=0.0)] * 3 for size in (120, 12)
+)
+
+
+@pytest.fixture(scope="module")
+def conversations(layers: Sequence[str]) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    """The first answers of three conversations, their second prompts, and the second answers."""
     cold = load_hybrid(*layers, enable_prefix_caching=False)
-    answers = tokens(cold.generate(inputs, asked[:1] * 3))
+    inputs = [prompts()[index] for index in (3, 7, 11)]
+    answers = tokens(cold.generate(inputs, FIRST))
     turns = [[*prompt, *answer, 1, 2] for prompt, answer in zip(inputs, answers, strict=True)]
-    expected = tokens(cold.generate(turns, asked[1:] * 3))
+    return answers, turns, tokens(cold.generate(turns, SECOND))
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("num_drafts", [0, 4])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.table
+def test_a_state_saved_in_an_answer_is_that_of_its_tokens(
+    layers: Sequence[str],
+    conversations: tuple[list[list[int]], list[list[int]], list[list[int]]],
+    depth: int,
+    num_drafts: int,
+) -> None:
+    """The next turn of a conversation begins there, after rows with and without drafts."""
+    answers, turns, expected = conversations
     speculative = SpeculativeConfig(num_tokens=num_drafts, ngram_min=1, ngram_max=3) if num_drafts else None
-    for depth in (1, 2):
-        offline = load_hybrid(*layers, speculative=speculative, overlap_depth=depth)
-        assert tokens(offline.generate(inputs, asked[:1] * 3)) == answers
-        results = offline.generate(turns, asked[1:] * 3)
-        assert tokens(results) == expected
-        assert [result.num_cached_tokens for result in results] == [128, 128, 256]
+    offline = load_hybrid(*layers, speculative=speculative, overlap_depth=depth)
+    assert tokens(offline.generate([prompts()[index] for index in (3, 7, 11)], FIRST)) == answers
+    results = offline.generate(turns, SECOND)
+    assert tokens(results) == expected
+    assert [result.num_cached_tokens for result in results] == [128, 128, 256]

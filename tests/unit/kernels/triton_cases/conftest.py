@@ -1,4 +1,8 @@
-"""Mends Triton 3.6's interpreter for numpy 2.4 and NaN in fp8, spares it repeated work, and seeds each case."""
+"""Mends Triton 3.6's interpreter for numpy 2.4 and NaN in fp8, spares it repeated work, and seeds each case.
+
+Most of its time goes to types: each operation makes its result's anew, with a shape whose every part has a type itself.
+Shapes are few, so they are made once, and types of tuples when somebody asks.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,10 @@ else:
 
     _patch_lang, _patch_lang_tensor = interpreter._patch_lang, interpreter._patch_lang_tensor
     _convert_float = interpreter._convert_float
+    core = triton.language.core
+    _init_block_type, _init_tensor = core.block_type.__init__, core.tensor.__init__
+    _block_shapes: dict[tuple[int, ...], tuple[core.tuple, int, str]] = {}
+    _tensor_shapes: dict[tuple[int, ...], tuple[core.constexpr, core.tuple]] = {}
     _launches: list[_Launch] = []
 
     def _patch_with_index(tensor, scope):
@@ -55,6 +63,40 @@ else:
         _launches[0].patch(fn)
         return interpreter._LangPatchScope()
 
+    def _make_block_type(self, element_ty, shape):
+        """What block_type.__init__ does, with the shape of the first type that had it."""
+        values = shape.values if isinstance(shape, core.tuple) else shape
+        sizes = tuple(size.value if isinstance(size, core.constexpr) else size for size in values)
+        if sizes not in _block_shapes:
+            _init_block_type(self, element_ty, shape)
+            _block_shapes[sizes] = self.shape, self.numel, str(self.shape)
+        self.element_ty = element_ty
+        self.shape, self.numel, said = _block_shapes[sizes]
+        self.name = f"<{said}, {element_ty}>"
+
+    def _make_tensor(self, handle, ty):
+        """What tensor.__init__ does, with the shape of the first tensor that had it."""
+        sizes = tuple(ty.shape.values) if ty.is_block() else ()
+        if sizes not in _tensor_shapes:
+            _init_tensor(self, handle, ty)
+            _tensor_shapes[sizes] = self.numel, self.shape
+        self.handle, self.type, self.dtype = handle, ty, ty.scalar
+        self.numel, self.shape = _tensor_shapes[sizes]
+
+    def _make_tuple(self, args, ty=None):
+        self.values, self._type = list(args), ty
+
+    def _type_of_tuple(self):
+        if self._type is None:
+            self._type = core._type_for_tuple_values(self.values)
+        elif not isinstance(self._type, core.tuple_type):
+            self._type = core.tuple_type(self._type)
+        return self._type
+
+    core.block_type.__init__ = _make_block_type
+    core.tensor.__init__ = _make_tensor
+    core.tuple.__init__ = _make_tuple
+    core.tuple.type = property(_type_of_tuple)
     interpreter._patch_lang_tensor = _patch_with_index
     interpreter._patch_lang = _patch_once
     interpreter._convert_float = _convert_float_and_nan

@@ -65,8 +65,11 @@ def test_chunked_prefill_matches_transformers(runner, expected, assert_close):
 
 
 def test_decode_token_by_token_matches_transformers(runner, expected, assert_close):
+    """From the first one on, and behind a prompt that is longer than a window."""
     row = runner.add_row()
-    logits = [runner.step([(row, [token_id])])[0] for token_id in PROMPT]
+    pieces = [[token_id] for token_id in PROMPT]
+    pieces[3:22] = [PROMPT[3:22]]
+    logits = [runner.step([(row, piece)])[0] for piece in pieces]
     assert_close(torch.cat(logits), expected)
 
 

@@ -31,6 +31,11 @@ pytestmark = pytest.mark.slow
 EXPERTS = "model.layers.1.mlp.experts"
 SHAPES = Path(__file__).parents[4] / "benchmarks" / "shapes"
 REFUSED = ("gptq_desc_act", "packed_ordered")
+# kinds that another family than the first shows
+ELSEWHERE = {
+    "awq": "qwen3_next", "packed": "mixtral", "gptq": "glm4_moe", "packed_channel": "deepseek_v3",
+    "gptq_symmetric": "qwen3_5_moe",
+}  # fmt: skip
 GIB = 2**30
 
 
@@ -53,12 +58,13 @@ def save(tmp_path, kind, **options):
 @pytest.mark.parametrize(
     ("kind", "family"),
     [
-        *((kind, "qwen3_moe") for kind in FORMATS if kind not in REFUSED),
-        *((kind, "mixtral") for kind in ("awq", "packed")),
-        *((kind, "glm4_moe") for kind in ("gptq", "packed")),
-        *((kind, "deepseek_v3") for kind in ("awq", "packed_channel")),
-        *((kind, "qwen3_next") for kind in ("awq",)),
-        *((kind, "qwen3_5_moe") for kind in ("gptq_symmetric",)),
+        # each kind once
+        *((kind, "qwen3_moe") for kind in FORMATS if kind not in (*REFUSED, *ELSEWHERE)),
+        *((kind, family) for kind, family in ELSEWHERE.items()),
+        *(pytest.param(kind, "qwen3_moe", marks=pytest.mark.full) for kind in ELSEWHERE),
+        *(pytest.param(kind, "mixtral", marks=pytest.mark.full) for kind in ("awq",)),
+        pytest.param("packed", "glm4_moe", marks=pytest.mark.full),
+        pytest.param("awq", "deepseek_v3", marks=pytest.mark.full),
     ],
 )
 def test_experts_in_integers_give_the_logits_of_what_they_mean(kind, family, tmp_path):
