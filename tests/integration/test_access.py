@@ -96,6 +96,7 @@ def served_certificate(url: str) -> bytes:
 
 
 # rule: Security: SIGHUP reads the TLS certificate again, in every worker; broken files change nothing
+@pytest.mark.full
 def test_sighup_reads_the_certificate_again_and_connections_go_on(authority: trustme.CA, tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
 
@@ -182,6 +183,7 @@ def complete(path: Path) -> httpx.Response:
         return http.post("/v1/completions", json=BODY)
 
 
+@pytest.mark.full
 def test_several_workers_serve_one_unix_socket_that_goes_with_the_daemon(tmp_path: Path, socket_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(socket_path))  # left by a daemon that was killed: nobody listens

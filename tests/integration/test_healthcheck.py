@@ -60,6 +60,7 @@ def _configured(how: str, folder: Path) -> tuple[list[str], dict[str, str], str]
     }[how]
 
 
+@pytest.mark.full
 def test_a_server_that_loads_is_not_healthy_yet_and_none_is_said_to_be_none(
     tmp_path: Path, tmpdir_variable: dict[str, str]
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_first_load_that_stands_still_is_told_and_not_ended(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("first", "second"), [(signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)])
+@pytest.mark.table(most=1)
 def test_a_second_signal_ends_it_however_soon_it_comes(
     tmp_path: Path, first: signal.Signals, second: signal.Signals
 ) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import httpx
 import openai
+import pytest
 
 from tests.integration.conftest import needs_proc
 from tests.support.daemon import Daemon, is_alive, wait_for
@@ -106,7 +107,7 @@ def test_the_port_answers_while_the_model_loads(start: Start) -> None:
 
 def test_sigterm_lets_streams_finish_and_takes_nothing_new(start: Start) -> None:
     daemon = start("--drain-timeout", "60").wait_ready()
-    stream = Stream(daemon, max_tokens=250).wait_started()
+    stream = Stream(daemon, max_tokens=500).wait_started()  # longer than it takes to see that the server drains
     with ends_within(daemon, 60, 0):
         daemon.process.send_signal(signal.SIGTERM)
         wait_for(lambda: ready_status(daemon) == 503, timeout_s=60, what="not ready")
@@ -146,6 +147,7 @@ def test_a_signal_while_the_model_loads_ends_it(start: Start) -> None:
         daemon.process.send_signal(signal.SIGTERM)
 
 
+@pytest.mark.full
 def test_a_signal_at_the_moment_of_readiness_drains_several_workers(start: Start) -> None:
     daemon = start("--http-workers", "2")
     wait_for(lambda: ready_status(daemon) == 200, timeout_s=60, what="ready")

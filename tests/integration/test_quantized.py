@@ -36,6 +36,7 @@ def test_the_demo_model_still_knows_what_it_was_taught(tmp_path: Path, name: str
         assert said in daemon.log
 
 
+@pytest.mark.full
 def test_a_flag_that_contradicts_the_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(DEMO_FOLDER, tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
@@ -45,6 +46,7 @@ def test_a_flag_that_contradicts_the_checkpoint_is_refused(tmp_path: Path) -> No
     assert "--quantization fp8: the checkpoint is quantized as bitsandbytes-nf4 already: leave the flag out" in error
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(DEMO_FOLDER, tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())

@@ -43,6 +43,7 @@ def test_the_demo_model_still_knows_what_it_was_taught(tmp_path: Path, kind: str
         assert said in daemon.log
 
 
+@pytest.mark.full
 def test_a_width_that_is_not_served_is_refused_by_name(tmp_path: Path) -> None:
     folder = quantized_demo(tmp_path, "gptq")
     edit_config(folder, quantization_config=FORMATS["gptq"].config | {"bits": 3})

@@ -64,12 +64,14 @@ def test_an_engine_that_is_killed_leaves_no_rank(start: Start) -> None:
     wait_for(lambda: not is_alive(rank), timeout_s=60, what="the rank ended")
 
 
+@pytest.mark.full
 def test_experts_that_a_model_has_not_are_refused() -> None:
     code, error = start_fails("--tensor-parallel-size", "2", "--expert-parallel", "--device", "cpu")
     assert code == 3
     assert "--expert-parallel: Qwen3ForCausalLM has no experts" in error
 
 
+@pytest.mark.full
 def test_heads_that_do_not_split_are_refused() -> None:
     code, error = start_fails("--tensor-parallel-size", "4", "--device", "cpu")
     assert code == 3

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+
 from transformers import (
     ApertusConfig,
     ArceeConfig,
@@ -90,7 +93,12 @@ DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 500.0}
 
 
 def make_configs() -> dict[str, PreTrainedConfig]:
-    """Checkpoint kind → config."""
+    """Checkpoint kind → config, which the caller may change."""
+    return copy.deepcopy(_configs())
+
+
+@functools.cache  # of so many, each is checked when it is made, and hundreds of tests ask
+def _configs() -> dict[str, PreTrainedConfig]:
     configs = {
         "llama2": LlamaConfig(**TINY, num_key_value_heads=4, rope_parameters=DEFAULT_ROPE),
         "llama3.1": LlamaConfig(**TINY, num_key_value_heads=2, rope_parameters=LLAMA3_ROPE),

@@ -18,12 +18,13 @@ from tests.unit.engine.test_real_model import tokens
 
 BLOCK = 4
 # windows alone, windows beside full layers, unequal heads with shared layers, sinks
-KINDS = ("mistral", "gemma2", "gemma3", "qwen2_windows", "gemma4_shared", "gpt_oss")
+KINDS = ("mistral", "gemma3", "gemma4_shared", "gpt_oss")
+OTHERS = ("gemma2", "qwen2_windows", "llama4_no_norm")  # beside full layers as well, and chunks
 NUM_TOKENS = 24
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=[*KINDS, pytest.param("llama4_no_norm", marks=pytest.mark.full)])  # chunks
+@pytest.fixture(scope="module", params=[*KINDS, *(pytest.param(kind, marks=pytest.mark.full) for kind in OTHERS)])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     config = make_configs()[request.param]

@@ -60,6 +60,7 @@ def repeating_prompts(count: int) -> list[list[int]]:
 
 @DEPTHS
 @pytest.mark.parametrize("num_tokens", [1, 4, 11])
+@pytest.mark.table
 @pytest.mark.slow
 def test_greedy_tokens_are_equal_with_and_without(checkpoint: Path, depth: int, num_tokens: int) -> None:
     inputs, params = repeating_prompts(8), [SamplingParams(max_tokens=100, temperature=0.0)] * 8

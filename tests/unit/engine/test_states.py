@@ -87,6 +87,7 @@ def test_sixteen_at_once_and_hits(layers: Sequence[str], alone: list[list[int]],
     assert offline.engine.scheduler.kv.state_events()["restored"] > 5
 
 
+@EVERY_KIND
 @pytest.mark.parametrize("num_tokens", [16, 24, 512])
 @pytest.mark.table
 def test_prompts_cut_anywhere(layers: Sequence[str], alone: list[list[int]], num_tokens: int) -> None:

@@ -43,7 +43,7 @@ def _problem(kind: Integers, *, num_tokens, gate=moe.SILU, has_biases=False, ske
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.table
+@pytest.mark.table(most=4)  # each storage has its tile below
 def test_mixtures_of_integers_equal_their_specification(storage, config):
     problem = _problem(STORAGES[storage], num_tokens=2 if config == "pairs" else 8)
     out, expected = problem.call(moe_triton.fused_moe, config=CONFIGS[config]), problem.call(moe.fused_moe)
@@ -52,7 +52,7 @@ def test_mixtures_of_integers_equal_their_specification(storage, config):
 
 @pytest.mark.parametrize(("num_tokens", "skew"), [(1, 1.0), (8, 30.0), (64, 0.0), (64, 30.0)])
 @pytest.mark.parametrize("storage", ["packed", "packed_channel", "odd_groups"])
-@pytest.mark.table
+@pytest.mark.table(most=2)
 def test_steps_of_any_size_equal_their_specification(storage, num_tokens, skew):
     problem = _problem(STORAGES[storage], num_tokens=num_tokens, skew=skew)
     out, expected = problem.call(moe_triton.fused_moe), problem.call(moe.fused_moe)
@@ -93,7 +93,7 @@ GATES = {"silu": moe.SILU, "clamped": moe.Gate("clamped", alpha=1.702, limit=0.7
 @pytest.mark.parametrize("num_tokens", [1, 3, 17, 65])
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("storage", PLANES)
-@pytest.mark.table
+@pytest.mark.table(most=4)
 def test_integers_in_planes_equal_the_specification(storage, gate, num_tokens):
     kind, hidden_size, intermediate_size = PLANES[storage]
     problem = make_problem(
@@ -162,6 +162,7 @@ def test_every_value_under_every_zero_point_is_exact(bits, has_zeros, dtype):
 
 
 @pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.table
 def test_a_tile_past_the_end_of_its_inputs_is_finite_there(storage):
     kind = STORAGES[storage]
     k = SIZES[kind.group_size][1]

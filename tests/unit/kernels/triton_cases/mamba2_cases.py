@@ -99,6 +99,7 @@ def test_strong_decay_and_half_precision_stay_near_the_specification():
 
 
 @pytest.mark.parametrize("config", [ScanConfig(128, 16, 8, 2), ScanConfig(32, 32, 4, 1)])
+@pytest.mark.full
 def test_other_tiles_equal_the_specification(config):
     problem = make_problem([(7, 300), (0, 129), (2, 1)], head_dim=20, dtype=torch.float16)
     for segment in (None, 64, 256):

@@ -53,7 +53,7 @@ def test_packed_mixtures_equal_their_specification(storage, gate, config):
 
 @pytest.mark.parametrize(("num_tokens", "skew"), [(1, 1.0), (2, 0.0), (4, 30.0), (17, 30.0), (64, 0.0), (64, 30.0)])
 @pytest.mark.parametrize("storage", ["mxfp4", "fp8"])
-@pytest.mark.table
+@pytest.mark.table(most=3)
 def test_steps_of_any_size_equal_their_specification(storage, num_tokens, skew):
     problem = _problem(storage, num_tokens=num_tokens, gate="clamped", hidden_size=64, intermediate_size=32, skew=skew)
     out, expected = problem.call(moe_triton.fused_moe), problem.call(moe.fused_moe)
