@@ -90,7 +90,7 @@ def test_stopping_ends_the_request_and_keeps_what_came(chat, fake, way):
     finished(chat)
     expect(chat.locator(".figures")).to_contain_text("stopped")
     expect(chat.locator(".assistant .text")).to_have_text("So far so good")
-    wait_for(lambda: fake.num_left == 1, timeout_s=10, what="the stream's end at the server")
+    wait_for(lambda: fake.num_left == 1, timeout_s=60, what="the stream's end at the server")
     expect(chat.get_by_role("button", name="Send")).to_be_visible()
 
 

@@ -36,7 +36,7 @@ def test_an_engine_that_hangs_in_a_stream_is_an_alert_until_it_goes_on(watched: 
     with httpx.stream("POST", f"{daemon.base_url}/v1/completions", json=_STREAM, timeout=120) as answer:
         lines = answer.iter_lines()
         next(lines)
-        wait_for(lambda: daemon.metrics()["quire_num_requests_running"] == 1, timeout_s=10, what="a running request")
+        wait_for(lambda: daemon.metrics()["quire_num_requests_running"] == 1, timeout_s=60, what="a running request")
         engine = daemon.child(_ENGINE)
         os.kill(engine, signal.SIGSTOP)
         try:

@@ -1,8 +1,12 @@
 """The rows of a long table that make test runs."""
 
 import itertools
+from pathlib import Path
+from types import SimpleNamespace
 
-from tests.conftest import covering
+import pytest
+
+from tests.conftest import covering, pytest_collection_modifyitems
 
 
 def test_each_value_is_in_a_row_and_few_rows_are_kept():
@@ -17,3 +21,23 @@ def test_each_value_is_in_a_row_and_few_rows_are_kept():
 def test_a_table_of_one_column_is_kept_whole_and_an_empty_one_is_empty():
     assert covering([["a"], ["b"], ["c"], ["d"]]) == {0, 1, 2, 3}
     assert covering([]) == set()
+
+
+class Row:
+    """A test of a table, as pytest collects it."""
+
+    def __init__(self, *values: str, is_full: bool = False) -> None:
+        self.path, self.originalname, self.callspec = Path("test_a.py"), "test_a", SimpleNamespace(_idlist=values)
+        self.marks = {"table": pytest.mark.table.mark} | ({"full": pytest.mark.full.mark} if is_full else {})
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self.marks.get(name)
+
+    def add_marker(self, name: str) -> None:
+        self.marks[name] = getattr(pytest.mark, name).mark
+
+
+def test_the_rows_of_a_table_that_make_test_runs_are_chosen_from_those_that_are_not_full_already():
+    rows = [Row("a", "1", is_full=True), Row("a", "2", is_full=True), Row("b", "1"), Row("b", "2"), Row("b", "1")]
+    pytest_collection_modifyitems(rows)
+    assert ["full" in row.marks for row in rows] == [True, True, False, False, True]
