@@ -317,9 +317,12 @@ class ModelConfig:
         keeps_experts = self.quantization.is_on_load and self.experts is not None and not any(quantized_experts(self))
         return f"{text}; experts stay as they are" if keeps_experts else text
 
-    def weight_bytes(self, dtype: torch.dtype) -> int:
-        """Return the bytes of the whole model's weights on the device; unquantized ones have `dtype`."""
-        return self.num_parameters * dtype.itemsize - saved_bytes(self, dtype)
+    def weight_bytes(self, dtype: torch.dtype, device: torch.device | None = None) -> int:
+        """Return the bytes of the whole model's weights on the device; unquantized ones have `dtype`.
+
+        device: None: no particular one, on which experts stay in the arrangement in which they are read.
+        """
+        return self.num_parameters * dtype.itemsize - saved_bytes(self, dtype, device)
 
     def num_kv_heads_per_rank(self, tp_size: int) -> int:
         """Return the KV heads that one rank stores: its share, or one replicated head if ranks outnumber heads."""
