@@ -334,7 +334,7 @@ class ModelConfig:
 
     def share_of_rank(self, tp_size: int, *, is_expert_parallel: bool = False) -> ModelConfig:
         """Return the sizes that one of tp_size ranks holds at most. Used for arithmetic, never to build a model."""
-        experts = self.experts
+        experts, recurrence = self.experts, self.recurrence
         return dataclasses.replace(
             self,
             vocab_size=-(-self.vocab_size // tp_size),
@@ -343,6 +343,7 @@ class ModelConfig:
             num_kv_heads=self.num_kv_heads_per_rank(tp_size),
             caches=tuple(None if cache is None else cache.share_of_rank(tp_size) for cache in self.caches),
             states=tuple(None if state is None else state.share_of_rank(tp_size) for state in self.states),
+            recurrence=None if recurrence is None else recurrence.share_of_rank(tp_size),
             experts=None if experts is None else experts.share_of_rank(tp_size, is_expert_parallel=is_expert_parallel),
         )
 
