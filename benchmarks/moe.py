@@ -1,7 +1,8 @@
 """Checks, then times, the mixture of experts: python -m benchmarks.moe [--tokens 1,64] [--sweep] [--json FILE].
 
 Each time is shown beside torch's implementations and the lower bound of the device's memory or tensor cores. --sweep
-times every config worth adding to kernels/moe/configs.py and prints the best. Prints a table; writes JSON.
+times every config worth adding to kernels/moe/configs.py and prints the best; of experts that are served in planes,
+those of planes and those of the row kernels. Prints a table; writes JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from benchmarks.moe_problem import (
     torch_grouped,
 )
 from benchmarks.report import Report, format_table
-from kernels.moe.configs import grouped_config, uses_pairs
+from kernels.moe.configs import grouped_config, planes_config, uses_pairs
+from kernels.moe.planes import PlanesMatrix
 
 TOKENS = (1, 8, 64, 256, 1024, 8192)
 NUM_STEPS = 8  # sets of inputs in turn, each choosing other experts
@@ -86,16 +88,14 @@ def bench(name: str, weights: MoeWeights, num_tokens: int, options: argparse.Nam
     us = time_graph(_calls(run, steps))
     result: Result = {
         "shape": name, "tokens": num_tokens, "experts_hit": num_hit, "us": us, "floor_us": least_us, "bound": bound,
-        "of_floor": least_us / us, "config": describe_cut(shape, num_tokens), **errors,
+        "of_floor": least_us / us, "config": describe_cut(shape, num_tokens, planes=_planes(weights)), **errors,
     }  # fmt: skip
     ways = [("torch_us", specification, False), ("torch_grouped_us", torch_grouped, True)]
     for way, function, is_capturable in ways if shape.storage == "dense" else ways[:1]:
         calls = _calls(functools.partial(function, shape, weights), steps)
         result[way] = time_calls(calls, is_capturable=is_capturable, device=BF16_CUDA["device"])[0]
     if options.sweep:
-        from benchmarks.moe_sweep import sweep
-
-        result["sweep"] = sweep(shape, weights, steps)
+        result["sweep"] = _sweep(name, weights, steps)
         print_best(name, num_tokens, result["sweep"])
     print(name, num_tokens, f"{us:.1f} us", flush=True)
     return result
@@ -115,19 +115,40 @@ def check(
     return {"error": errors[0], "torch_error": errors[1]}
 
 
-def describe_cut(shape: MoeShape, num_tokens: int) -> str:
-    """Return the config that serving uses for so many tokens."""
-    if uses_pairs(num_tokens=num_tokens, top_k=shape.top_k, num_experts=shape.num_experts):
-        return "pairs"
-    num_pairs = num_tokens * shape.top_k
-    return f"{grouped_config(num_pairs=num_pairs, num_experts=shape.num_experts, itemsize=2).block_m} rows"
+def describe_cut(shape: MoeShape, num_tokens: int, *, planes: str | None) -> str:
+    """Return the config that serving uses for so many tokens. planes: their kind; None: the experts are in none."""
+    is_few = uses_pairs(num_tokens=num_tokens, top_k=shape.top_k, num_experts=shape.num_experts)
+    sizes = {"num_pairs": num_tokens * shape.top_k, "num_experts": shape.num_experts}
+    if planes is not None:
+        return "planes, pairs" if is_few else f"planes, {planes_config(planes, is_few=False, **sizes).block_m} rows"
+    return "pairs" if is_few else f"{grouped_config(itemsize=2, **sizes).block_m} rows"
 
 
 def print_best(name: str, num_tokens: int, found: Sequence[Result]) -> None:
-    """Return the fastest configs of each part, for the table."""
-    for part in ("up", "down"):
-        for result in [result for result in found if result["part"] == part][:4]:
-            print(name, num_tokens, part, result, flush=True)
+    """Print the fastest configs of each path and part."""
+    for path, part in dict.fromkeys((result["path"], result["part"]) for result in found):
+        for result in [each for each in found if (each["path"], each["part"]) == (path, part)][:4]:
+            print(name, num_tokens, path, part, result, flush=True)
+
+
+def _sweep(name: str, weights: MoeWeights, steps: Sequence[MoeInputs]) -> list[Result]:
+    """Return µs of both products for each config of the row kernels and, where they are served, of planes."""
+    from benchmarks.moe_sweep import sweep  # here, since it needs triton
+
+    if _planes(weights) is None:
+        return sweep(SHAPES[name], weights, steps)
+    from benchmarks.packed_experts import measure
+
+    found: list[Result] = []
+    for product in measure(name, weights, steps[0].x.shape[0]):
+        found += [{"path": "planes", "part": product["part"], **result} for result in product["results"]]
+    rows = make_weights(SHAPES[name], is_arranged=False, **BF16_CUDA)
+    return sorted([*found, *sweep(SHAPES[name], rows, steps)], key=lambda result: result["us"])
+
+
+def _planes(weights: MoeWeights) -> str | None:
+    """Return the kind of the experts' planes; None: they are in none."""
+    return weights.gate_up.kind if isinstance(weights.gate_up, PlanesMatrix) else None
 
 
 def make_table(results: Sequence[Result]) -> str:

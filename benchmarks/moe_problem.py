@@ -101,22 +101,30 @@ class MoeInputs:
     logits: torch.Tensor
 
 
-def make_weights(shape: MoeShape, *, dtype: torch.dtype, device: torch.device) -> MoeWeights:
-    """Make random weights that keep the magnitude of activations, arranged as they are served."""
+def make_weights(shape: MoeShape, *, dtype: torch.dtype, device: torch.device, is_arranged: bool = True) -> MoeWeights:
+    """Make random weights that keep the magnitude of activations, arranged as a Hopper GPU serves them.
+
+    is_arranged: False: as the row kernels take them.
+    """
+    arrange = to_planes if is_arranged else _keep
     count, hidden, inner = shape.num_experts, shape.hidden_size, shape.intermediate_size
     sizes = ((2 * inner, hidden), (hidden, inner))
     if shape.storage == "mxfp4":
-        return MoeWeights(*(to_planes(_random_mxfp4(count, *size, device=device)) for size in sizes))
+        return MoeWeights(*(arrange(_random_mxfp4(count, *size, device=device)) for size in sizes))
     if shape.integers is not None:
         integers = (_random_integers(shape.integers, count, *size, device=device) for size in sizes)
-        return MoeWeights(*map(to_planes, integers))
+        return MoeWeights(*map(arrange, integers))
     gate_up, down = (
         torch.empty(count, *size, dtype=dtype, device=device).normal_(0, size[1] ** -0.5) for size in sizes
     )
     if shape.storage == "dense":
         return MoeWeights(gate_up, down)
     matrices = _packed(gate_up, shape.storage, num_halves=2), _packed(down, shape.storage, num_halves=1)
-    return MoeWeights(*map(to_planes, matrices))
+    return MoeWeights(*map(arrange, matrices))
+
+
+def _keep(matrix: ExpertMatrix) -> ExpertMatrix:
+    return matrix
 
 
 def _packed(dense: torch.Tensor, storage: Storage, *, num_halves: int) -> ExpertMatrix:

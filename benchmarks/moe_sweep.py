@@ -1,4 +1,7 @@
-"""Candidate configs for kernels/moe/configs.py: times each for a number of tokens and finds the best."""
+"""Candidate configs of the row kernels for kernels/moe/configs.py: times each for a number of tokens, finds the best.
+
+Those of planes are in benchmarks/packed_experts.py.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def compile_jobs(names: Iterable[str]) -> list[Callable[[], object]]:
 
 
 def sweep(shape: MoeShape, weights: MoeWeights, inputs: Sequence[MoeInputs]) -> list[Result]:
-    """Return µs of both products for each config, the fastest first."""
+    """Return µs of both products for each config, the fastest first. weights: not in planes."""
     num_tokens = inputs[0].x.shape[0]
     results = _sweep_pairs(shape, weights, inputs) if num_tokens <= PAIRS_MAX_TOKENS else []
     for block_m, swaps in _row_blocks():
@@ -128,7 +131,7 @@ def _route(shape: MoeShape, step: MoeInputs, *, chunk_tokens: int | None) -> Rou
 
 def _launch_grouped(shape: MoeShape, block_m: int, swaps: bool, is_gated: bool, tile: Tile) -> None:
     k = shape.hidden_size if is_gated else shape.intermediate_size
-    weights = make_weights(replace(shape, num_experts=1), **BF16_CUDA)
+    weights = make_weights(replace(shape, num_experts=1), is_arranged=False, **BF16_CUDA)
     placed = [torch.zeros(size, dtype=torch.int32, device="cuda") for size in (block_m, 1, 1)]
     x = torch.zeros(1 if is_gated else shape.top_k, k, dtype=torch.bfloat16, device="cuda")
     w = weights.gate_up if is_gated else weights.down
@@ -139,7 +142,7 @@ def _launch_grouped(shape: MoeShape, block_m: int, swaps: bool, is_gated: bool, 
 
 def _launch_pairs(shape: MoeShape, tile: PairTile) -> None:
     n, k, top_k = shape.intermediate_size, shape.hidden_size, shape.top_k
-    matrices = make_weights(replace(shape, num_experts=1), **BF16_CUDA)
+    matrices = make_weights(replace(shape, num_experts=1), is_arranged=False, **BF16_CUDA)
     experts = torch.zeros(1, top_k, dtype=torch.int32, device="cuda")
     weights = torch.zeros(1, top_k, dtype=torch.bfloat16 if shape.round_weights else torch.float32, device="cuda")
     routing = Routing(weights, experts, experts, experts, 1)

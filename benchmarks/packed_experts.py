@@ -1,4 +1,4 @@
-"""Checks, then times, both products of packed experts in planes, with candidate tiles of kernels/moe/triton_planes.py.
+"""Checks, then times, both products of packed experts in planes, with candidate tiles of kernels/moe/configs.py.
 
 python -m benchmarks.packed_experts [--shapes gpt-oss-20b-mxfp4 …] [--tokens 1,8,64] [--seconds N] [--json FILE]
 
@@ -21,10 +21,10 @@ import torch
 from benchmarks.kernel_timing import BF16_CUDA, machine_facts, nominal_rates, time_graph
 from benchmarks.moe_problem import SHAPES, MoeInputs, MoeShape, MoeWeights, count_hit, make_inputs, make_weights
 from benchmarks.report import Report
-from kernels.moe.configs import uses_pairs
+from kernels.moe.configs import PlanesTile, uses_pairs
 from kernels.moe.planes import PlanesMatrix
 from kernels.moe.reference import SILU, Gate
-from kernels.moe.triton_planes import PlanesTile, planes_gemm
+from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 from kernels.precompile import Compilation, collect_kernels
 

@@ -120,7 +120,7 @@ def measure(name: str, folder: Path, *, batches: list[int], device: str) -> Repo
     runner = offline.loaded.runner
     return {
         "describe": offline.loaded.facts.get("Quantization", "unquantized"),
-        "weights_gib": model.weight_bytes(resolve_dtype("auto", model, runner.device)) / _GIB,
+        "weights_gib": model.weight_bytes(resolve_dtype("auto", model, runner.device), runner.device) / _GIB,
         "errors": errors,
         "load_s": load_s,
         "decode_tok_per_s": {str(batch): measure_decode(offline, batch) for batch in batches},

@@ -13,7 +13,7 @@ from torch import nn
 
 from models.context import ForwardContext
 from models.layers.causal_lm import CausalLM, LayerParts
-from models.layers.norm import LayerNorm, RMSNorm
+from models.layers.norm import LayerNorm, RMSNorm, add_and_norm
 from models.layers.routing import ExpertNames
 from models.parallel import LayerOutput, whole
 
@@ -42,11 +42,7 @@ class ParallelLayer(nn.Module):
         self, hidden: LayerOutput, residual: torch.Tensor | None, ctx: ForwardContext
     ) -> tuple[LayerOutput, torch.Tensor]:
         """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
-        if residual is None:
-            residual = whole(hidden)
-            normed = self.norm(residual)
-        else:
-            normed, residual = self.norm.add(hidden, residual)
+        normed, residual = add_and_norm(self.norm, hidden, residual)
         # In transformers' order, which matters where sums are rounded
         residual = residual + whole(self.self_attn(normed, ctx))
         return self.mlp(normed), residual

@@ -54,11 +54,12 @@ def check_memory(
     memory: DeviceMemory,
     *,
     dtype: torch.dtype,
+    device: torch.device,
     step_bytes: int,
     pool_bytes: int,
 ) -> None:
     """Raise StartupError if weights, a step and the smallest KV pool do not fit; it names sizes and remedies."""
-    weights = model.weight_bytes(dtype)
+    weights = model.weight_bytes(dtype, device)
     if weights + step_bytes + pool_bytes <= memory.usable:
         return
     kind = str(dtype).removeprefix("torch.") if model.quantization is None else model.quantization.describe()
@@ -68,7 +69,7 @@ def check_memory(
         f"{memory.name} has {format_size(memory.free)} free of {format_size(memory.total)}, of which this daemon may"
         f" use {format_size(memory.usable)}; {model.architecture} with {format_count(model.num_parameters)} parameters"
         f" needs {', '.join(parts)} and {format_size(pool_bytes)} of KV cache: use "
-        + ", or ".join(_what_fits(config, model, memory, dtype, step_bytes=step_bytes, pool_bytes=pool_bytes))
+        + ", or ".join(_what_fits(config, model, memory, dtype, device, step_bytes=step_bytes, pool_bytes=pool_bytes))
         + "."
     )
 
@@ -112,12 +113,13 @@ def _what_fits(
     model: ModelConfig,
     memory: DeviceMemory,
     dtype: torch.dtype,
+    device: torch.device,
     *,
     step_bytes: int,
     pool_bytes: int,
 ) -> list[str]:
     """Return changes that each suffice alone; a device with more memory if there are none."""
-    needed, held = model.weight_bytes(dtype) + step_bytes + pool_bytes, memory.total - memory.free
+    needed, held = model.weight_bytes(dtype, device) + step_bytes + pool_bytes, memory.total - memory.free
     spare = memory.usable - needed
     remedies = []
     if config.kv_cache_memory_bytes is not None and spare + pool_bytes > 0:
@@ -125,7 +127,7 @@ def _what_fits(
     if dtype.itemsize == 4 and spare + needed // 2 >= 0:
         remedies.append("--dtype bfloat16")
     for name in _SMALLER if model.quantization is None else ():
-        if model.quantized(name).weight_bytes(dtype) + step_bytes + pool_bytes <= memory.usable:
+        if model.quantized(name).weight_bytes(dtype, device) + step_bytes + pool_bytes <= memory.usable:
             remedies.append(f"--quantization {name}")
             break
     if step_bytes and spare + step_bytes // 2 >= 0:

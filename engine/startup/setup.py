@@ -193,7 +193,7 @@ class Setup:
     @property
     def weight_bytes(self) -> int:
         """The size of the weights on each device."""
-        return self.rank_share.weight_bytes(self.dtype)
+        return self.rank_share.weight_bytes(self.dtype, self.device)
 
     @property
     def step_bytes(self) -> int:
@@ -264,8 +264,15 @@ class Setup:
             if self.adapters is not None:
                 memory = dataclasses.replace(memory, usable=memory.usable - self.adapters.num_bytes)
             model, least = self.rank_share, smallest_pool_bytes(self.config, pages, longest=self.longest)
-            needed = self.step_bytes
-            check_memory(self.config, model, memory, dtype=self.dtype, step_bytes=needed, pool_bytes=least)
+            check_memory(
+                self.config,
+                model,
+                memory,
+                dtype=self.dtype,
+                device=self.device,
+                step_bytes=self.step_bytes,
+                pool_bytes=least,
+            )
             memory = dataclasses.replace(memory, usable=memory.usable - self.weight_bytes)
         if pages.state is None:
             return self._plan_pool(pages, memory)

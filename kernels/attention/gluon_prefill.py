@@ -548,7 +548,7 @@ def _load_row(descs, boxes, rings, loaded, table, column, oldest, seq_len, end, 
 
 
 @gluon.jit
-def _load_pages(desc, boxes, ring, stage, phase, blocks, slots, column):
+def _load_pages(desc, boxes, ring, stage, phase, blocks, slots, column) -> None:
     """Load one tile, page by page, into a stage once it is free."""
     tiles, loaded, free = ring
     PAGES: gl.constexpr = tiles.shape[1] // boxes.shape[2]

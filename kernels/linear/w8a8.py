@@ -10,6 +10,8 @@ import torch
 from kernels.linear.reference import MIN_SCALE
 
 INT8_MAX = 127.0
+# Inputs whose sum of products float32 has exactly: 1024 * 127 * 128 is below 2 ** 24
+_EXACT_INPUTS = 1024
 
 
 def quantize_rows_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,10 +35,13 @@ def int8_linear(
 ) -> torch.Tensor:  # fmt: skip
     """x @ w.T + bias. x: [M, K] int8; x_scales: [M]; w: [N, K] int8; w_scales: [N]; bias: [N]; returns dtype [M, N].
 
-    float64 has the sums of integers exactly.
+    Not in float64, which Apple GPUs lack and CPUs multiply slowly.
     """
-    sums = (x.double() @ w.double().T).float()
-    out = sums * x_scales[:, None] * w_scales
+    sums = torch.zeros(x.shape[0], w.shape[0], dtype=torch.int32, device=x.device)
+    for start in range(0, x.shape[1], _EXACT_INPUTS):
+        columns = slice(start, start + _EXACT_INPUTS)
+        sums += (x[:, columns].float() @ w[:, columns].float().T).int()
+    out = sums.float() * x_scales[:, None] * w_scales
     return (out if bias is None else out + bias.float()).to(dtype)
 
 

@@ -1,7 +1,8 @@
 """Tile sizes of the mixture-of-experts kernels, chosen by the average number of tokens per expert.
 
 The best of `benchmarks/moe.py --sweep` on an H100 (Qwen3-30B-A3B, Mixtral 8x7B): many loads in flight to stream
-weights if an expert has few tokens, the largest tiles that tensor cores support if it has many.
+weights if an expert has few tokens, the largest tiles that tensor cores support if it has many. Those of planes: the
+best of `benchmarks/packed_experts.py` on an H200.
 """
 
 from __future__ import annotations
@@ -114,3 +115,50 @@ def pairs_config(*, intermediate_size: int) -> PairsConfig:
         deep = PairTile(block_n=4, block_k=1024, num_warps=8, num_stages=3)
         return PairsConfig(up=deep, down=deep)
     return PairsConfig(up=PairTile(4, 512, 4, 1), down=PairTile(4, 1024, 4, 1))
+
+
+@dataclass(frozen=True)
+class PlanesTile:
+    """Tile sizes of one product along its output features; gate and up have so many each."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+    group_m: int = 1  # tiles of rows that run side by side over the same tile of weights
+
+
+@dataclass(frozen=True)
+class PlanesConfig:
+    """Settings of both products of a step."""
+
+    block_m: int  # (token, expert) pairs of one expert
+    up: PlanesTile
+    down: PlanesTile
+    chunk_tokens: int | None = 16  # as of GroupedConfig; None: each pair is a tile of its own
+
+
+# (largest average of pairs per expert, config). The best of those tried for gpt-oss-20b and Qwen3-30B-A3B
+_PLANES: tuple[tuple[float, PlanesConfig], ...] = (
+    (8, PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(128, 4, 3))),
+    (48, PlanesConfig(32, PlanesTile(128, 4, 3), PlanesTile(128, 8, 3))),
+    (160, PlanesConfig(64, PlanesTile(64, 4, 3, 8), PlanesTile(128, 4, 3, 8), chunk_tokens=64)),
+)
+_PLANES_MANY_IN_SUMS = PlanesConfig(128, PlanesTile(128, 8, 3, 8), PlanesTile(128, 8, 3, 8), chunk_tokens=64)
+_PLANES_MANY = {
+    "mxfp4": PlanesConfig(128, PlanesTile(64, 4, 3, 8), PlanesTile(128, 8, 2, 8), chunk_tokens=64),
+    "fp8": _PLANES_MANY_IN_SUMS,
+    "int4": _PLANES_MANY_IN_SUMS,  # not measured: its groups are summed apart as those of fp8
+}
+_PLANES_FEW = PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(64, 4, 3), chunk_tokens=None)
+
+
+def planes_config(kind: str, *, num_pairs: int, num_experts: int, is_few: bool) -> PlanesConfig:
+    """Return the config for num_pairs (token, expert) pairs. is_few: no two pairs share a tile."""
+    if is_few:
+        return _PLANES_FEW
+    return next((config for bound, config in _PLANES if num_pairs <= bound * num_experts), _PLANES_MANY[kind])
+
+
+def planes_configs() -> list[PlanesConfig]:
+    """Return every config that is served."""
+    return [_PLANES_FEW, *(config for _, config in _PLANES), *dict.fromkeys(_PLANES_MANY.values())]

@@ -80,6 +80,16 @@ class PlanesMatrix:
         return Mxfp4Matrix((codes[:, 0::2] | codes[:, 1::2] << 4)[None].contiguous(), scales[None].contiguous())
 
 
+def takes_planes(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return True for products in bfloat16 on the GPUs whose shared memory the tiles are made for: Hopper.
+
+    The CUDA device of a plan counts as one where this process has none: planes take no fewer bytes.
+    """
+    if dtype != torch.bfloat16 or device.type != "cuda":
+        return False
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] == 9
+
+
 def to_planes(matrix: ExpertMatrix) -> ExpertMatrix:
     """Return the matrix as PlanesMatrix, expert by expert; as it is if its numbers or scales do not allow it."""
     if isinstance(matrix, Mxfp4Matrix):
@@ -87,6 +97,27 @@ def to_planes(matrix: ExpertMatrix) -> ExpertMatrix:
     if isinstance(matrix, Fp8Matrix):
         return _fp8_planes(matrix)
     return _int4_planes(matrix) if isinstance(matrix, IntMatrix) else matrix
+
+
+def mxfp4_planes_bytes(n: int, k: int) -> int:
+    """Return the bytes of one expert's Mxfp4Matrix, [n, k], in planes."""
+    return n * -(-k // GROUP) * (GROUP // 2 + GROUP // PLANE)
+
+
+def fp8_planes_bytes(n: int, k: int, *, rows: int, columns: int) -> int | None:
+    """Return the bytes of one expert's Fp8Matrix, [n, k], in planes; None: it stays as it is."""
+    if not _can_arrange_fp8(k, columns):
+        return None
+    return n * -(-k // GROUP) * GROUP + 4 * -(-n // rows) * -(-k // columns)
+
+
+def int_planes_bytes(n: int, k: int, *, bits: int, num_groups: int, has_zeros: bool) -> int | None:
+    """Return the bytes of one expert's IntMatrix, [n, k], in planes; None: it stays as it is."""
+    size = k // num_groups
+    if not _can_arrange_integers(bits, size, num_groups):
+        return None
+    num_words = num_groups if has_zeros else -(-num_groups // 2)
+    return n * (-(-k // GROUP) * GROUP // 2 + 4 * max(num_words, _least_words(k, size, has_zeros=has_zeros)))
 
 
 def _mxfp4_planes(matrix: Mxfp4Matrix) -> Mxfp4Matrix | PlanesMatrix:
@@ -105,7 +136,7 @@ def _mxfp4_planes(matrix: Mxfp4Matrix) -> Mxfp4Matrix | PlanesMatrix:
 
 def _fp8_planes(matrix: Fp8Matrix) -> Fp8Matrix | PlanesMatrix:
     count, n, k = matrix.shape
-    if matrix.columns % GROUP and matrix.columns < k:
+    if not _can_arrange_fp8(k, matrix.columns):
         return matrix
     words = matrix.scales.new_empty(count, -(-k // GROUP), 2, n, PLANE, dtype=torch.int16)
     for expert in range(count):
@@ -119,16 +150,29 @@ def _fp8_planes(matrix: Fp8Matrix) -> Fp8Matrix | PlanesMatrix:
 def _int4_planes(matrix: IntMatrix) -> IntMatrix | PlanesMatrix:
     count, n, k = matrix.shape
     size, runs = matrix.group_size, -(-k // GROUP)
-    if matrix.bits != 4 or not (size % GROUP == 0 or size in _PARTS or matrix.num_groups == 1):
+    if not _can_arrange_integers(matrix.bits, size, matrix.num_groups):
         return matrix
     words = matrix.words.new_empty(count, runs, 1, n, PLANE, dtype=torch.int16)
     for expert in range(count):
         codes = _halves(matrix.words[expert].view(torch.uint8))[:, :k]
         _arrange(codes, words[expert], "int4")
-    least = runs * _PARTS.get(size, 0) // (1 if matrix.has_zeros else 2)
-    missing = max(0, least - matrix.groups.shape[2])
+    missing = max(0, _least_words(k, size, has_zeros=matrix.has_zeros) - matrix.groups.shape[2])
     scales = functional.pad(matrix.groups, (0, missing)).transpose(1, 2).contiguous()
     return PlanesMatrix("int4", words, scales, k, 1, size, matrix.scale_dtype, matrix.has_zeros)
+
+
+def _can_arrange_fp8(k: int, columns: int) -> bool:
+    """Return True if the inputs that share a scale are whole groups, or all."""
+    return columns % GROUP == 0 or columns >= k
+
+
+def _can_arrange_integers(bits: int, group_size: int, num_groups: int) -> bool:
+    return bits == 4 and (group_size % GROUP == 0 or group_size in _PARTS or num_groups == 1)
+
+
+def _least_words(k: int, group_size: int, *, has_zeros: bool) -> int:
+    """Return the words of scales of one output that the planes' last group needs to be whole."""
+    return -(-k // GROUP) * _PARTS.get(group_size, 0) // (1 if has_zeros else 2)
 
 
 def _halves(octets: torch.Tensor) -> torch.Tensor:

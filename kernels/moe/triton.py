@@ -18,10 +18,12 @@ from triton.runtime import driver
 from kernels.moe.configs import (
     GroupedConfig,
     PairsConfig,
+    PlanesConfig,
     fitting,
     for_packed,
     grouped_config,
     pairs_config,
+    planes_config,
     uses_pairs,
 )
 from kernels.moe.planes import PlanesMatrix
@@ -29,7 +31,7 @@ from kernels.moe.reference import SILU, ExpertBiases, Gate
 from kernels.moe.storage import ExpertMatrix
 from kernels.moe.triton_common import add_shared, weigh
 from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
-from kernels.moe.triton_planes import PlanesConfig, planes_config, planes_gemm
+from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 
 

@@ -6,12 +6,11 @@ the inputs that share one, at most a group, in fp32. How codes become values: ke
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
+from kernels.moe.configs import PlanesTile
 from kernels.moe.planes import GROUP, PLANE, PlanesMatrix
 from kernels.moe.reference import Gate
 from kernels.moe.triton_common import gate_and_mul, place_tile
@@ -19,53 +18,6 @@ from kernels.moe.triton_planes_decode import e2m1, e4m3, has_zeros, int4, int4_s
 from kernels.moe.triton_route import Routing, RowTiles
 
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
-
-
-@dataclass(frozen=True)
-class PlanesTile:
-    """Tile sizes of one product along its output features; gate and up have so many each."""
-
-    block_n: int
-    num_warps: int
-    num_stages: int
-    group_m: int = 1  # tiles of rows that run side by side over the same tile of weights
-
-
-@dataclass(frozen=True)
-class PlanesConfig:
-    """Settings of both products of a step."""
-
-    block_m: int  # (token, expert) pairs of one expert
-    up: PlanesTile
-    down: PlanesTile
-    chunk_tokens: int | None = 16  # as of GroupedConfig; None: each pair is a tile of its own
-
-
-# (largest average of pairs per expert, config). The best of those tried on an H200 for gpt-oss-20b and Qwen3-30B-A3B
-_CONFIGS: tuple[tuple[float, PlanesConfig], ...] = (
-    (8, PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(128, 4, 3))),
-    (48, PlanesConfig(32, PlanesTile(128, 4, 3), PlanesTile(128, 8, 3))),
-    (160, PlanesConfig(64, PlanesTile(64, 4, 3, 8), PlanesTile(128, 4, 3, 8), chunk_tokens=64)),
-)
-_MANY_IN_SUMS = PlanesConfig(128, PlanesTile(128, 8, 3, 8), PlanesTile(128, 8, 3, 8), chunk_tokens=64)
-_MANY = {
-    "mxfp4": PlanesConfig(128, PlanesTile(64, 4, 3, 8), PlanesTile(128, 8, 2, 8), chunk_tokens=64),
-    "fp8": _MANY_IN_SUMS,
-    "int4": _MANY_IN_SUMS,  # not measured: its groups are summed apart as those of fp8
-}
-_FEW = PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(64, 4, 3), chunk_tokens=None)
-
-
-def planes_config(kind: str, *, num_pairs: int, num_experts: int, is_few: bool) -> PlanesConfig:
-    """Return the config for num_pairs (token, expert) pairs. is_few: no two pairs share a tile."""
-    if is_few:
-        return _FEW
-    return next((config for bound, config in _CONFIGS if num_pairs <= bound * num_experts), _MANY[kind])
-
-
-def planes_configs() -> list[PlanesConfig]:
-    """Return every config that is served."""
-    return [_FEW, *(config for _, config in _CONFIGS), *dict.fromkeys(_MANY.values())]
 
 
 def planes_gemm(

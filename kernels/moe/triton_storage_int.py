@@ -90,7 +90,7 @@ def _value(k, words, P: tl.constexpr, BITS: tl.constexpr, scales, offsets):
 
 
 @triton.jit
-def _spread(values, words):
+def _spread(values, words) -> tl.tensor:
     """Repeat each column, of a group or of a part of it, for its words."""
     COUNT: tl.constexpr = values.shape[1]
     wide = tl.broadcast_to(values[:, :, None], [words.shape[0], COUNT, words.shape[1] // COUNT])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -44,6 +45,12 @@ class DeltaNetConfig:
     def head_counts(self) -> dict[str, int]:
         """The numbers of heads that ranks share, by their names in a config.json."""
         return {"linear_num_key_heads": self.num_key_heads, "linear_num_value_heads": self.num_value_heads}
+
+    def share_of_rank(self, tp_size: int) -> DeltaNetConfig:
+        """Return the heads of one of tp_size ranks."""
+        return dataclasses.replace(
+            self, num_key_heads=self.num_key_heads // tp_size, num_value_heads=self.num_value_heads // tp_size
+        )
 
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
         """Yield a layer's projections; those of a merged matrix that ranks split apart are several of one name."""

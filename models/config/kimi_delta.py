@@ -6,6 +6,7 @@ fields beside it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -59,6 +60,10 @@ class KimiDeltaConfig:
     def head_counts(self) -> dict[str, int]:
         """The number of heads that ranks share, by its name in a config.json."""
         return {f"num_heads of {_SECTION}": self.num_heads}
+
+    def share_of_rank(self, tp_size: int) -> KimiDeltaConfig:
+        """Return the heads of one of tp_size ranks."""
+        return dataclasses.replace(self, num_heads=self.num_heads // tp_size)
 
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
         """Yield a layer's projections. Every rank has the first products of gates whole."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ class ShortConvConfig:
 
     num_channels: int
     conv_width: int
+    hidden_size: int
     has_bias: bool = False  # of the convolution and of both projections
 
     @property
@@ -33,6 +35,10 @@ class ShortConvConfig:
         """The numbers of channels that ranks share, by their name in a config.json."""
         return {"hidden_size": self.num_channels}
 
+    def share_of_rank(self, tp_size: int) -> ShortConvConfig:
+        """Return the channels of one of tp_size ranks."""
+        return dataclasses.replace(self, num_channels=self.num_channels // tp_size)
+
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
         """Yield a layer's projections; the merged one, which ranks split in three, is three of one name."""
         for _ in range(3):
@@ -42,7 +48,7 @@ class ShortConvConfig:
     @property
     def num_other_parameters(self) -> int:
         """The parameters of a layer beside its projections: the convolution, and all biases."""
-        return self.num_channels * (self.conv_width + 5 * self.has_bias)
+        return self.num_channels * (self.conv_width + 4 * self.has_bias) + self.hidden_size * self.has_bias
 
 
 def parse_short_conv(config: Fields) -> ShortConvConfig:
@@ -50,7 +56,8 @@ def parse_short_conv(config: Fields) -> ShortConvConfig:
     width = config.count("conv_L_cache", default=3, most=MAX_CONV_WIDTH)
     if width < 2:
         raise ModelError(f"{config.where}: conv_L_cache must be at least 2, found {width}")
-    return ShortConvConfig(config.count("hidden_size"), width, config.flag("conv_bias"))
+    size = config.count("hidden_size")
+    return ShortConvConfig(size, width, size, config.flag("conv_bias"))
 
 
 def find_conv_layers(config: Fields, num_layers: int) -> tuple[Mixer, ...]:

@@ -80,6 +80,11 @@ class Mamba2Config:
         """The number of heads that ranks share, by its name."""
         return {"heads of Mamba-2": self.num_heads}
 
+    def share_of_rank(self, tp_size: int) -> Mamba2Config:
+        """Return the heads and groups of one of tp_size ranks: one replicated group where ranks outnumber them."""
+        num_heads, num_groups = self.num_heads // tp_size, max(self.num_groups // tp_size, 1)
+        return dataclasses.replace(self, num_heads=num_heads, num_groups=num_groups)
+
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
         """Yield a layer's projections; those of the merged one, which ranks split apart, are several of one name."""
         for name, size in self.part_sizes.items():

@@ -317,9 +317,12 @@ class ModelConfig:
         keeps_experts = self.quantization.is_on_load and self.experts is not None and not any(quantized_experts(self))
         return f"{text}; experts stay as they are" if keeps_experts else text
 
-    def weight_bytes(self, dtype: torch.dtype) -> int:
-        """Return the bytes of the whole model's weights on the device; unquantized ones have `dtype`."""
-        return self.num_parameters * dtype.itemsize - saved_bytes(self, dtype)
+    def weight_bytes(self, dtype: torch.dtype, device: torch.device | None = None) -> int:
+        """Return the bytes of the whole model's weights on the device; unquantized ones have `dtype`.
+
+        device: None: no particular one, on which experts stay in the arrangement in which they are read.
+        """
+        return self.num_parameters * dtype.itemsize - saved_bytes(self, dtype, device)
 
     def num_kv_heads_per_rank(self, tp_size: int) -> int:
         """Return the KV heads that one rank stores: its share, or one replicated head if ranks outnumber heads."""
@@ -331,7 +334,7 @@ class ModelConfig:
 
     def share_of_rank(self, tp_size: int, *, is_expert_parallel: bool = False) -> ModelConfig:
         """Return the sizes that one of tp_size ranks holds at most. Used for arithmetic, never to build a model."""
-        experts = self.experts
+        experts, recurrence = self.experts, self.recurrence
         return dataclasses.replace(
             self,
             vocab_size=-(-self.vocab_size // tp_size),
@@ -340,6 +343,7 @@ class ModelConfig:
             num_kv_heads=self.num_kv_heads_per_rank(tp_size),
             caches=tuple(None if cache is None else cache.share_of_rank(tp_size) for cache in self.caches),
             states=tuple(None if state is None else state.share_of_rank(tp_size) for state in self.states),
+            recurrence=None if recurrence is None else recurrence.share_of_rank(tp_size),
             experts=None if experts is None else experts.share_of_rank(tp_size, is_expert_parallel=is_expert_parallel),
         )
 

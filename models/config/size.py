@@ -118,8 +118,12 @@ def mlp_values_per_token(model: ModelConfig) -> int:
     return max(widest, routed + 3 * model.experts.shared_intermediate_size + model.hidden_size)
 
 
-def saved_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes that quantisation saves over storing the same matrices in `dtype`."""
+def saved_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device | None = None) -> int:
+    """Return the bytes that quantisation saves over storing the same matrices in `dtype`.
+
+    device: which may take experts in planes of whole groups of inputs; None: none does.
+    """
+    arranges = device if config.gemma4 is None else None  # models/gemma4.py arranges none
     saved = 0
     for matrix, scheme in quantized_matrices(config):
         if matrix.is_expanded:
@@ -128,7 +132,7 @@ def saved_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
         saved -= scheme.matrix_bytes(matrix.out_features, matrix.in_features, itemsize=dtype.itemsize)
     for matrix, scheme, count in quantized_experts(config):
         dense = matrix.out_features * matrix.in_features * dtype.itemsize
-        packed = expert_bytes(scheme, matrix.out_features, matrix.in_features, itemsize=dtype.itemsize)
+        packed = expert_bytes(scheme, matrix.out_features, matrix.in_features, dtype=dtype, device=arranges)
         saved += count * (dense - packed)
     return saved
 

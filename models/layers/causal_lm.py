@@ -26,7 +26,7 @@ from models.layers.attention import Attention, SelfAttention
 from models.layers.linear import make_linear_method
 from models.layers.mlp import GatedMLP, PlainMLP
 from models.layers.moe import SparseMLP
-from models.layers.norm import LayerNorm, RMSNorm, UnitRMSNorm, hidden_norm
+from models.layers.norm import LayerNorm, RMSNorm, UnitRMSNorm, add_and_norm, hidden_norm
 from models.layers.rotary import make_cos_sin_caches, make_query_factors
 from models.layers.routing import ExpertNames
 from models.parallel import LayerOutput, TensorParallel, whole
@@ -175,7 +175,7 @@ class CausalLM(nn.Module):
         residual: torch.Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, ctx)
-        return self.norm(whole(hidden)) if residual is None else self.norm.add(hidden, residual)[0]
+        return add_and_norm(self.norm, hidden, residual)[0]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, hidden_size] → [N, vocab_size]."""
@@ -224,11 +224,7 @@ class DecoderLayer(nn.Module):
         self, hidden: LayerOutput, residual: torch.Tensor | None, ctx: ForwardContext
     ) -> tuple[LayerOutput, torch.Tensor]:
         """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
-        if residual is None:
-            residual = whole(hidden)
-            normed = self.attention_norm(residual)
-        else:
-            normed, residual = self.attention_norm.add(hidden, residual)
+        normed, residual = add_and_norm(self.attention_norm, hidden, residual)
         normed, residual = self.mlp_norm.add(self.self_attn(normed, ctx), residual)
         return self.mlp(normed), residual
 
@@ -249,11 +245,7 @@ class MixerLayer(nn.Module):
         self, hidden: LayerOutput, residual: torch.Tensor | None, ctx: ForwardContext
     ) -> tuple[LayerOutput, torch.Tensor]:
         """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
-        if residual is None:
-            residual = whole(hidden)
-            normed = self.norm(residual)
-        else:
-            normed, residual = self.norm.add(hidden, residual)
+        normed, residual = add_and_norm(self.norm, hidden, residual)
         return (self.mixer(normed, ctx) if self.takes_context else self.mixer(normed)), residual
 
 

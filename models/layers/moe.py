@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from kernels.moe.planes import PlanesMatrix, to_planes
+from kernels.moe.planes import PlanesMatrix, takes_planes, to_planes
 from kernels.moe.reference import ExpertBiases, Gate
 from kernels.moe.storage import ExpertMatrix
 from kernels.ops import fused_moe
@@ -136,17 +136,12 @@ class SparseMLP(nn.Module):
 
 def _arrange(weights: ExpertWeights, w: Weights) -> ExpertWeights:
     """Arrange packed experts for the kernels of this device and dtype, if they take both matrices."""
-    if w.dtype != torch.bfloat16 or not _is_hopper(w.device):
+    if not takes_planes(w.dtype, w.device):
         return weights
     gate_up, down = to_planes(weights.gate_up), to_planes(weights.down)
     if not (isinstance(gate_up, PlanesMatrix) and isinstance(down, PlanesMatrix)):
         return weights
     return replace(weights, gate_up=gate_up, down=down)
-
-
-def _is_hopper(device: torch.device) -> bool:
-    """Return True for the GPUs whose shared memory the tiles of planes are made for."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _read_latent(

@@ -67,6 +67,16 @@ def hidden_norm(config: ModelConfig, w: Weights, name: str) -> RMSNorm | LayerNo
     return make(config, w, name, size=config.hidden_size)
 
 
+def add_and_norm(
+    norm: RMSNorm | LayerNorm, hidden: LayerOutput, residual: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add hidden to the residual stream, which begins with it if residual is None; see RMSNorm.add."""
+    if residual is not None:
+        return norm.add(hidden, residual)
+    residual = whole(hidden)
+    return norm(residual), residual
+
+
 class SplitRMSNorm(nn.Module):
     """RMS norm over a dimension that is split over ranks in equal parts; equally many ranks may hold each part.
 

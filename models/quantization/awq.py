@@ -25,7 +25,12 @@ from models.quantization.integers import (
     read_group_size,
     unpack_words,
 )
-from models.quantization.integers_experts import int_experts_bytes, int_experts_limit, load_int_experts
+from models.quantization.integers_experts import (
+    int_experts_bytes,
+    int_experts_limit,
+    int_experts_planes_bytes,
+    load_int_experts,
+)
 from models.quantization.shards import SCALE_DTYPES, StoredPart
 
 _PER_WORD = 8
@@ -54,6 +59,7 @@ class Awq:
     load_each = load_int_experts
     experts_limit = int_experts_limit
     expert_bytes = int_experts_bytes
+    planes_bytes = int_experts_planes_bytes
 
     def describe(self) -> str:
         """See Scheme.describe."""

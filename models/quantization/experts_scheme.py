@@ -12,6 +12,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
+from kernels.moe.planes import takes_planes
 from kernels.moe.storage import ExpertMatrix, Mxfp4Matrix
 from models.errors import ModelError
 from models.parallel import ExpertShare
@@ -46,6 +47,15 @@ class PackedExperts(EachExpert, Protocol):
 
     def expert_bytes(self, out_features: int, in_features: int) -> int:
         """Return the bytes of one expert's matrix and its scales on the device."""
+        ...
+
+
+@runtime_checkable
+class ArrangedExperts(Protocol):
+    """A scheme whose experts some GPUs take as PlanesMatrix (kernels/moe/planes.py)."""
+
+    def planes_bytes(self, out_features: int, in_features: int) -> int | None:
+        """Return the bytes of one expert's matrix and its scales so arranged; None: these settings are not."""
         ...
 
 
@@ -153,11 +163,20 @@ def _same_scheme(quantization: QuantizationConfig, layers: Sequence[str]) -> Sch
     return first
 
 
-def expert_bytes(scheme: Scheme, out_features: int, in_features: int, *, itemsize: int) -> int:
-    """Return the bytes of one expert's matrix and its scales on the device; see Scheme.matrix_bytes."""
+def expert_bytes(
+    scheme: Scheme, out_features: int, in_features: int, *, dtype: torch.dtype, device: torch.device | None
+) -> int:
+    """Return the bytes of one expert's matrix and its scales on the device; see Scheme.matrix_bytes.
+
+    dtype: the model's. device: which may take PlanesMatrix, if both of a layer's matrices allow it; None: none does.
+    """
+    if device is not None and takes_planes(dtype, device) and isinstance(scheme, ArrangedExperts):
+        arranged = scheme.planes_bytes(out_features, in_features)
+        if arranged is not None and scheme.planes_bytes(in_features, out_features) is not None:
+            return arranged
     if isinstance(scheme, PackedExperts):
         return scheme.expert_bytes(out_features, in_features)
-    return scheme.matrix_bytes(out_features, in_features, itemsize=itemsize)
+    return scheme.matrix_bytes(out_features, in_features, itemsize=dtype.itemsize)
 
 
 def _refusal(quantization: QuantizationConfig | None, layer: str) -> str:

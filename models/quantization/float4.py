@@ -24,6 +24,7 @@ from kernels.e2m1 import E8M0_BIAS, E8M0_NAN, MXFP4_BLOCK, NVFP4_BLOCK, quantize
 from kernels.linear.float4 import Float4Weight, float4_weight_bytes, make_float4_weight
 from kernels.linear.ops import Float4Linear
 from kernels.linear.reference import FP8
+from kernels.moe.planes import mxfp4_planes_bytes
 from kernels.moe.storage import Mxfp4Matrix
 from kernels.moe.storage_nvfp4 import Nvfp4Matrix
 from models.errors import ModelError
@@ -76,6 +77,10 @@ class Float4:
         """See PackedExperts.expert_bytes."""
         factor_bytes = 4 if self.kind == "nvfp4" else 0
         return out_features * (in_features // 2 + in_features // self.input_multiple) + factor_bytes
+
+    def planes_bytes(self, out_features: int, in_features: int) -> int | None:
+        """See ArrangedExperts.planes_bytes."""
+        return mxfp4_planes_bytes(out_features, in_features) if self.kind == "mxfp4" else None
 
     def make_method(self) -> Float4Method:
         """See Scheme.make_method."""

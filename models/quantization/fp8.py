@@ -15,6 +15,7 @@ import torch
 
 from kernels.linear import ops as linear_ops
 from kernels.linear.reference import FP8, quantize_blocks, quantize_rows
+from kernels.moe.planes import fp8_planes_bytes
 from kernels.moe.storage import Fp8Matrix
 from models.errors import ModelError
 from models.fields import Fields
@@ -65,6 +66,10 @@ class Fp8Block:
     def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
         """See Scheme.matrix_bytes."""
         return out_features * in_features + 4 * -(-out_features // self.rows) * -(-in_features // self.columns)
+
+    def planes_bytes(self, out_features: int, in_features: int) -> int | None:
+        """See ArrangedExperts.planes_bytes."""
+        return fp8_planes_bytes(out_features, in_features, rows=self.rows, columns=self.columns)
 
     def make_method(self) -> Fp8BlockMethod:
         """See Scheme.make_method."""
@@ -160,6 +165,10 @@ class Fp8:
     def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
         """See Scheme.matrix_bytes."""
         return out_features * in_features + 4 * out_features
+
+    def planes_bytes(self, out_features: int, in_features: int) -> int | None:
+        """See ArrangedExperts.planes_bytes: a scale for each output."""
+        return fp8_planes_bytes(out_features, in_features, rows=1, columns=in_features)
 
     def make_method(self) -> Fp8:
         """See Scheme.make_method."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.linear.reference import to_half
+from kernels.moe.planes import int_planes_bytes
 from kernels.moe.storage_int import IntMatrix, int_matrix_bytes, pack_codes, pack_groups
 from models.errors import ModelError
 from models.quantization.integers import IntPart, IntScheme, round_dense
@@ -65,10 +66,18 @@ def int_experts_limit(scheme: IntScheme) -> str | None:
 
 def int_experts_bytes(scheme: IntScheme, out_features: int, in_features: int) -> int:
     """See PackedExperts.expert_bytes."""
-    num_groups = 1 if scheme.group_size is None else -(-in_features // scheme.group_size)
-    return int_matrix_bytes(
-        out_features, in_features, bits=scheme.bits, num_groups=num_groups, has_zeros=not scheme.is_symmetric
-    )
+    num_groups, has_zeros = _num_groups(scheme, in_features), not scheme.is_symmetric
+    return int_matrix_bytes(out_features, in_features, bits=scheme.bits, num_groups=num_groups, has_zeros=has_zeros)
+
+
+def int_experts_planes_bytes(scheme: IntScheme, out_features: int, in_features: int) -> int | None:
+    """See ArrangedExperts.planes_bytes."""
+    num_groups, has_zeros = _num_groups(scheme, in_features), not scheme.is_symmetric
+    return int_planes_bytes(out_features, in_features, bits=scheme.bits, num_groups=num_groups, has_zeros=has_zeros)
+
+
+def _num_groups(scheme: IntScheme, in_features: int) -> int:
+    return 1 if scheme.group_size is None else -(-in_features // scheme.group_size)
 
 
 def _read(scheme: IntScheme, w: Weights, part: LinearPart) -> IntPart:

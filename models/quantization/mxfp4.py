@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.e2m1 import MXFP4_BLOCK
+from kernels.moe.planes import mxfp4_planes_bytes
 from kernels.moe.storage import Mxfp4Matrix
 from models.errors import ModelError
 from models.fields import Fields
@@ -40,6 +41,10 @@ class Mxfp4:
     def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
         """See Scheme.matrix_bytes."""
         return out_features * (in_features // 2 + in_features // MXFP4_BLOCK)
+
+    def planes_bytes(self, out_features: int, in_features: int) -> int:
+        """See ArrangedExperts.planes_bytes."""
+        return mxfp4_planes_bytes(out_features, in_features)
 
     def make_method(self) -> LinearMethod:
         """Raise ModelError: linear layers are not stored so, but as Float4."""

@@ -112,8 +112,8 @@ def test_planes_are_exact_to_the_rounding_of_bf16(shape, num_tokens):
 
 @pytest.mark.parametrize("shape", PLANES)
 def test_every_cut_of_planes_gives_the_specification(shape):
+    from kernels.moe.configs import planes_configs
     from kernels.moe.triton import fused_moe
-    from kernels.moe.triton_planes import planes_configs
 
     problem = _problem(shape, 300)
     arranged, expected = _arranged(problem), _expected(problem)
@@ -125,7 +125,8 @@ def test_every_cut_of_planes_gives_the_specification(shape):
 
 
 def test_every_code_and_scale_has_its_value_in_planes():
-    from kernels.moe.triton_planes import PlanesTile, planes_gemm
+    from kernels.moe.configs import PlanesTile
+    from kernels.moe.triton_planes import planes_gemm
     from kernels.moe.triton_route import lay_out, route
 
     codes = torch.arange(256, dtype=torch.uint8, device="cuda").repeat(128, 1).view(1, 128 * 16, 16)
@@ -150,7 +151,8 @@ def test_every_code_and_scale_has_its_value_in_planes():
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 def test_every_integer_under_every_zero_point_has_its_value_in_planes(group_size, has_zeros, scale_dtype):
     """Every code in each place of a word, under every zero point: the product with the scale is rounded once."""
-    from kernels.moe.triton_planes import PlanesTile, planes_gemm
+    from kernels.moe.configs import PlanesTile
+    from kernels.moe.triton_planes import planes_gemm
     from kernels.moe.triton_route import lay_out, route
 
     codes = torch.arange(16, dtype=torch.uint8, device="cuda").repeat(256, 32)

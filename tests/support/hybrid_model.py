@@ -37,7 +37,7 @@ VOCAB_SIZE, HIDDEN_SIZE, MAX_TOKENS = 97, 32, 320
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16
 DELTA = DeltaNetConfig(num_key_heads=2, num_value_heads=4, key_dim=16, value_dim=16, conv_width=4)
 MAMBA = Mamba2Config(hidden_size=HIDDEN_SIZE, num_heads=4, head_dim=16, num_groups=2, state_size=16, conv_width=4)
-CONV = ShortConvConfig(num_channels=HIDDEN_SIZE, conv_width=3)
+CONV = ShortConvConfig(num_channels=HIDDEN_SIZE, conv_width=3, hidden_size=HIDDEN_SIZE)
 STATES: dict[str, LayerState] = {
     "conv": CONV.layer_state,
     "delta": DELTA.layer_state,

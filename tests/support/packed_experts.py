@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from kernels.moe.storage import ExpertMatrix
 from tests.support.checkpoints import make_configs
 from tests.support.reference import save_checkpoint
 
@@ -31,6 +33,11 @@ FP8_CONFIG = {
     ],
 }  # fmt: skip
 BLOCK = 128
+
+
+def num_bytes(matrices: Sequence[ExpertMatrix]) -> int:
+    """The bytes of the tensors of packed matrices."""
+    return sum(value.nbytes for matrix in matrices for value in vars(matrix).values() if torch.is_tensor(value))
 
 
 def save_mxfp4(dense: Path, packed: Path) -> None:

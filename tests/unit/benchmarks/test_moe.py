@@ -23,6 +23,7 @@ from benchmarks.moe_problem import (
     torch_grouped,
 )
 from benchmarks.offline import engine_config
+from kernels.moe.planes import PlanesMatrix
 from kernels.moe.reference import fused_moe
 from kernels.moe.storage import dense_matrix
 from server.commands.bench.flags import add_offline_flags
@@ -63,6 +64,15 @@ def test_packed_weights_are_as_wide_as_dense_ones_and_their_floor_is_lower(
     assert floors[0] < 0.6 * floors[1]
 
 
+@pytest.mark.parametrize("storage", ["mxfp4", "fp8", "fp8-rows", "int"])
+def test_the_sweep_of_row_kernels_has_weights_that_they_take(storage: Storage) -> None:
+    integers = IntStorage(4, 32, has_zeros=True) if storage == "int" else None
+    shape = dataclasses.replace(SMALL, intermediate_size=64, storage=storage, integers=integers)
+    for is_arranged in (True, False):
+        weights = make_weights(shape, is_arranged=is_arranged, **CPU_BF16)
+        assert isinstance(weights.gate_up, PlanesMatrix) == isinstance(weights.down, PlanesMatrix) == is_arranged
+
+
 def test_bytes_of_a_weight() -> None:
     found = {name: SHAPES[name].bytes_per_weight * 8 for name in SHAPES if SHAPES[name].integers is not None}
     assert found == {"qwen3-30b-a3b-awq": 4.25, "qwen3-30b-a3b-gptq-8bit": 8.125, "glm-4.5-air-int4": 4.5}
@@ -96,7 +106,10 @@ def test_every_chosen_expert_is_counted_once() -> None:
 
 def test_the_table_names_the_cut_that_serving_takes() -> None:
     shape = SHAPES["qwen3-30b-a3b"]
-    assert [describe_cut(shape, tokens) for tokens in (1, 4, 64, 8192)] == ["pairs", "pairs", "16 rows", "128 rows"]
+    rows = [describe_cut(shape, tokens, planes=None) for tokens in (1, 4, 64, 8192)]
+    assert rows == ["pairs", "pairs", "16 rows", "128 rows"]
+    planes = [describe_cut(shape, tokens, planes="fp8") for tokens in (1, 4, 64, 256, 8192)]
+    assert planes == ["planes, pairs", "planes, pairs", "planes, 16 rows", "planes, 32 rows", "planes, 128 rows"]
     numbers = {"experts_hit": 8.0, "us": 30.0, "floor_us": 22.5, "of_floor": 0.75, "torch_us": 900.0}
     result = {"shape": "qwen3-30b-a3b", "tokens": 1, "config": "pairs", "bound": "memory", "torch_grouped_us": 50.0}
     assert "75%" in make_table([result | numbers])

@@ -12,6 +12,10 @@ from models.build import build
 from models.config.model_config import ModelConfig
 from models.config.size import quantized_experts, quantized_matrices
 from models.errors import ModelError
+from models.layers.delta_net import DeltaNet
+from models.layers.kimi_delta import KimiDelta
+from models.layers.mamba2 import Mamba2
+from models.layers.short_conv import ShortConv
 from models.parallel import TensorParallel
 from models.quantization.config import QuantizationConfig
 from models.quantization.experts_scheme import DenseExperts
@@ -102,6 +106,45 @@ def test_the_config_knows_every_matrix_that_is_loaded_by_name_size_and_share(kin
     said, loaded = found_in(config, tp_size)
     assert said
     assert said == loaded
+
+
+RECURRENCES = (DeltaNet, KimiDelta, Mamba2, ShortConv)
+HYBRIDS = {
+    "qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "olmo_hybrid": "OlmoHybrid", "lfm2_biases": "Lfm2",
+    "kimi_linear": "KimiLinear", "falcon_h1": "FalconH1", "bamba": "Bamba", "nemotron_h": "NemotronH",
+    "granite_hybrid": "GraniteMoeHybrid",
+}  # fmt: skip
+
+
+def num_held(module):
+    """The numbers of all tensors of a module, its own and those of what it holds."""
+    found, todo = {}, [module]
+    while todo:
+        each = todo.pop()
+        if torch.is_tensor(each):
+            found[id(each)] = each.numel()
+        elif isinstance(each, torch.nn.Module):
+            todo.append({name: value for name, value in vars(each).items() if name not in ("factors", "tp")})
+        elif isinstance(each, dict):
+            todo += each.values()
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+@pytest.mark.parametrize("kind", list(HYBRIDS))
+def test_a_ranks_share_of_a_recurrence_has_the_size_of_its_tensors(kind, tp_size):
+    sizes = {"linear_num_key_heads": 4} if hasattr(KINDS[kind], "linear_num_key_heads") else {}
+    config = ModelConfig.from_json(KINDS[kind].to_dict() | sizes | {"architectures": [f"{HYBRIDS[kind]}ForCausalLM"]})
+    config.check_tensor_parallel(tp_size)
+    tp = TensorParallel(0, tp_size, distributed.GroupMember.NON_GROUP_MEMBER)
+    model = build(config, Weights.dummy(device=torch.device("meta"), dtype=torch.bfloat16), tp)
+    held = [num_held(module) for module in model.modules() if isinstance(module, RECURRENCES)]
+    share = config.share_of_rank(tp_size).recurrence
+    said = sum(matrix.out_features * matrix.in_features for matrix in share.matrices(config.hidden_size))
+    assert held == [said + share.num_other_parameters] * len(held)
+    assert held
+    removed = dataclasses.replace(config.share_of_rank(tp_size), states=(None,) * config.num_layers)
+    assert config.share_of_rank(tp_size).num_parameters - removed.num_parameters == sum(held)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_moe", "gpt_oss", "deepseek_v3", "llama4", "mixtral_windows"])

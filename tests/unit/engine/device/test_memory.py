@@ -14,6 +14,7 @@ from models.config.model_config import ModelConfig
 
 ROOT = Path(__file__).parents[4]
 DEMO = ROOT / "models" / "demo" / "checkpoint"
+GPU = torch.device("cuda")
 LLAMA_8B = ROOT / "benchmarks" / "shapes" / "llama-3.1-8b"
 GIB = 2**30
 
@@ -35,6 +36,7 @@ def refusal(
             ModelConfig.from_folder(LLAMA_8B),
             memory,
             dtype=dtype,
+            device=GPU,
             step_bytes=int(step * GIB),
             pool_bytes=config.get("kv_cache_memory_bytes", 2**20),
         )
@@ -60,9 +62,9 @@ def test_the_fastest_quantisation_that_fits_is_named() -> None:
 def test_weights_are_counted_as_quantised() -> None:
     memory, config = DeviceMemory("GPU", 12 * GIB, 11 * GIB, 11 * GIB), EngineConfig(model=str(LLAMA_8B))
     model = ModelConfig.from_folder(LLAMA_8B).quantized("fp8")
-    check_memory(config, model, memory, dtype=torch.bfloat16, step_bytes=GIB, pool_bytes=GIB)
+    check_memory(config, model, memory, dtype=torch.bfloat16, device=GPU, step_bytes=GIB, pool_bytes=GIB)
     with pytest.raises(StartupError, match=r"needs 8\.5 GiB for its weights in fp8 \(e4m3"):
-        check_memory(config, model, memory, dtype=torch.bfloat16, step_bytes=GIB, pool_bytes=4 * GIB)
+        check_memory(config, model, memory, dtype=torch.bfloat16, device=GPU, step_bytes=GIB, pool_bytes=4 * GIB)
 
 
 def test_a_16_bit_dtype_is_named_where_it_is_enough() -> None:
@@ -92,7 +94,7 @@ def test_a_pool_that_is_too_large_names_the_largest() -> None:
 def test_what_fits_is_not_refused() -> None:
     memory = DeviceMemory("GPU", 24 * GIB, 23 * GIB, 21 * GIB)
     config, model = EngineConfig(model=str(LLAMA_8B)), ModelConfig.from_folder(LLAMA_8B)
-    check_memory(config, model, memory, dtype=torch.bfloat16, step_bytes=GIB, pool_bytes=GIB)
+    check_memory(config, model, memory, dtype=torch.bfloat16, device=GPU, step_bytes=GIB, pool_bytes=GIB)
 
 
 def test_a_model_too_large_is_refused_before_its_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.interface.config import EngineConfig
 from engine.interface.fit_report import Ask
@@ -11,6 +12,7 @@ from engine.interface.units import GIB
 from engine.offline import OfflineEngine
 from engine.startup.fit import examine
 from models.config.model_config import ModelConfig
+from models.quantization import experts_scheme
 from tests.unit.engine.test_real_model import checkpoint  # noqa: F401  (a fixture)
 
 LLAMA_3_1_8B = {
@@ -73,6 +75,18 @@ def test_a_published_model_on_a_gpu_that_is_not_here(llama: Path, memory: int) -
         blocks = room.kv_cache_tokens // 16
         assert count == min(blocks // -(-size // 16), 256)
         assert count > 0
+
+
+def test_experts_are_counted_as_the_device_arranges_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(__file__).parents[4] / "benchmarks" / "shapes" / "gpt-oss-20b-mxfp4"
+    monkeypatch.setattr(
+        experts_scheme, "takes_planes", lambda dtype, device: dtype == torch.bfloat16 and device.type == "cuda"
+    )
+    weights = ModelConfig.from_folder(folder).weight_bytes(torch.bfloat16)
+    assert look(folder, gpu_memory=80 * GIB, dtype="float16").weights == weights
+    # 2,880 inputs of 17 / 32 bytes become 23 groups of 68 bytes
+    padding = 24 * 32 * 3 * 2880 * (23 * 68 - 2880 * 17 // 32)
+    assert look(folder, gpu_memory=80 * GIB).weights == weights + padding
 
 
 def test_a_model_that_does_not_fit_says_what_would(llama: Path) -> None:

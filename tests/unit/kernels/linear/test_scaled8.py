@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.linear import w8a8
 from kernels.linear.ops import Fp8BlockLinear, Int8Linear
@@ -73,6 +74,25 @@ def test_integers_are_rounded_to_even_and_saturate():
     values, scales = w8a8.quantize_rows_int8(torch.tensor([[2.0, -4.0], [0.0, 0.0]]))
     assert values.tolist() == [[64, -127], [0, 0]]
     assert scales[0] == pytest.approx(4 / 127)
+
+
+class _NoFloat64(TorchDispatchMode):
+    """Fails at a value of 64 bits, which Apple GPUs do not have."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        assert not (torch.is_tensor(out) and out.dtype == torch.float64), func
+        return out
+
+
+@pytest.mark.parametrize("k", [1, 1024, 1025, 4100])
+def test_sums_of_integers_are_exact_without_float64(k):
+    x, w = torch.randint(-127, 128, (3, k)).to(torch.int8), torch.randint(-128, 128, (5, k)).to(torch.int8)
+    x[0], w[0], w[1] = 127, -128, 127  # the largest sums
+    ones = [torch.ones(n) for n in (3, 5)]
+    with _NoFloat64():
+        out = w8a8.int8_linear(x, ones[0], w, ones[1], None, torch.float32)
+    assert torch.equal(out, (x.long() @ w.long().T).float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

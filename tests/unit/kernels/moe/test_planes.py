@@ -5,7 +5,14 @@ import dataclasses
 import pytest
 import torch
 
-from kernels.moe.planes import PlanesMatrix, to_planes
+from kernels.moe.planes import (
+    PlanesMatrix,
+    fp8_planes_bytes,
+    int_planes_bytes,
+    mxfp4_planes_bytes,
+    takes_planes,
+    to_planes,
+)
 from kernels.moe.storage import Fp8Matrix, Mxfp4Matrix
 from kernels.moe.storage_int import IntMatrix
 from tests.unit.kernels.triton_cases.int_experts_problem import Integers, random_integers
@@ -62,6 +69,39 @@ def test_integers_in_planes_take_the_bytes_of_their_matrix():
             assert isinstance(planes, PlanesMatrix)
             assert planes.words.nbytes == matrix.words.nbytes
             assert planes.scales.nbytes == matrix.groups.nbytes
+
+
+@pytest.mark.parametrize("k", [32, 96, 128, 288, 640])
+def test_bytes_of_planes_are_those_of_their_tensors(k: int) -> None:
+    found = [(to_planes(_mxfp4(k)), mxfp4_planes_bytes(10, k))]
+    for rows, columns in ((4, 128), (1, k), (4, 64)):
+        halves = [fp8_planes_bytes(5, k, rows=rows, columns=columns) for _ in range(2)]
+        found.append((to_planes(_fp8(k, rows, columns)), None if None in halves else sum(halves)))
+    for has_zeros in (False, True):
+        for group_size, bits in ((32, 4), (16, 4), (64, 4), (-1, 4), (32, 8)):
+            if k % group_size != 0:
+                continue
+            matrix = _integers(k, group_size, has_zeros=has_zeros, bits=bits)
+            size = int_planes_bytes(10, k, bits=bits, num_groups=matrix.num_groups, has_zeros=has_zeros)
+            found.append((to_planes(matrix), size))
+    for matrix, size in found:
+        if size is None:
+            assert not isinstance(matrix, PlanesMatrix)
+        else:
+            assert isinstance(matrix, PlanesMatrix)
+            assert matrix.words.nbytes + matrix.scales.nbytes == 3 * size
+
+
+def test_planes_are_for_bfloat16_on_hopper(monkeypatch) -> None:
+    gpu, found = torch.device("cuda", 0), {}
+    for is_here, capability in ((False, None), (True, (9, 0)), (True, (8, 0)), (True, (10, 0))):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_here=is_here: is_here)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, version=capability: version)
+        found[capability] = takes_planes(torch.bfloat16, gpu)
+        assert not takes_planes(torch.float16, gpu)
+        assert not takes_planes(torch.bfloat16, torch.device("cpu"))
+    # a GPU of a plan, which this process lacks, may be one
+    assert found == {None: True, (9, 0): True, (8, 0): False, (10, 0): False}
 
 
 def test_what_planes_cannot_hold_stays_as_it_is() -> None:

@@ -11,10 +11,10 @@ import triton.language as tl
 
 from kernels.moe import reference as moe
 from kernels.moe import triton as moe_triton
-from kernels.moe.configs import GroupedConfig, PairsConfig, PairTile, Tile
+from kernels.moe.configs import GroupedConfig, PairsConfig, PairTile, PlanesTile, Tile
 from kernels.moe.planes import PlanesMatrix, to_planes
 from kernels.moe.storage_int import IntMatrix, pack_codes, pack_groups
-from kernels.moe.triton_planes import PlanesTile, planes_gemm
+from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_planes_decode import int4_asm
 from kernels.moe.triton_route import lay_out, route
 from kernels.moe.triton_storage import StoredTensors, load_tile

@@ -21,6 +21,7 @@ from models.weights.checkpoint import SafetensorsReader
 from models.weights.weights import Weights
 from tests.support.checkpoints import make_configs
 from tests.support.models_harness import CPU, SINGLE, PagedRunner
+from tests.support.packed_experts import num_bytes
 from tests.support.quantized_checkpoints import PROMPT, load_model, logits_of
 from tests.support.rank_group import run_ranks
 from tests.support.reference import save_checkpoint
@@ -191,10 +192,9 @@ def test_sizes_are_those_of_the_tensors(kind, flag, tmp_path):
     _save(tmp_path, kind)
     packed = [each for weights in _experts(_load(tmp_path, flag)).values() for each in (weights.gate_up, weights.down)]
     assert packed
-    num_bytes = sum(value.nbytes for matrix in packed for value in vars(matrix).values() if torch.is_tensor(value))
     num_weights = sum(matrix.shape[0] * matrix.shape[1] * matrix.shape[2] for matrix in packed)
     sizes = [each.weight_bytes(torch.bfloat16) for each in (ModelConfig.from_folder(tmp_path), _config(tmp_path, flag))]
-    assert sizes[0] - sizes[1] == 2 * num_weights - num_bytes
+    assert sizes[0] - sizes[1] == 2 * num_weights - num_bytes(packed)
 
 
 def test_experts_without_whole_blocks_are_refused_by_layer_and_scheme():

@@ -8,17 +8,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import distributed
 
+from kernels.moe.planes import PlanesMatrix, to_planes
 from kernels.moe.storage import dense_matrix
 from models.build import build
 from models.config.model_config import ModelConfig
 from models.config.size import quantized_experts, quantized_matrices
 from models.errors import ModelError
 from models.parallel import TensorParallel
+from models.quantization import experts_scheme
 from models.weights.checkpoint import SafetensorsReader
 from models.weights.weights import Weights
 from tests.support.checkpoints import make_configs
 from tests.support.float_experts import FP8_ROWS, NF4, NVFP4, SCHEMES, save_float_experts
 from tests.support.models_harness import CPU, PagedRunner, load
+from tests.support.packed_experts import num_bytes
 from tests.support.rank_group import run_ranks
 from tests.support.reference import reference_logits
 from tests.support.tensor_parallel_rank import PROMPT, run_rank
@@ -69,14 +72,19 @@ def test_split_experts_give_the_logits_of_the_whole(is_expert_parallel, tmp_path
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_weights_stay_packed_and_sizes_are_those_of_their_tensors(scheme, tmp_path):
+def test_weights_stay_packed_and_sizes_are_those_of_their_tensors(scheme, tmp_path, monkeypatch):
     save_float_experts(tmp_path / "dense", tmp_path / "packed", scheme=scheme, width=128)
     model = load(tmp_path / "packed")
     matrices = [matrix for layer in model.layers[1:] for matrix in _matrices(layer)]
-    num_bytes = sum(value.nbytes for matrix in matrices for value in vars(matrix).values() if torch.is_tensor(value))
     num_weights = sum(matrix.shape[0] * matrix.shape[1] * matrix.shape[2] for matrix in matrices)
-    sizes = [ModelConfig.from_folder(tmp_path / name).weight_bytes(torch.bfloat16) for name in ("dense", "packed")]
-    assert sizes[0] - sizes[1] == 2 * num_weights - num_bytes
+    dense, packed = (ModelConfig.from_folder(tmp_path / name) for name in ("dense", "packed"))
+    saved = dense.weight_bytes(torch.bfloat16) - packed.weight_bytes(torch.bfloat16)
+    assert saved == 2 * num_weights - num_bytes(matrices)
+    monkeypatch.setattr(experts_scheme, "takes_planes", lambda dtype, device: device.type == "cuda")
+    arranged = [to_planes(matrix) for matrix in matrices]
+    assert {isinstance(matrix, PlanesMatrix) for matrix in arranged} == {scheme.startswith(("fp8", "mxfp4"))}
+    more = packed.weight_bytes(torch.bfloat16, torch.device("cuda")) - packed.weight_bytes(torch.bfloat16, CPU)
+    assert more == num_bytes(arranged) - num_bytes(matrices)
 
 
 def _matrices(layer):

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import distributed
 
+from kernels.moe.planes import to_planes
 from kernels.moe.storage import dense_matrix
 from kernels.moe.storage_int import IntMatrix
 from models.build import build
@@ -16,12 +17,15 @@ from models.config.model_config import ModelConfig
 from models.config.size import quantized_experts
 from models.errors import ModelError
 from models.parallel import TensorParallel
+from models.quantization import experts_scheme
 from models.quantization.config import LayerNames
+from models.quantization.experts_scheme import expert_bytes
 from models.weights.weights import Weights
 from tests.support.checkpoints import make_configs
 from tests.support.int_checkpoints import AWQ, edit_config, gptq_config, packed_config
 from tests.support.int_experts import FAMILIES, FORMATS, save_int_experts
 from tests.support.models_harness import CPU, PagedRunner, load
+from tests.support.packed_experts import num_bytes
 from tests.support.rank_group import run_ranks
 from tests.support.reference import reference_logits
 from tests.support.tensor_parallel_rank import PROMPT, run_rank
@@ -97,18 +101,22 @@ def test_split_experts_in_integers_give_the_logits_of_the_whole(tmp_path):
     ("kind", "has_zeros", "bits"),
     [("awq", True, 4), ("gptq", True, 4), ("gptq_symmetric", False, 4), ("gptq_8bit", True, 8), ("packed", False, 4)],
 )
-def test_weights_stay_packed_in_the_bytes_that_the_config_says(kind, has_zeros, bits, tmp_path):
+def test_weights_stay_packed_in_the_bytes_that_the_config_says(kind, has_zeros, bits, tmp_path, monkeypatch):
     packed = save(tmp_path, kind)
     config = ModelConfig.from_folder(packed)
     weights = load(packed).layers[1].mlp.weights
     assert (weights.gate_up.has_zeros, weights.gate_up.bits) == (has_zeros, bits)
-    found = sum(each.words.nbytes + each.groups.nbytes for each in (weights.gate_up, weights.down))
-    said = [
-        count * scheme.expert_bytes(matrix.out_features, matrix.in_features)
-        for matrix, scheme, count in quantized_experts(config)
-        if ".layers.1." in matrix.name
-    ]
-    assert found == sum(said)
+    monkeypatch.setattr(experts_scheme, "takes_planes", lambda dtype, device: device.type == "cuda")
+    found = [weights.gate_up, weights.down]
+    said, planes = [], []
+    for matrix, scheme, count in quantized_experts(config):
+        if ".layers.1." in matrix.name:
+            sizes = matrix.out_features, matrix.in_features
+            said.append(count * scheme.expert_bytes(*sizes))
+            planes.append(count * expert_bytes(scheme, *sizes, dtype=torch.bfloat16, device=torch.device("cuda")))
+    assert num_bytes(found) == sum(said)
+    assert num_bytes([to_planes(matrix) for matrix in found]) == sum(planes)
+    assert (sum(planes) > sum(said)) == (bits == 4)  # 8 bits stay as they are
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,18 @@ from safetensors.torch import load_file, save_file
 from torch import distributed
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from kernels.moe.planes import to_planes
 from kernels.moe.storage import Fp8Matrix, Mxfp4Matrix, dense_matrix
 from models.build import build
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.parallel import TensorParallel
+from models.quantization import experts_scheme
 from models.quantization.mxfp4 import Mxfp4
 from models.weights.weights import Weights
 from tests.support.checkpoints import make_configs
 from tests.support.models_harness import CPU, PagedRunner, load
-from tests.support.packed_experts import FP8_CONFIG, MXFP4_CONFIG, save_fp8_blocks, save_mxfp4
+from tests.support.packed_experts import FP8_CONFIG, MXFP4_CONFIG, num_bytes, save_fp8_blocks, save_mxfp4
 from tests.support.rank_group import run_ranks
 from tests.support.reference import reference_logits
 from tests.support.tensor_parallel_rank import PROMPT, run_rank
@@ -69,16 +71,20 @@ def test_mxfp4_weights_are_those_of_transformers_for_every_code_and_scale():
         assert torch.equal(found.float(), expected.to(dtype).float())
 
 
-def test_weights_stay_packed(tmp_path):
+def test_weights_stay_packed(tmp_path, monkeypatch):
     save_mxfp4(tmp_path / "dense", tmp_path / "packed")
     config = ModelConfig.from_folder(tmp_path / "packed")
     weights = load(tmp_path / "packed").layers[1].mlp.weights
-    num_bytes = sum(matrix.blocks.nbytes + matrix.scales.nbytes for matrix in (weights.gate_up, weights.down))
-    assert num_bytes == 8 * 3 * 96 * 64 * 17 // 32
+    matrices = [weights.gate_up, weights.down]
+    assert num_bytes(matrices) == 8 * 3 * 96 * 64 * 17 // 32
     saved = ModelConfig.from_folder(tmp_path / "dense").weight_bytes(torch.bfloat16) - config.weight_bytes(
         torch.bfloat16
     )
-    assert saved == config.num_layers * (8 * 3 * 96 * 64 * 2 - num_bytes)
+    assert saved == config.num_layers * (8 * 3 * 96 * 64 * 2 - num_bytes(matrices))
+    monkeypatch.setattr(experts_scheme, "takes_planes", lambda dtype, device: device.type == "cuda")
+    more = config.weight_bytes(torch.bfloat16, torch.device("cuda")) - config.weight_bytes(torch.bfloat16, CPU)
+    arranged = [to_planes(matrix) for matrix in matrices]
+    assert more == config.num_layers * (num_bytes(arranged) - num_bytes(matrices)) > 0
 
 
 @pytest.mark.slow
