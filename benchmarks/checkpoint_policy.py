@@ -160,7 +160,7 @@ class Simulation:
         sampling = [requests[row.req_index] for row in plan.rows if row.samples]
         token_ids = [self._answers[request][0][len(request.output_token_ids)] for request in sampling]
         self.num_steps += 1
-        for output in self.scheduler.commit(StepResult(plan.step_id, token_ids), clock):
+        for output in self.scheduler.commit(StepResult(plan.step_id, token_ids), clock).rows():
             if output.request.finish_reason is not None:
                 _, session = self._answers.pop(output.request)
                 self.num_asked += len(output.request.prompt_token_ids)

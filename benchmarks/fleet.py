@@ -15,7 +15,8 @@ import msgspec
 
 from benchmarks.load_connection import RequestTiming
 from benchmarks.step_times import StepTimes
-from engine.core.request import Request, RowOutput
+from engine.core.planned_step import RowOutput
+from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.step import StepPlan, StepResult
 from engine.interface.protocol import SamplingParams
@@ -85,8 +86,8 @@ class Replica:
 
     def _commit(self) -> tuple[list[RowOutput], float]:
         plan, end_s = self._in_flight.popleft()
-        result = StepResult(plan.step_id, [0] * sum(row.num_samples for row in plan.rows))
-        return self.scheduler.commit(result, end_s), end_s
+        result = StepResult(plan.step_id, [0] * plan.num_samples)
+        return self.scheduler.commit(result, end_s).rows(), end_s
 
 
 class Fleet:

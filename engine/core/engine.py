@@ -298,13 +298,15 @@ class Engine:
         result = step.wait()
         now = self.clock()
         outputs = self.scheduler.commit(result, now)
-        self._stats.record_commit(sum(len(output.token_ids) for output in outputs), now)
-        for request, error in self._grammars.advance(outputs) if self._grammars.live else ():
+        self._stats.record_commit(outputs.num_tokens, now)
+        for part in outputs.steady:
+            self._outbox.add_steady(part)
+        for request, error in self._grammars.advance(outputs.singles) if self._grammars.live else ():
             if error is None:
                 self.scheduler.abort(request.request_id, "stop")
             else:
                 self._fail(request, error)
-        for output in outputs:
+        for output in outputs.singles:
             if output.request.finish_reason != "error":
                 self._outbox.add_tokens(output)
         for request in self.scheduler.with_prompt_logprobs:

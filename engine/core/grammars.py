@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.core.request import Request, RowOutput
+from engine.core.planned_step import RowOutput
+from engine.core.request import Request
 from engine.core.step import StepPlan, TokenMasks
 from engine.grammar.compiler import GrammarCompiler, Matcher
 from engine.interface.errors import GrammarError, ServiceError, UnsupportedFeature
@@ -144,7 +145,7 @@ class Grammars:
     def masks(self, plan: StepPlan) -> tuple[TokenMasks | None, list[Outcome]]:
         """Return the token masks of a plan's constrained rows, and the requests that must end instead of sampling."""
         self.live = {request: filter_ for request, filter_ in self.live.items() if request.finish_reason is None}
-        sampling = {row.req_index for row in plan.rows if row.samples}
+        sampling = {row.req_index for row in plan.singles if row.samples}  # constrained requests are not steady
         requests = [
             request
             for request, filter_ in self.live.items()

@@ -9,8 +9,10 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
-from engine.core.request import Request, RowOutput
+from engine.core.planned_step import RowOutput
+from engine.core.request import Request
 from engine.core.scheduler import Scheduler
+from engine.core.steady_rows import SteadyOutput
 from engine.core.step import StepPlan
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import ClientGone, Finished, FromEngine, Started, StepEvents, ToEngine
@@ -109,7 +111,7 @@ class EngineStats:
         """Count one iteration of the loop; write the log line if it is due."""
         if plan is not None:
             self._metrics.observe("iteration_tokens", plan.num_tokens)
-            self._metrics.observe("iteration_requests", len(plan.rows))
+            self._metrics.observe("iteration_requests", plan.num_rows)
         if self._logged_s is None:
             self._logged_s = now
         elif now - self._logged_s >= _LOG_INTERVAL_S:
@@ -200,6 +202,15 @@ class Outbox:
         """True if there is nothing to send."""
         return not self._events
 
+    def add_steady(self, output: SteadyOutput) -> None:
+        """Add a token each of requests that go on."""
+        if not output.token_ids:
+            return
+        events = self._events_of(output.client_id)
+        events.request_ids += output.request_ids
+        events.num_tokens += [1] * len(output.token_ids)
+        events.token_ids += output.token_ids
+
     def add_tokens(self, output: RowOutput) -> None:
         """Add a request's committed tokens, with Started at the first and Finished at the last."""
         request = output.request
@@ -248,12 +259,17 @@ class Outbox:
 
     def _add_row(self, request: Request, num_tokens: int = 0) -> tuple[StepEvents, int]:
         """Begin a request's row; return the message being filled for its client, and the row's index."""
-        events = self._events.get(request.client_id)
-        if events is None:
-            events = self._events[request.client_id] = StepEvents(0, [], [], [])
+        events = self._events_of(request.client_id)
         events.request_ids.append(request.request_id)
         events.num_tokens.append(num_tokens)
         return events, len(events.request_ids) - 1
+
+    def _events_of(self, client_id: int) -> StepEvents:
+        """Return the message being filled for a client."""
+        events = self._events.get(client_id)
+        if events is None:
+            events = self._events[client_id] = StepEvents(0, [], [], [])
+        return events
 
     def _add_start(self, events: StepEvents, row: int, request: Request) -> None:
         queue_s, prefill_s = self._stats.record_started(request)

@@ -1,4 +1,4 @@
-"""Request: the state of one request from arrival to its end; PlannedStep: the requests of a step. Never torch.
+"""Request: the state of one request from arrival to its end. Never torch.
 
 Life: WAITING → RUNNING (holds blocks and a req_index) → RETIRING (left the running list; the last step that contains it
 is not committed yet) → FINISHED, or WAITING again if it was preempted. The scheduler owns and changes it, KvCaches its
@@ -8,28 +8,25 @@ EmbeddingAccumulator sums the embedding of one prompt from its hidden states, as
 sums over spans of positions (engine/device/prompt_outputs.py), so the device keeps no state between steps: a prompt may
 be split, preempted and recomputed, and each position counts once. The vector is not normalised, since the client may
 truncate it first.
-
-PlannedStep is a step between its plan and its commit, with its requests; RowOutput is its result per request.
 """
 
 from __future__ import annotations
 
-import math
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.core.speculative import Drafter
-from engine.core.step import NO_TOKEN, PoolSpan, PromptLogprobsSpan, RowPlan, StepResult
+from engine.core.step import NO_TOKEN, PoolSpan, PromptLogprobsSpan, RequestInit
 from engine.core.thinking import ThinkingState
 from engine.interface.protocol import CacheReport, PoolingKind, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
-    from engine.core.checkpoints import StepKv
+    from engine.core.steady_rows import SteadyRows
     from engine.grammar.compiler import Matcher
 
 
@@ -101,7 +98,11 @@ class BlockTable:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request. Counts are in tokens, times in seconds of the engine's clock."""
+    """One request. Counts are in tokens, times in seconds of the engine's clock.
+
+    While it is steady, three counts follow from the steps of its SteadyRows, and what is stored here is how they were
+    when it joined: num_computed_tokens, num_pending_tokens, last_step. last_token_s is out of date until it leaves.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -114,8 +115,8 @@ class Request:
     lora_index: int = 0  # its adapter; 0: none
 
     output_token_ids: list[int] = field(default_factory=list)  # committed only
-    num_computed_tokens: int = 0  # tokens with launched keys and values
-    num_pending_tokens: int = 0  # sampled on the device but not read yet; with drafts: their maximum number
+    stored_computed_tokens: int = 0  # see num_computed_tokens
+    stored_pending_tokens: int = 0  # see num_pending_tokens
     num_prefill_tokens: int = 0  # tokens that the host sends after this admission; decoding starts after them
     max_num_tokens: int = 0  # limit of prompt and output together
     sort_key: tuple[int, float, int] = (0, 0.0, 0)  # priority, arrival, number: the scheduling order
@@ -136,7 +137,11 @@ class Request:
     num_promised_pages: int = 0  # pages that become free when this retiring request is released
 
     req_index: int = -1
-    last_step: int = -1  # the newest step that contains a row of it
+    stored_last_step: int = -1  # see last_step
+    steady: SteadyRows | None = None  # the columns that its rows are in; None: it is planned by itself
+    joined: int = 0  # SteadyRows.num_planned when it joined
+    plan_visit: int = -1  # SteadyRows.num_planned when it is to be looked at before its row is planned
+    commit_visit: int = -1  # the same after the row's commit
     drafted_step: int | None = None  # the newest step that contains a row of it with drafts
     status: Status = Status.WAITING
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
@@ -155,6 +160,44 @@ class Request:
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens with launched keys and values."""
+        rows = self.steady
+        return self.stored_computed_tokens + (0 if rows is None else rows.num_planned - self.joined)
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, value: int) -> None:
+        self.stored_computed_tokens += value - self.num_computed_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens sampled on the device but not read yet; with drafts: their maximum number."""
+        rows = self.steady
+        return self.stored_pending_tokens + (0 if rows is None else rows.num_in_flight(self))
+
+    @num_pending_tokens.setter
+    def num_pending_tokens(self, value: int) -> None:
+        self.stored_pending_tokens += value - self.num_pending_tokens
+
+    @property
+    def last_step(self) -> int:
+        """The newest step that contains a row of it; -1: none."""
+        rows = self.steady
+        return self.stored_last_step if rows is None or rows.num_planned == self.joined else rows.last_step
+
+    @last_step.setter
+    def last_step(self, value: int) -> None:
+        assert self.steady is None
+        self.stored_last_step = value
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a decode row of it is the device's last token alone, and its output one token alone."""
+        return not (self.drafter or self.matcher or self.thinking or self.params.has_filter) and (
+            self.params.logprobs is None
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -203,6 +246,11 @@ class Request:
             return None
         return PromptLogprobsSpan(first, self.prompt_token_ids[first + 1 : last + 1])
 
+    def init(self) -> RequestInit:
+        """Return what the device must know of it before its first row."""
+        token_ids = self.token_ids(0, self.num_tokens) if self.params.has_penalties else []
+        return RequestInit(self.req_index, self.params, len(self.prompt_token_ids), token_ids, self.lora_index)
+
     def pool_span(self, start: int, end: int) -> PoolSpan | None:
         """Return the positions of a chunk [start, end) to sum for the embedding, or None."""
         return None if self.embedding is None else self.embedding.span(start, end)
@@ -214,18 +262,22 @@ class Request:
 
     def append(self, token_id: int, now: float) -> str | None:
         """Add a committed token; return the finish reason if it is the last token, else None. NO_TOKEN: "error"."""
-        output, params = self.output_token_ids, self.params
-        self.num_pending_tokens -= 1
+        output = self.output_token_ids
+        self.stored_pending_tokens -= 1
         if token_id == NO_TOKEN:
             return "error"
         output.append(token_id)
         self.last_token_s = now
         if self.first_token_s is None:
             self.first_token_s = now
-        if token_id in params.stop_token_ids and len(output) >= params.min_tokens:
+        if self.is_stop(token_id, len(output)):
             self.stop_token_id = token_id
             return "stop"
         return "length" if len(self.prompt_token_ids) + len(output) >= self.max_num_tokens else None
+
+    def is_stop(self, token_id: int, num_output: int) -> bool:
+        """Return whether a token, as the num_output-th of the output, ends the request."""
+        return token_id in self.params.stop_token_ids and num_output >= self.params.min_tokens
 
     def token_ids(self, start: int, end: int) -> list[int]:
         """Return the committed tokens [start, end) as a new list."""
@@ -239,9 +291,13 @@ class Request:
     def extend_hashes(self, num_tokens: int, *, unit: int) -> None:
         """Extend the chain over its first num_tokens, a link per unit. Equal hashes: equal prefix, salt and adapter."""
         hashes = self.block_hashes
+        first, last = len(hashes), num_tokens // unit
+        if first >= last:
+            return
         parent = hashes[-1] if hashes else self._root_hash()
-        for start in range(len(hashes) * unit, num_tokens - unit + 1, unit):
-            parent = link_hash(parent, self.token_ids(start, start + unit))
+        tokens, size = _pack(self.token_ids(first * unit, last * unit)), 4 * unit
+        for start in range(0, len(tokens), size):
+            parent = sha256(parent + tokens[start : start + size]).digest()
             hashes.append(parent)
 
     def _root_hash(self) -> bytes:
@@ -257,125 +313,8 @@ def root_hash(cache_salt: str, lora_index: int) -> bytes:
 
 def link_hash(parent: bytes, token_ids: list[int]) -> bytes:
     """Return a chain's next hash."""
-    return sha256(parent + array("I", token_ids).tobytes()).digest()
+    return sha256(parent + _pack(token_ids)).digest()
 
 
-class RowOutput(NamedTuple):
-    """The tokens of one request from a committed step: one, or several with drafts.
-
-    request.finish_reason is set if the request ended with them.
-    """
-
-    request: Request
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None  # one per token, if requested
-
-
-@dataclass(slots=True)
-class DraftCounts:
-    """Counts of drafted rows, draft tokens and accepted draft tokens."""
-
-    num_rows: int = 0
-    num_tokens: int = 0
-    num_accepted: int = 0
-
-
-class PlannedStep(NamedTuple):
-    """A planned step that is not committed yet, with its requests."""
-
-    step_id: int
-    rows: list[tuple[Request, RowPlan]]
-    freed: list[int]  # req_indices named in its plan
-    kv: StepKv
-
-    def apply_prompt_outputs(
-        self, result: StepResult, now: float
-    ) -> tuple[list[Request], list[Request], list[Request]]:
-        """Add prompt log-probabilities and sums to their requests.
-
-        Returns the requests with new log-probabilities, those with a complete embedding, and those whose outputs are
-        not finite, which have the finish reason "error".
-        """
-        with_prompt_logprobs: list[Request] = []
-        embedded: list[Request] = []
-        invalid: list[Request] = []
-        for place, prompt_logprobs in result.prompt_logprobs.items():
-            request, _ = self.rows[place]
-            if request.finish_reason is None and any(math.isnan(entry.logprob) for entry in prompt_logprobs):
-                request.finish_reason = "error"
-                invalid.append(request)
-                continue
-            request.add_prompt_logprobs(prompt_logprobs)
-            with_prompt_logprobs.append(request)
-        for place, total in result.pooled.items():
-            request, row = self.rows[place]
-            assert request.embedding is not None
-            assert row.pool_span is not None
-            request.embedding.add(row.pool_span, total)
-            if not request.embedding.is_whole or request.finish_reason is not None:
-                continue
-            if request.embedding.is_finite:
-                request.first_token_s = now
-                embedded.append(request)
-            else:
-                request.finish_reason = "error"
-                invalid.append(request)
-        return with_prompt_logprobs, embedded, invalid
-
-    def oom_victims(self) -> list[Request]:
-        """Return the requests to fail after the step ran out of memory; disable speculation for drafted requests.
-
-        They are the prompt chunks with has_extras, else all prompt chunks. Without prompt chunks: none if rows have
-        drafts, since the step is smaller without them; else decode rows with has_extras; else all.
-        """
-        drafted = [request for request, row in self.rows if row.num_drafts]
-        for request in drafted:
-            request.drafter = None
-        live = [(request, row) for request, row in self.rows if request.finish_reason is None]
-        with_chunks = [request for request, row in live if row.start < request.num_prefill_tokens]
-        with_extras = [request for request, _ in live if request.has_extras]
-        joining = [request for request in with_chunks if request.has_extras]
-        if drafted and not with_chunks:
-            return []
-        return joining or with_chunks or with_extras or [request for request, _ in live]
-
-
-def apply_samples(
-    request: Request, row: RowPlan, result: StepResult, *, first: int, now: float, counts: DraftCounts
-) -> tuple[RowOutput, str | None]:
-    """Add a row's sampled tokens, with drafts the verified ones, to its request; return them, and its finish reason.
-
-    first: index of the row's first sample in result.token_ids. The reason is None if the request goes on, "error" if
-    its logits are not finite.
-    """
-    if row.num_drafts:
-        output, reason = _apply_verified(request, row, result, first=first, now=now, counts=counts)
-    else:
-        token_id, logprobs = result.token_ids[first], result.logprobs
-        output = RowOutput(request, [token_id], [logprobs[first]] if first in logprobs else None)
-        reason = request.append(token_id, now)
-    if reason == "error":
-        request.finish_reason = reason
-    return output, reason
-
-
-def _apply_verified(
-    request: Request, row: RowPlan, result: StepResult, *, first: int, now: float, counts: DraftCounts
-) -> tuple[RowOutput, str | None]:
-    assert request.drafter is not None
-    token_ids, logprobs, reason = [], result.logprobs, None
-    sampled = result.token_ids[first : first + row.num_samples]
-    verified = request.drafter.verify(row.token_ids[1:], sampled, num_output=len(request.output_token_ids))
-    num_rejected = len(sampled) - len(verified)  # tokens planned after a wrong draft are no longer counted
-    request.num_computed_tokens -= num_rejected
-    request.num_pending_tokens -= num_rejected
-    for token_id in verified:
-        token_ids.append(token_id)
-        reason = request.append(token_id, now)
-        if reason is not None:
-            break
-    counts.num_rows += 1
-    counts.num_tokens += row.num_drafts
-    counts.num_accepted += len(token_ids) - 1
-    row_logprobs = [logprobs[i] for i in range(first, first + len(token_ids))] if first in logprobs else None
-    return RowOutput(request, token_ids, row_logprobs), reason
+def _pack(token_ids: list[int]) -> bytes:
+    return array("I", token_ids).tobytes()

@@ -6,46 +6,23 @@ token is not read yet is planned nevertheless (num_pending_tokens); the row is d
 the request.
 Retire at commit: a request that leaves `running` (finish, abort, preemption) keeps its blocks and its req_index until
 the last step that contains it is committed, since the device still reads and writes them.
+Most decoding requests are steady: a step visits few of them (engine/core/running.py, engine/core/steady_rows.py).
 Everything that orders rows is a list, so the same inputs give the same plans.
-
-mixed_step_tokens() limits the tokens of a step with decode rows and prompt chunks, since the decode rows wait for the
-whole step. Beside decode rows prompt tokens cost less than alone, as long as the step is short
-(docs/explanation/scheduling.md). So prompts are spread over many steps, but fast enough to replace the requests that
-end meanwhile, and to fill the batch soon after a burst.
 """
 
-import math
-from bisect import insort
 from collections import deque
 
 from engine.core.checkpoints import StepKv
 from engine.core.kv_caches import KvCaches
-from engine.core.request import DraftCounts, PlannedStep, Request, RowOutput, Status, apply_samples
+from engine.core.planned_step import DraftCounts, PlannedStep, StepOutputs, apply_samples
+from engine.core.request import Request, Status
+from engine.core.running import RunningRequests
 from engine.core.speculative import Drafter
 from engine.core.step import NEWEST, RequestInit, RowPlan, StepPlan, StepResult
+from engine.core.step_budget import mixed_step_tokens
 from engine.core.waiting_queue import WaitingQueue, by_order
 from engine.interface.config import SchedulerConfig
 from engine.interface.errors import InvalidParameter, PromptTooLong
-
-# A load with 4 prompt tokens per output token needs 5
-_TOKENS_PER_DECODE = 8
-_STEPS_PER_BURST = 32  # the prompts of all requests that could start now are computed within this many steps
-
-
-def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending: int, context: int = 0) -> int:
-    """Return the token limit of a step with num_decodes decode rows and prompt chunks, decode rows included.
-
-    num_pending: prompt tokens of the requests that could start now, and of those whose prompt is partly computed.
-    context: the longest context of the latter. The limit is one of time, and a token takes longer after more context.
-    """
-    most = config.max_decode_step_tokens or config.max_num_batched_tokens
-    least = config.min_decode_step_tokens or most
-    if config.costly_context and config.max_mixed_cost:
-        fitting = config.max_mixed_cost / (1 + context / config.costly_context)
-        sizes = [size for size in config.step_sizes if size <= most] or [most]
-        most = max(least, min(sizes, key=lambda size: abs(math.log(size / fitting))))
-    wanted = max(least, _TOKENS_PER_DECODE * num_decodes, num_decodes + num_pending // _STEPS_PER_BURST)
-    return min(next((size for size in config.step_sizes if size >= wanted), wanted), most)
 
 
 class Scheduler:
@@ -59,7 +36,6 @@ class Scheduler:
         self.kv = KvCaches(config)
         self.requests: dict[str, Request] = {}  # by request_id, until they end
         self.waiting = WaitingQueue()
-        self.running: list[Request] = []  # in scheduling order, as the queue
         self.retiring: list[Request] = []
         self.with_prompt_logprobs: list[Request] = []  # with new prompt log-probabilities from the last commit
         self.embedded: list[Request] = []  # ended with an embedding in the last commit
@@ -72,9 +48,16 @@ class Scheduler:
         self._next_step_id = 0
         self._num_added = 0
         self.drafts = DraftCounts()  # of committed steps
+        # A steady request has a row in every step, so the budget must suffice for all
+        self._running = RunningRequests(has_steady=config.max_num_batched_tokens >= config.max_num_seqs)
         self._num_stalled = 0  # pages of rows that wait for promised ones in the current schedule()
         # The pool limits a request, as max_model_len does, so that a request that runs alone can always reach its end.
         self.max_num_tokens = self.kv.max_num_tokens
+
+    @property
+    def running(self) -> list[Request]:
+        """The running requests, in scheduling order."""
+        return self._running.requests
 
     @property
     def has_work(self) -> bool:
@@ -118,24 +101,23 @@ class Scheduler:
         """Plan the next step, or return None if nothing can run before the next commit."""
         inits: list[RequestInit] = []
         step = self._plan(inits, now)
-        while not step.rows and self.running and not self._in_flight:  # no row has room, and no commit will make some
+        while not step.num_rows and self.running and not self._in_flight:  # no row has room, and no commit makes some
             self._preempt_last()
             step = self._plan(inits, now)
-        if not step.rows:
+        if not step.num_rows:
             return None
         self._next_step_id += 1
         self._in_flight.append(step)
         self._freed, self.kv.pool.dirty = [], []
-        rows, kv = [row for _, row in step.rows], step.kv
-        return StepPlan(step.step_id, rows, inits, step.freed, kv.zeroed, kv.copies_in, kv.copies_out)
+        return step.plan(inits)
 
     def _plan(self, inits: list[RequestInit], now: float) -> PlannedStep:
-        step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step())
+        step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step(), [], [])
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
-        begun = [request for request in self.running if not request.is_decoding]
-        if step.rows and (begun or self.waiting.requests):  # prompt chunks delay these decode rows
-            num_decodes = len(step.rows)
+        begun = [request for request in self._running.singles if not request.is_decoding]
+        if step.num_rows and (begun or self.waiting.requests):  # prompt chunks delay these decode rows
+            num_decodes = step.num_rows
             pending = self.waiting.num_tokens_of_first(self.num_free_rows)
             pending += sum(request.num_prefill_tokens for request in begun)  # whole, so that chunks do not shrink
             context = max((request.num_computed_tokens for request in begun), default=0)
@@ -147,37 +129,54 @@ class Scheduler:
         self._admit(step, inits, budget, now)
         return step
 
-    def commit(self, result: StepResult, now: float) -> list[RowOutput]:
+    def commit(self, result: StepResult, now: float) -> StepOutputs:
         """Commit the oldest step in flight: append its tokens, publish full blocks, end and release requests."""
         step = self._in_flight.popleft()
         assert step.step_id == result.step_id
         self.committed_step_id = step.step_id
-        outputs: list[RowOutput] = []
         self.with_prompt_logprobs, self.embedded, self.invalid = step.apply_prompt_outputs(result, now)
         saves = [save for save in step.kv.saves if save.request.finish_reason is None]
+        outputs = StepOutputs([], [])
         end = 0
-        for request, row in step.rows:
-            first, end = end, end + row.samples + row.num_drafts
-            if request.finish_reason is not None:
-                continue  # it ended while this step was in flight
-            num_committed, reason = row.start + row.num_tokens, None
-            if first < end:
-                output, reason = apply_samples(request, row, result, first=first, now=now, counts=self.drafts)
-                if reason == "error":
-                    self.invalid.append(request)
-                    continue
-                outputs.append(output)
-                num_committed -= end - first - len(output.token_ids)
-            if num_committed >= request.next_due_tokens:
-                self.kv.commit_row(request, num_committed)
-            if reason is not None:
-                self._finish(request, reason)
+        for part in step.steady:
+            first, end = end, end + len(part.requests)
+            token_ids = result.token_ids[first:end]
+            for request in part.rows.ending(token_ids):
+                self._running.make_single(request)
+            output, singles = part.rows.commit(token_ids, now)
+            outputs.steady.append(output)
+            for place, request in singles:
+                row = RowPlan(-1, part.starts()[place], 1)
+                self._commit_row(request, row, result, outputs, first=first + place, now=now)
+            self.kv.commit_steady(part.rows)
+        for request, row in step.singles:
+            first, end = end, end + row.num_samples
+            self._commit_row(request, row, result, outputs, first=first, now=now)
         self.kv.taint(self.invalid)
         self.kv.end_step(step.kv, [save for save in saves if save.request.finish_reason != "error"])
         for request in [*self.embedded, *self.invalid]:
             self._finish(request, request.finish_reason or "stop")
         self._release_retired()
         return outputs
+
+    def _commit_row(
+        self, request: Request, row: RowPlan, result: StepResult, outputs: StepOutputs, *, first: int, now: float
+    ) -> None:
+        """Commit a row by itself. first: index of its first sample in the result."""
+        if request.finish_reason is not None:
+            return  # it ended while this step was in flight
+        num_committed, reason = row.start + row.num_tokens, None
+        if row.num_samples:
+            output, reason = apply_samples(request, row, result, first=first, now=now, counts=self.drafts)
+            if reason == "error":
+                self.invalid.append(request)
+                return
+            outputs.singles.append(output)
+            num_committed -= row.num_samples - len(output.token_ids)
+        if num_committed >= request.next_due_tokens:
+            self.kv.commit_row(request, num_committed)
+        if reason is not None:
+            self._finish(request, reason)
 
     def drop_in_flight(self) -> list[Request]:
         """Drop all steps in flight, since the oldest ran out of memory; end and return the requests that caused it."""
@@ -187,13 +186,14 @@ class Scheduler:
         victims = steps[0].oom_victims() if steps else []
         for step in steps:
             self.kv.end_step(step.kv)
-        for request in dict.fromkeys(request for step in steps for request, _ in step.rows):
+        self._running.drop_steps()
+        for request in dict.fromkeys(request for step in steps for request, _ in step.starts()):
             request.num_pending_tokens = 0
             if request in victims:
                 self._finish(request, "error")
             elif request.status is Status.RUNNING:
                 request.num_preemptions += 1
-                self.running.remove(request)
+                self._running.remove(request)
                 self._retire(request)
         self._release_retired()
         self._freed = [req_index for step in steps for req_index in step.freed] + self._freed
@@ -205,55 +205,77 @@ class Scheduler:
         holders = self.running + self.retiring
         committed = {request: request.num_computed_tokens for request in holders}
         for step in reversed(self._in_flight):
-            committed |= {request: row.start for request, row in step.rows if request in committed}
+            committed |= {request: start for request, start in step.starts() if request in committed}
         self.kv.check(committed, [step.kv for step in self._in_flight])
         indices = [request.req_index for request in holders]
         assert sorted(indices + self._free_req_indices) == list(range(self.config.max_num_seqs))
         for request in holders:
             assert request.num_computed_tokens <= request.num_tokens <= request.max_num_tokens
-        assert all(request.status is Status.RUNNING for request in self.running)
+        self._running.check()
         assert all(request.status is Status.RETIRING for request in self.retiring)
         assert all(request.status is Status.WAITING and not request.tables for request in self.waiting.requests)
         assert all(request.last_step > self.committed_step_id for request in self.retiring)
         self.waiting.check()
-        assert self.running == sorted(self.running, key=by_order)
 
     def _plan_decodes(self, step: PlannedStep, budget: int) -> int:
         """Plan one token, and drafts, of every decoding request that has room; return the remaining budget."""
-        running, rows, step_id = self.running, step.rows, step.step_id
-        num_rows = len(running) + min(len(self.waiting.requests), self.num_free_rows)  # upper bound for this step
+        step_id = step.step_id
+        num_rows = len(self.running) + min(len(self.waiting.requests), self.num_free_rows)  # upper bound for this step
         num_spare = min(budget // 2, self.config.max_num_samples or self.config.max_num_seqs) - num_rows
         host_token_rows: list[tuple[Request, RowPlan]] = []  # decode rows with token_ids
-        position = 0
-        while position < len(running) and budget:  # preemption shortens `running` from its end
-            request = running[position]
-            position += 1
+        for request in self._to_visit(step):
+            if request.status is not Status.RUNNING or not budget:
+                continue  # it was preempted for one before it
             start = request.num_computed_tokens
             if start < request.num_prefill_tokens or start + 1 >= request.max_num_tokens:
                 continue  # its prompt is planned later; or the token in flight is its last
             drafter = request.drafter
             if drafter is not None and request.is_drafted and request.last_step > self.committed_step_id:
                 continue  # the start of its next row is known once the drafts are verified
-            row = RowPlan(request.req_index, start, 1)
+            new_blocks: list[tuple[int, int, list[int]]] = []
             if start == request.num_held_tokens:
                 if not (self.kv.has_room(request) or self._make_room(request)):
+                    self._running.make_single(request)
                     continue
                 request.awaited_step = -1
-                row.new_blocks = self.kv.begin_row(request, start + 1, step.kv, num_reserved=0)
+                new_blocks = self.kv.begin_row(request, start + 1, step.kv, num_reserved=0)
             if start >= request.next_save_tokens:
-                self.kv.save_in_answer(request, step.kv, num_reserved=len(running))
+                self.kv.save_in_answer(request, step.kv, num_reserved=len(self.running))
+            if self._running.settle(request, start):
+                step.new_blocks.extend((request.req_index, *entry) for entry in new_blocks)
+                continue
+            row = RowPlan(request.req_index, start, 1, [], new_blocks)
             if drafter is not None:
                 self._add_drafts(row, request, drafter, step.kv, most=num_spare)
                 num_spare -= row.num_drafts
-            (host_token_rows if row.token_ids else rows).append((request, row))
+            (host_token_rows if row.token_ids else step.singles).append((request, row))
             request.num_computed_tokens = start + row.num_tokens
             request.num_pending_tokens += row.num_tokens
             request.last_step = step_id
             if row.num_drafts:
                 request.drafted_step = step_id
             budget -= row.num_tokens
-        rows += host_token_rows
-        return budget
+        step.singles.extend(host_token_rows)
+        step.steady.extend(self._running.plan_steady(step_id))
+        return budget - step.num_steady
+
+    def _to_visit(self, step: PlannedStep) -> list[Request]:
+        """Return the requests to look at before this step, in order unless all have room.
+
+        Steady requests that only need pages get them, if all have room.
+        """
+        to_extend, visits = self._running.to_extend(), self._running.to_visit()
+        num_visits = len(visits) + sum(len(requests) for _, requests in to_extend)
+        is_free = self.kv.num_free_rows >= num_visits and not self.kv.layout.states
+        for rows, requests in to_extend:
+            if is_free:
+                step.new_blocks.extend(self.kv.extend(requests, step.kv))
+                rows.visit_before_plan(requests)
+            else:
+                visits += requests
+        if not is_free or any(request.drafter for request in self._running.singles):
+            visits.sort(key=by_order)  # pages are taken in this order, and preemption takes only requests behind it
+        return visits
 
     def _add_drafts(self, row: RowPlan, request: Request, drafter: Drafter, kv: StepKv, *, most: int) -> None:
         """Add up to `most` drafts to a decode row that is about to be planned, and blocks for them.
@@ -288,7 +310,7 @@ class Scheduler:
         new_blocks = self.kv.begin_row(request, end, step.kv, num_reserved=len(self.running))
         row = RowPlan(request.req_index, start, end - start, request.token_ids(start, end), new_blocks, samples)
         row.prompt_logprobs, row.pool_span = request.prompt_logprobs_span(start, end), request.pool_span(start, end)
-        step.rows.append((request, row))
+        step.singles.append((request, row))
         request.num_computed_tokens = end
         request.num_pending_tokens += samples
         request.last_step = step.step_id
@@ -303,18 +325,14 @@ class Scheduler:
             if not self.kv.admit(self.waiting.requests[0], num_reserved=len(self.running)):
                 return
             request = self.waiting.pop_first()
-            insort(self.running, request, key=by_order)
+            self._running.add(request)
             request.status = Status.RUNNING
             request.req_index = self._free_req_indices.pop()
             request.num_prefill_tokens = request.num_tokens
             if request.first_scheduled_s is None:
                 request.first_scheduled_s = now
                 request.num_cached_tokens = request.num_computed_tokens
-            init = RequestInit(request.req_index, request.params, len(request.prompt_token_ids))
-            init.lora_index = request.lora_index
-            if request.params.has_penalties:
-                init.token_ids = request.token_ids(0, request.num_tokens)
-            inits.append(init)
+            inits.append(request.init())
             budget -= self._plan_chunk(step, request, budget)
 
     def _make_room(self, request: Request) -> bool:
@@ -339,7 +357,8 @@ class Scheduler:
         return True
 
     def _preempt_last(self) -> Request:
-        victim = self.running.pop()
+        victim = self.running[-1]
+        self._running.remove(victim)
         victim.num_preemptions += 1
         self.num_preemptions += 1
         self._retire(victim)
@@ -360,7 +379,7 @@ class Scheduler:
             self.waiting.remove(request)
             request.status = Status.FINISHED
         elif request.status is Status.RUNNING:
-            self.running.remove(request)
+            self._running.remove(request)
             self._retire(request)
 
     def _retire(self, request: Request) -> None:

@@ -7,6 +7,8 @@ its StepHandle. ModelRunner is the Executor of one device. RankedExecutor (tenso
 to every rank. tests/support/fake_executor.py has an Executor that computes tokens by arithmetic.
 """
 
+from array import array
+from collections.abc import Iterator
 from typing import Protocol
 
 import msgspec
@@ -73,26 +75,79 @@ class RowPlan(msgspec.Struct, omit_defaults=True):
         return self.samples + self.num_drafts
 
 
+class SteadyRowsPlan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Decode rows of one token without token_ids, as columns: what RowPlan(req_index, start, 1) says of each."""
+
+    # [R] int32, native byte order
+    req_index: bytes = b""
+    # [R] int32
+    start: bytes = b""
+    # (req_index, table, first column, page ids): RowPlan.new_blocks of those that have some
+    new_blocks: list[tuple[int, int, int, list[int]]] = []
+
+    @property
+    def num_rows(self) -> int:
+        """The number of these rows."""
+        return len(self.req_index) // 4
+
+    def rows(self) -> list[RowPlan]:
+        """Return them one by one."""
+        columns = zip(array("i", self.req_index), array("i", self.start), strict=True)
+        rows = {req_index: RowPlan(req_index, start, 1) for req_index, start in columns}
+        for req_index, table, first, page_ids in self.new_blocks:
+            rows[req_index].new_blocks = [*rows[req_index].new_blocks, (table, first, page_ids)]
+        return list(rows.values())
+
+
 class StepPlan(msgspec.Struct, omit_defaults=True):
     """One step, with at most one row per request.
 
-    Row order: decode rows (empty token_ids), then decode rows with token_ids (with drafts, or following a row with
-    drafts), then prompt chunks.
+    Row order: steady decode rows, then single ones: decode rows (empty token_ids), decode rows with token_ids (with
+    drafts, or following a row with drafts), prompt chunks.
     """
 
     step_id: int
-    rows: list[RowPlan]
+    singles: list[RowPlan]  # the rows that are not steady
     inits: list[RequestInit] = []
     freed: list[int] = []  # req_index values that become free with this step, before inits are applied
     # In this order, after inits and new_blocks and before the rows are computed:
     zeroed: list[int] = []  # pages to fill with zeros
     copies_in: list[tuple[int, int]] = []  # (source page, target page): saved states, of rows that start after them
     copies_out: list[tuple[int, int]] = []  # the states before the rows that start here, to save them
+    steady: SteadyRowsPlan = SteadyRowsPlan()
+
+    @property
+    def rows(self) -> list[RowPlan]:
+        """All rows, one by one, in order. A new list: a long one of the steady rows, which cost little as columns."""
+        return [*self.steady.rows(), *self.singles]
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return self.steady.num_rows + len(self.singles)
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step over all rows."""
-        return sum(row.num_tokens for row in self.rows)
+        return self.steady.num_rows + sum(row.num_tokens for row in self.singles)
+
+    @property
+    def num_samples(self) -> int:
+        """The number of sampled positions."""
+        return self.steady.num_rows + sum(row.num_samples for row in self.singles)
+
+    @property
+    def req_index(self) -> bytes:
+        """The req_index of all rows, in order. [R] int32, native byte order."""
+        return self.steady.req_index + array("i", [row.req_index for row in self.singles]).tobytes()
+
+    @property
+    def new_blocks(self) -> Iterator[tuple[int, int, int, list[int]]]:
+        """All rows' new blocks, as (req_index, table, first column, page ids)."""
+        yield from self.steady.new_blocks
+        for row in self.singles:
+            for table, first, page_ids in row.new_blocks:
+                yield row.req_index, table, first, page_ids
 
 
 class StepResult(msgspec.Struct):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.core.step import NEWEST, RowPlan, StepPlan
+from engine.core.step import NEWEST, StepPlan
 from engine.device.device_state import DeviceState
 from engine.device.page_plan import PagePlan
 from engine.device.step_states import StateRows
@@ -28,15 +28,56 @@ from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
 from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
 from models.context import StepStates
 
-_NEWEST = [NEWEST]  # token_ids of a decode row
+
+@dataclass(frozen=True)
+class RowColumns:
+    """The R rows of a plan in its order, as arrays on the host."""
+
+    # [R] each
+    req_index: np.ndarray
+    start: np.ndarray
+    num_tokens: np.ndarray
+    num_samples: np.ndarray
+    num_drafts: np.ndarray
+    num_decodes: int  # the first rows, whose token only the device knows
+    token_ids: list[int]  # of the other rows
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> RowColumns:
+        """Make the columns of a plan."""
+        steady = [np.frombuffer(column, np.int32) for column in (plan.steady.req_index, plan.steady.start)]
+        ones, num_steady = np.ones(plan.steady.num_rows, np.int32), plan.steady.num_rows
+        fields = [(row.req_index, row.start, row.num_tokens, row.num_samples, row.num_drafts) for row in plan.singles]
+        singles = np.array(fields, np.int32).reshape(len(fields), 5).T
+        columns = np.concatenate([[*steady, ones, ones, np.zeros_like(ones)], singles], axis=1)
+        num_decodes = num_steady + sum(1 for row in plan.singles if not row.token_ids)
+        token_ids = list(itertools.chain.from_iterable(row.token_ids for row in plan.singles))
+        req_index, start, num_tokens, num_samples, num_drafts = columns
+        return cls(req_index, start, num_tokens, num_samples, num_drafts, num_decodes, token_ids)
+
+    @property
+    def ends(self) -> np.ndarray:
+        """The number of tokens of each row's request up to the row's end. [R]"""
+        return self.start + self.num_tokens
+
+    @property
+    def shape(self) -> MixedShape:
+        """The smallest shape of a mixed step: without padding unless it has more sampled positions than rows."""
+        num_tokens, num_samples = int(self.num_tokens.sum()), int(self.num_samples.sum())
+        num_rows = len(self.req_index)
+        num_prefills = num_rows - self.num_decodes
+        if num_samples > num_rows:
+            return MixedShape(num_tokens, num_samples, num_prefills + 1)
+        return MixedShape(num_tokens, num_rows, num_prefills)
 
 
 @dataclass
 class SamplingMetadata:
     """The S sampled positions of a step, on the host and on the device."""
 
-    # the row of each position
-    rows: list[RowPlan]
+    # [S] of each position its row's req_index and end, on the host
+    host_req_index: np.ndarray
+    host_ends: np.ndarray
     # [S] int64
     req_index: torch.Tensor
     # [S] int64: the index in its request of the token to sample
@@ -49,14 +90,6 @@ class MixedShape(NamedTuple):
     num_tokens: int
     num_rows: int  # also the maximum number of sampled positions
     num_prefills: int  # rows that may have more than one token
-
-
-def shape_of(rows: list[RowPlan], num_decodes: int) -> MixedShape:
-    """Return the smallest shape of a mixed step: without padding unless it has more sampled positions than rows."""
-    num_tokens, num_samples = sum(row.num_tokens for row in rows), sum(row.num_samples for row in rows)
-    if num_samples > len(rows):
-        return MixedShape(num_tokens, num_samples, len(rows) - num_decodes + 1)
-    return MixedShape(num_tokens, len(rows), len(rows) - num_decodes)
 
 
 @dataclass
@@ -79,8 +112,7 @@ class PackedStep:
     """A mixed step whose host values have been sent to the device. Valid until the next step is packed."""
 
     shape: MixedShape
-    # in plan order; empty: a step with padding only
-    rows: list[RowPlan]
+    rows: RowColumns | None  # None: a step with padding only
     inputs: PackedInputs
     # its tensors are valid once mixed_batch() has gathered the inputs
     sampling: SamplingMetadata
@@ -88,11 +120,12 @@ class PackedStep:
     @property
     def row_lens(self) -> list[tuple[int, int]]:
         """Query tokens and seq_len of each attended row, in the order on the device."""
-        num_decodes = sum(1 for row in self.rows if not row.token_ids)
-        order = self.rows[num_decodes:] + self.rows[:num_decodes]
-        lens = [(row.num_tokens, row.start + row.num_tokens) for row in order]
+        if self.rows is None:
+            return []
+        counts, ends = _device_order(self.rows, self.rows.num_tokens), _device_order(self.rows, self.rows.ends)
+        lens = list(zip(counts.tolist(), ends.tolist(), strict=True))
         if self.shape.num_rows > len(lens):
-            lens.insert(0, (self.shape.num_tokens - sum(row.num_tokens for row in order), 0))
+            lens.insert(0, (self.shape.num_tokens - int(counts.sum()), 0))
         return lens
 
 
@@ -129,7 +162,7 @@ class InputBatchBuilder:
             device=device,
             has_states=states is not None,
         )
-        self._decode_key: list[int] = []
+        self._decode_key = b""
         self._decode_req_index = torch.empty(0, dtype=torch.int64, device=device)
         self._mixed = MixedInputs.allocate(
             num_tables=num_tables,
@@ -145,9 +178,9 @@ class InputBatchBuilder:
     def pack_decodes(self, plan: StepPlan) -> torch.Tensor:
         """Begin a step of decode rows. Return their req_index [R] int64: the same tensor while rows are the same."""
         self._begin_step(plan)
-        key = [row.req_index for row in plan.rows]
+        key = plan.req_index
         if key != self._decode_key:
-            self._decode_req_index = self._staging.send(np.array(key))
+            self._decode_req_index = self._staging.send(np.frombuffer(key, np.int32).astype(np.int64))
             self._decode_key = key  # after send(), which may fail
         return self._decode_req_index
 
@@ -182,19 +215,19 @@ class InputBatchBuilder:
             states = self._states.of_decodes(req_index, inputs, self._arange[: num_rows + 1])
         return InputBatch(inputs.input_ids[:num_rows], inputs.positions[:num_rows], attention, None, states)
 
-    def pack(self, plan: StepPlan, shape: MixedShape) -> PackedStep:
+    def pack(self, plan: StepPlan, rows: RowColumns, shape: MixedShape) -> PackedStep:
         """Begin a mixed step: send the host's values of its rows, padded to `shape`.
 
         Prompt chunks come first, then decode rows. If `shape` has more rows, the first is a padding row, which has all
         padding tokens.
         """
         self._begin_step(plan)
-        self._send(plan.rows, shape)
-        return self._packed_step(shape, plan.rows)
+        self._send(rows, shape)
+        return self._packed_step(shape, rows)
 
     def blank_step(self, shape: MixedShape) -> PackedStep:
         """Return a step without rows at the addresses that pack() uses for `shape`, to capture a graph."""
-        return self._packed_step(shape, [])
+        return self._packed_step(shape, None)
 
     def mixed_batch(
         self,
@@ -248,46 +281,44 @@ class InputBatchBuilder:
         self._staging.begin_step()
         if plan.inits:
             self._state.init(plan.inits)
-        self._write_blocks(plan.rows)
+        self._write_blocks(plan)
 
-    def _packed_step(self, shape: MixedShape, rows: list[RowPlan]) -> PackedStep:
+    def _packed_step(self, shape: MixedShape, rows: RowColumns | None) -> PackedStep:
         """Return the step of these rows, whose values are in the packed buffer or being copied to it."""
         inputs = PackedInputs.view(self._packed, shape.num_tokens, shape.num_rows, has_drafts=self._has_drafts)
-        sampling = [row for row in rows for _ in range(row.num_samples)]
-        count = len(sampling)
-        samples = SamplingMetadata(sampling, self._mixed.sample_req_index[:count], self._mixed.sample_positions[:count])
-        return PackedStep(shape, rows, inputs, samples)
+        host_req_index = host_ends = np.zeros(0, np.int32)
+        if rows is not None:
+            host_req_index = np.repeat(rows.req_index, rows.num_samples)
+            host_ends = np.repeat(rows.ends, rows.num_samples)
+        mixed, count = self._mixed, len(host_req_index)
+        req_index, positions = mixed.sample_req_index[:count], mixed.sample_positions[:count]
+        return PackedStep(shape, rows, inputs, SamplingMetadata(host_req_index, host_ends, req_index, positions))
 
-    def _send(self, rows: list[RowPlan], shape: MixedShape) -> None:
+    def _send(self, rows: RowColumns, shape: MixedShape) -> None:
         """Fill the packed buffer with a plan's rows."""
-        num_decodes = sum(1 for row in rows if not row.token_ids)
-        order = rows[num_decodes:] + rows[:num_decodes]
-        req_index = [row.req_index for row in order]
-        seq_lens = [row.start + row.num_tokens for row in order]
-        lengths = [row.num_tokens for row in order]
-        chunks = [row.token_ids or _NEWEST for row in order]
-        num_paddings = int(shape.num_rows > len(rows))
+        num_planned, num_paddings = len(rows.req_index), int(shape.num_rows > len(rows.req_index))
+        lengths = _device_order(rows, rows.num_tokens)
+        num_surplus = shape.num_tokens - int(lengths.sum())  # tokens, all of the padding row
         if num_paddings:
-            req_index.insert(0, self._state.padding_row)
-            seq_lens.insert(0, 0)
-            lengths.insert(0, shape.num_tokens - sum(lengths))
-            chunks.insert(0, [0] * lengths[0])
+            lengths = np.concatenate([[num_surplus], lengths])
         sizes, has_drafts = (shape.num_tokens, shape.num_rows), self._has_drafts
         packed = np.zeros(PackedInputs.num_values(*sizes, has_drafts=has_drafts), dtype=np.int32)
         inputs = PackedInputs.view(torch.from_numpy(packed), *sizes, has_drafts=has_drafts)
         num_rows = len(lengths)
-        inputs.token_ids.numpy()[:] = list(itertools.chain.from_iterable(chunks))
+        token_ids = inputs.token_ids.numpy()
+        token_ids[num_surplus : num_surplus + len(rows.token_ids)] = rows.token_ids
+        token_ids[num_surplus + len(rows.token_ids) :] = NEWEST
         inputs.token_rows.numpy()[:] = np.repeat(np.arange(num_rows), lengths)
         inputs.req_index.numpy()[:] = self._state.padding_row
-        inputs.req_index.numpy()[:num_rows] = req_index
-        inputs.seq_lens.numpy()[:num_rows] = seq_lens
+        inputs.req_index.numpy()[num_paddings:num_rows] = _device_order(rows, rows.req_index)
+        inputs.seq_lens.numpy()[num_paddings:num_rows] = _device_order(rows, rows.ends)
         if inputs.num_drafts is not None:
-            inputs.num_drafts.numpy()[num_paddings:num_rows] = [row.num_drafts for row in order]
+            inputs.num_drafts.numpy()[num_paddings:num_rows] = _device_order(rows, rows.num_drafts)
         inputs.query_start_loc.numpy()[1:] = shape.num_tokens
         inputs.query_start_loc.numpy()[1 : num_rows + 1] = np.cumsum(lengths)
         # in plan order, which starts with the decode rows
-        places = (np.arange(len(rows)) - num_decodes) % len(rows) + num_paddings
-        counts = np.array([row.num_samples for row in rows])
+        places = (np.arange(num_planned) - rows.num_decodes) % num_planned + num_paddings
+        counts = rows.num_samples
         sampling = np.repeat(places, counts)
         before_end = np.repeat(np.cumsum(counts), counts) - np.arange(len(sampling))
         inputs.sample_rows.numpy()[: len(sampling)] = sampling
@@ -303,25 +334,24 @@ class InputBatchBuilder:
         """Return the number of columns for max_seq_len tokens, a multiple of 16: kernels specialise on such strides."""
         return -(-max_seq_len // self._block_size // 16) * 16
 
-    def _write_blocks(self, rows: list[RowPlan]) -> None:
+    def _write_blocks(self, plan: StepPlan) -> None:
         """Write the units of the rows' new pages into their block tables, and the pages of new states."""
         tables: list[int] = []
-        req_index: list[int] = []
+        rows: list[int] = []
         columns: list[int] = []
         block_ids: list[int] = []
         states: dict[int, list[int]] = {}  # by req_index
-        for row in rows:
-            for table, first, page_ids in row.new_blocks:
-                if table == self._num_tables:  # of states, after those of keys and values
-                    states[row.req_index] = page_ids
-                    continue
-                units, per_page = self._units(table, page_ids)
-                tables += [table] * len(units)
-                req_index += [row.req_index] * len(units)
-                columns += range(first * per_page, first * per_page + len(units))
-                block_ids += units
+        for req_index, table, first, page_ids in plan.new_blocks:
+            if table == self._num_tables:  # of states, after those of keys and values
+                states[req_index] = page_ids
+                continue
+            units, per_page = self._units(table, page_ids)
+            tables += [table] * len(units)
+            rows += [req_index] * len(units)
+            columns += range(first * per_page, first * per_page + len(units))
+            block_ids += units
         if block_ids:
-            self._state.write_blocks(tables, req_index, columns, block_ids)
+            self._state.write_blocks(tables, rows, columns, block_ids)
         if states:
             self._state.write_state_pages(list(states), list(states.values()))
 
@@ -332,3 +362,8 @@ class InputBatchBuilder:
             return page_ids, 1
         pages = np.array(page_ids)
         return self._pages.unit_numbers(self._group_of[table], pages, num_pages=self._num_pages).tolist(), per_page
+
+
+def _device_order(rows: RowColumns, column: np.ndarray) -> np.ndarray:
+    """Return a column with the prompt chunks before the decode rows."""
+    return np.concatenate([column[rows.num_decodes :], column[: rows.num_decodes]])

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from engine.core.step import StepPlan, StepResult, TokenMasks
 from engine.device.cuda_graph import DecodeGraphs, MixedGraphs, max_step_tokens, mixed_shapes
 from engine.device.device_state import DeviceState, Staging
-from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, PackedStep, SamplingMetadata, shape_of
+from engine.device.input_batch import (
+    InputBatch,
+    InputBatchBuilder,
+    MixedShape,
+    PackedStep,
+    RowColumns,
+    SamplingMetadata,
+)
 from engine.device.kv_cache import KVCachePlan, KVPool
 from engine.device.prompt_outputs import PoolSums, PromptLogprobs, PromptLogprobsComputer, pool
 from engine.device.sampler import Sampled, Sampler
@@ -139,19 +146,20 @@ class ModelRunner:
             if plan.inits:
                 self._sampler.init(plan.inits)
                 self._prompt_logprobs.init(plan.inits)
-            num_decodes = sum(1 for row in plan.rows if not row.token_ids)
-            if num_decodes == len(plan.rows):
+            rows = RowColumns.of(plan)
+            if rows.num_decodes == plan.num_rows:
                 req_index = self._builder.pack_decodes(plan)
                 if self._decode_graphs is not None:
                     hidden = self._decode_graphs.replay(req_index)
                 else:
-                    hidden = self._run_decode(req_index, max(row.start + 1 for row in plan.rows))
-                sampling = SamplingMetadata(plan.rows, req_index, self._state.num_computed[req_index])
-            elif any(row.needs_hidden for row in plan.rows[num_decodes:]):
-                hidden, sampling, of_prompts = self._forward_whole(plan, num_decodes)
+                    hidden = self._run_decode(req_index, int(rows.ends.max()))
+                positions = self._state.num_computed[req_index]
+                sampling = SamplingMetadata(rows.req_index, rows.ends, req_index, positions)
+            elif any(row.needs_hidden for row in plan.singles):
+                hidden, sampling, of_prompts = self._forward_whole(plan, rows)
             else:
-                hidden, sampling = self._forward_mixed(plan, num_decodes)
-            logits = self._model.compute_logits(hidden) if sampling.rows else hidden
+                hidden, sampling = self._forward_mixed(plan, rows)
+            logits = self._model.compute_logits(hidden) if len(sampling.req_index) else hidden
         return _Step(plan.step_id, sampling, logits, self._sampler, self.device, of_prompts)
 
     def run_masks(self) -> None:
@@ -170,31 +178,31 @@ class ModelRunner:
         """Run one token of each row; req_index: [R] int64 → hidden [R, hidden_size]."""
         return self._last_hidden(self._builder.decode_batch(req_index, max_seq_len=max_seq_len))
 
-    def _forward_mixed(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SamplingMetadata]:
+    def _forward_mixed(self, plan: StepPlan, rows: RowColumns) -> tuple[torch.Tensor, SamplingMetadata]:
         """Run rows of any kind; return hidden [S, hidden_size] of the S ≥ 0 sampled positions, and their metadata."""
-        rows = plan.rows
-        exact, shape = shape_of(rows, num_decodes), None
-        if self.mixed_graphs is not None and not self._expands(plan):  # with one more row, for padding
-            needed = MixedShape(exact.num_tokens, max(exact.num_rows, len(rows) + 1), len(rows) - num_decodes + 1)
+        exact, shape = rows.shape, None
+        if self.mixed_graphs is not None and not self._expands(rows):  # with one more row, for padding
+            num_prefills = plan.num_rows - rows.num_decodes
+            needed = MixedShape(exact.num_tokens, max(exact.num_rows, plan.num_rows + 1), num_prefills + 1)
             shape = self.mixed_graphs.fitting_shape(needed)
-        packed = self._builder.pack(plan, shape or exact)
+        packed = self._builder.pack(plan, rows, shape or exact)
         if self.mixed_graphs is not None and shape is not None:
             hidden = self.mixed_graphs.replay(packed)
         else:
             hidden = self._last_hidden(self._exact_batch(packed))
-        return hidden[: len(packed.sampling.rows)], packed.sampling
+        return hidden[: len(packed.sampling.req_index)], packed.sampling
 
-    def _expands(self, plan: StepPlan) -> bool:
+    def _expands(self, rows: RowColumns) -> bool:
         """Return True if latent attention expands rows of a step, for which the host must know their lengths."""
         if self._latent is None:
             return False
-        row_lens = [(row.num_tokens, row.start + row.num_tokens) for row in plan.rows]
+        row_lens = list(zip(rows.num_tokens.tolist(), rows.ends.tolist(), strict=True))
         return self._latent.expands(row_lens, is_cuda=self.device.type == "cuda")
 
-    def _forward_whole(self, plan: StepPlan, num_decodes: int) -> tuple[torch.Tensor, SamplingMetadata, _OfPrompts]:
+    def _forward_whole(self, plan: StepPlan, columns: RowColumns) -> tuple[torch.Tensor, SamplingMetadata, _OfPrompts]:
         """As _forward_mixed, with prompt outputs. Never uses a graph, since graphs return only last hidden states."""
         rows = plan.rows
-        packed = self._builder.pack(plan, shape_of(rows, num_decodes))
+        packed = self._builder.pack(plan, columns, columns.shape)
         batch = self._exact_batch(packed)
         hidden = self._run_layers(batch)
         of_prompts = _OfPrompts()
@@ -202,15 +210,16 @@ class ModelRunner:
             of_prompts.logprobs = self._prompt_logprobs.compute(rows, hidden, self._model.compute_logits)
         if any(row.pool_span is not None for row in rows):
             of_prompts.sums = pool(rows, hidden, self._state.staging)
-        return hidden[batch.last_tokens][: len(packed.sampling.rows)], packed.sampling, of_prompts
+        return hidden[batch.last_tokens][: len(packed.sampling.req_index)], packed.sampling, of_prompts
 
     def _exact_batch(self, packed: PackedStep) -> InputBatch:
         """Gather a packed step with exact bounds."""
+        row_lens = packed.row_lens
         return self._builder.mixed_batch(
             packed,
-            max_query_len=max(row.num_tokens for row in packed.rows),
-            max_seq_len=max(row.start + row.num_tokens for row in packed.rows),
-            row_lens=packed.row_lens,
+            max_query_len=max(count for count, end in row_lens if end),
+            max_seq_len=max(end for _, end in row_lens),
+            row_lens=row_lens,
         )
 
     def _run_mixed(self, shape: MixedShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:
@@ -254,14 +263,11 @@ class _Step:
     device: torch.device
     of_prompts: _OfPrompts
     _sampled: Sampled | None = None
-    _num_logprobs: dict[int, int | None] = field(default_factory=dict)
     _done: torch.cuda.Event | None = None
 
     def sample(self, masks: TokenMasks | None = None) -> None:
         """See StepHandle.sample."""
-        if self.sampling.rows:
-            # read now, since another request may use the row once the step is committed
-            self._num_logprobs = self.sampler.num_logprobs(self.sampling.rows)
+        if len(self.sampling.req_index):
             with torch.inference_mode():
                 sampled = self.sampler.sample(self.logits, self.sampling, masks)
                 self._sampled = None if sampled is None else sampled.start_copy()
@@ -275,7 +281,7 @@ class _Step:
             self._done.synchronize()
         result = StepResult(self.step_id, [])
         if self._sampled is not None:
-            result.token_ids, result.logprobs = self._sampled.to_lists(self.sampling.rows, self._num_logprobs)
+            result.token_ids, result.logprobs = self._sampled.to_lists()
         if self.of_prompts.logprobs is not None:
             result.prompt_logprobs = self.of_prompts.logprobs.to_lists()
         if self.of_prompts.sums is not None:

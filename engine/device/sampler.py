@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from engine.core.step import RequestInit, RowPlan, TokenMasks
+from engine.core.step import RequestInit, TokenMasks
 from engine.device.device_state import DeviceState
 from engine.device.input_batch import SamplingMetadata
 from engine.interface.protocol import TokenLogprobs
@@ -34,22 +34,21 @@ class Sampled:
     token_ids: torch.Tensor
     # of the L rows with logprobs: [L] float32, [L, n] int64, [L, n] float32
     logprobs: tuple[torch.Tensor, ...] | None
+    # of these L rows: the row, and the number of its most likely tokens
+    num_logprobs: dict[int, int]
 
     def start_copy(self) -> Sampled:
         """Return a copy on the host: on CUDA asynchronous, to pinned memory, complete once the stream is."""
         logprobs = None if self.logprobs is None else tuple(to_host(tensor) for tensor in self.logprobs)
-        return Sampled(to_host(self.token_ids), logprobs)
+        return Sampled(to_host(self.token_ids), logprobs, self.num_logprobs)
 
-    def to_lists(
-        self, rows: list[RowPlan], counts: dict[int, int | None]
-    ) -> tuple[list[int], dict[int, TokenLogprobs]]:
-        """Return the token ids, and the logprobs of rows with a count: counts[req_index] most likely tokens each."""
+    def to_lists(self) -> tuple[list[int], dict[int, TokenLogprobs]]:
+        """Return the token ids, and the logprobs of the rows that have some."""
         token_ids = self.token_ids.tolist()
         if self.logprobs is None:
             return token_ids, {}
-        chosen, ids, values = (tensor.tolist() for tensor in self.logprobs)
-        asked = [(i, counts[row.req_index]) for i, row in enumerate(rows) if counts[row.req_index] is not None]
-        return token_ids, {i: TokenLogprobs(chosen[j], ids[j][:n], values[j][:n]) for j, (i, n) in enumerate(asked)}
+        lists = zip(self.num_logprobs.items(), *(tensor.tolist() for tensor in self.logprobs), strict=True)
+        return token_ids, {row: TokenLogprobs(chosen, ids[:n], values[:n]) for (row, n), chosen, ids, values in lists}
 
 
 @dataclass
@@ -63,12 +62,12 @@ class _Group:
 
 @dataclass
 class _Layout:
-    """The operations that the rows of `req_indices` need; those of `constrained` have a token mask.
+    """The operations that the rows of `req_index` need; those of `constrained` have a token mask.
 
     Valid until another request takes one of these rows.
     """
 
-    req_indices: list[int]
+    req_index: bytes
     constrained: list[int]
     everyone: _Group
     # [A] int64 rows of this step whose logits are adjusted; in the next fields, rows are indices into these A
@@ -78,9 +77,9 @@ class _Layout:
     masked: torch.Tensor | None  # [C] int64 rows, in the order of `constrained`
     bias: _Bias | None
     min_tokens_rows: dict[int, int]  # row of this step → row
-    # [L] int64 rows of this step with logprobs, and the largest number of them
+    # [L] int64 rows of this step with logprobs, and the number of each
     logprob_rows: torch.Tensor | None
-    num_logprobs: int
+    num_logprobs: dict[int, int]
     banned_rows: list[int] = field(default_factory=list)  # rows of min_tokens_rows that are still too short
     banned: _Bias | None = None
 
@@ -112,10 +111,6 @@ class Sampler:
             self._inits[init.req_index] = init
         self._layout = None
 
-    def num_logprobs(self, rows: list[RowPlan]) -> dict[int, int | None]:
-        """Return the current number of requested logprobs of each row, by req_index."""
-        return {row.req_index: self._inits[row.req_index].params.logprobs for row in rows}
-
     def sample(
         self, logits: torch.Tensor, sampling: SamplingMetadata, masks: TokenMasks | None = None
     ) -> Sampled | None:
@@ -128,7 +123,7 @@ class Sampler:
         return sampled
 
     def _sample(self, logits: torch.Tensor, sampling: SamplingMetadata, masks: TokenMasks | None) -> Sampled:
-        layout, req_index = self._layout_of(sampling.rows, masks.req_indices if masks else []), sampling.req_index
+        layout, req_index = self._layout_of(sampling, masks.req_indices if masks else []), sampling.req_index
         adjusted = layout.adjusted
         if adjusted is None:
             token_ids = self._choose(logits, req_index, sampling.positions, layout.everyone)
@@ -148,10 +143,11 @@ class Sampler:
                 ones = torch.ones_like(layout.penalized, dtype=torch.int32)
                 self._state.output_counts.index_put_(places, ones, accumulate=True)
         asked = layout.logprob_rows
-        logprobs = (
-            None if asked is None else top_logprobs(logits[asked], token_ids[asked].clamp(min=0), layout.num_logprobs)
-        )
-        return Sampled(token_ids, logprobs)
+        logprobs = None
+        if asked is not None:
+            most = max(layout.num_logprobs.values())
+            logprobs = top_logprobs(logits[asked], token_ids[asked].clamp(min=0), most)
+        return Sampled(token_ids, logprobs, layout.num_logprobs)
 
     def _choose(
         self, logits: torch.Tensor, req_index: torch.Tensor, positions: torch.Tensor, group: _Group
@@ -179,7 +175,7 @@ class Sampler:
         self, logits: torch.Tensor, sampling: SamplingMetadata, layout: _Layout, masks: TokenMasks | None
     ) -> None:
         """Apply bias, bans, penalties and masks to logits [A, V] float32, in place."""
-        for bias in (layout.bias, self._banned_until_min_tokens(sampling.rows, layout)):
+        for bias in (layout.bias, self._banned_until_min_tokens(sampling, layout)):
             if bias is not None:
                 add_bias(logits, *bias)
         if layout.penalized is not None and self._state.output_counts is not None and self._state.in_prompt is not None:
@@ -197,18 +193,17 @@ class Sampler:
             words = np.frombuffer(bytearray(masks.words), dtype=np.int32).reshape(len(masks.req_indices), -1)
             allow_only(logits, layout.masked, self._state.staging.send_large(words))
 
-    def _banned_until_min_tokens(self, rows: list[RowPlan], layout: _Layout) -> _Bias | None:
+    def _banned_until_min_tokens(self, sampling: SamplingMetadata, layout: _Layout) -> _Bias | None:
         """Return a bias that bans the stop tokens of rows below min_tokens; rebuilt only when such a row reaches it."""
-        short = [i for i in layout.min_tokens_rows if self._is_short(rows[i])]
+        inits = {i: self._inits[int(sampling.host_req_index[i])] for i in layout.min_tokens_rows}
+        num_output = {i: int(sampling.host_ends[i]) - init.num_prompt_tokens for i, init in inits.items()}
+        short = [i for i, init in inits.items() if num_output[i] < init.params.min_tokens]
         if short != layout.banned_rows:
-            stop_ids = {i: self._inits[rows[i].req_index].params.stop_token_ids for i in short}
-            bans = [(layout.min_tokens_rows[i], t, float("-inf")) for i in short for t in stop_ids[i]]
+            bans = [
+                (layout.min_tokens_rows[i], t, float("-inf")) for i in short for t in inits[i].params.stop_token_ids
+            ]
             layout.banned_rows, layout.banned = short, self._bias(bans)
         return layout.banned
-
-    def _is_short(self, row: RowPlan) -> bool:
-        init = self._inits[row.req_index]
-        return row.start + row.num_tokens - init.num_prompt_tokens < init.params.min_tokens
 
     def _bias(self, entries: list[tuple[int, int, float]]) -> _Bias | None:
         if not entries:
@@ -217,13 +212,13 @@ class Sampler:
         send = self._state.staging.send
         return send(np.array(rows)), send(np.array(token_ids)), send(np.array(values, dtype=np.float32))
 
-    def _layout_of(self, rows: list[RowPlan], constrained: list[int]) -> _Layout:
-        req_indices, layout = [row.req_index for row in rows], self._layout
-        if layout is None or layout.req_indices != req_indices or layout.constrained != constrained:
-            layout = self._layout = self._make_layout(req_indices, constrained)
+    def _layout_of(self, sampling: SamplingMetadata, constrained: list[int]) -> _Layout:
+        key, layout = sampling.host_req_index.tobytes(), self._layout
+        if layout is None or layout.req_index != key or layout.constrained != constrained:
+            layout = self._layout = self._make_layout(sampling.host_req_index.tolist(), constrained, key=key)
         return layout
 
-    def _make_layout(self, req_indices: list[int], constrained: list[int]) -> _Layout:
+    def _make_layout(self, req_indices: list[int], constrained: list[int], *, key: bytes) -> _Layout:
         params = [self._inits[index].params for index in req_indices]
         with_mask = set(constrained)
         masked = [index in with_mask for index in req_indices]
@@ -233,7 +228,7 @@ class Sampler:
         bias = [(row, t, v) for row, i in enumerate(adjusted) for t, v in params[i].logit_bias.items()]
         logprobs = {i: p.logprobs for i, p in enumerate(params) if p.logprobs is not None}
         return _Layout(
-            req_indices,
+            key,
             constrained,
             everyone=self._make_group(req_indices),
             adjusted=self._rows(adjusted),
@@ -243,7 +238,7 @@ class Sampler:
             bias=self._bias(bias),
             min_tokens_rows={i: row for row, i in enumerate(adjusted) if limited[i]},
             logprob_rows=self._rows(list(logprobs)),
-            num_logprobs=max(logprobs.values(), default=0),
+            num_logprobs=logprobs,
         )
 
     def _make_group(self, req_indices: list[int]) -> _Group:

@@ -1,13 +1,15 @@
 """The inputs of steps with prompt chunks: what was planned arrives, at its exact shape and padded alike."""
 
+from array import array
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.step import NEWEST, RowPlan, StepPlan
+from engine.core.step import NEWEST, RowPlan, SteadyRowsPlan, StepPlan
 from engine.device.device_state import DeviceState, Staging
-from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, PackedStep, shape_of
+from engine.device.input_batch import InputBatch, InputBatchBuilder, MixedShape, PackedStep, RowColumns
 from engine.device.page_plan import PagePlan, plan_pages
 from models.config.layer_cache import LayerCache
 
@@ -61,17 +63,30 @@ def plans(draw: st.DrawFn) -> list[RowPlan]:
     return rows
 
 
+def plan_of(rows: list[RowPlan]) -> StepPlan:
+    """Return a plan in which every decode row but the last is steady."""
+    steady = rows[: max(sum(1 for row in rows if not row.token_ids) - 1, 0)]
+    columns = [array("i", column).tobytes() for column in ([r.req_index for r in steady], [r.start for r in steady])]
+    new_blocks = [(row.req_index, *entry) for row in steady for entry in row.new_blocks]
+    plan = StepPlan(0, rows[len(steady) :], steady=SteadyRowsPlan(*columns, new_blocks))
+    assert plan.rows == rows
+    assert plan.num_rows == len(rows)
+    assert plan.num_samples == sum(row.num_samples for row in rows)
+    assert plan.num_tokens == sum(row.num_tokens for row in rows)
+    return plan
+
+
 def make_batch(
     rows: list[RowPlan], shape: MixedShape, pages: PagePlan = ONE_KIND
 ) -> tuple[InputBatch, PackedStep, DeviceState]:
     builder, state = make_builder(pages)
-    packed = builder.pack(StepPlan(0, rows), shape)
+    plan = plan_of(rows)
+    packed = builder.pack(plan, RowColumns.of(plan), shape)
     return builder.mixed_batch(packed, max_query_len=shape.num_tokens, max_seq_len=64), packed, state
 
 
 def exact_shape(rows: list[RowPlan]) -> MixedShape:
-    num_decodes = sum(1 for row in rows if not row.token_ids)
-    return shape_of(rows, num_decodes)
+    return RowColumns.of(plan_of(rows)).shape
 
 
 def tokens_of(row: RowPlan) -> list[int]:
@@ -140,8 +155,9 @@ def test_sampled_positions_come_first_in_plan_order(rows: list[RowPlan], extra_r
         batch, packed, _ = make_batch(rows, shape)
         sampling = packed.sampling
         places = [(row, place) for row in rows if row.samples for place in range(-1 - row.num_drafts, 0)]
-        assert sampling.rows == [row for row, _ in places]
-        assert sampling.req_index.tolist() == [row.req_index for row in sampling.rows]
+        assert sampling.host_req_index.tolist() == [row.req_index for row, _ in places]
+        assert sampling.host_ends.tolist() == [row.start + row.num_tokens for row, _ in places]
+        assert sampling.req_index.tolist() == sampling.host_req_index.tolist()
         assert sampling.positions.tolist() == [row.start + row.num_tokens + 1 + place for row, place in places]
         assert batch.last_tokens is not None
         before = batch.input_ids[batch.last_tokens[: len(places)]].tolist()
@@ -168,7 +184,7 @@ def test_new_pages_reach_each_table_as_units() -> None:
     """The only full layer takes two units of a page, 50 apart, for each of a window layer."""
     builder, state = make_builder(TWO_KINDS)
     decodes = [RowPlan(2, 13, 1, new_blocks=[(0, 1, [7]), (1, 3, [8])]), RowPlan(4, 5, 1)]
-    req_index = builder.pack_decodes(StepPlan(0, decodes))
+    req_index = builder.pack_decodes(plan_of(decodes))
     assert state.block_tables[0, 2, 2:4].tolist() == [7, 57]
     assert state.block_tables[1, 2, 3].item() == 8
     state.num_computed[[2, 4]] = torch.tensor([13, 5])

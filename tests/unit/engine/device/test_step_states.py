@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.core.step import NEWEST, RequestInit, RowPlan, StepPlan
 from engine.device.device_state import DeviceState, Staging
-from engine.device.input_batch import InputBatchBuilder, MixedShape, shape_of
+from engine.device.input_batch import InputBatchBuilder, MixedShape, RowColumns
 from engine.device.kv_cache import KVPool
 from engine.device.page_plan import plan_pages, views_of_states
 from engine.device.step_states import StateRows, ring_bytes
@@ -38,8 +38,9 @@ class Device:
 
     def step(self, rows: list[RowPlan], shape: MixedShape | None = None) -> StepStates:
         """Run a mixed step's gather."""
-        num_decodes = sum(1 for row in rows if not row.token_ids)
-        packed = self.builder.pack(StepPlan(0, rows), shape or shape_of(rows, num_decodes))
+        plan = StepPlan(0, rows)
+        columns = RowColumns.of(plan)
+        packed = self.builder.pack(plan, columns, shape or columns.shape)
         batch = self.builder.mixed_batch(packed, max_query_len=64, max_seq_len=64)
         assert batch.states is not None
         rows_of_tokens = packed.inputs.req_index[packed.inputs.token_rows]
@@ -100,7 +101,7 @@ def test_a_row_settles_what_came_true_of_the_row_before_and_no_drafted_row_write
     device = make_device()
     drafted: dict[int, RowPlan] = {}
     for rows in steps:
-        exact = shape_of(rows, 0)
+        exact = RowColumns.of(StepPlan(0, rows)).shape
         shape = MixedShape(exact.num_tokens + extra, exact.num_rows + 1, exact.num_prefills + 1) if extra else exact
         states = device.step(rows, shape)
         expected = {

@@ -1,0 +1,127 @@
+"""Requests that decode a plain token in every step: rows in columns, visited only when something is due."""
+
+import msgspec
+
+from engine.core.step import NO_TOKEN, StepPlan, StepResult
+from tests.support.stepping import STOP, add, commit, make_scheduler, pump, schedule, step
+
+
+def start(*names, max_tokens=40, **changes):
+    """Return a scheduler whose requests decode, and the requests."""
+    limits = {"num_pages": 200, "max_num_seqs": 8, "max_num_batched_tokens": 64} | changes
+    scheduler = make_scheduler(**limits)
+    requests = [add(scheduler, name, [7, 8, 9, index], max_tokens) for index, name in enumerate(names)]
+    step(scheduler)
+    return scheduler, requests
+
+
+def test_rows_that_only_go_on_are_columns_of_a_plan_that_is_a_plain_value():
+    scheduler, requests = start("a", "b", "c")
+    plan = step(scheduler)
+    assert plan.singles == []
+    assert [(row.req_index, row.start, row.num_tokens, row.token_ids) for row in plan.rows] == [
+        (request.req_index, 4, 1, []) for request in requests
+    ]
+    assert [row.new_blocks[0][:2] for row in plan.rows] == [(0, 1)] * 3  # blocks have 4 tokens
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=StepPlan) == plan
+    assert (plan.num_rows, plan.num_tokens, plan.num_samples) == (3, 3, 3)
+    following = step(scheduler)
+    assert following.steady.req_index == plan.steady.req_index
+    assert following.steady.new_blocks == []
+
+
+def test_each_token_goes_to_its_request_while_others_leave_and_join():
+    scheduler, (first, second, third) = start("a", "b", "c")
+    expected = {first: [5], second: [5], third: [5]}
+    in_flight = schedule(scheduler)
+    for number in range(12):
+        if number == 3:
+            scheduler.abort("b")
+        if number == 5:
+            expected[add(scheduler, "d", range(20, 25), 9)] = []
+        following = schedule(scheduler)
+        requests = {request.req_index: request for request in [*scheduler.running, *scheduler.retiring]}
+        tokens = [10 + (number + row.req_index) % 30 for row in in_flight.rows]
+        for row, token_id in zip(in_flight.rows, tokens, strict=True):
+            request = requests[row.req_index]
+            if request.finish_reason is None and row.samples:
+                expected[request].append(token_id)
+        scheduler.commit(StepResult(in_flight.step_id, tokens), float(number))
+        scheduler.check()
+        in_flight = following
+    assert {request: request.output_token_ids for request in expected} == expected
+    assert len(expected) == 4
+    assert len(second.output_token_ids) < len(first.output_token_ids)
+
+
+def test_a_stop_token_ends_its_request_and_no_other():
+    scheduler, (first, second, third) = start("a", "b", "c")
+    second.params = msgspec.structs.replace(second.params, min_tokens=20)
+    plan = schedule(scheduler)
+    outputs = scheduler.commit(StepResult(plan.step_id, [5, STOP, STOP]), 1.0)
+    scheduler.check()
+    assert [request.finish_reason for request in (first, second, third)] == [None, None, "stop"]
+    assert [output.request for output in outputs.singles] == [third]
+    assert [part.request_ids for part in outputs.steady] == [["a", "b"]]
+    assert third.last_token_s == 1.0
+
+
+def test_a_token_that_is_not_finite_ends_its_request_alone():
+    scheduler, (first, second) = start("a", "b")
+    plan = schedule(scheduler)
+    scheduler.commit(StepResult(plan.step_id, [NO_TOKEN, 5]), 0.0)
+    scheduler.check()
+    assert scheduler.invalid == [first]
+    assert (first.finish_reason, second.finish_reason) == ("error", None)
+
+
+def test_the_last_row_of_a_request_is_planned_by_itself():
+    scheduler, (request,) = start("a", max_tokens=5)
+    plans = []
+    while request.finish_reason is None:
+        plans.append(step(scheduler))
+    assert [plan.steady.num_rows for plan in plans] == [1, 1, 1, 0]
+    assert [len(plan.singles) for plan in plans] == [0, 0, 0, 1]
+    assert (request.finish_reason, len(request.output_token_ids)) == ("length", 5)
+
+
+def test_rows_with_log_probabilities_are_planned_by_themselves():
+    scheduler = make_scheduler()
+    add(scheduler, "a", range(3), logprobs=0)
+    step(scheduler)
+    plan = schedule(scheduler)
+    assert (plan.steady.num_rows, len(plan.singles)) == (0, 1)
+
+
+def test_where_the_budget_may_not_suffice_for_all_no_request_is_steady():
+    scheduler, _ = start("a", "b", "c", max_num_batched_tokens=6)
+    for _ in range(4):
+        assert step(scheduler).steady.num_rows == 0
+
+
+def test_each_client_has_its_tokens_in_one_piece():
+    scheduler = make_scheduler(num_pages=200, max_num_seqs=8, max_num_batched_tokens=64)
+    for index in range(6):
+        add(scheduler, str(index), [index] * 5).client_id = index % 2
+    step(scheduler)
+    plan = schedule(scheduler)
+    outputs = scheduler.commit(StepResult(plan.step_id, [10, 11, 12, 20, 21, 22]), 0.0)
+    assert [(part.client_id, part.request_ids, part.token_ids) for part in outputs.steady] == [
+        (0, ["0", "2", "4"], [10, 11, 12]),
+        (1, ["1", "3", "5"], [20, 21, 22]),
+    ]
+    assert outputs.num_tokens == 6
+
+
+def test_dropped_steps_make_all_requests_single_and_start_them_again():
+    scheduler, requests = start("a", "b")
+    schedule(scheduler)
+    schedule(scheduler)
+    requests[0].params = msgspec.structs.replace(requests[0].params, presence_penalty=1.0)
+    assert scheduler.drop_in_flight() == [requests[0]]
+    scheduler.check()
+    assert requests[1].num_pending_tokens == 0
+    in_flight = pump(scheduler, scheduler.committed_step_id + 4)
+    assert in_flight.steady.num_rows == 1
+    commit(scheduler, in_flight)
+    assert len(requests[1].output_token_ids) >= 3
