@@ -25,6 +25,7 @@ from tests.support import templates
 from tests.support.checkpoints import make_configs
 from tests.support.published_shapes import published_shapes
 from tests.support.reference import LOGITS_ERROR
+from tests.unit.models.test_tensor_parallel import FOUR_RANKS, TWO_RANKS
 
 LOGITS_TEST = "tests/unit/models/config/test_logits.py::test_whole_prefill_matches_transformers"
 
@@ -35,6 +36,16 @@ def test_every_architecture_and_every_checkpoint_has_its_row() -> None:
     text = PAGE.read_text()
     for architecture in ARCHITECTURES:
         assert f"`{architecture}`" in text
+
+
+def test_every_family_is_split_over_two_and_over_four_ranks() -> None:
+    """As the page says of each."""
+    configs = make_configs()
+    for table in (TWO_RANKS, FOUR_RANKS):
+        kinds = {type(config) for config in table.values()}
+        assert [
+            family.models for family in FAMILIES if not {type(configs[name]) for name in family.checkpoints} & kinds
+        ] == []
 
 
 def test_no_cell_is_empty_or_shows_a_fault() -> None:

@@ -25,10 +25,12 @@ def _with_more_heads(config):
     return config
 
 
+# With FOUR_RANKS every family of docs/reference/models.md is in both tables: tests/test_models_page.py
 # Every vocabulary here is odd, so the last rank's rows are padded
 TWO_RANKS = {
     "llama": make_configs()["llama3.1"],
     "biases": make_configs()["llama_all_biases"],
+    **{kind: make_configs()[kind] for kind in ("mistral", "qwen2", "granite_moe")},
     "replicated_kv_head": LlamaConfig(**TINY, num_key_value_heads=1),
     "fp8_pool": LlamaConfig(**TINY, num_key_value_heads=2),
     "fp8_pool_replicated": LlamaConfig(**TINY, num_key_value_heads=1),
@@ -67,6 +69,14 @@ FOUR_RANKS = {
     **{kind: make_configs()[kind] for kind in ("granite_hybrid", "nemotron_3_latent", "bamba_biases", "lfm2_moe")},
     **{kind: make_configs()[kind] for kind in ("deepseek_v2", "kimi_linear", "kimi_linear_groups")},
     **{kind: make_configs()[kind] for kind in ("minimax_m2", "dots1", "exaone_moe", "cohere2_moe", "mistral4")},
+    **{kind: make_configs()[kind] for kind in ("mistral", "ministral", "ministral3", "mellum", "qwen2", "gpt_oss")},
+    **{kind: make_configs()[kind] for kind in ("gemma", "gemma2", "gemma3", "gemma4", "gemma4_shared")},
+    **{kind: make_configs()[kind] for kind in ("smollm3", "olmo3", "exaone4", "cohere2_biases", "glm4", "hunyuan")},
+    **{kind: make_configs()[kind] for kind in ("seed_oss_biases", "arcee_biases", "apertus", "ernie4_5_biases")},
+    **{kind: make_configs()[kind] for kind in ("granite_biases", "granite_moe", "granite_moe_shared", "phimoe")},
+    **{kind: make_configs()[kind] for kind in ("ernie4_5_moe", "hunyuan_moe", "solar_open", "llama4")},
+    **{kind: make_configs()[kind] for kind in ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "lfm2", "falcon_h1")},
+    "qwen3_5_moe": _with_more_heads(make_configs()["qwen3_5_moe"]),
 }
 
 
