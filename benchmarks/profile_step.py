@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.offline import versions
 from engine.core.engine import Engine
 from engine.interface.config import EngineConfig
-from engine.interface.protocol import AddRequest, SamplingParams
+from engine.interface.protocol import AddRequest, SamplingParams, pack_token_ids
 from engine.offline import OfflineEngine
 from engine.startup.load import load_engine
 from engine.startup.setup import LoadedEngine
@@ -75,7 +75,7 @@ def _mixed(loaded: LoadedEngine, num_tokens: int, batch: int, context: int) -> d
     offline = _decoding(replace(loaded, scheduler_config=scheduler_config), batch, context)
     for i in range(num_tokens * (_STEPS * 2 + 8) // _MIXED_PROMPT_LEN):
         prompt = [(i * 37 + j) % 9000 for j in range(_MIXED_PROMPT_LEN)]
-        request = AddRequest(f"p{i}", prompt, SamplingParams(max_tokens=1, temperature=0.0), 0.0)
+        request = AddRequest(f"p{i}", pack_token_ids(prompt), SamplingParams(max_tokens=1, temperature=0.0), 0.0)
         offline.transport.inbox.append((0, request))
     for _ in range(4):
         offline.engine.run_once()
@@ -88,7 +88,7 @@ def _decoding(loaded: LoadedEngine, batch: int, context: int) -> OfflineEngine:
     engine, params = offline.engine, SamplingParams(max_tokens=10_000, temperature=0.0)
     for i in range(batch):
         prompt = [(i * 31 + j) % 9000 for j in range(context)]
-        offline.transport.inbox.append((0, AddRequest(str(i), prompt, params, 0.0)))
+        offline.transport.inbox.append((0, AddRequest(str(i), pack_token_ids(prompt), params, 0.0)))
     while len(engine.scheduler.running) < batch or any(not r.is_decoding for r in engine.scheduler.running):
         engine.run_once()
     for _ in range(10):
@@ -110,7 +110,9 @@ def _prompt(loaded: LoadedEngine, prompt_len: int) -> dict:
     per_step = max(loaded.scheduler_config.max_num_batched_tokens // prompt_len, 1)
     for i in range(per_step * (_STEPS * 2 + 8)):
         prompt = [(i * 31 + j) % 9000 for j in range(prompt_len)]
-        transport.inbox.append((0, AddRequest(str(i), prompt, SamplingParams(max_tokens=1, temperature=0.0), 0.0)))
+        transport.inbox.append(
+            (0, AddRequest(str(i), pack_token_ids(prompt), SamplingParams(max_tokens=1, temperature=0.0), 0.0))
+        )
     for _ in range(4):
         engine.run_once()
     return _finish(offline, _profile(engine))

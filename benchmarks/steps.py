@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.offline import engine_config
 from benchmarks.report import BenchError, check_outputs, format_table, now, write_report
 from benchmarks.step_times import StepTimes
-from engine.interface.protocol import AddRequest, SamplingParams
+from engine.interface.protocol import AddRequest, SamplingParams, pack_token_ids
 from engine.offline import OfflineEngine
 from engine.startup.load import LoadedEngine, load_engine
 
@@ -199,7 +199,7 @@ def _add(offline: OfflineEngine, request_id: str, num_tokens: int, *, max_tokens
     vocab_size = offline.loaded.model_config.vocab_size
     prompt = [(len(request_id) * 31 + 7 * i) % vocab_size for i in range(num_tokens)]
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    offline.transport.inbox.append((0, AddRequest(request_id, prompt, params, 0.0)))
+    offline.transport.inbox.append((0, AddRequest(request_id, pack_token_ids(prompt), params, 0.0)))
 
 
 def _say(line: str) -> None:

@@ -24,7 +24,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.step import StepPlan, StepResult, TokenMasks
 from engine.interface.config import SchedulerConfig
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import AddRequest, ClientGone, FromEngine, SamplingParams, ToEngine
+from engine.interface.protocol import AddRequest, ClientGone, FromEngine, SamplingParams, ToEngine, pack_token_ids
 from engine.interface.transport import encode_frame
 
 ROWS = (64, 256, 1024, 2048)
@@ -137,7 +137,8 @@ def _requests(count: int, max_tokens: int) -> Iterable[AddRequest]:
     rng, params = Random(1), SamplingParams(max_tokens=max_tokens, stop_token_ids=_STOP_TOKENS)
     for _ in range(count):
         prompt = [rng.randrange(1000, VOCAB_SIZE) for _ in range(rng.randint(20, _LONGEST_PROMPT))]
-        yield AddRequest(f"chatcmpl-{rng.getrandbits(128):032x}", prompt, params, time.monotonic())
+        request_id = f"chatcmpl-{rng.getrandbits(128):032x}"
+        yield AddRequest(request_id, pack_token_ids(prompt), params, time.monotonic())
 
 
 def measure_in(checkout: Path, num_rows: int, *, num_rounds: int) -> tuple[float, float]:

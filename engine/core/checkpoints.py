@@ -107,14 +107,14 @@ class Checkpoints:
     def save_in_answer(self, request: Request, step: StepKv, *, num_reserved: int) -> None:
         """Save the state before a decode row that is planned for sure, if its place and the pages are right."""
         start = request.num_computed_tokens
-        assert start <= len(request.prompt_token_ids) + len(request.output_token_ids)  # no hash of a pending token
+        assert start <= request.num_prompt_tokens + len(request.output_token_ids)  # no hash of a pending token
         is_due = start == request.next_save_tokens and not request.is_drafted  # else the state lacks its last tokens
         request.next_save_tokens = self.next_save(start)
         num_pages = sum(group.pages for group in self._layout.states)
         has_pages = num_pages <= self._pool.num_worthless - num_reserved * self._layout.reserve
         if not is_due or not has_pages or self._is_saved(request, start):
             return
-        num_prompt = len(request.prompt_token_ids)
+        num_prompt = request.num_prompt_tokens
         request.marks = [*(mark for mark in request.marks if mark < num_prompt), start]
         self._copy_out(request, step)
 
@@ -128,10 +128,10 @@ class Checkpoints:
                 self._pool.publish(index, key, save.block)
                 self._num_hits[save.block] = int(save.num_tokens == request.parting_point)
                 self.num_saved += 1
-                self.num_saved_in_answers += save.num_tokens >= len(request.prompt_token_ids)
+                self.num_saved_in_answers += save.num_tokens >= request.num_prompt_tokens
                 if save.group is self._layout.states[0]:
                     request.saved_tokens.append(save.num_tokens)
-            is_in_answer = [place >= len(request.prompt_token_ids) for place in (request.checkpoint, save.num_tokens)]
+            is_in_answer = [place >= request.num_prompt_tokens for place in (request.checkpoint, save.num_tokens)]
             if request.checkpoint and request.checkpoint != save.num_tokens and is_in_answer != [False, True]:
                 self._supersede(request, save.group)
         for save in published:

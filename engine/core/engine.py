@@ -208,7 +208,7 @@ class Engine:
             raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
         if self._has_max_requests:
             raise Overloaded(f"The queue is full: {self.max_queued_requests} requests are waiting.")
-        self._check_queued_tokens(len(message.prompt_token_ids))
+        self._check_queued_tokens(message.num_prompt_tokens)
         request = self._request_factory.make(message, client_id=client_id)
         if message.grammar is None:
             self.scheduler.add(request)

@@ -59,6 +59,7 @@ class KvCaches:
         num_spare = pool.num_free - num_reserved * layout.reserve
         if num_spare <= 0:
             return False
+        request.unpack_prompt()  # now its tokens are needed
         nothing = Hit(0, [[] for _ in layout.groups])
         hit = found = self._finder.find(request) if self._is_caching else nothing
         if self._num_pages(request, hit) > num_spare:
@@ -216,7 +217,7 @@ class KvCaches:
         last = max([0, request.checkpoint, *request.marks]) if self.layout.states else NEVER
         for group in reversed(self.layout.groups):
             table = request.tables[group.index]
-            first_of_answer = len(request.prompt_token_ids) // group.tokens
+            first_of_answer = request.num_prompt_tokens // group.tokens
             if self._is_explained(group) and first_of_answer < table.num_published:
                 self._misses.note_published(request, range(first_of_answer, table.num_published))
             num_spent = max(table.end - max(-(-last // group.tokens), table.first), 0)  # that no hit can reach
@@ -311,7 +312,7 @@ class KvCaches:
         """Mark the end of the prompt, and where the full groups know a prefix of which the others have lost the end."""
         step = self.layout.step
         request.parting_point = hit.num_full_tokens if hit.num_full_tokens > hit.num_tokens else 0
-        marks = {(len(request.prompt_token_ids) - 1) // step * step, request.parting_point}
+        marks = {(request.num_prompt_tokens - 1) // step * step, request.parting_point}
         request.marks = sorted(mark for mark in marks if mark > hit.num_tokens) if self._is_caching else []
         is_saving = self._is_caching and self._has_states and request.embedding is None
         request.next_save_tokens = self.checkpoints.next_save(request.num_tokens) if is_saving else NEVER
@@ -339,7 +340,7 @@ class KvCaches:
         hashes, links, num_full = request.block_hashes, group.links, end // group.tokens
         if len(hashes) < num_full * links:
             request.extend_hashes(end, unit=self.layout.unit)
-        if self._is_explained(group) and (table.num_published + 1) * group.tokens <= len(request.prompt_token_ids):
+        if self._is_explained(group) and (table.num_published + 1) * group.tokens <= request.num_prompt_tokens:
             self._misses.note_published(request, range(table.num_published, num_full))  # those of the answer: free()
         for column in range(table.num_published, num_full):
             self.pool.publish(group.index, hashes[(column + 1) * links - 1], table.blocks[column - table.first])
@@ -349,7 +350,7 @@ class KvCaches:
         """Publish the next block if it is of the answer alone; as commit_row() does, in less time."""
         (table,), hashes, unit = request.tables, request.block_hashes, self.layout.unit
         num_published = table.num_published
-        first = num_published * unit - len(request.prompt_token_ids)
+        first = num_published * unit - request.num_prompt_tokens
         if first < 0 or not hashes or len(hashes) != num_published:
             return False
         key = link_hash(hashes[-1], request.output_token_ids[first : first + unit])

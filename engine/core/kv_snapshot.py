@@ -214,7 +214,7 @@ def _row(
         num_pages,
         num_shared,
         request.num_computed_tokens,
-        len(request.prompt_token_ids),
+        request.num_prompt_tokens,
         len(request.output_token_ids),
         request.num_cached_tokens,
         max(0.0, now - request.arrival_s),  # arrival_s was read by another process

@@ -22,6 +22,7 @@ from engine.interface.protocol import (
     StepEvents,
     ToEngine,
     TokenLogprobs,
+    pack_token_ids,
 )
 
 
@@ -87,7 +88,9 @@ def generate(
         while todo and len(engine.scheduler.waiting.requests) + len(transport.inbox) < engine.max_queued_requests:
             request_id, prompt, sampling, kind, lora_index = todo.popleft()
             now = engine.clock()
-            added = AddRequest(request_id, prompt, sampling, arrival_s=now, pooling=kind, lora_index=lora_index)
+            added = AddRequest(
+                request_id, pack_token_ids(prompt), sampling, arrival_s=now, pooling=kind, lora_index=lora_index
+            )
             transport.inbox.append((0, added))
         engine.run_once()
         while transport.outbox:

@@ -61,7 +61,7 @@ class EngineStats:
         assert request.first_token_s is not None
         queue_s = max(0.0, request.first_scheduled_s - request.arrival_s)  # arrival_s was read by another process
         prefill_s = request.first_token_s - request.first_scheduled_s
-        num_prompt = len(request.prompt_token_ids)
+        num_prompt = request.num_prompt_tokens
         self._num_prompt_tokens += num_prompt
         self._metrics.observe("request_queue_time_seconds", queue_s)
         self._metrics.observe("request_prefill_time_seconds", prefill_s)
@@ -73,7 +73,7 @@ class EngineStats:
         """Count a request's end."""
         metrics, num_output = self._metrics, len(request.output_token_ids)
         metrics.count("requests_finished_total", label=request.finish_reason or "error")
-        metrics.observe("request_prompt_tokens", len(request.prompt_token_ids))
+        metrics.observe("request_prompt_tokens", request.num_prompt_tokens)
         metrics.observe("request_generation_tokens", num_output)
         first_s, last_s = request.first_token_s, request.last_token_s
         if first_s is None or last_s is None or request.first_scheduled_s is None:
@@ -90,7 +90,7 @@ class EngineStats:
         logger.error(
             "model output is not finite request_id=%s prompt_tokens=%d output_tokens=%d",
             request.request_id,
-            len(request.prompt_token_ids),
+            request.num_prompt_tokens,
             len(request.output_token_ids),
         )
 

@@ -113,6 +113,8 @@ class Request:
     priority: int = 0  # smaller runs earlier
     client_id: int = 0
     lora_index: int = 0  # its adapter; 0: none
+    packed_prompt: bytes = b""  # its prompt until unpack_prompt(): a queue of long lists would cost memory and time
+    num_prompt_tokens: int = field(default=0, init=False)
 
     output_token_ids: list[int] = field(default_factory=list)  # committed only
     stored_computed_tokens: int = 0  # see num_computed_tokens
@@ -161,6 +163,14 @@ class Request:
     first_token_s: float | None = None
     last_token_s: float | None = None
 
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.prompt_token_ids) + len(self.packed_prompt) // 4
+
+    def unpack_prompt(self) -> None:
+        """Make prompt_token_ids, which is empty while the request first waits."""
+        if self.packed_prompt:
+            self.prompt_token_ids, self.packed_prompt = array("i", self.packed_prompt).tolist(), b""
+
     @property
     def num_computed_tokens(self) -> int:
         """Tokens with launched keys and values."""
@@ -202,7 +212,7 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """Prompt, output and in-flight tokens."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids) + self.num_pending_tokens
+        return self.num_prompt_tokens + len(self.output_token_ids) + self.num_pending_tokens
 
     @property
     def max_output_tokens(self) -> int:
@@ -233,7 +243,7 @@ class Request:
         """
         if self.embedding is not None:
             return self.embedding.num_pooled_tokens
-        if self.params.prompt_logprobs is None or self.num_prompt_logprobs >= len(self.prompt_token_ids) - 1:
+        if self.params.prompt_logprobs is None or self.num_prompt_logprobs >= self.num_prompt_tokens - 1:
             return self.num_tokens - 1
         return self.num_prompt_logprobs
 
@@ -241,7 +251,7 @@ class Request:
         """Return the log-probabilities to compute in a chunk [start, end), or None. Earlier chunks may be in flight."""
         if self.params.prompt_logprobs is None:
             return None
-        first, last = max(start, self.num_prompt_logprobs), min(end, len(self.prompt_token_ids) - 1)
+        first, last = max(start, self.num_prompt_logprobs), min(end, self.num_prompt_tokens - 1)
         if first >= last:
             return None
         return PromptLogprobsSpan(first, self.prompt_token_ids[first + 1 : last + 1])
@@ -249,7 +259,7 @@ class Request:
     def init(self) -> RequestInit:
         """Return what the device must know of it before its first row."""
         token_ids = self.token_ids(0, self.num_tokens) if self.params.has_penalties else []
-        return RequestInit(self.req_index, self.params, len(self.prompt_token_ids), token_ids, self.lora_index)
+        return RequestInit(self.req_index, self.params, self.num_prompt_tokens, token_ids, self.lora_index)
 
     def pool_span(self, start: int, end: int) -> PoolSpan | None:
         """Return the positions of a chunk [start, end) to sum for the embedding, or None."""
@@ -273,7 +283,7 @@ class Request:
         if self.is_stop(token_id, len(output)):
             self.stop_token_id = token_id
             return "stop"
-        return "length" if len(self.prompt_token_ids) + len(output) >= self.max_num_tokens else None
+        return "length" if self.num_prompt_tokens + len(output) >= self.max_num_tokens else None
 
     def is_stop(self, token_id: int, num_output: int) -> bool:
         """Return whether a token, as the num_output-th of the output, ends the request."""
@@ -281,7 +291,7 @@ class Request:
 
     def token_ids(self, start: int, end: int) -> list[int]:
         """Return the committed tokens [start, end) as a new list."""
-        num_prompt = len(self.prompt_token_ids)
+        num_prompt = self.num_prompt_tokens
         if end <= num_prompt:
             return self.prompt_token_ids[start:end]
         if start >= num_prompt:

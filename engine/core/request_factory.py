@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.core.request import EmbeddingAccumulator, Request
 from engine.core.speculative import Drafter
 from engine.core.thinking import ThinkingState
@@ -49,7 +51,7 @@ class RequestFactory:
         self._check(message)
         request = Request(
             message.request_id,
-            message.prompt_token_ids,
+            [],
             message.params,
             arrival_s=message.arrival_s,
             cache_salt=message.cache_salt,
@@ -57,9 +59,10 @@ class RequestFactory:
             priority=message.priority,
             client_id=client_id,
             lora_index=message.lora_index,
+            packed_prompt=message.prompt,
         )
         if message.pooling is not None:
-            request.embedding = EmbeddingAccumulator(message.pooling, len(message.prompt_token_ids))
+            request.embedding = EmbeddingAccumulator(message.pooling, message.num_prompt_tokens)
         elif not self.can_generate:
             raise UnsupportedFeature("This model has no language-model head: it makes embeddings and no text.")
         elif message.grammar is None and not message.params.has_filter and self.make_drafter is not None:
@@ -72,7 +75,7 @@ class RequestFactory:
 
     def _check(self, message: AddRequest) -> None:
         params = message.params
-        self._check_ids(message.prompt_token_ids, "prompt")
+        self._check_prompt(message.prompt)
         for name, bounds in BOUNDS.items():
             value = getattr(params, name)
             if value is not None:
@@ -94,6 +97,13 @@ class RequestFactory:
         self._check_filter(params)
         if message.thinking is not None:
             self._check_thinking(message.thinking)
+
+    def _check_prompt(self, prompt: bytes) -> None:
+        """Raise InvalidParameter unless the prompt is a whole number of token ids, and all exist."""
+        if len(prompt) % 4:
+            raise InvalidParameter(f"The prompt has {len(prompt)} bytes; token ids have 4 bytes each.", param="prompt")
+        ids = np.frombuffer(prompt, np.int32)
+        self._check_ids([int(ids.min()), int(ids.max())] if len(ids) else [], "prompt")
 
     def _check_thinking(self, budget: ThinkingBudget) -> None:
         _check_bounds(budget.max_tokens, "thinking_token_budget", (0, 2**31 - 1))

@@ -6,7 +6,7 @@ token is not read yet is planned nevertheless (num_pending_tokens); the row is d
 the request.
 Retire at commit: a request that leaves `running` (finish, abort, preemption) keeps its blocks and its req_index until
 the last step that contains it is committed, since the device still reads and writes them.
-Most decoding requests are steady: a step visits few of them (engine/core/running.py, engine/core/steady_rows.py).
+Most decoding requests are steady: a step visits few of them (engine/core/steady_rows.py).
 Everything that orders rows is a list, so the same inputs give the same plans.
 """
 
@@ -16,8 +16,8 @@ from engine.core.checkpoints import StepKv
 from engine.core.kv_caches import KvCaches
 from engine.core.planned_step import DraftCounts, PlannedStep, StepOutputs, apply_samples
 from engine.core.request import Request, Status
-from engine.core.running import RunningRequests
 from engine.core.speculative import Drafter
+from engine.core.steady_rows import RunningRequests
 from engine.core.step import NEWEST, RequestInit, RowPlan, StepPlan, StepResult
 from engine.core.step_budget import mixed_step_tokens
 from engine.core.waiting_queue import WaitingQueue, by_order
@@ -71,7 +71,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong or InvalidParameter for one that could never be served."""
-        num_prompt, max_tokens = len(request.prompt_token_ids), request.params.max_tokens
+        num_prompt, max_tokens = request.num_prompt_tokens, request.params.max_tokens
         if not num_prompt or max_tokens < 1:
             raise InvalidParameter(
                 f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."

@@ -1,4 +1,4 @@
-"""SteadyRows: requests that decode one plain token in every step, as columns. Never torch.
+"""RunningRequests, and SteadyRows: those of them that decode one plain token in every step, as columns. Never torch.
 
 Most rows of most steps only go on: the device's last token in, one token out. An object for each of them in each step,
 and a visit to its request, would be most of the host's time. So a step does not touch a steady request. Its counts
@@ -8,23 +8,27 @@ after a commit, when blocks are due to be published or released. Stop tokens are
 
 A request joins when the scheduler plans a steady row of it, and leaves when it ends, is preempted, has no room, or
 comes to its last row. The columns of a planned step are never changed: a change copies them first. A row in flight of a
-request that left is committed by itself, like any single row.
+request that left is committed by itself.
+
+All other running requests are single, and visited in every step: a prompt is being computed, or rows carry more than a
+token, or there is no room, or the last row is planned.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, call
 from typing import NamedTuple
 
 import numpy as np
 
 from engine.core.cache_layout import NEVER
-from engine.core.request import Request
+from engine.core.request import Request, Status
 from engine.core.step import NO_TOKEN
+from engine.core.waiting_queue import by_order
 
 _by_joining = attrgetter("joined")
 
@@ -241,6 +245,82 @@ class SteadyRows:
             self._is_shared = False
             self._requests, self._request_ids = self._requests.copy(), self._request_ids.copy()
             self._appends = self._appends.copy()
+
+
+class RunningRequests:
+    """Owns the order of the running requests, and which of them are steady."""
+
+    def __init__(self, *, has_steady: bool) -> None:
+        """has_steady: whether a request may be steady: then it has a row in every step."""
+        self.requests: list[Request] = []  # in scheduling order; others only read it
+        self.singles: list[Request] = []  # those that are not steady, in the same order; others only read it
+        self._has_steady = has_steady
+        self._rows: dict[int, SteadyRows] = {}  # by client id, in the order of a plan's rows
+
+    def add(self, request: Request) -> None:
+        """Take in an admitted request, as a single one."""
+        insort(self.requests, request, key=by_order)
+        insort(self.singles, request, key=by_order)
+
+    def remove(self, request: Request) -> None:
+        """Let a request go that ends or is preempted."""
+        self.make_single(request)
+        self.requests.remove(request)
+        self.singles.remove(request)
+
+    def make_single(self, request: Request) -> None:
+        """Have a request visited in every step from now on."""
+        if request.steady is not None:
+            request.steady.leave(request)
+            insort(self.singles, request, key=by_order)
+
+    def settle(self, request: Request, start: int) -> bool:
+        """Make a request steady if its row at `start` is plain and not the last, else single; return whether it is."""
+        if not self._has_steady or start + 2 >= request.max_num_tokens or not request.is_plain:
+            self.make_single(request)
+            return False
+        if request.steady is None:
+            self.singles.remove(request)
+            rows = self._rows.get(request.client_id)
+            if rows is None:
+                rows = self._rows[request.client_id] = SteadyRows(request.client_id)
+            rows.join(request)
+        assert request.steady is not None
+        request.steady.visit_before_plan([request])
+        return True
+
+    def to_extend(self) -> list[tuple[SteadyRows, list[Request]]]:
+        """Return the steady requests that only need pages before the next plan. Each is then to be visited again."""
+        return [(rows, rows.to_extend()) for rows in self._rows.values()]
+
+    def to_visit(self) -> list[Request]:
+        """Return the other steady requests to visit before the next plan, and all single ones."""
+        return [*(request for rows in self._rows.values() for request in rows.to_visit()), *self.singles]
+
+    def plan_steady(self, step_id: int) -> list[SteadyStep]:
+        """Plan a row of each steady request."""
+        for client_id in [client_id for client_id, rows in self._rows.items() if rows.is_unused]:
+            del self._rows[client_id]
+        return [rows.plan(step_id) for rows in self._rows.values() if rows.requests]
+
+    def drop_steps(self) -> None:
+        """Make all requests single, since the steps in flight are dropped."""
+        for request in [*self._steady()]:
+            self.make_single(request)
+        self._rows.clear()
+
+    def check(self) -> None:
+        """Assert that each request is where it belongs; tests call it after every step."""
+        assert all(request.status is Status.RUNNING for request in self.requests)
+        assert self.requests == sorted(self.requests, key=by_order)
+        assert self.singles == [request for request in self.requests if request.steady is None]
+        assert len(self.singles) + len(list(self._steady())) == len(self.requests)
+        for rows in self._rows.values():
+            rows.check()
+
+    def _steady(self) -> Iterator[Request]:
+        for rows in self._rows.values():
+            yield from rows.requests
 
 
 def _place(requests: list[Request], request: Request) -> int:

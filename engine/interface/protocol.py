@@ -9,6 +9,8 @@ request. The engine handles token ids only: text, stop strings and templates sta
 passes through the engine unread, to engine/grammar/compiler.py, which makes token masks from it.
 """
 
+from array import array
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 import msgspec
@@ -119,11 +121,16 @@ class GrammarVerdict(msgspec.Struct, omit_defaults=True):
     is_final: bool = True  # false: another attempt can have another result
 
 
+def pack_token_ids(token_ids: Iterable[int]) -> bytes:
+    """Return token ids as native 32-bit integers. Raises OverflowError for one that is none."""
+    return array("i", token_ids).tobytes()
+
+
 class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     """A validated request. `arrival_s` is time.monotonic() at the HTTP worker (one host, one clock)."""
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt: bytes  # pack_token_ids(): the prompt takes 4 bytes a token on its way and in the queue
     params: SamplingParams
     arrival_s: float
     cache_salt: str = ""
@@ -133,6 +140,16 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     lora_index: int = 0  # its adapter, counted from 1 in EngineConfig.loras; 0: the base model
     thinking: ThinkingBudget | None = None  # None: any number of tokens
     open_salt: str = ""  # what cache_salt would be if the client had given none
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt's token ids, as a new list. Raises ValueError if it is no whole number of integers."""
+        return array("i", self.prompt).tolist()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The length of the prompt."""
+        return len(self.prompt) // 4
 
 
 class AbortRequest(msgspec.Struct, tag=True):

@@ -25,6 +25,7 @@ from engine.interface.protocol import (
     SamplingParams,
     ThinkingBudget,
     TokenLogprobs,
+    pack_token_ids,
 )
 from server.errors import DeadlineExceeded
 from server.generation.events import ChoiceFinished, Event, TextDelta
@@ -283,7 +284,7 @@ class _ChoiceStream:
             params = msgspec.structs.replace(params, seed=(params.seed + self.index) % 2**63)
         return AddRequest(
             request_id=self.request_id,
-            prompt_token_ids=list(spec.prompts[self.index // spec.n]),
+            prompt=pack_token_ids(spec.prompts[self.index // spec.n]),
             params=params,
             arrival_s=spec.arrival_s,
             cache_salt=spec.cache_salt,

@@ -27,6 +27,7 @@ from engine.interface.protocol import (
     StepEvents,
     ThinkingBudget,
     TokenLogprobs,
+    pack_token_ids,
 )
 from tests.support.fake_executor import (
     FakeExecutor,
@@ -189,8 +190,9 @@ class Harness:
         seen = Seen(prompt, sampling, client_id, grammar=grammar, pooling=pooling, lora_index=lora_index)
         seen.thinking = thinking
         self.seen[request_id] = seen
+        packed = pack_token_ids(prompt)
         message = AddRequest(
-            request_id, prompt, sampling, self.clock(), cache_salt, priority, grammar, pooling, lora_index, thinking
+            request_id, packed, sampling, self.clock(), cache_salt, priority, grammar, pooling, lora_index, thinking
         )
         self.transport.inbox.append((client_id, message))
 

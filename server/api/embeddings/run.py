@@ -18,7 +18,7 @@ import numpy as np
 from engine.interface.client import EngineClient, RequestOutput
 from engine.interface.errors import EngineError, RequestAborted
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import AddRequest, PoolingKind, SamplingParams
+from engine.interface.protocol import AddRequest, PoolingKind, SamplingParams, pack_token_ids
 from server.api.objects import PromptTokensDetails
 from server.errors import DeadlineExceeded
 from server.generation.generation import Stats
@@ -131,7 +131,7 @@ class EmbeddingRun:
                 raise RequestAborted("The request was cancelled.")
             request = AddRequest(
                 request_id,
-                spec.inputs[index],
+                pack_token_ids(spec.inputs[index]),
                 _NOTHING_SAMPLED,
                 arrival_s=spec.arrival_s,
                 cache_salt=spec.cache_salt,

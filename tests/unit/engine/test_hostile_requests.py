@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.core.request_factory import BOUNDS
 from engine.interface.config import EngineConfig
-from engine.interface.protocol import AddRequest, GrammarSpec, RequestFailed, SamplingParams, StepEvents
+from engine.interface.protocol import AddRequest, GrammarSpec, RequestFailed, SamplingParams, StepEvents, pack_token_ids
 from engine.interface.transport import SocketTransport, encode_frame
 from engine.offline import OfflineEngine
 from server.api.chat.request import ChatBody
@@ -48,8 +48,11 @@ params = st.fixed_dictionaries(
         "prompt_logprobs": integers,
     },
 )
+prompts = st.builds(
+    pack_token_ids, st.just([1, 2, 3]) | st.lists(st.sampled_from([-(2**31), -1, 0, 5, 7, 2**31 - 1]), max_size=4)
+)
 requests = st.fixed_dictionaries(
-    {"prompt_token_ids": ids | st.just([1, 2, 3]), "params": params, "arrival_s": floats},
+    {"prompt": prompts | st.binary(max_size=9), "params": params, "arrival_s": floats},
     optional={
         "priority": integers,
         "lora_index": integers,
@@ -90,7 +93,7 @@ def add(request_id: str, fields: dict[str, Any]) -> AddRequest:
     return AddRequest(request_id, **fields)
 
 
-GOOD = {"prompt_token_ids": [1, 2, 3], "params": {"max_tokens": 3}, "arrival_s": 0.0}
+GOOD = {"prompt": pack_token_ids([1, 2, 3]), "params": {"max_tokens": 3}, "arrival_s": 0.0}
 
 
 @given(st.lists(requests, min_size=1, max_size=4))
@@ -121,7 +124,9 @@ def test_each_hostile_request_ends_once_and_others_are_served(
         ({"params": {"max_tokens": 1, "bad_words": [[]]}}, "bad_words"),
         ({"params": {"max_tokens": 1, "logprobs": 21}}, "logprobs"),
         ({"params": {"max_tokens": 1, "prompt_logprobs": -1}}, "prompt_logprobs"),
-        ({"prompt_token_ids": [2**40]}, "prompt"),
+        ({"prompt": pack_token_ids([1, 2**31 - 1])}, "prompt"),
+        ({"prompt": pack_token_ids([-1, 1])}, "prompt"),
+        ({"prompt": b"\1\0\0\0\2"}, "prompt"),
         ({"lora_index": 1}, "model"),
         ({"priority": 2**63}, "priority"),
         ({"arrival_s": NAN}, None),

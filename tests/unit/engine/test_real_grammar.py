@@ -10,7 +10,7 @@ from engine.core.grammars import Grammars
 from engine.core.local_client import GenerationResult, _apply
 from engine.grammar.compiler import GrammarCompiler
 from engine.interface.config import EngineConfig
-from engine.interface.protocol import AddRequest, GrammarSpec, SamplingParams
+from engine.interface.protocol import AddRequest, GrammarSpec, SamplingParams, pack_token_ids
 from engine.offline import OfflineEngine
 from server.config.model_source import DEMO_FOLDER
 from server.structured_output.grammar_spec import choice_grammar, json_schema_grammar, regex_grammar
@@ -47,7 +47,7 @@ def offline(request: pytest.FixtureRequest) -> OfflineEngine:
 def run(offline: OfflineEngine, requests: list[tuple[SamplingParams, GrammarSpec | None]]) -> list[GenerationResult]:
     by_id = {str(i): GenerationResult() for i in range(len(requests))}
     for request_id, (params, grammar) in zip(by_id, requests, strict=True):
-        message = AddRequest(request_id, PROMPT, params, offline.engine.clock(), grammar=grammar)
+        message = AddRequest(request_id, pack_token_ids(PROMPT), params, offline.engine.clock(), grammar=grammar)
         offline.transport.inbox.append((0, message))
     while offline.transport.inbox or not offline.engine.is_idle:
         offline.engine.run_once()

@@ -7,12 +7,12 @@ from types import FrameType
 import pytest
 
 from engine.interface.config import EngineConfig
-from engine.interface.protocol import AddRequest, SamplingParams
+from engine.interface.protocol import AddRequest, SamplingParams, pack_token_ids
 from engine.offline import OfflineEngine
 
 ROOT = Path(__file__).parents[3]
 PRODUCT = ("server", "engine", "models", "kernels")
-MAX_FILES = 25
+MAX_FILES = 27
 NUM_STEPS = 40  # more than a block has tokens, so a block is allocated and one is published
 
 
@@ -21,7 +21,9 @@ def offline() -> OfflineEngine:
     """The demo model, with one greedy request that decodes."""
     offline = OfflineEngine.load(EngineConfig(model=str(ROOT / "models/demo/checkpoint"), device="cpu"))
     params = SamplingParams(max_tokens=1000, temperature=0.0)
-    offline.transport.inbox.append((0, AddRequest("a", list(range(3, 20)), params, arrival_s=offline.engine.clock())))
+    offline.transport.inbox.append(
+        (0, AddRequest("a", pack_token_ids(range(3, 20)), params, arrival_s=offline.engine.clock()))
+    )
     for _ in range(8):
         offline.engine.run_once()
     return offline

@@ -6,7 +6,7 @@ import pytest
 
 from engine.core.request import Request
 from engine.core.waiting_queue import WaitingQueue
-from engine.interface.protocol import AddRequest, RequestFailed, SamplingParams, StepEvents
+from engine.interface.protocol import AddRequest, RequestFailed, SamplingParams, StepEvents, pack_token_ids
 from tests.support.engine_harness import VOCAB_SIZE, Harness
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
@@ -195,7 +195,7 @@ def test_a_request_id_in_use_is_refused_for_the_second_client_only():
     harness = Harness()
     harness.add("r", [1, 2], client_id=1)
     harness.turn()
-    harness.transport.inbox.append((2, AddRequest("r", [3], SamplingParams(max_tokens=1), 0.0)))
+    harness.transport.inbox.append((2, AddRequest("r", pack_token_ids([3]), SamplingParams(max_tokens=1), 0.0)))
     harness.drain()
     assert [message.code for client_id, message in harness.messages if client_id == 2] == ["invalid_parameter"]
     assert harness.seen["r"].ends == ["length"]

@@ -76,7 +76,7 @@ def check_against(scheduler, snapshot):
         assert row.num_shared_blocks == sum(counts[b] > 1 for b in blocks_held(request))
         assert row.num_computed_tokens == request.num_computed_tokens
         assert (row.num_prompt_tokens, row.num_output_tokens) == (
-            len(request.prompt_token_ids),
+            request.num_prompt_tokens,
             len(request.output_token_ids),
         )
         assert row.num_preemptions == request.num_preemptions

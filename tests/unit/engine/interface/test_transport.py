@@ -23,6 +23,7 @@ from engine.interface.protocol import (
     Started,
     StepEvents,
     TokenLogprobs,
+    pack_token_ids,
 )
 from engine.interface.transport import RECEIVE_BUDGET_S, Connection, SocketTransport, encode_frame
 from tests.support.fakes import READY
@@ -114,7 +115,7 @@ def test_control_messages_do_not_wait_for_the_end_of_an_endless_burst(tmp_path: 
         sock.close()
 
 
-REQUEST = AddRequest("r", [1], SamplingParams(max_tokens=1), 0.0)
+REQUEST = AddRequest("r", pack_token_ids([1]), SamplingParams(max_tokens=1), 0.0)
 
 
 @asynccontextmanager
@@ -176,7 +177,7 @@ def test_a_peer_that_stops_reading_is_dropped_before_memory_runs_out(monkeypatch
     here, there = socket.socketpair()
     connection = Connection(here, FromLauncher)
     for _ in range(40):
-        connection.send(AddRequest("r", list(range(20_000)), SamplingParams(max_tokens=1), 0.0))
+        connection.send(AddRequest("r", pack_token_ids(range(20_000)), SamplingParams(max_tokens=1), 0.0))
     assert not connection.has_unsent
     assert connection.receive() is None
     there.close()
