@@ -11,8 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.elementwise.reference import UNSCALED, KVScales
+from kernels.elementwise.reference import INT8, INT8_LEAST, INT8_MAX, UNSCALED, KVScales
 from kernels.elementwise.triton import round_to
+
+_INT8_MAX, _INT8_LEAST = tl.constexpr(INT8_MAX), tl.constexpr(INT8_LEAST)
+# 1.5 * 2^23: a sum with it has no bits below 1, so adding and subtracting it rounds to the nearest even integer
+_ROUNDING = tl.constexpr(12582912.0)
 
 
 def norm_rope_write_kv(
@@ -37,7 +41,8 @@ def norm_rope_write_kv(
     Equals rms_norm (not if both weights are None; norms_rotated: after the rotation), apply_rope and write_kv one
     after another. qkv: [T, (H + 2 *
     Hkv) * D], last dimension dense; weights: [D]; positions, slot_mapping: [T] int64; cos_sin_cache: [max_positions,
-    rotary_dim], of qkv's dtype or fp32; caches: [num_blocks, block_size, Hkv, D]. Writes the caches in place.
+    rotary_dim], of qkv's dtype or fp32; caches: [num_blocks, block_size, Hkv, D]. Writes the caches in place, and the
+    scales of int8 ones.
     """
     num_tokens = qkv.shape[0]
     block_size, num_kv_heads, head_dim = k_cache.shape[1:]
@@ -47,9 +52,11 @@ def norm_rope_write_kv(
     block_heads = 4 if num_tokens <= 64 else 16
     assert (q_weight is None) == (k_weight is None)
     assert k_cache.stride() == v_cache.stride()
+    k_constant, v_constant, scales = kv_scales.for_kernel()
+    assert (k_cache.dtype == INT8) == (scales[2] is not None), "an int8 pool has scales for each token and head"
     _norm_rope_write_kv_kernel[(triton.cdiv(num_heads + 2 * num_kv_heads, block_heads), num_tokens)](
         qkv, q_weight, k_weight, eps, positions, cos_sin_cache, k_cache, v_cache, slot_mapping, q,
-        1.0 / kv_scales.k, 1.0 / kv_scales.v,
+        1.0 / k_constant, 1.0 / v_constant, *scales,
         qkv.stride(0), cos_sin_cache.stride(0), *k_cache.stride()[:3],
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         HALF=half, HALF_PAD=triton.next_power_of_2(half),
@@ -66,7 +73,8 @@ def norm_rope_write_kv(
 @triton.jit
 def _norm_rope_write_kv_kernel(
     qkv_ptr, q_weight_ptr, k_weight_ptr, eps, positions_ptr, cos_sin_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, q_ptr,
-    inverse_k_scale, inverse_v_scale,  # of an fp8 cache
+    inverse_k_scale, inverse_v_scale,  # of an fp8 cache, constant for the layer
+    k_scales_ptr, v_scales_ptr, stride_scale_block, stride_scale_slot, stride_scale_head,  # see KVScales.for_kernel
     stride_token, stride_position, stride_block, stride_slot, stride_head,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
@@ -114,10 +122,47 @@ def _norm_rope_write_kv_kernel(
     v_target = v_cache_ptr + in_cache + (heads - NUM_HEADS - NUM_KV_HEADS)[:, None] * stride_head
     q_target = q_ptr + token * NUM_HEADS * HEAD_DIM + heads[:, None] * HEAD_DIM
     targets, inverse_scale = (q_target, k_target, v_target), tl.where(is_v, inverse_v_scale, inverse_k_scale)
+    if k_scales_ptr is not None:
+        in_scales = None  # of an fp8 cache: constants of each head
+        if stride_scale_block is not None:
+            in_scales = (slot // BLOCK_SIZE) * stride_scale_block + (slot % BLOCK_SIZE) * stride_scale_slot
+        amax_bits = tl.maximum(_amax_bits(y1), _amax_bits(y2))
+        if REST > 0:
+            amax_bits = tl.maximum(amax_bits, _amax_bits(rest))
+        k_heads, v_heads = heads - NUM_HEADS, heads - NUM_HEADS - NUM_KV_HEADS
+        inverse_scale = _inverse_scales(
+            k_scales_ptr + k_heads * stride_scale_head, (k_heads >= 0) & (v_heads < 0),
+            v_scales_ptr + v_heads * stride_scale_head, (v_heads >= 0) & (v_heads < NUM_KV_HEADS),
+            in_scales, amax_bits.to(tl.float32, bitcast=True),
+        )[:, None]  # fmt: skip
     _store_part(targets, dims, y1, inverse_scale, in_half, is_q, is_v)
     _store_part(targets, SECOND + dims, y2, inverse_scale, in_half, is_q, is_v)
     if REST > 0:
         _store_part(targets, rest_dims, rest, inverse_scale, in_rest, is_q, is_v)
+
+
+@triton.jit
+def _inverse_scales(k_ptrs, is_k, v_ptrs, is_v, in_scales, amax):
+    """What heads are multiplied by: the inverse of constants of each head, or of their own scales, which it stores.
+
+    in_scales: where the token's scales lie; None: constants.
+    """
+    if in_scales is None:
+        scales = tl.load(k_ptrs, mask=is_k, other=1.0)
+        scales = tl.where(is_v, tl.load(v_ptrs, mask=is_v, other=1.0), scales)
+        return tl.div_rn(tl.full(scales.shape, 1.0, tl.float32), scales)
+    else:
+        most = tl.full(amax.shape, _INT8_MAX, tl.float32)
+        scales = tl.div_rn(amax, most)
+        tl.store(k_ptrs + in_scales, scales, mask=is_k)
+        tl.store(v_ptrs + in_scales, scales, mask=is_v)
+        return tl.where(amax >= _INT8_LEAST, tl.div_rn(most, amax), 0.0)
+
+
+@triton.jit
+def _amax_bits(x):
+    """The largest magnitude of each row, as the bits of its fp32, whose order puts NaN last: tl.max ignores NaN."""
+    return tl.max(x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
 
 
 @triton.jit
@@ -159,13 +204,17 @@ def _norm_part(x, inverse_rms, q_weight_ptr, k_weight_ptr, dims, mask, is_q, is_
 
 @triton.jit
 def _store_part(targets, dims, x, inverse_scale, mask, is_q, is_v) -> None:
-    """Store part of each head to q, k_cache or v_cache. inverse_scale: [heads, 1], for k and v in an fp8 cache."""
+    """Store part of each head to q, k_cache or v_cache. inverse_scale: [heads, 1], for k and v in fp8 or int8."""
     q_ptrs, k_ptrs, v_ptrs = targets
     tl.store(q_ptrs + dims, x, mask=mask & is_q)
     stored = x
     if k_ptrs.dtype.element_ty == tl.float8e4nv:
         scaled = x.to(tl.float32) * inverse_scale
         stored = tl.clamp(scaled, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    elif k_ptrs.dtype.element_ty == tl.int8:
+        scaled = x.to(tl.float32) * inverse_scale
+        scaled = tl.where(scaled == scaled, scaled, 0.0)  # NaN of a head whose scale is not finite
+        stored = (scaled + _ROUNDING) - _ROUNDING
     stored = stored.to(k_ptrs.dtype.element_ty)
     tl.store(k_ptrs + dims, stored, mask=mask & (is_q == 0) & (is_v == 0))
     tl.store(v_ptrs + dims, stored, mask=mask & is_v)
