@@ -16,6 +16,7 @@ from benchmarks.kernel_timing import BF16_CUDA, time_graph
 from kernels.attention.triton_decode import decode_attention
 from kernels.attention.triton_splits import DecodeScratch
 from kernels.elementwise import triton as ops
+from kernels.elementwise.triton_write_kv import norm_rope_write_kv
 from kernels.linear.triton_gemv import allocate_scratch, gemv
 
 _CONTEXT = 512
@@ -79,7 +80,7 @@ class Step:
         head_norm = self.head_norm if self.shape.has_qk_norm else None
         for (qkv_w, o_w, gate_up_w, down_w), caches in zip(self.layers, self.caches, strict=True):
             x, residual = ops.add_rms_norm(x, residual, self.norm, 1e-6, pdl=pdl)
-            q = ops.norm_rope_write_kv(
+            q = norm_rope_write_kv(
                 self.linear(x, qkv_w), head_norm, head_norm, 1e-6, self.positions, self.angles, *caches, self.slots,
                 num_heads=self.shape.num_heads, pdl=pdl,
             )  # fmt: skip

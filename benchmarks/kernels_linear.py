@@ -11,6 +11,7 @@ from torch.nn import functional
 from benchmarks.kernel_timing import BF16_CUDA, num_copies, time_graph
 from kernels.elementwise import reference as elementwise
 from kernels.elementwise import triton as elementwise_triton
+from kernels.elementwise import triton_write_kv
 from kernels.linear.triton_gemv import MAX_ROWS, GemvConfig, allocate_scratch, gemv, gemv_config
 from kernels.linear.triton_split_k import SplitKScratch
 
@@ -145,7 +146,7 @@ def _elementwise_cases(
     slots = torch.randperm(512 * 16, device="cuda")[:tokens]
 
     def fused(qkv: torch.Tensor) -> torch.Tensor:
-        return elementwise_triton.norm_rope_write_kv(
+        return triton_write_kv.norm_rope_write_kv(
             qkv, head_weight, head_weight, 1e-6, positions, angles, *caches, slots, num_heads=heads, pdl=True
         )
 

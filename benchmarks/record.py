@@ -102,7 +102,8 @@ def scripts() -> Iterator[Script]:
 def _variants() -> Iterator[Script]:
     """Yield the dense shapes with 8-bit keys and values, and with 8- and 4-bit weights."""
     for shape in ("qwen3-0.6b", "llama-3.1-8b"):
-        yield _offline(shape, "mixed256", flags=("--kv-cache-dtype", "fp8"), suffix="-fp8-kv")
+        for kind in ("fp8", "int8"):
+            yield _offline(shape, "mixed256", flags=("--kv-cache-dtype", kind), suffix=f"-{kind}-kv")
     yield _offline("llama-3.1-8b", *_LATE, "mixed256", flags=("--quantization", "fp8"), suffix="-fp8")
     for scheme in ("fp8-blocks", "w8a8", "awq", "mxfp4", "nvfp4"):
         yield _offline(f"llama-3.1-8b-{scheme}", *_LATE, "mixed256")

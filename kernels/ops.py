@@ -25,7 +25,7 @@ if HAS_TRITON:
     from kernels.delta_rule import triton as delta_rule_triton
     from kernels.delta_rule import triton_gates
     from kernels.elementwise import triton as elementwise_triton
-    from kernels.elementwise import triton_latent
+    from kernels.elementwise import triton_latent, triton_write_kv
     from kernels.inputs import triton as inputs_triton
     from kernels.lora import triton as lora_triton
     from kernels.lora.triton import LoraTiles
@@ -43,7 +43,7 @@ relu_squared = op(elementwise.relu_squared, lambda: elementwise_triton.relu_squa
 xielu = op(elementwise.xielu, lambda: elementwise_triton.xielu)
 silu_and_mul = op(elementwise.silu_and_mul, lambda: elementwise_triton.silu_and_mul)
 gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: elementwise_triton.gelu_tanh_and_mul)
-norm_rope_write_kv = op(elementwise.norm_rope_write_kv, lambda: elementwise_triton.norm_rope_write_kv)
+norm_rope_write_kv = op(elementwise.norm_rope_write_kv, lambda: triton_write_kv.norm_rope_write_kv)
 norm_rope_write_latent = op(elementwise.norm_rope_write_latent, lambda: triton_latent.norm_rope_write_latent)
 mamba2 = op(mamba2_chunked.mamba2, lambda: mamba2_triton.mamba2)
 mamba2_dt = op(mamba2_reference.mamba2_dt, lambda: mamba2_elementwise_triton.mamba2_dt)

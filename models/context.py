@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.attention.base import AttentionBackend, AttentionMetadata
+from kernels.elementwise.reference import FP8, UNSCALED, KVScales
 from kernels.states import StateMetadata, StateView
 
 
@@ -19,6 +20,14 @@ class LayerKV(NamedTuple):
     keys: torch.Tensor
     values: torch.Tensor
     table: int = 0  # index of its block table in ForwardContext.attention
+    # of an INT8 pool, [num_blocks, block_size, num_kv_heads] fp32 each; None: the pool has another dtype
+    token_scales: KVScales | None = None
+
+    def scales_or(self, checkpoint: KVScales) -> KVScales:
+        """Return the scales of this pool: its own of an INT8 pool, the checkpoint's of an FP8 one, otherwise 1."""
+        if self.token_scales is not None:
+            return self.token_scales
+        return checkpoint if self.keys.dtype == FP8 else UNSCALED
 
 
 # Advances the states of some rows by inputs [T, num_inputs], and returns what each token reads, [T, any]

@@ -66,8 +66,8 @@ MAY_IMPORT = {
         kernels.attention kernels.dispatch kernels.elementwise kernels.ops kernels.precompile models.build models.config
         models.errors models.foreign models.layers models.lora models.parallel models.registry models.weights""",
     "engine.device": """engine.core engine.interface engine.tensor_parallel kernels.attention kernels.dispatch
-        kernels.inputs kernels.ops kernels.sampling kernels.states models.build models.config models.context
-        models.parallel""",
+        kernels.elementwise kernels.inputs kernels.ops kernels.sampling kernels.states models.build models.config
+        models.context models.parallel""",
     "engine.tensor_parallel": "engine.core engine.interface kernels.all_reduce kernels.dispatch models.parallel",
     "engine.core": "engine.grammar engine.interface",
     "engine.grammar": "engine.interface",
@@ -81,8 +81,8 @@ MAY_IMPORT = {
     "models.build": "models.config models.context models.parallel models.registry models.weights",
     "models.layers": """kernels.attention kernels.elementwise kernels.linear kernels.moe kernels.ops kernels.states
         models.config models.context models.errors models.lora models.parallel models.quantization models.weights""",
-    "models.config": """kernels.attention models.architecture models.errors models.fields models.quantization
-        models.registry models.registry_text""",
+    "models.config": """kernels.attention kernels.elementwise models.architecture models.errors models.fields
+        models.quantization models.registry models.registry_text""",
     "models.quantization": """kernels.e2m1 kernels.linear kernels.moe models.errors models.fields models.parallel
         models.weights""",
     "models.weights": "models.errors",
@@ -94,7 +94,7 @@ MAY_IMPORT = {
     "models.registry_recurrent": "models.architecture",
     "models.registry_text": "models.architecture",
     "models.architecture": "",
-    "models.context": "kernels.attention kernels.states",
+    "models.context": "kernels.attention kernels.elementwise kernels.states",
     "models.fields": "models.errors",
     "models.parallel": "",
     "models.errors": "",

@@ -194,10 +194,8 @@ def allocate_kv_cache(plan: KVCachePlan, model: ModelConfig, *, dtype: torch.dty
     except (RuntimeError, OSError, OverflowError) as error:  # torch.OutOfMemoryError is a RuntimeError; others: mmap
         size = format_size(plan.num_bytes)
         raise StartupError(f"The KV cache of {size} cannot be allocated: use a smaller --kv-cache-memory.") from error
-    views = zip(pages.layers, pages.views(rows), strict=True)
-    layers = [None if place is None or kv is None else LayerKV(*kv, place.table) for place, kv in views]
     states = [] if pages.state is None else views_of_states(rows, model.states)
-    return KVPool(rows, layers, states)
+    return KVPool(rows, pages.views(rows), states)
 
 
 def _least_pages(pages: PagePlan, wanted_len: int) -> int:

@@ -1,9 +1,10 @@
 """plan_pages(): the layout of one pool of equal pages that layers with unequal caches share. Pure arithmetic.
 
 The pool is one allocation of lanes, each [num_pages, lane_bytes]; page p is row p of all lanes. A unit is the block of
-the attention kernels: block_size tokens of keys, or of values, of one layer. A lane's row has the size of the largest
-layer's unit. A group is the layers whose caches live alike: same kind, window and heads. Each of its layers takes k
-neighbouring lanes for keys and k for values, unless keys hold the values (latent attention), with m units in each row,
+the attention kernels: block_size tokens of keys, or of values, of one layer; in an int8 pool their scales follow, by
+head. A lane's row has the size of the largest layer's unit. A group is the layers whose caches live alike: same kind,
+window and heads. Each of its layers takes k neighbouring lanes for keys and k for values, unless keys hold the values
+(latent attention), with m units in each row,
 so a page holds T = block_size * k * m tokens of these layers. Seen from one layer, its k lanes are one tensor of
 k * num_pages * m units, and unit s of page p is number ((s // m) * num_pages + p) * m + s % m: kernels read a block
 table of units and know nothing of pages.
@@ -26,9 +27,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kernels.elementwise.reference import INT8, INT8_SCALE, KVScales
 from kernels.states import StateView, place_states, view_states
 from models.config.layer_cache import LayerCache
 from models.config.layer_state import LayerState
+from models.context import LayerKV
 
 _TABLE_COST = 0.01  # of a block table, in waste
 _HIT_LOSS = 1 / 2 / 4096  # of a token between two places where hits may end, in waste
@@ -160,15 +163,15 @@ class PagePlan:
             lanes = max(lanes, -(-num_pieces // self.state.num_pages))
         return dataclasses.replace(self, layers=layers, num_lanes=lanes)
 
-    def views(self, pool: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
+    def views(self, pool: torch.Tensor) -> list[LayerKV | None]:
         """Return each layer's keys and values, [units, block_size, num_kv_heads, head dimension], in the pool.
 
         pool: [num_lanes, num_pages, numbers in a row]. A unit is contiguous; so is the tensor, unless its layer's units
-        leave a rest of the row. None: a layer without attention.
+        leave a rest of the row, or scales follow. None: a layer without attention.
         """
         return [None if place is None else self._views_of(pool, place) for place in self.layers]
 
-    def _views_of(self, pool: torch.Tensor, place: LayerPlace) -> tuple[torch.Tensor, torch.Tensor]:
+    def _views_of(self, pool: torch.Tensor, place: LayerPlace) -> LayerKV:
         group = self.groups[place.group]
         cache, lanes = group.cache, group.lanes_per_tensor
         _, num_pages, row = pool.shape
@@ -178,10 +181,22 @@ class PagePlan:
             shape = (num_units, self.block_size, cache.num_kv_heads, size)
             return pool.as_strided(shape, (stride, cache.num_kv_heads * size, size, 1), first_lane * num_pages * row)
 
+        def view_scales(first_lane: int, size: int) -> torch.Tensor:
+            shape = (num_units, self.block_size, cache.num_kv_heads)
+            first = first_lane * num_pages * row + _scales_place(self.block_size * cache.num_kv_heads * size)
+            item = INT8_SCALE.itemsize
+            return pool.view(INT8_SCALE).as_strided(shape, (stride // item, 1, self.block_size), first // item)
+
         keys = view(place.first_lane, cache.head_dim)
         if cache.values_in_keys:
-            return keys, keys[..., : cache.v_head_dim]
-        return keys, view(place.first_lane + lanes, cache.v_head_dim)
+            return LayerKV(keys, keys[..., : cache.v_head_dim], place.table)
+        first_values = place.first_lane + lanes
+        scales = None
+        if pool.dtype == INT8:
+            scales = KVScales(
+                k=view_scales(place.first_lane, cache.head_dim), v=view_scales(first_values, cache.v_head_dim)
+            )
+        return LayerKV(keys, view(first_values, cache.v_head_dim), place.table, scales)
 
 
 def plan_pages(
@@ -267,7 +282,16 @@ def _cost(group: GroupPlan) -> float:
 
 def _unit_bytes(cache: LayerCache, block_size: int, dtype: torch.dtype) -> int:
     """Return the bytes of the larger of a layer's units, of keys and of values."""
-    return block_size * cache.num_kv_heads * max(cache.head_dim, cache.v_head_dim) * dtype.itemsize
+    num_heads = block_size * cache.num_kv_heads
+    num_bytes = num_heads * max(cache.head_dim, cache.v_head_dim) * dtype.itemsize
+    if dtype != INT8:
+        return num_bytes
+    return -(-(_scales_place(num_bytes) + num_heads * INT8_SCALE.itemsize) // _ALIGNMENT) * _ALIGNMENT
+
+
+def _scales_place(num_bytes: int) -> int:
+    """Return where the scales of a unit begin, in bytes: behind its num_bytes of int8 numbers, aligned."""
+    return -(-num_bytes // INT8_SCALE.itemsize) * INT8_SCALE.itemsize
 
 
 def _page_sizes(num_layers: int) -> list[int]:
@@ -290,7 +314,7 @@ def _split_options(
         if not lanes:
             continue
         num_pages, block_tokens = -(-num_layers // size), block_size * lanes * rows
-        used = num_layers * cache.values_per_token * dtype.itemsize * block_tokens
+        used = num_layers * cache.token_bytes(dtype) * block_tokens
         waste = 1 - used / (num_pages * num_lanes * lane_bytes)
         yield GroupPlan(cache, num_layers, range(num_pages), size, lanes, rows, block_tokens, waste)
 

@@ -10,12 +10,12 @@ import torch
 from engine.interface.errors import StartupError
 from engine.interface.units import GIB
 from kernels.dispatch import HAS_TRITON
-from kernels.elementwise.reference import FP8
+from kernels.elementwise.reference import FP8, INT8
 from models.config.model_config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
-_KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+_KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "int8")
 _FP8_CAPABILITY = (8, 9)  # the first with fp8 conversion in hardware and in Triton
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -48,19 +48,31 @@ def resolve_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.
     return torch.float16 if model.dtype == "float16" else torch.bfloat16
 
 
-def resolve_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype of the KV pool. auto: the model's dtype. Raises StartupError."""
+def resolve_kv_dtype(
+    name: str, dtype: torch.dtype, device: torch.device, *, model: ModelConfig | None = None
+) -> torch.dtype:
+    """Return the dtype of the KV pool. auto: the model's dtype. Raises StartupError.
+
+    model: None: any that fp8 and int8 serve.
+    """
     if name not in _KV_CACHE_DTYPES:
         raise StartupError(f"--kv-cache-dtype {name} is not known: choose from {', '.join(_KV_CACHE_DTYPES)}.")
     if name == "auto":
         return dtype
+    if name == "int8":
+        if model is not None and any(cache.values_in_keys for cache in model.kv_caches):
+            raise StartupError(
+                f"--kv-cache-dtype int8: {model.architecture} keeps latents, whose kernels read no scales of tokens:"
+                " use fp8 or auto."
+            )
+        return INT8
     if device.type == "mps":
-        raise StartupError(f"--kv-cache-dtype {name}: torch has no fp8 on Apple GPUs: use auto.")
+        raise StartupError(f"--kv-cache-dtype {name}: torch has no fp8 on Apple GPUs: use int8 or auto.")
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else _FP8_CAPABILITY
     if capability < _FP8_CAPABILITY:
         raise StartupError(
             f"--kv-cache-dtype {name} needs a GPU of compute capability {_FP8_CAPABILITY[0]}.{_FP8_CAPABILITY[1]} or"
-            f" higher, and this one has {capability[0]}.{capability[1]}: use auto."
+            f" higher, and this one has {capability[0]}.{capability[1]}: use int8 or auto."
         )
     return FP8
 

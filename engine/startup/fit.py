@@ -94,7 +94,7 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
     device = resolve_device(ask.device, size=ask.num_gpus) if ask.gpu_memory is None else torch.device("cuda")
     dtype = resolve_dtype(ask.dtype, model, device)
     # A hypothetical GPU may support any dtype
-    kv_dtype = resolve_kv_dtype(ask.kv_cache_dtype, dtype, device if ask.gpu_memory is None else _CPU)
+    kv_dtype = resolve_kv_dtype(ask.kv_cache_dtype, dtype, device if ask.gpu_memory is None else _CPU, model=model)
     report.num_parameters, report.has_lm_head = model.num_parameters, model.has_lm_head
     report.dtype, report.max_context_len = str(dtype).removeprefix("torch."), model.max_context_len
     report.stored = _stored(folder, model)
@@ -129,7 +129,7 @@ def _layers(pages: PagePlan, kv_dtype: torch.dtype) -> list[LayersReport]:
         LayersReport(
             kind=group.cache.kind,
             num_layers=group.num_layers,
-            bytes_per_token=group.num_layers * group.cache.values_per_token * kv_dtype.itemsize,
+            bytes_per_token=group.num_layers * group.cache.token_bytes(kv_dtype),
             window=group.cache.reach,
             bytes_per_request=(None if group.cache.reach is None else group.num_pages(1 << 40) * pages.page_bytes),
         )

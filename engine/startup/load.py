@@ -37,7 +37,7 @@ from kernels.attention.flash import FlashAttention
 from kernels.attention.torch_ref import TorchAttention
 from kernels.attention.triton_backend import TritonAttention
 from kernels.dispatch import HAS_TRITON
-from kernels.elementwise.reference import FP8, UNSCALED
+from kernels.elementwise.reference import FP8, INT8
 from models.build import Model, build
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
@@ -87,7 +87,7 @@ def describe_setup(
         facts["Experts"] = _describe_experts(setup.model_config.experts.num_experts, size)
     if setup.adapters is not None:
         facts["Adapters"] = setup.adapters.describe()
-    facts["KV cache"] = _describe_pool(plan, each) + (f", {_describe_fp8(model)}" if setup.kv_dtype == FP8 else "")
+    facts["KV cache"] = _describe_pool(plan, each) + _describe_numbers(setup.kv_dtype, model)
     choice = _describe_choice(config, backends)
     facts["Attention"] = f"{setup.backend.name} ({choice}), blocks of {plan.block_size} tokens"
     if config.speculative is not None:
@@ -156,6 +156,13 @@ def _describe_pool(plan: KVCachePlan, each: str) -> str:
     return f"{text}, {format_size(plan.state_bytes)} of state per request" if plan.state_bytes else text
 
 
+def _describe_numbers(kv_dtype: torch.dtype, model: Model) -> str:
+    """Describe the numbers of a pool that has another dtype than the model; nothing is said of the model's own."""
+    if kv_dtype == INT8:
+        return ", int8 with a scale for each token and head"
+    return f", {_describe_fp8(model)}" if kv_dtype == FP8 else ""
+
+
 def _describe_fp8(model: Model) -> str:
     """Describe the scales of an fp8 pool; warn if the model is known to lose accuracy with fp8."""
     layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
@@ -163,10 +170,13 @@ def _describe_fp8(model: Model) -> str:
     if largest > _MAX_KEY_BIAS:
         logger.warning(
             "answers may be wrong, since the fp8 KV cache rounds this model's large keys coarsely:"
-            " use --kv-cache-dtype auto largest_key_bias=%.0f",
+            " use --kv-cache-dtype int8, or auto largest_key_bias=%.0f",
             largest,
         )
-    return "fp8 with the checkpoint's scales" if any(layer.kv_scales != UNSCALED for layer in layers) else "fp8"
+    scales = [scale for layer in layers for scale in (layer.kv_scales.k, layer.kv_scales.v)]
+    if any(isinstance(scale, torch.Tensor) for scale in scales):
+        return "fp8 with the checkpoint's scales of each head"
+    return "fp8 with the checkpoint's scales" if any(scale != 1.0 for scale in scales) else "fp8"
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -285,7 +295,7 @@ def _decide(config: EngineConfig, *, rank: int) -> Setup:
         raise ModelError(f"{model.architecture}: LoRA adapters need Quire's own layers, which it has not")
     device = resolve_device(config.device, rank=rank, size=tp.size)
     dtype = resolve_dtype(config.dtype, model, device)
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device)
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device, model=model)
     if device.type == "cpu" and model.num_parameters < _ONE_THREAD_PARAMETERS:
         torch.set_num_threads(1)
     elif device.type == "cpu" and tp.size > 1:

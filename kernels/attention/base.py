@@ -70,7 +70,8 @@ class AttentionSpec:
     dtype: torch.dtype
     device: torch.device
     block_size: int | None = None  # tokens; None: the backend may choose
-    kv_dtype: torch.dtype | None = None  # dtype of the pool: None is `dtype`; else kernels.elementwise.reference.FP8
+    # dtype of the pool: None is `dtype`; else FP8 or INT8 of kernels.elementwise.reference
+    kv_dtype: torch.dtype | None = None
     value_head_dim: int | None = None  # None: head_dim
     has_sinks: bool = False  # some layer's softmax has a learned logit per head (`sinks` of forward)
     has_chunks: bool = False  # some layer sees only keys of the query's own block of positions (`chunk` of forward)
@@ -116,7 +117,7 @@ class AttentionBackend(Protocol):
         chunk: int | None = None,  # instead of a window: of the tokens before it, a token sees those of p // chunk
         softcap: float = 0.0,  # 0: off; else logits = softcap * tanh(logits / softcap)
         sinks: torch.Tensor | None = None,  # [num_heads] fp32: exp(sink) is added to each softmax's denominator
-        kv_scales: KVScales = UNSCALED,  # of an FP8 pool
+        kv_scales: KVScales = UNSCALED,  # of an FP8 or INT8 pool
     ) -> torch.Tensor:  # [T, num_heads, value_head_dim]
         """Causal attention of each row's queries over that row's own tokens.
 

@@ -107,7 +107,7 @@ class FlashAttention:
         kv_scales: KVScales = UNSCALED,
     ) -> torch.Tensor:
         """Attend each row over its own tokens; see AttentionBackend.forward. A padding row (seq_len 0) yields zeros."""
-        assert kv_scales == UNSCALED, "refuse() takes no FP8 pool"
+        assert kv_scales is UNSCALED, "refuse() takes no pool of another dtype"
         assert sinks is None, "refuse() takes no model with sinks"
         assert chunk is None, "refuse() takes no model with chunked attention"
         window = _WHOLE_ROW if sliding_window is None else (sliding_window - 1, 0)

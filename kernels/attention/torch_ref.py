@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from kernels.attention.base import AttentionMetadata, AttentionSpec
-from kernels.elementwise.reference import FP8, UNSCALED, KVScales, from_fp8
+from kernels.elementwise.reference import FP8, INT8, UNSCALED, KVScales, from_fp8, from_int8
 
 
 class TorchAttention:
@@ -53,10 +53,13 @@ class TorchAttention:
     ) -> torch.Tensor:
         """Attend each row over its own tokens; see AttentionBackend.forward for shapes.
 
-        A padding row (seq_len 0) yields zeros. FP8 is exact in every dtype of q, so the scales are applied where they
-        touch the fewest numbers: in the logits' scale, and in the output.
+        A padding row (seq_len 0) yields zeros. FP8 is exact in every dtype of q, so a layer's scales are applied where
+        they touch the fewest numbers: in the logits' scale, and in the output. Scales of heads and of tokens are
+        applied to the gathered keys and values.
         """
-        rule = _Rule(scale * kv_scales.k, sliding_window, chunk, softcap, sinks)
+        k_scale, k_scales = _constant_and_others(kv_scales.k)
+        v_scale, v_scales = _constant_and_others(kv_scales.v)
+        rule = _Rule(scale * k_scale, sliding_window, chunk, softcap, sinks)
         out = q.new_empty(*q.shape[:2], v_cache.shape[3])
         decodes, others = _split_rows(metadata)
         if len(decodes):
@@ -66,11 +69,11 @@ class TorchAttention:
             tables, firsts, num_tokens = _seen_blocks(
                 metadata.block_table[rows], seq_lens, rule, block_size=k_cache.shape[1], bound=metadata.max_seq_len
             )
-            keys = self._keys.gather(k_cache, tables, num_tokens, q.dtype)
-            values = self._values.gather(v_cache, tables, num_tokens, q.dtype)
+            keys = self._keys.gather(k_cache, tables, num_tokens, q.dtype, k_scales)
+            values = self._values.gather(v_cache, tables, num_tokens, q.dtype, v_scales)
             out[tokens] = _attend_decodes(q[tokens], keys, values, seq_lens, firsts, rule)
         if not len(others):
-            return _scaled(out, kv_scales.v)
+            return _scaled(out, v_scale)
         starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
         for row in others:
             start, end, length = starts[row], starts[row + 1], lengths[row]
@@ -81,10 +84,10 @@ class TorchAttention:
             first_block, skipped = divmod(oldest, k_cache.shape[1])
             table = metadata.block_table[row : row + 1, first_block:]
             num_tokens = length - oldest + skipped
-            keys = self._keys.gather(k_cache, table, num_tokens, q.dtype)[0, :, skipped:]
-            values = self._values.gather(v_cache, table, num_tokens, q.dtype)[0, :, skipped:]
+            keys = self._keys.gather(k_cache, table, num_tokens, q.dtype, k_scales)[0, :, skipped:]
+            values = self._values.gather(v_cache, table, num_tokens, q.dtype, v_scales)[0, :, skipped:]
             out[start:end] = _attend_row(q[start:end], keys, values, rule, seq_len=length)
-        return _scaled(out, kv_scales.v)
+        return _scaled(out, v_scale)
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,11 @@ def _seen_blocks(
     return tables, firsts * block_size, num_blocks * block_size
 
 
+def _constant_and_others(scale: float | torch.Tensor) -> tuple[float, torch.Tensor | None]:
+    """Return the part of a scale that is constant for the layer, and the scales of heads, or of tokens and heads."""
+    return (1.0, scale) if isinstance(scale, torch.Tensor) else (scale, None)
+
+
 def _scaled(out: torch.Tensor, scale: float) -> torch.Tensor:
     return out if scale == 1.0 else out.mul_(scale)
 
@@ -159,17 +167,23 @@ class _Scratch:
         self._buffer = torch.empty(0)
 
     def gather(
-        self, cache: torch.Tensor, block_table: torch.Tensor, num_tokens: int, dtype: torch.dtype
+        self,
+        cache: torch.Tensor,
+        block_table: torch.Tensor,
+        num_tokens: int,
+        dtype: torch.dtype,
+        scales: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Gather the first num_tokens tokens of each row's blocks, FP8 as dtype, as a view [N, Hkv, num_tokens, D].
+        """Gather the first num_tokens tokens of each row's blocks as dtype, as a view [N, Hkv, num_tokens, D].
 
-        cache: [num_blocks, block_size, Hkv, D]; block_table: [N, max_blocks]. Valid until the next call.
+        cache: [num_blocks, block_size, Hkv, D]; block_table: [N, max_blocks]; scales: those of KVScales that are no
+        constants of the layer. Valid until the next call.
         """
         num_rows = block_table.shape[0]
         _, block_size, num_kv_heads, head_dim = cache.shape
         num_blocks = min(-(-num_tokens // block_size), block_table.shape[1])
         block_ids = block_table[:, :num_blocks].flatten()
-        is_fp8 = cache.dtype == FP8
+        is_fp8, is_int8 = cache.dtype == FP8, cache.dtype == INT8
         cache = cache.view(torch.uint8) if is_fp8 else cache  # some torch builds cannot gather fp8 on every device
         if cache.device.type == "cpu":
             pages = self._reserve(cache, block_ids.shape[0])
@@ -178,6 +192,11 @@ class _Scratch:
             pages = cache.index_select(0, block_ids)
         if is_fp8:
             pages = from_fp8(pages.view(FP8), dtype)
+            if scales is not None:
+                pages = (pages * scales[:, None]).to(dtype)
+        elif is_int8:
+            assert scales is not None
+            pages = from_int8(pages, scales.index_select(0, block_ids), dtype)
         tokens = pages.view(num_rows, num_blocks * block_size, num_kv_heads, head_dim)
         return tokens[:, :num_tokens].transpose(1, 2)
 

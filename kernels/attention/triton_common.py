@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.elementwise.reference import KVScales
+
 # Used as -inf in masked logits. Finite, so that a tile in which a row sees no key gives exp2(0), not NaN; the next
 # visible key's maximum then scales that tile's garbage by exp2(MASKED - maximum) = 0 exactly. A power of two, so that
 # MASKED * scale is exact: in an fma its rounding alone would be past exp2's range.
@@ -17,6 +19,10 @@ MASKED = tl.constexpr(-(2.0**100))
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Which of the keys before it a query sees: all; those of a window; those of its own chunk of positions
 WHOLE, WINDOW, CHUNK = (tl.constexpr(number) for number in range(3))
+
+# The weights of int8 values hold their scales, which are small: float16 has few numbers so small. No scale of a float16
+# is above 65504 / 127, so weights that are lifted by this factor are below its largest number
+LIFT = tl.constexpr(64.0)
 
 
 def reach_of(sliding_window: int | None, chunk: int | None) -> tuple[int, int]:
@@ -39,6 +45,15 @@ def value_strides(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[int | N
     assert k_cache.stride(3) == v_cache.stride(3) == 1, "heads must be dense"
     same = k_cache.stride() == v_cache.stride()
     return (None, None, None) if same else (v_cache.stride(0), v_cache.stride(1), v_cache.stride(2))
+
+
+def scale_arguments(
+    kv_scales: KVScales, dtype: torch.dtype
+) -> tuple[float, float, tuple[torch.Tensor | int | None, ...]]:
+    """Return the factors of all logits and of the output, and the rest of KVScales.for_kernel. dtype: of queries."""
+    k, v, others = kv_scales.for_kernel()
+    is_lifted = others[2] is not None and dtype == torch.float16
+    return k, v / LIFT.value if is_lifted else v, others
 
 
 def is_wide(*caches: torch.Tensor) -> bool:
@@ -79,6 +94,13 @@ def page_offsets(
     if IS_WIDE:
         blocks = blocks.to(tl.int64)
     return blocks * stride_block + (keys % BLOCK_SIZE) * stride_slot
+
+
+@triton.jit
+def load_scales(pointers, mask, MASK: tl.constexpr, LIFTED: tl.constexpr):
+    """The scales of keys or values of an int8 pool, 0 where masked. LIFTED: those of values, for float16 weights."""
+    scales = tl.load(pointers, mask=mask, other=0.0) if MASK else tl.load(pointers)
+    return scales * LIFT if LIFTED else scales
 
 
 @triton.jit

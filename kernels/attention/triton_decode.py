@@ -24,17 +24,19 @@ from kernels.attention.triton_common import (
     WHOLE,
     cap_logits,
     is_wide,
+    load_scales,
     load_sinks,
     oldest_seen,
     page_offsets,
     prefetch_l2,
     reach_of,
+    scale_arguments,
     split_dims,
     value_strides,
 )
 from kernels.attention.triton_cut_rows import MAX_SPLITS
 from kernels.attention.triton_splits import FEW_PAIRS, DecodeScratch, meet_splits
-from kernels.elementwise.reference import UNSCALED, KVScales
+from kernels.elementwise.reference import INT8, UNSCALED, KVScales
 
 _MIN_SPLIT = tl.constexpr(128)  # keys: below that, merging costs more than a split saves
 
@@ -49,7 +51,13 @@ class DecodeConfig:
 
 
 def decode_config(
-    head_dim: int, dtype: torch.dtype, *, num_pairs: int, is_split: bool, is_cut: bool = False
+    head_dim: int,
+    dtype: torch.dtype,
+    *,
+    num_pairs: int,
+    is_split: bool,
+    is_cut: bool = False,
+    has_token_scales: bool = False,
 ) -> DecodeConfig:
     """Choose tiles (benchmarks/notes.md): 32 KiB of keys if latency limits, 16 if programs share an SM."""
     row_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
@@ -60,7 +68,7 @@ def decode_config(
         return DecodeConfig(block_n=32, num_warps=4, num_stages=5 if is_split else 3)
     if head_dim > 128 and row_bytes == 512 and is_split:
         return DecodeConfig(block_n=64, num_warps=4, num_stages=3)
-    num_warps = 2 if row_bytes <= 512 else 4  # for the registers of the output
+    num_warps = 2 if row_bytes <= (256 if has_token_scales else 512) else 4  # for the registers of the output
     return DecodeConfig(
         block_n=min(128, max(16, 16384 // row_bytes)), num_warps=num_warps, num_stages=5 if is_split else 3
     )
@@ -104,10 +112,11 @@ def decode_attention(
     num_pairs = num_rows * num_kv_heads
     if num_splits is None:
         num_splits = scratch.num_splits(num_pairs=num_pairs)
-    # Also for fp8 caches by q's dtype, to which their tiles are converted
+    # Also for fp8 and int8 caches by q's dtype, to which their tiles are converted
     config = config or decode_config(
-        head_dim, q.dtype, num_pairs=num_pairs, is_split=num_splits > 1, is_cut=pieces is not None
-    )
+        head_dim, q.dtype, num_pairs=num_pairs, is_split=num_splits > 1, is_cut=pieces is not None,
+        has_token_scales=k_cache.dtype == INT8,
+    )  # fmt: skip
     is_few = num_splits > 1
     reach, reach_kind = reach_of(sliding_window, chunk)
     if reach:
@@ -121,11 +130,13 @@ def decode_attention(
     assert pieces is None or not reach
     places = (num_splits, num_rows) if pieces is None else (pieces.shape[0], 1)
     k_main, k_rest = split_dims(head_dim)
+    k_scale, v_scale, scales = scale_arguments(kv_scales, q.dtype)
     _decode_kernel[(num_kv_heads, *places)](
         q, k_cache, v_cache, out, block_table, seq_lens, query_start_loc, pieces, sinks,
         scratch.partial, scratch.lse, scratch.arrivals,
-        kv_scales.k * scale * (math.log2(math.e) if softcap == 0.0 else 1.0), softcap, kv_scales.v, reach,
-        q.stride(0), out.stride(0), *k_cache.stride()[:3], *value_strides(k_cache, v_cache), block_table.stride(0),
+        k_scale * scale * (math.log2(math.e) if softcap == 0.0 else 1.0), softcap, v_scale, reach,
+        q.stride(0), out.stride(0), *k_cache.stride()[:3], *value_strides(k_cache, v_cache), *scales,
+        block_table.stride(0),
         GROUP=group, HEAD_DIM=head_dim, K_MAIN=k_main, K_REST=k_rest, VALUE_DIM=v_cache.shape[3],
         D_PAD=triton.next_power_of_2(v_cache.shape[3]),
         BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_N=config.block_n, BLOCK_SIZE=block_size,
@@ -143,7 +154,9 @@ def _decode_kernel(
     partial_ptr, lse_ptr, arrivals_ptr,
     scale, softcap, v_scale, reach,  # scale holds k's, and log2(e) unless logits are capped
     stride_q_row, stride_out_row, stride_block, stride_slot, stride_head,
-    stride_v_block, stride_v_slot, stride_v_head, stride_table,  # None: values lie as keys do
+    stride_v_block, stride_v_slot, stride_v_head,  # None: values lie as keys do
+    k_scales_ptr, v_scales_ptr, stride_scale_block, stride_scale_slot, stride_scale_head,  # see KVScales.for_kernel
+    stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr,
     VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
@@ -190,6 +203,12 @@ def _decode_kernel(
     if split >= used_splits:
         return
 
+    if k_scales_ptr is not None:
+        k_scales_ptr += kv_head * stride_scale_head
+        v_scales_ptr += kv_head * stride_scale_head
+        if stride_scale_block is None:  # constants of each head
+            scale *= tl.load(k_scales_ptr)
+            v_scale *= tl.load(v_scales_ptr)
     heads = tl.arange(0, BLOCK_G)
     q_row_ptr = q_ptr + token * stride_q_row
     q = _load_queries(q_row_ptr, kv_head, 0, GROUP, HEAD_DIM, BLOCK_G, K_MAIN)
@@ -197,8 +216,8 @@ def _decode_kernel(
     if K_REST > 0:
         q_rest = _load_queries(q_row_ptr, kv_head, K_MAIN, GROUP, HEAD_DIM, BLOCK_G, K_REST)
     acc, lse = _attend_range(
-        (q, q_rest, k_ptr, v_ptr, table_row_ptr), start, end, scale, softcap,
-        stride_block, stride_slot, stride_v_block, stride_v_slot,
+        (q, q_rest, k_ptr, v_ptr, table_row_ptr, k_scales_ptr, v_scales_ptr), start, end, scale, softcap,
+        stride_block, stride_slot, stride_v_block, stride_v_slot, stride_scale_block, stride_scale_slot,
         HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD, BLOCK_G, BLOCK_N, BLOCK_SIZE, IS_WIDE, HAS_SOFTCAP, PRECISION,
     )  # fmt: skip
     acc = acc * v_scale
@@ -269,12 +288,13 @@ def _prefetch_keys(
 @triton.jit
 def _attend_range(
     pointers, start, end, scale, softcap, stride_block, stride_slot, stride_v_block, stride_v_slot,
+    stride_scale_block, stride_scale_slot,
     HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr, VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     IS_WIDE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Softmax over keys [start, end): normalised output [BLOCK_G, D_PAD] fp32 and log2 of the denominator [BLOCK_G]."""
-    q, q_rest, k_ptr, v_ptr, table_ptr = pointers
+    q, q_rest, k_ptr, v_ptr, table_ptr, k_scales_ptr, v_scales_ptr = pointers
     dims = tl.arange(0, D_PAD)
     main = tl.arange(0, K_MAIN)
     maximum = tl.full([BLOCK_G], MASKED, tl.float32)
@@ -292,6 +312,10 @@ def _attend_range(
             in_rest = visible[:, None] & (more < HEAD_DIM)[None, :]
             k_rest = tl.load(k_ptr + (offsets[:, None] + more[None, :]), mask=in_rest, other=0.0).to(q.dtype)
             logits = tl.dot(q_rest, tl.trans(k_rest), logits, input_precision=PRECISION)
+        places = offsets  # of scales, if tokens have any
+        if stride_scale_block is not None:
+            places = page_offsets(table_ptr, keys, visible, stride_scale_block, stride_scale_slot, BLOCK_SIZE, IS_WIDE)
+            logits = logits * load_scales(k_scales_ptr + places, visible, MASK=True, LIFTED=False)[None, :]
         logits = logits * scale
         if HAS_SOFTCAP:
             logits = cap_logits(logits, softcap) * LOG2_E
@@ -300,6 +324,8 @@ def _attend_range(
         shrink = tl.exp2(maximum - new_maximum)
         weights = tl.exp2(logits - new_maximum[:, None])
         total = total * shrink + tl.sum(weights, 1)
+        if stride_scale_block is not None:
+            weights *= load_scales(v_scales_ptr + places, visible, MASK=True, LIFTED=q.dtype == tl.float16)[None, :]
         if stride_v_block is not None:
             offsets = page_offsets(table_ptr, keys, visible, stride_v_block, stride_v_slot, BLOCK_SIZE, IS_WIDE)
         in_tile = visible[:, None] & (dims < VALUE_DIM)[None, :]

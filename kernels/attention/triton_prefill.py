@@ -21,14 +21,16 @@ from kernels.attention.triton_common import (
     WHOLE,
     cap_logits,
     is_wide,
+    load_scales,
     load_sinks,
     oldest_seen,
     page_offsets,
     reach_of,
+    scale_arguments,
     split_dims,
     value_strides,
 )
-from kernels.elementwise.reference import UNSCALED, KVScales
+from kernels.elementwise.reference import INT8, UNSCALED, KVScales
 
 
 @dataclass(frozen=True)
@@ -42,20 +44,24 @@ class PrefillConfig:
     maxnreg: int | None = None
 
 
-def prefill_config(head_dim: int, dtype: torch.dtype, *, max_rows: int, total_rows: int) -> PrefillConfig:
+def prefill_config(
+    head_dim: int, dtype: torch.dtype, *, max_rows: int, total_rows: int, has_token_scales: bool = False
+) -> PrefillConfig:
     """Choose tiles (benchmarks/notes.md). Rows here are query tokens x heads: of the longest row, and of all.
 
     Limited to 128 registers, two tiles of 128 rows share an SM, and one's softmax overlaps the other's products.
+    has_token_scales: of an int8 pool; they need registers, so that these tiles would spill to local memory.
     """
     if dtype == torch.float32:
         return PrefillConfig(block_m=32, block_n=32, num_warps=4 if head_dim <= 256 else 8, num_stages=1)
-    if head_dim > 256:  # more rows would not leave registers for the output
+    if head_dim > (128 if has_token_scales else 256):  # more rows would not leave registers for the output
         return PrefillConfig(block_m=64, block_n=32, num_warps=8, num_stages=2)
     if head_dim > 128:
         if max_rows <= 64:
             return PrefillConfig(block_m=64, block_n=32, num_warps=4, num_stages=2)
         return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=2)
-    if max_rows <= 64 or total_rows <= 264 * 128:  # fewer tiles of 128 rows than two for each of 132 SMs
+    has_few_tiles = total_rows <= 264 * 128  # of 128 rows: fewer than two for each of 132 SMs
+    if has_token_scales or max_rows <= 64 or has_few_tiles:
         return PrefillConfig(block_m=64, block_n=64, num_warps=4, num_stages=2)
     return PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3, maxnreg=128)
 
@@ -93,8 +99,10 @@ def prefill_attention(
     block_size, num_kv_heads = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
     if config is None:
-        longest, all_rows = max_query_len * group, total_tokens * num_heads
-        config = prefill_config(max(head_dim, v_cache.shape[3]), q.dtype, max_rows=longest, total_rows=all_rows)
+        config = prefill_config(
+            max(head_dim, v_cache.shape[3]), q.dtype, max_rows=max_query_len * group,
+            total_rows=total_tokens * num_heads, has_token_scales=k_cache.dtype == INT8,
+        )  # fmt: skip
     tokens_per_tile = max(1, config.block_m // group)
     num_rows = seq_lens.shape[0] - first_row
     # Row i's tiles begin at (its first token // tokens_per_tile) + i: always enough room, without a scan
@@ -102,11 +110,13 @@ def prefill_attention(
     assert group <= config.block_m
     reach, reach_kind = reach_of(sliding_window, chunk)
     k_main, k_rest = split_dims(head_dim)
+    k_scale, v_scale, scales = scale_arguments(kv_scales, q.dtype)
     _prefill_kernel[(num_kv_heads, num_tiles)](
         q, k_cache, v_cache, out, block_table, query_start_loc, seq_lens, sinks,
         first_row, num_rows, num_rows.bit_length(),
-        kv_scales.k * scale * (math.log2(math.e) if softcap == 0.0 else 1.0), softcap, kv_scales.v, reach,
-        q.stride(0), out.stride(0), *k_cache.stride()[:3], *value_strides(k_cache, v_cache), block_table.stride(0),
+        k_scale * scale * (math.log2(math.e) if softcap == 0.0 else 1.0), softcap, v_scale, reach,
+        q.stride(0), out.stride(0), *k_cache.stride()[:3], *value_strides(k_cache, v_cache), *scales,
+        block_table.stride(0),
         GROUP=group, HEAD_DIM=head_dim, K_MAIN=k_main, K_REST=k_rest, VALUE_DIM=v_cache.shape[3],
         D_PAD=triton.next_power_of_2(v_cache.shape[3]), BLOCK_SIZE=block_size,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, TOKENS=tokens_per_tile,
@@ -123,7 +133,9 @@ def _prefill_kernel(
     first_row, num_rows, search_steps,
     scale, softcap, v_scale, reach,  # scale holds k's, and log2(e) unless logits are capped
     stride_q_token, stride_out_token, stride_block, stride_slot, stride_head,
-    stride_v_block, stride_v_slot, stride_v_head, stride_table,  # None: values lie as keys do
+    stride_v_block, stride_v_slot, stride_v_head,  # None: values lie as keys do
+    k_scales_ptr, v_scales_ptr, stride_scale_block, stride_scale_slot, stride_scale_head,  # see KVScales.for_kernel
+    stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr,
     VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TOKENS: tl.constexpr,
@@ -165,6 +177,12 @@ def _prefill_kernel(
         v_ptr += kv_head.to(tl.int64) * stride_head
     else:
         v_ptr += kv_head.to(tl.int64) * stride_v_head
+    if k_scales_ptr is not None:
+        k_scales_ptr += kv_head * stride_scale_head
+        v_scales_ptr += kv_head * stride_scale_head
+        if stride_scale_block is None:  # constants of each head
+            scale *= tl.load(k_scales_ptr)
+            v_scale *= tl.load(v_scales_ptr)
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if sinks_ptr is not None:  # as one more key, whose value is zero
@@ -174,6 +192,7 @@ def _prefill_kernel(
         q, q_rest, k_ptr, v_ptr, table_ptr + row.to(tl.int64) * stride_table,
         context_len + tokens, first_position, seq_len, scale, softcap, reach,
         stride_block, stride_slot, stride_v_block, stride_v_slot,
+        k_scales_ptr, v_scales_ptr, stride_scale_block, stride_scale_slot,
     )  # fmt: skip
     end = tl.where(is_live, tl.minimum(first_position + TOKENS, seq_len), 0)
     full_end = tl.where(is_live, (first_position + 1) // BLOCK_N * BLOCK_N, 0)
@@ -255,7 +274,8 @@ def _attend_tiles(
 ):  # fmt: skip
     """Online softmax over keys [start, end). MASK: causal, window and row-end borders may cross these tiles."""
     q, q_rest, k_ptr, v_ptr, table_ptr, positions, first, seq_len, scale, softcap, reach = view[:11]
-    stride_block, stride_slot, stride_v_block, stride_v_slot = view[11:]
+    stride_block, stride_slot, stride_v_block, stride_v_slot = view[11:15]
+    k_scales_ptr, v_scales_ptr, stride_scale_block, stride_scale_slot = view[15:]
     dims = tl.arange(0, D_PAD)
     main = tl.arange(0, K_MAIN)
     for tile_start in range(start, end, BLOCK_N):
@@ -274,6 +294,12 @@ def _attend_tiles(
             rest_ptrs = k_ptr + (offsets[:, None] + more[None, :])
             k_rest = _load_tile(rest_ptrs, in_rest, MASK or HEAD_DIM < K_MAIN + K_REST).to(q.dtype)
             logits = tl.dot(q_rest, tl.trans(k_rest), logits, input_precision=PRECISION)
+        places = offsets  # of scales, if tokens have any
+        if stride_scale_block is not None:
+            places = page_offsets(
+                table_ptr, keys, table_mask, stride_scale_block, stride_scale_slot, BLOCK_SIZE, IS_WIDE
+            )
+            logits = logits * load_scales(k_scales_ptr + places, seen, MASK, LIFTED=False)[None, :]
         if HAS_SOFTCAP:
             logits = cap_logits(logits * scale, softcap)
             scale_log2 = LOG2_E
@@ -288,6 +314,8 @@ def _attend_tiles(
         shrink = tl.exp2(maximum - new_maximum)
         weights = tl.exp2(logits * scale_log2 - new_maximum[:, None])
         total = total * shrink + tl.sum(weights, 1)
+        if stride_scale_block is not None:
+            weights *= load_scales(v_scales_ptr + places, seen, MASK, LIFTED=q.dtype == tl.float16)[None, :]
         if stride_v_block is not None:
             offsets = page_offsets(table_ptr, keys, table_mask, stride_v_block, stride_v_slot, BLOCK_SIZE, IS_WIDE)
         in_tile = seen[:, None] & (dims < VALUE_DIM)[None, :]

@@ -1,7 +1,7 @@
 """Row-wise ops between the GEMMs, and writes to the KV pool: the torch specification.
 
 RMS and layer norm, rotary positions, activations with and without a gate; write_kv stores a step's keys and values in
-the paged pool, in their own dtype or in fp8; norm_rope_write_kv does it after norms and rotation.
+the paged pool, in their own dtype, in fp8 or in int8; norm_rope_write_kv does it after norms and rotation.
 Any device. Each rounding step follows transformers' order, so that bf16 logits agree with the reference implementation,
 not only fp32 ones.
 """
@@ -120,15 +120,39 @@ def _rotate_interleaved(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
+INT8 = torch.int8
+INT8_MAX = 127.0
+INT8_SCALE = torch.float32  # dtype of the scales beside the numbers of an int8 pool
+INT8_LEAST = 2.0**-100  # a head whose numbers are all smaller is stored as zeros: 127 / amax would overflow
 _VALUES = torch.arange(256, dtype=torch.uint8).view(FP8).float()
 
 
 @dataclass(frozen=True)
 class KVScales:
-    """Scales of one layer's fp8 pool: the stored number times the scale is the value. In other pools both are 1."""
+    """Scales of one layer's pool: a stored number times its scale is the value. k and v are of one of these kinds.
 
-    k: float = 1.0
-    v: float = 1.0
+    A number, constant for the layer: of an FP8 pool; 1 in a pool of the model's dtype.
+    [num_kv_heads] fp32, a constant for each head: of an FP8 pool.
+    [num_blocks, block_size, num_kv_heads] fp32, of any strides: of an INT8 pool, one for each token and head. They lie
+    in the pool beside the numbers and are written with them.
+    """
+
+    k: float | torch.Tensor = 1.0
+    v: float | torch.Tensor = 1.0
+
+    def for_kernel(self) -> tuple[float, float, tuple[torch.Tensor | int | None, ...]]:
+        """Return the constants of the layer, and what a kernel takes of other scales: k, v and their three strides.
+
+        The strides are those of blocks, slots and heads; all five are None for constants of the layer, the first two
+        strides for those of heads.
+        """
+        k, v = self.k, self.v
+        if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
+            assert k.stride() == v.stride(), "scales of keys and of values lie alike"
+            return 1.0, 1.0, (k, v, None, None, k.stride(0)) if k.ndim == 1 else (k, v, *k.stride())
+        assert isinstance(k, float), "scales of keys and of values are of one kind"
+        assert isinstance(v, float), "scales of keys and of values are of one kind"
+        return k, v, (None, None, None, None, None)
 
 
 UNSCALED = KVScales()
@@ -144,29 +168,63 @@ def write_kv(
 ) -> None:
     """Store each token's key and value at its slot (block_id * block_size + offset), in place.
 
-    k, v: [T, num_kv_heads, head_dim], of the caches' dtype unless that is FP8; k_cache, v_cache: [num_blocks,
+    k, v: [T, num_kv_heads, head_dim], of the caches' dtype unless that is FP8 or INT8; k_cache, v_cache: [num_blocks,
     block_size, num_kv_heads, head_dim], of any strides; slot_mapping: [T] int64, every entry a real slot. FP8 holds
-    k / scales.k, rounded to nearest even and clamped to ±448. Padding tokens share the scratch block's
-    slots: which of them is kept there is undefined, and nothing reads it.
+    k / scales.k, rounded to nearest even and clamped to ±448; INT8 what to_int8 makes of k, and its scales go to the
+    same slots of scales.k, in place. Padding tokens share the scratch block's slots: which of them is kept there is
+    undefined, and nothing reads it.
     """
     store_tokens(k, k_cache, slot_mapping, scales.k)
     store_tokens(v, v_cache, slot_mapping, scales.v)
 
 
-def store_tokens(x: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor, scale: float = 1.0) -> None:
-    """Store keys, or values, in one cache; see write_kv."""
-    pool, stored = cache, x
-    if cache.dtype == FP8:  # torch copies its bytes by index on every device, its numbers not on the CPU
-        pool, stored = cache.view(torch.uint8), to_fp8(x, scale).view(torch.uint8)
+def store_tokens(
+    x: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor, scale: float | torch.Tensor = 1.0
+) -> None:
+    """Store keys, or values, in one cache, and the scales of an INT8 one; see write_kv."""
+    if cache.dtype == INT8:
+        assert isinstance(scale, torch.Tensor), "an int8 pool has scales for each token and head"
+        x, scales = to_int8(x)
+        _store(scales, scale, slot_mapping)
+    elif cache.dtype == FP8:  # torch copies its bytes by index on every device, its numbers not on the CPU
+        cache, x = cache.view(torch.uint8), to_fp8(x, scale).view(torch.uint8)
+    _store(x, cache, slot_mapping)
+
+
+def _store(x: torch.Tensor, pool: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Copy x, [T, ...], to its slots of pool, [num_blocks, block_size, ...]."""
     if pool.is_contiguous():
-        pool.view(-1, *pool.shape[2:]).index_copy_(0, slot_mapping, stored)
+        pool.view(-1, *pool.shape[2:]).index_copy_(0, slot_mapping, x)
     else:
-        pool[slot_mapping // pool.shape[1], slot_mapping % pool.shape[1]] = stored
+        pool[slot_mapping // pool.shape[1], slot_mapping % pool.shape[1]] = x
 
 
-def to_fp8(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Convert x / scale to FP8, of any shape. Clamped first: outside its range torch's conversion may give NaN."""
-    return (x.float() * (1.0 / scale)).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+def to_fp8(x: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:
+    """Convert x / scale to FP8; scale: of all, or [num_kv_heads] fp32 of x's last dimension but one.
+
+    Clamped first: outside its range torch's conversion may give NaN.
+    """
+    inverse = scale.reciprocal()[:, None] if isinstance(scale, torch.Tensor) else 1.0 / scale
+    return (x.float() * inverse).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+
+
+def to_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise each head of each token by itself: (numbers of x's shape, scales [..., num_kv_heads] fp32).
+
+    x: [..., num_kv_heads, head_dim]. Symmetric: a scale is the largest magnitude / 127, and numbers are rounded to
+    nearest even, so the result depends on nothing else in the step. A head with a number that is not finite gets zeros
+    and a scale that is not finite, so what attention reads is NaN.
+    """
+    x_fp32 = x.float()
+    amax = x_fp32.abs().amax(-1, keepdim=True)
+    inverse = torch.where(amax >= INT8_LEAST, INT8_MAX / amax, 0.0)
+    numbers = (x_fp32 * inverse).nan_to_num(0.0).round().to(INT8)
+    return numbers, (amax / INT8_MAX).squeeze(-1)
+
+
+def from_int8(numbers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the values of numbers [..., num_kv_heads, head_dim] with scales [..., num_kv_heads] fp32, in dtype."""
+    return (numbers * scales[..., None]).to(dtype)
 
 
 def from_fp8(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -7,6 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
+from kernels.elementwise.reference import INT8, INT8_SCALE
+
 
 @dataclass(frozen=True)
 class LayerCache:
@@ -47,6 +51,15 @@ class LayerCache:
         if self.shares is not None:
             return 0
         return self.num_kv_heads * (self.head_dim + (0 if self.values_in_keys else self.v_head_dim))
+
+    def token_bytes(self, dtype: torch.dtype) -> int:
+        """Return the bytes that one token adds, keys and values together, with the scales of an INT8 pool.
+
+        dtype: of the pool.
+        """
+        if dtype != INT8 or self.shares is not None:
+            return self.values_per_token * dtype.itemsize
+        return self.values_per_token + self.num_kv_heads * self.num_tensors * INT8_SCALE.itemsize
 
     def share_of_rank(self, tp_size: int) -> LayerCache:
         """Return what one of tp_size ranks keeps: its heads, or one replicated head if ranks outnumber heads."""

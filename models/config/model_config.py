@@ -330,7 +330,7 @@ class ModelConfig:
 
     def kv_bytes_per_token(self, tp_size: int, kv_dtype: torch.dtype) -> int:
         """Return the bytes of KV cache that one token takes on one rank, over all layers."""
-        return sum(cache.share_of_rank(tp_size).values_per_token for cache in self.kv_caches) * kv_dtype.itemsize
+        return sum(cache.share_of_rank(tp_size).token_bytes(kv_dtype) for cache in self.kv_caches)
 
     def share_of_rank(self, tp_size: int, *, is_expert_parallel: bool = False) -> ModelConfig:
         """Return the sizes that one of tp_size ranks holds at most. Used for arithmetic, never to build a model."""

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from kernels.elementwise.reference import write_kv
+from kernels.elementwise.reference import UNSCALED, write_kv
 from models.context import ForwardContext
 from models.foreign.interface import ATTENTION
 from models.foreign.probe import AttentionCall
@@ -109,17 +109,17 @@ class _PagedAttention:
         q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
         kv = ctx.kv_caches[index]
         assert kv is not None
-        k_cache, v_cache, table = kv
-        metadata, sinks = ctx.attention[table], options.get("s_aux")
-        write_kv(k, v, k_cache, v_cache, metadata.slot_mapping)
+        metadata, sinks, scales = ctx.attention[kv.table], options.get("s_aux"), kv.scales_or(UNSCALED)
+        write_kv(k, v, kv.keys, kv.values, metadata.slot_mapping, scales)
         out = ctx.backend.forward(
             q,
-            k_cache,
-            v_cache,
+            kv.keys,
+            kv.values,
             metadata,
             scale=call.scale,
             sliding_window=call.window,
             softcap=call.softcap,
             sinks=None if sinks is None else sinks.float(),
+            kv_scales=scales,
         )
         return out[None]

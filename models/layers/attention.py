@@ -1,7 +1,7 @@
 """Attention modules: projections, head norms, RoPE, the write to the paged KV pool and the attention backend.
 
-read_kv_scales reads the scales of an FP8 KV pool under the names that quantised checkpoints use: one number per layer
-for keys and one for values.
+read_kv_scales reads the scales of an FP8 KV pool under the names that quantised checkpoints use: one number of a layer,
+or one of each KV head, for keys and for values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from kernels.elementwise.reference import FP8, UNSCALED, KVScales
+from kernels.elementwise.reference import KVScales
 from kernels.ops import norm_rope_write_kv
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
@@ -72,12 +72,11 @@ class Attention(nn.Module):
     def forward(self, qkv: torch.Tensor, ctx: ForwardContext, kv_scales: KVScales) -> torch.Tensor:
         """qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; writes this layer's part of ctx.kv_caches.
 
-        kv_scales: for an FP8 pool only; other pools store keys and values unscaled.
+        kv_scales: the checkpoint's, for an FP8 pool only.
         Returns [T, num_heads * head_dim].
         """
         kv = ctx.kv_caches[self.layer_index]
         assert kv is not None
-        k_cache, v_cache, table = kv
         q = norm_rope_write_kv(
             qkv,
             None if self.q_norm is None else self.q_norm.weight,
@@ -85,11 +84,11 @@ class Attention(nn.Module):
             self.eps,
             ctx.positions,
             self.cos_sin_cache,
-            k_cache,
-            v_cache,
-            ctx.attention[table].slot_mapping,
+            kv.keys,
+            kv.values,
+            ctx.attention[kv.table].slot_mapping,
             num_heads=self.num_heads,
-            kv_scales=kv_scales if k_cache.dtype == FP8 else UNSCALED,
+            kv_scales=kv.scales_or(kv_scales),
             is_interleaved=self.is_interleaved,
             norms_rotated=self.norms_rotated,
         )
@@ -101,18 +100,17 @@ class Attention(nn.Module):
         """Attend rotated queries [T, num_heads, head_dim]; returns [T, num_heads * head_dim of values]."""
         kv = ctx.kv_caches[self.layer_index]
         assert kv is not None
-        k_cache, v_cache, table = kv
         out = ctx.backend.forward(
             q,
-            k_cache,
-            v_cache,
-            ctx.attention[table],
+            kv.keys,
+            kv.values,
+            ctx.attention[kv.table],
             scale=self.scale,
             sliding_window=self.sliding_window,
             chunk=self.chunk,
             softcap=self.softcap,
             sinks=self.sinks,
-            kv_scales=kv_scales if k_cache.dtype == FP8 else UNSCALED,
+            kv_scales=kv.scales_or(kv_scales),
         )
         return out.flatten(1)
 
@@ -149,8 +147,9 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.attention = attention
-        self.kv_scales = read_kv_scales(w)
         parts = qkv_parts(config, tp, layer_index)
+        keys = parts[1] if len(parts) > 1 else None  # None: keys and values are another layer's
+        self.kv_scales = read_kv_scales(w, keys, head_dim=config.cache(layer_index).head_dim)
         self._outputs = [part.outputs for part in parts]
         self.has_output_gate = config.has_output_gate
         if config.has_output_gate:
@@ -193,19 +192,38 @@ def with_output_gates(w: Weights, parts: Sequence[LinearPart], *, head_dim: int)
     return w.split(queries.name, bands), [*heads["q"], *others, *heads["gate"]]
 
 
-def read_kv_scales(w: Weights) -> KVScales:
-    """Read a layer's scales, 1.0 where the checkpoint has none. w: those of self_attn. Raises ModelError."""
+def read_kv_scales(w: Weights, keys: LinearPart | None = None, *, head_dim: int = 0) -> KVScales:
+    """Read a layer's scales, 1.0 where the checkpoint has none. w: those of self_attn. Raises ModelError.
+
+    keys: the layer's projection to keys, whose heads of head_dim each may have scales of their own; None: any that has
+    several scales is served with the largest, which fits every head.
+    """
     for name in _UNUSED_NAMES:
         w.optional(name)
-    return KVScales(k=_read_scale(w, _K_NAMES), v=_read_scale(w, _V_NAMES))
+    k, v = _read_scales(w, _K_NAMES), _read_scales(w, _V_NAMES)
+    if keys is not None:
+        num_heads = keys.out_features // head_dim
+        of_heads = [None if scales is None else _of_heads(scales, num_heads) for scales in (k, v)]
+        if any(scales is not None and bool((scales != scales[0]).any()) for scales in of_heads):
+            own = slice(keys.rank * num_heads // keys.size, (keys.rank + 1) * num_heads // keys.size)
+            k, v = (torch.ones(num_heads, device=w.device) if scales is None else scales for scales in of_heads)
+            return KVScales(k=k[own].contiguous(), v=v[own].contiguous())
+    return KVScales(k=1.0 if k is None else float(k.max()), v=1.0 if v is None else float(v.max()))
 
 
-def _read_scale(w: Weights, names: tuple[str, ...]) -> float:
-    """Read the first name that exists. If it has one scale per head, take the largest, which fits every head."""
+def _of_heads(scales: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Return [num_heads]: the scales if there is one for each head, in any shape; else the largest, which fits all."""
+    if scales.numel() == num_heads:
+        return scales.float().flatten()
+    return scales.float().max().expand(num_heads)
+
+
+def _read_scales(w: Weights, names: tuple[str, ...]) -> torch.Tensor | None:
+    """Read the first name that exists, None if none does. Raises ModelError."""
     found = {name: scales for name in names if (scales := w.optional(name)) is not None}
     if not found:
-        return 1.0
+        return None
     name, scales = next(iter(found.items()))
     if scales.numel() == 0 or not bool((scales.isfinite() & (scales > 0)).all()):
         raise ModelError(f"tensor {w.full_name(name)} must hold positive numbers, found {scales}")
-    return float(scales.max())
+    return scales

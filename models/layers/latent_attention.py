@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from kernels.attention.latent import LatentHeads, latent_attention
-from kernels.elementwise.reference import FP8, UNSCALED, KVScales
+from kernels.elementwise.reference import KVScales
 from kernels.ops import norm_rope_write_latent
 from models.config.latent import EPS, LatentConfig
 from models.config.model_config import ModelConfig
@@ -92,7 +92,8 @@ class LatentAttention(nn.Module):
             q_latent, latents = latents.split((sizes.q_rank, sizes.rank + sizes.rope_dim), dim=-1)
             q = self.q_proj(self.q_norm(q_latent.contiguous()))
         q_nope, q_rope = q.unflatten(-1, (self.num_heads, -1)).split((sizes.nope_dim, sizes.rope_dim), dim=-1)
-        scales = self.kv_scales if kv.keys.dtype == FP8 else UNSCALED
+        scales = kv.scales_or(self.kv_scales)
+        assert isinstance(scales.k, float), "latents have one scale for all heads"
         metadata = ctx.attention[kv.table]
         q_rope = norm_rope_write_latent(
             latents,

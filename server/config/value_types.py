@@ -43,7 +43,7 @@ _SIZE_UNITS = {
     "TIB": 2**40,
 }
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")  # the last two are one
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "int8")  # the two of fp8 are one
 AnyParser = TypeVar("AnyParser", bound=argparse.ArgumentParser)  # commands are added to the subparsers of any
 
 

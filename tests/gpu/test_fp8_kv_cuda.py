@@ -161,7 +161,7 @@ def test_fp8_changes_attention_at_scale_by_a_few_percent(rows):
 def test_the_fused_kernel_writes_what_its_specification_does(
     tokens, heads, kv_heads, head_dim, rotary_dim, has_norm, dtype
 ):
-    from kernels.elementwise.triton import norm_rope_write_kv
+    from kernels.elementwise.triton_write_kv import norm_rope_write_kv
 
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, device="cuda").to(dtype)
     weights = [torch.randn(head_dim, device="cuda").to(dtype) if has_norm else None for _ in range(2)]
@@ -182,7 +182,7 @@ def test_the_fused_kernel_writes_what_its_specification_does(
 
 
 def test_every_number_of_bf16_is_rounded_as_torch_rounds_it_and_none_becomes_nan():
-    from kernels.elementwise.triton import norm_rope_write_kv
+    from kernels.elementwise.triton_write_kv import norm_rope_write_kv
 
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16, device="cuda").view(torch.bfloat16)
     v = torch.where(every.isnan(), 0.0, every).view(512, 128)

@@ -19,7 +19,7 @@ def checkpoint(clean_checkpoint: Path) -> Path:
     return spoil_embedding(clean_checkpoint)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8"])
 @pytest.mark.parametrize("enforce_eager", [True, False])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 
 
 @pytest.mark.parametrize(
-    ("shape", "kv_cache_dtype"), [("qwen3-0.6b", "auto"), ("llama-3.1-8b", "auto"), ("qwen3-0.6b", "fp8")]
+    ("shape", "kv_cache_dtype"),
+    [("qwen3-0.6b", "auto"), ("llama-3.1-8b", "auto"), ("qwen3-0.6b", "fp8"), ("qwen3-0.6b", "int8")],
 )
 def test_a_cold_start_compiles_nothing_after_precompile(shape: str, kv_cache_dtype: str, fresh_cache: Path) -> None:
     _start_cold(SHAPES / shape, fresh_cache, kv_cache_dtype=kv_cache_dtype)

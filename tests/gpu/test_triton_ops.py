@@ -66,7 +66,7 @@ def test_gelu_tanh_and_mul_equals_its_specification(tokens, size, dtype):
 def test_norm_rope_write_kv_equals_the_three_specifications(
     tokens, heads, kv_heads, head_dim, rotary_dim, has_norm, dtype
 ):
-    from kernels.elementwise.triton import norm_rope_write_kv
+    from kernels.elementwise.triton_write_kv import norm_rope_write_kv
 
     qkv = _randn(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     weights = [_randn(head_dim, dtype=dtype) if has_norm else None for _ in range(2)]
@@ -88,7 +88,7 @@ def test_norm_rope_write_kv_equals_the_three_specifications(
 
 
 def test_keys_are_written_to_pools_of_more_than_2_to_the_31_elements():
-    from kernels.elementwise.triton import norm_rope_write_kv
+    from kernels.elementwise.triton_write_kv import norm_rope_write_kv
 
     shape = (2**31 // (64 * 2 * 128) + 100, 64, 2, 128)
     pools = [torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2)]

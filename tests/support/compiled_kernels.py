@@ -39,6 +39,22 @@ from kernels.precompile import collect_kernels
 """
 _COMPILE = """
 import json
+import re
+import subprocess
+import tempfile
+
+from triton import knobs
+
+
+def local_bytes(cubin):
+    # of each thread: registers are spilled to it
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True)
+    return max(map(int, re.findall(r"(?:STACK|LOCAL):(\\d+)", usage.stdout)))
+
 
 for kernel in kernels:
     function = kernel.function
@@ -47,17 +63,18 @@ for kernel in kernels:
     assembly = compiled.asm["ptx"]
     has_wide_loads = "ld.global.v4.b32" in assembly or "cp.async.cg" in assembly
     facts = function.__name__, compiled.metadata.shared, "wgmma.mma_async" in assembly, has_wide_loads
-    print(json.dumps(facts), flush=True)
+    print(json.dumps((*facts, local_bytes(compiled.asm["cubin"]))), flush=True)
 """
 
 
 class CompiledKernel(NamedTuple):
-    """What was found of one kernel. has_wide_loads: some of its loads move 16 bytes."""
+    """What was found of one kernel. has_wide_loads: some of its loads move 16 bytes. local_bytes: 0: nothing spills."""
 
     name: str
     shared_bytes: int
     has_wgmma: bool
     has_wide_loads: bool
+    local_bytes: int
 
 
 def compile_kernels(script: str, *arguments: str, cache: Path, capability: int = 90) -> list[CompiledKernel]:

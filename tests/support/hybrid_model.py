@@ -24,6 +24,7 @@ from engine.interface.config import EngineConfig
 from engine.offline import OfflineEngine
 from engine.startup import load as startup
 from kernels import ops
+from kernels.elementwise.reference import UNSCALED
 from kernels.states import StateMetadata, StateView
 from models.config.layer_state import LayerState
 from models.config.model_config import ModelConfig
@@ -231,12 +232,11 @@ def attend(
     """Attend over the layer's keys and values."""
     cache = ctx.kv_caches[layer]
     assert cache is not None
-    keys, values, number = cache
-    slots = ctx.attention[number].slot_mapping
-    q = ops.norm_rope_write_kv(
-        x @ qkv, None, None, 1e-6, ctx.positions, table, keys, values, slots, num_heads=NUM_HEADS
-    )
-    out = ctx.backend.forward(q, keys, values, ctx.attention[number], scale=HEAD_DIM**-0.5)
+    keys, values, scales = cache.keys, cache.values, cache.scales_or(UNSCALED)
+    metadata = ctx.attention[cache.table]
+    arguments = (x @ qkv, None, None, 1e-6, ctx.positions, table, keys, values, metadata.slot_mapping)
+    q = ops.norm_rope_write_kv(*arguments, num_heads=NUM_HEADS, kv_scales=scales)
+    out = ctx.backend.forward(q, keys, values, metadata, scale=HEAD_DIM**-0.5, kv_scales=scales)
     return out.flatten(1) @ output
 
 

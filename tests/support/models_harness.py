@@ -9,6 +9,7 @@ import torch
 
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
+from kernels.elementwise.reference import INT8, KVScales
 from kernels.ops import LoraTokens
 from kernels.states import StateMetadata, StateView, place_states, view_states
 from models.build import build
@@ -73,11 +74,12 @@ class PagedRunner:
                 continue
             shape = (num_blocks, block_size, cache.share_of_rank(tp_size).num_kv_heads)
             # What lies in unwritten slots must never show
-            keys = torch.full((*shape, cache.head_dim), 50.0, dtype=dtype, device=device)
-            values = torch.full((*shape, cache.v_head_dim), 50.0, dtype=dtype, device=device)
+            keys = torch.full((*shape, cache.head_dim), 50.0, device=device).to(dtype)
+            values = torch.full((*shape, cache.v_head_dim), 50.0, device=device).to(dtype)
+            scales = [torch.full(shape, torch.nan, device=device) for _ in range(2)] if dtype == INT8 else []
             if cache.values_in_keys:
                 values = keys[..., : cache.v_head_dim]
-            self.kv_caches.append(LayerKV(keys, values))
+            self.kv_caches.append(LayerKV(keys, values, token_scales=KVScales(*scales) if scales else None))
         self.state_views, self.state_pages = self._make_states(config, tp_size)
         self.free_block_ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         self.rows: list[Row] = []

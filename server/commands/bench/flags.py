@@ -49,7 +49,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once")
     add("--max-num-batched-tokens", type=integer(1, 32_768), metavar="N", help="tokens computed per step")
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB")
-    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", metavar="TYPE", help="auto or fp8")
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", metavar="TYPE", help="auto, fp8 or int8")
     add("--enforce-eager", action="store_true", help="no CUDA graphs")
     add_overlap_flag(parser)
     add_speculative_flags(parser)

@@ -16,7 +16,7 @@ from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from engine.startup.device_choice import resolve_kv_dtype
 from engine.startup.load import load_engine
-from kernels.elementwise.reference import FP8
+from kernels.elementwise.reference import FP8, INT8
 from server.cli import main
 from server.config.model_source import DEMO_FOLDER
 from server.config.value_types import KV_CACHE_DTYPES
@@ -126,10 +126,10 @@ def test_the_demo_model_says_nearly_the_same() -> None:
 
 def test_a_value_that_is_none_is_refused_with_the_choices(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(StartupError) as info:
-        make_engine(checkpoint, kv_cache_dtype="int8")
-    assert info.value.message == "--kv-cache-dtype int8 is not known: choose from auto, fp8, fp8_e4m3."
-    for name in KV_CACHE_DTYPES:
-        assert resolve_kv_dtype(name, torch.bfloat16, CPU) == (torch.bfloat16 if name == "auto" else FP8)
+        make_engine(checkpoint, kv_cache_dtype="int4")
+    assert info.value.message == "--kv-cache-dtype int4 is not known: choose from auto, fp8, fp8_e4m3, int8."
+    dtypes = {name: resolve_kv_dtype(name, torch.bfloat16, CPU) for name in KV_CACHE_DTYPES}
+    assert dtypes == {"auto": torch.bfloat16, "fp8": FP8, "fp8_e4m3": FP8, "int8": INT8}
     with pytest.raises(SystemExit) as exit_info:
         main(["serve", "--kv-cache-dtype", "fp4"])
     assert exit_info.value.code == 2
@@ -139,9 +139,9 @@ def test_a_value_that_is_none_is_refused_with_the_choices(checkpoint: Path, caps
 
 
 @pytest.mark.parametrize(("device", "capability", "words"), [
-    ("cuda", (8, 0), ["needs a GPU of compute capability 8.9 or higher", "8.0", "use auto"]),
+    ("cuda", (8, 0), ["needs a GPU of compute capability 8.9 or higher", "8.0", "use int8 or auto"]),
     ("cuda", (8, 6), ["8.6"]),
-    ("mps", None, ["Apple", "use auto"]),
+    ("mps", None, ["Apple", "use int8 or auto"]),
 ])  # fmt: skip
 def test_a_device_without_fp8_is_named(
     monkeypatch: pytest.MonkeyPatch, device: str, capability: tuple[int, int] | None, words: list[str]
@@ -152,6 +152,7 @@ def test_a_device_without_fp8_is_named(
     assert info.value.message.startswith("--kv-cache-dtype fp8")
     assert all(word in info.value.message for word in words)
     assert resolve_kv_dtype("auto", torch.bfloat16, torch.device(device)) == torch.bfloat16
+    assert resolve_kv_dtype("int8", torch.bfloat16, torch.device(device)) == INT8
 
 
 @pytest.mark.parametrize("capability", [(8, 9), (9, 0), (10, 0), (12, 0)])
@@ -190,4 +191,4 @@ def test_a_model_whose_keys_are_too_large_for_fp8_is_warned_of(
         caplog.clear()
         folder = make_biased(bias)
         load_engine(EngineConfig(model=str(folder), device="cpu", kv_cache_dtype=kv_cache_dtype), lambda stage: None)
-        assert ("largest_key_bias=200" in caplog.text) == is_warned
+        assert ("use --kv-cache-dtype int8, or auto largest_key_bias=200" in caplog.text) == is_warned

@@ -182,7 +182,14 @@ def test_padding_writes_no_state(layers: Sequence[str], repeated: list[list[int]
 
 @pytest.mark.parametrize(
     "changes",
-    [{"kv_cache_dtype": "fp8"}, {"dtype": "bfloat16"}, {"block_size": 3}, {"block_size": 48}, {"block_size": 100}],
+    [
+        {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "int8"},
+        {"dtype": "bfloat16"},
+        {"block_size": 3},
+        {"block_size": 48},
+        {"block_size": 100},
+    ],
     ids=str,
 )
 def test_pools_of_other_dtypes_and_blocks(changes: dict[str, object]) -> None:

@@ -175,7 +175,7 @@ def test_an_address_for_other_machines_needs_a_key(
         ("--max-num-batched-tokens", "many"),
         ("--block-size", "0"),
         ("--kv-cache-memory", "4 parsecs"),
-        ("--kv-cache-dtype", "int8"),
+        ("--kv-cache-dtype", "int4"),
         ("--kv-cache-memory", "0"),
         ("--kv-cache-memory", "9" * 400),
         ("--gpu-memory-utilization", "1.01"),

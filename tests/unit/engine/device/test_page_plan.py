@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.device.page_plan import PagePlan, plan_pages, views_of_states
+from kernels.elementwise.reference import INT8
 from kernels.states import StateMetadata, save_states
 from models.config.layer_cache import LayerCache
 from models.config.layer_state import LayerState, StateTensor
@@ -80,7 +81,7 @@ def test_a_model_of_one_kind_has_one_table_and_a_page_is_a_block() -> None:
     assert [place.first_lane for place in plan.layers] == list(range(0, 64, 2))
     assert plan.unit_numbers(0, np.array([3, 7]), num_pages=10).tolist() == [3, 7]
     pool = torch.zeros(plan.num_lanes, 10, plan.lane_bytes // 2, dtype=torch.bfloat16)
-    for keys, values in plan.views(pool):
+    for keys, values, *_ in plan.views(pool):
         assert keys.shape == values.shape == (10, 16, 8, 128)
         assert keys.is_contiguous()
         assert values.is_contiguous()
@@ -101,7 +102,7 @@ def test_latents_of_published_shapes_take_one_lane_a_layer(num_layers: int, byte
     assert plan.groups[0].waste == 0
     assert plan.for_layers(caches[:2]).num_lanes == 2
     pool = torch.zeros(plan.num_lanes, 3, plan.lane_bytes // 2, dtype=torch.bfloat16)
-    for keys, values in plan.views(pool):
+    for keys, values, *_ in plan.views(pool):
         assert (keys.shape, values.shape) == ((3, 16, 1, 576), (3, 16, 1, 512))
         assert keys.is_contiguous()
         assert (values.data_ptr(), values.stride()) == (keys.data_ptr(), keys.stride())
@@ -160,7 +161,7 @@ def test_no_number_of_the_pool_is_used_twice(data: st.DataObject) -> None:
     pool = torch.zeros(plan.num_lanes, num_pages, plan.lane_bytes // 4)
     assert {place.table for place in plan.layers} == set(range(num_tables))
     page_of_table = data.draw(st.lists(st.integers(0, num_pages - 1), min_size=num_tables, max_size=num_tables))
-    for place, (keys, values) in zip(plan.layers, plan.views(pool), strict=True):
+    for place, (keys, values, *_) in zip(plan.layers, plan.views(pool), strict=True):
         page = page_of_table[place.table]
         units = plan.unit_numbers(place.group, np.array([page]), num_pages=num_pages).tolist()
         assert len(set(units)) == len(units) == plan.groups[place.group].block_tokens // plan.block_size
@@ -176,6 +177,37 @@ def test_no_number_of_the_pool_is_used_twice(data: st.DataObject) -> None:
     total = sum(len(group.tables) * plan.page_bytes // 4 for group in plan.groups)
     wasted = sum(group.waste * len(group.tables) * plan.page_bytes // 4 for group in plan.groups)
     assert used + wasted == pytest.approx(total, abs=len(plan.groups))
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_scales_of_an_int8_pool_lie_behind_their_numbers_and_nowhere_else(data: st.DataObject) -> None:
+    kinds = data.draw(st.lists(_CACHES.filter(lambda cache: not cache.values_in_keys), min_size=1, max_size=3))
+    caches = data.draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=6))
+    plan = plan_pages(caches, block_size=data.draw(st.sampled_from([1, 4, 16])), dtype=INT8)
+    num_pages = 1 + len(plan.table_groups)
+    pool = torch.zeros(plan.num_lanes, num_pages, plan.lane_bytes, dtype=INT8)
+    written: list[tuple[torch.Tensor, list[int], float]] = []
+    for index, (place, view) in enumerate(zip(plan.layers, plan.views(pool), strict=True)):
+        units = plan.unit_numbers(place.group, np.array([1 + place.table]), num_pages=num_pages).tolist()
+        assert view.keys.data_ptr() % 16 == view.values.data_ptr() % 16 == pool.data_ptr() % 16
+        assert view.keys.stride(0) == view.values.stride(0) == 4 * view.token_scales.k.stride(0)
+        for number, tensor in enumerate((view.keys, view.values, view.token_scales.k, view.token_scales.v)):
+            tensor[units] = 4 * index + number + 1
+            written.append((tensor, units, 4 * index + number + 1))
+    assert all(bool((tensor[units] == value).all()) for tensor, units, value in written)
+    assert not pool[:, 0].any()
+    for group in plan.groups:
+        used = group.num_layers * group.cache.token_bytes(INT8) * group.block_tokens
+        assert used == pytest.approx((1 - group.waste) * len(group.tables) * plan.page_bytes)
+
+
+def test_an_int8_page_of_a_usual_model_wastes_nothing() -> None:
+    plan = plan_pages(layers((32, heads(8, 128))), block_size=16, dtype=INT8)
+    assert (plan.page_bytes, plan.groups[0].waste) == (2 * 32 * 16 * 8 * (128 + 4), 0)
+    (keys, _, _, scales), *_ = plan.views(torch.zeros(plan.num_lanes, 10, plan.lane_bytes, dtype=INT8))
+    assert keys.stride() == (16 * 8 * 132, 1024, 128, 1)
+    assert (scales.k.shape, scales.k.stride()) == ((10, 16, 8), (4 * 8 * 132, 1, 16))
 
 
 def test_units_of_a_smaller_layer_lie_side_by_side_in_a_row() -> None:
@@ -204,8 +236,8 @@ def test_a_small_model_with_the_same_kinds_has_the_same_tensors() -> None:
     small = plan.for_layers([GEMMA4_31B[0], GEMMA4_31B[-1]])
     assert small.groups == plan.groups
     assert small.num_lanes == 10
-    shapes = {keys.shape for keys, _ in plan.views(torch.zeros(plan.num_lanes, 2, plan.lane_bytes // 2))}
-    assert {keys.shape for keys, _ in small.views(torch.zeros(small.num_lanes, 2, plan.lane_bytes // 2))} == shapes
+    shapes = {keys.shape for keys, *_ in plan.views(torch.zeros(plan.num_lanes, 2, plan.lane_bytes // 2))}
+    assert {keys.shape for keys, *_ in small.views(torch.zeros(small.num_lanes, 2, plan.lane_bytes // 2))} == shapes
 
 
 # Qwen3.5 35B-A3B: 30 of 40 layers are recurrent

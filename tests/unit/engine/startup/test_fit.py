@@ -142,6 +142,10 @@ def test_what_flags_would_make_of_it_is_told(llama: Path) -> None:
     assert report.problem is None
     assert report.weights < 0.6 * plain.weights
     assert report.kv_bytes_per_token * 2 == plain.kv_bytes_per_token
+    int8 = look(llama, gpu_memory=80 * GIB, kv_cache_dtype="int8")
+    assert int8.kv_bytes_per_token * 256 == plain.kv_bytes_per_token * 132  # 128 numbers and a float32 of a head
+    assert [layers.bytes_per_token for layers in int8.kv_layers] == [int8.kv_bytes_per_token]
+    assert 1.9 * plain.room.kv_cache_tokens < int8.room.kv_cache_tokens < 1.95 * plain.room.kv_cache_tokens
     assert report.checkpoint_bytes == plain.checkpoint_bytes == 2 * PARAMETERS
     assert "quantized on load" in report.quantization
     refused = look(llama, gpu_memory=80 * GIB, quantization="awq")

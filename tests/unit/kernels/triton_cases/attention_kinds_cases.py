@@ -11,7 +11,7 @@ from kernels.attention.triton_cut_rows import cut_rows
 from kernels.attention.triton_decode import decode_attention
 from kernels.attention.triton_prefill import PrefillConfig, prefill_attention
 from kernels.attention.triton_splits import DecodeScratch
-from kernels.elementwise import triton as elementwise_triton
+from kernels.elementwise import triton_write_kv
 from kernels.ops import norm_rope_write_kv
 from tests.unit.kernels.triton_cases.ragged import make_problem, reference, relative_error
 
@@ -189,7 +189,7 @@ def test_norm_rope_write_kv_fills_blocks_that_have_gaps_between_them():
     pools = [torch.zeros(4, 8 * 2 * 16 + 32) for _ in range(2)]
     views = [pool[:, :256].unflatten(1, (8, 2, 16)) for pool in pools]
     dense = [torch.zeros(4, 8, 2, 16) for _ in range(2)]
-    elementwise_triton.norm_rope_write_kv(*arguments, *views, slots, num_heads=4)
+    triton_write_kv.norm_rope_write_kv(*arguments, *views, slots, num_heads=4)
     norm_rope_write_kv(*arguments, *dense, slots, num_heads=4)
     for pool, view, expected in zip(pools, views, dense, strict=True):
         torch.testing.assert_close(view, expected)

@@ -7,6 +7,7 @@ import torch
 
 from kernels.elementwise import reference as elementwise
 from kernels.elementwise import triton as elementwise_triton
+from kernels.elementwise import triton_write_kv
 from kernels.elementwise.reference import write_kv
 
 # The interpreter truncates to bf16 instead of rounding: half precision stands for it here, bf16 is tested on the GPU
@@ -148,7 +149,7 @@ def _assert_fused_equals(
     slots = torch.randperm(8 * 16)[:num_tokens]
     mine = [torch.full((8, 16, num_kv_heads, head_dim), 7.0, dtype=dtype) for _ in range(2)]
     theirs = [cache.clone() for cache in mine]
-    q = elementwise_triton.norm_rope_write_kv(
+    q = triton_write_kv.norm_rope_write_kv(
         qkv, *weights, 1e-6, positions, cos_sin_cache, *mine, slots, num_heads=num_heads, **options
     )
     _close(q, _fused_by_specification(qkv, weights, positions, cos_sin_cache, *theirs, slots, num_heads, options))

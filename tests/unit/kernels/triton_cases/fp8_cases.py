@@ -13,8 +13,8 @@ from kernels.attention.triton_decode import decode_attention
 from kernels.attention.triton_prefill import PrefillConfig, prefill_attention
 from kernels.attention.triton_splits import DecodeScratch
 from kernels.elementwise import reference as elementwise
-from kernels.elementwise import triton as elementwise_triton
 from kernels.elementwise.reference import FP8, KVScales, write_kv
+from kernels.elementwise.triton_write_kv import norm_rope_write_kv
 from tests.unit.kernels.triton_cases.ragged import as_fp8, make_problem, reference, relative_error
 
 SCALES = KVScales(k=0.5, v=0.03)
@@ -115,7 +115,7 @@ def _written(qkv, k_cache, scales, *, num_heads, head_dim, norm=None):
     positions, slots = torch.arange(num_tokens), torch.randperm(8 * 16)[:num_tokens]
     angles = torch.randn(num_tokens, head_dim)
     mine, theirs = ([k_cache.clone(), k_cache.clone()] for _ in range(2))
-    q = elementwise_triton.norm_rope_write_kv(
+    q = norm_rope_write_kv(
         qkv, norm, norm, 1e-6, positions, angles, *mine, slots, num_heads=num_heads, kv_scales=scales
     )
     num_kv_heads = k_cache.shape[2]

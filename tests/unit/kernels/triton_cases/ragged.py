@@ -7,7 +7,7 @@ import math
 import torch
 
 from kernels.attention.base import AttentionMetadata
-from kernels.elementwise.reference import to_fp8
+from kernels.elementwise.reference import INT8, to_fp8, to_int8
 
 
 def make_problem(
@@ -133,7 +133,30 @@ def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float((out.double() - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
-def as_fp8(cache: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The cache in fp8, and what that stands for in float64; slots that no row owns stay NaN."""
+def as_fp8(cache: torch.Tensor, scale: float | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The cache in fp8, and what that stands for in float64; slots that no row owns stay NaN. scale: or [heads]."""
     pool = to_fp8(cache, scale)
-    return pool, pool.float().double() * scale
+    return pool, pool.float().double() * (scale[:, None] if isinstance(scale, torch.Tensor) else scale)
+
+
+def empty_int8(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, *, device: str = "cpu", widest: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An int8 cache of zeros and the view of its scales, which lie behind the numbers of each block, by head.
+
+    widest: head size for which blocks have room, if that is larger.
+    """
+    num_heads, num_numbers = block_size * num_kv_heads, block_size * num_kv_heads * head_dim
+    blocks = torch.zeros(num_blocks, num_heads * (max(head_dim, widest) + 4), dtype=INT8, device=device)
+    numbers = blocks[:, :num_numbers].unflatten(1, (block_size, num_kv_heads, head_dim))
+    scales = blocks[:, num_numbers : num_numbers + 4 * num_heads].view(torch.float32)
+    return numbers, scales.unflatten(1, (num_kv_heads, block_size)).transpose(1, 2)
+
+
+def as_int8(cache: torch.Tensor, *, widest: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The cache in int8, its scales, and what these stand for in float64; slots that no row owns stay NaN."""
+    numbers, scales = empty_int8(*cache.shape, device=str(cache.device), widest=widest)
+    rounded, its_scales = to_int8(cache)
+    numbers.copy_(rounded)
+    scales.copy_(its_scales)
+    return numbers, scales, rounded.double() * its_scales.double()[..., None]

@@ -104,9 +104,11 @@ def test_a_small_pool_and_drafts_change_no_token(tmp_path: Path) -> None:
     assert small.engine.scheduler.num_preemptions > 0
 
 
-def test_quires_own_layers_and_transformers_class_write_the_same_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pool", ["auto", "int8"])
+def test_quires_own_layers_and_transformers_class_write_the_same_text(tmp_path: Path, pool: str) -> None:
     save_checkpoint(tmp_path, transformers.Qwen3Config(**SIZES, **TOKENS, head_dim=8))
-    texts = [load(tmp_path, model_impl=name).generate(PROMPTS[:4], [GREEDY] * 4) for name in ("quire", "transformers")]
+    engines = [load(tmp_path, model_impl=name, kv_cache_dtype=pool) for name in ("quire", "transformers")]
+    texts = [engine.generate(PROMPTS[:4], [GREEDY] * 4) for engine in engines]
     assert [one.token_ids for one in texts[0]] == [one.token_ids for one in texts[1]]
 
 

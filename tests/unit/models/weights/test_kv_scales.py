@@ -8,6 +8,7 @@ from transformers import LlamaConfig, Olmo2Config, Phi3Config, Qwen2Config
 from kernels.elementwise.reference import FP8, UNSCALED, KVScales
 from models.config.model_config import ModelConfig, ModelError
 from models.layers.attention import SelfAttention
+from models.parallel import TensorParallel
 from tests.support.checkpoints import TINY
 from tests.support.models_harness import PagedRunner, load
 from tests.support.reference import save_checkpoint
@@ -47,7 +48,8 @@ def logits(folder, *, pool=FP8):
 @pytest.mark.parametrize(("tensors", "expected"), [
     ({"k_scale": 0.5, "v_scale": 0.25}, KVScales(0.5, 0.25)),
     ({"k_scale": [0.5], "v_scale": [0.25], "q_scale": [3.0], "prob_scale": 1.0}, KVScales(0.5, 0.25)),
-    ({"k_scale": [[0.5], [2.0]], "v_scale": [[0.25], [0.125]]}, KVScales(2.0, 0.25)),  # of each head
+    ({"k_scale": [[0.5], [0.5]], "v_scale": [0.25, 0.25]}, KVScales(0.5, 0.25)),  # of each head, and equal
+    ({"k_scale": [0.5, 2.0, 1.0], "v_scale": 0.25}, KVScales(2.0, 0.25)),  # of other parts than heads
     ({"k_proj.k_scale": 0.5, "v_proj.v_scale": 0.25}, KVScales(0.5, 0.25)),
     ({"k_proj.output_scale": 0.5, "v_proj.output_scale": [0.25]}, KVScales(0.5, 0.25)),
     ({"kv_scale": 0.5}, KVScales(0.5, 0.5)),
@@ -59,6 +61,37 @@ def test_scales_are_read_by_every_name_and_leave_no_tensor_over(tmp_path, kind, 
     save_checkpoint(tmp_path, CONFIGS[kind])
     add(tmp_path, {f"{LAYER}.{name}": value for name, value in tensors.items()})
     assert scales_of(tmp_path) == [UNSCALED, expected, UNSCALED]
+
+
+@pytest.mark.parametrize("v_scale", [None, 0.25, [[[0.25]], [[0.125]]]])
+def test_scales_of_each_head_are_those_of_this_ranks_heads(tmp_path, v_scale):
+    save_checkpoint(tmp_path, LlamaConfig(**TINY, num_key_value_heads=2))
+    values = {} if v_scale is None else {f"{LAYER}.v_scale": v_scale}
+    add(tmp_path, {f"{LAYER}.k_scale": [0.5, 2.0]} | values)
+    all_v = torch.as_tensor(1.0 if v_scale is None else v_scale).flatten().expand(2)
+    for size, rank, heads in ((1, 0, [0, 1]), (2, 0, [0]), (2, 1, [1]), (4, 1, [0]), (4, 2, [1])):
+        model = load(tmp_path, tp=TensorParallel(rank, size))
+        first, scales, _ = (module.kv_scales for module in model.modules() if isinstance(module, SelfAttention))
+        assert first == UNSCALED
+        assert scales.k.tolist() == [[0.5, 2.0][head] for head in heads]
+        assert scales.v.tolist() == all_v[heads].tolist()
+
+
+def test_a_head_may_have_keys_and_values_that_fp8_has_not_if_the_other_has_small_ones(folder):
+    """As the case of the layer's scales, for one of two heads: the other's numbers would be lost with its scale."""
+    expected = logits(folder)
+    tensors = load_file(folder / "model.safetensors")
+    changes = {}
+    for layer in range(3):
+        for name, factor in (("q_proj", 2.0**-15), ("k_proj", 2.0**15), ("v_proj", 2.0**15), ("o_proj", 2.0**-15)):
+            weight = tensors[f"model.layers.{layer}.self_attn.{name}.weight"].clone()
+            half = weight.shape[name == "o_proj"] // 2  # the first KV head, and the query heads over it
+            (weight.T if name == "o_proj" else weight)[:half] *= factor
+            changes[f"model.layers.{layer}.self_attn.{name}.weight"] = weight
+    for scales, is_same in ((2.0**15, False), ([2.0**15, 1.0], True)):
+        names = [f"model.layers.{layer}.self_attn.{name}" for layer in range(3) for name in SCALE_NAMES]
+        add(folder, changes | dict.fromkeys(names, scales))
+        assert torch.equal(logits(folder), expected) == is_same
 
 
 def test_they_are_not_rounded_to_the_models_dtype(folder):
