@@ -10,6 +10,7 @@ import torch
 from kernels.linear.reference import MIN_SCALE
 
 INT8_MAX = 127.0
+_CACHED_ROWS = 128
 
 
 def quantize_rows_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,6 +21,14 @@ def quantize_rows_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     wide = x.float()
     scales = (wide.abs().amax(-1) / INT8_MAX).clamp(min=MIN_SCALE)
     return _round(wide / scales[:, None]), scales
+
+
+def quantize_matrix_int8(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As quantize_rows_int8, of a weight matrix: on the CPU in pieces whose fp32 numbers stay in a core's cache."""
+    if w.device.type != "cpu":
+        return quantize_rows_int8(w)
+    pieces = [quantize_rows_int8(piece) for piece in w.split(_CACHED_ROWS)]
+    return torch.cat([values for values, _ in pieces]), torch.cat([scales for _, scales in pieces])
 
 
 def quantize_by_int8(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
