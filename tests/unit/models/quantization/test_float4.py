@@ -14,6 +14,7 @@ from benchmarks import quantized_weights
 from benchmarks.quantized_weights import requantize
 from kernels.e2m1 import E2M1_TABLE
 from kernels.linear.float4 import dequantize_float4
+from kernels.linear.onednn import Int8Matrix
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.quantization.float4 import Float4
