@@ -124,7 +124,8 @@ def _requests(name: str) -> Requests:
         return workload(name)
     except KeyError:
         names = (
-            "single, batch8, mixed64, mixed256, seed64, prefill, prefill16, long, longctx, long128k, repeat, repeat16"
+            "single, batch8, mixed64, mixed256, seed64, prefill, prefill16, long, longctx, long128k, repeat, repeat16,"
+            " alone, prompt512, eight"
         )
         raise BenchError(f"There is no workload {name!r}: choose from {names}.", exit_code=2) from None
 
@@ -158,6 +159,7 @@ def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
         tensor_parallel_size=arguments.tensor_parallel_size,
         is_expert_parallel=has_whole_experts,
         quantization=arguments.quantization,
+        dtype=arguments.dtype,
         attention_backend=arguments.attention_backend,
         max_model_len=arguments.max_model_len or _model_len(folder),
         max_num_seqs=arguments.max_num_seqs,

@@ -30,6 +30,12 @@ def workload(name: str) -> list[tuple[list[int], int]]:
         return [(tokens(16_000), 256) for _ in range(16)]
     if name == "long128k":  # one context of 128k; needs --max-model-len 131072
         return [(tokens(130_816), 256)]
+    if name == "alone":  # the next three: what two cores of a CPU compute in seconds
+        return [(tokens(128), 64)]
+    if name == "prompt512":
+        return [(tokens(512), 1)]
+    if name == "eight":
+        return [(tokens(128), 32) for _ in range(8)]
     if name == "repeat":  # a repeating text, which the answer may continue: for speculation
         return [(_rounds(tokens(32), 512), 256)]
     if name == "repeat16":

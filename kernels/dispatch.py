@@ -39,12 +39,15 @@ def op(
     *,
     can_run: Callable[[torch.Tensor], bool] = on_triton,
     takes_pdl: bool = True,
+    cpu: Callable[Concatenate[torch.Tensor, P], R] | None = None,
 ) -> Callable[Concatenate[torch.Tensor, P], R]:
     """Make an op with reference's name, signature and docstring that calls the twin if can_run(its first tensor).
 
     twin: returns the Triton function; its module is imported only if Triton is installed. It has reference's parameters
-    and, if takes_pdl, `pdl`. can_run: implies on_triton.
+    and, if takes_pdl, `pdl`. can_run: implies on_triton. cpu: replaces reference for bf16 tensors on the CPU.
     """
+    if cpu is not None:
+        reference = _with_cpu(reference, cpu)
     if not HAS_TRITON:
         return reference
     kernel = twin()
@@ -54,5 +57,16 @@ def op(
         if can_run(x):
             return kernel(x, *args, pdl=has_pdl(x.device), **kwargs) if takes_pdl else kernel(x, *args, **kwargs)
         return reference(x, *args, **kwargs)
+
+    return run
+
+
+def _with_cpu(
+    reference: Callable[Concatenate[torch.Tensor, P], R], cpu: Callable[Concatenate[torch.Tensor, P], R]
+) -> Callable[Concatenate[torch.Tensor, P], R]:
+    @functools.wraps(reference)
+    def run(x: torch.Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
+        is_served = x.dtype == torch.bfloat16 and x.device.type == "cpu"
+        return cpu(x, *args, **kwargs) if is_served else reference(x, *args, **kwargs)
 
     return run

@@ -11,6 +11,7 @@ import torch
 from kernels.causal_conv import reference as causal_conv_reference
 from kernels.delta_rule import chunks, gates
 from kernels.dispatch import HAS_TRITON, has_pdl, op
+from kernels.elementwise import cpu as elementwise_cpu
 from kernels.elementwise import reference as elementwise
 from kernels.inputs import reference as inputs
 from kernels.lora.reference import LoraWeights, add_lora, gather_loras
@@ -35,15 +36,19 @@ if HAS_TRITON:
     from kernels.sampling import triton_draw
     from kernels.sampling.triton_draw import SamplingScratch
 
-rms_norm = op(elementwise.rms_norm, lambda: elementwise_triton.rms_norm)
-add_rms_norm = op(elementwise.add_rms_norm, lambda: elementwise_triton.add_rms_norm)
+rms_norm = op(elementwise.rms_norm, lambda: elementwise_triton.rms_norm, cpu=elementwise_cpu.rms_norm)
+add_rms_norm = op(elementwise.add_rms_norm, lambda: elementwise_triton.add_rms_norm, cpu=elementwise_cpu.add_rms_norm)
 layer_norm = op(elementwise.layer_norm, lambda: elementwise_triton.layer_norm)
 add_layer_norm = op(elementwise.add_layer_norm, lambda: elementwise_triton.add_layer_norm)
 relu_squared = op(elementwise.relu_squared, lambda: elementwise_triton.relu_squared)
 xielu = op(elementwise.xielu, lambda: elementwise_triton.xielu)
 silu_and_mul = op(elementwise.silu_and_mul, lambda: elementwise_triton.silu_and_mul)
 gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: elementwise_triton.gelu_tanh_and_mul)
-norm_rope_write_kv = op(elementwise.norm_rope_write_kv, lambda: triton_write_kv.norm_rope_write_kv)
+norm_rope_write_kv = op(
+    elementwise.norm_rope_write_kv,
+    lambda: triton_write_kv.norm_rope_write_kv,
+    cpu=elementwise_cpu.norm_rope_write_kv,
+)
 norm_rope_write_latent = op(elementwise.norm_rope_write_latent, lambda: triton_latent.norm_rope_write_latent)
 mamba2 = op(mamba2_chunked.mamba2, lambda: mamba2_triton.mamba2)
 mamba2_dt = op(mamba2_reference.mamba2_dt, lambda: mamba2_elementwise_triton.mamba2_dt)

@@ -11,10 +11,14 @@ from engine.interface.errors import StartupError
 from engine.interface.units import GIB
 from kernels.dispatch import HAS_TRITON
 from kernels.elementwise.reference import FP8, INT8
+from kernels.linear.onednn import has_bf16_products
 from models.config.model_config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
+# Below this, float32 weights fit in a core's cache, and waking a second thread costs more than it computes
+# (docs/explanation/performance.md)
+SMALL_PARAMETERS = 20_000_000
 _KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "int8")
 _FP8_CAPABILITY = (8, 9)  # the first with fp8 conversion in hardware and in Triton
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -40,12 +44,35 @@ def resolve_device(name: str, *, rank: int = 0, size: int = 1) -> torch.device:
 
 
 def resolve_dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """Return the requested dtype. auto: float32 on the CPU, where it is fastest; elsewhere a 16-bit dtype."""
+    """Return the requested dtype. auto: a 16-bit dtype on a GPU; on the CPU see default_cpu_dtype."""
     if name != "auto":
         return _DTYPES[name]
     if device.type == "cpu":
-        return torch.float32
+        return default_cpu_dtype(model, has_bf16=has_bf16_products())
     return torch.float16 if model.dtype == "float16" else torch.bfloat16
+
+
+def default_cpu_dtype(model: ModelConfig, *, has_bf16: bool) -> torch.dtype:
+    """Return bfloat16 for a 16-bit checkpoint on a CPU with such products (has_bf16), otherwise float32.
+
+    Half the bytes to read for each token. A small model is read from the cores' caches, where that saves nothing, so it
+    keeps float32, in which its tokens do not depend on the other requests of a step.
+    """
+    is_small = model.num_parameters < SMALL_PARAMETERS
+    return torch.bfloat16 if has_bf16 and not is_small and model.dtype != "float32" else torch.float32
+
+
+def head_copy_bytes(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the bytes of an LM head beside an embedding that has the same rows: rounded, or packed for the CPU.
+
+    model: the dimensions of one rank.
+    """
+    if model.is_foreign or not model.has_lm_head or not model.tie_word_embeddings:
+        return 0
+    size = model.vocab_size * model.hidden_size
+    if model.quantization is not None and model.quantization.rounds_head:
+        return size
+    return size * dtype.itemsize if device.type == "cpu" and dtype == torch.bfloat16 and has_bf16_products() else 0
 
 
 def resolve_kv_dtype(

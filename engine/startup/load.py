@@ -26,7 +26,13 @@ from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig
 from engine.interface.control import Stage
 from engine.interface.errors import StartupError
-from engine.startup.device_choice import describe_device, resolve_device, resolve_dtype, resolve_kv_dtype
+from engine.startup.device_choice import (
+    SMALL_PARAMETERS,
+    describe_device,
+    resolve_device,
+    resolve_dtype,
+    resolve_kv_dtype,
+)
 from engine.startup.limits import choose_limits
 from engine.startup.precompile import precompile
 from engine.startup.setup import LoadedEngine, Setup, open_adapters
@@ -52,8 +58,6 @@ logger = logging.getLogger(__name__)
 _MAX_KEY_BIAS = 64.0
 # Fastest first, as measured on an H100 (benchmarks/notes.md)
 BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
-# Below this, waking a second thread costs more than it computes (docs/explanation/performance.md)
-_ONE_THREAD_PARAMETERS = 20_000_000
 OnStage = Callable[[Stage], None]
 Serve = Callable[[LoadedEngine], None]
 
@@ -296,7 +300,7 @@ def _decide(config: EngineConfig, *, rank: int) -> Setup:
     device = resolve_device(config.device, rank=rank, size=tp.size)
     dtype = resolve_dtype(config.dtype, model, device)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device, model=model)
-    if device.type == "cpu" and model.num_parameters < _ONE_THREAD_PARAMETERS:
+    if device.type == "cpu" and model.num_parameters < SMALL_PARAMETERS:
         torch.set_num_threads(1)
     elif device.type == "cpu" and tp.size > 1:
         torch.set_num_threads(max(torch.get_num_threads() // tp.size, 1))

@@ -37,6 +37,7 @@ from engine.device.step_states import ring_bytes
 from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from engine.interface.metrics import Metrics
+from engine.startup.device_choice import head_copy_bytes
 from engine.startup.limits import Limits, choose_limits, step_bytes
 from engine.tensor_parallel.process_group import join_ranks, least, leave_ranks
 from engine.tensor_parallel.ranks import NeverRaised, RankedExecutor, Ranks
@@ -193,7 +194,8 @@ class Setup:
     @property
     def weight_bytes(self) -> int:
         """The size of the weights on each device."""
-        return self.rank_share.weight_bytes(self.dtype, self.device)
+        share = self.rank_share
+        return share.weight_bytes(self.dtype, self.device) + head_copy_bytes(share, self.dtype, self.device)
 
     @property
     def step_bytes(self) -> int:

@@ -15,9 +15,11 @@ from torch.nn import functional
 from kernels.attention.base import AttentionMetadata, AttentionSpec
 from kernels.elementwise.reference import FP8, INT8, UNSCALED, KVScales, from_fp8, from_int8
 
+_LARGE_TOKEN = 256  # numbers in a token's keys from which one row's attention takes longer than its call
+
 
 class TorchAttention:
-    """AttentionBackend over gathered pages. Its only state is the buffer for gathered pages."""
+    """AttentionBackend over gathered pages. Its state: buffers for gathered pages, and the last step's rows."""
 
     name = "torch"
     block_size_multiple = 1
@@ -26,6 +28,8 @@ class TorchAttention:
     def __init__(self) -> None:
         self._keys = _Scratch()
         self._values = _Scratch()
+        self._step: AttentionMetadata | None = None
+        self._row_blocks: dict[tuple[int | None, int | None, int], _RowBlocks] = {}
 
     @classmethod
     def refuse(cls, spec: AttentionSpec) -> str | None:
@@ -62,7 +66,11 @@ class TorchAttention:
         rule = _Rule(scale * k_scale, sliding_window, chunk, softcap, sinks)
         out = q.new_empty(*q.shape[:2], v_cache.shape[3])
         decodes, others = _split_rows(metadata)
-        if len(decodes):
+        if len(decodes) and _takes_rows_alone(q, k_cache, rule):
+            first = 0 if decodes.start == 0 else q.shape[0] - len(decodes)
+            blocks = self._read_rows(metadata, decodes, rule, k_cache.shape[1])
+            self._attend_alone(q[first:], out[first:], (k_cache, k_scales), (v_cache, v_scales), blocks, rule)
+        elif len(decodes):
             first = 0 if decodes.start == 0 else q.shape[0] - len(decodes)  # of their tokens
             rows, tokens = slice(decodes.start, decodes.stop), slice(first, first + len(decodes))
             seq_lens = metadata.seq_lens[rows]
@@ -89,6 +97,64 @@ class TorchAttention:
             out[start:end] = _attend_row(q[start:end], keys, values, rule, seq_len=length)
         return _scaled(out, v_scale)
 
+    def _read_rows(self, metadata: AttentionMetadata, rows: range, rule: _Rule, block_size: int) -> _RowBlocks:
+        """Return the blocks that decode rows read; computed once a step for layers that see equally far."""
+        if self._step is not metadata:
+            self._step, self._row_blocks = metadata, {}
+        key = (rule.sliding_window, rule.chunk, block_size)
+        if key not in self._row_blocks:
+            self._row_blocks[key] = _RowBlocks.read(metadata, rows, rule, block_size)
+        return self._row_blocks[key]
+
+    def _attend_alone(
+        self,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        k: tuple[torch.Tensor, torch.Tensor | None],
+        v: tuple[torch.Tensor, torch.Tensor | None],
+        rows: _RowBlocks,
+        rule: _Rule,
+    ) -> None:
+        """Write the attention of one-token rows, the first of q and out, each over its own tokens.
+
+        k, v: the pool's, with the scales of heads, or of tokens and heads.
+        """
+        (k_cache, k_scales), (v_cache, v_scales) = k, v
+        table, block_size = rows.block_ids[None], k_cache.shape[1]
+        num_tokens = table.shape[1] * block_size
+        keys = self._keys.gather(k_cache, table, num_tokens, q.dtype, k_scales)
+        values = self._values.gather(v_cache, table, num_tokens, q.dtype, v_scales)
+        for row, (first_block, skipped, length) in enumerate(rows.spans):
+            if length == 0:
+                out[row] = 0
+                continue
+            start = first_block * block_size + skipped
+            seen = slice(start, start + length)
+            out[row : row + 1] = _attend_one(q[row : row + 1], keys[:, :, seen], values[:, :, seen], rule)
+
+
+@dataclass(frozen=True)
+class _RowBlocks:
+    """The blocks that a step's one-token rows read, side by side."""
+
+    # [n] int32
+    block_ids: torch.Tensor
+    # of each row: its first place in block_ids, the tokens there that it does not see, and those it sees, 0 for padding
+    spans: list[tuple[int, int, int]]
+
+    @classmethod
+    def read(cls, metadata: AttentionMetadata, rows: range, rule: _Rule, block_size: int) -> _RowBlocks:
+        """Read rows' lengths and tables, on the CPU."""
+        tables, spans, num_blocks = [], [], 0
+        for row, length in zip(rows, metadata.seq_lens[rows.start : rows.stop].tolist(), strict=True):
+            oldest = rule.oldest(length - 1) if length else 0
+            first, skipped = divmod(oldest, block_size)
+            table = metadata.block_table[row, first : -(-length // block_size)]
+            tables.append(table)
+            spans.append((num_blocks, skipped, length - oldest))
+            num_blocks += table.shape[0]
+        return cls(torch.cat(tables), spans)
+
 
 @dataclass(frozen=True)
 class _Rule:
@@ -105,6 +171,11 @@ class _Rule:
         """Return the most keys that one query sees, or None."""
         return self.chunk if self.sliding_window is None else self.sliding_window
 
+    @property
+    def is_plain(self) -> bool:
+        """True if SDPA computes the softmax: no cap, no sinks."""
+        return self.softcap == 0.0 and self.sinks is None
+
     def oldest(self, position: int) -> int:
         """Return the first key that a query at `position` sees."""
         if self.sliding_window is not None:
@@ -116,6 +187,16 @@ class _Rule:
         if self.sliding_window is not None:
             return (positions - self.sliding_window + 1).clamp(min=0)
         return torch.zeros_like(positions) if self.chunk is None else positions // self.chunk * self.chunk
+
+
+def _takes_rows_alone(q: torch.Tensor, k_cache: torch.Tensor, rule: _Rule) -> bool:
+    """Return True if decode rows, too, are computed one by one: each over its own length, without a mask.
+
+    For bf16 on the CPU, whose models have heads large enough that a row takes longer than its call. Then no row's time
+    depends on the longest one's, and no masked slot can hold a number that counts.
+    """
+    is_small = k_cache.shape[2] * k_cache.shape[3] < _LARGE_TOKEN
+    return q.device.type == "cpu" and q.dtype == torch.bfloat16 and not is_small and rule.is_plain
 
 
 def _seen_blocks(
@@ -249,10 +330,11 @@ def _attend_row(
     """
     num_tokens, num_heads, _ = q.shape
     num_kv_heads, num_keys, _ = keys.shape
+    if num_tokens == 1 and rule.is_plain:  # it sees every key, and query heads use the dimension of queries
+        return _attend_one(q, keys[None], values[None], rule)
     grouped = q.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
     visible = None  # the whole row at once: SDPA's own causal mask, which needs no matrix
-    is_plain = rule.reach is None and rule.softcap == 0.0 and rule.sinks is None
-    if num_tokens != seq_len or not is_plain:
+    if num_tokens != seq_len or rule.reach is not None or not rule.is_plain:
         key_positions = torch.arange(seq_len - num_keys, seq_len, device=q.device)
         query_positions = key_positions[num_keys - num_tokens :, None]
         visible = (key_positions <= query_positions) & (key_positions >= rule.oldest_of(query_positions))
@@ -262,6 +344,12 @@ def _attend_row(
     sinks = None if rule.sinks is None else rule.sinks.view(num_kv_heads, -1, 1, 1)
     out = _masked_attention(grouped, keys, values, visible=visible, rule=rule, sinks=sinks)
     return out.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, -1)
+
+
+def _attend_one(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: _Rule) -> torch.Tensor:
+    """Attend one query over all keys given. q: [1, H, D]; keys, values: [1, Hkv, s, D]; returns [1, H, Dv]."""
+    grouped = q.unflatten(1, (keys.shape[1], -1))
+    return functional.scaled_dot_product_attention(grouped, keys, values, scale=rule.scale).flatten(1, 2)
 
 
 def _masked_attention(

@@ -2,12 +2,12 @@
 
 kernels/linear/reference.py, float4.py and w8a8.py are the specifications. Imports Triton only if it is installed.
 
-DenseLinear multiplies 16- and 32-bit matrices. IntLinear multiplies packed integer weights. rows_linear multiplies
-8-bit floats: tensor cores support e4m3 since Ada, and torch's product with a scale per row is used since Hopper; on
-older GPUs the values, which are exact in bf16, are multiplied as bf16. Fp8BlockLinear and Int8Linear round activations,
-too, and multiply 8-bit floats with scales by block, and integers. Linear4Bit and linear_int8 multiply bitsandbytes
-weights, and Float4Linear 4-bit floats: by a Triton twin for few rows; for many rows the matrix is dequantised first,
-since cuBLAS then takes longer than that.
+DenseLinear multiplies 16- and 32-bit matrices, on a CPU also those that onednn.py has packed. IntLinear multiplies
+packed integer weights. rows_linear multiplies 8-bit floats: tensor cores support e4m3 since Ada, and torch's product
+with a scale per row is used since Hopper; on older GPUs the values, which are exact in bf16, are multiplied as bf16.
+Fp8BlockLinear and Int8Linear round activations, too, and multiply 8-bit floats with scales by block, and integers.
+onednn.py does the latter on a CPU. Linear4Bit and linear_int8 multiply bitsandbytes weights, and Float4Linear 4-bit
+floats: by a Triton twin for few rows; for many rows the matrix is dequantised first, since cuBLAS then takes longer.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import torch
 from torch.nn import functional
 
 from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
-from kernels.linear import float4, reference, w8a8
+from kernels.linear import float4, onednn, reference, w8a8
 from kernels.linear.float4 import Float4Weight
+from kernels.linear.int4_cpu import Int4Matrix, int4_linear
 from kernels.linear.lut4_configs import float4_gemm_config, lut4_gemm_config
+from kernels.linear.onednn import Int8Matrix
 from kernels.linear.reference import IntWeight, Lut4Weight
 from kernels.linear.scaled8_configs import scaled8_config
 
@@ -56,7 +58,9 @@ class DenseLinear:
         self._scratch: SplitKScratch | None = None
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x: [T, K]; w: [N, K]; bias: [N] or None; returns [T, N]."""
+        """x: [T, K]; w: [N, K], plain or from onednn.pack; bias: [N] or None; returns [T, N]."""
+        if w.is_mkldnn:
+            return onednn.packed_linear(x, w, bias)
         if not (on_triton(x) and can_gemv(x, w)):
             return functional.linear(x, w, bias)
         if self._scratch is None:
@@ -73,8 +77,10 @@ class IntLinear:
     def __init__(self) -> None:
         self._scratch: SplitKScratch | None = None
 
-    def __call__(self, x: torch.Tensor, weight: IntWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, weight: IntWeight | Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; bias: [N] or None; returns [T, N]."""
+        if isinstance(weight, Int4Matrix):
+            return int4_linear(x, weight, bias)
         if not on_triton(x):
             return reference.int_linear(x, weight, bias)
         if weight.order is not None:
@@ -189,13 +195,18 @@ class Int8Linear:
     def __call__(
         self,
         x: torch.Tensor,
-        w: torch.Tensor,
+        w: torch.Tensor | Int8Matrix,
         scales: torch.Tensor,
         bias: torch.Tensor | None,
         *,
         input_scale: torch.Tensor | None,
     ) -> torch.Tensor:
-        """x: [T, K]; w: [N, K] int8; scales: [N]; input_scale: [] fp32, or None; returns [T, N], of x's dtype."""
+        """x: [T, K]; w: [N, K] int8; scales: [N]; input_scale: [] fp32, or None; returns [T, N], of x's dtype.
+
+        An Int8Matrix has its own scales.
+        """
+        if isinstance(w, Int8Matrix):
+            return onednn.int8_linear(x, w, bias, input_scale=input_scale)
         values, x_scales = quantize_rows_int8(x) if input_scale is None else quantize_by_int8(x, input_scale)
         if not on_triton(x):
             return w8a8.int8_linear(values, x_scales, w, scales, bias, x.dtype)

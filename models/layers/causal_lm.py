@@ -19,11 +19,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kernels.linear.ops import DenseLinear
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention, SelfAttention
-from models.layers.linear import make_linear_method
+from models.layers.linear import HeadProduct, make_linear_method
 from models.layers.mlp import GatedMLP, PlainMLP
 from models.layers.moe import SparseMLP
 from models.layers.norm import LayerNorm, RMSNorm, UnitRMSNorm, add_and_norm, hidden_norm
@@ -336,17 +335,16 @@ class LMHead(nn.Module):
     ) -> None:
         super().__init__()
         self.tp = tp
-        self.weight = weight
-        self.bias = bias
+        rounds = config.quantization is not None and config.quantization.rounds_head
+        self.product = HeadProduct(weight, bias, rounds=rounds)
         self.vocab_size = config.vocab_size
         self.factor = config.multipliers.logits
         self.divisor = config.multipliers.logits_divisor
         self.softcap = config.multipliers.logits_softcap
-        self._linear = DenseLinear()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, hidden_size] → [N, vocab_size], the same on every rank."""
-        logits = self.tp.all_gather(self._linear(hidden, self.weight, self.bias), dim=-1)[:, : self.vocab_size]
+        logits = self.tp.all_gather(self.product(hidden), dim=-1)[:, : self.vocab_size]
         if self.factor != 1.0:
             logits = logits * self.factor
         if self.divisor != 1.0:

@@ -11,9 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from kernels.linear.onednn import can_pack, pack
+from kernels.linear.ops import DenseLinear, Int8Linear
+from kernels.linear.w8a8 import quantize_matrix_int8
 from models.config.model_config import ModelConfig
 from models.lora.linear import with_adapters
 from models.parallel import LayerOutput, TensorParallel
+from models.quantization.int8 import Int8Params, make_int8_params
 from models.quantization.linear_method import LinearMethod, LinearPart
 from models.quantization.schemes import PerLayer, Unquantized
 from models.weights.weights import Weights
@@ -62,6 +66,33 @@ class RowLinear(nn.Module):
         """x: [T, inputs of this rank] → [T, out_features], the same on every rank unless it is a partial sum."""
         out = self.method.apply(self.params, x, self.bias)
         return out if self.is_partial else self.tp.sum_late(out)
+
+
+class HeadProduct:
+    """hidden @ weight.T + bias with the matrix of an LM head, which may share its rows with the embedding.
+
+    Where the CPU wants another order, or the head is rounded, it holds a copy: each token reads the whole matrix.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, rounds: bool) -> None:
+        """weight: [N, K]; bias: [N] or None. rounds: to 8-bit integers, as W8A8 does with linear layers."""
+        self._bias = bias
+        self._dense = DenseLinear()
+        self._int8 = Int8Linear()
+        self._weight: torch.Tensor | None = None
+        self._rounded: Int8Params | None = None
+        if not rounds:
+            self._weight = pack(weight) if can_pack(weight) else weight
+            return
+        self._rounded = make_int8_params(*quantize_matrix_int8(weight))
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [T, K] → [T, N]."""
+        if self._rounded is not None:
+            params = self._rounded
+            return self._int8(hidden, params.weight, params.scales, self._bias, input_scale=None)
+        assert self._weight is not None
+        return self._dense(hidden, self._weight, self._bias)
 
 
 def column_part(name: str, *, out_features: int, in_features: int, tp: TensorParallel) -> LinearPart:

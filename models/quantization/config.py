@@ -85,6 +85,7 @@ class QuantizationConfig:
     rules: tuple[Rule, ...]
     ignored: LayerNames = LayerNames()
     is_on_load: bool = False  # the checkpoint is not quantised; layers are quantised while they are read
+    rounds_head: bool = False  # the LM head is multiplied as 8-bit integers; the embedding keeps its numbers
 
     @classmethod
     def of_all(

@@ -12,8 +12,9 @@ from typing import Literal
 
 import torch
 
+from kernels.linear.onednn import Int8Matrix, can_pack_int8, pack_int8
 from kernels.linear.ops import Int8Linear
-from kernels.linear.w8a8 import INT8_MAX, quantize_rows_int8
+from kernels.linear.w8a8 import INT8_MAX, quantize_matrix_int8
 from models.quantization.linear_method import LinearPart
 from models.quantization.shards import StoredPart, merge_outputs, read_dense
 from models.weights.weights import Weights
@@ -27,6 +28,7 @@ class Int8:
 
     weights: Literal["tensor", "row"]
     activations: Literal["token", "static"]
+    is_stored: bool = True  # False: quantised on load
     output_multiple: int = 1
     input_multiple: int = 1
 
@@ -44,12 +46,15 @@ class Int8:
         return Int8Method(self)
 
 
+ON_LOAD = Int8("row", "token", is_stored=False)
+
+
 @dataclass(frozen=True)
 class Int8Params:
     """Parts merged along their outputs."""
 
-    # [out, in] int8
-    weight: torch.Tensor
+    # [out, in] int8, or packed for a CPU's integer products
+    weight: torch.Tensor | Int8Matrix
     # [out] fp32, also for one scale per tensor, since merged tensors have several
     scales: torch.Tensor
     # [] fp32 static scale; None: computed for each token
@@ -66,18 +71,18 @@ class Int8Method:
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> Int8Params:
         """See LinearMethod.load."""
         is_static = self._scheme.activations == "static"
-        if w.is_random:
-            values = [quantize_rows_int8(read_dense(w, part)) for part in parts]
+        if w.is_random or not self._scheme.is_stored:
+            values = [quantize_matrix_int8(read_dense(w, part)) for part in parts]
             scale = torch.full((), _RANDOM_INPUT_SCALE, device=w.device) if is_static else None
             weight, scales = (merge_outputs([pair[i] for pair in values]) for i in range(2))
-            return Int8Params(weight, scales, scale)
+            return make_int8_params(weight, scales, scale)
         stored = [StoredPart.locate(w, part) for part in parts]
         # the small tensors first: without them no matrix is read
         scales = merge_outputs([self._read_scales(part) for part in stored])
         # parts share one input, and a larger scale covers a smaller one's range
         inputs = [part.scalar(part.need("input_scale")) for part in stored] if is_static else []
         weight = merge_outputs([part.matrix("weight", (torch.int8,)) for part in stored])
-        return Int8Params(weight, scales, torch.stack(inputs).amax() if inputs else None)
+        return make_int8_params(weight, scales, torch.stack(inputs).amax() if inputs else None)
 
     def apply(self, params: Int8Params, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
@@ -89,3 +94,8 @@ class Int8Method:
         if self._scheme.weights == "row":
             return part.per_row(name)
         return part.scalar(name).expand(len(part.rows))
+
+
+def make_int8_params(weight: torch.Tensor, scales: torch.Tensor, input_scale: torch.Tensor | None = None) -> Int8Params:
+    """Make params of integers [out, in] int8, packed if this CPU multiplies them so. Others: see Int8Params."""
+    return Int8Params(pack_int8(weight, scales) if can_pack_int8(weight) else weight, scales, input_scale)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from kernels.linear.int4_cpu import Int4Matrix, can_pack_int4, pack_int4
 from kernels.linear.ops import DenseLinear, IntLinear
 from kernels.linear.reference import BITS, IntWeight, int_weight_bytes, make_int_weight
 from models.errors import ModelError
@@ -25,6 +26,7 @@ from models.weights.weights import Weights
 logger = logging.getLogger(__name__)
 
 INT32 = (torch.int32,)
+_CACHED_NUMBERS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class IntParams:
     """A layer as blocks of outputs: one block, unless its parts order their inputs differently."""
 
     # a tensor is an unquantised [N, K] matrix
-    blocks: tuple[IntWeight | torch.Tensor, ...]
+    blocks: tuple[IntWeight | Int4Matrix | torch.Tensor, ...]
     bias: torch.Tensor | None
 
 
@@ -100,7 +102,9 @@ class IntMethod:
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> IntParams:
         """See LinearMethod.load."""
         stored = [StoredPart.locate(w, part) for part in parts]
-        if w.is_random:
+        if w.is_random or isinstance(self._scheme, Int4OnLoad):
+            for share in stored:
+                group_band(share, self._scheme.group_size)
             read = [
                 round_dense(read_dense(w, part), share, self._scheme) for part, share in zip(parts, stored, strict=True)
             ]
@@ -116,7 +120,7 @@ class IntMethod:
         # The sum over ranks must contain the bias only once
         holds_bias = parts[0].dim == 0 or parts[0].rank == 0
         return IntParams(
-            blocks=tuple(_store(block, self._scheme.bits, w.dtype, name=name) for block in blocks),
+            blocks=tuple(_for_cpu(_store(block, self._scheme.bits, w.dtype, name=name), w.dtype) for block in blocks),
             bias=_merge_biases(read, w.dtype) if holds_bias else None,
         )
 
@@ -128,10 +132,45 @@ class IntMethod:
         out = torch.cat([self._multiply(block, x, None) for block in params.blocks], dim=-1)
         return out if bias is None else out + bias
 
-    def _multiply(self, block: IntWeight | torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if isinstance(block, IntWeight):
+    def _multiply(
+        self, block: IntWeight | Int4Matrix | torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if isinstance(block, IntWeight | Int4Matrix):
             return self._linear(x, block, bias)
         return self._dense_linear(x, block, bias)
+
+
+@dataclass(frozen=True)
+class Int4OnLoad:
+    """IntScheme and Scheme of --quantization int4: each group of inputs rounded to the nearest of 16 even steps."""
+
+    group_size: int = 32
+    bits: int = 4
+    is_symmetric: bool = True
+    has_order: bool = False
+    has_model_scales: bool = False
+    output_multiple: int = 1
+
+    @property
+    def input_multiple(self) -> int:
+        """See Scheme.input_multiple."""
+        return self.group_size
+
+    def describe(self) -> str:
+        """See Scheme.describe."""
+        return f"int4 ({describe_groups(self.bits, self.group_size)})"
+
+    def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
+        """See Scheme.matrix_bytes."""
+        return int_matrix_bytes(self, out_features, in_features, itemsize=itemsize)
+
+    def make_method(self) -> IntMethod:
+        """See Scheme.make_method."""
+        return IntMethod(self)
+
+    def read(self, part: StoredPart) -> IntPart:
+        """Raise: no checkpoint has this format."""
+        raise AssertionError(f"{part.name} is rounded on load")
 
 
 def int_matrix_bytes(scheme: IntScheme, out_features: int, in_features: int, *, itemsize: int) -> int:
@@ -236,6 +275,10 @@ def _store(parts: Sequence[IntPart], bits: int, dtype: torch.dtype, *, name: str
     return ((codes.float() - zeros[group_of].T.float()) * scales[group_of].T.float()).to(dtype)
 
 
+def _for_cpu(block: IntWeight | torch.Tensor, dtype: torch.dtype) -> IntWeight | Int4Matrix | torch.Tensor:
+    return pack_int4(block, dtype) if isinstance(block, IntWeight) and can_pack_int4(block) else block
+
+
 def _merge_biases(parts: Sequence[IntPart], dtype: torch.dtype) -> torch.Tensor | None:
     if all(part.bias is None for part in parts):
         return None
@@ -244,8 +287,22 @@ def _merge_biases(parts: Sequence[IntPart], dtype: torch.dtype) -> torch.Tensor 
 
 
 def round_dense(dense: torch.Tensor, part: StoredPart, scheme: IntScheme) -> IntPart:
-    """Quantise random weights like a checkpoint: round to nearest between the minimum and maximum of each group."""
+    """Round to nearest between the minimum and maximum of each group: random weights as checkpoints, and on load.
+
+    On the CPU in pieces whose fp32 numbers stay in a core's cache.
+    """
     num_groups = len(group_band(part, scheme.group_size)[1])
+    size = _CACHED_NUMBERS // dense.shape[1] + 1 if dense.device.type == "cpu" else len(dense)
+    pieces = [_round_rows(piece, num_groups, scheme) for piece in dense.split(size)]
+    zeros = [piece.zeros for piece in pieces if piece.zeros is not None]
+    return IntPart(
+        torch.cat([piece.codes for piece in pieces]),
+        torch.cat([piece.scales for piece in pieces], dim=1),
+        torch.cat(zeros, dim=1) if zeros else None,
+    )
+
+
+def _round_rows(dense: torch.Tensor, num_groups: int, scheme: IntScheme) -> IntPart:
     grouped = dense.float().unflatten(1, (num_groups, -1))
     low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
     top = (1 << scheme.bits) - 1

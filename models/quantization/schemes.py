@@ -10,16 +10,18 @@ Unquantized: the LinearMethod of weights in the model's dtype.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from kernels.linear.onednn import can_pack, pack
 from kernels.linear.ops import DenseLinear
 from models.errors import ModelError
 from models.fields import Fields
-from models.quantization import awq, bitsandbytes, compressed_tensors, float4, fp8, gptq, mxfp4
+from models.quantization import awq, bitsandbytes, compressed_tensors, float4, fp8, gptq, int8, mxfp4
 from models.quantization.config import QuantizationConfig, Scheme, check_share
+from models.quantization.integers import Int4OnLoad
 from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart
 from models.quantization.shards import read_dense
 from models.weights.weights import Weights
@@ -34,7 +36,8 @@ class Unquantized:
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> dict[str, torch.Tensor]:
         """Read each `<name>.weight`; see LinearMethod.load."""
         shards = [read_dense(w, part) for part in parts]
-        return {"weight": shards[0] if len(shards) == 1 else torch.cat(shards)}
+        weight = shards[0] if len(shards) == 1 else torch.cat(shards)
+        return {"weight": pack(weight) if can_pack(weight) else weight}
 
     def apply(self, params: dict[str, torch.Tensor], x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
@@ -105,9 +108,15 @@ FORMATS: dict[str, Callable[[Fields], QuantizationConfig]] = {
 # (server/config/value_types.py has the names)
 ON_LOAD: dict[str, Scheme] = {
     "fp8": fp8.ON_LOAD,
+    "w8a8": int8.ON_LOAD,
+    "int4": Int4OnLoad(),
     "bitsandbytes-nf4": bitsandbytes.NF4_ON_LOAD,
     "bitsandbytes-int8": bitsandbytes.INT8_ON_LOAD,
 }
+
+
+# Those of ON_LOAD that round the LM head as well, to 8-bit integers
+ROUND_HEADS = ("w8a8", "int4")
 
 
 def parse_quantization(config: Fields) -> QuantizationConfig | None:
@@ -144,4 +153,5 @@ def choose_quantization(found: QuantizationConfig | None, wanted: str) -> Quanti
         raise ModelError(
             f"--quantization {wanted}: the checkpoint is not quantized, and quantization on load supports only {names}"
         )
-    return QuantizationConfig.of_all(wanted, ON_LOAD[wanted], is_on_load=True)
+    config = QuantizationConfig.of_all(wanted, ON_LOAD[wanted], is_on_load=True)
+    return replace(config, rounds_head=wanted in ROUND_HEADS)

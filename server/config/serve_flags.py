@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from server.config.setting import add_alias
 from server.config.value_types import (
     BACKEND_NAMES,
+    DTYPES,
     KV_CACHE_DTYPES,
     QUANTIZATION_NAMES,
     UsageError,
@@ -57,7 +58,7 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
     add_tensor_parallel_flags(group, help="GPUs of this machine over which the model is split (1)")
     add(
         "--dtype",
-        choices=("auto", "bfloat16", "float16", "float32"),
+        choices=DTYPES,
         metavar="TYPE",
         default="auto",
         help="auto, bfloat16, float16 or float32",

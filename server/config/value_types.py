@@ -24,6 +24,8 @@ QUANTIZATION_NAMES = (
     "auto",
     "none",
     "fp8",
+    "w8a8",
+    "int4",
     "bitsandbytes-nf4",
     "bitsandbytes-int8",
     "awq",
@@ -43,6 +45,7 @@ _SIZE_UNITS = {
     "TIB": 2**40,
 }
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "int8")  # the two of fp8 are one
 AnyParser = TypeVar("AnyParser", bound=argparse.ArgumentParser)  # commands are added to the subparsers of any
 

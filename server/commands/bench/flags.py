@@ -7,6 +7,7 @@ from server.config.serve_flags import add_overlap_flag, add_speculative_flags, a
 from server.config.setting import add_alias
 from server.config.value_types import (
     BACKEND_NAMES,
+    DTYPES,
     KV_CACHE_DTYPES,
     QUANTIZATION_NAMES,
     deadline,
@@ -27,7 +28,7 @@ def add_offline_flags(parser: argparse.ArgumentParser) -> None:
         "workloads",
         nargs="+",
         metavar="WORKLOAD",
-        help="single, batch8, mixed64, mixed256, seed64, prefill, repeat, repeat16",
+        help="single, batch8, mixed64, mixed256, seed64, prefill, repeat, repeat16; for a CPU alone, prompt512, eight",
     )
     add_engine_flags(parser)
     add("--runs", type=integer(1, 100), default=2, metavar="N", help="runs, of which the best is reported (2)")
@@ -44,6 +45,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--device", choices=("auto", "cuda", "mps", "cpu"), default="auto", metavar="DEV", help="auto, cuda, mps, cpu")
     add_tensor_parallel_flags(parser, help="GPUs over which the model is split (1)")
     add("--attention-backend", choices=BACKEND_NAMES, default="auto", metavar="NAME", help="as of quire serve")
+    add("--dtype", choices=DTYPES, default="auto", metavar="TYPE", help="as of quire serve")
     add("--quantization", choices=QUANTIZATION_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length (8192, or the model's)")
     add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once")

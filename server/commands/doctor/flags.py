@@ -7,7 +7,16 @@ import argparse
 
 from server.config.help_format import add_short_help
 from server.config.serve_flags import add_tensor_parallel_flags, is_expert_parallel
-from server.config.value_types import KV_CACHE_DTYPES, QUANTIZATION_NAMES, AnyParser, gibibytes, integer, share, text
+from server.config.value_types import (
+    DTYPES,
+    KV_CACHE_DTYPES,
+    QUANTIZATION_NAMES,
+    AnyParser,
+    gibibytes,
+    integer,
+    share,
+    text,
+)
 
 _EXAMPLES = """\
 examples:
@@ -43,7 +52,7 @@ def add_doctor(commands: "argparse._SubParsersAction[AnyParser]", formatter: typ
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="fraction of GPU memory to use (0.9)")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
     add_tensor_parallel_flags(parser, help="GPUs over which the model is split (1)")
-    choices = {"--device": ("auto", "cuda", "mps", "cpu"), "--dtype": ("auto", "bfloat16", "float16", "float32")}
+    choices = {"--device": ("auto", "cuda", "mps", "cpu"), "--dtype": DTYPES}
     for flag, names in choices.items():
         add(flag, choices=names, default="auto", metavar=flag[2:5].upper(), help=", ".join(names))
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", metavar="KIND", help=", ".join(KV_CACHE_DTYPES))

@@ -11,12 +11,13 @@ import torch
 import engine.startup.device_choice
 from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
-from engine.startup.device_choice import resolve_device
+from engine.startup.device_choice import head_copy_bytes, resolve_device, resolve_dtype
 from engine.startup.load import _select_backend
 from models.config.layer_cache import LayerCache
 from models.config.model_config import ModelConfig
 
 DEMO = Path(__file__).parents[4] / "models" / "demo" / "checkpoint"
+SHAPES = Path(__file__).parents[4] / "benchmarks" / "shapes"
 TOO_OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040). Please update it."
 
 
@@ -92,3 +93,28 @@ def test_a_shape_that_no_backend_takes_is_a_named_error(change: dict, block_size
     with pytest.raises(StartupError, match=f"no attention backend supports this model: triton: {words}") as info:
         _select_backend(config, model, torch.bfloat16, torch.device("cuda"))
     assert info.value.exit_code == 3
+
+
+def test_auto_on_the_cpu_is_bf16_for_large_16_bit_checkpoints_on_a_cpu_that_multiplies_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = ModelConfig.from_folder(SHAPES / "qwen3-0.6b")
+    cpu, bf16, fp32 = torch.device("cpu"), torch.bfloat16, torch.float32
+    for has_bf16 in (True, False):
+        monkeypatch.setattr(engine.startup.device_choice, "has_bf16_products", lambda found=has_bf16: found)
+        assert resolve_dtype("auto", large, cpu) == (bf16 if has_bf16 else fp32)
+        assert resolve_dtype("auto", dataclasses.replace(large, dtype="float16"), cpu) == (bf16 if has_bf16 else fp32)
+        assert resolve_dtype("auto", dataclasses.replace(large, dtype="float32"), cpu) == fp32
+        assert resolve_dtype("auto", ModelConfig.from_folder(DEMO), cpu) == fp32
+        assert resolve_dtype("float16", large, cpu) == torch.float16
+        assert resolve_dtype("float32", large, cpu) == fp32
+
+
+def test_a_copy_of_the_head_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.startup.device_choice, "has_bf16_products", lambda: True)
+    model, cpu = ModelConfig.from_folder(SHAPES / "qwen3-0.6b"), torch.device("cpu")
+    rows = 151_936 * 1024
+    assert head_copy_bytes(model, torch.bfloat16, cpu) == 2 * rows
+    assert head_copy_bytes(model, torch.float32, cpu) == 0
+    assert head_copy_bytes(dataclasses.replace(model, tie_word_embeddings=False), torch.bfloat16, cpu) == 0
+    assert head_copy_bytes(model.quantized("w8a8"), torch.bfloat16, torch.device("cuda")) == rows
