@@ -224,14 +224,19 @@ class SocketEngineClient:
     def _dispatch_step(self, events: StepEvents, now: float) -> None:
         started = {entry.row: entry for entry in events.started}
         finished = {entry.row: entry for entry in events.finished}
-        start = 0
-        for row, request_id in enumerate(events.request_ids):
-            end = start + events.num_tokens[row]
-            mailbox = self._mailboxes.get(request_id)
-            if mailbox is not None:  # None: its reader closed while this step was in flight
-                output = RequestOutput(events.token_ids[start:end], events.logprobs.get(row), arrival_s=now)
-                if row in events.prompt_logprobs:
-                    output.prompt_logprobs = events.prompt_logprobs[row]
+        # Most rows of most steps have tokens alone
+        with_more = {*started, *finished, *events.logprobs, *events.prompt_logprobs, *events.embeddings}
+        mailboxes, token_ids, start = self._mailboxes, events.token_ids, 0
+        for row, (request_id, num_tokens) in enumerate(zip(events.request_ids, events.num_tokens, strict=True)):
+            end = start + num_tokens
+            mailbox = mailboxes.get(request_id)
+            if mailbox is None:  # its reader closed while this step was in flight
+                pass
+            elif row not in with_more:
+                mailbox.put(RequestOutput(token_ids[start:end], arrival_s=now))
+            else:
+                output = RequestOutput(token_ids[start:end], events.logprobs.get(row), arrival_s=now)
+                output.prompt_logprobs = events.prompt_logprobs.get(row, [])
                 output.embedding = events.embeddings.get(row, b"")
                 if row in started:
                     _copy_start(started[row], output)
@@ -263,12 +268,14 @@ class _Mailbox:
             self._output = output
         else:
             _merge(self._output, output)
-        self._wake()
+        if self._waiter is not None:
+            self._wake(self._waiter)
 
     def fail(self, error: ServiceError) -> None:
         """Set the error that get() raises once the unread output is taken."""
         self._error = error
-        self._wake()
+        if self._waiter is not None:
+            self._wake(self._waiter)
 
     async def get(self) -> RequestOutput:
         """Wait for an output and take it. Raises the error of fail()."""
@@ -280,9 +287,10 @@ class _Mailbox:
         output, self._output = self._output, None
         return output
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _wake(self, waiter: asyncio.Future[None]) -> None:
+        self._waiter = None
+        if not waiter.done():  # the reader was cancelled
+            waiter.set_result(None)
 
 
 def _copy_start(source: Started | RequestOutput, output: RequestOutput) -> None:

@@ -4,6 +4,8 @@ server/http/routes/reply.py runs the writers. Streams consist of anonymous chunk
 
 Starlette does not cancel a handler when its client disconnects, so streams and plain answers read receive() beside
 their work: the disconnect message ends the work, and the work's `finally` aborts the engine requests.
+Quire's own HTTP protocol offers an ASGI extension, BODY_WRITER, which takes the parts of a stream's body past the
+middleware and the HTTP library: none of them changes a body, and each costs every token its time.
 Imports msgspec, starlette, server.api.error_replies and server.generation.events.
 """
 
@@ -22,6 +24,11 @@ from server.errors import ClientGone
 from server.generation.events import Event
 
 PING_INTERVAL_S = 15.0
+# scope["extensions"][BODY_WRITER]["write"]: a BodyWriter, in a server that has one
+BODY_WRITER = "quire.body_writer"
+# Writes the next part of a body without a Content-Length, after its head; returns False if the part has to be sent
+# through ASGI, which waits for a client that reads slowly
+BodyWriter = Callable[[bytes], bool]
 SSE_DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
@@ -88,7 +95,7 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the whole stream."""
-        sender = asyncio.create_task(self._send_events(send))
+        sender = asyncio.create_task(self._send_events(send, _body_writer(scope)))
         watcher = asyncio.create_task(self._watch(receive, send))
         try:
             done, _ = await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
@@ -104,11 +111,12 @@ class EventStreamResponse(Response):
             await self._events.aclose()
             await self._close()
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, send: Send, write: BodyWriter) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for event in self._events:
             self._last_sent_s = time.monotonic()
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+            if not write(event):
+                await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _watch(self, receive: Receive, send: Send) -> None:
@@ -123,6 +131,12 @@ class EventStreamResponse(Response):
                     return
         finally:
             await cancel(gone)
+
+
+def _body_writer(scope: Scope) -> BodyWriter:
+    """Return the server's writer, or one that never writes."""
+    extension = scope.get("extensions", {}).get(BODY_WRITER)
+    return extension["write"] if extension is not None else lambda part: False
 
 
 async def _disconnected(receive: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
@@ -173,6 +187,20 @@ class SseWriter(Protocol):
 def data_events(*chunks: msgspec.Struct) -> bytes:
     """Return one server-sent event for each chunk, without a name: OpenAI's form. SSE_DONE ends such a stream."""
     return b"".join([b"data: " + _encoder.encode(chunk) + b"\n\n" for chunk in chunks])
+
+
+class TextEvent:
+    """Writes the events of a stream that differ in one text alone: the rest is encoded once."""
+
+    TEXT = "\0"  # stands for the text in the event that is given; a name or an id is never this
+
+    def __init__(self, event: bytes) -> None:
+        """`event`: one that has TEXT as the value of each field that shall have the text."""
+        self._parts = event.split(_encoder.encode(self.TEXT))
+
+    def __call__(self, text: str) -> bytes:
+        """Return the event with this text."""
+        return _encoder.encode(text).join(self._parts)
 
 
 def data_failure(error: ServiceError, *, request_id: str) -> bytes:

@@ -27,7 +27,7 @@ from engine.interface.protocol import (
     TokenLogprobs,
     pack_token_ids,
 )
-from server.errors import DeadlineExceeded
+from server.generation.deadline import Deadline
 from server.generation.events import ChoiceFinished, Event, TextDelta
 from server.generation.message_splitter import MessageSplitter
 from server.text.detokenizer import StopChecker
@@ -202,34 +202,36 @@ class CompletionStream:
     async def _drive(self, choice: "_ChoiceStream") -> AsyncGenerator[list[Event], None]:
         if self._is_cancelled:
             raise RequestAborted("The request was cancelled.")
-        async with aclosing(self._client.submit(choice.add_request())) as outputs:  # closing it early aborts
-            while not choice.finish_reason:
-                try:
-                    events = choice.feed(await self._next(outputs))
-                except GrammarError as error:  # the engine does not know the request's fields
-                    error.param = error.param or self.spec.grammar_param
-                    raise
-                if choice.is_stopped_early:
-                    self._client.abort(choice.request_id, reason="stop")
-                if choice.finish_reason and all(sibling.finish_reason for sibling in self._choices):
-                    longest = max(sibling.num_tokens for sibling in self._choices)
-                    choice.metrics.observe("request_max_num_generation_tokens", longest)
-                if events:
-                    yield events
+        has_end = self.spec.deadline_s is not None
+        deadline = Deadline(self.spec.deadline_s, limit_s=self.spec.timeout_s or 0.0)
+        try:
+            async with aclosing(self._client.submit(choice.add_request())) as outputs:  # closing it early aborts
+                while not choice.finish_reason:
+                    output = await (_next_before(deadline, outputs) if has_end else anext(outputs, None))
+                    if output is None:
+                        raise EngineError("The engine ended the request without a reason.")
+                    events = choice.feed(output)
+                    if choice.finish_reason:
+                        self._finish(choice)
+                    if events:
+                        yield events
+        except GrammarError as error:  # the engine does not know the request's fields
+            error.param = error.param or self.spec.grammar_param
+            raise
+        finally:
+            deadline.close()
 
-    async def _next(self, outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
-        deadline_s = self.spec.deadline_s
-        if deadline_s is None:
-            output = await anext(outputs, None)
-        else:
-            try:
-                async with asyncio.timeout(deadline_s - time.monotonic()):
-                    output = await anext(outputs, None)
-            except TimeoutError:
-                raise DeadlineExceeded(self.spec.timeout_s or 0.0) from None
-        if output is None:
-            raise EngineError("The engine ended the request without a reason.")
-        return output
+    def _finish(self, choice: "_ChoiceStream") -> None:
+        if choice.is_stopped_early:
+            self._client.abort(choice.request_id, reason="stop")
+        if all(sibling.finish_reason for sibling in self._choices):
+            longest = max(sibling.num_tokens for sibling in self._choices)
+            choice.metrics.observe("request_max_num_generation_tokens", longest)
+
+
+async def _next_before(deadline: Deadline, outputs: AsyncIterator[RequestOutput]) -> RequestOutput | None:
+    with deadline:
+        return await anext(outputs, None)
 
 
 class _ChoiceStream:
@@ -299,22 +301,17 @@ class _ChoiceStream:
         """Return the events of one engine output. Raises RequestAborted if the request was ended elsewhere."""
         if output.finish_reason == "abort":
             raise RequestAborted("The request was cancelled.")
-        self.prompt_logprobs += output.prompt_logprobs
+        if output.prompt_logprobs:
+            self.prompt_logprobs += output.prompt_logprobs
         if self._spec.is_scoring_only:
             output.token_ids, output.logprobs, output.stop_token_id = [], None, None
             output.finish_reason = output.finish_reason and "length"
         texts, num_used = self._advance(output)
         self._count(output, num_used)
-        finish_reason = output.finish_reason or ""
-        tail = self._finish_text() if finish_reason else ""
-        if self._stop is not None and self._stop.matched is not None:
-            finish_reason = "stop"
+        tail, end = "", None
+        if output.finish_reason or self.is_stopped_early:
+            tail, end = self._end(output)
         deltas = self._deltas(output, texts, tail, num_used)
-        end = None
-        if finish_reason:
-            self.metrics.observe("e2e_request_latency_seconds", self.last_s - self._spec.arrival_s)
-            stop_string = self._stop.matched if self._stop is not None else None
-            end = ChoiceFinished(self.index, finish_reason, stop_string)
         if self._splitter is not None:
             events = self._splitter.feed(deltas, end)
         else:
@@ -322,6 +319,14 @@ class _ChoiceStream:
         if end is not None:
             self.finish_reason = end.finish_reason
         return events
+
+    def _end(self, output: RequestOutput) -> tuple[str, ChoiceFinished]:
+        """Return the text that was held back, and the end of the choice, which a stop string may be."""
+        tail = self._finish_text() if output.finish_reason else ""
+        self.metrics.observe("e2e_request_latency_seconds", self.last_s - self._spec.arrival_s)
+        stop_string = self._stop.matched if self._stop is not None else None
+        finish_reason = "stop" if stop_string is not None else output.finish_reason or ""
+        return tail, ChoiceFinished(self.index, finish_reason, stop_string)
 
     def _deltas(self, output: RequestOutput, texts: list[str], tail: str, num_used: int) -> list[TextDelta]:
         """Return one delta, or one per token for a splitter; the tail belongs to the last."""
@@ -346,7 +351,7 @@ class _ChoiceStream:
         if output.stop_token_id is not None and not self._spec.include_stop_str_in_output:
             num_shown -= 1  # a stop token counts but has no text
         if self._stop is None:
-            if self._splitter is None:
+            if self._splitter is None or num_shown == 1:
                 return [self._detokenizer.push(ids[:num_shown])], len(ids)
             return [self._detokenizer.push((token_id,)) for token_id in ids[:num_shown]], len(ids)
         parts = []

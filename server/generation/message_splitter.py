@@ -100,6 +100,9 @@ def _is_object(arguments: str) -> bool:
 
 def _add_text(events: list[Event], event: TextDelta) -> None:
     """Append, or join with the last event that may carry tokens if no text would change its place."""
+    if not events:
+        events.append(event)
+        return
     for last in reversed(events):
         if isinstance(last, TextDelta):
             is_last = last is events[-1]

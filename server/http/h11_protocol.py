@@ -5,6 +5,9 @@ over the limits. h11 limits only incomplete headers, so headers of any size that
 _Connection measures complete ones too. uvicorn waits without limit for the rest of a request; here each part has a
 time limit, so that clients cannot hold connections by sending single bytes.
 
+A stream's tokens are written past uvicorn and h11 (server.api.sse.BODY_WRITER), which take a third of the worker's time
+for each one.
+
 ConnectionLimit: without file descriptors libuv closes new connections silently, so a worker keeps some in reserve,
 replies 503 to connections beyond the limit, and logs that.
 """
@@ -15,15 +18,17 @@ import re
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import h11
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from server.api.error_replies import error_reply
 from server.api.request_record import make_request_id
+from server.api.sse import BODY_WRITER
 from server.errors import HeadersTooLarge, HttpError, MalformedHttp, SlowClient, TooManyConnections
 
 logger = logging.getLogger(__name__)
@@ -114,6 +119,23 @@ class HttpProtocol(H11Protocol):
         super().data_received(data)
         if self.conn.their_state is h11.SEND_BODY and not was_in_body:
             self._began_s = self._read_s
+
+    def handle_events(self) -> None:
+        """Begin the request that is complete up to its head, if one is, and offer its app a BODY_WRITER."""
+        before = self.cycle
+        super().handle_events()
+        cycle = self.cycle  # its app begins to run later
+        if cycle is not before and cycle.scope["method"] == "POST" and cycle.scope["http_version"] == "1.1":
+            cycle.scope["extensions"] = {BODY_WRITER: {"write": partial(self._write_chunk, cycle)}}
+
+    def _write_chunk(self, cycle: RequestResponseCycle, part: bytes) -> bool:
+        """Write a part of the body as h11 does without a Content-Length (RFC 9112, §7.1), unless the client lags."""
+        if cycle.disconnected or not part:  # a chunk of no bytes would end the body
+            return True
+        if self.flow.write_paused or not cycle.response_started or cycle.response_complete:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        return True
 
     def on_response_complete(self) -> None:
         """Go on with what the client has sent meanwhile; the time of that begins now."""

@@ -66,15 +66,19 @@ class ByteLevelDetokenizer:
     def __init__(self, token_bytes: TokenBytes, *, hidden_ids: frozenset[int], context: Sequence[int] = ()) -> None:
         self._token_bytes = token_bytes
         self._hidden_ids = hidden_ids
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""  # the beginning of a character
         self.push(context[-_MAX_CHARACTER_TOKENS:])  # it may end inside a character
 
     def push(self, token_ids: Sequence[int]) -> str:
         hidden, token_bytes = self._hidden_ids, self._token_bytes
-        return self._utf8.decode(b"".join([token_bytes(id_) for id_ in token_ids if id_ not in hidden]))
+        data = self._held + b"".join([token_bytes(id_) for id_ in token_ids if id_ not in hidden])
+        text, num_decoded = codecs.utf_8_decode(data, "replace", False)  # False: what may go on is not decoded
+        self._held = data[num_decoded:]
+        return text
 
     def finish(self) -> str:
-        return self._utf8.decode(b"", final=True)
+        held, self._held = self._held, b""
+        return codecs.utf_8_decode(held, "replace", True)[0]
 
 
 class WindowDetokenizer:

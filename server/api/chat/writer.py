@@ -30,8 +30,8 @@ from server.api.objects import (
     usage_of,
 )
 from server.api.reply_options import PreparedReply
-from server.api.sse import PING, SSE_DONE, data_events, data_failure
-from server.generation.events import ChoiceFinished, Event, TextDelta, ToolArguments, ToolCallStart
+from server.api.sse import PING, SSE_DONE, TextEvent, data_events, data_failure
+from server.generation.events import ChoiceFinished, Event, TextDelta, TextKind, ToolArguments, ToolCallStart
 from server.text.tokenizer import Tokenizer
 
 
@@ -43,6 +43,8 @@ class ChatWriter:
     def __init__(self, chat: PreparedReply, *, tokenizer: Tokenizer) -> None:
         self._head, self._options, self._generation = chat.head, chat.options, chat.generation
         self._tokenizer = tokenizer
+        self._shows_text_alone = not (self._options.return_token_ids or self._options.continuous_usage)
+        self._text_events: dict[tuple[int, str], TextEvent] = {}  # by choice and kind
 
     def opening(self) -> bytes:
         """One role chunk per choice; the first one shows the prompt's ids if asked for."""
@@ -57,6 +59,8 @@ class ChatWriter:
 
     def event(self, event: Event, *, is_last: bool) -> bytes:
         """The chunk of one event, if it shows anything."""
+        if isinstance(event, TextDelta) and event.logprobs is None and self._shows_text_alone:
+            return self._text_event(event) if event.text else b""
         chunk = self._chunk_of(event, is_last=is_last)
         return data_events(chunk) if chunk is not None else b""
 
@@ -113,9 +117,19 @@ class ChatWriter:
                 return self._chunk(ChatChunkChoice(event.index, ChatDelta(tool_calls=[call])))
         if not event.text and event.logprobs is None and not (self._options.return_token_ids and event.token_ids):
             return None
-        choice = ChatChunkChoice(event.index, _text_delta(event), self._logprobs(event.logprobs, event))
+        choice = ChatChunkChoice(
+            event.index, _text_delta(event.kind, event.text), self._logprobs(event.logprobs, event)
+        )
         choice.token_ids = event.token_ids if self._options.return_token_ids else UNSET
         return self._chunk(choice)
+
+    def _text_event(self, event: TextDelta) -> bytes:
+        write = self._text_events.get((event.index, event.kind))
+        if write is None:
+            sample = ChatChunkChoice(event.index, _text_delta(event.kind, TextEvent.TEXT))
+            write = TextEvent(data_events(self._chunk(sample)))
+            self._text_events[event.index, event.kind] = write
+        return write(event.text)
 
     def _prompt_logprobs(self) -> PromptLogprobs | UnsetType:
         count = self._options.prompt_logprobs
@@ -162,10 +176,10 @@ def _top(data: bytes, logprob: float) -> TopLogprob:
     return TopLogprob(_text(data), finite_logprob(logprob), list(data))
 
 
-def _text_delta(event: TextDelta) -> ChatDelta:
-    if event.kind == "text":
-        return ChatDelta(content=event.text)
-    return ChatDelta(reasoning_content=event.text, reasoning=event.text)
+def _text_delta(kind: TextKind, text: str) -> ChatDelta:
+    if kind == "text":
+        return ChatDelta(content=text)
+    return ChatDelta(reasoning_content=text, reasoning=text)
 
 
 def _message(collected: CollectedChoice) -> ChatMessage:

@@ -14,7 +14,7 @@ from server.api.collected import CollectedChoice, collect_choices
 from server.api.logprobs import LegacyLogprobs, prompt_logprobs_of
 from server.api.objects import TextChoice, TextCompletion, TextLogprobs, cache_of, timings_of, usage_of
 from server.api.reply_options import PreparedReply
-from server.api.sse import PING, SSE_DONE, data_events, data_failure
+from server.api.sse import PING, SSE_DONE, TextEvent, data_events, data_failure
 from server.generation.events import ChoiceFinished, Event, TextDelta
 from server.text.tokenizer import Tokenizer
 
@@ -29,6 +29,9 @@ class TextWriter:
         self._tokenizer = tokenizer
         self._echo = echo
         self._legacy: dict[int, LegacyLogprobs] = {}  # of the choices that have begun
+        options = self._options
+        self._shows_text_alone = not (options.return_token_ids or options.continuous_usage or options.echoes_logprobs)
+        self._text_events: dict[int, TextEvent] = {}  # by choice
 
     def opening(self) -> bytes:
         """One chunk per choice when the prompts are echoed or their ids shown."""
@@ -41,6 +44,8 @@ class TextWriter:
 
     def event(self, event: Event, *, is_last: bool) -> bytes:
         """A text or finish chunk."""
+        if isinstance(event, TextDelta) and event.logprobs is None and self._shows_text_alone:
+            return self._text_event(event) if event.text else b""
         assert isinstance(event, TextDelta | ChoiceFinished), "a completion calls no tools"
         begins = event.index not in self._legacy and self._options.echoes_logprobs
         echo = self._echo_text(event.index) if begins else ""
@@ -85,6 +90,13 @@ class TextWriter:
                 )
             choices.append(choice)
         return self._with_totals(self._chunk(*choices))
+
+    def _text_event(self, event: TextDelta) -> bytes:
+        write = self._text_events.get(event.index)
+        if write is None:
+            write = TextEvent(data_events(self._chunk(TextChoice(event.index, TextEvent.TEXT))))
+            self._text_events[event.index] = write
+        return write(event.text)
 
     def _with_totals(self, answer: TextCompletion) -> TextCompletion:
         stats = self._generation.stats()

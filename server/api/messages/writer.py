@@ -35,10 +35,11 @@ from server.api.messages.objects import (
     ThinkingPiece,
     ToolUseContent,
 )
-from server.api.sse import ReplyHead, named_event
-from server.generation.events import ChoiceFinished, Event, TextDelta, ToolArguments, ToolCallStart
+from server.api.sse import ReplyHead, TextEvent, named_event
+from server.generation.events import ChoiceFinished, Event, TextDelta, TextKind, ToolArguments, ToolCallStart
 from server.generation.generation import CompletionStream
 
+_CONTENT: dict[TextKind, type[TextContent | ThinkingContent]] = {"text": TextContent, "reasoning": ThinkingContent}
 _UNSIGNED = "quire"  # clients drop reasoning without a signature; this one marks that there is none to check
 
 
@@ -55,6 +56,7 @@ class MessagesWriter:
         self._blocks: list[Content] = []
         self._open: Content | None = None
         self._texts: list[str] = []  # of the open block
+        self._text_event: TextEvent | None = None  # writes more of the open block, once a text has begun it
         self._stop = StopDelta("end_turn", None)
 
     def opening(self) -> bytes:
@@ -63,6 +65,9 @@ class MessagesWriter:
 
     def event(self, event: Event, *, is_last: bool) -> bytes:
         """Return the stream events of one chat event."""
+        if isinstance(event, TextDelta) and event.text and isinstance(self._open, _CONTENT[event.kind]):
+            self._texts.append(event.text)
+            return self._more_text(event)
         return b"".join(map(named_event, self._feed(event)))
 
     def closing(self) -> bytes:
@@ -84,8 +89,7 @@ class MessagesWriter:
     def _feed(self, event: Event) -> list[msgspec.Struct]:
         match event:
             case TextDelta():
-                content = TextContent if event.kind == "text" else ThinkingContent
-                return self._add(event.text, kind=content) if event.text else []
+                return self._add(event) if event.text else []
             case ToolCallStart():
                 return [*self._close(), *self._begin(ToolUseContent(id=event.id, name=event.name))]
             case ToolArguments():
@@ -100,20 +104,28 @@ class MessagesWriter:
         self._texts.append(text)
         return BlockDelta(len(self._blocks), InputPiece(text))
 
-    def _add(self, text: str, *, kind: type[TextContent] | type[ThinkingContent]) -> list[msgspec.Struct]:
-        events: list[msgspec.Struct] = []
-        if not isinstance(self._open, kind):
-            events = [*self._close(), *self._begin(kind())]
-        self._texts.append(text)
-        index = len(self._blocks)
-        if kind is TextContent:
-            events.append(BlockDelta(index, TextPiece(text)))
-        elif not self._omits_thinking:
-            events.append(BlockDelta(index, ThinkingPiece(text)))
-        return events
+    def _add(self, event: TextDelta) -> list[msgspec.Struct]:
+        kind = _CONTENT[event.kind]
+        events = [] if isinstance(self._open, kind) else [*self._close(), *self._begin(kind())]
+        self._texts.append(event.text)
+        return events if self._hides(event.kind) else [*events, self._delta(event.kind, event.text)]
+
+    def _more_text(self, event: TextDelta) -> bytes:
+        """Return what _add() gives for text of the open block's kind."""
+        if self._hides(event.kind):
+            return b""
+        if self._text_event is None:
+            self._text_event = TextEvent(named_event(self._delta(event.kind, TextEvent.TEXT)))
+        return self._text_event(event.text)
+
+    def _hides(self, kind: TextKind) -> bool:
+        return self._omits_thinking and kind == "reasoning"
+
+    def _delta(self, kind: TextKind, text: str) -> BlockDelta:
+        return BlockDelta(len(self._blocks), TextPiece(text) if kind == "text" else ThinkingPiece(text))
 
     def _begin(self, block: Content) -> list[msgspec.Struct]:
-        self._open, self._texts = block, []
+        self._open, self._texts, self._text_event = block, [], None
         # A copy: the block is filled when it is closed, which may be before this event is written.
         return [BlockStart(len(self._blocks), msgspec.structs.replace(block))]
 

@@ -64,7 +64,7 @@ from server.api.responses.objects import (
     SummaryTextDelta,
     SummaryTextDone,
 )
-from server.api.sse import PING, ReplyHead, named_event
+from server.api.sse import PING, ReplyHead, TextEvent, named_event
 from server.generation.events import ChoiceFinished, Event, TextDelta, ToolArguments, ToolCallStart
 from server.generation.generation import CompletionStream
 
@@ -116,6 +116,18 @@ class ResponsesOutput:
             case _:
                 events = [] if self.items or self._open else self._begin_message()  # there is always an item
                 return [*events, *self.close(self._last_status(event.finish_reason))]
+
+    def extend(self, event: TextDelta) -> MessageOutput | None:
+        """Add text to the open message and return it, if there is no more to do but to send text_delta()."""
+        item = self._open
+        if event.kind != "text" or not event.text or self._logprobs is not None or not isinstance(item, MessageOutput):
+            return None
+        self._texts.append(event.text)
+        return item
+
+    def text_delta(self, item: MessageOutput, text: str) -> OutputTextDelta:
+        """Return the event of new text, without log-probabilities, of the open message."""
+        return OutputTextDelta(item_id=item.id, output_index=len(self.items), delta=text)
 
     def close(self, status: str) -> list[StreamEvent]:
         """End the open item, if one is."""
@@ -261,6 +273,7 @@ class ResponsesWriter:
         )
         self._num_events = 0
         self._is_cut = False
+        self._text_events: dict[str, _TextEvents] = {}  # by the id of their message
 
     def opening(self) -> bytes:
         """created and in_progress."""
@@ -269,6 +282,12 @@ class ResponsesWriter:
 
     def event(self, event: Event, *, is_last: bool) -> bytes:
         """Return the stream events of one chat event as bytes."""
+        if isinstance(event, TextDelta) and (item := self._output.extend(event)) is not None:
+            write = self._text_events.get(item.id)
+            if write is None:
+                write = self._text_events[item.id] = _TextEvents(self._output.text_delta(item, TextEvent.TEXT))
+            self._num_events += 1
+            return write(event.text, self._num_events - 1)
         return self._encode(self._feed(event))
 
     def closing(self) -> bytes:
@@ -330,6 +349,19 @@ class ResponsesWriter:
             self._num_events += 1
             encoded.append(named_event(event))
         return b"".join(encoded)
+
+
+class _TextEvents:
+    """Writes the events of a message's text, which differ in the text and in their number."""
+
+    def __init__(self, sample: OutputTextDelta) -> None:
+        """`sample`: the event of TextEvent.TEXT with the number 0."""
+        head, number, rest = named_event(sample).partition(b'"sequence_number":')
+        self._head = head + number
+        self._rest = TextEvent(rest.removeprefix(b"0"))
+
+    def __call__(self, text: str, number: int) -> bytes:
+        return b"%b%d%b" % (self._head, number, self._rest(text))
 
 
 def make_item_id(prefix: str) -> str:

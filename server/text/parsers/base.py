@@ -125,6 +125,8 @@ class PartSink:
         return self.take()
 
     def _flush(self) -> None:
+        if not self._pending:
+            return
         if text := "".join(self._pending):
             self._parts.append(Arguments(text))
         self._pending = []

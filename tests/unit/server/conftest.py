@@ -179,7 +179,7 @@ class TooLateAfterOneToken:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._has_passed = False
-        monkeypatch.setattr("server.generation.generation.time", self)
+        monkeypatch.setattr("server.generation.deadline.time", self)
 
     def monotonic(self) -> float:
         return time.monotonic() + 3600 * self._has_passed

@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.unit.server.conftest import stream_chunks
+from server.api.objects import ChatChunk, ChatChunkChoice, ChatDelta
+from server.api.sse import TextEvent, data_events
+from tests.unit.server.conftest import chat_text, stream_chunks
 
 LAST = ("stop", "length", "tool_calls", "content_filter")
 
@@ -40,3 +42,22 @@ def test_messages_always_have_a_refusal_and_usage_its_cached_tokens(harness):
     assert answer["choices"][0]["message"]["refusal"] is None
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
     assert set(answer["timings"]) == {"queue_ms", "prefill_ms", "ttft_ms", "itl_ms", "total_ms"}
+
+
+@pytest.mark.parametrize("text", ["a", "", "\0", '"\\', "\n\u2028", "</s>", "Grüße 日本語 😀", '"\\u0000"'])
+def test_an_event_made_of_text_alone_is_the_one_that_is_encoded_whole(text):
+    def event(shown: str) -> bytes:
+        delta = ChatDelta(reasoning_content=shown, reasoning=shown)  # twice
+        return data_events(ChatChunk(id="a", created=1, model="m", choices=[ChatChunkChoice(0, delta)]))
+
+    write = TextEvent(event(TextEvent.TEXT))
+    assert write(text) == event(text)
+    assert write("and again") == event("and again")
+
+
+def test_every_choice_has_the_events_of_its_own_index(harness):
+    text = "Hello, world! And more."
+    reply = harness(text).chat(n=2, stream=True, stream_options={"include_usage": True})
+    chunks = stream_chunks(reply.text)
+    assert [chat_text(chunks, index) for index in (0, 1)] == [text, text]
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])

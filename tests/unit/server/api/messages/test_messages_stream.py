@@ -1,7 +1,6 @@
 """Events of a chat become an Anthropic Message: the order of a stream's events, and the whole answer as their fold."""
 
 import json
-from typing import get_type_hints
 
 import msgspec
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from engine.interface.errors import EngineDead, InvalidParameter, Overloaded, PromptTooLong, ServiceError
 from server.api.as_chat import unseal
 from server.api.messages.objects import TextContent, ThinkingContent
-from server.api.messages.writer import MessagesWriter
+from server.api.messages.writer import _CONTENT, MessagesWriter
 from server.generation.events import TextDelta, ToolArguments
 from tests.support.chat_script import HEAD, Said, ScriptedChat, events_of, joined, scripts
 from tests.support.client_types import check_type, named_events
@@ -140,7 +139,7 @@ def test_arguments_outside_of_a_call_begin_no_call_and_change_no_block():
     with pytest.raises(AssertionError, match="outside of a call"):
         writer.event(ToolArguments(0, 0, "{}"), is_last=False)
     assert whole(events_of([]), writer)["content"] == [{"type": "text", "text": "ok"}]
-    assert get_type_hints(MessagesWriter._add)["kind"] == type[TextContent] | type[ThinkingContent]
+    assert set(_CONTENT.values()) == {TextContent, ThinkingContent}
 
 
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "nonsense"])
