@@ -1,6 +1,7 @@
 """op(): selects an op's Triton twin on a CUDA device with Triton installed, otherwise its torch specification.
 
-HAS_TRITON is read at each call, so that a test can run the specifications on a GPU.
+HAS_TRITON is read at each call, so that a test can run the specifications on a GPU. Some ops have a form of their own
+for bf16 on the CPU; has_bf16_products() and has_int8_products() tell what a CPU multiplies in hardware.
 """
 
 from __future__ import annotations
@@ -31,6 +32,20 @@ def on_triton(x: torch.Tensor) -> bool:
 def has_pdl(device: torch.device) -> bool:
     """Return True if a kernel may begin before the one before it ends (programmatic dependent launch: Hopper on)."""
     return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def has_bf16_products() -> bool:
+    """Return True if this CPU multiplies bf16 in hardware: AVX-512 BF16 or AMX."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+@functools.cache
+def has_int8_products() -> bool:
+    """Return True if this CPU sums products of bytes in 32 bits: AVX-512 VNNI. Older ones saturate in 16 bits."""
+    return bool(torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported())
 
 
 def op(

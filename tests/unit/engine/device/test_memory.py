@@ -104,7 +104,9 @@ def test_a_model_too_large_is_refused_before_its_weights_are_read(monkeypatch: p
     with pytest.raises(
         StartupError, match=r"This machine has 8 GiB free of 16 GiB.*29.9 GiB for its weights in float32"
     ):
-        load_engine(EngineConfig(model=str(LLAMA_8B), device="cpu"), lambda stage: stages.append(stage.name))
+        load_engine(
+            EngineConfig(model=str(LLAMA_8B), device="cpu", dtype="float32"), lambda stage: stages.append(stage.name)
+        )
     assert stages == ["config"]
 
 
