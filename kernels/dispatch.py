@@ -33,6 +33,14 @@ def has_pdl(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@functools.cache
+def has_bf16_products() -> bool:
+    """Return True if this CPU multiplies bf16 in hardware: AVX-512 BF16 or AMX."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
 def op(
     reference: Callable[Concatenate[torch.Tensor, P], R],
     twin: Callable[[], Callable[..., R]],

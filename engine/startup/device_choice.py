@@ -9,9 +9,8 @@ import torch
 
 from engine.interface.errors import StartupError
 from engine.interface.units import GIB
-from kernels.dispatch import HAS_TRITON
+from kernels.dispatch import HAS_TRITON, has_bf16_products
 from kernels.elementwise.reference import FP8, INT8
-from kernels.linear.onednn import has_bf16_products
 from models.config.model_config import ModelConfig
 
 logger = logging.getLogger(__name__)

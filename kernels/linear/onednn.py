@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from kernels.dispatch import has_bf16_products
 from kernels.linear.reference import MIN_SCALE
 from kernels.linear.w8a8 import INT8_MAX
 
@@ -25,14 +26,6 @@ _WIDE_ROWS = 192
 _WIDE_ELEMENTS = 1 << 26  # of a matrix that is unpacked at once, 256 MiB in fp32
 _MAX_INPUTS = 65_536  # sums of (255 * 127) fit in 32 bits
 _SHIFT = 128
-
-
-@functools.cache
-def has_bf16_products() -> bool:
-    """Return True if this CPU multiplies bf16 in hardware: AVX-512 BF16 or AMX."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 @functools.cache

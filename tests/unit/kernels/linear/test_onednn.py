@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from kernels.dispatch import has_bf16_products
 from kernels.linear import onednn, w8a8
 from kernels.linear.ops import DenseLinear, Int8Linear
 
 ROWS = (0, 1, 3, 17, 200)  # 200: the product that unpacks its matrix where that is faster
-NEEDS_BF16 = pytest.mark.skipif(not onednn.has_bf16_products(), reason="this CPU multiplies no bf16")
+NEEDS_BF16 = pytest.mark.skipif(not has_bf16_products(), reason="this CPU multiplies no bf16")
 NEEDS_VNNI = pytest.mark.skipif(not onednn.has_int8_products(), reason="this CPU sums no products of bytes in 32 bits")
 
 
