@@ -71,6 +71,7 @@ MAY_IMPORT = {
     "engine.tensor_parallel": "engine.core engine.interface kernels.all_reduce kernels.dispatch models.parallel",
     "engine.core": "engine.grammar engine.interface",
     "engine.grammar": "engine.interface",
+    "engine.tiers": "engine.interface",
     "engine.interface": "",
     "models": """kernels.elementwise kernels.moe kernels.ops models.config models.context models.errors models.layers
         models.parallel models.quantization models.weights""",
