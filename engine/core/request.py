@@ -130,6 +130,9 @@ class Request:
     checkpoint: int = 0  # where its newest saved state is: found, or saved by itself
     has_hit_checkpoint: bool = False  # it was found
     saved_tokens: list[int] = field(default_factory=list)  # where it saved states, that others may have overwritten
+    has_waited: bool = False  # for blocks from the host, since it was last admitted
+    found_here: int = 0  # then: the tokens of its hit without them,
+    found_in_all: int = 0  # and with them
     restored_tokens: int = 0  # where its state came from; 0: its own beginning
     restores: list[tuple[int, int]] = field(default_factory=list)  # group and block of states for its first row
     awaited_step: int = -1  # the newest step in flight when its next token first had no room; -1: it has room

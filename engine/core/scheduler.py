@@ -78,8 +78,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True until every request has ended and every step is committed."""
-        return bool(self.waiting.requests or self.running or self._in_flight)
+        """True until every request has ended, every step is committed, and nothing is left to copy to the host."""
+        return bool(self.waiting.requests or self.running or self._in_flight or self.kv.has_copies)
 
     @property
     def num_free_rows(self) -> int:
@@ -119,15 +119,22 @@ class Scheduler:
         inits: list[RequestInit] = []
         step = self._plan(inits, now)
         while not step.rows and self.running and not self._in_flight:  # no row has room, and no commit will make some
-            self._preempt_last()
+            if not self.kv.give_up_gate():
+                self._preempt_last()
             step = self._plan(inits, now)
-        if not step.rows:
+        if not step.rows and self.running:
+            return None
+        self.kv.plan_copies(step.kv, num_reserved=len(self.running))
+        if not step.rows and step.kv.host is None:
             return None
         self._next_step_id += 1
         self._in_flight.append(step)
         self._freed, self.kv.pool.dirty = [], []
         rows, kv = [row for _, row in step.rows], step.kv
-        return StepPlan(step.step_id, rows, inits, step.freed, kv.zeroed, kv.copies_in, kv.copies_out)
+        plan = StepPlan(step.step_id, rows, inits, step.freed, kv.zeroed, kv.copies_in, kv.copies_out)
+        if kv.host is not None:
+            plan.copies_to_host, plan.copies_from_host = kv.host.to_host, kv.host.from_host
+        return plan
 
     def _plan(self, inits: list[RequestInit], now: float) -> PlannedStep:
         step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step())
@@ -174,6 +181,7 @@ class Scheduler:
                 self._finish(request, reason)
         self.kv.taint(self.invalid)
         self.kv.end_step(step.kv, [save for save in saves if save.request.finish_reason != "error"])
+        self.kv.commit_copies(step.kv, now)
         for request in [*self.embedded, *self.invalid]:
             self._finish(request, request.finish_reason or "stop")
         self._release_retired()
@@ -187,6 +195,7 @@ class Scheduler:
         victims = steps[0].oom_victims() if steps else []
         for step in steps:
             self.kv.end_step(step.kv)
+            self.kv.drop_copies(step.kv)
         for request in dict.fromkeys(request for step in steps for request, _ in step.rows):
             request.num_pending_tokens = 0
             if request in victims:
@@ -298,11 +307,17 @@ class Scheduler:
         """Admit waiting requests, strictly in order, each with blocks for all its tokens.
 
         One block per running request stays free, so that no request is admitted only to be preempted soon after.
+        Requests at the gate are passed over, and a row is kept for each of them.
         """
-        while self.waiting.requests and budget and self._free_req_indices:
-            if not self.kv.admit(self.waiting.requests[0], num_reserved=len(self.running)):
+        while budget and len(self._free_req_indices) > self.kv.num_at_gate:
+            request = next((request for request in self.waiting.requests if not self.kv.is_at_gate(request)), None)
+            if request is None:
                 return
-            request = self.waiting.pop_first()
+            if not self.kv.admit(request, num_reserved=len(self.running), now=now):
+                if self.kv.is_at_gate(request):
+                    continue
+                return
+            self.waiting.remove(request)
             insort(self.running, request, key=by_order)
             request.status = Status.RUNNING
             request.req_index = self._free_req_indices.pop()
@@ -329,6 +344,8 @@ class Scheduler:
             if sum(retiree.num_promised_pages for retiree in self.retiring) >= self._num_stalled + num_missing:
                 self._num_stalled += num_missing
                 return False
+            if self.kv.give_up_gate():
+                continue
             if self.kv.gives_back_at_commit and self._in_flight:
                 if request.awaited_step < 0:
                     request.awaited_step = self._in_flight[-1].step_id
@@ -357,6 +374,7 @@ class Scheduler:
         request.finish_reason = reason
         del self.requests[request.request_id]
         if request.status is Status.WAITING:
+            self.kv.leave_gate(request)
             self.waiting.remove(request)
             request.status = Status.FINISHED
         elif request.status is Status.RUNNING:

@@ -79,6 +79,15 @@ class CacheGroup(msgspec.Struct, frozen=True):
         return 1 if self.kind == "state" else self.pages_per_block
 
 
+class HostTierConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Host memory behind the KV pool (engine/core/host_tier.py)."""
+
+    num_slots: int  # pages that it has room for
+    max_copies: int  # pages that a step copies in each direction, or the pages of one block if these are more
+    page_s: float = 0.0  # seconds to copy a page from the host
+    token_s: float = 0.0  # seconds to compute a prompt token; 0: unknown
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's limits, derived from EngineConfig and the size of the KV pool."""
 
@@ -99,6 +108,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     enable_prefix_caching: bool = True
     max_num_samples: int | None = None  # maximum sampled positions of a step with drafts; None: max_num_seqs
+    host_tier: HostTierConfig | None = None  # None: blocks that are evicted from the pool are lost
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:

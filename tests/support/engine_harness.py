@@ -13,7 +13,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.step import StepPlan
 from engine.grammar.compiler import GrammarCompiler
-from engine.interface.config import CacheGroup, SchedulerConfig
+from engine.interface.config import CacheGroup, HostTierConfig, SchedulerConfig
 from engine.interface.errors import ModelOutputInvalid
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
@@ -129,6 +129,7 @@ class Harness:
         get_compiler: Callable[[], GrammarCompiler] = no_compiler,
         make_drafter: Callable[[SamplingParams], Drafter | None] | None = None,
         max_num_samples: int | None = None,
+        host_tier: HostTierConfig | None = None,
     ) -> None:
         config = SchedulerConfig(
             num_pages=num_pages,
@@ -140,6 +141,7 @@ class Harness:
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
             max_num_samples=max_num_samples,
+            host_tier=host_tier,
         )
         self.scheduler = Scheduler(config)
         self.executor = executor(self.scheduler)
@@ -227,6 +229,7 @@ class Harness:
         assert blocks.num_used == 0
         assert blocks.num_free == blocks.num_usable
         assert not self.scheduler.requests
+        assert not self.scheduler.kv.num_at_gate
         self.engine.record_state()
         gauges = self.metrics._delta.gauges
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio", "kv_cache_blocks_used"):
