@@ -107,7 +107,7 @@ class EngineStats:
 
     def record_turn(self, plan: StepPlan | None, now: float) -> None:
         """Count one iteration of the loop; write the log line if it is due."""
-        if plan is not None:
+        if plan is not None and plan.rows:
             self._metrics.observe("iteration_tokens", plan.num_tokens)
             self._metrics.observe("iteration_requests", len(plan.rows))
         if self._logged_s is None:

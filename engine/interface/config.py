@@ -46,6 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     is_offline: bool = False  # no client waits for single tokens: steps with decode rows may have full size, too
     block_size: int | None = None  # tokens per KV block
     kv_cache_memory_bytes: int | None = None
+    kv_host_memory_bytes: int | None = None  # host memory behind the KV pool, for all ranks together; None: off
     kv_cache_dtype: str = "auto"  # auto (as dtype) | fp8, or fp8_e4m3 (float8_e4m3fn)
     gpu_memory_utilization: float = 0.9  # share of the device's memory that the daemon may use
     enable_prefix_caching: bool = True

@@ -27,6 +27,7 @@ from engine.interface.config import EngineConfig
 from engine.interface.control import Stage
 from engine.interface.errors import StartupError
 from engine.startup.device_choice import describe_device, resolve_device, resolve_dtype, resolve_kv_dtype
+from engine.startup.host_memory import check_host_memory, num_host_slots
 from engine.startup.limits import choose_limits
 from engine.startup.precompile import precompile
 from engine.startup.setup import LoadedEngine, Setup, open_adapters
@@ -88,6 +89,8 @@ def describe_setup(
     if setup.adapters is not None:
         facts["Adapters"] = setup.adapters.describe()
     facts["KV cache"] = _describe_pool(plan, each) + (f", {_describe_fp8(model)}" if setup.kv_dtype == FP8 else "")
+    if config.kv_host_memory_bytes is not None:
+        facts["KV cache"] += f", {format_size(config.kv_host_memory_bytes)} of host memory behind it"
     choice = _describe_choice(config, backends)
     facts["Attention"] = f"{setup.backend.name} ({choice}), blocks of {plan.block_size} tokens"
     if config.speculative is not None:
@@ -129,7 +132,9 @@ def load_rank(told: RankConfig) -> ModelRunner:
         logger.info("weights loaded after_s=%.1f", time.monotonic() - started)  # shows which rank hangs
         least(setup.tp, 0, setup.device)  # wait until the first rank has compiled all kernels
         stages.append(Stage("kv_cache"))
-        return setup.assemble(model, setup.plan_pool(has_weights=True), lambda done, total: None, {}).runner
+        plan = setup.plan_pool(has_weights=True)
+        slots = num_host_slots(config, plan)
+        return setup.assemble(model, plan, lambda done, total: None, {}, num_host_slots=slots).runner
 
 
 def _describe_choice(config: EngineConfig, backends: Sequence[type[AttentionBackend]]) -> str:
@@ -189,6 +194,8 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: Ra
     on_stage(Stage("config"))
     setup = _decide(config, rank=0)
     plan = setup.plan_pool(has_weights=False)
+    taken = config.tensor_parallel_size * (setup.weight_bytes + plan.num_bytes) if setup.device.type == "cpu" else 0
+    check_host_memory(config, plan, taken_bytes=taken)
     key = repr(setup.limited_to(plan.max_num_seqs))
     # The model is built for the context that fits: it sets the length of rotary tables and the variant of longrope
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
@@ -273,7 +280,7 @@ def _load_beside(
     def on_graph(done: int, total: int) -> None:
         on_stage(Stage("graphs", done, total, unit="graphs", detail=detail))
 
-    return setup.assemble(model, plan, on_graph, facts, ranks=ranks)
+    return setup.assemble(model, plan, on_graph, facts, ranks=ranks, num_host_slots=num_host_slots(config, plan))
 
 
 def _decide(config: EngineConfig, *, rank: int) -> Setup:

@@ -23,6 +23,7 @@ from engine.core.outputs import Transport
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import make_drafter
 from engine.device.cuda_graph import MixedGraphs
+from engine.device.host_pages import BUFFER_BYTES as HOST_BUFFER_BYTES
 from engine.device.kv_cache import (
     KVCachePlan,
     allocate_kv_cache,
@@ -37,6 +38,7 @@ from engine.device.step_states import ring_bytes
 from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from engine.interface.metrics import Metrics
+from engine.startup.host_memory import host_tier_config
 from engine.startup.limits import Limits, choose_limits, step_bytes
 from engine.tensor_parallel.process_group import join_ranks, least, leave_ranks
 from engine.tensor_parallel.ranks import NeverRaised, RankedExecutor, Ranks
@@ -208,6 +210,8 @@ class Setup:
             kept = ring_bytes(states, num_requests=num_requests, num_drafts=num_drafts, dtype=self.dtype)
         if self.device.type == "cpu":
             return kept
+        if self.config.kv_host_memory_bytes is not None:
+            kept += HOST_BUFFER_BYTES
         return kept + step_bytes(
             self.rank_share,
             self.limits,
@@ -298,8 +302,12 @@ class Setup:
         facts: dict[str, str],
         *,
         ranks: Ranks | None = None,
+        num_host_slots: int = 0,
     ) -> LoadedEngine:
-        """Allocate the pool, capture graphs, and derive the scheduler's limits from their timings."""
+        """Allocate the pool, capture graphs, and derive the scheduler's limits from their timings.
+
+        num_host_slots: pages of host memory behind the pool.
+        """
         config, limits, device = self.config, self.limited_to(plan.max_num_seqs).limits, self.device
         runner = ModelRunner(
             model,
@@ -318,14 +326,21 @@ class Setup:
             tp=self.tp,
             has_lm_head=self.model_config.has_lm_head,
             latent=self.rank_share.latent_sizes,
+            num_host_slots=num_host_slots,
         )
         # Steps that return hidden states of whole prompts use no graphs, so a model without a head needs none
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager and not self.model_config.is_foreign
         if device.type == "cuda" and self.backend.is_graph_safe and has_graphs:
             runner.capture_graphs(on_graph)
+        scheduler_config = self._scheduler_config(plan, limits, runner.mixed_graphs)
+        host_tier = host_tier_config(
+            num_host_slots,
+            page_s=runner.measure_host_page_s(),
+            tokens_per_s=None if runner.mixed_graphs is None else runner.mixed_graphs.tokens_at_best_rate(1.0),
+        )
         return LoadedEngine(
             runner=runner,
-            scheduler_config=self._scheduler_config(plan, limits, runner.mixed_graphs),
+            scheduler_config=msgspec.structs.replace(scheduler_config, host_tier=host_tier),
             overlap_depth=config.overlap_depth or (2 if device.type == "cuda" else 1),
             facts=facts,
             compiler_loader=self.compiler_loader,
