@@ -65,7 +65,8 @@ class EngineParts:
     num_loras: int = 0  # adapters of the executor
     # called for each generating request without grammar and token filter; None: no speculation
     make_drafter: Callable[[SamplingParams], Drafter | None] | None = None
-    bytes_per_block: int = 0  # size of a KV block, for KV snapshots
+    bytes_per_block: int = 0  # size of a page on each rank, for KV snapshots and metrics
+    num_ranks: int = 1
 
 
 class Engine:
@@ -91,7 +92,9 @@ class Engine:
         self._release_memory = parts.release_memory
         self._grammars = parts.grammars or Grammars(no_compiler, vocab_size=parts.vocab_size)
         self._is_speculative = parts.make_drafter is not None
-        self._stats = EngineStats(parts.metrics, self.scheduler, bytes_per_page=parts.bytes_per_block)
+        self._stats = EngineStats(
+            parts.metrics, self.scheduler, bytes_per_page=parts.bytes_per_block, num_ranks=parts.num_ranks
+        )
         self._in_flight: StepHandle | None = None
         self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)

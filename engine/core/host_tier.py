@@ -105,8 +105,9 @@ class HostTier:
         self.num_stored = 0  # blocks
         self.num_missed = 0  # blocks that were evicted before they could be copied
         self.num_asked = 0  # admissions that looked for a longer hit
+        self.num_gates = 0  # of them: requests that began to wait for one
         self.num_found_tokens = 0  # by which hits were longer
-        self.num_too_costly = 0  # of the admissions: computing is quicker, or pages are lacking
+        self.num_too_costly = 0  # of num_asked: computing is quicker, or pages are lacking
         self.num_given_up = 0  # gates that ended before their last copy
         self.num_pages_to_host = 0
         self.num_pages_from_host = 0
@@ -164,6 +165,7 @@ class HostTier:
 
     def _open_gate(self, request: Request, hit: Hit, now: float) -> None:
         gate = self.gates[request] = Gate(request, now, [])
+        self.num_gates += 1
         # all that is here is held before pages are taken, which may evict
         self._pool.hold(block for blocks in hit.blocks for block in blocks if block != _ON_HOST)
         for index, blocks in enumerate(hit.blocks):

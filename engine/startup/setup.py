@@ -133,6 +133,7 @@ class LoadedEngine:
             num_loras=self.num_loras,
             make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
             bytes_per_block=self.plan.bytes_per_page,
+            num_ranks=1 if self.ranks is None else 1 + len(self.ranks.pids),
         )
         return Engine(parts)
 

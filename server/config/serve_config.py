@@ -117,6 +117,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         max_decode_step_tokens=arguments.max_decode_step_tokens,
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory,
+        kv_host_memory_bytes=arguments.kv_host_memory,
         kv_cache_dtype=arguments.kv_cache_dtype,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         enable_prefix_caching=not arguments.no_prefix_caching,

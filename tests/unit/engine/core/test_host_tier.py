@@ -163,6 +163,22 @@ def test_it_computes_where_that_is_quicker():
     assert tier.num_too_costly > 0
 
 
+def test_what_it_does_is_counted():
+    harness = evicted()
+    harness.engine._stats._host_page_bytes = 10
+    harness.add("again", next_turn(harness), 4)
+    harness.drain()
+    delta, tier = harness.metrics.drain(), harness.scheduler.kv.tier
+    assert delta.gauges["kv_host_bytes", "total"] == 600
+    assert delta.gauges["kv_host_bytes", "used"] == 10 * tier.index.num_used > 0
+    assert delta.counters["kv_host_blocks_total", "stored"] == tier.num_stored
+    assert delta.counters["kv_host_lookups_total", "longer"] == 1
+    assert delta.counters["kv_host_lookups_total", "none"] == len(OTHERS) + 1
+    assert delta.counters["kv_host_hit_tokens_total", ""] == 20
+    assert delta.counters["kv_host_copied_bytes_total", "from_host"] == 50
+    assert delta.counters["kv_host_wait_seconds_total", ""] == tier.waited_s > 0
+
+
 def test_rates_decide_what_is_worth_a_copy():
     costs = HostTierConfig(num_slots=1, max_copies=1, page_s=0.01, token_s=0.001)
     assert is_worth_copying(costs, num_tokens=16, num_pages=1)

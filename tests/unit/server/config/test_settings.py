@@ -19,6 +19,7 @@ from server.config.settings_file import show_config
 VALUES = {
     "port": "81",
     "kv-cache-memory": "2GiB",
+    "kv-host-memory": "32GiB",
     "gpu-memory-utilization": "0.5",
     "device": "cpu",
     "reject-unknown-fields": "true",
