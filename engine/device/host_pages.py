@@ -28,7 +28,7 @@ Pairs = list[tuple[int, int]]
 
 
 class HostPages:
-    """Owns the slots of one rank. Life: begin(plan) → join(), in each step with copies."""
+    """Owns the slots of one rank. Life: begin(plan) → join(), in each step with copies → close()."""
 
     def __init__(self, pool: KVPool, *, num_slots: int, device: torch.device) -> None:
         """Raises StartupError if the memory cannot be allocated."""
@@ -40,10 +40,9 @@ class HostPages:
         shape = (num_slots, numbers.shape[0], numbers.shape[2])
         page_bytes = shape[1] * shape[2] * numbers.itemsize
         try:
+            self._slots = zeros(shape, numbers.dtype, torch.device("cpu"))
             if device.type == "cuda":
-                self._slots = torch.empty(shape, dtype=numbers.dtype, pin_memory=True)
-            else:
-                self._slots = zeros(shape, numbers.dtype, torch.device("cpu"))
+                _pin(self._slots)
         except (RuntimeError, OSError, OverflowError) as error:
             raise StartupError(
                 f"Host memory of {format_size(num_slots * page_bytes)} for the KV cache cannot be allocated"
@@ -57,6 +56,13 @@ class HostPages:
             self._buffer = torch.empty(
                 (max(BUFFER_BYTES // page_bytes, 1), *shape[1:]), dtype=numbers.dtype, device=device
             )
+
+    def close(self) -> None:
+        """Release the memory, when no copy is in flight."""
+        if self._stream is not None:
+            self._stream.synchronize()
+            torch.cuda.cudart().cudaHostUnregister(self._slots.data_ptr())
+        del self._slots
 
     def begin(self, plan: StepPlan, staging: Staging) -> None:
         """Launch a step's copies, behind all that was launched before. On CUDA it does not block."""
@@ -72,7 +78,7 @@ class HostPages:
         """Return the seconds in which a page comes from the host. Overwrites slots and page 0; blocks and syncs."""
         count = max(min(_MEASURED_BYTES // self.page_bytes, self._slots.shape[0], self._pages.shape[0]), 1)
         pairs = [(slot, 0) for slot in range(count)]
-        self._copy([(0, slot) for slot, _ in pairs], [], staging)  # the slots' memory may not exist before
+        self._copy([(0, slot) for slot, _ in pairs], pairs, staging)  # memory and kernels may not exist before
         self._wait()
         started = time.perf_counter()
         self._copy([], pairs, staging)
@@ -110,6 +116,11 @@ class HostPages:
                     gathered[place : place + count].copy_(self._slots[slot : slot + count], non_blocking=True)
                 targets = where[len(to_host) + first :][: len(slots)]
                 self._pages.index_copy_(0, targets, gathered)
+
+
+def _pin(memory: torch.Tensor) -> None:
+    """Pin memory, so that copies need not wait. torch's own pinned memory is rounded up to a power of 2."""
+    torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
 
 
 def _runs(slots: list[int]) -> Iterator[tuple[int, int, int]]:

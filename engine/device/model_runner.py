@@ -159,7 +159,8 @@ class ModelRunner:
     def close(self) -> None:
         """Release the pool, the graphs and the weights."""
         self._decode_graphs = self.mixed_graphs = None
-        self._host_pages = None
+        if self._host_pages is not None:
+            self._host_pages.close()
         del self._model, self._kv_pool
 
     def _empty_step(self, plan: StepPlan) -> _Step:
