@@ -2,15 +2,20 @@
 
 import pytest
 
+from engine.tiers.block_folder import BlockFolder, bytes_on_disk
+from engine.tiers.disk_store import DiskStore
 from engine.tiers.store import BlockStore
 from tests.support.fakes import MemoryStore
 
-STORES = {"memory": lambda: MemoryStore(24)}
+STORES = {
+    "memory": lambda folder: MemoryStore(24),
+    "disk": lambda folder: DiskStore(BlockFolder(folder), identity=bytes(32), size_bytes=3 * bytes_on_disk(8)),
+}
 
 
 @pytest.fixture(params=STORES)
-def store(request):
-    opened: BlockStore = STORES[request.param]()
+def store(request, tmp_path):
+    opened: BlockStore = STORES[request.param](tmp_path)
     yield opened
     opened.close()
 
