@@ -15,7 +15,7 @@ not held until then: what waits for pages must hold none. A block that several r
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -115,14 +115,25 @@ class HostTier:
         self._config = config
         self._layout = layout
         self._pool = pool
-        self._finder = PrefixFinder(layout, BothTiers(pool, self.index))
+        self._finder = PrefixFinder(layout, self.both)
         self._is_full = [group.kind == "full" for group in layout.groups]
         self._released: OrderedDict[Name, int] = OrderedDict()  # blocks to copy that nobody holds: the next to go first
         self._published: OrderedDict[Name, int] = OrderedDict()  # blocks to copy that requests hold
         self._storing: set[Name] = set()  # in flight
         self._arriving: dict[Name, Arrival] = {}  # due or in flight
         self._due: deque[Arrival] = deque()  # not in a step yet; some may have lost their waiters
+        self.on_stored: Callable[[Name], None] | None = None  # called with the blocks that can be found from now on
         pool.news = []
+
+    @property
+    def both(self) -> BothTiers:
+        """Finds blocks of the pool and of host memory."""
+        return BothTiers(self._pool, self.index)
+
+    @property
+    def storing(self) -> set[Name]:
+        """The blocks on their way to host memory."""
+        return self._storing
 
     @property
     def has_copies(self) -> bool:
@@ -225,6 +236,8 @@ class HostTier:
                 self.index.add(name, slots)
                 self.num_stored += 1
                 self.num_pages_to_host += len(slots)
+                if self.on_stored is not None:
+                    self.on_stored(name)
             else:  # its values are not finite
                 self.index.give_back(slots)
         for arrival in copies.arrivals:
@@ -270,7 +283,7 @@ class HostTier:
         self._give_up(next(reversed(self.gates.values())))
         return True
 
-    def forget(self, names: Iterator[Name]) -> None:
+    def forget(self, names: Iterable[Name]) -> None:
         """Let blocks no longer be found in host memory: their values are not finite, perhaps."""
         for name in names:
             self.index.forget(name)
@@ -280,10 +293,13 @@ class HostTier:
         for gate in self.gates.values():
             yield from gate.held
 
-    def check(self, copies: list[HostCopies]) -> None:
-        """Assert invariant 5 (docs/explanation/architecture.md). copies: of the steps in flight."""
+    def check(self, copies: list[HostCopies], others: Iterable[int] = ()) -> None:
+        """Assert invariant 5 (docs/explanation/architecture.md). copies: of the steps in flight.
+
+        others: slots that are taken for something else.
+        """
         stores = [store for step in copies for store in step.stores]
-        self.index.check(slot for store in stores for slot in store.slots)
+        self.index.check([*others, *(slot for store in stores for slot in store.slots)])
         assert sorted(store.name for store in stores) == sorted(self._storing)
         assert not any(self.index.find(name) for name in self._storing)
         in_flight = [arrival for step in copies for arrival in step.arrivals]

@@ -19,7 +19,7 @@ import msgspec
 
 from engine.core.cache_layout import NEVER, CacheLayout, GroupLayout
 from engine.core.checkpoints import Checkpoints, Save, StepKv
-from engine.core.host_tier import HostTier
+from engine.core.lower_tiers import LowerTiers
 from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit, PrefixFinder
 from engine.core.prefix_misses import PrefixMisses
@@ -35,11 +35,10 @@ class KvCaches:
         self.layout = CacheLayout(config)
         self.pool = PagePool(config.cache_groups, num_pages=config.num_pages)
         self.max_num_tokens = self.layout.max_num_tokens(num_pages=self.pool.num_usable, most=config.max_model_len)
-        self.tier: HostTier | None = None
-        if config.host_tier is not None and config.enable_prefix_caching:
-            self.tier = HostTier(config.host_tier, self.layout, self.pool)
+        has_tiers = config.host_tier is not None and config.enable_prefix_caching
+        self.tiers = LowerTiers(config.host_tier if has_tiers else None, self.layout, self.pool)
         # pages of requests that go on, or of copies
-        self.gives_back_at_commit = bool(self.layout.windows or self.layout.states or self.tier)
+        self.gives_back_at_commit = bool(self.layout.windows or self.layout.states or has_tiers)
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_limited_tokens: Counter[str] = Counter()  # by kind: tokens of the full groups' hits that it lacked
@@ -57,7 +56,7 @@ class KvCaches:
 
         The last token is never taken from the cache: it must be computed to sample the next one. Returns False and
         changes nothing if no block would remain free for each of num_reserved running requests, or if the request
-        begins to wait for blocks from the host (is_at_gate).
+        begins to wait for blocks from a lower tier.
         """
         pool, layout = self.pool, self.layout
         num_spare = pool.num_free - num_reserved * layout.reserve
@@ -70,7 +69,7 @@ class KvCaches:
             if num_reserved or not layout.states or self._num_pages(request, nothing) > num_spare:
                 return False
             hit = nothing
-        elif self.tier is not None and self.tier.begin(request, found, num_spare=num_spare, now=now):
+        elif self.tiers.begin(request, found, num_spare=num_spare, now=now):
             return False
         for blocks in hit.blocks:
             pool.hold(blocks)
@@ -83,38 +82,10 @@ class KvCaches:
         request.num_computed_tokens = hit.num_tokens
         self._set_marks(request, hit)
         self.commit_row(request, hit.num_tokens)
-        num_host_tokens = 0 if self.tier is None else self.tier.end_wait(request, hit.num_tokens)
+        num_host_tokens = self.tiers.end_wait(request, hit.num_tokens)
         if not request.num_preemptions:
             self._record_lookup(request, found, hit, num_host_tokens)
         return True
-
-    def is_at_gate(self, request: Request) -> bool:
-        """Return whether a waiting request waits for blocks from the host, before it can be admitted."""
-        return self.tier is not None and request in self.tier.gates
-
-    @property
-    def num_at_gate(self) -> int:
-        """Requests that wait for blocks from the host."""
-        return 0 if self.tier is None else len(self.tier.gates)
-
-    def leave_gate(self, request: Request) -> None:
-        """Let a request that ends no longer wait for blocks from the host, if it does."""
-        if self.tier is not None:
-            self.tier.cancel(request)
-
-    def give_up_gate(self) -> bool:
-        """Let a request wait no longer for blocks from the host, for its pages; return False if none does."""
-        return self.tier is not None and self.tier.give_up_newest()
-
-    @property
-    def has_copies(self) -> bool:
-        """True if a step could carry copies from or to the host, though nothing runs."""
-        return self.tier is not None and self.tier.has_copies
-
-    def plan_copies(self, step: StepKv, *, num_reserved: int) -> None:
-        """Add copies from and to the host to a step whose rows are planned."""
-        if self.tier is not None:
-            step.host = self.tier.plan(num_reserved=num_reserved)
 
     def begin_step(self) -> StepKv:
         """Begin to plan a step."""
@@ -213,15 +184,9 @@ class KvCaches:
 
     def commit_copies(self, step: StepKv, now: float) -> None:
         """Publish what a committed step has copied from and to the host, after taint() and end_step()."""
-        if self.tier is not None and step.host is not None:
-            for group, block in self.tier.commit(step.host, now):
-                if self.layout.groups[group].kind == "state":
-                    self.checkpoints.adopt(block)
-
-    def drop_copies(self, step: StepKv) -> None:
-        """Forget the copies from and to the host of a step that was given up."""
-        if self.tier is not None and step.host is not None:
-            self.tier.drop(step.host)
+        for group, block in self.tiers.commit(step.host, now):
+            if self.layout.groups[group].kind == "state":
+                self.checkpoints.adopt(block)
 
     def free(self, request: Request) -> None:
         """Release the request's blocks. Its last blocks are reused first, unpublished blocks before all published."""
@@ -247,8 +212,7 @@ class KvCaches:
                 num_left = min(request.tables[group.index].first, len(request.block_hashes) // group.links)
                 for column in range(num_left):
                     self.pool.expel(group.index, request.block_hashes[(column + 1) * group.links - 1])
-            if self.tier is not None:
-                self.tier.forget((group.index, key) for group in self.layout.groups for key in request.block_hashes)
+            self.tiers.forget((group.index, key) for group in self.layout.groups for key in request.block_hashes)
 
     def num_held_alone(self, request: Request) -> int:
         """Return the number of pages that become free when this request's blocks are freed."""
@@ -280,16 +244,13 @@ class KvCaches:
         steps = list(steps)
         held = Counter(block for request in requests for block in _blocks(request))
         held.update(block for step in steps for block in step.blocks)
-        copies = [step.host for step in steps if step.host is not None]
-        if self.tier is not None:
-            held.update(self.tier.blocks())
-            held.update(block for step in copies for block in step.blocks)
+        copies = [step.host for step in steps]
+        held.update(self.tiers.blocks(copies))
         for save in chain.from_iterable(step.saves for step in steps):
             assert save.num_tokens % self.layout.step == 0
             assert held[save.block] == 1
         self.pool.check(held)
-        if self.tier is not None:
-            self.tier.check(copies)
+        self.tiers.check(copies)
         for request, num_committed in requests.items():
             assert len(set(_blocks(request))) == sum(len(table.blocks) for table in request.tables)
             assert request.num_computed_tokens <= request.num_held_tokens == self._num_held_tokens(request)

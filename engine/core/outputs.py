@@ -151,8 +151,8 @@ class EngineStats:
         for kind, num_held, num_cached in kv.pages_by_kind():
             gauge("kv_cache_pages_held", num_held, kind)
             gauge("kv_cache_pages_cached", num_cached, kind)
-        if kv.tier is not None:
-            self._record_tier(kv.tier)
+        if kv.tiers.host is not None:
+            self._record_tier(kv.tiers.host)
         num_holders, states = len(scheduler.running) + len(scheduler.retiring), kv.layout.states
         num_saved, num_saved_pages = kv.checkpoints.num_findable()
         gauge("kv_cache_states", num_holders * len(states), "live")

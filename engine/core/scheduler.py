@@ -79,7 +79,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True until every request has ended, every step is committed, and nothing is left to copy to the host."""
-        return bool(self.waiting.requests or self.running or self._in_flight or self.kv.has_copies)
+        return bool(self.waiting.requests or self.running or self._in_flight or self.kv.tiers.has_copies)
 
     @property
     def num_free_rows(self) -> int:
@@ -119,18 +119,18 @@ class Scheduler:
         inits: list[RequestInit] = []
         step = self._plan(inits, now)
         while not step.rows and self.running and not self._in_flight:  # no row has room, and no commit will make some
-            if not self.kv.give_up_gate():
+            if not self.kv.tiers.give_up_newest():
                 self._preempt_last()
             step = self._plan(inits, now)
         if not step.rows and self.running:
             return None
-        self.kv.plan_copies(step.kv, num_reserved=len(self.running))
-        if not step.rows and step.kv.host is None:
+        rows, kv = [row for _, row in step.rows], step.kv
+        kv.host = self.kv.tiers.plan(num_reserved=len(self.running))
+        if not rows and kv.host is None:
             return None
         self._next_step_id += 1
         self._in_flight.append(step)
         self._freed, self.kv.pool.dirty = [], []
-        rows, kv = [row for _, row in step.rows], step.kv
         plan = StepPlan(step.step_id, rows, inits, step.freed, kv.zeroed, kv.copies_in, kv.copies_out)
         if kv.host is not None:
             plan.copies_to_host, plan.copies_from_host = kv.host.to_host, kv.host.from_host
@@ -195,7 +195,7 @@ class Scheduler:
         victims = steps[0].oom_victims() if steps else []
         for step in steps:
             self.kv.end_step(step.kv)
-            self.kv.drop_copies(step.kv)
+            self.kv.tiers.drop(step.kv.host)
         for request in dict.fromkeys(request for step in steps for request, _ in step.rows):
             request.num_pending_tokens = 0
             if request in victims:
@@ -309,12 +309,13 @@ class Scheduler:
         One block per running request stays free, so that no request is admitted only to be preempted soon after.
         Requests at the gate are passed over, and a row is kept for each of them.
         """
-        while budget and len(self._free_req_indices) > self.kv.num_at_gate:
-            request = next((request for request in self.waiting.requests if not self.kv.is_at_gate(request)), None)
+        tiers = self.kv.tiers
+        while budget and len(self._free_req_indices) > tiers.num_waiting:
+            request = next((request for request in self.waiting.requests if not tiers.is_waiting(request)), None)
             if request is None:
                 return
             if not self.kv.admit(request, num_reserved=len(self.running), now=now):
-                if self.kv.is_at_gate(request):
+                if tiers.is_waiting(request):
                     continue
                 return
             self.waiting.remove(request)
@@ -344,7 +345,7 @@ class Scheduler:
             if sum(retiree.num_promised_pages for retiree in self.retiring) >= self._num_stalled + num_missing:
                 self._num_stalled += num_missing
                 return False
-            if self.kv.give_up_gate():
+            if self.kv.tiers.give_up_newest():
                 continue
             if self.kv.gives_back_at_commit and self._in_flight:
                 if request.awaited_step < 0:
@@ -374,7 +375,7 @@ class Scheduler:
         request.finish_reason = reason
         del self.requests[request.request_id]
         if request.status is Status.WAITING:
-            self.kv.leave_gate(request)
+            self.kv.tiers.cancel(request)
             self.waiting.remove(request)
             request.status = Status.FINISHED
         elif request.status is Status.RUNNING:

@@ -74,6 +74,10 @@ class HostPages:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
             self._in_use = []  # their memory is reused by this stream only from here on
 
+    def slot_memory(self, slot: int) -> memoryview:
+        """Return a slot's bytes, which change with it. They are the caller's while no copy reads or writes the slot."""
+        return self._slots[slot].view(torch.uint8).view(-1).numpy().data
+
     def measure_page_s(self, staging: Staging) -> float:
         """Return the seconds in which a page comes from the host. Overwrites slots and page 0; blocks and syncs."""
         count = max(min(_MEASURED_BYTES // self.page_bytes, self._slots.shape[0], self._pages.shape[0]), 1)

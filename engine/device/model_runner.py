@@ -131,6 +131,11 @@ class ModelRunner:
         torch.cuda.empty_cache()  # memory of the steps before each capture: the pool has its own
         self._decode_graphs, self.mixed_graphs = decode, mixed
 
+    @property
+    def host_pages(self) -> HostPages | None:
+        """Host memory behind the pool, if there is any."""
+        return self._host_pages
+
     def measure_host_page_s(self) -> float:
         """Return the seconds in which a page comes from host memory; 0 without it. Before the first step; blocks."""
         with torch.inference_mode():

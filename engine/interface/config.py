@@ -47,6 +47,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None = None  # tokens per KV block
     kv_cache_memory_bytes: int | None = None
     kv_host_memory_bytes: int | None = None  # host memory behind the KV pool, for all ranks together; None: off
+    kv_disk: str | None = None  # folder of blocks behind host memory
+    kv_disk_bytes: int | None = None  # their most; None: 64 GiB
     kv_cache_dtype: str = "auto"  # auto (as dtype) | fp8, or fp8_e4m3 (float8_e4m3fn)
     gpu_memory_utilization: float = 0.9  # share of the device's memory that the daemon may use
     enable_prefix_caching: bool = True

@@ -28,6 +28,7 @@ from engine.interface.control import Stage
 from engine.interface.errors import StartupError
 from engine.startup.device_choice import describe_device, resolve_device, resolve_dtype, resolve_kv_dtype
 from engine.startup.host_memory import check_host_memory, num_host_slots
+from engine.startup.kv_disk import DiskFacts, KvDisk, check_kv_disk, weights_before_load
 from engine.startup.limits import choose_limits
 from engine.startup.precompile import precompile
 from engine.startup.setup import LoadedEngine, Setup, open_adapters
@@ -91,6 +92,8 @@ def describe_setup(
     facts["KV cache"] = _describe_pool(plan, each) + (f", {_describe_fp8(model)}" if setup.kv_dtype == FP8 else "")
     if config.kv_host_memory_bytes is not None:
         facts["KV cache"] += f", {format_size(config.kv_host_memory_bytes)} of host memory behind it"
+    if config.kv_disk is not None:
+        facts["KV cache"] += f", then {config.kv_disk}"
     choice = _describe_choice(config, backends)
     facts["Attention"] = f"{setup.backend.name} ({choice}), blocks of {plan.block_size} tokens"
     if config.speculative is not None:
@@ -196,6 +199,7 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: Ra
     plan = setup.plan_pool(has_weights=False)
     taken = config.tensor_parallel_size * (setup.weight_bytes + plan.num_bytes) if setup.device.type == "cpu" else 0
     check_host_memory(config, plan, taken_bytes=taken)
+    check_kv_disk(config)
     key = repr(setup.limited_to(plan.max_num_seqs))
     # The model is built for the context that fits: it sets the length of rotary tables and the variant of longrope
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
@@ -248,6 +252,7 @@ def _load_beside(
     if ranks is not None:
         on_stage(Stage("ranks", detail=f"{config.tensor_parallel_size} processes"))
         setup = setup.after_join(ranks.rendezvous, 0)
+    digest = weights_before_load(config)
     started = time.monotonic()
     model = _load_weights(setup, on_stage, detail)
     weights_s = time.monotonic() - started
@@ -280,7 +285,24 @@ def _load_beside(
     def on_graph(done: int, total: int) -> None:
         on_stage(Stage("graphs", done, total, unit="graphs", detail=detail))
 
-    return setup.assemble(model, plan, on_graph, facts, ranks=ranks, num_host_slots=num_host_slots(config, plan))
+    loaded = setup.assemble(model, plan, on_graph, facts, ranks=ranks, num_host_slots=num_host_slots(config, plan))
+    host_pages = loaded.runner.host_pages
+    if digest is None or host_pages is None:
+        return loaded
+    return dataclasses.replace(loaded, disk=KvDisk(config, digest, _disk_facts(setup), plan, host_pages))
+
+
+def _disk_facts(setup: Setup) -> DiskFacts:
+    model = setup.model_config
+    return DiskFacts(
+        model_impl="transformers" if model.is_foreign else "quire",
+        quantization=model.describe_quantization() or "none",
+        dtype=setup.dtype,
+        kv_dtype=setup.kv_dtype,
+        is_long=any(rope is not None and rope.is_long(model.max_context_len) for rope in model.ropes),
+        device=setup.device,
+        attention_backend=setup.backend.name,
+    )
 
 
 def _decide(config: EngineConfig, *, rank: int) -> Setup:

@@ -39,6 +39,7 @@ from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from engine.interface.metrics import Metrics
 from engine.startup.host_memory import host_tier_config
+from engine.startup.kv_disk import KvDisk
 from engine.startup.limits import Limits, choose_limits, step_bytes
 from engine.tensor_parallel.process_group import join_ranks, least, leave_ranks
 from engine.tensor_parallel.ranks import NeverRaised, RankedExecutor, Ranks
@@ -104,6 +105,7 @@ class LoadedEngine:
     num_loras: int = 0
     speculative: SpeculativeConfig | None = None
     ranks: Ranks | None = None  # the other ranks of a split model
+    disk: KvDisk | None = None  # behind host memory; whoever serves attaches it
 
     def engine(
         self,
@@ -131,6 +133,7 @@ class LoadedEngine:
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.model_config.vocab_size),
             can_generate=self.model_config.has_lm_head,
             num_loras=self.num_loras,
+            adapter_digests=() if self.disk is None else self.disk.adapter_digests,
             make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
             bytes_per_block=self.plan.bytes_per_page,
             num_ranks=1 if self.ranks is None else 1 + len(self.ranks.pids),
@@ -156,6 +159,8 @@ class LoadedEngine:
 
     def close(self) -> None:
         """Release the model's memory, and end the other ranks."""
+        if self.disk is not None:
+            self.disk.close()
         self.runner.close()
         if self.ranks is not None:
             self.ranks.close()

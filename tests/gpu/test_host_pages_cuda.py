@@ -51,7 +51,7 @@ def test_turns_of_evicted_conversations_are_found_in_host_memory(tmp_path, enfor
     config |= {"kv_cache_memory_bytes": 16 * page_bytes, "kv_host_memory_bytes": 100 * page_bytes}
     offline = OfflineEngine.load(EngineConfig(**config))
     assert talk(offline, VOCAB_SIZE) == expected
-    tier = offline.engine.scheduler.kv.tier
+    tier = offline.engine.scheduler.kv.tiers.host
     assert tier is not None
     assert tier.num_found_tokens > 0
     offline.loaded.close()

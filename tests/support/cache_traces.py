@@ -183,7 +183,7 @@ class Trace:
                 saved_pages=harness.executor.num_saved,
                 states_in_answers=harness.scheduler.kv.checkpoints.num_saved_in_answers,
             )
-            tier = harness.scheduler.kv.tier
+            tier = harness.scheduler.kv.tiers.host
             if tier is not None:
                 counts += Counter(
                     pages_to_host=harness.executor.num_to_host,

@@ -214,7 +214,9 @@ class Harness:
             if self._num_turns % self.check_every == 0:
                 self.scheduler.check()
             is_given_up = self.executor.num_failures > num_failures
-            if nothing_in_flight and not is_given_up and (self.scheduler.waiting.requests or self.scheduler.running):
+            is_at_disk = self.scheduler.kv.tiers.num_at_disk > 0  # no step can bring its blocks
+            has_requests = bool(self.scheduler.waiting.requests or self.scheduler.running) and not is_at_disk
+            if nothing_in_flight and not is_given_up and has_requests:
                 assert self.engine._in_flight is not None, "something could run, but nothing was planned"
 
     def drain(self) -> None:
@@ -229,7 +231,7 @@ class Harness:
         assert blocks.num_used == 0
         assert blocks.num_free == blocks.num_usable
         assert not self.scheduler.requests
-        assert not self.scheduler.kv.num_at_gate
+        assert not self.scheduler.kv.tiers.num_waiting
         self.engine.record_state()
         gauges = self.metrics._delta.gauges
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio", "kv_cache_blocks_used"):

@@ -170,8 +170,8 @@ class LayeredExecutor(CheckedExecutor):
         pool.take = spoil
         self._host: list[tuple[list[int], int]] = []  # by slot of host memory: what a page had, and its kinds
         self.num_to_host = self.num_from_host = 0
-        if scheduler.kv.tier is not None:
-            self._spoil_host(scheduler.kv.tier.index)
+        if scheduler.kv.tiers.host is not None:
+            self._spoil_host(scheduler.kv.tiers.host.index)
 
     def _spoil_host(self, index: HostIndex) -> None:
         """Spoil a slot of host memory at the moment when it is handed out."""

@@ -107,7 +107,7 @@ def test_host_memory_changes_no_token(checkpoint: Path, alone: list[list[int]], 
     offline = small_pool(checkpoint, 150, overlap_depth=depth, kv_host_memory_bytes=16 * 2**20)
     for _ in range(2):
         assert tokens(serve(offline)) == alone
-    tier = offline.engine.scheduler.kv.tier
+    tier = offline.engine.scheduler.kv.tiers.host
     assert tier is not None
     assert tier.num_found_tokens > 0
 

@@ -55,8 +55,8 @@ def test_turns_of_evicted_conversations_are_found_in_host_memory(llama: Path, de
     assert "of host memory behind it" in offline.loaded.facts["KV cache"]
     assert talk(offline, VOCAB_SIZE) == expected
     kv = offline.engine.scheduler.kv
-    assert kv.tier is not None
-    assert kv.tier.num_found_tokens >= 4 * 64
+    assert kv.tiers.host is not None
+    assert kv.tiers.host.num_found_tokens >= 4 * 64
     assert kv.num_hit_tokens > without.engine.scheduler.kv.num_hit_tokens
 
 
@@ -70,8 +70,8 @@ def test_saved_states_come_back_from_host_memory(layers: str) -> None:
     offline = load_hybrid(*LAYERS[layers], kv_host_memory_bytes=64 * MIB, **small)
     assert talk(offline, 97) == expected
     kv = offline.engine.scheduler.kv
-    assert kv.tier is not None
-    assert kv.tier.num_found_tokens > 0
+    assert kv.tiers.host is not None
+    assert kv.tiers.host.num_found_tokens > 0
     assert kv.checkpoints.num_restored > 0
 
 
@@ -87,7 +87,7 @@ def test_each_of_two_ranks_keeps_its_own_pages(llama: Path) -> None:
     )
     try:
         assert talk(offline, VOCAB_SIZE) == expected
-        tier = offline.engine.scheduler.kv.tier
+        tier = offline.engine.scheduler.kv.tiers.host
         assert tier is not None
         assert tier.index.num_slots == 300
         assert tier.num_found_tokens > 0

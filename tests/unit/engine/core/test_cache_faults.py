@@ -220,7 +220,7 @@ def publish_states_of_steps_given_up(harness, _):
 
 def find_on_the_host_before_the_commit(harness, _):
     """Let requests find blocks in host memory as soon as their copies are planned."""
-    tier = harness.scheduler.kv.tier
+    tier = harness.scheduler.kv.tiers.host
     plan, add = tier.plan, tier.index.add
 
     def plan_and_add(**reserved):
@@ -250,7 +250,7 @@ def without_loss(index):
 
 def let_the_page_of_a_copy_to_the_host_go(harness, _):
     """Release a block when its copy to the host is planned."""
-    tier = harness.scheduler.kv.tier
+    tier = harness.scheduler.kv.tiers.host
     plan = tier.plan
 
     def plan_and_release(**reserved):
@@ -270,7 +270,7 @@ def let_the_page_of_a_copy_to_the_host_go(harness, _):
 
 def publish_what_is_due_from_the_host(harness, _):
     """Let others find blocks before their copies from the host have ended."""
-    tier = harness.scheduler.kv.tier
+    tier = harness.scheduler.kv.tiers.host
     await_arrival = tier._await
 
     def await_and_publish(gate, name):
@@ -284,7 +284,7 @@ def publish_what_is_due_from_the_host(harness, _):
 
 def reuse_a_slot_that_a_copy_reads(harness, _):
     """Evict blocks from host memory though copies from it are due."""
-    index = harness.scheduler.kv.tier.index
+    index = harness.scheduler.kv.tiers.host.index
     index.begin_reading = lambda block: None
     index.end_reading = lambda block: None
 

@@ -47,7 +47,7 @@ def next_turn(harness):
 def test_the_next_turn_of_an_evicted_conversation_is_found(kind, depth):
     num_pages = {"full": 17, "window": 33, "state": 29}[kind]
     harness = evicted(groups=GROUPS[kind], num_pages=num_pages, num_slots=200, depth=depth)
-    tier = harness.scheduler.kv.tier
+    tier = harness.scheduler.kv.tiers.host
     harness.add("again", next_turn(harness), 4)
     harness.drain()
     assert harness.seen["again"].num_cached_tokens >= 16
@@ -78,18 +78,18 @@ def test_others_are_admitted_while_a_request_waits_at_the_gate():
     harness.add("behind", [1, 2, 3], 4)
     harness.turn(2)
     kv = harness.scheduler.kv
-    assert kv.num_at_gate == 1
+    assert kv.tiers.num_waiting == 1
     assert [request.request_id for request in harness.scheduler.running] == ["behind"]
     harness.drain()
     assert harness.seen["again"].num_cached_tokens == 20
-    assert kv.tier.waited_s > 0
+    assert kv.tiers.host.waited_s > 0
 
 
 def test_a_row_is_kept_for_a_request_at_the_gate():
     harness = evicted(max_copies=1, max_num_seqs=1)
     harness.add("again", next_turn(harness), 4)
     harness.add("behind", [1, 2, 3], 4)
-    while harness.scheduler.kv.num_at_gate or not harness.scheduler.running:
+    while harness.scheduler.kv.tiers.num_waiting or not harness.scheduler.running:
         harness.turn()
         assert [request.request_id for request in harness.scheduler.running] in ([], ["again"])
     harness.drain()
@@ -100,11 +100,11 @@ def test_an_abort_at_the_gate_frees_all():
         harness = evicted(max_copies=1)
         harness.add("again", next_turn(harness), 4)
         harness.turn(turns)
-        assert harness.scheduler.kv.num_at_gate == 1
+        assert harness.scheduler.kv.tiers.num_waiting == 1
         harness.abort("again")
         harness.drain()
         assert harness.seen["again"].ends == ["abort"]
-        assert harness.scheduler.kv.tier.num_given_up == 1
+        assert harness.scheduler.kv.tiers.host.num_given_up == 1
 
 
 def test_a_prefix_that_two_requests_wait_for_is_copied_once():
@@ -116,7 +116,7 @@ def test_a_prefix_that_two_requests_wait_for_is_copied_once():
     for name in ("a", "b"):
         harness.add(name, [*next_turn(harness), ord(name) % 50], 4)
     harness.turn()
-    assert harness.scheduler.kv.num_at_gate == 2
+    assert harness.scheduler.kv.tiers.num_waiting == 2
     harness.drain()
     assert harness.executor.num_from_host - before == 5
     assert [harness.seen[name].num_cached_tokens for name in ("a", "b")] == [20, 20]
@@ -143,10 +143,10 @@ def test_a_running_request_gets_the_pages_of_the_gate():
     harness.turn(18)  # it holds 6 pages or more of 16, of which the gate can take the rest
     harness.add("again", next_turn(harness), 4)
     harness.turn()
-    assert harness.scheduler.kv.num_at_gate == 1
-    tier = harness.scheduler.kv.tier
+    assert harness.scheduler.kv.tiers.num_waiting == 1
+    tier = harness.scheduler.kv.tiers.host
     tier._config = HostTierConfig(num_slots=60, max_copies=0)  # as slow as can be
-    while harness.scheduler.kv.num_at_gate:
+    while harness.scheduler.kv.tiers.num_waiting:
         harness.turn()
     tier._config = HostTierConfig(num_slots=60, max_copies=1)
     harness.drain()
@@ -158,7 +158,7 @@ def test_it_computes_where_that_is_quicker():
     harness = evicted(page_s=1.0, token_s=0.1)
     harness.add("again", next_turn(harness), 4)
     harness.drain()
-    tier = harness.scheduler.kv.tier
+    tier = harness.scheduler.kv.tiers.host
     assert harness.executor.num_from_host == 0
     assert tier.num_too_costly > 0
 
@@ -168,7 +168,7 @@ def test_what_it_does_is_counted():
     harness.engine._stats._host_page_bytes = 10
     harness.add("again", next_turn(harness), 4)
     harness.drain()
-    delta, tier = harness.metrics.drain(), harness.scheduler.kv.tier
+    delta, tier = harness.metrics.drain(), harness.scheduler.kv.tiers.host
     assert delta.gauges["kv_host_bytes", "total"] == 600
     assert delta.gauges["kv_host_bytes", "used"] == 10 * tier.index.num_used > 0
     assert delta.counters["kv_host_blocks_total", "stored"] == tier.num_stored
@@ -192,7 +192,7 @@ def test_an_engine_without_requests_copies_what_is_left():
     harness.drain()
     plans = [plan for plan in harness.executor.plans if b'"rows":[]' in plan]
     assert plans
-    assert harness.scheduler.kv.tier.num_stored == harness.executor.num_to_host == 5
+    assert harness.scheduler.kv.tiers.host.num_stored == harness.executor.num_to_host == 5
     assert harness.engine.is_idle
 
 
@@ -210,15 +210,15 @@ def test_values_that_are_not_finite_are_found_in_no_tier():
     harness.add("first", PROMPT, 4)
     harness.drain()
     kv = harness.scheduler.kv
-    assert kv.tier.index.num_blocks == 5
+    assert kv.tiers.host.index.num_blocks == 5
     harness.add("spoiled", next_turn(harness), 4)
     harness.turn(2)
     (request,) = harness.scheduler.running
     kv.taint([request])
-    assert kv.tier.index.num_blocks == 0
+    assert kv.tiers.host.index.num_blocks == 0
     harness.abort("spoiled")
     harness.drain()
-    assert kv.tier.index.num_blocks == 0
+    assert kv.tiers.host.index.num_blocks == 0
 
 
 def test_a_tier_smaller_than_a_block_stays_empty():
@@ -231,4 +231,4 @@ def test_a_tier_smaller_than_a_block_stays_empty():
 
 def test_without_a_prefix_cache_there_is_no_tier():
     harness = make(enable_prefix_caching=False)
-    assert harness.scheduler.kv.tier is None
+    assert harness.scheduler.kv.tiers.host is None
