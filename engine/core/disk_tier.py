@@ -12,16 +12,32 @@ go on without their blocks when nothing arrives for STALL_S.
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from engine.core.cache_layout import CacheLayout
 from engine.core.host_index import HostBlock, HostIndex, Name
 from engine.core.prefix_hits import Blocks, Hit, PrefixFinder
 from engine.core.request import Request
+from engine.tiers.disk_store import DiskCounts, DiskStatus
 from engine.tiers.store_threads import StoreThreads, Transfer
 
 STALL_S = 5.0
 _ON_DISK = -2  # in place of a block's number
 _MOST_SLOTS = 2  # a request's blocks from the disk take at most one in so many slots of host memory
+
+
+class DiskFacts(Protocol):
+    """What a store tells of itself."""
+
+    @property
+    def counts(self) -> DiskCounts:
+        """What it has done."""
+        ...
+
+    @property
+    def status(self) -> DiskStatus:
+        """What it has now. Does not wait."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +46,7 @@ class DiskParts:
 
     threads: StoreThreads  # to a store of this cache's identity
     slot_memory: Callable[[int], memoryview]  # the bytes of a slot of host memory
-    read_s_per_byte: Callable[[], float]  # as measured until now; 0: unknown
+    facts: DiskFacts  # of the store
 
 
 @dataclass(slots=True, eq=False)
@@ -174,6 +190,16 @@ class DiskTier:
                 self.cancel(request)
 
     @property
+    def facts(self) -> DiskFacts:
+        """What the store tells."""
+        return self._parts.facts
+
+    @property
+    def num_dropped(self) -> int:
+        """Blocks that the queue to the disk had no room for."""
+        return self._parts.threads.num_dropped
+
+    @property
     def slots(self) -> list[int]:
         """The slots that are taken for blocks that are being read."""
         return [slot for reading in self._reading.values() for slot in reading.slots]
@@ -191,7 +217,10 @@ class DiskTier:
         if num_pages * _MOST_SLOTS > self._index.num_slots:
             return False
         num_bytes = num_pages * self._parts.slot_memory(0).nbytes
-        return not self._token_s or num_bytes * self._parts.read_s_per_byte() < num_tokens * self._token_s
+        counts = self._parts.facts.counts
+        if not self._token_s or not counts.read_bytes:
+            return True
+        return num_bytes * counts.read_s / counts.read_bytes < num_tokens * self._token_s
 
     def _read(self, name: Name, request: Request) -> bool:
         """Let a request wait for a block; return False if there are no slots for it."""

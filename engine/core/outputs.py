@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
+from engine.core.disk_tier import DiskTier
 from engine.core.host_tier import HostTier
 from engine.core.request import Request, RowOutput
 from engine.core.scheduler import Scheduler
@@ -153,6 +154,8 @@ class EngineStats:
             gauge("kv_cache_pages_cached", num_cached, kind)
         if kv.tiers.host is not None:
             self._record_tier(kv.tiers.host)
+        if kv.tiers.disk is not None:
+            self._record_disk(kv.tiers.disk)
         num_holders, states = len(scheduler.running) + len(scheduler.retiring), kv.layout.states
         num_saved, num_saved_pages = kv.checkpoints.num_findable()
         gauge("kv_cache_states", num_holders * len(states), "live")
@@ -175,6 +178,21 @@ class EngineStats:
         self._count_up_to("kv_host_copied_bytes_total", tier.num_pages_to_host * page_bytes, "to_host")
         self._count_up_to("kv_host_copied_bytes_total", tier.num_pages_from_host * page_bytes, "from_host")
         self._count_up_to("kv_host_wait_seconds_total", tier.waited_s)
+
+    def _record_disk(self, disk: DiskTier) -> None:
+        counts, status = disk.facts.counts, disk.facts.status
+        self._metrics.gauge("kv_disk_bytes", status.num_bytes)
+        self._metrics.gauge("kv_disk_paused", float(status.is_paused))
+        self._count_up_to("kv_disk_errors_total", counts.num_errors)
+        self._count_up_to("kv_disk_blocks_total", counts.num_written, "written")
+        self._count_up_to("kv_disk_blocks_total", counts.num_dropped + disk.num_dropped, "dropped")
+        self._count_up_to("kv_disk_blocks_total", disk.num_read, "read")
+        self._count_up_to("kv_disk_blocks_total", disk.num_failed, "failed")
+        self._count_up_to("kv_disk_blocks_total", counts.num_evicted, "evicted")
+        self._count_up_to("kv_disk_blocks_total", counts.num_damaged, "damaged")
+        self._count_up_to("kv_disk_copied_bytes_total", counts.written_bytes, "written")
+        self._count_up_to("kv_disk_copied_bytes_total", counts.read_bytes, "read")
+        self._count_up_to("kv_disk_wait_seconds_total", disk.waited_s)
 
     def _count_up_to(self, name: str, total: float, label: str = "") -> None:
         counted = self._counted.get((name, label), 0)

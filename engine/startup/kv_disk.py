@@ -114,13 +114,7 @@ class KvDisk:
         """Put the disk behind host memory of an engine that has served nothing. Blocks are found a moment later."""
         store = DiskStore(BlockFolder(self._folder), identity=self._identity, size_bytes=self._size_bytes)
         self._threads = StoreThreads(store, max_queued_bytes=self._queued_bytes, prepare=store.find_blocks)
-
-        def read_s_per_byte() -> float:
-            return store.counts.read_s / store.counts.read_bytes if store.counts.read_bytes else 0.0
-
-        tiers.open_disk(
-            DiskParts(threads=self._threads, slot_memory=self._host.slot_memory, read_s_per_byte=read_s_per_byte)
-        )
+        tiers.open_disk(DiskParts(threads=self._threads, slot_memory=self._host.slot_memory, facts=store))
         logger.info("blocks are kept on disk folder=%s size=%r", self._folder, format_size(self._size_bytes))
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ Blocks outlive the engine: give the dictionary to the next one. A test may let i
 """
 
 from engine.core.disk_tier import DiskParts
+from engine.tiers.disk_store import DiskCounts, DiskStatus
 from engine.tiers.store_threads import Transfer
 
 
@@ -23,8 +24,10 @@ class FakeDisk:
         self.log = []  # of the names that were read
         self._host = harness.executor._host
         self._queued = []  # [transfer, polls left]
-        self.parts = DiskParts(threads=self, slot_memory=Slot, read_s_per_byte=lambda: 0.0)
-        harness.scheduler.kv.tiers.open_disk(self.parts)
+        self.num_dropped = 0
+        self.counts = DiskCounts()
+        self.status = DiskStatus(0, 0, is_paused=False)
+        harness.scheduler.kv.tiers.open_disk(DiskParts(threads=self, slot_memory=Slot, facts=self))
 
     def has(self, group, key):
         return (group, key) in self.blocks

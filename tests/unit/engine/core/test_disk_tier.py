@@ -157,7 +157,7 @@ def test_more_than_host_memory_holds_is_computed():
 
 def test_reading_that_takes_longer_than_computing_is_not_done():
     harness, disk, prompt = restarted(page_s=0.001, token_s=0.01)
-    object.__setattr__(disk.parts, "read_s_per_byte", lambda: 1.0)
+    disk.counts.read_s, disk.counts.read_bytes = 1.0, 1
     assert answer(harness, "again", prompt).num_cached_tokens == 0
     assert disk.log == []
 
@@ -196,3 +196,15 @@ def test_random_turns_of_several_engines_on_one_disk_have_right_tokens(kind, see
         if rng.random() < 0.5:
             settle(harness, disk)
     assert num_cached > 0
+
+
+def test_the_metrics_of_a_disk_are_those_of_its_store_and_of_requests():
+    harness, disk, prompt = restarted()
+    disk.counts.num_errors, disk.counts.num_written = 3, 7
+    answer(harness, "again", prompt)
+    harness.engine.record_state()
+    counted = harness.metrics.drain().counters
+    assert counted["kv_disk_errors_total", ""] == 3
+    assert counted["kv_disk_blocks_total", "written"] == 7
+    assert counted["kv_disk_blocks_total", "read"] == len(disk.log)
+    assert counted["kv_disk_wait_seconds_total", ""] > 0
