@@ -126,7 +126,7 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
         metavar="SIZE",
         help="host memory for blocks that leave the KV cache, e.g. 32GiB (off)",
     )
-    add("--kv-disk", type=text, metavar="DIR", help="folder for blocks of host memory, found again after a restart")
+    add("--kv-disk", type=text, metavar="DIR", help="folder for blocks of host memory, found after a restart (off)")
     add("--kv-disk-size", type=size, metavar="SIZE", help="the most bytes of --kv-disk (64GiB)")
     add(
         "--kv-cache-dtype",
