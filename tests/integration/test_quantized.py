@@ -20,6 +20,7 @@ NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_typ
         ("fp8", "fp8 (e4m3; scales: weights by row, activations by token), quantized on load"),
         ("bitsandbytes-nf4", "bitsandbytes nf4 (4 bits, scales by 64 inputs), quantized on load"),
         ("bitsandbytes-int8", "bitsandbytes int8 (weights, scales by row), quantized on load"),
+        ("int4", "int4 (4-bit integers, groups of 32), quantized on load"),
     ],
 )
 @pytest.mark.table(most=1)

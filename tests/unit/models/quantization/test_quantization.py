@@ -227,7 +227,13 @@ CHAT = [
 
 @pytest.mark.parametrize(
     ("name", "most_kl", "least_agreement"),
-    [("fp8", 0.002, 0.95), ("bitsandbytes-nf4", 0.02, 0.95), ("bitsandbytes-int8", 0.0002, 0.95)],
+    [
+        ("fp8", 0.002, 0.95),
+        ("w8a8", 0.002, 0.95),
+        ("int4", 0.02, 0.95),
+        ("bitsandbytes-nf4", 0.02, 0.95),
+        ("bitsandbytes-int8", 0.0002, 0.95),
+    ],
 )
 def test_the_demo_model_says_nearly_the_same(name, most_kl, least_agreement):
     tokenizer = load_tokenizer(DEMO_FOLDER)
