@@ -6,6 +6,8 @@ from hashlib import sha256
 import pytest
 
 from engine.interface.protocol import CACHE_REASONS, CacheReport
+from server.api.sse import wait_or_gone
+from server.http.routes import reply as reply_module
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, stream_chunks
 
 REPORT = CacheReport("no_checkpoint", 64, 1024, "state")
@@ -54,12 +56,15 @@ def test_each_reason_is_written(harness, reason):
 
 
 def test_a_stream_that_begins_without_a_token_has_no_header_and_the_object_at_its_end(harness, monkeypatch):
-    monkeypatch.setattr("server.http.routes.reply.FIRST_EVENT_GRACE_S", 0.01)
-
     async def run():
         hold = asyncio.Event()
         app = harness(engine={"cache": REPORT, "hold": hold})
-        asyncio.get_running_loop().call_later(0.2, hold.set)
+
+        async def wait_in_vain(receive, first, *, timeout_s):
+            await wait_or_gone(receive, first, timeout_s=0.01)
+            hold.set()
+
+        monkeypatch.setattr(reply_module, "wait_or_gone", wait_in_vain)
         async with app.http() as http:
             return await http.post(CHAT, json={"model": "tiny", "stream": True, "messages": USER_HI})
 
