@@ -73,8 +73,7 @@ def hopper_config(*, head_dim: int, total_rows: int, max_seq_len: int, num_sms: 
     return HopperConfig(consumers=2, block_n=128, num_stages=2, programs_per_sm=1)
 
 
-# Heads of 512 compute too, faster than Triton's kernel, but were checked on a GPU with even rows alone
-_SERVED_HEADS = (64, 128, 256)
+_SERVED_HEADS = (64, 128, 256, 512)
 
 
 def takes(

@@ -217,9 +217,10 @@ def to_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     x_fp32 = x.float()
     amax = x_fp32.abs().amax(-1, keepdim=True)
-    inverse = torch.where(amax >= INT8_LEAST, INT8_MAX / amax, 0.0)
+    most = torch.full_like(amax, INT8_MAX)  # a tensor: with a Python number torch multiplies by a rounded reciprocal
+    inverse = torch.where(amax >= INT8_LEAST, most / amax, 0.0)
     numbers = (x_fp32 * inverse).nan_to_num(0.0).round().to(INT8)
-    return numbers, (amax / INT8_MAX).squeeze(-1)
+    return numbers, (amax / most).squeeze(-1)
 
 
 def from_int8(numbers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

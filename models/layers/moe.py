@@ -77,6 +77,9 @@ class SparseMLP(nn.Module):
             )
         width = experts.latent_size or config.hidden_size
         self.weights = _arrange(weights or load_experts(w, experts, width, tp, names, config.quantization), w)
+        if isinstance(self.weights.gate_up, PlanesMatrix) and w.device.type == "cuda":
+            # The memory of the matrices as they were read: in parts, among what stays, it would serve nothing
+            torch.cuda.empty_cache()
         self.to_latent, self.from_latent = _read_latent(config, experts, w, tp, method)
 
     def forward(self, hidden: torch.Tensor) -> LayerOutput:

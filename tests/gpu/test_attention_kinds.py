@@ -123,7 +123,7 @@ def test_the_kernel_for_hopper_errs_no_more_than_the_triton_kernel(seen, head_di
     q, k_cache, v_cache, metadata = _problem(
         query_lens, context_lens, head_dim=head_dim, block_size=block_size, group=4, **seen
     )
-    assert takes(q, k_cache, v_cache, **seen) == (head_dim != 512)  # which is a candidate of the benchmark
+    assert takes(q, k_cache, v_cache, **seen)
     out, other = torch.full_like(q, float("nan")), torch.full_like(q, float("nan"))
     shared = (q, k_cache, v_cache, metadata.block_table, metadata.query_start_loc, metadata.seq_lens)
     options = {"scale": head_dim**-0.5, "sinks": _sinks(q)} | seen

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 
 from engine.interface.config import EngineConfig
 from engine.interface.protocol import SamplingParams
@@ -48,6 +49,8 @@ def _tokens(folder: Path, **settings: object) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_cuda_gives_the_cpus_tokens(kind: str, tmp_path: Path) -> None:
+    if kind.startswith("mistral4") and Version(transformers.__version__) < Version("5.18"):
+        pytest.skip("this transformers has no class for the text part alone")
     torch.backends.cuda.matmul.allow_tf32 = False
     save_checkpoint(tmp_path, _wide(kind))
     expected = _tokens(tmp_path, device="cpu")
