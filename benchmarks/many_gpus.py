@@ -129,13 +129,14 @@ def _tests(counts: Sequence[int]) -> Iterator[Script]:
     """Yield the tests of several GPUs, those of most GPUs first."""
     yield _test("sums", "one_shot_all_reduce", counts[-1], 100)
     for count in reversed(counts):
-        yield _test(f"split-{count}", "tensor_parallel", count, 170, "-k", f"{count}_gpus")
+        words = f"{count}_gpus or killed" if count == 2 else f"{count}_gpus"
+        yield _test(f"split-{count}", "tensor_parallel", count, 170, "-k", words)
         if count == 2:
             for kind in ("graphs", "eager"):
                 yield _test(f"experts-2-{kind}", "expert_parallel", 2, 170, "-k", f"2_gpus and {kind}")
         else:
             yield _test(f"experts-{count}", "expert_parallel", count, 170, "-k", f"{count}_gpus")
-    yield _test("ends", "tensor_parallel", 2, 90, "-k", "killed or daemon")
+    yield _test("daemon", "tensor_parallel", 2, 90, "-k", "daemon")
 
 
 def _test(name: str, module: str, num_gpus: int, timeout_s: float, *flags: str) -> Script:

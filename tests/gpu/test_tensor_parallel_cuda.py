@@ -12,10 +12,9 @@ import httpx
 import pytest
 import torch
 from _pytest.mark.structures import ParameterSet
-from transformers import Qwen3Config
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.support.daemon import Daemon, is_alive, wait_for
-from tests.support.reference import save_checkpoint
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,8 +58,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=512,
         initializer_range=0.12,
     )
+    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("tiny-qwen3")
-    save_checkpoint(folder, config)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
 
 
@@ -120,7 +120,8 @@ def test_the_end_of_a_killed_engine_is_its_ranks(checkpoint: Path) -> None:
 
 
 def test_a_daemon_over_two_gpus_answers_and_comes_back(tmp_path: Path) -> None:
-    with Daemon("--tensor-parallel-size", "2", folder=tmp_path) as daemon:
+    memory = ("--kv-cache-memory", "1GiB")  # other tests may use the same GPUs
+    with Daemon("--tensor-parallel-size", "2", *memory, folder=tmp_path) as daemon:
         daemon.wait_ready()
         assert "Paris" in capital_of_france(daemon)
         assert "2 × NVIDIA" in daemon.log
