@@ -2,7 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -17,11 +17,16 @@ _STOP_TIMEOUT_S = 10.0
 
 def run_clients(config: LoadConfig, num_processes: int) -> tuple[list[LoadResult], bool]:
     """Spread the load over processes. Blocks. Returns their results, and True if Ctrl-C ended them early."""
+    return run_shares(split(config, num_processes))
+
+
+def run_shares(shares: Sequence[LoadConfig]) -> tuple[list[LoadResult], bool]:
+    """Send each load, which may go to a server of its own, from a process of its own; see run_clients."""
     processes: list[tuple[SpawnProcess, Connection]] = []
     is_interrupted = False
     try:
         with _without_sigint():
-            processes += [_start(share) for share in split(config, num_processes)]
+            processes += [_start(share) for share in shares]
         for _, connection in processes:
             _receive(connection)  # every process is up before the first request
         for _, connection in processes:

@@ -3,7 +3,8 @@
 "parts": every rank has a part of each expert (--tensor-parallel-size N); "whole": some experts whole (with
 --expert-parallel), of which the rank with the most chosen pairs is timed in each step, since the others wait for it.
 One GPU suffices: ranks compute alone, and the sum over them is the same in both forms. The sum of all ranks' results is
-first checked against one rank's. Prints a table; writes JSON.
+first checked against one rank's. Prints a table; writes JSON. --device cpu: the torch form of one small shape, which
+tries the script.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from benchmarks.kernel_timing import BF16_CUDA, machine_facts, time_graph
+from benchmarks.kernel_timing import BF16_CUDA, TensorOptions, machine_facts, time_calls, time_graph
 from benchmarks.moe_problem import (
     FP8_BLOCK,
     SHAPES,
@@ -39,6 +40,8 @@ TOKENS = (1, 8, 64, 256, 1024, 8192)
 NUM_STEPS = 8  # sets of inputs in turn, each choosing other experts
 MAX_ERROR = 2e-2  # of the sum over ranks in bf16
 FusedMoe = Callable[..., torch.Tensor]
+_FP32_CPU: TensorOptions = {"dtype": torch.float32, "device": torch.device("cpu")}
+_TINY = MoeShape(8, 2, 64, 32, round_weights=True)
 
 
 def main() -> None:
@@ -47,18 +50,18 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--ranks", default="2,4", help="comma-separated")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="comma-separated")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("benchmarks.moe_ranks needs a CUDA device.")
-    from kernels.moe import triton
-
-    fused_moe = functools.partial(triton.fused_moe, pdl=True)
+    kind = BF16_CUDA if options.device == "cuda" else _FP32_CPU
+    shapes = {name: SHAPES[name] for name in options.shapes} if options.device == "cuda" else {"tiny": _TINY}
+    fused_moe = _kernels(kind["device"])
     torch.manual_seed(0)
     results: list[Report] = []
-    for name in options.shapes:
-        shape = SHAPES[name]
-        weights = make_weights(shape, **BF16_CUDA)
+    for name, shape in shapes.items():
+        weights = make_weights(shape, **kind)
         for size in map(int, options.ranks.split(",")):
             if size > shape.num_experts:
                 print(f"{name}: {shape.num_experts} experts are fewer than {size} ranks", flush=True)
@@ -66,9 +69,9 @@ def main() -> None:
             parts = None
             if can_cut(shape, size):
                 cut = replace(shape, intermediate_size=shape.intermediate_size // size)
-                parts = make_weights(cut, **BF16_CUDA)
+                parts = make_weights(cut, **kind)
             for num_tokens in map(int, options.tokens.split(",")):
-                steps = [make_inputs(shape, num_tokens, **BF16_CUDA) for _ in range(NUM_STEPS)]
+                steps = [make_inputs(shape, num_tokens, **kind) for _ in range(NUM_STEPS)]
                 check(shape, weights, steps[0], size, fused_moe)
                 results.append({"shape": name} | bench(shape, weights, parts, steps, size, fused_moe))
                 print(results[-1], flush=True)
@@ -78,6 +81,14 @@ def main() -> None:
         del weights
         torch.cuda.empty_cache()
     print(make_table(results))
+
+
+def _kernels(device: torch.device) -> FusedMoe:
+    if device.type != "cuda":
+        return moe.fused_moe
+    from kernels.moe import triton
+
+    return functools.partial(triton.fused_moe, pdl=True)
 
 
 def can_cut(shape: MoeShape, size: int) -> bool:
@@ -131,11 +142,17 @@ def bench(
         "ranks": size,
         "tokens": steps[0].x.shape[0],
         "busiest": sum(max(count) for count in counts) / len(counts) / num_pairs,
-        "whole_us": time_graph(whole),
+        "whole_us": _time(whole, steps[0].x.device),
         "parts_us": None
         if parts is None
-        else time_graph([functools.partial(_run, shape, parts, 0, step, fused_moe) for step in steps]),
+        else _time([functools.partial(_run, shape, parts, 0, step, fused_moe) for step in steps], steps[0].x.device),
     }
+
+
+def _time(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
+    if device.type == "cuda":
+        return time_graph(calls)
+    return time_calls(calls, is_capturable=False, device=device)[0]
 
 
 def make_table(results: list[Report]) -> str:

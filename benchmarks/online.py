@@ -6,6 +6,7 @@ The tokenizer is synthetic (byte-level BPE of the shape's vocabulary size), so t
 
 import argparse
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import urllib.error
 import urllib.request
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -23,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from benchmarks.load_client import LoadConfig
 from benchmarks.serve import format_report, measure
 
-_SHAPES = Path(__file__).parent / "shapes"
+SHAPES = Path(__file__).parent / "shapes"
 
 
 def main() -> int:
@@ -36,12 +38,12 @@ def main() -> int:
         "online": {},
     }
     with tempfile.TemporaryDirectory() as folder:
-        write_model_folder(_SHAPES / args.shape / "config.json", Path(folder))
+        write_model_folder(SHAPES / args.shape / "config.json", Path(folder))
         server, seconds = start_server(folder, args.port, server_flags)
         report["start_to_ready_s"] = [seconds]
         print(f"start 0: ready in {seconds:.1f} s", flush=True)
         for start in range(1, args.starts):
-            _stop(server)
+            stop_server(server)
             server, seconds = start_server(folder, args.port, server_flags)
             report["start_to_ready_s"].append(seconds)
             print(f"start {start}: ready in {seconds:.1f} s", flush=True)
@@ -50,7 +52,7 @@ def main() -> int:
                 report["online"][f"c{concurrency}"] = result = _measure(args, concurrency)
                 print(f"c{concurrency}: {format_report(result)}", flush=True)
         finally:
-            _stop(server)
+            stop_server(server)
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
     return 0
@@ -77,11 +79,17 @@ def write_model_folder(config: Path, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{}")
 
 
-def start_server(folder: str, port: int, flags: list[str]) -> tuple[subprocess.Popen[bytes], float]:
-    """Start the daemon; return it and the seconds until GET /ready was 200. Raises RuntimeError if it exits before."""
+def start_server(
+    folder: str, port: int, flags: list[str], *, gpus: str | None = None, log: IO[bytes] | None = None
+) -> tuple[subprocess.Popen[bytes], float]:
+    """Start the daemon; return it and the seconds until GET /ready was 200. Raises RuntimeError if it exits before.
+
+    gpus: its CUDA_VISIBLE_DEVICES; None: those of this process. log: a file for its output; None: this process's.
+    """
     command = [sys.executable, "-m", "server", "serve", folder, "--load-format", "dummy", "--port", str(port)]
     started_s = time.monotonic()
-    server = subprocess.Popen([*command, "--log-level", "warning", *flags])
+    env = None if gpus is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpus}
+    server = subprocess.Popen([*command, "--log-level", "warning", *flags], stdout=log, stderr=log, env=env)
     while server.poll() is None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):  # nosec B310
@@ -95,7 +103,7 @@ def _measure(args: argparse.Namespace, concurrency: int) -> dict:
     config = LoadConfig(
         host="127.0.0.1",
         port=args.port,
-        model=_model_name(args.port),
+        model=model_name(args.port),
         concurrency=concurrency,
         num_requests=max(concurrency * args.rounds, 12),
         input_len=args.input_len,
@@ -106,12 +114,14 @@ def _measure(args: argparse.Namespace, concurrency: int) -> dict:
     return measure(config, num_processes=processes)
 
 
-def _model_name(port: int) -> str:
+def model_name(port: int) -> str:
+    """Ask the server for its model."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=10) as reply:  # nosec B310
         return json.load(reply)["data"][0]["id"]
 
 
-def _stop(server: subprocess.Popen[bytes]) -> None:
+def stop_server(server: subprocess.Popen[bytes]) -> None:
+    """End the daemon, by force after 20 seconds."""
     server.terminate()
     try:
         server.wait(20)
@@ -123,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.online", description="Other flags go to `quire serve` as they are."
     )
-    parser.add_argument("--shape", default="qwen3-0.6b", choices=sorted(path.name for path in _SHAPES.iterdir()))
+    parser.add_argument("--shape", default="qwen3-0.6b", choices=sorted(path.name for path in SHAPES.iterdir()))
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--rounds", type=int, default=8, help="requests per concurrent client")
     parser.add_argument("--input-len", type=int, default=512)

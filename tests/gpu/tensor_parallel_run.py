@@ -15,7 +15,7 @@ from engine.offline import OfflineEngine
 from engine.tensor_parallel import process_group
 from tests.unit.engine.test_real_model import mixed_params, prompts, tokens
 
-_PATIENCE_S = 90
+_PATIENCE_S = 150
 LENGTHS = (5, 17, 30, 61, 12, 40, 23, 35)
 
 

@@ -1,12 +1,14 @@
-"""Mixtures of experts on several GPUs, with whole experts on each, give the tokens of one. Needs two GPUs."""
+"""Mixtures of experts on two and four GPUs, with whole experts on each, give the tokens of one. Needs two GPUs."""
 
 import copy
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.gpu.test_tensor_parallel_cuda import run_engine
+from tests.gpu.test_tensor_parallel_cuda import case, run_engine
 from tests.support.checkpoints import make_configs
 from tests.support.reference import save_checkpoint
 
@@ -30,18 +32,32 @@ def save(folder: Path, kind: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[list[list[int]]]]]:
+    """Return a function that makes a model, once, and returns its folder and what one GPU gives."""
+
+    @functools.cache
+    def run(kind: str) -> tuple[Path, list[list[list[int]]]]:
+        folder = save(tmp_path_factory.mktemp("models") / kind, kind)
+        return folder, run_engine(folder, 1, True, 2)[1]
+
+    return run
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_gpus_with_whole_experts_give_the_tokens_of_one(kind: str, is_eager: bool, tmp_path: Path) -> None:
-    folder = save(tmp_path / kind, kind)
-    expected = run_engine(folder, 1, is_eager, 2)[1]
-    assert run_engine(folder, 2, is_eager, 2, "float32", False, True)[1] == expected
+@pytest.mark.parametrize(("size", "is_eager"), [case(2, False), case(2, True), case(4, False)])
+def test_several_gpus_with_whole_experts_give_the_tokens_of_one(
+    kind: str, size: int, is_eager: bool, expected: Callable[[str], tuple[Path, list[list[list[int]]]]]
+) -> None:
+    folder, tokens = expected(kind)
+    assert run_engine(folder, size, is_eager, 2, "float32", False, True)[1] == tokens
 
 
-def test_sums_in_one_kernel_give_the_tokens_of_nccl(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "is_eager"), [case(2, False), case(4, False)])
+def test_sums_in_one_kernel_give_the_tokens_of_nccl(size: int, is_eager: bool, tmp_path: Path) -> None:
     folder = save(tmp_path / "model", "qwen3_moe")
-    ours, found = run_engine(folder, 2, False, 2, "bfloat16", False, True)
-    theirs, expected = run_engine(folder, 2, False, 2, "bfloat16", True, True)
+    ours, found = run_engine(folder, size, is_eager, 2, "bfloat16", False, True)
+    theirs, expected = run_engine(folder, size, is_eager, 2, "bfloat16", True, True)
     assert ours != theirs
     rows = [(row, wanted) for round_ in zip(found, expected, strict=True) for row, wanted in zip(*round_, strict=True)]
     # as of parts of experts: the two round alike, but a norm adds its squares in another order

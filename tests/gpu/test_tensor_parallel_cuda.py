@@ -1,4 +1,4 @@
-"""A model on several GPUs gives the tokens of one, and ends as a whole. Needs two GPUs."""
+"""A model on two, four and eight GPUs gives the tokens of one, and ends as a whole. Needs two GPUs."""
 
 import json
 import os
@@ -11,8 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from tests.gpu.test_engine_cuda import checkpoint  # noqa: F401  (a fixture)
 from tests.support.daemon import Daemon, is_alive, wait_for
 
 pytestmark = [
@@ -23,11 +24,18 @@ pytestmark = [
 TIMEOUT_S = 200
 
 
-def tokens_of(checkpoint: Path, *, size: int, is_eager: bool, depth: int = 2) -> list[list[list[int]]]:  # noqa: F811
+def case(size: int, is_eager: bool, *values: int) -> ParameterSet:
+    """Return a row of a table, whose name says the number of GPUs."""
+    words = [f"{size}_gpus", "eager" if is_eager else "graphs", *(f"depth{value}" for value in values)]
+    mark = pytest.mark.skipif(torch.cuda.device_count() < size, reason=f"this machine has fewer than {size} GPUs")
+    return pytest.param(size, is_eager, *values, id="-".join(words), marks=mark)
+
+
+def tokens_of(checkpoint: Path, *, size: int, is_eager: bool, depth: int = 2) -> list[list[list[int]]]:
     return run_engine(checkpoint, size, is_eager, depth)[1]
 
 
-def run_engine(checkpoint: Path, *arguments: object) -> tuple[str, list[list[list[int]]]]:  # noqa: F811
+def run_engine(checkpoint: Path, *arguments: object) -> tuple[str, list[list[list[int]]]]:
     """(Who makes the sums over GPUs, tokens); arguments: tensor_parallel_run's after the checkpoint."""
     command = [sys.executable, "-m", "tests.gpu.tensor_parallel_run", str(checkpoint), *map(str, arguments)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -37,24 +45,52 @@ def run_engine(checkpoint: Path, *arguments: object) -> tuple[str, list[list[lis
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint: Path) -> list[list[list[int]]]:  # noqa: F811
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Qwen3 with heads for eight GPUs, of which four share each key head."""
+    config = Qwen3Config(
+        vocab_size=320,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=512,
+        initializer_range=0.12,
+    )
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("tiny-qwen3")
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[list[list[int]]]:
     return tokens_of(checkpoint, size=1, is_eager=False)
 
 
-@pytest.mark.parametrize(("is_eager", "depth"), [(False, 2), (True, 2), (False, 1)])
-def test_two_gpus_give_the_tokens_of_one(
-    checkpoint: Path,  # noqa: F811
-    expected: list[list[list[int]]],
-    is_eager: bool,
-    depth: int,
+@pytest.mark.parametrize(
+    ("size", "is_eager", "depth"),
+    [
+        case(2, False, 2),
+        case(2, True, 2),
+        case(2, False, 1),
+        case(4, False, 2),
+        case(4, True, 2),
+        case(8, False, 2),
+        case(8, True, 2),
+    ],
+)
+def test_several_gpus_give_the_tokens_of_one(
+    checkpoint: Path, expected: list[list[list[int]]], size: int, is_eager: bool, depth: int
 ) -> None:
-    assert tokens_of(checkpoint, size=2, is_eager=is_eager, depth=depth) == expected
+    assert tokens_of(checkpoint, size=size, is_eager=is_eager, depth=depth) == expected
 
 
-@pytest.mark.parametrize("is_eager", [False, True])
-def test_sums_in_one_kernel_give_the_tokens_of_nccl(checkpoint: Path, is_eager: bool) -> None:  # noqa: F811
-    ours, found = run_engine(checkpoint, 2, is_eager, 2, "bfloat16", False)
-    theirs, expected = run_engine(checkpoint, 2, is_eager, 2, "bfloat16", True)
+@pytest.mark.parametrize(("size", "is_eager"), [case(2, False), case(2, True), case(4, False), case(8, False)])
+def test_sums_in_one_kernel_give_the_tokens_of_nccl(checkpoint: Path, size: int, is_eager: bool) -> None:
+    ours, found = run_engine(checkpoint, size, is_eager, 2, "bfloat16", False)
+    theirs, expected = run_engine(checkpoint, size, is_eager, 2, "bfloat16", True)
     assert ours != theirs
     assert theirs == "by NCCL"
     rows = [(row, wanted) for round_ in zip(found, expected, strict=True) for row, wanted in zip(*round_, strict=True)]
@@ -62,7 +98,7 @@ def test_sums_in_one_kernel_give_the_tokens_of_nccl(checkpoint: Path, is_eager: 
     assert sum(row == wanted for row, wanted in rows) >= 0.75 * len(rows), rows
 
 
-def test_the_end_of_a_killed_engine_is_its_ranks(checkpoint: Path) -> None:  # noqa: F811
+def test_the_end_of_a_killed_engine_is_its_ranks(checkpoint: Path) -> None:
     code = (
         "import sys, time; from engine.interface.config import EngineConfig; from engine.offline import OfflineEngine\n"
         "offline = OfflineEngine.load(EngineConfig(model=sys.argv[1], tensor_parallel_size=2, max_num_seqs=8,"
@@ -84,7 +120,8 @@ def test_the_end_of_a_killed_engine_is_its_ranks(checkpoint: Path) -> None:  # n
 
 
 def test_a_daemon_over_two_gpus_answers_and_comes_back(tmp_path: Path) -> None:
-    with Daemon("--tensor-parallel-size", "2", folder=tmp_path) as daemon:
+    memory = ("--kv-cache-memory", "1GiB")  # other tests may use the same GPUs
+    with Daemon("--tensor-parallel-size", "2", *memory, folder=tmp_path) as daemon:
         daemon.wait_ready()
         assert "Paris" in capital_of_france(daemon)
         assert "2 × NVIDIA" in daemon.log

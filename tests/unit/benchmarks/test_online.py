@@ -20,7 +20,7 @@ def test_each_start_but_the_last_is_stopped_before_the_next(
 
     monkeypatch.setattr(online, "write_model_folder", lambda config, folder: None)
     monkeypatch.setattr(online, "start_server", start_server)
-    monkeypatch.setattr(online, "_stop", lambda server: events.append("stop"))
+    monkeypatch.setattr(online, "stop_server", lambda server: events.append("stop"))
     monkeypatch.setattr(online, "_measure", lambda args, concurrency: events.append("measure"))
     monkeypatch.setattr(online, "format_report", lambda report: "")
     monkeypatch.setattr(sys, "argv", ["online", "--starts", str(starts), "--concurrency", "1"])
