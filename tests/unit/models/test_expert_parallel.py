@@ -64,7 +64,8 @@ def assert_ranks_give_the_logits_of_one(folders, size, tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_with_whole_experts_give_the_logits_of_one(tmp_path):
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_ranks_with_whole_experts_give_the_logits_of_one(size, tmp_path):
     configs = {kind: CONFIGS[kind] for kind in KINDS}
     uneven = {f"{kind}_uneven": with_experts(kind, 7) for kind in ("qwen3_moe", "gpt_oss")}
     folders = [tmp_path / name for name in configs | uneven]
@@ -74,7 +75,7 @@ def test_ranks_with_whole_experts_give_the_logits_of_one(tmp_path):
         save_checkpoint(tmp_path / f"{kind}_merged", CONFIGS[kind])
         merge_experts(tmp_path / f"{kind}_merged")
         folders.append(tmp_path / f"{kind}_merged")
-    assert_ranks_give_the_logits_of_one(folders, 2, tmp_path)
+    assert_ranks_give_the_logits_of_one(folders, size, tmp_path)
 
 
 @pytest.mark.slow

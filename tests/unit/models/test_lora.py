@@ -185,11 +185,14 @@ def test_bytes_are_told_from_shapes_alone(three):
     assert check_adapters(adapters, config, dtype=torch.float32, tp=TensorParallel()) == stack.num_bytes > 0
 
 
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.full) for size in (4, 8))])
 @pytest.mark.parametrize("kind", ["llama3.1", "llama_all_biases", "qwen3", "phi3"])
 @pytest.mark.slow
-def test_split_over_two_ranks_every_adapter_gives_the_logits_of_the_whole(kind, tmp_path):
+def test_split_over_ranks_every_adapter_gives_the_logits_of_the_whole(kind, size, tmp_path):
     base = tmp_path / "base"
-    save_checkpoint(base, make_configs()[kind])
+    config = make_configs()[kind]
+    config.num_attention_heads = max(size, config.num_attention_heads)
+    save_checkpoint(base, config)
     names = projections(base)
     folders = []
     for index, chosen in enumerate([names, names[-1:] + names[:1]]):
@@ -197,8 +200,8 @@ def test_split_over_two_ranks_every_adapter_gives_the_logits_of_the_whole(kind, 
         targets = [name.rpartition(".")[2] for name in chosen]
         config = adapter_config(r=4 + index, target_modules=targets)
         folders.append(save_adapter(tmp_path / f"a{index}", tensors, config))
-    run_ranks(run_rank, 2, tmp_path / "store", base, folders)
+    run_ranks(run_rank, size, tmp_path / "store", base, folders)
     runner = runner_of(base, [Adapter(folder.name, folder) for folder in folders])
     expected = runner.step([(runner.add_row(owner), PROMPT) for owner in (0, 1, 2)])
-    for rank in range(2):
+    for rank in range(size):
         assert_close(torch.load(base / f"logits-{rank}.pt"), torch.cat(expected))

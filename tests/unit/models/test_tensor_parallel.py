@@ -1,5 +1,7 @@
 """A model split over several processes (gloo) gives the logits of the whole one, on every rank."""
 
+import copy
+
 import pytest
 import torch
 from torch import distributed
@@ -17,6 +19,19 @@ from tests.support.models_harness import CPU, PagedRunner, load
 from tests.support.rank_group import run_ranks
 from tests.support.reference import save_checkpoint
 from tests.support.tensor_parallel_rank import PROMPT, pool_dtype, run_rank
+
+
+def _with_eight_heads(config):
+    """Give each of eight ranks a query head of its own, and a head of each recurrence."""
+    config = copy.deepcopy(config)
+    config.num_attention_heads = 8
+    if config.model_type == "phimoe":  # its rotary factors are for heads of this size
+        config.head_dim = 8
+    if "linear_num_key_heads" in vars(config):
+        config.linear_num_key_heads = config.linear_num_value_heads = 8
+    if "linear_attn_config" in vars(config):
+        config.linear_attn_config = config.linear_attn_config | {"num_heads": 8}
+    return config
 
 
 def _with_more_heads(config):
@@ -77,7 +92,10 @@ FOUR_RANKS = {
     **{kind: make_configs()[kind] for kind in ("ernie4_5_moe", "hunyuan_moe", "solar_open", "llama4")},
     **{kind: make_configs()[kind] for kind in ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "lfm2", "falcon_h1")},
     "qwen3_5_moe": _with_more_heads(make_configs()["qwen3_5_moe"]),
+    "fp8_pool_replicated": LlamaConfig(**TINY, num_key_value_heads=1),
 }
+# Key heads are fewer than these ranks, but for kimi_linear's groups: up to eight ranks keep copies of one
+EIGHT_RANKS = {name: _with_eight_heads(config) for name, config in FOUR_RANKS.items()}
 
 
 @pytest.mark.parametrize(
@@ -86,15 +104,16 @@ FOUR_RANKS = {
         (2, {name: TWO_RANKS[name] for name in sorted(QUICK)}),
         pytest.param(2, {name: TWO_RANKS[name] for name in TWO_RANKS if name not in QUICK}, marks=pytest.mark.full),
         pytest.param(4, FOUR_RANKS, marks=pytest.mark.full),
+        pytest.param(8, EIGHT_RANKS, marks=pytest.mark.full),
     ],
-    ids=["2", "2-others", "4"],
+    ids=["2", "2-others", "4", "8"],
 )
 @pytest.mark.slow
 def test_split_model_gives_the_logits_of_the_whole(size, configs, tmp_path):
     folders = [tmp_path / name for name in configs]
     for folder, config in zip(folders, configs.values(), strict=True):
         save_checkpoint(folder, config)
-    run_ranks(run_rank, size, tmp_path / "store", folders)
+    run_ranks(run_rank, size, tmp_path / "store", folders, timeout_s=600)
     for folder in folders:
         runner = PagedRunner(load(folder), ModelConfig.from_folder(folder), dtype=pool_dtype(folder))
         expected = runner.step([(runner.add_row(), PROMPT)])[0]

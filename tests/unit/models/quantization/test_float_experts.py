@@ -58,17 +58,18 @@ def test_experts_give_the_logits_of_what_they_mean(scheme, kind, tmp_path):
 
 
 @pytest.mark.parametrize("is_expert_parallel", [False, True])
-def test_split_experts_give_the_logits_of_the_whole(is_expert_parallel, tmp_path):
-    """Whole experts may have widths whose halves would cut blocks."""
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_split_experts_give_the_logits_of_the_whole(size, is_expert_parallel, tmp_path):
+    """Whole experts may have widths whose parts would cut blocks."""
     folders = [tmp_path / scheme for scheme in SCHEMES]
     for scheme, folder in zip(SCHEMES, folders, strict=True):
-        width = None if is_expert_parallel else 128
+        width = None if is_expert_parallel else 64 * size
         save_float_experts(tmp_path / f"dense-{scheme}", folder, scheme=scheme, width=width)
-    run_ranks(run_rank, 2, tmp_path / "store", folders, is_expert_parallel)
+    run_ranks(run_rank, size, tmp_path / "store", folders, is_expert_parallel)
     for folder in folders:
         expected = run(folder)
-        for rank in range(2):
-            torch.testing.assert_close(torch.load(folder / f"logits-2-{rank}.pt"), expected, atol=1e-4, rtol=0)
+        for rank in range(size):
+            torch.testing.assert_close(torch.load(folder / f"logits-{size}-{rank}.pt"), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
