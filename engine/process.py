@@ -102,7 +102,7 @@ class EngineProcess:
             log_format=self._config.log_format,
             debug=self._config.debug,
         )
-        offline = OfflineEngine.load(self._config.engine, self._control.send, host=host)
+        offline = OfflineEngine.load(self._config.engine, self._control.send, host=host, leaves_graphs=True)
         loaded = offline.loaded
         self._ranks = loaded.ranks
         self._control.send(Stage("self_test"))
@@ -126,7 +126,11 @@ class EngineProcess:
             self._config.engine_socket, ready, control=self._control, on_control=self._on_control
         )
         engine = loaded.engine(
-            transport, self._metrics, max_queued_requests=limits.max_queued_requests, max_queued_tokens=most_tokens
+            transport,
+            self._metrics,
+            max_queued_requests=limits.max_queued_requests,
+            max_queued_tokens=most_tokens,
+            captures_graphs=True,
         )
         self._measure_memory = loaded.measure_gpu_memory
         self._metrics.gauge("kv_cache_bytes", loaded.plan.num_bytes)
