@@ -17,7 +17,7 @@ from engine.interface.errors import StartupError
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import PoolingKind, SamplingParams
 from engine.startup.load import OnStage, load_engine
-from engine.startup.setup import LoadedEngine
+from engine.startup.loaded_engine import LoadedEngine
 from engine.tensor_parallel.ranks import RankHost
 
 _WARM_UP_ROWS = 66  # one more than the last batch size with its own kernels

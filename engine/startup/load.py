@@ -34,8 +34,9 @@ from engine.startup.device_choice import (
     resolve_kv_dtype,
 )
 from engine.startup.limits import choose_limits
+from engine.startup.loaded_engine import LoadedEngine
 from engine.startup.precompile import precompile
-from engine.startup.setup import Captured, LoadedEngine, Setup, open_adapters
+from engine.startup.setup import Captured, Setup, open_adapters
 from engine.tensor_parallel.process_group import least, leave_ranks, unconnected_one_shot_all_reduce
 from engine.tensor_parallel.ranks import RankConfig, RankHost, Ranks
 from kernels.attention.base import AttentionBackend, select_backend
