@@ -28,7 +28,7 @@ _MOST_OF_MEMORY = 0.7  # a larger checkpoint would push out its own first files
 
 def begin_head_start(config: EngineConfig) -> list[threading.Thread]:
     """Start the threads that are of use with this configuration, and return them. Does not block."""
-    work: list[Callable[[], None]] = []
+    work: list[Callable[[], object]] = []
     if config.load_format != "dummy":
         work.append(lambda: read_ahead(Path(config.model)))
     if config.device in ("auto", "cuda"):
