@@ -24,7 +24,7 @@ from engine.interface.config import EngineConfig
 from engine.interface.protocol import AddRequest, SamplingParams, pack_token_ids
 from engine.offline import OfflineEngine
 from engine.startup.load import load_engine
-from engine.startup.setup import LoadedEngine
+from engine.startup.loaded_engine import LoadedEngine
 
 _SHAPES = Path(__file__).parent / "shapes"
 _STEPS = 20

@@ -19,7 +19,7 @@ from engine.interface.config import EngineConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from engine.startup.load import load_engine
-from engine.startup.setup import LoadedEngine
+from engine.startup.loaded_engine import LoadedEngine
 from server.config.model_source import resolve_model
 from server.config.serve_flags import add_overlap_flag, add_speculative_flags, num_steps_in_flight, speculative_of
 

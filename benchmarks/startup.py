@@ -1,6 +1,6 @@
 """Seconds from `quire serve` to readiness, per stage, and from an engine's death to the next, for the real shapes.
 
-Measured with an empty Triton cache and with a full one.
+Measured with an empty Triton cache and with a full one. A table of stages follows, and what the engine logs of them.
 
     python -m benchmarks.startup --shapes qwen3-0.6b llama-3.1-8b --warm-starts 2 --json out.json
 The first start of a machine also reads torch from its disk; warm starts measured without a cold one follow it. Random
@@ -26,6 +26,12 @@ _READY = re.compile(r"Ready in ([\d.]+) s")
 _AGAIN = re.compile(r"engine ready again after_s=([\d.]+)")
 _STAGES = re.compile(r'start="([^"]*)"')
 _COMPILED = re.compile(r"kernels compiled=.*")
+_LATER = re.compile(r"graphs captured=\d+ later=([1-9]\d*)")
+_ALL_CAPTURED = re.compile(r"late graphs captured=.*")
+_PARTS = re.compile(
+    r"(?:imports done|weights read ahead|graphs warm_up_s=|graphs captured=|late graphs captured=|graph captured in)"
+    r".*|graph not captured.*"
+)
 
 
 def main() -> int:
@@ -43,8 +49,9 @@ def main() -> int:
             for number in range(1 + args.warm_starts):
                 start = measure_start(folder, cache, flags, log=args.log)
                 start = {"shape": shape, "cache": "warm" if number else "cold", **start}
-                print(" ".join(str(value) for value in start.values()), flush=True)
+                print(shape, start["cache"], start["seconds"], "again", start["engine_restart_seconds"], flush=True)
                 starts.append(start)
+    print(stage_table(starts))
     if args.json:
         report = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "server_flags": flags, "starts": starts}
         Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
@@ -72,6 +79,9 @@ def measure_start(folder: str, cache: str, flags: list[str], *, log: str = "") -
     try:
         ready = read_until(_READY)
         elapsed_s = time.monotonic() - started_s
+        if any(_LATER.search(line) for line in lines):
+            read_until(_ALL_CAPTURED)
+        all_captured_s = time.monotonic() - started_s
         os.kill(_engine_of(server.pid), signal.SIGKILL)
         again = read_until(_AGAIN)
     finally:
@@ -81,14 +91,41 @@ def measure_start(folder: str, cache: str, flags: list[str], *, log: str = "") -
         server.terminate()
         server.communicate(timeout=30)
     text = "".join(lines)
-    stages, compiled = _STAGES.search(text), _COMPILED.search(text)
+    stages = _STAGES.search(text)
+    first, _, restarted = text.partition("engine ready again")[0].partition("ended, restarting")
     return {
         "seconds": round(elapsed_s, 2),
         "daemon_seconds": float(ready[1]),
         "stages": stages[1] if stages else "",
-        "kernels": compiled[0] if compiled else "",
+        "kernels": "; ".join(_COMPILED.findall(text)),
+        "parts": _PARTS.findall(first),
+        "all_graphs_seconds": round(all_captured_s, 2),
         "engine_restart_seconds": float(again[1]),
+        "restart_parts": _PARTS.findall(restarted),
     }
+
+
+def stage_table(starts: list[dict[str, object]]) -> str:
+    """Return the seconds of each stage, a row for each stage and a column for each start, then the parts of each."""
+    names = [f"{start['shape']} {start['cache']}" for start in starts]
+    columns = [dict(_stage_seconds(str(start["stages"]))) for start in starts]
+    stages = list(dict.fromkeys(stage for column in columns for stage in column))
+    rows = [["stage", *names]]
+    rows += [[stage, *(str(column.get(stage, "")) for column in columns)] for stage in stages]
+    for name in ("daemon_seconds", "all_graphs_seconds", "engine_restart_seconds"):
+        rows.append([name, *(str(start[name]) for start in starts)])
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    for name, start in zip(names, starts, strict=True):
+        parts = start["parts"]
+        assert isinstance(parts, list)
+        lines += [f"{name}: {part}" for part in [*filter(None, [start["kernels"]]), *parts]]
+    return "\n".join(lines)
+
+
+def _stage_seconds(text: str) -> list[tuple[str, float]]:
+    """Return the stages of the daemon's line: "imports 4.2 s, config 0.4 s"."""
+    return [(stage, float(seconds)) for stage, seconds in re.findall(r"(\w+) ([\d.]+) s", text)]
 
 
 def _engine_of(launcher: int) -> int:

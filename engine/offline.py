@@ -17,7 +17,7 @@ from engine.interface.errors import StartupError
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import PoolingKind, SamplingParams
 from engine.startup.load import OnStage, load_engine
-from engine.startup.setup import LoadedEngine
+from engine.startup.loaded_engine import LoadedEngine
 from engine.tensor_parallel.ranks import RankHost
 
 _WARM_UP_ROWS = 66  # one more than the last batch size with its own kernels
@@ -46,13 +46,27 @@ class OfflineEngine:
 
     @classmethod
     def load(
-        cls, config: EngineConfig, on_stage: OnStage = lambda stage: None, *, host: RankHost | None = None
+        cls,
+        config: EngineConfig,
+        on_stage: OnStage = lambda stage: None,
+        *,
+        host: RankHost | None = None,
+        leaves_graphs: bool = False,
     ) -> OfflineEngine:
         """Load a model. Blocks. Raises StartupError.
 
         host: settings of the other ranks of a split model; None: the exit of a rank ends this process.
+        leaves_graphs: as in load_engine().
         """
-        return cls(load_engine(config, on_stage, serve=lambda loaded: cls(loaded).run_workload(), host=host))
+        return cls(
+            load_engine(
+                config,
+                on_stage,
+                serve=lambda loaded: cls(loaded).run_workload(),
+                host=host,
+                leaves_graphs=leaves_graphs,
+            )
+        )
 
     def generate(
         self, prompts: list[list[int]], params: list[SamplingParams], *, lora_indices: Sequence[int] | None = None
@@ -71,7 +85,7 @@ class OfflineEngine:
     def self_test(self) -> None:
         """Generate tokens, or an embedding, and check them. Raises StartupError.
 
-        On CUDA it runs every small batch size, greedy and sampled, so that no client's request compiles a kernel.
+        On CUDA it runs small batch sizes, greedy and sampled, so that no client's request loads a kernel.
         """
         if not self.loaded.model_config.has_lm_head:
             for generation in self.embed([[0]] * 2, "last"):
@@ -83,17 +97,17 @@ class OfflineEngine:
         num_requests = 1
         if self.loaded.runner.device.type == "cuda":
             num_requests = min(_WARM_UP_ROWS, self.loaded.scheduler_config.max_num_seqs)
+        # requests end together such that the batch passes through each of these sizes
+        sizes = [num_requests, *(size for size in reversed(_batch_sizes()) if size < num_requests)]
+        ends = [2 + next(i for i, size in enumerate([*sizes[1:], 0]) if size <= row) for row in range(num_requests)]
         for kind in _KINDS if num_requests > 1 else _KINDS[:1]:
-            # each request ends one step before the next, so the batch passes through every size
-            params = [msgspec.structs.replace(kind, max_tokens=2 + i) for i in range(num_requests)]
-            self._test(params, [0] * num_requests)
+            self._test([msgspec.structs.replace(kind, max_tokens=end) for end in ends], [0] * num_requests)
         if self.loaded.num_loras:
             self._test([_KINDS[0]] * self.loaded.num_loras, list(range(1, self.loaded.num_loras + 1)))
 
     def run_workload(self) -> None:
         """Run batches and prompts of every size and kind, for precompilation. Discards the results."""
-        sizes = sorted({size for power in range(12) for size in (2**power, 3 * 2**power // 2)})
-        fitting = [size for size in sizes if size <= self.loaded.scheduler_config.max_num_seqs]
+        fitting = [size for size in _batch_sizes() if size <= self.loaded.scheduler_config.max_num_seqs]
         longest = self.engine.scheduler.max_num_tokens - 2
         if not self.loaded.model_config.has_lm_head:
             for num_requests in fitting[::3]:
@@ -120,3 +134,8 @@ class OfflineEngine:
                 raise StartupError(f"The self-test failed: {generation.error.message}")
             if len(generation.token_ids) != min(wanted.max_tokens, self.engine.scheduler.max_num_tokens - 1):
                 raise StartupError(f"The self-test gave {len(generation.token_ids)} of {wanted.max_tokens} tokens.")
+
+
+def _batch_sizes() -> list[int]:
+    """Return numbers of rows, ascending, that together launch every kernel that depends on them."""
+    return sorted({size for power in range(12) for size in (2**power, 3 * 2**power // 2)})

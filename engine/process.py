@@ -39,6 +39,7 @@ from engine.interface.logs import configure_logging
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import EngineReady
 from engine.interface.transport import Connection, SocketTransport, encode_frame
+from engine.startup.head_start import begin_head_start
 from engine.tensor_parallel.ranks import RankHost, Ranks
 
 logger = logging.getLogger(__name__)
@@ -93,8 +94,13 @@ class EngineProcess:
         return 0
 
     def _load(self) -> Engine:
+        threads = begin_head_start(self._config.engine)
+        gc.disable()  # an import makes hundreds of thousands of objects, and no garbage
         from engine.offline import OfflineEngine  # imports torch, after the launcher was notified
 
+        gc.freeze()
+        gc.enable()
+        logger.info("imports done head_start=%d", sum(not thread.is_alive() for thread in threads))
         host = RankHost(
             self._on_rank_lost,
             folder=Path(self._config.engine_socket).parent,  # the next daemon removes it after a crash
@@ -102,7 +108,7 @@ class EngineProcess:
             log_format=self._config.log_format,
             debug=self._config.debug,
         )
-        offline = OfflineEngine.load(self._config.engine, self._control.send, host=host)
+        offline = OfflineEngine.load(self._config.engine, self._control.send, host=host, leaves_graphs=True)
         loaded = offline.loaded
         self._ranks = loaded.ranks
         self._control.send(Stage("self_test"))
@@ -126,7 +132,11 @@ class EngineProcess:
             self._config.engine_socket, ready, control=self._control, on_control=self._on_control
         )
         engine = loaded.engine(
-            transport, self._metrics, max_queued_requests=limits.max_queued_requests, max_queued_tokens=most_tokens
+            transport,
+            self._metrics,
+            max_queued_requests=limits.max_queued_requests,
+            max_queued_tokens=most_tokens,
+            captures_graphs=True,
         )
         self._measure_memory = loaded.measure_gpu_memory
         self._metrics.gauge("kv_cache_bytes", loaded.plan.num_bytes)

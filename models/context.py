@@ -85,3 +85,4 @@ class ForwardContext:
     # [T, layers, size]: inputs of each layer beside the hidden states; set by models that have them
     layer_inputs: torch.Tensor | None = None
     states: StepStates | None = None  # None: a model without recurrent layers
+    only_layers: Sequence[int] | None = None  # the layers to run, ascending; None: all

@@ -58,10 +58,11 @@ MAY_IMPORT = {
     "server.text.parsers": "",
     "server.errors": "engine.interface",
     "server.document_rules": "",
-    "engine.process": "engine.core engine.interface engine.offline engine.tensor_parallel",
+    "engine.process": "engine.core engine.interface engine.offline engine.startup.head_start engine.tensor_parallel",
     "engine.rank_process": "engine.core engine.interface engine.startup engine.tensor_parallel",
     "engine.grammar_check_process": "engine.grammar engine.interface",
     "engine.offline": "engine.core engine.interface engine.startup engine.tensor_parallel",
+    "engine.startup.head_start": "engine.interface",
     "engine.startup": """engine.core engine.device engine.grammar engine.interface engine.tensor_parallel
         kernels.attention kernels.dispatch kernels.elementwise kernels.ops kernels.precompile models.build models.config
         models.errors models.foreign models.layers models.lora models.parallel models.registry models.weights""",

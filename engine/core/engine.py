@@ -66,6 +66,9 @@ class EngineParts:
     # called for each generating request without grammar and token filter; None: no speculation
     make_drafter: Callable[[SamplingParams], Drafter | None] | None = None
     bytes_per_block: int = 0  # size of a KV block, for KV snapshots
+    # a short piece of work, called in iterations without messages and requests until it returns False; a request that
+    # arrives meanwhile waits for its end
+    idle_work: Callable[[], bool] | None = None
 
 
 class Engine:
@@ -92,6 +95,7 @@ class Engine:
         self._grammars = parts.grammars or Grammars(no_compiler, vocab_size=parts.vocab_size)
         self._is_speculative = parts.make_drafter is not None
         self._stats = EngineStats(parts.metrics, self.scheduler, bytes_per_page=parts.bytes_per_block)
+        self._idle_work = parts.idle_work
         self._in_flight: StepHandle | None = None
         self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)
@@ -111,9 +115,13 @@ class Engine:
 
     def run_once(self, idle_timeout_s: float | None = None) -> None:
         """Run one iteration of the loop. Blocks for messages only while idle, otherwise only for the previous step."""
+        was_idle = self.is_idle
         is_only_compiling = bool(self._grammars.pending) and self._in_flight is None and not self.scheduler.has_work
-        patience_s = idle_timeout_s if self.is_idle else _PENDING_POLL_S if is_only_compiling else 0
+        patience_s = idle_timeout_s if was_idle else _PENDING_POLL_S if is_only_compiling else 0
+        if was_idle and self._idle_work is not None:
+            patience_s = 0
         for client_id, message in self._transport.receive(patience_s):
+            was_idle = False
             self._handle(client_id, message)
         self._end_leaving()
         if self._grammars.pending or self._grammars.compiling:
@@ -130,6 +138,8 @@ class Engine:
         self._tell_if_full()
         if self._kv_view.askers:
             self._kv_view.answer(self._transport)
+        if was_idle and self._idle_work is not None and not self._idle_work():
+            self._idle_work = None
 
     def abort_all(self) -> None:
         """End every request. The next run_once() sends their `finished` rows."""

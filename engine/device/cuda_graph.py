@@ -6,40 +6,37 @@ in one fixed buffer, so the host only updates this buffer, and only when the set
 after the real ones use the state's padding row.
 MixedGraphs: rows of any length, one graph per padded number of tokens and rows; they read what InputBatchBuilder.pack()
 sent to the device.
-Both end at the last hidden states: logits are a hundred times larger, and each graph would keep its own. Graphs are
-captured largest first into one memory pool, so that all sizes share the largest one's activations.
+Both end at the last hidden states: logits are a hundred times larger, and each graph would keep its own. A step replays
+the smallest graph that fits among those captured so far; engine/device/graph_captures.py captures them.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import statistics
 import time
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
 from engine.device.input_batch import MixedShape, PackedStep
+from engine.device.step_times import StepTimes
 
-if TYPE_CHECKING:
-    from torch.cuda import _POOL_HANDLE as GraphPool  # torch has no public name
-
-RunDecode = Callable[[torch.Tensor], torch.Tensor]
-RunMixed = Callable[[MixedShape], torch.Tensor]
-Agree = Callable[[list[float]], list[float]]
+Layers = Sequence[int] | None  # the layers of a model that a pass runs; None: all
+RunDecode = Callable[[torch.Tensor, Layers], torch.Tensor]
+RunMixed = Callable[[MixedShape, Layers], torch.Tensor]
 
 # Padded numbers of tokens. Up to FEW_ROWS_MAX_TOKENS there are also shapes with few rows. Up to
 # FEW_PREFILLS_MAX_TOKENS, where idle programs of the prefill kernel cost measurable time, few rows may be prompts
 TOKEN_SIZES = (
     32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 6144, 8192,
 )  # fmt: skip
-_NEARLY = 0.95  # share of the best rate
-# The replays of measure_sizes() beyond one of each size take less than 0.3 s: 12 ms for each size up to 30 ms per step
-_WARM_UP_S, _TIMED_S, _LONG_S = 0.030, 0.012, 0.030
 FEW_ROWS, FEW_ROWS_MAX_TOKENS, FEW_PREFILLS_MAX_TOKENS = 32, 2048, 4096
 MANY_DRAFTED_MAX_TOKENS = 512  # limit of shapes with drafts in many rows
+# Sizes that are captured before the engine is ready, beside the largest: steps of other sizes are padded up to them
+_FIRST_TOKENS = (32, 128, 256, 512, 1024, 2048, 4096)
+_MOST_TIMED_TOKENS = 4096  # more take twice as long for twice the tokens
 
 
 def mixed_shapes(
@@ -76,36 +73,111 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
     return [*fitting, max_num_seqs]
 
 
+class Graph(Protocol):
+    """A captured step."""
+
+    def replay(self) -> None:
+        """Launch it."""
+        ...
+
+
+class GraphDevice(Protocol):
+    """Captures steps: CudaGraphDevice, or the fake in tests/support/fake_graphs.py."""
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> tuple[Graph, torch.Tensor]:
+        """Record what `run` launches, executing nothing; return the graph and the place of its output."""
+        ...
+
+    def time(self, graph: Graph) -> float:
+        """Replay a graph; return its seconds on the device. Blocks."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for everything launched."""
+        ...
+
+    def free_unused(self) -> None:
+        """Return the allocator's unused memory to the device."""
+        ...
+
+
+class CudaGraphDevice:
+    """Captures on one stream into one memory pool, so that all graphs share the activations of the largest.
+
+    torch.cuda.graph would also wait for the device and empty the allocator's cache before each capture.
+    """
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        """See GraphDevice.capture. Its kernels must have been loaded."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            # thread_local, since a thread of NCCL queries events during the capture
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                output = run()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # an error may have ended the capture
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph, output
+
+    def time(self, graph: Graph) -> float:
+        """See GraphDevice.time."""
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    def synchronize(self) -> None:
+        """See GraphDevice.synchronize."""
+        torch.cuda.synchronize()
+
+    def free_unused(self) -> None:
+        """See GraphDevice.free_unused."""
+        torch.cuda.empty_cache()
+
+
 class DecodeGraphs:
     """Captures `run_decode` (req_index [B] int64 → hidden [B, hidden_size], no sync inside) and replays it."""
 
     def __init__(self, run_decode: RunDecode, *, max_num_seqs: int, padding_row: int, device: torch.device) -> None:
+        self.sizes = graph_sizes(max_num_seqs)  # ascending
         self._run_decode = run_decode
         self._padding_row = padding_row
-        self._sizes = graph_sizes(max_num_seqs)
         # [max_num_seqs] int64: the buffer that every graph reads
         self._req_index = torch.full((max_num_seqs,), padding_row, dtype=torch.int64, device=device)
         self._num_rows = 0
         self._loaded: torch.Tensor | None = None  # the tensor whose values are in the buffer
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._captured: list[int] = []  # ascending
+        self._graphs: dict[int, Graph] = {}
         self._hidden: dict[int, torch.Tensor] = {}
 
     @property
-    def num_graphs(self) -> int:
-        """The number of graphs that capture() makes."""
-        return len(self._sizes)
+    def first_sizes(self) -> list[int]:
+        """The sizes to capture before the engine is ready, the largest among them: powers of two without 2."""
+        return [size for size in self.sizes if size == self.sizes[-1] or (size != 2 and size & (size - 1) == 0)]
 
-    def capture(self, pool: GraphPool, on_captured: Callable[[], None]) -> None:
-        """Capture every size into `pool`; call on_captured() after each. Blocks."""
-        for size in reversed(self._sizes):
-            rows = self._req_index[:size]
-            self._graphs[size], self._hidden[size] = _capture(partial(self._run_decode, rows), pool)
-            on_captured()
+    def run(self, size: int, layers: Layers) -> None:
+        """Run a step of padding rows without a graph, which loads its kernels. Only before the first real step."""
+        self._run_decode(self._req_index[:size], layers)
+
+    def capture(self, size: int, device: GraphDevice) -> None:
+        """Capture a size."""
+        rows = self._req_index[:size]
+        self._graphs[size], self._hidden[size] = device.capture(lambda: self._run_decode(rows, None))
+        self._captured = sorted(self._graphs)
 
     def replay(self, req_index: torch.Tensor) -> torch.Tensor:
         """Launch the step of these rows ([R] int64); return hidden [R, hidden_size], valid until the next replay."""
         num_rows = req_index.shape[0]
-        size = next(size for size in self._sizes if size >= num_rows)
+        size = next(size for size in self._captured if size >= num_rows)
         if self._loaded is not req_index:
             self._req_index[:num_rows].copy_(req_index)
             if self._num_rows > num_rows:
@@ -118,120 +190,70 @@ class DecodeGraphs:
 class MixedGraphs:
     """Captures `run_mixed` (MixedShape → hidden [R, hidden_size], no sync inside) and replays it."""
 
-    def __init__(self, run_mixed: RunMixed, *, shapes: list[MixedShape], agree: Agree) -> None:
-        """agree: returns the first rank's measurements on every rank, since all ranks must choose the same graphs."""
+    def __init__(self, run_mixed: RunMixed, *, shapes: list[MixedShape]) -> None:
+        self.sizes = shapes  # ascending
+        self.times = StepTimes({}, 0.0)  # set before the first replay, with all sizes
         self._run_mixed = run_mixed
-        self._agree = agree
-        self.shapes = shapes
-        self._graphs: dict[MixedShape, torch.cuda.CUDAGraph] = {}
+        self._widest = {shape.num_tokens: shape for shape in shapes}
+        self._captured: list[MixedShape] = []  # ascending
+        self._graphs: dict[MixedShape, Graph] = {}
         self._hidden: dict[MixedShape, torch.Tensor] = {}
-        # by number of tokens: a step's time without attention to context, measured after the capture
-        self._seconds: dict[int, float] = {}
-        self._launch_s = 0.0  # host time to launch one step without a graph
-
-    @property
-    def num_graphs(self) -> int:
-        """The number of graphs that capture() makes."""
-        return len(self.shapes)
 
     @property
     def num_tokens(self) -> list[int]:
         """The padded numbers of tokens, ascending."""
-        return sorted({shape.num_tokens for shape in self.shapes})
-
-    def capture(self, pool: GraphPool, on_captured: Callable[[], None]) -> None:
-        """Capture every shape into `pool`; call on_captured() after each. Blocks."""
-        for shape in reversed(self.shapes):
-            self._graphs[shape], self._hidden[shape] = _capture(partial(self._run_mixed, shape), pool)
-            on_captured()
-        self._measure()
-
-    def fitting_shape(self, needed: MixedShape) -> MixedShape | None:
-        """Return the smallest shape for a step, or None if the step is faster without a graph and padding."""
-        fits = (shape for shape in self.shapes if all(has >= needs for has, needs in zip(shape, needed, strict=True)))
-        shape = next(fits, None)
-        if shape is None:
-            return None
-        padded_s = self._seconds[shape.num_tokens]
-        return shape if padded_s <= max(self._launch_s, padded_s * needed.num_tokens / shape.num_tokens) else None
-
-    def fitting_tokens(self, seconds: float) -> int:
-        """Return the padded number of tokens whose step time is closest to `seconds`."""
-        return min(self._seconds, key=lambda num_tokens: abs(math.log(self._seconds[num_tokens] / seconds)))
+        return list(self._widest)
 
     @property
-    def efficient_tokens(self) -> int:
-        """The smallest padded number of tokens with nearly the best rate of tokens per second."""
-        rates = self._rates()
-        return min(num_tokens for num_tokens, rate in rates.items() if rate >= _NEARLY * max(rates.values()))
+    def first_sizes(self) -> list[MixedShape]:
+        """The shapes to capture before the engine is ready, the largest among them: each takes any rows."""
+        largest = self.sizes[-1]
+        return [shape for size, shape in self._widest.items() if size in _FIRST_TOKENS or shape == largest]
 
-    def tokens_at_best_rate(self, seconds: float) -> int:
-        """Return the number of tokens computed in `seconds` at the best measured rate."""
-        return int(seconds * max(self._rates().values()))
+    def of_tokens(self, num_tokens: int) -> MixedShape:
+        """Return the shape with the most rows of a padded number of tokens."""
+        return self._widest[num_tokens]
 
-    def _rates(self) -> dict[int, float]:
-        return {num_tokens: num_tokens / seconds for num_tokens, seconds in self._seconds.items()}
+    def run(self, shape: MixedShape, layers: Layers) -> None:
+        """Run a step of padding without a graph, which loads its kernels. Only before the first real step."""
+        self._run_mixed(shape, layers)
+
+    def capture(self, shape: MixedShape, device: GraphDevice) -> None:
+        """Capture a shape."""
+        self._graphs[shape], self._hidden[shape] = device.capture(lambda: self._run_mixed(shape, None))
+        self._captured = [shape for shape in self.sizes if shape in self._graphs]
+
+    def fitting_shape(self, needed: MixedShape) -> MixedShape | None:
+        """Return the smallest captured shape for a step, or None if the step is faster without a graph and padding."""
+        fits = (
+            shape for shape in self._captured if all(has >= needs for has, needs in zip(shape, needed, strict=True))
+        )
+        shape = next(fits, None)
+        if shape is None or not self.times.is_worth_padding(needed.num_tokens, shape.num_tokens):
+            return None
+        return shape
 
     def replay(self, packed: PackedStep) -> torch.Tensor:
         """Launch a step; return hidden [R, hidden_size], first the rows that sample, valid until the next replay."""
         self._graphs[packed.shape].replay()
         return self._hidden[packed.shape]
 
-    def _measure(self) -> None:
-        """Time the graph with the most rows of each size, and the host's launch of a step without a graph. Blocks."""
-        widest = {shape.num_tokens: shape for shape in self.shapes}
-        for num_tokens, shape in widest.items():
-            if num_tokens <= FEW_ROWS_MAX_TOKENS:  # a first replay uploads the graph, which a long step hides
-                self._graphs[shape].replay()
-        self._seconds = measure_sizes(list(widest), lambda size: _time(self._graphs[widest[size]]), self._agree)
+    def timed_sizes(self) -> list[int]:
+        """Return the numbers of tokens whose captured graphs are to be timed, ascending; spread() has the others."""
+        sizes = [shape.num_tokens for shape in self._captured if shape == self._widest[shape.num_tokens]]
+        return [size for size in sizes if size <= _MOST_TIMED_TOKENS] or sizes
+
+    def time(self, num_tokens: int, device: GraphDevice) -> float:
+        """Replay the captured graph of a size with the most rows; return its seconds on the device. Blocks."""
+        return device.time(self._graphs[self._widest[num_tokens]])
+
+    def time_launch(self, device: GraphDevice) -> float:
+        """Return the host's seconds to launch one step without a graph. Blocks. Only before the first real step."""
         launches_s = []
         for _ in range(3):
-            torch.cuda.synchronize()
+            device.synchronize()
             launched_s = time.perf_counter()
-            self._run_mixed(self.shapes[0])
+            self._run_mixed(self.sizes[0], None)
             launches_s.append(time.perf_counter() - launched_s)
-        torch.cuda.synchronize()
-        (self._launch_s,) = self._agree([statistics.median(launches_s)])
-
-
-def measure_sizes(sizes: list[int], time_once: Callable[[int], float], agree: Agree) -> dict[int, float]:
-    """Return the seconds of a step of each size: the median of several replays on warm clocks, fewer of long steps.
-
-    sizes: ascending. time_once: replays one step of a size and returns its seconds. agree: as in MixedGraphs. Every
-    rank makes the same replays, since they contain collectives.
-    """
-    first = dict(zip(sizes, agree([time_once(size) for size in sizes]), strict=True))  # this warms the clocks up
-    for _ in range(math.ceil((_WARM_UP_S - sum(first.values())) / first[sizes[-1]])):
-        time_once(sizes[-1])
-    medians = {
-        size: statistics.median(time_once(size) for _ in range(_num_replays(seconds)))
-        for size, seconds in first.items()
-        if seconds <= _LONG_S  # longer ones came last, when the clocks were warm
-    }
-    return dict(zip(sizes, agree([medians.get(size, first[size]) for size in sizes]), strict=True))
-
-
-def _num_replays(seconds: float) -> int:
-    """Return how often to time a step that takes about `seconds`: at most 5 times, in about _TIMED_S, at least once."""
-    return max(1, min(5, int(_TIMED_S / seconds)))
-
-
-def _time(graph: torch.cuda.CUDAGraph) -> float:
-    """Replay a graph; return its seconds on the device. Blocks."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
-
-
-def _capture(run: Callable[[], torch.Tensor], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """Run once, to compile kernels and fill library caches, then capture; return the graph and its output."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    # thread_local, since a thread of NCCL queries events during the capture
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        output = run()
-    return graph, output
+        device.synchronize()
+        return statistics.median(launches_s)

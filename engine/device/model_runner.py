@@ -7,15 +7,22 @@ their copy to the host; wait() is the only sync.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.core.step import StepPlan, StepResult, TokenMasks
-from engine.device.cuda_graph import DecodeGraphs, MixedGraphs, max_step_tokens, mixed_shapes
+from engine.device.cuda_graph import (
+    DecodeGraphs,
+    GraphDevice,
+    Layers,
+    MixedGraphs,
+    max_step_tokens,
+    mixed_shapes,
+)
 from engine.device.device_state import DeviceState, Staging
+from engine.device.graph_captures import GraphCaptures
 from engine.device.input_batch import (
     InputBatch,
     InputBatchBuilder,
@@ -109,28 +116,28 @@ class ModelRunner:
         self._sampler = Sampler(self._state, max_rows=max_rows, tp=tp)
         self._prompt_logprobs = PromptLogprobsComputer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
         self._decode_graphs: DecodeGraphs | None = None
-        self.mixed_graphs: MixedGraphs | None = None  # of capture_graphs(), with their timings
+        self.mixed_graphs: MixedGraphs | None = None
 
-    def capture_graphs(self, on_progress: Callable[[int, int], None]) -> None:
-        """Capture decode and mixed steps as CUDA graphs, which forward() then replays. Blocks."""
+    def plan_graphs(self, device: GraphDevice, *, layers: Layers) -> GraphCaptures:
+        """Return the captures of decode and mixed steps, for replay_graphs(). layers: one of each kind."""
         decode = DecodeGraphs(
-            lambda req_index: self._run_decode(req_index, self._max_model_len),
+            lambda req_index, layers: self._run_decode(req_index, self._max_model_len, layers),
             max_num_seqs=self._max_num_seqs,
             padding_row=self._state.padding_row,
             device=self.device,
         )
         mixed = MixedGraphs(
-            lambda shape: self._run_mixed(shape, shape.num_tokens, self._max_model_len),
+            lambda shape, layers: self._run_mixed(shape, shape.num_tokens, self._max_model_len, layers),
             shapes=self._shapes,
-            agree=lambda seconds: agree(self._tp, seconds, self.device),
         )
-        pool = torch.cuda.graph_pool_handle()
-        done = itertools.count(1)
-        with torch.inference_mode():
-            for graphs in (mixed, decode):  # the larger ones first
-                graphs.capture(pool, lambda: on_progress(next(done), mixed.num_graphs + decode.num_graphs))
-        torch.cuda.empty_cache()  # memory of the steps before each capture: the pool has its own
-        self._decode_graphs, self.mixed_graphs = decode, mixed
+        layers = layers if self._tp.size == 1 else None
+        return GraphCaptures(
+            decode, mixed, device, layers=layers, agree=lambda numbers: agree(self._tp, numbers, self.device)
+        )
+
+    def replay_graphs(self, captures: GraphCaptures) -> None:
+        """Let forward() replay graphs of plan_graphs(), after captures.capture()."""
+        self._decode_graphs, self.mixed_graphs = captures.decode, captures.mixed
 
     def forward(self, plan: StepPlan) -> _Step:
         """See Executor.forward."""
@@ -174,9 +181,9 @@ class ModelRunner:
         self._decode_graphs = self.mixed_graphs = None
         del self._model, self._kv_pool
 
-    def _run_decode(self, req_index: torch.Tensor, max_seq_len: int) -> torch.Tensor:
+    def _run_decode(self, req_index: torch.Tensor, max_seq_len: int, layers: Layers = None) -> torch.Tensor:
         """Run one token of each row; req_index: [R] int64 → hidden [R, hidden_size]."""
-        return self._last_hidden(self._builder.decode_batch(req_index, max_seq_len=max_seq_len))
+        return self._last_hidden(self._builder.decode_batch(req_index, max_seq_len=max_seq_len), layers)
 
     def _forward_mixed(self, plan: StepPlan, rows: RowColumns) -> tuple[torch.Tensor, SamplingMetadata]:
         """Run rows of any kind; return hidden [S, hidden_size] of the S ≥ 0 sampled positions, and their metadata."""
@@ -222,25 +229,33 @@ class ModelRunner:
             row_lens=row_lens,
         )
 
-    def _run_mixed(self, shape: MixedShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:
+    def _run_mixed(
+        self, shape: MixedShape, max_query_len: int, max_seq_len: int, layers: Layers = None
+    ) -> torch.Tensor:
         """Run the step in the packed buffer; return hidden [R, hidden_size], first the rows that sample."""
         packed = self._builder.blank_step(shape)
-        return self._last_hidden(
-            self._builder.mixed_batch(packed, max_query_len=max_query_len, max_seq_len=max_seq_len)
-        )
+        batch = self._builder.mixed_batch(packed, max_query_len=max_query_len, max_seq_len=max_seq_len)
+        return self._last_hidden(batch, layers)
 
-    def _last_hidden(self, batch: InputBatch) -> torch.Tensor:
+    def _last_hidden(self, batch: InputBatch, layers: Layers = None) -> torch.Tensor:
         """Run the layers; return the hidden states [R, hidden_size] of the batch's last tokens."""
-        hidden = self._run_layers(batch)
+        hidden = self._run_layers(batch, layers)
         return hidden if batch.last_tokens is None else hidden[batch.last_tokens]
 
-    def _run_layers(self, batch: InputBatch) -> torch.Tensor:
-        """Run the layers; return the hidden states [T, hidden_size] of all tokens of a batch."""
+    def _run_layers(self, batch: InputBatch, layers: Layers = None) -> torch.Tensor:
+        """Run the layers, by default all; return the hidden states [T, hidden_size] of all tokens of a batch."""
         first, *others = batch.attention
         self._backend.prepare(first)
         for metadata in others:  # rows and their lengths are the same
             metadata.decode_pieces = first.decode_pieces
-        ctx = ForwardContext(batch.positions, batch.attention, self._backend, self._kv_pool.layers, states=batch.states)
+        ctx = ForwardContext(
+            batch.positions,
+            batch.attention,
+            self._backend,
+            self._kv_pool.layers,
+            states=batch.states,
+            only_layers=layers,
+        )
         return self._model(batch.input_ids, ctx)
 
 

@@ -155,11 +155,16 @@ class CompilerLoader:
 
 
 def _with_end_token(tokenizer_json: bytes) -> tuple[str, int]:
-    """Append the end-of-grammar token to a tokenizer.json; return the text and the token's id."""
+    """Append the end-of-grammar token to a tokenizer.json, without its merges; return the text and the token's id.
+
+    Masks depend on the tokens' bytes alone, and reading the merges takes as long as all the rest.
+    """
     config: dict[str, Any] = msgspec.json.decode(tokenizer_json)
     vocab, added = config["model"]["vocab"], config.get("added_tokens") or []
     highest = max(vocab.values()) if isinstance(vocab, dict) else len(vocab) - 1  # a list: of Unigram models
     token_id = max([highest, *(token["id"] for token in added)]) + 1
+    if config["model"].get("merges"):
+        config["model"]["merges"] = []
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     config["added_tokens"] = [*added, {"id": token_id, "content": _END, **flags}]
     return msgspec.json.encode(config).decode(), token_id

@@ -13,7 +13,7 @@ from models.config.model_config import ModelConfig
 from models.config.size import attention_values_per_token, mlp_values_per_token
 
 _MANY_SAMPLES = 256  # positions of a step
-# Memory of the captured graphs on a GPU, about 10 MiB each
+# Memory of the graphs on a GPU, about 10 MiB each, also of those that are captured when the engine is idle
 _GRAPHS_BYTES = GIB
 
 

@@ -34,8 +34,9 @@ from engine.startup.device_choice import (
     resolve_kv_dtype,
 )
 from engine.startup.limits import choose_limits
+from engine.startup.loaded_engine import LoadedEngine
 from engine.startup.precompile import precompile
-from engine.startup.setup import LoadedEngine, Setup, open_adapters
+from engine.startup.setup import Captured, Setup, open_adapters
 from engine.tensor_parallel.process_group import least, leave_ranks, unconnected_one_shot_all_reduce
 from engine.tensor_parallel.ranks import RankConfig, RankHost, Ranks
 from kernels.attention.base import AttentionBackend, select_backend
@@ -102,10 +103,16 @@ def describe_setup(
 
 
 def load_engine(
-    config: EngineConfig, on_stage: OnStage, *, serve: Serve | None = None, host: RankHost | None = None
+    config: EngineConfig,
+    on_stage: OnStage,
+    *,
+    serve: Serve | None = None,
+    host: RankHost | None = None,
+    leaves_graphs: bool = False,
 ) -> LoadedEngine:
     """Load the model and start the other ranks, reporting stages. Blocks. Raises StartupError.
 
+    leaves_graphs: some graphs are left to LoadedEngine.engine(captures_graphs=True), unless the model is split.
     serve: sends requests of every kind through a loaded engine, so that their kernels are precompiled, too.
     host: settings of the other ranks of a split model.
     """
@@ -116,7 +123,7 @@ def load_engine(
         on_stage(stage)
 
     with _in_sentences(config, stages):
-        return _load(config, note, serve, host or RankHost())
+        return _load(config, note, serve, host or RankHost(), leaves_graphs=leaves_graphs)
 
 
 def load_rank(told: RankConfig) -> ModelRunner:
@@ -199,7 +206,9 @@ def _in_sentences(config: EngineConfig, stages: list[Stage]) -> Iterator[None]:
         raise StartupError(describe_shortage(config, during=stages[-1].name)) from error
 
 
-def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: RankHost) -> LoadedEngine:
+def _load(
+    config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: RankHost, *, leaves_graphs: bool
+) -> LoadedEngine:
     on_stage(Stage("config"))
     setup = _decide(config, rank=0)
     plan = setup.plan_pool(has_weights=False)
@@ -207,7 +216,8 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: Ra
     # The model is built for the context that fits: it sets the length of rotary tables and the variant of longrope
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
     with _start_ranks(config, host, max_model_len=plan.max_model_len) as ranks:
-        return _load_beside(ranks, setup, whole, plan, key, on_stage, serve)
+        graphs = Captured.SOME if leaves_graphs and ranks is None else Captured.ALL
+        return _load_beside(ranks, setup, whole, plan, key, on_stage, serve, graphs)
 
 
 @contextlib.contextmanager
@@ -240,6 +250,7 @@ def _load_beside(
     key: str,
     on_stage: OnStage,
     serve: Serve | None,
+    graphs: Captured,
 ) -> LoadedEngine:
     """Load the first rank's share. whole: setup's model before the context limit; key: identifies the kernels."""
     config, device = setup.config, setup.device
@@ -287,7 +298,7 @@ def _load_beside(
     def on_graph(done: int, total: int) -> None:
         on_stage(Stage("graphs", done, total, unit="graphs", detail=detail))
 
-    return setup.assemble(model, plan, on_graph, facts, ranks=ranks)
+    return setup.assemble(model, plan, on_graph, facts, graphs=graphs, ranks=ranks)
 
 
 def _decide(config: EngineConfig, *, rank: int) -> Setup:
@@ -321,7 +332,7 @@ def _serve_small(setup: Setup, plan: KVCachePlan, serve: Serve | None) -> None:
     sums = unconnected_one_shot_all_reduce(setup.tp.size, setup.device, width=model_config.hidden_size)
     with torch.inference_mode():
         model = build(model_config, weights, dataclasses.replace(setup.tp, one_shot_all_reduce=sums))
-    loaded = small.assemble(model, plan, lambda done, total: None, {})
+    loaded = small.assemble(model, plan, lambda done, total: None, {}, graphs=Captured.NONE)
     if serve is not None:
         serve(loaded)
 

@@ -30,15 +30,15 @@ _SOURCES = ("engine", "kernels", "models")
 
 
 class Precompilation:
-    """A running compilation of kernels. Life: precompile() → wait()."""
+    """Running compilations of kernels, one for each workload. Life: precompile() → wait()."""
 
-    def __init__(self, compilation: Compilation, done: Path) -> None:
-        self._compilation = compilation
+    def __init__(self, compilations: Sequence[Compilation], done: Path) -> None:
+        self._compilations = compilations
         self._done = done
 
     def wait(self, on_progress: Callable[[int, int], None]) -> None:
-        """Wait until all kernels are compiled."""
-        if self._compilation.wait(on_progress):
+        """Wait until all kernels are compiled; progress counts those of one workload after the other."""
+        if all([part.wait(on_progress) for part in self._compilations]):  # noqa: C419 - every one is waited for
             self._done.touch()
 
 
@@ -52,11 +52,16 @@ def precompile(workloads: Sequence[Callable[[], None]], *, key: str) -> Precompi
         done = _done_file(key)
         if done.exists():
             return None
+        compilations: list[Compilation] = []
+        num_before = 0
         with collect_kernels() as kernels:
             for run in workloads:
                 run()
                 _free_memory()
-        return Precompilation(Compilation(kernels), done)
+                # the kernels of this workload compile while the next one is recorded
+                compilations.append(Compilation(kernels[num_before:]))
+                num_before = len(kernels)
+        return Precompilation(compilations, done)
     except Exception as error:  # an error that also affects serving occurs there again
         reason = f"{type(error).__name__}: {first_line(error)}"
         logger.warning("precompilation failed, so kernels compile at their first launch: %s", reason)

@@ -8,21 +8,18 @@ against the model.
 from __future__ import annotations
 
 import dataclasses
+import enum
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import msgspec
 import torch
 
-from engine.core.engine import Engine, EngineParts
-from engine.core.grammars import Grammars
-from engine.core.outputs import Transport
-from engine.core.scheduler import Scheduler
-from engine.core.speculative import make_drafter
-from engine.device.cuda_graph import MixedGraphs
+from engine.device.cuda_graph import CudaGraphDevice
+from engine.device.graph_captures import GraphCaptures
 from engine.device.kv_cache import (
     KVCachePlan,
     allocate_kv_cache,
@@ -34,13 +31,14 @@ from engine.device.memory import DeviceMemory, check_memory, format_size, measur
 from engine.device.model_runner import ModelRunner
 from engine.device.page_plan import PagePlan, plan_pages
 from engine.device.step_states import ring_bytes
+from engine.device.step_times import StepTimes
 from engine.grammar.compiler import CompilerLoader
-from engine.interface.config import EngineConfig, SchedulerConfig, SpeculativeConfig
-from engine.interface.metrics import Metrics
+from engine.interface.config import EngineConfig, SchedulerConfig
 from engine.startup.device_choice import head_copy_bytes
 from engine.startup.limits import Limits, choose_limits, step_bytes
-from engine.tensor_parallel.process_group import join_ranks, least, leave_ranks
-from engine.tensor_parallel.ranks import NeverRaised, RankedExecutor, Ranks
+from engine.startup.loaded_engine import LoadedEngine
+from engine.tensor_parallel.process_group import join_ranks, least
+from engine.tensor_parallel.ranks import Ranks
 from kernels.attention.base import AttentionBackend
 from kernels.ops import LoraTokens
 from models.build import Model
@@ -49,8 +47,18 @@ from models.lora.adapter import Adapter
 from models.lora.linear import AdapterStack, check_adapters
 from models.parallel import ALONE, TensorParallel
 
+logger = logging.getLogger(__name__)
+
 # Target for the longest step with decode rows and prompt chunks: a pause that readers of a stream do not notice
 _LONG_STEP_S = 0.045
+
+
+class Captured(enum.Enum):
+    """The graphs that assemble() captures. NONE: it only launches their kernels, to record them."""
+
+    ALL = enum.auto()
+    SOME = enum.auto()  # sizes of each magnitude; the engine captures the rest when it is idle
+    NONE = enum.auto()
 
 
 @dataclass(frozen=True)
@@ -86,84 +94,6 @@ def open_adapters(
     num_bytes = check_adapters(opened, model, dtype=dtype, tp=tp)
     tokens = LoraTokens(num_adapters=len(opened), max_tokens=max_step_tokens, device=device)
     return Adapters(opened, num_bytes, tokens)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedEngine:
-    """A loaded model with the facts that the engine's loop and the start-up panel need."""
-
-    runner: ModelRunner
-    scheduler_config: SchedulerConfig
-    overlap_depth: int
-    facts: dict[str, str]
-    compiler_loader: CompilerLoader
-    model_config: ModelConfig
-    plan: KVCachePlan
-    dtype: torch.dtype
-    num_loras: int = 0
-    speculative: SpeculativeConfig | None = None
-    ranks: Ranks | None = None  # the other ranks of a split model
-
-    def engine(
-        self,
-        transport: Transport,
-        metrics: Metrics,
-        *,
-        overlap_depth: int | None = None,
-        max_queued_requests: int = 2048,
-        max_queued_tokens: int | None = None,
-    ) -> Engine:
-        """Return an engine over the runner, with its own scheduler and prefix cache."""
-        parts = EngineParts(
-            executor=self.runner if self.ranks is None else RankedExecutor(self.runner, self.ranks),
-            scheduler=Scheduler(self.scheduler_config),
-            transport=transport,
-            metrics=metrics,
-            clock=time.monotonic,
-            vocab_size=self.model_config.vocab_size,
-            overlap_depth=overlap_depth or self.overlap_depth,
-            max_queued_requests=max_queued_requests,
-            max_queued_tokens=max_queued_tokens,
-            # several ranks cannot drop a step that one of them has begun
-            memory_error=torch.OutOfMemoryError if self.ranks is None else NeverRaised,
-            release_memory=self._release_memory,
-            grammars=Grammars(self.compiler_loader.get, vocab_size=self.model_config.vocab_size),
-            can_generate=self.model_config.has_lm_head,
-            num_loras=self.num_loras,
-            make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
-            bytes_per_block=self.plan.bytes_per_page,
-        )
-        return Engine(parts)
-
-    @property
-    def build(self) -> dict[str, str]:
-        """Labels of the metric quire_build_info: versions, device and dtype."""
-        return {
-            "torch": str(torch.__version__),  # a TorchVersion cannot be sent
-            "cuda": torch.version.cuda or "",
-            "device": self.runner.device.type,
-            "dtype": str(self.dtype).removeprefix("torch."),
-        }
-
-    def measure_gpu_memory(self) -> tuple[int, int]:
-        """Return used (by all programs) and total bytes of the CUDA device; 0 and 0 without one. Does not sync."""
-        if self.runner.device.type != "cuda":
-            return 0, 0
-        free, total = torch.cuda.mem_get_info(self.runner.device)
-        return total - free, total
-
-    def close(self) -> None:
-        """Release the model's memory, and end the other ranks."""
-        self.runner.close()
-        if self.ranks is not None:
-            self.ranks.close()
-            leave_ranks()
-
-    def _release_memory(self) -> None:
-        """Wait for all launched steps, then return cached memory to the device."""
-        if self.runner.device.type == "cuda":
-            torch.cuda.synchronize(self.runner.device)
-            torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)
@@ -306,9 +236,13 @@ class Setup:
         on_graph: Callable[[int, int], None],
         facts: dict[str, str],
         *,
+        graphs: Captured = Captured.ALL,
         ranks: Ranks | None = None,
     ) -> LoadedEngine:
-        """Allocate the pool, capture graphs, and derive the scheduler's limits from their timings."""
+        """Allocate the pool, capture graphs, and derive the scheduler's limits from their timings.
+
+        on_graph: called with the number of captured graphs and their total.
+        """
         config, limits, device = self.config, self.limited_to(plan.max_num_seqs).limits, self.device
         runner = ModelRunner(
             model,
@@ -330,11 +264,13 @@ class Setup:
         )
         # Steps that return hidden states of whole prompts use no graphs, so a model without a head needs none
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager and not self.model_config.is_foreign
+        captures = None
         if device.type == "cuda" and self.backend.is_graph_safe and has_graphs:
-            runner.capture_graphs(on_graph)
+            on_graph(0, 0)
+            captures = self._capture(runner, on_graph, graphs)
         return LoadedEngine(
             runner=runner,
-            scheduler_config=self._scheduler_config(plan, limits, runner.mixed_graphs),
+            scheduler_config=self._scheduler_config(plan, limits, None if captures is None else captures.mixed.times),
             overlap_depth=config.overlap_depth or (2 if device.type == "cuda" else 1),
             facts=facts,
             compiler_loader=self.compiler_loader,
@@ -344,14 +280,29 @@ class Setup:
             num_loras=self.num_loras,
             speculative=config.speculative,
             ranks=ranks,
+            captures=captures,
         )
 
-    def _scheduler_config(self, plan: KVCachePlan, limits: Limits, graphs: MixedGraphs | None) -> SchedulerConfig:
-        """Return the scheduler's limits, from the timings of the captured graphs, if any."""
+    def _capture(
+        self, runner: ModelRunner, on_graph: Callable[[int, int], None], which: Captured
+    ) -> GraphCaptures | None:
+        """Capture graphs; None if their kernels are only to be launched."""
+        started_s = time.monotonic()
+        captures = runner.plan_graphs(CudaGraphDevice(), layers=self.model_config.layers_of_each_kind)
+        captures.warm_up()
+        if which is Captured.NONE:
+            return None
+        logger.info("graphs warm_up_s=%.2f", time.monotonic() - started_s)
+        captures.capture(on_graph, is_partial=which is Captured.SOME, long_step_s=_LONG_STEP_S)
+        runner.replay_graphs(captures)
+        return captures
+
+    def _scheduler_config(self, plan: KVCachePlan, limits: Limits, times: StepTimes | None) -> SchedulerConfig:
+        """Return the scheduler's limits, from the times of its graphs, if any."""
         config = self.config
-        longest = _longest_step(config, limits, graphs)
-        efficient = longest if graphs is None else min(graphs.efficient_tokens, longest)
-        max_cost = None if graphs is None else graphs.tokens_at_best_rate(_LONG_STEP_S)
+        longest = _longest_step(config, limits, times)
+        efficient = longest if times is None else min(times.efficient_tokens, longest)
+        max_cost = None if times is None else times.tokens_at_best_rate(_LONG_STEP_S)
         return SchedulerConfig(
             num_pages=plan.num_pages,
             block_size=plan.block_size,
@@ -360,7 +311,7 @@ class Setup:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             min_decode_step_tokens=longest if config.is_offline else efficient,
             max_decode_step_tokens=longest,
-            step_sizes=[] if graphs is None else graphs.num_tokens,
+            step_sizes=[] if times is None else list(times.seconds),
             max_mixed_cost=config.max_decode_step_tokens or max_cost,
             costly_context=_costly_context(self.model_config),
             max_model_len=plan.max_model_len,
@@ -370,13 +321,13 @@ class Setup:
         )
 
 
-def _longest_step(config: EngineConfig, limits: Limits, graphs: MixedGraphs | None) -> int:
+def _longest_step(config: EngineConfig, limits: Limits, times: StepTimes | None) -> int:
     """Return the maximum tokens of a step with decode rows: the user's setting, else as measured here."""
     if config.max_decode_step_tokens:
         return config.max_decode_step_tokens
-    if graphs is None or config.is_offline:
+    if times is None or config.is_offline:
         return limits.max_num_batched_tokens
-    return min(max(graphs.fitting_tokens(_LONG_STEP_S), 2 * limits.max_num_seqs), limits.max_num_batched_tokens)
+    return min(max(times.fitting_tokens(_LONG_STEP_S), 2 * limits.max_num_seqs), limits.max_num_batched_tokens)
 
 
 def _costly_context(model: ModelConfig) -> int:

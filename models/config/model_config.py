@@ -232,15 +232,20 @@ class ModelConfig:
         limit = self.max_context_len if max_model_len is None else max_model_len
         return dataclasses.replace(self, max_context_len=min(limit, self.max_context_len))
 
-    def one_layer_of_each_kind(self) -> ModelConfig:
-        """Return this model with the fewest layers that include every kind of layer it has."""
+    @property
+    def layers_of_each_kind(self) -> list[int]:
+        """The fewest layers that include every kind of layer, and those whose keys and values they share; ascending."""
         kinds: dict[tuple[object, ...], int] = {}
         parts = zip(self.caches, self.states, self.ropes, self.sparse_layers, self.bare_layers, strict=True)
         for layer, kind in enumerate(parts):
             kinds.setdefault(kind, layer)
         caches = (self.caches[layer] for layer in kinds.values())
         owners = (cache.shares for cache in caches if cache is not None)
-        kept = sorted({*kinds.values(), *(owner for owner in owners if owner is not None)})
+        return sorted({*kinds.values(), *(owner for owner in owners if owner is not None)})
+
+    def one_layer_of_each_kind(self) -> ModelConfig:
+        """Return this model with the fewest layers that include every kind of layer it has."""
+        kept = self.layers_of_each_kind
         return dataclasses.replace(
             self,
             num_layers=len(kept),

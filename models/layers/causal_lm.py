@@ -172,7 +172,8 @@ class CausalLM(nn.Module):
         if self.layer_inputs is not None:
             ctx = replace(ctx, layer_inputs=self.layer_inputs(input_ids, hidden))
         residual: torch.Tensor | None = None
-        for layer in self.layers:
+        layers = self.layers if ctx.only_layers is None else [self.layers[index] for index in ctx.only_layers]
+        for layer in layers:
             hidden, residual = layer(hidden, residual, ctx)
         return add_and_norm(self.norm, hidden, residual)[0]
 

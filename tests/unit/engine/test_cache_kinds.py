@@ -10,7 +10,7 @@ from engine.interface.config import EngineConfig, LoraSource, SpeculativeConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from engine.startup.load import _decide, _serve_small
-from engine.startup.setup import LoadedEngine
+from engine.startup.loaded_engine import LoadedEngine
 from tests.support.checkpoints import make_configs
 from tests.support.lora_adapters import ATTENTION, adapter_config, make_tensors, modules, save_adapter, save_merged
 from tests.support.reference import save_checkpoint

@@ -15,7 +15,7 @@ from engine.interface.config import EngineConfig, SpeculativeConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from engine.startup.load import _decide, _serve_small
-from engine.startup.setup import LoadedEngine
+from engine.startup.loaded_engine import LoadedEngine
 from tests.support.checkpoints import make_configs
 from tests.support.hybrid_model import LAYERS, VOCAB_SIZE, Untouched, hybrid_config, load_hybrid, pad_steps, served
 from tests.support.reference import save_checkpoint

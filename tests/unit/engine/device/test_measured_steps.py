@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from engine.device.cuda_graph import TOKEN_SIZES, measure_sizes
+from engine.device.cuda_graph import TOKEN_SIZES
+from engine.device.step_times import measure_sizes
 
 SIZES = list(TOKEN_SIZES)
 

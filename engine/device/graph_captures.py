@@ -1,0 +1,169 @@
+"""GraphCaptures: captures the CUDA graphs of one ModelRunner: some before the engine is ready, the rest later.
+
+Life: warm_up → capture → capture_next, as long as it returns True, between two steps.
+A capture records launches and executes nothing, so it may happen at any time between steps. The kernels that it records
+must have been loaded: warm_up() runs every size before the first real step, with one layer of each kind, since the
+other layers launch the same kernels. Graphs are captured largest first into one memory pool, so that all sizes share
+the largest one's activations.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from engine.device.cuda_graph import DecodeGraphs, GraphDevice, Layers, MixedGraphs
+from engine.device.input_batch import MixedShape
+from engine.device.memory import is_out_of_memory
+from engine.device.step_times import Agree, StepTimes, measure_sizes, spread
+from engine.interface.errors import first_line
+
+logger = logging.getLogger(__name__)
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class _Size:
+    """A size of decode or mixed steps."""
+
+    name: str  # unique
+    run: Callable[[Layers], None] = field(compare=False)
+    capture: Callable[[], None] = field(compare=False)
+
+
+class GraphCaptures:
+    """The graphs of decode and mixed steps, and the sizes still to be captured."""
+
+    def __init__(
+        self, decode: DecodeGraphs, mixed: MixedGraphs, device: GraphDevice, *, layers: Layers, agree: Agree
+    ) -> None:
+        """layers: one of each kind; None: all, for ranks, whose sums over ranks must not fail on one of them alone.
+
+        agree: returns the first rank's measurements on every rank, since all ranks must choose the same graphs.
+        """
+        self.decode = decode
+        self.mixed = mixed
+        self._device = device
+        self._layers = layers
+        self._agree = agree
+        self._left: list[_Size] = []  # the next one is last
+        self._num_late = self._num_failed = 0
+        self._longest_s = 0.0
+
+    @property
+    def num_left(self) -> int:
+        """The number of graphs that capture() left out and capture_next() has not captured yet."""
+        return len(self._left)
+
+    def warm_up(self) -> None:
+        """Run a step of each size without a graph, which loads its kernels. Blocks. Before the first real step."""
+        with torch.inference_mode():
+            for size in self._largest_first(self.mixed.sizes, self.decode.sizes):
+                size.run(self._layers)
+        self._device.synchronize()
+
+    def capture(self, on_progress: OnProgress, *, is_partial: bool, long_step_s: float) -> None:
+        """Capture all sizes, or some of each magnitude (is_partial), and measure how long steps take. Blocks.
+
+        long_step_s: the aim for long steps with decode rows; the size that comes nearest to it is captured, too.
+        """
+        started_s = time.perf_counter()
+        first = self._largest_first(
+            self.mixed.first_sizes if is_partial else self.mixed.sizes,
+            self.decode.first_sizes if is_partial else self.decode.sizes,
+        )
+        done = itertools.count(1)
+        with torch.inference_mode():
+            launch_s = self.mixed.time_launch(self._device)
+            self._device.free_unused()  # memory of the steps before: the pool of graphs has its own
+            for size in first:
+                self._capture_or_warm_up(size)
+                on_progress(next(done), len(first))
+            captured_s = time.perf_counter()
+            self.mixed.times = self._measure(launch_s)
+            measured_s = time.perf_counter()
+            common = {self.mixed.times.efficient_tokens, self.mixed.times.fitting_tokens(long_step_s)}
+            for size in self._largest_first([self.mixed.of_tokens(num_tokens) for num_tokens in sorted(common)], []):
+                if size not in first:
+                    self._capture_or_warm_up(size)
+                    first.append(size)
+        self._device.free_unused()
+        rest = self._largest_first(self.mixed.sizes, self.decode.sizes)
+        self._left = [size for size in reversed(rest) if size not in first]
+        logger.info(
+            "graphs captured=%d later=%d capture_s=%.2f timing_s=%.2f launch_ms=%.1f",
+            len(first),
+            len(self._left),
+            captured_s - started_s,
+            measured_s - captured_s,
+            launch_s * 1e3,
+        )
+
+    def capture_next(self) -> bool:
+        """Capture one more size, if any is left; return True if more are left. Takes about two launches of a step.
+
+        A size whose capture fails stays without: its steps go on with the next larger graph, or without one.
+        """
+        if not self._left:
+            return False
+        size = self._left.pop()
+        started_s = time.perf_counter()
+        try:
+            with torch.inference_mode():
+                size.capture()
+            self._num_late += 1
+        except RuntimeError as error:
+            self._num_failed += 1
+            logger.warning("graph not captured %s reason=%r", size.name, first_line(error))
+        self._longest_s = max(self._longest_s, time.perf_counter() - started_s)
+        if not self._left:
+            logger.info(
+                "late graphs captured=%d failed=%d longest_ms=%.1f",
+                self._num_late,
+                self._num_failed,
+                self._longest_s * 1e3,
+            )
+        return bool(self._left)
+
+    def _largest_first(self, shapes: Sequence[MixedShape], rows: Sequence[int]) -> list[_Size]:
+        """Return mixed and decode sizes, both ascending, with the largest first: mixed steps are larger."""
+        decode, mixed, device = self.decode, self.mixed, self._device
+        return [
+            *(
+                _Size(
+                    f"tokens={shape.num_tokens} rows={shape.num_rows} prompts={shape.num_prefills}",
+                    partial(mixed.run, shape),
+                    partial(mixed.capture, shape, device),
+                )
+                for shape in reversed(shapes)
+            ),
+            *(
+                _Size(f"decode_rows={size}", partial(decode.run, size), partial(decode.capture, size, device))
+                for size in reversed(rows)
+            ),
+        ]
+
+    def _capture_or_warm_up(self, size: _Size) -> None:
+        """Capture a size before the first real step; if a layer has kernels of its own, after a run of all layers."""
+        try:
+            size.capture()
+        except RuntimeError as error:
+            if self._layers is None or is_out_of_memory(error):
+                raise
+            logger.info("graph captured in a second attempt %s reason=%r", size.name, first_line(error))
+            size.run(None)
+            self._device.synchronize()
+            size.capture()
+
+    def _measure(self, launch_s: float) -> StepTimes:
+        sizes = self.mixed.timed_sizes()
+        timed = measure_sizes(sizes, lambda size: self.mixed.time(size, self._device), self._agree)
+        (agreed_s,) = self._agree([launch_s])
+        return StepTimes(spread(timed, self.mixed.num_tokens), agreed_s)

@@ -1,0 +1,89 @@
+"""StepTimes: how long a step of each padded size takes, measured at the start. Imports no torch.
+
+They decide for the life of the process how many tokens the scheduler puts into a step, and when padding a step costs
+more than launching it kernel by kernel. So they are measured on warm clocks, and are the same on all ranks. Some sizes
+are timed; a step of a size between two of them lies on the line through them, and beyond them in proportion.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Agree = Callable[[list[float]], list[float]]
+
+_NEARLY = 0.95  # share of the best rate
+# The replays of measure_sizes() beyond one of each size take less than 0.3 s: 12 ms for each size up to 30 ms per step
+_WARM_UP_S, _TIMED_S, _LONG_S = 0.030, 0.012, 0.030
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Times of steps without attention to context."""
+
+    seconds: dict[int, float]  # by padded number of tokens, ascending
+    launch_s: float  # host time to launch one step without a graph
+
+    def is_worth_padding(self, num_tokens: int, padded: int) -> bool:
+        """Return True if a graph of `padded` tokens computes a step of num_tokens as fast as launching its kernels."""
+        padded_s = self.seconds[padded]
+        return padded_s <= max(self.launch_s, padded_s * num_tokens / padded)
+
+    def fitting_tokens(self, seconds: float) -> int:
+        """Return the padded number of tokens whose step time is closest to `seconds`."""
+        return min(self.seconds, key=lambda num_tokens: abs(math.log(self.seconds[num_tokens] / seconds)))
+
+    @property
+    def efficient_tokens(self) -> int:
+        """The smallest padded number of tokens with nearly the best rate of tokens per second."""
+        rates = self._rates()
+        return min(num_tokens for num_tokens, rate in rates.items() if rate >= _NEARLY * max(rates.values()))
+
+    def tokens_at_best_rate(self, seconds: float) -> int:
+        """Return the number of tokens computed in `seconds` at the best measured rate."""
+        return int(seconds * max(self._rates().values()))
+
+    def _rates(self) -> dict[int, float]:
+        return {num_tokens: num_tokens / seconds for num_tokens, seconds in self.seconds.items()}
+
+
+def spread(timed: dict[int, float], sizes: Sequence[int]) -> dict[int, float]:
+    """Return the seconds of a step of every size, from those of the timed sizes. Both ascending."""
+    known, seconds = list(timed), {}
+    for size in sizes:
+        below = max((k for k in known if k <= size), default=known[0])
+        above = min((k for k in known if k >= size), default=known[-1])
+        if size <= known[0]:
+            seconds[size] = timed[known[0]]  # it reads all weights, too
+        elif size >= known[-1]:
+            seconds[size] = timed[known[-1]] * size / known[-1]
+        elif below == above:
+            seconds[size] = timed[size]
+        else:
+            share = (size - below) / (above - below)
+            seconds[size] = timed[below] + share * (timed[above] - timed[below])
+    return seconds
+
+
+def measure_sizes(sizes: list[int], time_once: Callable[[int], float], agree: Agree) -> dict[int, float]:
+    """Return the seconds of a step of each size: the median of several replays on warm clocks, fewer of long steps.
+
+    sizes: ascending. time_once: replays one step of a size and returns its seconds. agree: returns the first rank's
+    numbers on every rank. Every rank makes the same replays, since they contain collectives.
+    """
+    first = dict(zip(sizes, agree([time_once(size) for size in sizes]), strict=True))  # this warms the clocks up
+    for _ in range(math.ceil((_WARM_UP_S - sum(first.values())) / first[sizes[-1]])):
+        time_once(sizes[-1])
+    medians = {
+        size: statistics.median(time_once(size) for _ in range(_num_replays(seconds)))
+        for size, seconds in first.items()
+        if seconds <= _LONG_S  # longer ones came last, when the clocks were warm
+    }
+    return dict(zip(sizes, agree([medians.get(size, first[size]) for size in sizes]), strict=True))
+
+
+def _num_replays(seconds: float) -> int:
+    """Return how often to time a step that takes about `seconds`: at most 5 times, in about _TIMED_S, at least once."""
+    return max(1, min(5, int(_TIMED_S / seconds)))

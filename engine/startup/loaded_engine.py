@@ -1,0 +1,111 @@
+"""LoadedEngine: a loaded model, with the facts that the engine's loop and the start-up panel need. Imports torch.
+
+Life: Setup.assemble() → engine(), which may be called again for another loop over the same runner → close().
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from engine.core.engine import Engine, EngineParts
+from engine.core.grammars import Grammars
+from engine.core.outputs import Transport
+from engine.core.scheduler import Scheduler
+from engine.core.speculative import make_drafter
+from engine.device.graph_captures import GraphCaptures
+from engine.device.kv_cache import KVCachePlan
+from engine.device.model_runner import ModelRunner
+from engine.grammar.compiler import CompilerLoader
+from engine.interface.config import SchedulerConfig, SpeculativeConfig
+from engine.interface.metrics import Metrics
+from engine.tensor_parallel.process_group import leave_ranks
+from engine.tensor_parallel.ranks import NeverRaised, RankedExecutor, Ranks
+from models.config.model_config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedEngine:
+    """A loaded model with the facts that the engine's loop and the start-up panel need."""
+
+    runner: ModelRunner
+    scheduler_config: SchedulerConfig
+    overlap_depth: int
+    facts: dict[str, str]
+    compiler_loader: CompilerLoader
+    model_config: ModelConfig
+    plan: KVCachePlan
+    dtype: torch.dtype
+    num_loras: int = 0
+    speculative: SpeculativeConfig | None = None
+    ranks: Ranks | None = None  # the other ranks of a split model
+    captures: GraphCaptures | None = None  # of the runner; None: it has no graphs
+
+    def engine(
+        self,
+        transport: Transport,
+        metrics: Metrics,
+        *,
+        overlap_depth: int | None = None,
+        max_queued_requests: int = 2048,
+        max_queued_tokens: int | None = None,
+        captures_graphs: bool = False,
+    ) -> Engine:
+        """Return an engine over the runner, with its own scheduler and prefix cache.
+
+        captures_graphs: it captures the graphs that the start left out, whenever it has nothing else to do.
+        """
+        parts = EngineParts(
+            executor=self.runner if self.ranks is None else RankedExecutor(self.runner, self.ranks),
+            scheduler=Scheduler(self.scheduler_config),
+            transport=transport,
+            metrics=metrics,
+            clock=time.monotonic,
+            vocab_size=self.model_config.vocab_size,
+            overlap_depth=overlap_depth or self.overlap_depth,
+            max_queued_requests=max_queued_requests,
+            max_queued_tokens=max_queued_tokens,
+            # several ranks cannot drop a step that one of them has begun
+            memory_error=torch.OutOfMemoryError if self.ranks is None else NeverRaised,
+            release_memory=self._release_memory,
+            grammars=Grammars(self.compiler_loader.get, vocab_size=self.model_config.vocab_size),
+            can_generate=self.model_config.has_lm_head,
+            num_loras=self.num_loras,
+            make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
+            bytes_per_block=self.plan.bytes_per_page,
+            idle_work=self.captures.capture_next if captures_graphs and self.captures is not None else None,
+        )
+        return Engine(parts)
+
+    @property
+    def build(self) -> dict[str, str]:
+        """Labels of the metric quire_build_info: versions, device and dtype."""
+        return {
+            "torch": str(torch.__version__),  # a TorchVersion cannot be sent
+            "cuda": torch.version.cuda or "",
+            "device": self.runner.device.type,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+    def measure_gpu_memory(self) -> tuple[int, int]:
+        """Return used (by all programs) and total bytes of the CUDA device; 0 and 0 without one. Does not sync."""
+        if self.runner.device.type != "cuda":
+            return 0, 0
+        free, total = torch.cuda.mem_get_info(self.runner.device)
+        return total - free, total
+
+    def close(self) -> None:
+        """Release the model's memory, and end the other ranks."""
+        self.runner.close()
+        if self.ranks is not None:
+            self.ranks.close()
+            leave_ranks()
+
+    def _release_memory(self) -> None:
+        """Wait for all launched steps, then return cached memory to the device."""
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)
+            torch.cuda.empty_cache()
