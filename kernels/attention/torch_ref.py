@@ -23,6 +23,7 @@ class TorchAttention:
 
     name = "torch"
     block_size_multiple = 1
+    groups_rows = True
     is_graph_safe = False  # the gather is as wide as the bound, so a graph would always compute the longest length
 
     def __init__(self) -> None:
