@@ -26,7 +26,7 @@ from engine.device.input_batch import MixedShape, PackedStep
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE as GraphPool  # torch has no public name
 
-RunDecode = Callable[[torch.Tensor], torch.Tensor]
+RunDecode = Callable[[torch.Tensor, bool], torch.Tensor]
 RunMixed = Callable[[MixedShape], torch.Tensor]
 Agree = Callable[[list[float]], list[float]]
 
@@ -76,19 +76,30 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
     return [*fitting, max_num_seqs]
 
 
-class DecodeGraphs:
-    """Captures `run_decode` (req_index [B] int64 → hidden [B, hidden_size], no sync inside) and replays it."""
+def grouped_sizes(max_num_seqs: int) -> list[int]:
+    """Return the padded batch sizes of steps with groups, ascending: few, as each costs memory and time at the start."""
+    sizes = [4, 8, 16, 32, 64, 96, 128, 192, 256, *range(384, max_num_seqs, 128)]
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
-    def __init__(self, run_decode: RunDecode, *, max_num_seqs: int, padding_row: int, device: torch.device) -> None:
+
+class DecodeGraphs:
+    """Captures `run_decode` (req_index [B] int64, is_grouped → hidden [B, hidden_size]; no sync) and replays it."""
+
+    def __init__(
+        self, run_decode: RunDecode, *, max_num_seqs: int, padding_row: int, device: torch.device, has_groups: bool
+    ) -> None:
+        """has_groups: also in a version for steps whose rows are grouped by shared prefixes."""
         self._run_decode = run_decode
         self._padding_row = padding_row
-        self._sizes = graph_sizes(max_num_seqs)
+        self._sizes = [(size, False) for size in graph_sizes(max_num_seqs)]
+        if has_groups:
+            self._sizes = sorted([*self._sizes, *((size, True) for size in grouped_sizes(max_num_seqs))])
         # [max_num_seqs] int64: the buffer that every graph reads
         self._req_index = torch.full((max_num_seqs,), padding_row, dtype=torch.int64, device=device)
         self._num_rows = 0
         self._loaded: torch.Tensor | None = None  # the tensor whose values are in the buffer
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._hidden: dict[int, torch.Tensor] = {}
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._hidden: dict[tuple[int, bool], torch.Tensor] = {}
 
     @property
     def num_graphs(self) -> int:
@@ -97,15 +108,15 @@ class DecodeGraphs:
 
     def capture(self, pool: GraphPool, on_captured: Callable[[], None]) -> None:
         """Capture every size into `pool`; call on_captured() after each. Blocks."""
-        for size in reversed(self._sizes):
-            rows = self._req_index[:size]
-            self._graphs[size], self._hidden[size] = _capture(partial(self._run_decode, rows), pool)
+        for size, is_grouped in reversed(self._sizes):
+            run = partial(self._run_decode, self._req_index[:size], is_grouped)
+            self._graphs[size, is_grouped], self._hidden[size, is_grouped] = _capture(run, pool)
             on_captured()
 
-    def replay(self, req_index: torch.Tensor) -> torch.Tensor:
+    def replay(self, req_index: torch.Tensor, *, is_grouped: bool) -> torch.Tensor:
         """Launch the step of these rows ([R] int64); return hidden [R, hidden_size], valid until the next replay."""
         num_rows = req_index.shape[0]
-        size = next(size for size in self._sizes if size >= num_rows)
+        size = next(each for each in self._sizes if each[0] >= num_rows and each[1] == is_grouped)
         if self._loaded is not req_index:
             self._req_index[:num_rows].copy_(req_index)
             if self._num_rows > num_rows:

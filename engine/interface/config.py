@@ -79,6 +79,19 @@ class CacheGroup(msgspec.Struct, frozen=True):
         return 1 if self.kind == "state" else self.pages_per_block
 
 
+class SharingRates(msgspec.Struct, frozen=True, kw_only=True):
+    """The costs of grouping decode rows that share a prefix, in keys: the time to read that many keys of one row.
+
+    engine/startup/limits.py has the measured rates from which they follow.
+    """
+
+    chunk_tokens: int = 256  # rows are compared by so many tokens
+    step_keys: int = 0  # of a step with groups
+    group_keys: int = 0  # of a group
+    row_keys: int = 0  # of a row in a group
+    shared_percent: int = 0  # of a shared key for each row: the products, which are not spared
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's limits, derived from EngineConfig and the size of the KV pool."""
 
@@ -99,6 +112,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     enable_prefix_caching: bool = True
     max_num_samples: int | None = None  # maximum sampled positions of a step with drafts; None: max_num_seqs
+    sharing: SharingRates | None = None  # None: rows are not grouped by shared prefixes
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
