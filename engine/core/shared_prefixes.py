@@ -1,4 +1,4 @@
-"""SharedPrefixes: which running requests begin with the same blocks, so that decode attention reads these once. No torch.
+"""SharedPrefixes: the running requests that begin with the same blocks, which attention reads once. Never torch.
 
 A tree of the running requests' prompts, by the blocks that hold them: a node is a prefix of whole chunks of blocks that
 several of them have had in common. A request takes part from its admission until it stops running, and its prompt's
@@ -125,9 +125,7 @@ class SharedPrefixes:
             return [], self._is_worth
         updates, self._updates = self._updates, {}
         shares = [
-            (request.req_index, 0, 0)
-            if node is None
-            else (request.req_index, node.number, node.depth * self._tokens)
+            (request.req_index, 0, 0) if node is None else (request.req_index, node.number, node.depth * self._tokens)
             for request, node in updates.items()
         ]
         return shares, self._is_worth

@@ -152,7 +152,9 @@ class InputBatchBuilder:
         self._group_of = pages.table_groups  # by table
         self._num_tables = len(self._group_of)
         # of layers that see all tokens: the tables whose rows may share their beginning
-        self._whole_tables = [table for table, group in enumerate(self._group_of) if pages.groups[group].cache.reach is None]
+        self._whole_tables = [
+            table for table, group in enumerate(self._group_of) if pages.groups[group].cache.reach is None
+        ]
         self._units_per_page = [pages.groups[group].units_per_page for group in self._group_of]
         self._block_size = pages.block_size
         self._lora_tokens = lora_tokens

@@ -18,9 +18,9 @@ from models.config.size import attention_values_per_token, mlp_values_per_token
 _MANY_SAMPLES = 256  # positions of a step
 # Memory of the captured graphs on a GPU, about 10 MiB each
 _GRAPHS_BYTES = GIB
-# Of grouped decode rows on an H100 (benchmarks/shared_prefix.py): reading keys and values, products of the shared pass,
-# its launch in each layer, the kernels that group a step's rows, those for one more group, and the pieces of which a row
-# stores, then reads an output in float32
+# Of grouped decode rows on an H100 (benchmarks/shared_prefix.py): reading keys and values; products of the shared pass;
+# its launch in each layer; the kernels that group a step's rows; one more group there; and the pieces of shared keys, for
+# each of which a row stores, then reads an output in float32
 _READ_BYTES_S, _SHARED_FLOPS = 2.8e12, 250e12
 _LAUNCH_S, _GROUPING_S, _GROUP_S = 3e-6, 15e-6, 2e-6
 _PIECES = 2
@@ -85,9 +85,7 @@ def sharing_rates(model: ModelConfig, kv_dtype: torch.dtype) -> SharingRates | N
     caches = [
         cache
         for cache in model.kv_caches
-        if cache.reach is None
-        and not cache.values_in_keys
-        and max(cache.head_dim, cache.v_head_dim) <= _MAX_HEAD_DIM
+        if cache.reach is None and not cache.values_in_keys and max(cache.head_dim, cache.v_head_dim) <= _MAX_HEAD_DIM
     ]
     if not caches or model.is_foreign:
         return None

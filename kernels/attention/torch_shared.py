@@ -57,7 +57,9 @@ def attend_by_groups(
         if not num_own:  # padding
             outputs.append(values.new_zeros(q.shape[1], values.shape[-1], dtype=torch.float32))
             continue
-        out, lse = _attend(query[None], keys[:, :num_own], values[:, :num_own], scale=scale, softcap=softcap, sinks=sinks)
+        out, lse = _attend(
+            query[None], keys[:, :num_own], values[:, :num_own], scale=scale, softcap=softcap, sinks=sinks
+        )
         outputs.append(out[0] if part is None else _merge(out[0], lse[0], part[0], part[1]))
     return torch.stack(outputs).to(q.dtype)
 
@@ -84,9 +86,7 @@ def _attend(
     return out.flatten(1, 2), logits.logsumexp(-1).flatten(1, 2)
 
 
-def _merge(
-    out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
-) -> torch.Tensor:
+def _merge(out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> torch.Tensor:
     """Merge the attention of one query over two sets of keys: [H, Dv] and [H] each."""
     share = torch.sigmoid(lse - other_lse)[:, None]  # exp(lse) / (exp(lse) + exp(other_lse))
     return out * share + other * (1 - share)

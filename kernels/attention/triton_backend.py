@@ -104,9 +104,7 @@ class TritonAttention:
                 )
             }
 
-    def _pieces(
-        self, metadata: AttentionMetadata, num_kv_heads: int, scratch: DecodeScratch
-    ) -> torch.Tensor | None:
+    def _pieces(self, metadata: AttentionMetadata, num_kv_heads: int, scratch: DecodeScratch) -> torch.Tensor | None:
         """Return the pieces of the keys of a layer that sees whole rows; None: a single row is not cut."""
         known = self._cuts if metadata.shared is None else self._lone
         if num_kv_heads not in known:  # prepare() did not know this number of heads
@@ -129,9 +127,7 @@ class TritonAttention:
             num_pieces=max(1, config.per_sm * scratch.num_sms // num_kv_heads),
         )  # fmt: skip
         num_pieces = scratch.num_pieces(num_rows=num_rows, num_kv_heads=num_kv_heads)
-        grouped.own_pieces = cut_rows(
-            seq_lens, num_pieces=num_pieces, query_start_loc=starts, shared_rows=grouped.rows
-        )
+        grouped.own_pieces = cut_rows(seq_lens, num_pieces=num_pieces, query_start_loc=starts, shared_rows=grouped.rows)
         metadata.grouped_rows = (metadata.grouped_rows or {}) | {heads: grouped}
         return grouped
 

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 """Decode attention in Triton: one query token per row over the paged KV cache, split along the keys.
 
 Flash decoding (Dao et al. 2023, crfm.stanford.edu/2023/10/12/flashdecoding.html) with two changes. The device cuts the

@@ -54,8 +54,8 @@ class SharedParts:
 
     # [R, 4] int32: GroupedRows.rows
     rows: torch.Tensor
-    # [N * num_kv_heads * block_m, value_head_dim] and [N * num_kv_heads * block_m] fp32: normalised outputs, and log2 of
-    # their softmax denominators
+    # [N * num_kv_heads * block_m, value_head_dim] and [N * num_kv_heads * block_m] fp32: normalised outputs, and the
+    # log2 of their softmax denominators
     partial: torch.Tensor
     lse: torch.Tensor
     block_m: int

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 """Splits of decode attention: how many a row gets, the buffers in which they meet, and their merge.
 
 Each split stores its normalised output and the log2 of its softmax denominator. The last to arrive at the counter of a
