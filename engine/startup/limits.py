@@ -19,8 +19,8 @@ _MANY_SAMPLES = 256  # positions of a step
 # Memory of the captured graphs on a GPU, about 10 MiB each
 _GRAPHS_BYTES = GIB
 # Of grouped decode rows on an H100 (benchmarks/shared_prefix.py): reading keys and values; products of the shared pass;
-# its launch in each layer; the kernels that group a step's rows; one more group there; and the pieces of shared keys, for
-# each of which a row stores, then reads an output in float32
+# its launch in each layer; the kernels that group a step's rows; one more group there; and the pieces of shared keys,
+# for each of which a row stores, then reads an output in float32
 _READ_BYTES_S, _SHARED_FLOPS = 2.8e12, 250e12
 _LAUNCH_S, _GROUPING_S, _GROUP_S = 3e-6, 15e-6, 2e-6
 _PIECES = 2

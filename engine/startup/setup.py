@@ -248,7 +248,7 @@ class Setup:
     @property
     def sharing(self) -> SharingRates | None:
         """When decode rows are grouped by shared prefixes; None: never."""
-        if not (self.config.enable_prefix_caching and self.device.type == "cuda"):
+        if not (self.config.enable_prefix_caching and self.config.groups_rows and self.device.type == "cuda"):
             return None
         if not (self.backend.groups_rows and self.backend.is_graph_safe):
             return None
