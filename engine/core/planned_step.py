@@ -65,7 +65,7 @@ class PlannedStep(NamedTuple):
     steady: list[SteadyStep]  # in the order of its plan
     new_blocks: list[tuple[int, int, int, list[int]]]  # of the steady rows: SteadyRowsPlan.new_blocks
 
-    def plan(self, inits: list[RequestInit], shares: list[RequestShare], is_grouped: bool) -> StepPlan:
+    def plan(self, inits: list[RequestInit], shares: list[RequestShare], spared_us: int) -> StepPlan:
         """Return the plan for the executor."""
         req_index, start = b"".join(s.req_index for s in self.steady), b"".join(s.start for s in self.steady)
         return StepPlan(
@@ -78,7 +78,7 @@ class PlannedStep(NamedTuple):
             self.kv.copies_out,
             SteadyRowsPlan(req_index, start, self.new_blocks),
             shares,
-            is_grouped,
+            spared_us,
         )
 
     @property

@@ -68,7 +68,7 @@ class SharedPrefixes:
         self._groups: dict[int, _Node] = {}
         self._free_numbers = list(range(1, MAX_GROUPS + 1))[::-1]
         self._updates: dict[Request, _Node | None] = {}  # since the last plan
-        self._is_worth = False
+        self._spared_us = 0
         self._is_changed = False
 
     @classmethod
@@ -115,20 +115,20 @@ class SharedPrefixes:
             del node.parent.children[node.key]
             node = node.parent
 
-    def take(self) -> tuple[list[RequestShare], bool]:
-        """Return what the device does not know of groups, and whether steps are to group rows."""
+    def take(self) -> tuple[list[RequestShare], int]:
+        """Return what the device does not know of groups, and the µs that they spare in a step, 0: it costs more."""
         if self._is_changed:
-            spared = sum(self._spared(node) for node in self._groups.values())
-            self._is_worth = bool(self._groups) and spared > self._rates.step_keys
+            spared = sum(self._spared(node) for node in self._groups.values()) - self._rates.step_keys
+            self._spared_us = max(1, round(spared * self._rates.key_us)) if self._groups and spared > 0 else 0
             self._is_changed = False
         if not self._updates:
-            return [], self._is_worth
+            return [], self._spared_us
         updates, self._updates = self._updates, {}
         shares = [
             (request.req_index, 0, 0) if node is None else (request.req_index, node.number, node.depth * self._tokens)
             for request, node in updates.items()
         ]
-        return shares, self._is_worth
+        return shares, self._spared_us
 
     def send_again(self) -> None:
         """Have the next plan name every request's group, since plans were dropped."""

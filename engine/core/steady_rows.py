@@ -318,9 +318,9 @@ class RunningRequests:
         if self._shared is not None:
             self._shared.send_again()
 
-    def take_shares(self) -> tuple[list[RequestShare], bool]:
+    def take_shares(self) -> tuple[list[RequestShare], int]:
         """Return what the next plan says of groups (SharedPrefixes.take)."""
-        return ([], False) if self._shared is None else self._shared.take()
+        return ([], 0) if self._shared is None else self._shared.take()
 
     def check(self) -> None:
         """Assert that each request is where it belongs; tests call it after every step."""

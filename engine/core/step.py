@@ -120,7 +120,13 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
     steady: SteadyRowsPlan = SteadyRowsPlan()
     # After inits: new groups of running requests that begin with the same blocks (engine/core/shared_prefixes.py)
     shares: list[RequestShare] = []
-    is_grouped: bool = False  # attention over these blocks is to be computed once for all rows of a group
+    # What the step is estimated to spare if attention reads these blocks once for all rows of a group; 0: not worth it
+    spared_us: int = 0
+
+    @property
+    def is_grouped(self) -> bool:
+        """True if rows are to be grouped where a step can do so."""
+        return self.spared_us > 0
 
     @property
     def rows(self) -> list[RowPlan]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE as GraphPool  # torch has no public name
 
 RunDecode = Callable[[torch.Tensor, bool], torch.Tensor]
-RunMixed = Callable[[MixedShape], torch.Tensor]
+RunMixed = Callable[[MixedShape, bool], torch.Tensor]
 Agree = Callable[[list[float]], list[float]]
 
 # Padded numbers of tokens. Up to FEW_ROWS_MAX_TOKENS there are also shapes with few rows. Up to
@@ -40,6 +40,7 @@ _NEARLY = 0.95  # share of the best rate
 _WARM_UP_S, _TIMED_S, _LONG_S = 0.030, 0.012, 0.030
 FEW_ROWS, FEW_ROWS_MAX_TOKENS, FEW_PREFILLS_MAX_TOKENS = 32, 2048, 4096
 MANY_DRAFTED_MAX_TOKENS = 512  # limit of shapes with drafts in many rows
+GROUPED_TOKEN_SIZES = (128, 256, 512, 1024, 2048)  # of mixed steps with groups: in larger ones prompts take most time
 
 
 def mixed_shapes(
@@ -78,7 +79,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 def grouped_sizes(max_num_seqs: int) -> list[int]:
     """Return the padded batch sizes of steps with groups, ascending: few, as each costs memory and the start time."""
-    sizes = [4, 8, 16, 32, 64, 96, 128, 192, 256, *range(384, max_num_seqs, 128)]
+    sizes = [4, 16, 32, 64, 96, 128, 192, 256, *range(384, max_num_seqs, 128)]
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
@@ -127,15 +128,22 @@ class DecodeGraphs:
 
 
 class MixedGraphs:
-    """Captures `run_mixed` (MixedShape → hidden [R, hidden_size], no sync inside) and replays it."""
+    """Captures `run_mixed` (MixedShape, is_grouped → hidden [R, hidden_size], no sync inside) and replays it."""
 
-    def __init__(self, run_mixed: RunMixed, *, shapes: list[MixedShape], agree: Agree) -> None:
-        """agree: returns the first rank's measurements on every rank, since all ranks must choose the same graphs."""
+    def __init__(
+        self, run_mixed: RunMixed, *, shapes: list[MixedShape], agree: Agree, has_groups: bool = False
+    ) -> None:
+        """agree: returns the first rank's measurements on every rank, since all ranks must choose the same graphs.
+
+        has_groups: also in a few versions for steps whose rows are grouped by shared prefixes.
+        """
         self._run_mixed = run_mixed
         self._agree = agree
         self.shapes = shapes
-        self._graphs: dict[MixedShape, torch.cuda.CUDAGraph] = {}
-        self._hidden: dict[MixedShape, torch.Tensor] = {}
+        widest = {shape.num_tokens: shape for shape in shapes if shape.num_tokens in GROUPED_TOKEN_SIZES}
+        self._grouped_shapes = list(widest.values()) if has_groups else []
+        self._graphs: dict[tuple[MixedShape, bool], torch.cuda.CUDAGraph] = {}
+        self._hidden: dict[tuple[MixedShape, bool], torch.Tensor] = {}
         # by number of tokens: a step's time without attention to context, measured after the capture
         self._seconds: dict[int, float] = {}
         self._launch_s = 0.0  # host time to launch one step without a graph
@@ -143,7 +151,7 @@ class MixedGraphs:
     @property
     def num_graphs(self) -> int:
         """The number of graphs that capture() makes."""
-        return len(self.shapes)
+        return len(self.shapes) + len(self._grouped_shapes)
 
     @property
     def num_tokens(self) -> list[int]:
@@ -152,8 +160,8 @@ class MixedGraphs:
 
     def capture(self, pool: GraphPool, on_captured: Callable[[], None]) -> None:
         """Capture every shape into `pool`; call on_captured() after each. Blocks."""
-        for shape in reversed(self.shapes):
-            self._graphs[shape], self._hidden[shape] = _capture(partial(self._run_mixed, shape), pool)
+        for key in sorted([*((s, False) for s in self.shapes), *((s, True) for s in self._grouped_shapes)])[::-1]:
+            self._graphs[key], self._hidden[key] = _capture(partial(self._run_mixed, *key), pool)
             on_captured()
         self._measure()
 
@@ -165,6 +173,14 @@ class MixedGraphs:
             return None
         padded_s = self._seconds[shape.num_tokens]
         return shape if padded_s <= max(self._launch_s, padded_s * needed.num_tokens / shape.num_tokens) else None
+
+    def grouped_shape(self, needed: MixedShape, plain: MixedShape, *, spared_s: float) -> MixedShape | None:
+        """Return the smallest shape for a step with groups; None: it costs more than `plain`, less what they spare."""
+        fits = (s for s in self._grouped_shapes if all(has >= needs for has, needs in zip(s, needed, strict=True)))
+        shape = next(fits, None)
+        if shape is None or self._seconds[shape.num_tokens] - self._seconds[plain.num_tokens] >= spared_s:
+            return None
+        return shape
 
     def fitting_tokens(self, seconds: float) -> int:
         """Return the padded number of tokens whose step time is closest to `seconds`."""
@@ -183,23 +199,23 @@ class MixedGraphs:
     def _rates(self) -> dict[int, float]:
         return {num_tokens: num_tokens / seconds for num_tokens, seconds in self._seconds.items()}
 
-    def replay(self, packed: PackedStep) -> torch.Tensor:
+    def replay(self, packed: PackedStep, *, is_grouped: bool) -> torch.Tensor:
         """Launch a step; return hidden [R, hidden_size], first the rows that sample, valid until the next replay."""
-        self._graphs[packed.shape].replay()
-        return self._hidden[packed.shape]
+        self._graphs[packed.shape, is_grouped].replay()
+        return self._hidden[packed.shape, is_grouped]
 
     def _measure(self) -> None:
         """Time the graph with the most rows of each size, and the host's launch of a step without a graph. Blocks."""
         widest = {shape.num_tokens: shape for shape in self.shapes}
         for num_tokens, shape in widest.items():
             if num_tokens <= FEW_ROWS_MAX_TOKENS:  # a first replay uploads the graph, which a long step hides
-                self._graphs[shape].replay()
-        self._seconds = measure_sizes(list(widest), lambda size: _time(self._graphs[widest[size]]), self._agree)
+                self._graphs[shape, False].replay()
+        self._seconds = measure_sizes(list(widest), lambda size: _time(self._graphs[widest[size], False]), self._agree)
         launches_s = []
         for _ in range(3):
             torch.cuda.synchronize()
             launched_s = time.perf_counter()
-            self._run_mixed(self.shapes[0])
+            self._run_mixed(self.shapes[0], False)
             launches_s.append(time.perf_counter() - launched_s)
         torch.cuda.synchronize()
         (self._launch_s,) = self._agree([statistics.median(launches_s)])

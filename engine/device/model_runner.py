@@ -123,9 +123,10 @@ class ModelRunner:
             has_groups=self._has_groups,
         )
         mixed = MixedGraphs(
-            lambda shape: self._run_mixed(shape, shape.num_tokens, self._max_model_len),
+            lambda shape, is_grouped: self._run_mixed(shape, self._max_model_len, is_grouped=is_grouped),
             shapes=self._shapes,
             agree=lambda seconds: agree(self._tp, seconds, self.device),
+            has_groups=self._has_groups,
         )
         pool = torch.cuda.graph_pool_handle()
         done = itertools.count(1)
@@ -184,14 +185,17 @@ class ModelRunner:
 
     def _forward_mixed(self, plan: StepPlan, rows: RowColumns) -> tuple[torch.Tensor, SamplingMetadata]:
         """Run rows of any kind; return hidden [S, hidden_size] of the S ≥ 0 sampled positions, and their metadata."""
-        exact, shape = rows.shape, None
+        exact, shape, is_grouped = rows.shape, None, False
         if self.mixed_graphs is not None and not self._expands(rows):  # with one more row, for padding
             num_prefills = plan.num_rows - rows.num_decodes
             needed = MixedShape(exact.num_tokens, max(exact.num_rows, plan.num_rows + 1), num_prefills + 1)
             shape = self.mixed_graphs.fitting_shape(needed)
+            if shape is not None and plan.is_grouped:
+                grouped = self.mixed_graphs.grouped_shape(needed, shape, spared_s=plan.spared_us * 1e-6)
+                shape, is_grouped = grouped or shape, grouped is not None
         packed = self._builder.pack(plan, rows, shape or exact)
         if self.mixed_graphs is not None and shape is not None:
-            hidden = self.mixed_graphs.replay(packed)
+            hidden = self.mixed_graphs.replay(packed, is_grouped=is_grouped)
         else:
             hidden = self._last_hidden(self._exact_batch(packed, is_grouped=plan.is_grouped))
         return hidden[: len(packed.sampling.req_index)], packed.sampling
@@ -227,12 +231,13 @@ class ModelRunner:
             is_grouped=is_grouped and self.mixed_graphs is None,
         )
 
-    def _run_mixed(self, shape: MixedShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:
+    def _run_mixed(self, shape: MixedShape, max_seq_len: int, *, is_grouped: bool) -> torch.Tensor:
         """Run the step in the packed buffer; return hidden [R, hidden_size], first the rows that sample."""
         packed = self._builder.blank_step(shape)
-        return self._last_hidden(
-            self._builder.mixed_batch(packed, max_query_len=max_query_len, max_seq_len=max_seq_len)
+        batch = self._builder.mixed_batch(
+            packed, max_query_len=shape.num_tokens, max_seq_len=max_seq_len, is_grouped=is_grouped
         )
+        return self._last_hidden(batch)
 
     def _last_hidden(self, batch: InputBatch) -> torch.Tensor:
         """Run the layers; return the hidden states [R, hidden_size] of the batch's last tokens."""

@@ -87,6 +87,7 @@ class SharingRates(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     chunk_tokens: int = 256  # rows are compared by so many tokens
+    key_us: float = 1.0  # to read a key and its value in all layers whose rows are grouped
     step_keys: int = 0  # of a step with groups
     group_keys: int = 0  # of a group
     row_keys: int = 0  # of a row in a group

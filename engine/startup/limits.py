@@ -94,6 +94,7 @@ def sharing_rates(model: ModelConfig, kv_dtype: torch.dtype) -> SharingRates | N
     row_s = sum(2 * _PIECES * 4 * model.num_heads * cache.v_head_dim for cache in caches) / _READ_BYTES_S
     products_s = sum(2 * model.num_heads * (cache.head_dim + cache.v_head_dim) for cache in caches) / _SHARED_FLOPS
     return SharingRates(
+        key_us=key_s * 1e6,
         step_keys=round((len(caches) * _LAUNCH_S + _GROUPING_S) / key_s),
         group_keys=round(_GROUP_S / key_s),
         row_keys=round(row_s / key_s),

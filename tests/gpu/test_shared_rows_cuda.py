@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import msgspec
 import pytest
 import torch
 
-from engine.interface.config import EngineConfig
+from engine.interface.config import EngineConfig, SharingRates
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from server.config.model_source import DEMO_FOLDER
@@ -114,29 +115,33 @@ def test_a_graph_serves_any_groups():
     assert torch.equal(own, metadata.block_table)
 
 
+@pytest.mark.parametrize("enforce_eager", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_an_engine_gives_the_texts_of_rows_one_by_one(depth):
+def test_an_engine_gives_the_texts_of_rows_one_by_one(depth, enforce_eager):
     draw = random.Random(depth)
     document = [draw.randrange(3000) for _ in range(700)]
     prompts = [document[: draw.choice([300, 700])] + [draw.randrange(3000) for _ in range(20)] for _ in range(40)]
     params = [SamplingParams(max_tokens=draw.randint(4, 40), temperature=0.0) for _ in prompts]
-    texts = {}
-    for is_grouped in (False, True):
-        config = EngineConfig(
-            model=str(DEMO_FOLDER), device="cuda", dtype="float32", max_num_seqs=24, max_model_len=1024,
-            overlap_depth=depth, groups_rows=is_grouped,
-        )  # fmt: skip
-        engine, num_grouped = OfflineEngine.load(config), 0
-        forward = engine.loaded.runner.forward
+    config = EngineConfig(
+        model=str(DEMO_FOLDER), device="cuda", dtype="float32", max_num_seqs=24, max_model_len=1024,
+        overlap_depth=depth, enforce_eager=enforce_eager,
+    )  # fmt: skip
+    loaded = OfflineEngine.load(config).loaded
+    forward, grouped = loaded.runner.forward, []
 
-        def watch(plan, forward=forward):
-            nonlocal num_grouped
-            num_grouped += plan.is_grouped
-            return forward(plan)
+    def watch(plan):
+        grouped.append(plan.is_grouped)
+        return forward(plan)
 
-        engine.loaded.runner.forward = watch
+    loaded.runner.forward = watch
+    texts = []
+    for sharing in (None, SharingRates(chunk_tokens=64)):
+        limits = msgspec.structs.replace(loaded.scheduler_config, sharing=sharing)
+        engine = OfflineEngine(dataclasses.replace(loaded, scheduler_config=limits))
+        grouped.clear()
         engine.generate(prompts[:1], params[:1])
-        texts[is_grouped] = [generation.token_ids for generation in engine.generate(prompts, params)]
-        assert bool(num_grouped) == is_grouped
-        engine.loaded.close()
-    assert texts[True] == texts[False]
+        generations = engine.generate(prompts, params)
+        assert any(grouped) == (sharing is not None)
+        texts.append([generation.token_ids for generation in generations])
+    loaded.close()
+    assert texts[0] == texts[1]

@@ -22,7 +22,7 @@ class Device:
         self.prefixes = SharedPrefixes(rates, group_index=0, block_tokens=4)
         self.running = {}
         self.shares = {}
-        self.is_grouped = False
+        self.spared_us = 0
 
     def join(self, name, blocks, num_tokens=None):
         request = Request(name, [0] * (num_tokens or 4 * len(blocks)), SamplingParams(max_tokens=1))
@@ -35,7 +35,7 @@ class Device:
 
     def groups(self):
         """The names of each group, and its tokens."""
-        shares, self.is_grouped = self.prefixes.take()
+        shares, self.spared_us = self.prefixes.take()
         self.shares.update({req_index: share for req_index, *share in shares})
         self.prefixes.check(list(self.running.values()))
         found = {}
@@ -51,14 +51,14 @@ def test_two_requests_with_the_same_leading_blocks_are_a_group_until_one_leaves(
     device = Device()
     device.join("a", [*range(6), 10])
     assert device.groups() == []
-    assert not device.is_grouped
+    assert device.spared_us == 0
     device.join("b", [*range(6), 20, 21])
     assert device.groups() == [(["a", "b"], 24)]
-    assert device.is_grouped
-    assert device.prefixes.take() == ([], True)
+    assert device.spared_us > 0
+    assert device.prefixes.take() == ([], 24)
     device.leave("a")
     assert device.groups() == []
-    assert not device.is_grouped
+    assert device.spared_us == 0
 
 
 def test_a_partial_chunk_and_equal_blocks_behind_unequal_ones_do_not_count():
@@ -93,14 +93,14 @@ def test_longer_prefixes_of_fewer_requests_win_if_they_spare_more():
 
 
 def test_rates_decide_which_groups_and_whether_steps_are_worth_it():
-    device = Device(SharingRates(chunk_tokens=8, row_keys=5, group_keys=3, step_keys=20))
+    device = Device(SharingRates(chunk_tokens=8, row_keys=5, group_keys=3, step_keys=20, key_us=0.5))
     device.join("a", range(6))
     device.join("b", range(6))  # 24 - 2 * 5 - 3 = 11 keys are spared
     assert device.groups() == [(["a", "b"], 24)]
-    assert not device.is_grouped
+    assert device.spared_us == 0
     device.join("c", range(6))  # 48 - 3 * 5 - 3 = 30
     assert device.groups() == [(["a", "b", "c"], 24)]
-    assert device.is_grouped
+    assert device.spared_us == 5
 
 
 def test_more_groups_than_numbers_leave_requests_alone():
