@@ -45,7 +45,7 @@ def shared_config(head_dim: int, dtype: torch.dtype, *, num_queries: int) -> Sha
         return SharedConfig(block_m=64, block_n=64, num_warps=4, num_stages=2, per_sm=1)
     if num_queries >= _MANY_QUERIES:
         return SharedConfig(block_m=128, block_n=64, num_warps=8, num_stages=3, per_sm=1)
-    return SharedConfig(block_m=64, block_n=64, num_warps=4, num_stages=3, per_sm=2)
+    return SharedConfig(block_m=64, block_n=64, num_warps=4, num_stages=3, per_sm=1)
 
 
 @dataclass(frozen=True)

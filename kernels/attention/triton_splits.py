@@ -140,15 +140,21 @@ def add_shared(
     place = tl.load(shared_rows_ptr + row * 4 + 3)
     heads = tl.arange(0, SIZE)
     dims = tl.arange(0, D_PAD)
-    in_tile = (heads < GROUP)[:, None] & (dims < VALUE_DIM)[None, :]
-    for piece in range(first, first + splits):
-        entries = (piece * num_kv_heads + kv_head).to(tl.int64) * SHARED_M + place * GROUP + heads
-        its_lse = tl.load(shared_lse_ptr + entries, mask=heads < GROUP, other=MASKED)
-        part = tl.load(shared_ptr + entries[:, None] * VALUE_DIM + dims[None, :], mask=in_tile, other=0.0)
-        maximum = tl.maximum(lse, its_lse)
+    CHUNK: tl.constexpr = max(1, 4096 // (SIZE * D_PAD))  # pieces at once, since each waits for its loads
+    for start in tl.range(0, splits, CHUNK, num_stages=3):
+        chunk = start + tl.arange(0, CHUNK)
+        live = (chunk < splits)[:, None] & (heads < GROUP)[None, :]
+        entries = ((first + chunk) * num_kv_heads + kv_head).to(tl.int64) * SHARED_M + place * GROUP
+        entries = entries[:, None] + heads[None, :]
+        its_lse = tl.load(shared_lse_ptr + entries, mask=live, other=MASKED)
+        parts = tl.load(
+            shared_ptr + entries[:, :, None] * VALUE_DIM + dims[None, None, :],
+            mask=live[:, :, None] & (dims < VALUE_DIM)[None, None, :], other=0.0,
+        )  # fmt: skip
+        maximum = tl.maximum(lse, tl.max(its_lse, 0))
         mine = tl.exp2(lse - maximum)
-        its = tl.exp2(its_lse - maximum)
-        total = mine + its
-        acc = (acc * mine[:, None] + part * its[:, None]) / total[:, None]
+        its = tl.exp2(its_lse - maximum[None, :])
+        total = mine + tl.sum(its, 0)
+        acc = (acc * mine[:, None] + tl.sum(parts * its[:, :, None], 0)) / total[:, None]
         lse = maximum + tl.log2(total)
     return acc, lse
