@@ -99,6 +99,10 @@ def test_pools_of_one_byte_are_grouped_too(pool):
     assert _grouped([150, 170, 9], [([0, 1], 144)], pool=pool, own_pieces=9) < 1e-5
 
 
+def test_int8_values_keep_their_scales_in_float16():
+    assert _grouped([150, 170, 9], [([0, 1], 144)], pool="int8", dtype=torch.float16) < 2e-3
+
+
 def test_ragged_rows_are_grouped_if_they_have_one_token():
     lengths, counts = [130, 200, 129, 0, 140], [1, 1, 1, 5, 2]
     assert _grouped(lengths, [([0, 1, 2], 128)], query_lens=counts) < 1e-5
