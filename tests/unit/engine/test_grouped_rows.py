@@ -11,6 +11,7 @@ from engine.core.local_client import generate
 from engine.interface.config import EngineConfig, SharingRates
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
+from tests.support.hybrid_model import pad_steps
 from tests.support.tiny_llama import VOCAB_SIZE, save_tiny_llama
 
 KV_BYTES_PER_BLOCK = 2 * 2 * 2 * 16 * 4 * 4  # k and v, layers, KV heads, head_dim, float32, tokens
@@ -40,7 +41,14 @@ def requests(seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
 
 
 def run(
-    checkpoint: Path, seed: int, *, sharing: SharingRates | None, depth: int, blocks: int, **settings: object
+    checkpoint: Path,
+    seed: int,
+    *,
+    sharing: SharingRates | None,
+    depth: int,
+    blocks: int,
+    is_padded: bool = False,
+    **settings: object,
 ) -> tuple[list[list[int]], int, int]:
     """Tokens of all requests, the number of steps with groups, and the number of preemptions."""
     config = {
@@ -50,6 +58,8 @@ def run(
     loaded = OfflineEngine.load(EngineConfig(model=str(checkpoint), **config)).loaded
     limits = msgspec.structs.replace(loaded.scheduler_config, sharing=sharing)
     offline = OfflineEngine(dataclasses.replace(loaded, scheduler_config=limits), overlap_depth=depth)
+    if is_padded:
+        pad_steps(offline)
     num_grouped, forward = 0, loaded.runner.forward
 
     def watch(plan):
@@ -65,12 +75,14 @@ def run(
     return [g.token_ids for g in generations], num_grouped, offline.engine.scheduler.num_preemptions
 
 
+@pytest.mark.parametrize("is_padded", [False, True])  # as a graph is
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_texts_with_groups_equal_those_without(checkpoint: Path, depth: int, seed: int) -> None:
+def test_texts_with_groups_equal_those_without(checkpoint: Path, depth: int, seed: int, is_padded: bool) -> None:
     plain, num_grouped, _ = run(checkpoint, seed, sharing=None, depth=depth, blocks=400)
     assert num_grouped == 0
-    tokens, num_grouped, _ = run(checkpoint, seed, sharing=SharingRates(chunk_tokens=8), depth=depth, blocks=400)
+    rates = SharingRates(chunk_tokens=8)
+    tokens, num_grouped, _ = run(checkpoint, seed, sharing=rates, depth=depth, blocks=400, is_padded=is_padded)
     assert num_grouped > 10
     assert tokens == plain
 
