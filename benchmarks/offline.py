@@ -1,7 +1,7 @@
 """`quire bench offline`: the workloads of benchmarks/workloads.py through the engine's own loop, without HTTP.
 
-The prefix cache and end-of-sequence are off. Each workload runs after one warm-up of the same kind; the report has its
-best run and the times of all runs.
+The prefix cache and end-of-sequence are off, but the workload `shared` has the cache. Each workload runs after one
+warm-up of the same kind; the report has its best run and the times of all runs.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import contextlib
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ from benchmarks.report import (
     write_report,
 )
 from benchmarks.report_cli import read_old, show
-from benchmarks.workloads import workload
+from benchmarks.workloads import WITH_PREFIX_CACHE, workload
 from engine.interface.config import EngineConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
@@ -49,7 +50,12 @@ def run(arguments: argparse.Namespace) -> int:
     old = read_old(arguments.compare, "offline") if arguments.compare else None
     workloads = {name: _requests(name) for name in arguments.workloads}
     name, config = engine_config(arguments)
-    config = msgspec.structs.replace(config, is_offline=True)
+    config = msgspec.structs.replace(
+        config,
+        is_offline=True,
+        enable_prefix_caching=_needs_prefix_cache(arguments.workloads),
+        groups_rows=not arguments.no_row_groups,
+    )
     started_s = time.perf_counter()
     with contextlib.closing(load_engine(config, lambda stage: None)) as loaded:
         report: Report = {
@@ -125,9 +131,19 @@ def _requests(name: str) -> Requests:
     except KeyError:
         names = (
             "single, batch8, mixed64, mixed256, seed64, prefill, prefill16, long, longctx, long128k, repeat, repeat16,"
-            " alone, prompt512, eight"
+            " alone, prompt512, eight, shared"
         )
         raise BenchError(f"There is no workload {name!r}: choose from {names}.", exit_code=2) from None
+
+
+def _needs_prefix_cache(names: Sequence[str]) -> bool:
+    kinds = {name in WITH_PREFIX_CACHE for name in names}
+    if len(kinds) > 1:
+        alone = ", ".join(name for name in names if name in WITH_PREFIX_CACHE)
+        raise BenchError(
+            f"Run {alone} without other workloads: it needs the prefix cache, the others none.", exit_code=2
+        )
+    return kinds == {True}
 
 
 def _fit(loaded: LoadedEngine, name: str, requests: Requests) -> Requests:

@@ -2,6 +2,8 @@
 
 from random import Random
 
+WITH_PREFIX_CACHE = ("shared",)  # the others would find their own prompts in it
+
 
 def workload(name: str) -> list[tuple[list[int], int]]:
     """Return the requests of one workload. Raises KeyError for an unknown name."""
@@ -40,6 +42,9 @@ def workload(name: str) -> list[tuple[list[int], int]]:
         return [(_rounds(tokens(32), 512), 256)]
     if name == "repeat16":
         return [(_rounds(tokens(rng.randint(16, 64)), 512), 256) for _ in range(16)]
+    if name == "shared":  # a long system prompt; it is in the prefix cache, as is all of each prompt
+        system = tokens(2048)
+        return [(system + tokens(128), 128) for _ in range(256)]
     raise KeyError(name)
 
 

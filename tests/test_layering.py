@@ -130,6 +130,7 @@ REACHES_TORCH = {"engine.offline": "it is the engine inside the caller's process
 # Calls that make the host wait for the device, or copy off it; each exception with its reason
 SYNCS = {"item", "tolist", "cpu"}
 SYNC_ALLOWED = {
+    "kernels/attention/torch_shared.py": "it is a part of the oracle",
     "kernels/attention/torch_ref.py": "the oracle walks its rows on the host, and is no backend for speed",
     "kernels/delta_rule/reference.py": "the specification walks its rows on the host",
     "kernels/mamba2/chunked.py": "it serves on CPUs, where nothing waits; rows of one token alone need no walk",

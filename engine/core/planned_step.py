@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.request import Request
 from engine.core.steady_rows import SteadyOutput, SteadyStep
-from engine.core.step import RequestInit, RowPlan, SteadyRowsPlan, StepPlan, StepResult
+from engine.core.step import RequestInit, RequestShare, RowPlan, SteadyRowsPlan, StepPlan, StepResult
 from engine.interface.protocol import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class PlannedStep(NamedTuple):
     steady: list[SteadyStep]  # in the order of its plan
     new_blocks: list[tuple[int, int, int, list[int]]]  # of the steady rows: SteadyRowsPlan.new_blocks
 
-    def plan(self, inits: list[RequestInit]) -> StepPlan:
+    def plan(self, inits: list[RequestInit], shares: list[RequestShare], spared_us: int) -> StepPlan:
         """Return the plan for the executor."""
         req_index, start = b"".join(s.req_index for s in self.steady), b"".join(s.start for s in self.steady)
         return StepPlan(
@@ -77,6 +77,8 @@ class PlannedStep(NamedTuple):
             self.kv.copies_in,
             self.kv.copies_out,
             SteadyRowsPlan(req_index, start, self.new_blocks),
+            shares,
+            spared_us,
         )
 
     @property

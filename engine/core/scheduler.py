@@ -48,8 +48,7 @@ class Scheduler:
         self._next_step_id = 0
         self._num_added = 0
         self.drafts = DraftCounts()  # of committed steps
-        # A steady request has a row in every step, so the budget must suffice for all
-        self._running = RunningRequests(has_steady=config.max_num_batched_tokens >= config.max_num_seqs)
+        self._running = RunningRequests(config)
         self._num_stalled = 0  # pages of rows that wait for promised ones in the current schedule()
         # The pool limits a request, as max_model_len does, so that a request that runs alone can always reach its end.
         self.max_num_tokens = self.kv.max_num_tokens
@@ -109,7 +108,7 @@ class Scheduler:
         self._next_step_id += 1
         self._in_flight.append(step)
         self._freed, self.kv.pool.dirty = [], []
-        return step.plan(inits)
+        return step.plan(inits, *self._running.take_shares())
 
     def _plan(self, inits: list[RequestInit], now: float) -> PlannedStep:
         step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step(), [], [])

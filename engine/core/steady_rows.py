@@ -27,8 +27,10 @@ import numpy as np
 
 from engine.core.cache_layout import NEVER
 from engine.core.request import Request, Status
-from engine.core.step import NO_TOKEN
+from engine.core.shared_prefixes import SharedPrefixes
+from engine.core.step import NO_TOKEN, RequestShare
 from engine.core.waiting_queue import by_order
+from engine.interface.config import SchedulerConfig
 
 _by_joining = attrgetter("joined")
 
@@ -248,25 +250,30 @@ class SteadyRows:
 
 
 class RunningRequests:
-    """Owns the order of the running requests, and which of them are steady."""
+    """Owns the order of the running requests, which of them are steady, and which share prefixes."""
 
-    def __init__(self, *, has_steady: bool) -> None:
-        """has_steady: whether a request may be steady: then it has a row in every step."""
+    def __init__(self, config: SchedulerConfig) -> None:
         self.requests: list[Request] = []  # in scheduling order; others only read it
         self.singles: list[Request] = []  # those that are not steady, in the same order; others only read it
-        self._has_steady = has_steady
+        # A steady request has a row in every step, so the budget must suffice for all
+        self._has_steady = config.max_num_batched_tokens >= config.max_num_seqs
+        self._shared = SharedPrefixes.of(config)
         self._rows: dict[int, SteadyRows] = {}  # by client id, in the order of a plan's rows
 
     def add(self, request: Request) -> None:
         """Take in an admitted request, as a single one."""
         insort(self.requests, request, key=by_order)
         insort(self.singles, request, key=by_order)
+        if self._shared is not None:
+            self._shared.join(request)
 
     def remove(self, request: Request) -> None:
         """Let a request go that ends or is preempted."""
         self.make_single(request)
         self.requests.remove(request)
         self.singles.remove(request)
+        if self._shared is not None:
+            self._shared.leave(request)
 
     def make_single(self, request: Request) -> None:
         """Have a request visited in every step from now on."""
@@ -308,6 +315,12 @@ class RunningRequests:
         for request in [*self._steady()]:
             self.make_single(request)
         self._rows.clear()
+        if self._shared is not None:
+            self._shared.send_again()
+
+    def take_shares(self) -> tuple[list[RequestShare], int]:
+        """Return what the next plan says of groups (SharedPrefixes.take)."""
+        return ([], 0) if self._shared is None else self._shared.take()
 
     def check(self) -> None:
         """Assert that each request is where it belongs; tests call it after every step."""
@@ -317,6 +330,8 @@ class RunningRequests:
         assert len(self.singles) + len(list(self._steady())) == len(self.requests)
         for rows in self._rows.values():
             rows.check()
+        if self._shared is not None:
+            self._shared.check(self.requests)
 
     def _steady(self) -> Iterator[Request]:
         for rows in self._rows.values():

@@ -44,6 +44,9 @@ class PoolSpan(msgspec.Struct):
     num_tokens: int
 
 
+RequestShare = tuple[int, int, int]  # req_index, number of the request's group, 0: none, and the group's tokens
+
+
 class RowPlan(msgspec.Struct, omit_defaults=True):
     """One request's part of a step: computes its tokens [start, start + num_tokens).
 
@@ -115,6 +118,15 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
     copies_in: list[tuple[int, int]] = []  # (source page, target page): saved states, of rows that start after them
     copies_out: list[tuple[int, int]] = []  # the states before the rows that start here, to save them
     steady: SteadyRowsPlan = SteadyRowsPlan()
+    # After inits: new groups of running requests that begin with the same blocks (engine/core/shared_prefixes.py)
+    shares: list[RequestShare] = []
+    # What the step is estimated to spare if attention reads these blocks once for all rows of a group; 0: not worth it
+    spared_us: int = 0
+
+    @property
+    def is_grouped(self) -> bool:
+        """True if rows are to be grouped where a step can do so."""
+        return self.spared_us > 0
 
     @property
     def rows(self) -> list[RowPlan]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.core.step import RequestInit
+from engine.core.step import RequestInit, RequestShare
 from engine.device.memory import zeros
 
 _ALIGNMENT = 16  # bytes
@@ -99,6 +99,8 @@ class DeviceState:
             self.state_pages = torch.zeros(rows, num_state_pages, dtype=torch.int32, device=device)
         # [rows] int32: position of the first token in the ring of drafted inputs, -1: none is kept; used with states
         self.ring_start = torch.full((rows,), -1, dtype=torch.int32, device=device)
+        # [rows, 2] int32: the number of each request's group, 0 for none, and the group's tokens
+        self.shares = torch.zeros(rows, 2, dtype=torch.int32, device=device)
         # [rows] float32 each, and int64
         self._floats = torch.zeros(6, rows, dtype=torch.float32, device=device)
         self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition = self._floats
@@ -121,6 +123,7 @@ class DeviceState:
         ]
         self._floats[:, rows] = self.staging.send(np.array(floats, dtype=np.float32)).T
         self._integers[:, rows] = self.staging.send(np.array([(p.top_k, p.seed) for p in params], dtype=np.int64)).T
+        self.shares[rows] = 0
         if self.state_pages is not None:
             self.ring_start[rows] = -1
         if self.lora_indices is not None:
@@ -139,6 +142,11 @@ class DeviceState:
         """Write block_tables[tables[i], rows[i], columns[i]] = block_ids[i]."""
         updates = self.staging.send(np.array([tables, rows, columns, block_ids]))
         self.block_tables[updates[0], updates[1], updates[2]] = updates[3].to(torch.int32)
+
+    def write_shares(self, shares: list[RequestShare]) -> None:
+        """Write the groups of requests."""
+        updates = self.staging.send(np.array(shares, dtype=np.int32))
+        self.shares[updates[:, 0].long()] = updates[:, 1:]
 
     def write_state_pages(self, rows: list[int], pages: list[list[int]]) -> None:
         """Write the pages of the live states of requests."""

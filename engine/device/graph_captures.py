@@ -2,9 +2,9 @@
 
 Life: warm_up → capture → capture_next, as long as it returns True, between two steps.
 A capture records launches and executes nothing, so it may happen at any time between steps. The kernels that it records
-must have been loaded: warm_up() runs every size before the first real step, with one layer of each kind, since the
-other layers launch the same kernels. Graphs are captured largest first into one memory pool, so that all sizes share
-the largest one's activations.
+must have been loaded: warm_up() runs every size before the first real step, grouped ones too, with one layer of each
+kind, since the other layers launch the same kernels. Graphs are captured largest first into one memory pool, so that
+all sizes share the largest one's activations.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from functools import partial
 
 import torch
 
-from engine.device.cuda_graph import DecodeGraphs, GraphDevice, Layers, MixedGraphs
-from engine.device.input_batch import MixedShape
+from engine.device.cuda_graph import DecodeGraphs, DecodeSize, GraphDevice, Layers, MixedGraphs, MixedSize
 from engine.device.memory import is_out_of_memory
 from engine.device.step_times import Agree, StepTimes, measure_sizes, spread
 from engine.interface.errors import first_line
@@ -132,21 +131,25 @@ class GraphCaptures:
             )
         return bool(self._left)
 
-    def _largest_first(self, shapes: Sequence[MixedShape], rows: Sequence[int]) -> list[_Size]:
+    def _largest_first(self, mixed: Sequence[MixedSize], decode: Sequence[DecodeSize]) -> list[_Size]:
         """Return mixed and decode sizes, both ascending, with the largest first: mixed steps are larger."""
-        decode, mixed, device = self.decode, self.mixed, self._device
         return [
             *(
                 _Size(
-                    f"tokens={shape.num_tokens} rows={shape.num_rows} prompts={shape.num_prefills}",
-                    partial(mixed.run, shape),
-                    partial(mixed.capture, shape, device),
+                    f"tokens={size.shape.num_tokens} rows={size.shape.num_rows} prompts={size.shape.num_prefills} "
+                    f"is_grouped={size.is_grouped}",
+                    partial(self.mixed.run, size),
+                    partial(self.mixed.capture, size, self._device),
                 )
-                for shape in reversed(shapes)
+                for size in reversed(mixed)
             ),
             *(
-                _Size(f"decode_rows={size}", partial(decode.run, size), partial(decode.capture, size, device))
-                for size in reversed(rows)
+                _Size(
+                    f"decode_rows={size.num_rows} is_grouped={size.is_grouped}",
+                    partial(self.decode.run, size),
+                    partial(self.decode.capture, size, self._device),
+                )
+                for size in reversed(decode)
             ),
         ]
 

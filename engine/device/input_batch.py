@@ -19,11 +19,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.core.shared_prefixes import MAX_GROUPS
 from engine.core.step import NEWEST, StepPlan
 from engine.device.device_state import DeviceState
 from engine.device.page_plan import PagePlan
 from engine.device.step_states import StateRows
-from kernels.attention.base import AttentionMetadata
+from kernels.attention.base import AttentionMetadata, SharedRows
 from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
 from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
 from models.context import StepStates
@@ -150,6 +151,10 @@ class InputBatchBuilder:
         self._num_pages = num_pages
         self._group_of = pages.table_groups  # by table
         self._num_tables = len(self._group_of)
+        # of layers that see all tokens: the tables whose rows may share their beginning
+        self._whole_tables = [
+            table for table, group in enumerate(self._group_of) if pages.groups[group].cache.reach is None
+        ]
         self._units_per_page = [pages.groups[group].units_per_page for group in self._group_of]
         self._block_size = pages.block_size
         self._lora_tokens = lora_tokens
@@ -184,8 +189,11 @@ class InputBatchBuilder:
             self._decode_key = key  # after send(), which may fail
         return self._decode_req_index
 
-    def decode_batch(self, req_index: torch.Tensor, *, max_seq_len: int) -> InputBatch:
-        """Gather decode rows from the state and advance it. Graph-safe: the host only passes max_seq_len, a bound."""
+    def decode_batch(self, req_index: torch.Tensor, *, max_seq_len: int, is_grouped: bool = False) -> InputBatch:
+        """Gather decode rows from the state and advance it. Graph-safe: the host only passes max_seq_len, a bound.
+
+        is_grouped: attention is to read what rows of a group share once.
+        """
         state, inputs, num_rows = self._state, self._inputs, req_index.shape[0]
         gather_decode_inputs(
             req_index,
@@ -198,6 +206,7 @@ class InputBatchBuilder:
         )
         self._gather_loras(req_index, None)
         width = self._table_width(max_seq_len)
+        shared = SharedRows(req_index, state.shares, MAX_GROUPS) if is_grouped else None
         attention = [
             AttentionMetadata(
                 query_start_loc=self._arange[: num_rows + 1],
@@ -207,8 +216,11 @@ class InputBatchBuilder:
                 max_query_len=1,
                 max_seq_len=max_seq_len,
                 num_decodes=num_rows,
+                shared=shared if table in self._whole_tables else None,
             )
-            for block_table, slot_mapping in zip(inputs.block_tables, inputs.slot_mappings, strict=True)
+            for table, (block_table, slot_mapping) in enumerate(
+                zip(inputs.block_tables, inputs.slot_mappings, strict=True)
+            )
         ]
         states = None
         if self._states is not None:
@@ -236,8 +248,9 @@ class InputBatchBuilder:
         max_query_len: int,
         max_seq_len: int,
         row_lens: list[tuple[int, int]] | None = None,
+        is_grouped: bool = False,
     ) -> InputBatch:
-        """Gather a packed step. Graph-safe: the host only passes bounds.
+        """Gather a packed step. Graph-safe: the host only passes bounds. is_grouped: as of decode_batch().
 
         row_lens: of the packed rows, which are then the only ones; None: any row may have tokens, for a graph.
         """
@@ -254,6 +267,7 @@ class InputBatchBuilder:
         )
         self._gather_loras(host.req_index, host.token_rows)
         width = self._table_width(max_seq_len)
+        shared = SharedRows(host.req_index[:attended], state.shares, MAX_GROUPS) if is_grouped else None
         attention = [
             AttentionMetadata(
                 query_start_loc=host.query_start_loc[: attended + 1],
@@ -265,8 +279,11 @@ class InputBatchBuilder:
                 num_decodes=None,
                 max_prefills=num_prefills,
                 row_lens=row_lens,
+                shared=shared if table in self._whole_tables else None,
             )
-            for block_table, slot_mapping in zip(inputs.block_tables, inputs.slot_mappings, strict=True)
+            for table, (block_table, slot_mapping) in enumerate(
+                zip(inputs.block_tables, inputs.slot_mappings, strict=True)
+            )
         ]
         states = None
         if self._states is not None:
@@ -281,6 +298,8 @@ class InputBatchBuilder:
         self._staging.begin_step()
         if plan.inits:
             self._state.init(plan.inits)
+        if plan.shares:
+            self._state.write_shares(plan.shares)
         self._write_blocks(plan)
 
     def _packed_step(self, shape: MixedShape, rows: RowColumns | None) -> PackedStep:

@@ -36,7 +36,7 @@ from engine.device.prompt_outputs import PoolSums, PromptLogprobs, PromptLogprob
 from engine.device.sampler import Sampled, Sampler
 from engine.device.step_states import StateRows
 from engine.tensor_parallel.process_group import agree
-from kernels.attention.base import AttentionBackend
+from kernels.attention.base import AttentionBackend, AttentionMetadata
 from kernels.attention.latent import LatentSizes
 from kernels.ops import LoraTokens, allow_only
 from models.build import Model
@@ -67,12 +67,13 @@ class ModelRunner:
         tp: TensorParallel = ALONE,
         has_lm_head: bool = True,
         latent: LatentSizes | None = None,
+        has_groups: bool = False,
     ) -> None:
         """lora_tokens: adapter indices that the model's linear layers read; None: no adapters.
 
         max_num_samples: maximum number of sampled positions of a step with drafts; None: no drafts. num_drafts: the
         most of a row. states: by layer, what this rank keeps of a request. dtype: of the model. latent: sizes of its
-        latent attention, if any, on this rank.
+        latent attention, if any, on this rank. has_groups: plans may group rows.
         tp: the ranks that run the same plans; the first samples and broadcasts the tokens.
         """
         self.device = device
@@ -81,6 +82,7 @@ class ModelRunner:
         self._kv_pool = kv_pool
         self._backend = backend
         self._latent = latent
+        self._has_groups = has_groups
         self._max_num_seqs = max_num_seqs
         self._max_model_len = plan.max_model_len
         # A step has up to 5 values of 4 bytes per token and row; new requests and blocks rarely need as much again
@@ -121,14 +123,20 @@ class ModelRunner:
     def plan_graphs(self, device: GraphDevice, *, layers: Layers) -> GraphCaptures:
         """Return the captures of decode and mixed steps, for replay_graphs(). layers: one of each kind."""
         decode = DecodeGraphs(
-            lambda req_index, layers: self._run_decode(req_index, self._max_model_len, layers),
+            lambda req_index, is_grouped, layers: self._run_decode(
+                req_index, self._max_model_len, is_grouped=is_grouped, layers=layers
+            ),
             max_num_seqs=self._max_num_seqs,
             padding_row=self._state.padding_row,
             device=self.device,
+            has_groups=self._has_groups,
         )
         mixed = MixedGraphs(
-            lambda shape, layers: self._run_mixed(shape, shape.num_tokens, self._max_model_len, layers),
+            lambda shape, is_grouped, layers: self._run_mixed(
+                shape, self._max_model_len, is_grouped=is_grouped, layers=layers
+            ),
             shapes=self._shapes,
+            has_groups=self._has_groups,
         )
         layers = layers if self._tp.size == 1 else None
         return GraphCaptures(
@@ -157,9 +165,9 @@ class ModelRunner:
             if rows.num_decodes == plan.num_rows:
                 req_index = self._builder.pack_decodes(plan)
                 if self._decode_graphs is not None:
-                    hidden = self._decode_graphs.replay(req_index)
+                    hidden = self._decode_graphs.replay(req_index, is_grouped=plan.is_grouped)
                 else:
-                    hidden = self._run_decode(req_index, int(rows.ends.max()))
+                    hidden = self._run_decode(req_index, int(rows.ends.max()), is_grouped=plan.is_grouped)
                 positions = self._state.num_computed[req_index]
                 sampling = SamplingMetadata(rows.req_index, rows.ends, req_index, positions)
             elif any(row.needs_hidden for row in plan.singles):
@@ -181,22 +189,28 @@ class ModelRunner:
         self._decode_graphs = self.mixed_graphs = None
         del self._model, self._kv_pool
 
-    def _run_decode(self, req_index: torch.Tensor, max_seq_len: int, layers: Layers = None) -> torch.Tensor:
+    def _run_decode(
+        self, req_index: torch.Tensor, max_seq_len: int, *, is_grouped: bool, layers: Layers = None
+    ) -> torch.Tensor:
         """Run one token of each row; req_index: [R] int64 → hidden [R, hidden_size]."""
-        return self._last_hidden(self._builder.decode_batch(req_index, max_seq_len=max_seq_len), layers)
+        batch = self._builder.decode_batch(req_index, max_seq_len=max_seq_len, is_grouped=is_grouped)
+        return self._last_hidden(batch, layers)
 
     def _forward_mixed(self, plan: StepPlan, rows: RowColumns) -> tuple[torch.Tensor, SamplingMetadata]:
         """Run rows of any kind; return hidden [S, hidden_size] of the S ≥ 0 sampled positions, and their metadata."""
-        exact, shape = rows.shape, None
+        exact, shape, is_grouped = rows.shape, None, False
         if self.mixed_graphs is not None and not self._expands(rows):  # with one more row, for padding
             num_prefills = plan.num_rows - rows.num_decodes
             needed = MixedShape(exact.num_tokens, max(exact.num_rows, plan.num_rows + 1), num_prefills + 1)
             shape = self.mixed_graphs.fitting_shape(needed)
+            if shape is not None and plan.is_grouped:
+                grouped = self.mixed_graphs.grouped_shape(needed, shape, spared_s=plan.spared_us * 1e-6)
+                shape, is_grouped = grouped or shape, grouped is not None
         packed = self._builder.pack(plan, rows, shape or exact)
         if self.mixed_graphs is not None and shape is not None:
-            hidden = self.mixed_graphs.replay(packed)
+            hidden = self.mixed_graphs.replay(packed, is_grouped=is_grouped)
         else:
-            hidden = self._last_hidden(self._exact_batch(packed))
+            hidden = self._last_hidden(self._exact_batch(packed, is_grouped=plan.is_grouped))
         return hidden[: len(packed.sampling.req_index)], packed.sampling
 
     def _expands(self, rows: RowColumns) -> bool:
@@ -210,7 +224,7 @@ class ModelRunner:
         """As _forward_mixed, with prompt outputs. Never uses a graph, since graphs return only last hidden states."""
         rows = plan.rows
         packed = self._builder.pack(plan, columns, columns.shape)
-        batch = self._exact_batch(packed)
+        batch = self._exact_batch(packed, is_grouped=plan.is_grouped)
         hidden = self._run_layers(batch)
         of_prompts = _OfPrompts()
         if any(row.prompt_logprobs is not None for row in rows):
@@ -219,22 +233,25 @@ class ModelRunner:
             of_prompts.sums = pool(rows, hidden, self._state.staging)
         return hidden[batch.last_tokens][: len(packed.sampling.req_index)], packed.sampling, of_prompts
 
-    def _exact_batch(self, packed: PackedStep) -> InputBatch:
-        """Gather a packed step with exact bounds."""
+    def _exact_batch(self, packed: PackedStep, *, is_grouped: bool) -> InputBatch:
+        """Gather a packed step with exact bounds. Beside graphs rows are not grouped: a kernel would be compiled."""
         row_lens = packed.row_lens
         return self._builder.mixed_batch(
             packed,
             max_query_len=max(count for count, end in row_lens if end),
             max_seq_len=max(end for _, end in row_lens),
             row_lens=row_lens,
+            is_grouped=is_grouped and self.mixed_graphs is None,
         )
 
     def _run_mixed(
-        self, shape: MixedShape, max_query_len: int, max_seq_len: int, layers: Layers = None
+        self, shape: MixedShape, max_seq_len: int, *, is_grouped: bool, layers: Layers = None
     ) -> torch.Tensor:
         """Run the step in the packed buffer; return hidden [R, hidden_size], first the rows that sample."""
         packed = self._builder.blank_step(shape)
-        batch = self._builder.mixed_batch(packed, max_query_len=max_query_len, max_seq_len=max_seq_len)
+        batch = self._builder.mixed_batch(
+            packed, max_query_len=shape.num_tokens, max_seq_len=max_seq_len, is_grouped=is_grouped
+        )
         return self._last_hidden(batch, layers)
 
     def _last_hidden(self, batch: InputBatch, layers: Layers = None) -> torch.Tensor:
@@ -244,10 +261,14 @@ class ModelRunner:
 
     def _run_layers(self, batch: InputBatch, layers: Layers = None) -> torch.Tensor:
         """Run the layers, by default all; return the hidden states [T, hidden_size] of all tokens of a batch."""
-        first, *others = batch.attention
-        self._backend.prepare(first)
-        for metadata in others:  # rows and their lengths are the same
-            metadata.decode_pieces = first.decode_pieces
+        prepared: list[AttentionMetadata] = []
+        for metadata in batch.attention:  # rows and their lengths are the same
+            twin = next((other for other in prepared if other.shared is metadata.shared), None)
+            if twin is None:
+                self._backend.prepare(metadata)
+                prepared.append(metadata)
+            else:
+                metadata.decode_pieces, metadata.grouped_rows = twin.decode_pieces, twin.grouped_rows
         ctx = ForwardContext(
             batch.positions,
             batch.attention,

@@ -49,6 +49,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = "auto"  # auto (as dtype) | fp8, or fp8_e4m3 (float8_e4m3fn) | int8
     gpu_memory_utilization: float = 0.9  # share of the device's memory that the daemon may use
     enable_prefix_caching: bool = True
+    groups_rows: bool = True  # where it pays, decode attention reads a prefix that rows share once for all of them
     enforce_eager: bool = False  # no CUDA graphs: for debugging
     overlap_depth: int | None = None  # steps in flight: 2 overlaps host and device (default on cuda), 1 does not
     max_queued_requests: int = 2048  # queued requests at which new ones are refused
@@ -79,6 +80,20 @@ class CacheGroup(msgspec.Struct, frozen=True):
         return 1 if self.kind == "state" else self.pages_per_block
 
 
+class SharingRates(msgspec.Struct, frozen=True, kw_only=True):
+    """The costs of grouping decode rows that share a prefix, in keys: the time to read that many keys of one row.
+
+    engine/startup/limits.py has the measured rates from which they follow.
+    """
+
+    chunk_tokens: int = 256  # rows are compared by so many tokens
+    key_us: float = 1.0  # to read a key and its value in all layers whose rows are grouped
+    step_keys: int = 0  # of a step with groups
+    group_keys: int = 0  # of a group
+    row_keys: int = 0  # of a row in a group
+    shared_percent: int = 0  # of a shared key for each row: the products, which are not spared
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's limits, derived from EngineConfig and the size of the KV pool."""
 
@@ -99,6 +114,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     enable_prefix_caching: bool = True
     max_num_samples: int | None = None  # maximum sampled positions of a step with drafts; None: max_num_seqs
+    sharing: SharingRates | None = None  # None: rows are not grouped by shared prefixes
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:

@@ -1,4 +1,7 @@
-"""Limits: the requests and tokens of a step, their defaults, and the memory of such a step. Imports torch."""
+"""Limits: the requests and tokens of a step, their defaults, and the memory of such a step. Imports torch.
+
+sharing_rates() estimates when it pays to group decode rows that begin with the same blocks.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.device.memory import GIB
-from engine.interface.config import EngineConfig
+from engine.interface.config import EngineConfig, SharingRates
 from engine.interface.errors import StartupError
 from models.config.model_config import ModelConfig
 from models.config.size import attention_values_per_token, mlp_values_per_token
@@ -15,6 +18,13 @@ from models.config.size import attention_values_per_token, mlp_values_per_token
 _MANY_SAMPLES = 256  # positions of a step
 # Memory of the graphs on a GPU, about 10 MiB each, also of those that are captured when the engine is idle
 _GRAPHS_BYTES = GIB
+# Of grouped decode rows on an H100 (benchmarks/shared_prefix.py): reading keys and values; products of the shared pass;
+# its launch in each layer; the kernels that group a step's rows; one more group there; and the pieces of shared keys,
+# for each of which a row stores, then reads an output in float32
+_READ_BYTES_S, _SHARED_FLOPS = 2.8e12, 250e12
+_LAUNCH_S, _GROUPING_S, _GROUP_S = 3e-6, 15e-6, 2e-6
+_PIECES = 2
+_MAX_HEAD_DIM = 256  # larger heads are not grouped (kernels/attention/triton_shared.py)
 
 
 @dataclass(frozen=True)
@@ -65,3 +75,28 @@ def step_bytes(
     longest = min(model.max_context_len, max_model_len or model.max_context_len)
     latents = 0 if latent is None else latent.step_bytes(longest, dtype.itemsize)
     return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + dense + latents + _GRAPHS_BYTES
+
+
+def sharing_rates(model: ModelConfig, kv_dtype: torch.dtype) -> SharingRates | None:
+    """Return what grouping decode rows costs; None: no layer of the model reads shared keys once.
+
+    model: its dimensions on one rank. A row's time per key is that of all layers with grouped rows together.
+    """
+    caches = [
+        cache
+        for cache in model.kv_caches
+        if cache.reach is None and not cache.values_in_keys and max(cache.head_dim, cache.v_head_dim) <= _MAX_HEAD_DIM
+    ]
+    if not caches or model.is_foreign:
+        return None
+    numbers = sum(cache.num_kv_heads * (cache.head_dim + cache.v_head_dim) for cache in caches)
+    key_s = numbers * kv_dtype.itemsize / _READ_BYTES_S
+    row_s = sum(2 * _PIECES * 4 * model.num_heads * cache.v_head_dim for cache in caches) / _READ_BYTES_S
+    products_s = sum(2 * model.num_heads * (cache.head_dim + cache.v_head_dim) for cache in caches) / _SHARED_FLOPS
+    return SharingRates(
+        key_us=key_s * 1e6,
+        step_keys=round((len(caches) * _LAUNCH_S + _GROUPING_S) / key_s),
+        group_keys=round(_GROUP_S / key_s),
+        row_keys=round(row_s / key_s),
+        shared_percent=round(100 * products_s / key_s),
+    )

@@ -33,9 +33,9 @@ from engine.device.page_plan import PagePlan, plan_pages
 from engine.device.step_states import ring_bytes
 from engine.device.step_times import StepTimes
 from engine.grammar.compiler import CompilerLoader
-from engine.interface.config import EngineConfig, SchedulerConfig
+from engine.interface.config import EngineConfig, SchedulerConfig, SharingRates
 from engine.startup.device_choice import head_copy_bytes
-from engine.startup.limits import Limits, choose_limits, step_bytes
+from engine.startup.limits import Limits, choose_limits, sharing_rates, step_bytes
 from engine.startup.loaded_engine import LoadedEngine
 from engine.tensor_parallel.process_group import join_ranks, least
 from engine.tensor_parallel.ranks import Ranks
@@ -176,6 +176,15 @@ class Setup:
         return dataclasses.replace(memory, usable=least(tp, memory.usable, self.device))
 
     @property
+    def sharing(self) -> SharingRates | None:
+        """When decode rows are grouped by shared prefixes; None: never."""
+        if not (self.config.enable_prefix_caching and self.config.groups_rows and self.device.type == "cuda"):
+            return None
+        if not (self.backend.groups_rows and self.backend.is_graph_safe):
+            return None
+        return sharing_rates(self.rank_share, self.kv_dtype)
+
+    @property
     def block_size(self) -> int:
         """The tokens of a block of the attention kernels."""
         return self.config.block_size or max(16, self.backend.block_size_multiple)
@@ -261,6 +270,7 @@ class Setup:
             tp=self.tp,
             has_lm_head=self.model_config.has_lm_head,
             latent=self.rank_share.latent_sizes,
+            has_groups=self.sharing is not None,
         )
         # Steps that return hidden states of whole prompts use no graphs, so a model without a head needs none
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager and not self.model_config.is_foreign
@@ -316,6 +326,7 @@ class Setup:
             costly_context=_costly_context(self.model_config),
             max_model_len=plan.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
+            sharing=self.sharing,
             # above the size with nearly the best rate, a draft costs as much as a token
             max_num_samples=None if limits.max_num_samples is None else min(limits.max_num_samples, efficient),
         )

@@ -19,6 +19,37 @@ logger = logging.getLogger(__name__)
 LATENTS = 0  # as a number of KV heads: one, whose values are a part of its keys
 
 
+@dataclass(frozen=True)
+class SharedRows:
+    """Which rows of one token of a step begin with the same blocks, as the host knows it of their requests.
+
+    Every row of a group has the same entries of the block table for the group's tokens. A backend may read their keys
+    and values once for all. Rows of more tokens, and those not longer than the group's tokens, are no part of a group.
+    """
+
+    # [R] int32 or int64: the request of each row
+    req_index: torch.Tensor
+    # [requests, 2] int32: the number of each request's group, from 1 on, 0: none; and the group's tokens
+    shares: torch.Tensor
+    max_groups: int  # the largest number
+
+
+@dataclass
+class GroupedRows:
+    """The rows of a step by group, in tiles that attend together. All int32, on the device."""
+
+    # [R, 4] of each row: its keys that its group shares, the pieces they are cut into, the first of these pieces, and
+    # the row's place in its tile; zeros: it is in no group
+    rows: torch.Tensor
+    # [tiles * tile_rows] the rows of each tile, -1: none
+    members: torch.Tensor
+    # [N, 4] tile, first key, end, unused; end 0: no piece
+    pieces: torch.Tensor
+    tile_rows: int
+    # [M, 4] of cut_rows: the keys behind the shared ones
+    own_pieces: torch.Tensor | None = None
+
+
 @dataclass
 class AttentionMetadata:
     """The rows of one step, equal for every layer. R rows, T query tokens in all. All tensors int32 on the device."""
@@ -46,6 +77,10 @@ class AttentionMetadata:
     # Data that the backend computed for all layers of the step (AttentionBackend.prepare), by number of KV heads;
     # LATENTS: of rows over latents
     decode_pieces: dict[int, torch.Tensor] | None = None
+    # Of layers that see whole rows; None: no rows are grouped, in this step or in this block table
+    shared: SharedRows | None = None
+    # Data that the backend computed of `shared`, by a layer's query heads, KV heads and head size
+    grouped_rows: dict[tuple[int, int, int], GroupedRows] | None = None
     # Data that layers of latent attention share in a step (kernels/attention/latent.py)
     latent_parts: Sequence[LatentPart] | None = None
 
@@ -94,6 +129,7 @@ class AttentionBackend(Protocol):
 
     name: str
     block_size_multiple: int
+    groups_rows: bool  # AttentionMetadata.shared spares it reads; else it is ignored
     is_graph_safe: bool  # decode rows cause no sync and read no host value that changes
 
     @classmethod

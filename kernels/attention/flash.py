@@ -48,6 +48,7 @@ class FlashAttention:
     """FA3 computes all rows in one call; FA2 uses one call for rows of one query token and one for the others."""
 
     name = "flash-attn"
+    groups_rows = False
     is_graph_safe = True
 
     def __init__(self) -> None:

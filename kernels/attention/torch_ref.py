@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from kernels.attention.base import AttentionMetadata, AttentionSpec
+from kernels.attention.torch_shared import attend_by_groups
 from kernels.elementwise.reference import FP8, INT8, UNSCALED, KVScales, from_fp8, from_int8
 
 _LARGE_TOKEN = 256  # numbers in a token's keys from which one row's attention takes longer than its call
@@ -23,6 +24,7 @@ class TorchAttention:
 
     name = "torch"
     block_size_multiple = 1
+    groups_rows = True
     is_graph_safe = False  # the gather is as wide as the bound, so a graph would always compute the longest length
 
     def __init__(self) -> None:
@@ -66,7 +68,19 @@ class TorchAttention:
         rule = _Rule(scale * k_scale, sliding_window, chunk, softcap, sinks)
         out = q.new_empty(*q.shape[:2], v_cache.shape[3])
         decodes, others = _split_rows(metadata)
-        if len(decodes) and _takes_rows_alone(q, k_cache, rule):
+        if len(decodes) and metadata.shared is not None and rule.reach is None:
+            first = 0 if decodes.start == 0 else q.shape[0] - len(decodes)
+
+            def read(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                num_tokens = len(blocks) * k_cache.shape[1]
+                keys = self._keys.gather(k_cache, blocks[None], num_tokens, q.dtype, k_scales)
+                return keys[0], self._values.gather(v_cache, blocks[None], num_tokens, q.dtype, v_scales)[0]
+
+            out[first : first + len(decodes)] = attend_by_groups(
+                q[first : first + len(decodes)], metadata, decodes, read,
+                block_size=k_cache.shape[1], scale=rule.scale, softcap=softcap, sinks=sinks,
+            )  # fmt: skip
+        elif len(decodes) and _takes_rows_alone(q, k_cache, rule):
             first = 0 if decodes.start == 0 else q.shape[0] - len(decodes)
             blocks = self._read_rows(metadata, decodes, rule, k_cache.shape[1])
             self._attend_alone(q[first:], out[first:], (k_cache, k_scales), (v_cache, v_scales), blocks, rule)

@@ -6,16 +6,18 @@ import logging
 
 import torch
 
-from kernels.attention.base import LATENTS, AttentionMetadata, AttentionSpec
+from kernels.attention.base import LATENTS, AttentionMetadata, AttentionSpec, GroupedRows
 from kernels.dispatch import HAS_TRITON
 from kernels.elementwise.reference import UNSCALED, KVScales
 
 if HAS_TRITON:
     from kernels.attention.triton_cut_rows import cut_rows
     from kernels.attention.triton_decode import decode_attention
+    from kernels.attention.triton_group_rows import group_rows
     from kernels.attention.triton_latent import latent_attention
     from kernels.attention.triton_latent_splits import LatentScratch
     from kernels.attention.triton_prefill import prefill_attention
+    from kernels.attention.triton_shared import MAX_SHARED_HEAD_DIM, SharedParts, shared_attention, shared_config
     from kernels.attention.triton_splits import DecodeScratch
 try:
     from kernels.attention.gluon_prefill import hopper_prefill_attention, new_tickets, takes
@@ -42,11 +44,16 @@ class TritonAttention:
 
     name = "triton"
     block_size_multiple = 16
+    groups_rows = True
     is_graph_safe = True
 
     def __init__(self) -> None:
         self._scratches: dict[_Shape, DecodeScratch] = {}
         self._cuts: dict[int, DecodeScratch] = {}  # by KV heads of layers that see whole rows, whose keys are cut
+        # KV heads of layers that see whole rows and are not grouped in steps with groups; and those that are, with
+        # query heads, KV heads, head size
+        self._lone: dict[int, DecodeScratch] = {}
+        self._grouped: dict[tuple[int, int, int], tuple[DecodeScratch, torch.dtype]] = {}
         self._latents: LatentScratch | None = None  # of layers whose values are a part of their keys
         self._knows_device = False  # no forward has looked at it yet
         self._pdl = False
@@ -79,8 +86,11 @@ class TritonAttention:
         """Cut the decode rows' keys into pieces, once a first forward has shown the numbers of heads."""
         if self._latents is not None:
             metadata.decode_pieces = {LATENTS: self._latents.cut(metadata)}
-        for num_kv_heads in self._cuts:
+        for num_kv_heads in self._cuts if metadata.shared is None else self._lone:
             self._cut(metadata, num_kv_heads)
+        if metadata.shared is not None:
+            for heads in self._grouped:
+                self._group(metadata, heads)
 
     def _cut(self, metadata: AttentionMetadata, num_kv_heads: int) -> None:
         is_mixed = metadata.num_decodes is None
@@ -93,6 +103,60 @@ class TritonAttention:
                     query_start_loc=metadata.query_start_loc if is_mixed else None,
                 )
             }
+
+    def _pieces(self, metadata: AttentionMetadata, num_kv_heads: int, scratch: DecodeScratch) -> torch.Tensor | None:
+        """Return the pieces of the keys of a layer that sees whole rows; None: a single row is not cut."""
+        known = self._cuts if metadata.shared is None else self._lone
+        if num_kv_heads not in known:  # prepare() did not know this number of heads
+            self._cuts[num_kv_heads] = known[num_kv_heads] = scratch
+            self._cut(metadata, num_kv_heads)  # without pieces another kernel would be compiled
+        return (metadata.decode_pieces or {}).get(num_kv_heads)
+
+    def _group(self, metadata: AttentionMetadata, heads: tuple[int, int, int]) -> GroupedRows:
+        """Group the rows of a step for the layers with these heads."""
+        assert metadata.shared is not None
+        num_heads, num_kv_heads, head_dim = heads
+        scratch, dtype = self._grouped[heads]
+        num_rows = metadata.seq_lens.shape[0] if metadata.num_decodes is None else metadata.num_decodes
+        starts = metadata.query_start_loc if metadata.num_decodes is None else None
+        seq_lens, group = metadata.seq_lens[:num_rows], num_heads // num_kv_heads
+        config = shared_config(head_dim, dtype, num_queries=num_rows * group)
+        grouped = group_rows(
+            metadata.shared, seq_lens,
+            tile_rows=config.block_m // group, query_start_loc=starts,
+            num_pieces=max(1, config.per_sm * scratch.num_sms // num_kv_heads),
+        )  # fmt: skip
+        num_pieces = scratch.num_pieces(num_rows=num_rows, num_kv_heads=num_kv_heads)
+        grouped.own_pieces = cut_rows(seq_lens, num_pieces=num_pieces, query_start_loc=starts, shared_rows=grouped.rows)
+        metadata.grouped_rows = (metadata.grouped_rows or {}) | {heads: grouped}
+        return grouped
+
+    def _attend_shared(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scratch: DecodeScratch,
+        *,
+        scale: float,
+        softcap: float,
+        kv_scales: KVScales,
+    ) -> SharedParts | None:
+        """Attend grouped rows over their shared keys; None: this step or layer has no groups."""
+        num_kv_heads, head_dim = k_cache.shape[2], max(k_cache.shape[3], v_cache.shape[3])
+        num_rows = metadata.seq_lens.shape[0] if metadata.num_decodes is None else metadata.num_decodes
+        if metadata.shared is None or num_rows < 2 or head_dim > MAX_SHARED_HEAD_DIM:
+            return None
+        heads = (q.shape[1], num_kv_heads, head_dim)
+        self._grouped.setdefault(heads, (scratch, q.dtype))
+        grouped = (metadata.grouped_rows or {}).get(heads) or self._group(metadata, heads)
+        config = shared_config(head_dim, q.dtype, num_queries=num_rows * (q.shape[1] // num_kv_heads))
+        return shared_attention(
+            q, k_cache, v_cache, metadata.block_table, grouped, config, scale=scale, softcap=softcap,
+            kv_scales=kv_scales, pdl=self._pdl,
+            query_start_loc=metadata.query_start_loc if metadata.num_decodes is None else None,
+        )  # fmt: skip
 
     def forward(
         self,
@@ -119,17 +183,18 @@ class TritonAttention:
         is_mixed = metadata.num_decodes is None  # decode rows may be anywhere
         if num_decodes > 0 or is_mixed:
             scratch = self._scratch_for(q, k_cache, v_cache)
-            num_kv_heads, sees_whole_rows = k_cache.shape[2], sliding_window is None and chunk is None
-            if sees_whole_rows and num_kv_heads not in self._cuts:  # prepare() did not know this number of heads
-                self._cuts[num_kv_heads] = scratch
-                self._cut(metadata, num_kv_heads)  # without pieces another kernel would be compiled
-            pieces = metadata.decode_pieces.get(num_kv_heads) if metadata.decode_pieces and sees_whole_rows else None
+            shared = pieces = None
+            if sliding_window is None and chunk is None:
+                shared = self._attend_shared(
+                    q, k_cache, v_cache, metadata, scratch, scale=scale, softcap=softcap, kv_scales=kv_scales
+                )
+                pieces = self._pieces(metadata, k_cache.shape[2], scratch) if shared is None else shared.own_pieces
             rows = slice(None) if is_mixed else slice(num_decodes)
             decode_attention(
                 q[rows], k_cache, v_cache, metadata.block_table, metadata.seq_lens, out[rows], scratch,
                 scale=scale, sliding_window=sliding_window, chunk=chunk, softcap=softcap, sinks=sinks,
                 kv_scales=kv_scales, query_start_loc=metadata.query_start_loc if is_mixed else None,
-                max_seq_len=metadata.max_seq_len, pieces=pieces, pdl=self._pdl,
+                max_seq_len=metadata.max_seq_len, pieces=pieces, shared=shared, pdl=self._pdl,
             )  # fmt: skip
         num_rows = metadata.seq_lens.shape[0]
         if num_rows > num_decodes:

@@ -19,12 +19,18 @@ _MIN_ROWS_PAD = 64
 
 
 def cut_rows(
-    seq_lens: torch.Tensor, *, num_pieces: int, query_start_loc: torch.Tensor | None = None, max_query_len: int = 1
+    seq_lens: torch.Tensor,
+    *,
+    num_pieces: int,
+    query_start_loc: torch.Tensor | None = None,
+    max_query_len: int = 1,
+    shared_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Cut the keys of rows of at most max_query_len tokens into pieces of about equal length. Never syncs.
 
     seq_lens: [R] int32; query_start_loc: [R + 1] int32, for ragged rows: rows without tokens, and longer ones, get no
     piece; without it every row has one token.
+    shared_rows: [R, 4] int32, GroupedRows.rows: only the keys behind a row's shared ones are cut.
     num_pieces: pieces that run at once; a few rows get no more, so that none runs alone at the end.
     Returns [N, 4] int32: row, first key, end, (split << 16) + splits of the row; 0 splits: no piece. N is num_pieces
     for few rows, else R + num_pieces, but at most 2 R, as programs without a piece cost time too. Rows of several
@@ -34,7 +40,7 @@ def cut_rows(
     room = max(num_pieces, num_rows + min(num_rows, num_pieces))
     pieces = torch.empty(room, 4, dtype=torch.int32, device=seq_lens.device)
     _cut_rows_kernel[(1,)](
-        seq_lens, query_start_loc, pieces, num_rows, num_pieces, room,
+        seq_lens, query_start_loc, shared_rows, pieces, num_rows, num_pieces, room,
         UNIT=_UNIT, MIN_UNITS=_MIN_UNITS, MAX_SPLITS=MAX_SPLITS, ROWS_PAD=_rows_pad(num_rows),
         MAX_QUERY_LEN=max_query_len, REFINEMENTS=_NUM_REFINEMENTS, num_warps=8,
     )  # fmt: skip
@@ -48,7 +54,7 @@ def _rows_pad(num_rows: int) -> int:
 
 @triton.jit(do_not_specialize=["num_rows", "num_pieces", "room"])
 def _cut_rows_kernel(
-    seq_lens_ptr, query_start_ptr, pieces_ptr, num_rows, num_pieces, room,
+    seq_lens_ptr, query_start_ptr, shared_rows_ptr, pieces_ptr, num_rows, num_pieces, room,
     UNIT: tl.constexpr, MIN_UNITS: tl.constexpr, MAX_SPLITS: tl.constexpr, ROWS_PAD: tl.constexpr,
     MAX_QUERY_LEN: tl.constexpr, REFINEMENTS: tl.constexpr,
 ):  # fmt: skip
@@ -60,6 +66,10 @@ def _cut_rows_kernel(
     rows = tl.arange(0, ROWS_PAD)
     seq_lens = tl.load(seq_lens_ptr + rows, mask=rows < num_rows, other=0)
     is_cut = rows < num_rows
+    firsts = tl.zeros([ROWS_PAD], tl.int32)
+    if shared_rows_ptr is not None:
+        firsts = tl.load(shared_rows_ptr + rows * 4, mask=is_cut, other=0)
+        seq_lens -= firsts
     if query_start_ptr is not None:
         starts = tl.load(query_start_ptr + rows, mask=is_cut, other=0)
         query_lens = tl.load(query_start_ptr + rows + 1, mask=is_cut, other=0) - starts
@@ -88,8 +98,8 @@ def _cut_rows_kernel(
         exists = split < splits
         piece_ptrs = pieces_ptr + (places + split) * 4
         tl.store(piece_ptrs, rows, mask=exists)
-        tl.store(piece_ptrs + 1, split * share, mask=exists)
-        tl.store(piece_ptrs + 2, tl.minimum((split + 1) * share, seq_lens), mask=exists)
+        tl.store(piece_ptrs + 1, firsts + split * share, mask=exists)
+        tl.store(piece_ptrs + 2, firsts + tl.minimum((split + 1) * share, seq_lens), mask=exists)
         tl.store(piece_ptrs + 3, (split << 16) + splits, mask=exists)
     for start in range(num_several + tl.sum(single, 0), room, ROWS_PAD):
         tl.store(pieces_ptr + (start + rows) * 4, 0, mask=start + rows < room)  # a row that exists

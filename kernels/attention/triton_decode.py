@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 """Decode attention in Triton: one query token per row over the paged KV cache, split along the keys.
 
 Flash decoding (Dao et al. 2023, crfm.stanford.edu/2023/10/12/flashdecoding.html) with two changes. The device cuts the
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -35,8 +36,11 @@ from kernels.attention.triton_common import (
     value_strides,
 )
 from kernels.attention.triton_cut_rows import MAX_SPLITS
-from kernels.attention.triton_splits import FEW_PAIRS, DecodeScratch, meet_splits
+from kernels.attention.triton_splits import FEW_PAIRS, DecodeScratch, add_shared, meet_splits
 from kernels.elementwise.reference import INT8, UNSCALED, KVScales
+
+if TYPE_CHECKING:
+    from kernels.attention.triton_shared import SharedParts
 
 _MIN_SPLIT = tl.constexpr(128)  # keys: below that, merging costs more than a split saves
 
@@ -92,6 +96,7 @@ def decode_attention(
     query_start_loc: torch.Tensor | None = None,
     max_seq_len: int | None = None,
     pieces: torch.Tensor | None = None,
+    shared: SharedParts | None = None,
     num_splits: int | None = None,
     config: DecodeConfig | None = None,
     pdl: bool = False,
@@ -102,7 +107,8 @@ def decode_attention(
     query_start_loc: [R + 1] int32: the rows are ragged (q, out: [T, …]), and only those of one token are computed;
     block_table: [>= R, max_blocks] int32; seq_lens: [>= R] int32, 0 for a padding row (its output is zeros).
     max_seq_len: an upper bound of seq_lens, spares empty splits; pieces: cut_rows of these rows, instead of splits by
-    the number of rows; not with a window or chunk. num_splits, config: override the choice (benchmarks).
+    the number of rows; not with a window or chunk. shared: the rows' attention over shared keys, to which it is added;
+    the pieces are then of the keys behind these. num_splits, config: override the choice (benchmarks).
     pdl: launch early, under the kernel before it (Hopper's programmatic dependent launch), and ask L2 for the first
     keys meanwhile: block_table, seq_lens and pieces must then come from a kernel earlier than that one.
     """
@@ -128,12 +134,14 @@ def decode_attention(
     group = num_heads // num_kv_heads
     assert pieces is not None or num_splits == 1 or num_pairs * num_splits * group <= scratch.lse.shape[0]
     assert pieces is None or not reach
+    assert shared is None or pieces is not None
     places = (num_splits, num_rows) if pieces is None else (pieces.shape[0], 1)
     k_main, k_rest = split_dims(head_dim)
     k_scale, v_scale, scales = scale_arguments(kv_scales, q.dtype)
     _decode_kernel[(num_kv_heads, *places)](
         q, k_cache, v_cache, out, block_table, seq_lens, query_start_loc, pieces, sinks,
         scratch.partial, scratch.lse, scratch.arrivals,
+        *((None, None, None) if shared is None else (shared.rows, shared.partial, shared.lse)),
         k_scale * scale * (math.log2(math.e) if softcap == 0.0 else 1.0), softcap, v_scale, reach,
         q.stride(0), out.stride(0), *k_cache.stride()[:3], *value_strides(k_cache, v_cache), *scales,
         block_table.stride(0),
@@ -142,7 +150,7 @@ def decode_attention(
         BLOCK_G=max(16, triton.next_power_of_2(group)), BLOCK_N=config.block_n, BLOCK_SIZE=block_size,
         IS_WIDE=is_wide(k_cache, v_cache),
         SPLIT=pieces is not None or num_splits > 1, FEW=is_few, MAX_SPLITS=MAX_SPLITS,
-        REACH=reach_kind, HAS_SOFTCAP=softcap > 0.0,
+        SHARED_M=0 if shared is None else shared.block_m, REACH=reach_kind, HAS_SOFTCAP=softcap > 0.0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
         num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,
     )  # fmt: skip
@@ -152,6 +160,7 @@ def decode_attention(
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, seq_lens_ptr, query_start_ptr, pieces_ptr, sinks_ptr,
     partial_ptr, lse_ptr, arrivals_ptr,
+    shared_rows_ptr, shared_ptr, shared_lse_ptr,  # see SharedParts; None: rows share no keys
     scale, softcap, v_scale, reach,  # scale holds k's, and log2(e) unless logits are capped
     stride_q_row, stride_out_row, stride_block, stride_slot, stride_head,
     stride_v_block, stride_v_slot, stride_v_head,  # None: values lie as keys do
@@ -160,7 +169,7 @@ def _decode_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr,
     VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
-    SPLIT: tl.constexpr, FEW: tl.constexpr, MAX_SPLITS: tl.constexpr, REACH: tl.constexpr,
+    SPLIT: tl.constexpr, FEW: tl.constexpr, MAX_SPLITS: tl.constexpr, SHARED_M: tl.constexpr, REACH: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (KV head, split, row), or (KV head, piece). KV heads vary fastest: neighbours in memory run together."""
@@ -215,7 +224,7 @@ def _decode_kernel(
     q_rest = q
     if K_REST > 0:
         q_rest = _load_queries(q_row_ptr, kv_head, K_MAIN, GROUP, HEAD_DIM, BLOCK_G, K_REST)
-    acc, lse = _attend_range(
+    acc, lse = attend_range(
         (q, q_rest, k_ptr, v_ptr, table_row_ptr, k_scales_ptr, v_scales_ptr), start, end, scale, softcap,
         stride_block, stride_slot, stride_v_block, stride_v_slot, stride_scale_block, stride_scale_slot,
         HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD, BLOCK_G, BLOCK_N, BLOCK_SIZE, IS_WIDE, HAS_SOFTCAP, PRECISION,
@@ -227,15 +236,18 @@ def _decode_kernel(
     out_row_ptr = out_ptr + token * stride_out_row + kv_head * GROUP * VALUE_DIM
     if sinks_ptr is not None:
         sinks_ptr += kv_head * GROUP
+    shared = (shared_rows_ptr, shared_ptr, shared_lse_ptr, row, kv_head, tl.num_programs(0))
     if not SPLIT or used_splits == 1:
+        if SHARED_M > 0:
+            acc, lse = add_shared(acc, lse, shared, GROUP, VALUE_DIM, D_PAD, BLOCK_G, SHARED_M)
         if sinks_ptr is not None:
             acc = acc / (1.0 + tl.exp2(load_sinks(sinks_ptr, heads, heads < GROUP) - lse))[:, None]
         out_offsets = heads[:, None] * VALUE_DIM + dims[None, :]
         tl.store(out_row_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_tile)
     else:
         meet_splits(
-            acc, lse, out_row_ptr, partial_ptr, lse_ptr, arrivals_ptr + counter, sinks_ptr, entry * GROUP, split,
-            used_splits, GROUP, VALUE_DIM, D_PAD, BLOCK_G, MAX_SPLITS,
+            acc, lse, out_row_ptr, partial_ptr, lse_ptr, arrivals_ptr + counter, sinks_ptr, shared, entry * GROUP,
+            split, used_splits, GROUP, VALUE_DIM, D_PAD, BLOCK_G, MAX_SPLITS, SHARED_M,
         )  # fmt: skip
 
 
@@ -286,7 +298,7 @@ def _prefetch_keys(
 
 
 @triton.jit
-def _attend_range(
+def attend_range(
     pointers, start, end, scale, softcap, stride_block, stride_slot, stride_v_block, stride_v_slot,
     stride_scale_block, stride_scale_slot,
     HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr, VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr,

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 """Splits of decode attention: how many a row gets, the buffers in which they meet, and their merge.
 
 Each split stores its normalised output and the log2 of its softmax denominator. The last to arrive at the counter of a
@@ -64,8 +64,9 @@ class DecodeScratch:
 
 @triton.jit
 def meet_splits(
-    acc, lse, out_row_ptr, partial_ptr, lse_ptr, arrivals_ptr, sinks_ptr, entries, split, used_splits,
+    acc, lse, out_row_ptr, partial_ptr, lse_ptr, arrivals_ptr, sinks_ptr, shared, entries, split, used_splits,
     GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_G: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    SHARED_M: tl.constexpr,
 ) -> None:  # fmt: skip
     """Store this split's result; the last split of the (row, KV head) pair to arrive merges them all."""
     heads = tl.arange(0, BLOCK_G)
@@ -81,14 +82,16 @@ def meet_splits(
     if arrived == used_splits - 1:
         tl.store(arrivals_ptr, 0)
         _merge_splits(
-            out_row_ptr, partial_ptr, lse_ptr, sinks_ptr, entries, used_splits, GROUP, VALUE_DIM, D_PAD, MAX_SPLITS
-        )
+            out_row_ptr, partial_ptr, lse_ptr, sinks_ptr, shared, entries, used_splits,
+            GROUP, VALUE_DIM, D_PAD, MAX_SPLITS, SHARED_M,
+        )  # fmt: skip
 
 
 @triton.jit
 def _merge_splits(
-    out_row_ptr, partial_ptr, lse_ptr, sinks_ptr, entries, used_splits,
+    out_row_ptr, partial_ptr, lse_ptr, sinks_ptr, shared, entries, used_splits,
     GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    SHARED_M: tl.constexpr,
 ):  # fmt: skip
     """Weigh the splits of one (row, KV head) by their denominators. Loads skip L1: other SMs wrote the data."""
     G_PAD: tl.constexpr = triton.next_power_of_2(GROUP)
@@ -102,7 +105,7 @@ def _merge_splits(
     )  # fmt: skip
     maximum = tl.max(all_lse, 0)
     total = tl.sum(tl.exp2(all_lse - maximum[None, :]), 0)
-    if sinks_ptr is not None:  # once for all splits
+    if sinks_ptr is not None and SHARED_M == 0:  # once for all splits
         total += tl.exp2(load_sinks(sinks_ptr, heads, heads < GROUP) - maximum)
     acc = tl.zeros([G_PAD, D_PAD], tl.float32)
     for start in range(0, used_splits, CHUNK):
@@ -117,4 +120,41 @@ def _merge_splits(
         acc += tl.sum(parts * tl.exp2(lse - maximum[None, :])[:, :, None], 0)
     mask = (heads < GROUP)[:, None] & (dims < VALUE_DIM)[None, :]
     acc = acc / total[:, None]
+    if SHARED_M > 0:
+        lse = maximum + tl.log2(total)
+        acc, lse = add_shared(acc, lse, shared, GROUP, VALUE_DIM, D_PAD, G_PAD, SHARED_M)
+        if sinks_ptr is not None:
+            acc = acc / (1.0 + tl.exp2(load_sinks(sinks_ptr, heads, heads < GROUP) - lse))[:, None]
     tl.store(out_row_ptr + heads[:, None] * VALUE_DIM + dims[None, :], acc.to(out_row_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def add_shared(
+    acc, lse, shared, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr, SIZE: tl.constexpr,
+    SHARED_M: tl.constexpr,
+):  # fmt: skip
+    """Add a row's attention over shared keys to that over its own, acc [SIZE, D_PAD] and lse [SIZE], without sinks."""
+    shared_rows_ptr, shared_ptr, shared_lse_ptr, row, kv_head, num_kv_heads = shared
+    splits = tl.load(shared_rows_ptr + row * 4 + 1)
+    first = tl.load(shared_rows_ptr + row * 4 + 2)
+    place = tl.load(shared_rows_ptr + row * 4 + 3)
+    heads = tl.arange(0, SIZE)
+    dims = tl.arange(0, D_PAD)
+    CHUNK: tl.constexpr = max(1, 4096 // (SIZE * D_PAD))  # pieces at once, since each waits for its loads
+    for start in tl.range(0, splits, CHUNK, num_stages=3):
+        chunk = start + tl.arange(0, CHUNK)
+        live = (chunk < splits)[:, None] & (heads < GROUP)[None, :]
+        entries = ((first + chunk) * num_kv_heads + kv_head).to(tl.int64) * SHARED_M + place * GROUP
+        entries = entries[:, None] + heads[None, :]
+        its_lse = tl.load(shared_lse_ptr + entries, mask=live, other=MASKED)
+        parts = tl.load(
+            shared_ptr + entries[:, :, None] * VALUE_DIM + dims[None, None, :],
+            mask=live[:, :, None] & (dims < VALUE_DIM)[None, None, :], other=0.0,
+        )  # fmt: skip
+        maximum = tl.maximum(lse, tl.max(its_lse, 0))
+        mine = tl.exp2(lse - maximum)
+        its = tl.exp2(its_lse - maximum[None, :])
+        total = mine + tl.sum(its, 0)
+        acc = (acc * mine[:, None] + tl.sum(parts * its[:, :, None], 0)) / total[:, None]
+        lse = maximum + tl.log2(total)
+    return acc, lse

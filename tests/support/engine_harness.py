@@ -13,7 +13,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.step import StepPlan
 from engine.grammar.compiler import GrammarCompiler
-from engine.interface.config import CacheGroup, SchedulerConfig
+from engine.interface.config import CacheGroup, SchedulerConfig, SharingRates
 from engine.interface.errors import ModelOutputInvalid
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
@@ -130,6 +130,7 @@ class Harness:
         get_compiler: Callable[[], GrammarCompiler] = no_compiler,
         make_drafter: Callable[[SamplingParams], Drafter | None] | None = None,
         max_num_samples: int | None = None,
+        sharing: SharingRates | None = None,
     ) -> None:
         config = SchedulerConfig(
             num_pages=num_pages,
@@ -141,6 +142,7 @@ class Harness:
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
             max_num_samples=max_num_samples,
+            sharing=sharing,
         )
         self.scheduler = Scheduler(config)
         self.executor = executor(self.scheduler)

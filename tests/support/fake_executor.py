@@ -21,7 +21,8 @@ class FakeExecutor:
     waited for, in launch order, as on a stream. So a block freed too early, a shared one overwritten, a wrong slot or
     a plan changed after its launch changes tokens, which then differ from expected_tokens(). Of a constrained row the
     hash chooses among the tokens that its mask allows. A row with drafts samples behind each of them, and spoils the
-    request's last token, which the host must send next time. After the token `spoils` nothing is finite.
+    request's last token, which the host must send next time. Rows of a group read what they share by one row's table.
+    After the token `spoils` nothing is finite.
     """
 
     spoils: int | None = None
@@ -64,6 +65,7 @@ class FakeExecutor:
         assert has_chunk == sorted(has_chunk), "decode rows come first"
         for row in plan.rows:
             self._write(row, self._rows[row.req_index])
+        self._group(plan)
         result = StepResult(plan.step_id, [])
         for place, row in enumerate(plan.rows):
             if row.prompt_logprobs is not None:
@@ -81,6 +83,18 @@ class FakeExecutor:
             if row.samples:
                 self._sample(row, self._rows[row.req_index], result, allowed.get(row.req_index))
         return result
+
+    def _group(self, plan: StepPlan) -> None:
+        """Have rows of a group read what they share by the first one's table."""
+        for req_index, *share in plan.shares:
+            self._rows[req_index].share = share
+        leaders: dict[int, _FakeRow] = {}
+        for row in plan.rows:
+            state = self._rows[row.req_index]
+            number, tokens = state.share
+            is_member = plan.is_grouped and number and row.num_tokens == 1 and row.start + 1 > tokens
+            state.leader = leaders.setdefault(number, state) if is_member else None
+            assert state.leader is None or state.leader.share == state.share, "a group has one length"
 
     def _prepare(self, plan: StepPlan) -> None:
         """Change pages as the plan says, before its rows are computed."""
@@ -109,7 +123,9 @@ class FakeExecutor:
 
     def _read(self, state: "_FakeRow", num_tokens: int) -> list[tuple[int, int]]:
         """Return what the model sees of the first num_tokens of a request."""
-        return [self._pool[self._slot(state, position)] for position in range(num_tokens)]
+        num_shared = 0 if state.leader is None else state.share[1]
+        shared = [self._pool[self._slot(state.leader, position)] for position in range(num_shared)]
+        return shared + [self._pool[self._slot(state, position)] for position in range(num_shared, num_tokens)]
 
     def _next_token(self, history: list[tuple[int, int]], count: int) -> int:
         return fake_token(history, count)
@@ -221,6 +237,8 @@ class _FakeRow:
         self.lora_index = lora_index
         self.block_table: list[int] = []
         self.last_token = -1
+        self.share = [0, 0]  # number and tokens of its group
+        self.leader: _FakeRow | None = None  # in this step
 
 
 class _FakeStep:

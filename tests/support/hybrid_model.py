@@ -112,11 +112,11 @@ class PaddedDecodes:
 
     runner: ModelRunner
 
-    def replay(self, req_index: torch.Tensor) -> torch.Tensor:
+    def replay(self, req_index: torch.Tensor, *, is_grouped: bool) -> torch.Tensor:
         padding = self.runner._state.padding_row
         num_rows = min(len(req_index) + 3, self.runner._max_num_seqs)
         padded = functional.pad(req_index, (0, num_rows - len(req_index)), value=padding)
-        return self.runner._run_decode(padded, self.runner._max_model_len)[: len(req_index)]
+        return self.runner._run_decode(padded, self.runner._max_model_len, is_grouped=is_grouped)[: len(req_index)]
 
 
 @dataclass
@@ -130,8 +130,11 @@ class PaddedMixed:
         shape = MixedShape(needed.num_tokens + 5, min(needed.num_rows + 3, most.num_rows), needed.num_prefills + 1)
         return shape if shape.num_tokens <= most.num_tokens else None
 
-    def replay(self, packed: PackedStep) -> torch.Tensor:
-        return self.runner._run_mixed(packed.shape, packed.shape.num_tokens, self.runner._max_model_len)
+    def grouped_shape(self, needed: MixedShape, plain: MixedShape, *, spared_s: float) -> MixedShape | None:
+        return self.fitting_shape(needed)
+
+    def replay(self, packed: PackedStep, *, is_grouped: bool) -> torch.Tensor:
+        return self.runner._run_mixed(packed.shape, self.runner._max_model_len, is_grouped=is_grouped)
 
 
 def pad_steps(offline: OfflineEngine) -> OfflineEngine:

@@ -28,9 +28,11 @@ def add_offline_flags(parser: argparse.ArgumentParser) -> None:
         "workloads",
         nargs="+",
         metavar="WORKLOAD",
-        help="single, batch8, mixed64, mixed256, seed64, prefill, repeat, repeat16; for a CPU alone, prompt512, eight",
+        help="single, batch8, mixed64, mixed256, seed64, prefill, repeat, repeat16, shared; for a CPU alone, prompt512,"
+        " eight",
     )
     add_engine_flags(parser)
+    add("--no-row-groups", action="store_true", help="read a shared prefix once for each row")
     add("--runs", type=integer(1, 100), default=2, metavar="N", help="runs, of which the best is reported (2)")
     _add_results(parser)
 

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from benchmarks.offline import _needs_prefix_cache
+from benchmarks.report import BenchError
 from benchmarks.workloads import workload
 
 
@@ -33,3 +35,15 @@ def test_workloads_never_change(name: str, digest: str) -> None:
 def test_an_unknown_workload_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         workload("nope")
+
+
+def test_prompts_that_share_a_prefix_are_measured_with_the_cache_and_alone() -> None:
+    requests = workload("shared")
+    assert len(requests) == 256
+    assert {(tuple(prompt[:2048]), len(prompt), num_tokens) for prompt, num_tokens in requests} == {
+        (tuple(requests[0][0][:2048]), 2176, 128)
+    }
+    assert _needs_prefix_cache(["shared"])
+    assert not _needs_prefix_cache(["single", "batch8"])
+    with pytest.raises(BenchError, match="Run shared without other workloads"):
+        _needs_prefix_cache(["single", "shared"])

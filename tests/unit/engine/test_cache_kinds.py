@@ -1,12 +1,15 @@
 """Models whose layers keep unlike caches, through the whole engine: the same tokens in any schedule and memory."""
 
+import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from engine.core.local_client import GenerationResult
-from engine.interface.config import EngineConfig, LoraSource, SpeculativeConfig
+from engine.core.step import StepHandle, StepPlan
+from engine.interface.config import EngineConfig, LoraSource, SharingRates, SpeculativeConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from engine.startup.load import _decide, _serve_small
@@ -69,6 +72,27 @@ def alone(checkpoint: Path) -> list[list[int]]:
     offline = load(checkpoint, enable_prefix_caching=False, overlap_depth=1)
     pairs = zip(prompts(), params(), strict=True)
     return [tokens(offline.generate([prompt], [own]))[0] for prompt, own in pairs]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rows_grouped_by_shared_prefixes_get_the_same_tokens(
+    checkpoint: Path, alone: list[list[int]], depth: int
+) -> None:
+    loaded = load(checkpoint).loaded
+    forward, num_grouped = loaded.runner.forward, 0
+
+    def watch(plan: StepPlan) -> StepHandle:
+        nonlocal num_grouped
+        num_grouped += plan.is_grouped
+        return forward(plan)
+
+    loaded.runner.forward = watch
+    limits = msgspec.structs.replace(loaded.scheduler_config, sharing=SharingRates(chunk_tokens=8))
+    offline = OfflineEngine(dataclasses.replace(loaded, scheduler_config=limits), overlap_depth=depth)
+    assert tokens(serve(offline)) == alone
+    assert tokens(serve(offline)) == alone
+    has_group = sum(group.kind == "full" for group in limits.cache_groups) == 1
+    assert bool(num_grouped) == has_group
 
 
 @pytest.mark.parametrize("depth", [1, 2])

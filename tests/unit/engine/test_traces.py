@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from engine.interface.config import SharingRates
 from tests.support.engine_harness import VOCAB_SIZE, Harness, drafters
 
 _PREFIXES = [[], [7] * 4, [7] * 8, [7] * 8 + [9, 8, 7, 6], list(range(16))]
@@ -26,6 +27,7 @@ class EngineTraces(RuleBasedStateMachine):
         num_drafts=st.sampled_from([0, 0, 1, 3, 9]),
         max_num_samples=st.sampled_from([None, 8, 24]),
         spoils=st.sampled_from([None, None, 13]),
+        sharing=st.sampled_from([None, SharingRates(chunk_tokens=4), SharingRates(chunk_tokens=8, row_keys=1)]),
     )
     def start(
         self,
@@ -39,6 +41,7 @@ class EngineTraces(RuleBasedStateMachine):
         num_drafts,
         max_num_samples,
         spoils,
+        sharing,
     ):
         self.proportions = {
             "num_pages": num_pages,
@@ -49,6 +52,7 @@ class EngineTraces(RuleBasedStateMachine):
             "enable_prefix_caching": caching,
             "max_queued_requests": 12,
             "max_num_samples": max_num_samples,
+            "sharing": sharing,
         }
         self.depth, self.spoils = depth, spoils
         self.num_drafts = num_drafts

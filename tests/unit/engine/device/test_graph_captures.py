@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from engine.core.local_client import generate
-from engine.device.cuda_graph import DecodeGraphs, MixedGraphs, graph_sizes, mixed_shapes
+from engine.device.cuda_graph import (
+    GROUPED_TOKEN_SIZES,
+    DecodeGraphs,
+    DecodeSize,
+    MixedGraphs,
+    graph_sizes,
+    grouped_sizes,
+    mixed_shapes,
+)
 from engine.device.input_batch import MixedShape
 from engine.device.step_times import StepTimes, spread
 from engine.interface.config import EngineConfig
@@ -114,7 +122,7 @@ def test_a_request_that_arrives_during_a_capture_is_served_before_the_next(check
 def test_the_largest_sizes_are_captured_first(checkpoint: Path) -> None:
     offline = load(checkpoint)
     captures = capture_on(offline, make_device(offline), is_partial=True)
-    assert captures.decode.first_sizes[-1] == captures.decode.sizes[-1] == 20
+    assert captures.decode.first_sizes[-1] == captures.decode.sizes[-1] == DecodeSize(20, is_grouped=False)
     assert captures.mixed.first_sizes[-1] == captures.mixed.sizes[-1]
 
 
@@ -145,7 +153,9 @@ def test_the_pool_leaves_memory_for_the_graphs_to_come(checkpoint: Path) -> None
     """Graphs are counted by the limits alone, before the first is captured."""
     model = ModelConfig.from_folder(checkpoint)
     of_graphs = step_bytes(model, Limits(1, 1), torch.bfloat16, vocab_size=model.vocab_size)
-    assert of_graphs >= 10 * 1024**2 * (len(graph_sizes(256)) + len(mixed_shapes(256, 8192)))
+    num_plain = len(graph_sizes(256)) + len(mixed_shapes(256, 8192))
+    num_grouped = len(grouped_sizes(256)) + len(GROUPED_TOKEN_SIZES)
+    assert of_graphs >= 10 * 1024**2 * (num_plain + num_grouped)
 
 
 def test_a_size_that_was_not_timed_lies_between_those_that_were() -> None:
@@ -165,8 +175,11 @@ def test_padding_is_worth_it_while_it_takes_no_longer_than_launching() -> None:
 @pytest.mark.parametrize("num_seqs", [1, 2, 40, 64, 256, 300])
 def test_few_sizes_come_first_and_one_of_them_fits_every_step(num_seqs: int) -> None:
     shapes, sizes = mixed_shapes(num_seqs, 8192), graph_sizes(num_seqs)
-    decode = DecodeGraphs(lambda *_: torch.empty(0), max_num_seqs=num_seqs, padding_row=0, device=torch.device("cpu"))
-    mixed = MixedGraphs(lambda *_: torch.empty(0), shapes=shapes)
-    assert decode.first_sizes[-1] == sizes[-1]
-    assert mixed.first_sizes[-1] == shapes[-1] == MixedShape(8192, num_seqs + 1, num_seqs + 1)
+    decode = DecodeGraphs(
+        lambda *_: torch.empty(0), max_num_seqs=num_seqs, padding_row=0, device=torch.device("cpu"), has_groups=True
+    )
+    mixed = MixedGraphs(lambda *_: torch.empty(0), shapes=shapes, has_groups=True)
+    assert decode.first_sizes[-1].num_rows == sizes[-1]
+    assert mixed.first_sizes[-1].shape == shapes[-1] == MixedShape(8192, num_seqs + 1, num_seqs + 1)
+    assert not any(size.is_grouped for size in (*decode.first_sizes, *mixed.first_sizes))
     assert len(decode.first_sizes) + len(mixed.first_sizes) <= 18
