@@ -59,6 +59,8 @@ class PagePool:
         self._hash_of: list[bytes | None] = [None] * num_pages  # by block: its key in _published
         self._published: list[dict[bytes, int]] = [{} for _ in groups]
         self._tainted: set[int] = set()  # held blocks with values that are not finite, perhaps
+        # Blocks that were published, or cached again, since HostTier took the list; None: there is no tier behind
+        self.news: list[int] | None = None
 
     @property
     def num_used(self) -> int:
@@ -96,6 +98,22 @@ class PagePool:
         if not self._pages_of:
             return list(blocks)
         return [page for block in blocks for page in self.pages(block)]
+
+    def group_of(self, block: int) -> int:
+        """Return the group of a block that is held or cached."""
+        return self._group_of[block]
+
+    def key_of(self, block: int) -> bytes | None:
+        """Return a block's key in the prefix cache; None: it is not published."""
+        return self._hash_of[block]
+
+    def is_cached(self, block: int) -> bool:
+        """Return whether nobody holds a block, which can be found."""
+        return block in self._cached
+
+    def is_spent(self, block: int) -> bool:
+        """Return whether a block is cached and hardly worth keeping."""
+        return block in self._spent
 
     def is_tainted(self, block: int) -> bool:
         """Return whether a held block may have values that are not finite."""
@@ -154,6 +172,8 @@ class PagePool:
             else:
                 self._cached[block] = None
                 self.num_cached[group] += self._sizes[group]
+                if self.news is not None:
+                    self.news.append(block)
                 if is_spent:
                     self.spend(block)
 
@@ -172,6 +192,8 @@ class PagePool:
         if key not in published:
             published[key] = block
             self._hash_of[block] = key
+            if self.news is not None:
+                self.news.append(block)
 
     def taint(self, blocks: Iterable[int]) -> None:
         """Take held blocks out of the prefix cache; once free, their pages are dirty."""

@@ -6,7 +6,7 @@ fit its tensor raises within a step, and a time that is not a number breaks the 
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +45,7 @@ class RequestFactory:
     num_loras: int
     can_generate: bool
     make_drafter: Callable[[SamplingParams], Drafter | None] | None
+    adapter_digests: Sequence[bytes] = ()  # of the adapters, the first of lora_index 1; (): their numbers name them
 
     def make(self, message: AddRequest, *, client_id: int) -> Request:
         """Make the request. Raises InvalidParameter or UnsupportedFeature."""
@@ -59,6 +60,9 @@ class RequestFactory:
             priority=message.priority,
             client_id=client_id,
             lora_index=message.lora_index,
+            adapter_digest=self.adapter_digests[message.lora_index - 1]
+            if self.adapter_digests and message.lora_index
+            else b"",
             packed_prompt=message.prompt,
         )
         if message.pooling is not None:

@@ -100,7 +100,7 @@ class SteadyRowsPlan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StepPlan(msgspec.Struct, omit_defaults=True):
-    """One step, with at most one row per request.
+    """One step, with at most one row per request. It may have no rows if it has copies to or from the host.
 
     Row order: steady decode rows, then single ones: decode rows (empty token_ids), decode rows with token_ids (with
     drafts, or following a row with drafts), prompt chunks.
@@ -115,6 +115,9 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
     copies_in: list[tuple[int, int]] = []  # (source page, target page): saved states, of rows that start after them
     copies_out: list[tuple[int, int]] = []  # the states before the rows that start here, to save them
     steady: SteadyRowsPlan = SteadyRowsPlan()
+    # Between zeroing and the end of the step, in any order and beside its rows, which touch none of these pages:
+    copies_to_host: list[tuple[int, int]] = []  # (page, slot of host memory)
+    copies_from_host: list[tuple[int, int]] = []  # (slot of host memory, page)
 
     @property
     def rows(self) -> list[RowPlan]:

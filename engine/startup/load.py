@@ -26,6 +26,7 @@ from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig
 from engine.interface.control import Stage
 from engine.interface.errors import StartupError
+from engine.startup.adapters import open_adapters
 from engine.startup.device_choice import (
     SMALL_PARAMETERS,
     describe_device,
@@ -33,9 +34,11 @@ from engine.startup.device_choice import (
     resolve_dtype,
     resolve_kv_dtype,
 )
+from engine.startup.host_memory import check_host_memory, describe_tiers, num_host_slots
+from engine.startup.kv_disk import DiskFacts, KvDisk, check_kv_disk, weights_before_load
 from engine.startup.limits import choose_limits
 from engine.startup.precompile import precompile
-from engine.startup.setup import LoadedEngine, Setup, open_adapters
+from engine.startup.setup import LoadedEngine, Setup
 from engine.tensor_parallel.process_group import least, leave_ranks, unconnected_one_shot_all_reduce
 from engine.tensor_parallel.ranks import RankConfig, RankHost, Ranks
 from kernels.attention.base import AttentionBackend, select_backend
@@ -91,7 +94,7 @@ def describe_setup(
         facts["Experts"] = _describe_experts(setup.model_config.experts.num_experts, size)
     if setup.adapters is not None:
         facts["Adapters"] = setup.adapters.describe()
-    facts["KV cache"] = _describe_pool(plan, each) + _describe_numbers(setup.kv_dtype, model)
+    facts["KV cache"] = _describe_pool(plan, each) + _describe_numbers(setup.kv_dtype, model) + describe_tiers(config)
     choice = _describe_choice(config, backends)
     facts["Attention"] = f"{setup.backend.name} ({choice}), blocks of {plan.block_size} tokens"
     if config.speculative is not None:
@@ -133,7 +136,9 @@ def load_rank(told: RankConfig) -> ModelRunner:
         logger.info("weights loaded after_s=%.1f", time.monotonic() - started)  # shows which rank hangs
         least(setup.tp, 0, setup.device)  # wait until the first rank has compiled all kernels
         stages.append(Stage("kv_cache"))
-        return setup.assemble(model, setup.plan_pool(has_weights=True), lambda done, total: None, {}).runner
+        plan = setup.plan_pool(has_weights=True)
+        slots = num_host_slots(config, plan)
+        return setup.assemble(model, plan, lambda done, total: None, {}, num_host_slots=slots).runner
 
 
 def _describe_choice(config: EngineConfig, backends: Sequence[type[AttentionBackend]]) -> str:
@@ -203,6 +208,9 @@ def _load(config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: Ra
     on_stage(Stage("config"))
     setup = _decide(config, rank=0)
     plan = setup.plan_pool(has_weights=False)
+    taken = config.tensor_parallel_size * (setup.weight_bytes + plan.num_bytes) if setup.device.type == "cpu" else 0
+    check_host_memory(config, plan, taken_bytes=taken)
+    check_kv_disk(config)
     key = repr(setup.limited_to(plan.max_num_seqs))
     # The model is built for the context that fits: it sets the length of rotary tables and the variant of longrope
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
@@ -255,6 +263,7 @@ def _load_beside(
     if ranks is not None:
         on_stage(Stage("ranks", detail=f"{config.tensor_parallel_size} processes"))
         setup = setup.after_join(ranks.rendezvous, 0)
+    digest = weights_before_load(config)
     started = time.monotonic()
     model = _load_weights(setup, on_stage, detail)
     weights_s = time.monotonic() - started
@@ -287,7 +296,24 @@ def _load_beside(
     def on_graph(done: int, total: int) -> None:
         on_stage(Stage("graphs", done, total, unit="graphs", detail=detail))
 
-    return setup.assemble(model, plan, on_graph, facts, ranks=ranks)
+    loaded = setup.assemble(model, plan, on_graph, facts, ranks=ranks, num_host_slots=num_host_slots(config, plan))
+    host_pages = loaded.runner.host_pages
+    if digest is None or host_pages is None:
+        return loaded
+    return dataclasses.replace(loaded, disk=KvDisk(config, digest, _disk_facts(setup), plan, host_pages))
+
+
+def _disk_facts(setup: Setup) -> DiskFacts:
+    model = setup.model_config
+    return DiskFacts(
+        model_impl="transformers" if model.is_foreign else "quire",
+        quantization=model.describe_quantization() or "none",
+        dtype=setup.dtype,
+        kv_dtype=setup.kv_dtype,
+        is_long=any(rope is not None and rope.is_long(model.max_context_len) for rope in model.ropes),
+        device=setup.device,
+        attention_backend=setup.backend.name,
+    )
 
 
 def _decide(config: EngineConfig, *, rank: int) -> Setup:

@@ -1,8 +1,7 @@
 """Setup: the decisions made before the weights are read, and the assembly of a LoadedEngine. Imports torch.
 
 Life of a Setup: engine/startup/load.py makes it → plan_pool() → with_max_model_len() → after_join(), with several ranks
-→ assemble(), with the loaded model → LoadedEngine. open_adapters() opens the LoRA adapters of --lora and checks them
-against the model.
+→ assemble(), with the loaded model → LoadedEngine.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import torch
@@ -23,6 +21,7 @@ from engine.core.outputs import Transport
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import make_drafter
 from engine.device.cuda_graph import MixedGraphs
+from engine.device.host_pages import BUFFER_BYTES as HOST_BUFFER_BYTES
 from engine.device.kv_cache import (
     KVCachePlan,
     allocate_kv_cache,
@@ -30,62 +29,27 @@ from engine.device.kv_cache import (
     plan_kv_cache,
     smallest_pool_bytes,
 )
-from engine.device.memory import DeviceMemory, check_memory, format_size, measure_memory
+from engine.device.memory import DeviceMemory, check_memory, measure_memory
 from engine.device.model_runner import ModelRunner
 from engine.device.page_plan import PagePlan, plan_pages
 from engine.device.step_states import ring_bytes
 from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from engine.interface.metrics import Metrics
+from engine.startup.adapters import Adapters
 from engine.startup.device_choice import head_copy_bytes
+from engine.startup.host_memory import host_tier_config
+from engine.startup.kv_disk import KvDisk
 from engine.startup.limits import Limits, choose_limits, step_bytes
 from engine.tensor_parallel.process_group import join_ranks, least, leave_ranks
 from engine.tensor_parallel.ranks import NeverRaised, RankedExecutor, Ranks
 from kernels.attention.base import AttentionBackend
-from kernels.ops import LoraTokens
 from models.build import Model
 from models.config.model_config import ModelConfig
-from models.lora.adapter import Adapter
-from models.lora.linear import AdapterStack, check_adapters
 from models.parallel import ALONE, TensorParallel
 
 # Target for the longest step with decode rows and prompt chunks: a pause that readers of a stream do not notice
 _LONG_STEP_S = 0.045
-
-
-@dataclass(frozen=True)
-class Adapters:
-    """The opened adapters, in the order of EngineConfig.loras: the first has lora_index 1. Keeps their files mapped."""
-
-    opened: tuple[Adapter, ...]
-    num_bytes: int  # on the device
-    tokens: LoraTokens = field(repr=False)  # shared by the model and its InputBatchBuilder
-
-    def stack(self, *, is_partial: bool = False) -> AdapterStack:
-        """Return the source of adapter weights for building a model. is_partial: the model lacks layers."""
-        return AdapterStack(self.opened, self.tokens, is_partial=is_partial)
-
-    def describe(self) -> str:
-        """Return names and size as text."""
-        return f"{', '.join(adapter.name for adapter in self.opened)} ({format_size(self.num_bytes)})"
-
-
-def open_adapters(
-    config: EngineConfig,
-    model: ModelConfig,
-    *,
-    max_step_tokens: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    tp: TensorParallel,
-) -> Adapters | None:
-    """Open the adapters of the config; None if it has none. Raises ModelError for one that cannot be served."""
-    if not config.loras:
-        return None
-    opened = tuple(Adapter(source.name, Path(source.folder)) for source in config.loras)
-    num_bytes = check_adapters(opened, model, dtype=dtype, tp=tp)
-    tokens = LoraTokens(num_adapters=len(opened), max_tokens=max_step_tokens, device=device)
-    return Adapters(opened, num_bytes, tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +67,7 @@ class LoadedEngine:
     num_loras: int = 0
     speculative: SpeculativeConfig | None = None
     ranks: Ranks | None = None  # the other ranks of a split model
+    disk: KvDisk | None = None  # behind host memory; whoever serves attaches it
 
     def engine(
         self,
@@ -130,8 +95,10 @@ class LoadedEngine:
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.model_config.vocab_size),
             can_generate=self.model_config.has_lm_head,
             num_loras=self.num_loras,
+            adapter_digests=() if self.disk is None else self.disk.adapter_digests,
             make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
             bytes_per_block=self.plan.bytes_per_page,
+            num_ranks=1 if self.ranks is None else 1 + len(self.ranks.pids),
         )
         return Engine(parts)
 
@@ -154,6 +121,8 @@ class LoadedEngine:
 
     def close(self) -> None:
         """Release the model's memory, and end the other ranks."""
+        if self.disk is not None:
+            self.disk.close()
         self.runner.close()
         if self.ranks is not None:
             self.ranks.close()
@@ -210,6 +179,8 @@ class Setup:
             kept = ring_bytes(states, num_requests=num_requests, num_drafts=num_drafts, dtype=self.dtype)
         if self.device.type == "cpu":
             return kept
+        if self.config.kv_host_memory_bytes is not None:
+            kept += HOST_BUFFER_BYTES
         return kept + step_bytes(
             self.rank_share,
             self.limits,
@@ -307,8 +278,12 @@ class Setup:
         facts: dict[str, str],
         *,
         ranks: Ranks | None = None,
+        num_host_slots: int = 0,
     ) -> LoadedEngine:
-        """Allocate the pool, capture graphs, and derive the scheduler's limits from their timings."""
+        """Allocate the pool, capture graphs, and derive the scheduler's limits from their timings.
+
+        num_host_slots: pages of host memory behind the pool.
+        """
         config, limits, device = self.config, self.limited_to(plan.max_num_seqs).limits, self.device
         runner = ModelRunner(
             model,
@@ -327,14 +302,21 @@ class Setup:
             tp=self.tp,
             has_lm_head=self.model_config.has_lm_head,
             latent=self.rank_share.latent_sizes,
+            num_host_slots=num_host_slots,
         )
         # Steps that return hidden states of whole prompts use no graphs, so a model without a head needs none
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager and not self.model_config.is_foreign
         if device.type == "cuda" and self.backend.is_graph_safe and has_graphs:
             runner.capture_graphs(on_graph)
+        scheduler_config = self._scheduler_config(plan, limits, runner.mixed_graphs)
+        host_tier = host_tier_config(
+            num_host_slots,
+            page_s=runner.measure_host_page_s(),
+            tokens_per_s=None if runner.mixed_graphs is None else runner.mixed_graphs.tokens_at_best_rate(1.0),
+        )
         return LoadedEngine(
             runner=runner,
-            scheduler_config=self._scheduler_config(plan, limits, runner.mixed_graphs),
+            scheduler_config=msgspec.structs.replace(scheduler_config, host_tier=host_tier),
             overlap_depth=config.overlap_depth or (2 if device.type == "cuda" else 1),
             facts=facts,
             compiler_loader=self.compiler_loader,

@@ -26,6 +26,7 @@ from server.config.value_types import (
     seconds,
     share,
     size,
+    size_or_off,
     text,
 )
 
@@ -120,6 +121,14 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     add_alias(group, "--max-num-mixed-tokens", decode_step_tokens)
     add("--block-size", type=integer(1, 1024), metavar="N", help="tokens per KV block (16)")
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB or 512MB")
+    add(
+        "--kv-host-memory",
+        type=size_or_off,
+        metavar="SIZE",
+        help="host memory for blocks that leave the KV cache, e.g. 32GiB (off)",
+    )
+    add("--kv-disk", type=text, metavar="DIR", help="folder for blocks of host memory, found after a restart (off)")
+    add("--kv-disk-size", type=size, metavar="SIZE", help="the most bytes of --kv-disk (64GiB)")
     add(
         "--kv-cache-dtype",
         choices=KV_CACHE_DTYPES,

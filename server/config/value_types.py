@@ -142,6 +142,12 @@ def size(text: str) -> int:
     return num_bytes
 
 
+@limited("off, or 1 byte to 1024TiB")
+def size_or_off(text: str) -> int | None:
+    """Parse a size in bytes; None: off."""
+    return None if text.strip().lower() == "off" else size(text)
+
+
 def gibibytes(text: str) -> int:
     """Parse a size in GiB, or one with a unit."""
     return size(f"{text}GiB" if text.strip().replace(".", "", 1).isdigit() else text)

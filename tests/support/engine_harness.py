@@ -13,7 +13,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.step import StepPlan
 from engine.grammar.compiler import GrammarCompiler
-from engine.interface.config import CacheGroup, SchedulerConfig
+from engine.interface.config import CacheGroup, HostTierConfig, SchedulerConfig
 from engine.interface.errors import ModelOutputInvalid
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
@@ -130,6 +130,7 @@ class Harness:
         get_compiler: Callable[[], GrammarCompiler] = no_compiler,
         make_drafter: Callable[[SamplingParams], Drafter | None] | None = None,
         max_num_samples: int | None = None,
+        host_tier: HostTierConfig | None = None,
     ) -> None:
         config = SchedulerConfig(
             num_pages=num_pages,
@@ -141,6 +142,7 @@ class Harness:
             max_model_len=max_model_len,
             enable_prefix_caching=enable_prefix_caching,
             max_num_samples=max_num_samples,
+            host_tier=host_tier,
         )
         self.scheduler = Scheduler(config)
         self.executor = executor(self.scheduler)
@@ -214,7 +216,9 @@ class Harness:
             if self._num_turns % self.check_every == 0:
                 self.scheduler.check()
             is_given_up = self.executor.num_failures > num_failures
-            if nothing_in_flight and not is_given_up and (self.scheduler.waiting.requests or self.scheduler.running):
+            is_at_disk = self.scheduler.kv.tiers.num_at_disk > 0  # no step can bring its blocks
+            has_requests = bool(self.scheduler.waiting.requests or self.scheduler.running) and not is_at_disk
+            if nothing_in_flight and not is_given_up and has_requests:
                 assert self.engine._in_flight is not None, "something could run, but nothing was planned"
 
     def drain(self) -> None:
@@ -229,6 +233,7 @@ class Harness:
         assert blocks.num_used == 0
         assert blocks.num_free == blocks.num_usable
         assert not self.scheduler.requests
+        assert not self.scheduler.kv.tiers.num_waiting
         self.engine.record_state()
         gauges = self.metrics._delta.gauges
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio", "kv_cache_blocks_used"):
