@@ -44,11 +44,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("llama"))
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_turns_of_evicted_conversations_are_found_in_host_memory(llama: Path, depth: int) -> None:
-    expected = talk(load_llama(llama, enable_prefix_caching=False), VOCAB_SIZE)
-    pages = load_llama(llama).loaded.plan.pages
-    small = {"kv_cache_memory_bytes": 60 * pages.page_bytes, "overlap_depth": depth}
+@pytest.mark.parametrize(("depth", "kv_dtype"), [(1, "auto"), (2, "auto"), (2, "int8")])
+def test_turns_of_evicted_conversations_are_found_in_host_memory(llama: Path, depth: int, kv_dtype: str) -> None:
+    expected = talk(load_llama(llama, enable_prefix_caching=False, kv_cache_dtype=kv_dtype), VOCAB_SIZE)
+    pages = load_llama(llama, kv_cache_dtype=kv_dtype).loaded.plan.pages
+    small = {"kv_cache_memory_bytes": 60 * pages.page_bytes, "overlap_depth": depth, "kv_cache_dtype": kv_dtype}
     without = load_llama(llama, **small)
     assert talk(without, VOCAB_SIZE) == expected
     offline = load_llama(llama, kv_host_memory_bytes=300 * pages.page_bytes, **small)

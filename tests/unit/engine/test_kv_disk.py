@@ -91,6 +91,16 @@ def test_blocks_of_another_model_are_not_found(llama, tmp_path, tmp_path_factory
     assert num_cached == 68
 
 
+@pytest.mark.full
+def test_blocks_of_another_kv_dtype_are_not_found(llama, tmp_path):
+    int8 = config_of(llama, tmp_path, kv_cache_dtype="int8")
+    (first,) = serve(int8, PROMPTS[:1])
+    ((_, num_cached, num_read),) = serve(config_of(llama, tmp_path), PROMPTS[:1])
+    assert (num_cached, num_read) == (0, 0)
+    ((tokens, num_cached, _),) = serve(int8, PROMPTS[:1])
+    assert (tokens, num_cached) == (first[0], 68)
+
+
 BAD = [
     ({"kv_disk": None}, r"--kv-disk-size .* there is no --kv-disk"),
     ({"kv_host_memory_bytes": None}, r"--kv-disk .* --kv-host-memory is off"),
