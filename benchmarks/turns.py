@@ -111,7 +111,7 @@ def measure(num_rows: int, *, num_rounds: int, has_host: bool = False) -> tuple[
     if has_host:
         from engine.interface.config import HostTierConfig  # which an older checkout has not
 
-        config = msgspec.structs.replace(config, host_tier=HostTierConfig(config.num_pages, max_copies=num_rows))
+        config = msgspec.structs.replace(config, host_tier=HostTierConfig(num_slots=config.num_pages, max_copies=64))
     scheduler, executor, transport = Scheduler(config), IdleExecutor(), FrameTransport()
     engine = Engine(
         EngineParts(

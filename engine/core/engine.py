@@ -125,7 +125,8 @@ class Engine:
         self._end_leaving()
         if self._grammars.pending or self._grammars.compiling:
             self._queue_compiled()
-        self.scheduler.kv.tiers.poll(self.clock())
+        if self.scheduler.kv.tiers.disk is not None:
+            self.scheduler.kv.tiers.poll(self.clock())
         plan = failure = None
         try:
             plan = self._turn()

@@ -105,7 +105,8 @@ class Scheduler:
             step = self._plan(inits, now)
         if not step.num_rows and self.running:
             return None
-        step.kv.host = self.kv.tiers.plan(num_reserved=len(self.running))
+        if self.kv.tiers.host is not None:
+            step.kv.host = self.kv.tiers.plan(num_reserved=len(self.running))
         if not step.num_rows and step.kv.host is None:
             return None
         self._next_step_id += 1
@@ -156,7 +157,8 @@ class Scheduler:
             self._commit_row(request, row, result, outputs, first=first, now=now)
         self.kv.taint(self.invalid)
         self.kv.end_step(step.kv, [save for save in saves if save.request.finish_reason != "error"])
-        self.kv.commit_copies(step.kv, now)
+        if step.kv.host is not None:
+            self.kv.commit_copies(step.kv, now)
         for request in [*self.embedded, *self.invalid]:
             self._finish(request, request.finish_reason or "stop")
         self._release_retired()
@@ -305,7 +307,7 @@ class Scheduler:
         Requests at the gate are passed over, and a row is kept for each of them.
         """
         tiers = self.kv.tiers
-        while budget and len(self._free_req_indices) > tiers.num_waiting:
+        while self.waiting.requests and budget and len(self._free_req_indices) > tiers.num_waiting:
             request = next((request for request in self.waiting.requests if not tiers.is_waiting(request)), None)
             if request is None:
                 return
