@@ -21,6 +21,7 @@ from engine.core.cache_layout import NEVER, CacheLayout, GroupLayout
 from engine.core.checkpoints import Checkpoints, Save, StepKv
 from engine.core.lower_tiers import LowerTiers
 from engine.core.page_pool import PagePool
+from engine.core.pins import Pins
 from engine.core.prefix_hits import Hit, PrefixFinder
 from engine.core.prefix_misses import PrefixMisses
 from engine.core.request import BlockTable, Request, link_hash
@@ -51,6 +52,7 @@ class KvCaches:
         self._most_pages = self.layout.most_pages
         self._has_states = bool(self.layout.states)
         self._is_caching = config.enable_prefix_caching
+        self.pins = Pins(self.layout, self.pool, self._finder, share=config.pin_share if self._is_caching else 0.0)
         group, *others = self.layout.groups
         # one table, whose blocks never leave it, and are a page and a link each
         self._is_simple = not others and group in self.layout.full and group.pages == group.links == 1
@@ -241,6 +243,8 @@ class KvCaches:
             self.pool.release(reversed(table.blocks[: len(table.blocks) - num_spent]))
         self.pool.release(block for _, block in request.restores)
         request.tables, request.restores = [], []
+        if request.pin_s:
+            self.pins.keep(request)
         request.num_computed_tokens = request.num_held_tokens = request.next_due_tokens = 0
 
     def taint(self, requests: list[Request]) -> None:
@@ -291,6 +295,7 @@ class KvCaches:
             assert held[save.block] == 1
         self.pool.check(held)
         self.tiers.check(copies)
+        self.pins.check()
         for request, num_committed in requests.items():
             assert len(set(_blocks(request))) == sum(len(table.blocks) for table in request.tables)
             assert request.num_computed_tokens <= request.num_held_tokens == self._num_held_tokens(request)

@@ -39,10 +39,13 @@ class PrefixFinder:
         self._layout = layout
         self._pool = pool
 
-    def find(self, request: Request) -> Hit:
-        """Return the longest hit within the request's cacheable tokens. O(1) per block of the request."""
-        layout = self._layout
-        most = request.num_cacheable_tokens // layout.step * layout.step
+    def find(self, request: Request, *, within: int | None = None) -> Hit:
+        """Return the longest hit within the request's cacheable tokens, of these the first ones if `within` is given.
+
+        O(1) per block of the request.
+        """
+        layout, most = self._layout, request.num_cacheable_tokens
+        most = (most if within is None else min(most, within)) // layout.step * layout.step
         request.extend_hashes(most, unit=layout.unit)
         found = {group.index: self._find_full(request, group, most) for group in layout.full}
         for group in layout.full:

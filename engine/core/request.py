@@ -111,6 +111,7 @@ class Request:
     cache_salt: str = ""
     open_salt: str = ""  # that of the client's requests without a salt of their own
     priority: int = 0  # smaller runs earlier
+    pin_s: float = 0.0  # how long its blocks are kept after its end (engine/core/pins.py); 0: as all others
     client_id: int = 0
     lora_index: int = 0  # its adapter; 0: none
     adapter_digest: bytes = b""  # of the adapter's files; b"": its number names it, for as long as the process lives

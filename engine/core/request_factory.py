@@ -34,6 +34,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 }
 _BIAS_BOUNDS = (-100, 100)
 _PRIORITY_BOUNDS = (-(2**31), 2**31 - 1)
+_PIN_BOUNDS = (0, 24 * 60 * 60)
 _MAX_IDS = 2**18  # of one field
 
 
@@ -58,6 +59,7 @@ class RequestFactory:
             cache_salt=message.cache_salt,
             open_salt=message.open_salt,
             priority=message.priority,
+            pin_s=message.pin_s,
             client_id=client_id,
             lora_index=message.lora_index,
             adapter_digest=self.adapter_digests[message.lora_index - 1]
@@ -90,6 +92,7 @@ class RequestFactory:
         for value in params.logit_bias.values():
             _check_bounds(value, "logit_bias", _BIAS_BOUNDS)
         _check_bounds(message.priority, "priority", _PRIORITY_BOUNDS)
+        _check_bounds(message.pin_s, "pin_s", _PIN_BOUNDS)
         if not math.isfinite(message.arrival_s):
             raise InvalidParameter(f"The arrival time is {message.arrival_s}; it must be finite.")
         if not 0 <= message.lora_index <= self.num_loras:

@@ -98,6 +98,8 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan | None:
         """Plan the next step, or return None if nothing can run before the next commit."""
         inits: list[RequestInit] = []
+        if now >= self.kv.pins.next_due_s:
+            self.kv.pins.expire(now)
         step = self._plan(inits, now)
         while not step.num_rows and self.running and not self._in_flight:  # no row has room, and no commit makes some
             if not self.kv.tiers.give_up_newest():

@@ -112,6 +112,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     max_num_samples: int | None = None  # maximum sampled positions of a step with drafts; None: max_num_seqs
     host_tier: HostTierConfig | None = None  # None: blocks that are evicted from the pool are lost
+    pin_share: float = 0.25  # of the pool, what the pinned prompts of one API key may take
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:

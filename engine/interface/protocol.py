@@ -140,6 +140,7 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     lora_index: int = 0  # its adapter, counted from 1 in EngineConfig.loras; 0: the base model
     thinking: ThinkingBudget | None = None  # None: any number of tokens
     open_salt: str = ""  # what cache_salt would be if the client had given none
+    pin_s: float = 0.0  # how long its blocks are kept in the prefix cache after its end; 0: as all others
 
     @property
     def prompt_token_ids(self) -> list[int]:

@@ -1,9 +1,9 @@
 """Random traces over drawn groups of layers: one engine's calls, replayed at both depths, with drafts, without cache.
 
 Trace.draw() makes one from a seed: adds, aborts, priorities, pools so small that requests are preempted, steps given
-up, next turns of conversations, shared prefixes that part, salts and adapters, small and slow host memory. replay()
-runs it and compares every token with the model's, checks the invariants after some turns, and that nothing is held at
-the end.
+up, next turns of conversations, shared prefixes that part, salts and adapters, pins, small and slow host memory.
+replay() runs it and compares every token with the model's, checks the invariants after some turns, and that nothing is
+held at the end.
 
 Many small traces find more than few large ones in the same time, so sizes are drawn as well. What the invariants say
 stays broken, or shows in a token: so a check after every eighth turn finds it as well, and most of the time is left to
@@ -75,6 +75,7 @@ class Trace:
         trace = cls(groups, settings, rng.choice([1, 3, 7]), rng.choice([0, 0, 0, 4]))
         if is_tiered:
             settings["num_pages"] = 1 + least + rng.randint(0, least // 2)
+        settings["pin_share"] = random.Random(seed).choice([0.25, 0.6])
         trace._draw_calls(rng, num_requests=rng.randint(12, 20) if is_tiered else None)
         trace.answer_step = rng.choice([1, 1, 2, 4])
         if is_tiered or rng.random() < 0.6:
@@ -88,6 +89,7 @@ class Trace:
         stems = [[rng.randrange(VOCAB_SIZE) for _ in range(40)] for _ in range(2)]
         most_tokens = rng.choice([6, 16, 24])
         asked: list[tuple[list[int], SamplingParams, dict[str, object]]] = []
+        pins = random.Random(sum(stems[0]))  # beside the other draws, which faults are known by
         times = [1, 2, 4, 9] if num_requests is None else [2, 9, 20, 30]
         for number in range(num_requests or rng.randint(2, rng.choice([4, 8, 16]))):
             options: dict[str, object] = {
@@ -107,6 +109,7 @@ class Trace:
             params = SamplingParams(max_tokens=rng.randint(1, most_tokens), stop_token_ids=stops)
             asked.append((prompt, params, options))
             more = {"stop_token_ids": stops, **options}
+            more |= {"pin_s": pins.choice([0.0, 0.02, 0.2, 1000.0]), "open_salt": pins.choice(["", "", "other"])}
             self.calls.append(("add", (f"r{number}", prompt, params.max_tokens), more))
             for _ in range(rng.randint(0, 2)):
                 self.calls.append(("turn", (rng.choice(times),), {}))
@@ -162,7 +165,7 @@ class Trace:
         salted = {args[0] for name, args, options in self.calls if name == "add" and options["cache_salt"]}
         for depth, num_drafts, is_caching, has_tier in ways:
             harness = self.replay(depth=depth, num_drafts=num_drafts, is_caching=is_caching, has_tier=has_tier)
-            drafts = harness.scheduler.drafts
+            drafts, kv = harness.scheduler.drafts, harness.scheduler.kv
             if num_drafts and is_long:
                 twin = self.replay(depth=depth, num_drafts=num_drafts)
                 assert twin.executor.plans == harness.executor.plans
@@ -181,9 +184,12 @@ class Trace:
                 failed_steps=harness.executor.num_failures,
                 restored_pages=harness.executor.num_restored,
                 saved_pages=harness.executor.num_saved,
+                pins_expired=kv.pins.num_ended["expired"],
+                pins_over_budget=kv.pins.num_ended["over_budget"],
+                pins_reused=kv.pins.num_ended["reused"],
                 states_in_answers=harness.scheduler.kv.checkpoints.num_saved_in_answers,
             )
-            tier = harness.scheduler.kv.tiers.host
+            tier = kv.tiers.host
             if tier is not None:
                 counts += Counter(
                     pages_to_host=harness.executor.num_to_host,

@@ -131,6 +131,7 @@ class Harness:
         make_drafter: Callable[[SamplingParams], Drafter | None] | None = None,
         max_num_samples: int | None = None,
         host_tier: HostTierConfig | None = None,
+        pin_share: float = 0.25,
     ) -> None:
         config = SchedulerConfig(
             num_pages=num_pages,
@@ -143,6 +144,7 @@ class Harness:
             enable_prefix_caching=enable_prefix_caching,
             max_num_samples=max_num_samples,
             host_tier=host_tier,
+            pin_share=pin_share,
         )
         self.scheduler = Scheduler(config)
         self.executor = executor(self.scheduler)
@@ -186,6 +188,8 @@ class Harness:
         pooling: str | None = None,
         lora_index: int = 0,
         thinking: ThinkingBudget | None = None,
+        open_salt: str = "",
+        pin_s: float = 0.0,
         **params,
     ) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, **params)
@@ -194,7 +198,18 @@ class Harness:
         self.seen[request_id] = seen
         packed = pack_token_ids(prompt)
         message = AddRequest(
-            request_id, packed, sampling, self.clock(), cache_salt, priority, grammar, pooling, lora_index, thinking
+            request_id,
+            packed,
+            sampling,
+            self.clock(),
+            cache_salt,
+            priority,
+            grammar,
+            pooling,
+            lora_index,
+            thinking,
+            open_salt,
+            pin_s,
         )
         self.transport.inbox.append((client_id, message))
 
