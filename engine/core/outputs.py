@@ -154,6 +154,9 @@ class EngineStats:
         for kind, num_held, num_cached in kv.pages_by_kind():
             gauge("kv_cache_pages_held", num_held, kind)
             gauge("kv_cache_pages_cached", num_cached, kind)
+        gauge("kv_cache_pages_pinned", kv.pins.num_pages)
+        for reason, total in kv.pins.num_ended.items():
+            self._count_up_to("prefix_cache_pinned_blocks_total", total, reason)
         if kv.tiers.host is not None:
             self._record_tier(kv.tiers.host)
         if kv.tiers.disk is not None:

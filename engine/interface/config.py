@@ -52,6 +52,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = "auto"  # auto (as dtype) | fp8, or fp8_e4m3 (float8_e4m3fn) | int8
     gpu_memory_utilization: float = 0.9  # share of the device's memory that the daemon may use
     enable_prefix_caching: bool = True
+    pin_share: float = 0.25  # of the KV pool, what the pinned prompts of one API key may take
     enforce_eager: bool = False  # no CUDA graphs: for debugging
     overlap_depth: int | None = None  # steps in flight: 2 overlaps host and device (default on cuda), 1 does not
     max_queued_requests: int = 2048  # queued requests at which new ones are refused

@@ -347,6 +347,7 @@ class Setup:
             costly_context=_costly_context(self.model_config),
             max_model_len=plan.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
+            pin_share=config.pin_share,
             # above the size with nearly the best rate, a draft costs as much as a token
             max_num_samples=None if limits.max_num_samples is None else min(limits.max_num_samples, efficient),
         )

@@ -124,6 +124,7 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         kv_cache_dtype=arguments.kv_cache_dtype,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         enable_prefix_caching=not arguments.no_prefix_caching,
+        pin_share=arguments.prompt_cache_budget,
         enforce_eager=arguments.enforce_eager,
         overlap_depth=num_steps_in_flight(arguments.overlap),
         max_queued_requests=arguments.max_queued_requests,

@@ -25,6 +25,7 @@ from server.config.value_types import (
     readable_file,
     seconds,
     share,
+    share_or_none,
     size,
     size_or_off,
     text,
@@ -138,6 +139,13 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="fraction of GPU memory to use (0.9)")
     add("--no-prefix-caching", action="store_true", help="do not reuse the KV of shared prefixes")
+    add(
+        "--prompt-cache-budget",
+        type=share_or_none,
+        default=0.25,
+        metavar="F",
+        help="fraction of the KV cache that one API key may keep by request (0.25)",
+    )
     add_overlap_flag(group)
     add("--enforce-eager", action="store_true", help="disable CUDA graphs, for debugging")
     queued_requests = add(

@@ -111,6 +111,15 @@ def share(text: str) -> float:
     return value
 
 
+@limited("0 to 1")
+def share_or_none(text: str) -> float:
+    """Parse a number from 0 to 1."""
+    value = _finite(text)
+    if value is None or not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1")
+    return value
+
+
 @limited("0 to 86,400 s")
 def seconds(text: str) -> float:
     """Parse a time in seconds, with or without an s, up to a day."""
