@@ -99,6 +99,7 @@ class DiskTier:
         self.waits: dict[Request, _Wait] = {}
         self.num_read = 0  # blocks
         self.num_failed = 0  # blocks that could not be read after all
+        self.num_found_tokens = 0  # by which hits were longer
         self.num_written = 0
         self.num_unwritten = 0  # blocks that could not be written
         self.num_too_costly = 0  # admissions: computing is quicker, or slots are lacking
@@ -128,7 +129,8 @@ class DiskTier:
         missing = [name for name, block in self._blocks(request, hit) if block == _ON_DISK]
         if not missing:
             return False
-        gain = hit.num_tokens - self._without.find(request).num_tokens
+        num_before = self._without.find(request).num_tokens
+        gain = hit.num_tokens - num_before
         num_pages = sum(self._layout.groups[group].pages for group, _ in missing)
         if gain <= 0 or not self._is_worth_reading(num_tokens=gain, num_pages=num_pages):
             self.num_too_costly += gain > 0
@@ -142,11 +144,16 @@ class DiskTier:
             wait.num_missing += 1
         if wait.num_missing:
             self.waits[request] = wait
+            request.found_before_disk, request.found_with_disk = num_before, hit.num_tokens
         return bool(wait.num_missing)
 
-    def end_wait(self, request: Request) -> None:
-        """Note that a request is admitted: if it is preempted, it may ask again."""
+    def end_wait(self, request: Request, num_hit_tokens: int) -> int:
+        """Return how many tokens of an admitted request's hit are owed to the disk. If preempted, it may ask again."""
+        num_tokens = max(min(num_hit_tokens, request.found_with_disk) - request.found_before_disk, 0)
         request.has_asked_disk = False
+        request.found_before_disk = request.found_with_disk = 0
+        self.num_found_tokens += num_tokens
+        return num_tokens
 
     def cancel(self, request: Request) -> None:
         """Let a request that ends wait no longer."""

@@ -19,7 +19,7 @@ import msgspec
 
 from engine.core.cache_layout import NEVER, CacheLayout, GroupLayout
 from engine.core.checkpoints import Checkpoints, Save, StepKv
-from engine.core.lower_tiers import LowerTiers
+from engine.core.lower_tiers import LowerTiers, TierTokens
 from engine.core.page_pool import PagePool
 from engine.core.pins import Pins
 from engine.core.prefix_hits import Hit, PrefixFinder
@@ -89,9 +89,9 @@ class KvCaches:
         request.num_computed_tokens = hit.num_tokens
         self._set_marks(request, hit)
         self.commit_row(request, hit.num_tokens)
-        num_host_tokens = self.tiers.end_wait(request, hit.num_tokens)
+        from_tiers = self.tiers.end_wait(request, hit.num_tokens)
         if not request.num_preemptions:
-            self._record_lookup(request, found, hit, num_host_tokens)
+            self._record_lookup(request, found, hit, from_tiers)
         return True
 
     def begin_step(self) -> StepKv:
@@ -243,8 +243,7 @@ class KvCaches:
             self.pool.release(reversed(table.blocks[: len(table.blocks) - num_spent]))
         self.pool.release(block for _, block in request.restores)
         request.tables, request.restores = [], []
-        if request.pin_s:
-            self.pins.keep(request)
+        self.pins.keep(request)
         request.num_computed_tokens = request.num_held_tokens = request.next_due_tokens = 0
 
     def taint(self, requests: list[Request]) -> None:
@@ -311,7 +310,7 @@ class KvCaches:
                         key = request.block_hashes[(column + 1) * group.links - 1]
                         assert self.pool.find(group.index, key) == block
 
-    def _record_lookup(self, request: Request, found: Hit, hit: Hit, num_host_tokens: int) -> None:
+    def _record_lookup(self, request: Request, found: Hit, hit: Hit, from_tiers: TierTokens) -> None:
         """Count a request's first admission, and tell it why its hit is not longer. hit: what it took of `found`."""
         if not self._is_caching:
             request.cache_report = CacheReport("off", 0, 0)
@@ -321,7 +320,8 @@ class KvCaches:
         if self.layout.full:
             self.num_limited_tokens.update(dict(hit.limits))
         report = self._misses.explain(request, found, is_taken=hit is found)
-        request.cache_report = msgspec.structs.replace(report, num_host_tokens=num_host_tokens)
+        host, disk = from_tiers
+        request.cache_report = msgspec.structs.replace(report, num_host_tokens=host, num_disk_tokens=disk)
         self.num_by_reason[request.cache_report.reason] += 1
 
     def _num_pages(self, request: Request, hit: Hit) -> int:

@@ -7,6 +7,7 @@ commit, or drop.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout
 from engine.core.disk_tier import DiskParts, DiskTier
@@ -16,6 +17,13 @@ from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit
 from engine.core.request import Request
 from engine.interface.config import HostTierConfig
+
+
+class TierTokens(NamedTuple):
+    """The tokens of a hit whose blocks came from host memory, and those of them that the disk had given it."""
+
+    host: int
+    disk: int
 
 
 class LowerTiers:
@@ -53,11 +61,11 @@ class LowerTiers:
             return True
         return self.host.begin(request, found, num_spare=num_spare, now=now)
 
-    def end_wait(self, request: Request, num_hit_tokens: int) -> int:
+    def end_wait(self, request: Request, num_hit_tokens: int) -> TierTokens:
         """Return how many tokens of an admitted request's hit are owed to these tiers."""
-        if self.disk is not None:
-            self.disk.end_wait(request)
-        return 0 if self.host is None else self.host.end_wait(request, num_hit_tokens)
+        num_host = 0 if self.host is None else self.host.end_wait(request, num_hit_tokens)
+        num_disk = 0 if self.disk is None else self.disk.end_wait(request, num_hit_tokens)
+        return TierTokens(num_host, min(num_disk, num_host))
 
     def is_waiting(self, request: Request) -> bool:
         """Return whether a waiting request waits for blocks, before it can be admitted."""

@@ -197,6 +197,7 @@ class EngineStats:
         self._count_up_to("kv_disk_blocks_total", counts.num_damaged, "damaged")
         self._count_up_to("kv_disk_copied_bytes_total", counts.written_bytes, "written")
         self._count_up_to("kv_disk_copied_bytes_total", counts.read_bytes, "read")
+        self._count_up_to("kv_disk_hit_tokens_total", disk.num_found_tokens)
         self._count_up_to("kv_disk_wait_seconds_total", disk.waited_s)
 
     def _count_up_to(self, name: str, total: float, label: str = "") -> None:

@@ -51,8 +51,8 @@ class Pins:
         return self._num_pages
 
     def keep(self, request: Request) -> None:
-        """Pin what hits on a request's tokens would take, if it has ended well, in the name of its key."""
-        if not self._budget or request.finish_reason in (None, "error"):
+        """Pin what hits on a request's tokens would take, if it asks and has ended well, in the name of its key."""
+        if not request.pin_s or not self._budget or request.finish_reason in (None, "error"):
             return
         self._drop_lost()
         request.num_pending_tokens = 0  # those of dropped rows

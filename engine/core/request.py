@@ -136,6 +136,8 @@ class Request:
     has_hit_checkpoint: bool = False  # it was found
     saved_tokens: list[int] = field(default_factory=list)  # where it saved states, that others may have overwritten
     has_asked_disk: bool = False  # for blocks, since it was last admitted
+    found_before_disk: int = 0  # then, if it waited: the tokens of its hit without the disk,
+    found_with_disk: int = 0  # and with it
     has_waited: bool = False  # for blocks from the host, since it was last admitted
     found_here: int = 0  # then: the tokens of its hit without them,
     found_in_all: int = 0  # and with them

@@ -123,6 +123,7 @@ METRICS: dict[str, Metric] = {
         Metric("kv_disk_errors_total", "counter", "Calls to the disk of --kv-disk that failed."),
         Metric("kv_disk_blocks_total", "counter", "Blocks by what became of them on disk: written, dropped since the disk was behind or failing, read for a prompt, not read after all, deleted to make room, or found damaged.", label="event",
                label_values=("written", "dropped", "read", "failed", "evicted", "damaged")),
+        Metric("kv_disk_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache whose blocks were read from disk."),
         Metric("kv_disk_copied_bytes_total", "counter", "Bytes written to the disk of --kv-disk, and read from it.", label="direction", label_values=("written", "read")),
         Metric("kv_disk_wait_seconds_total", "counter", "Time that requests waited for their blocks from disk before their admission, over all requests."),
         Metric("num_preemptions_total", "counter", "Requests returned to the queue because no KV block was free.", "vllm:num_preemptions_total"),

@@ -202,6 +202,7 @@ class CacheReport(msgspec.Struct, array_like=True, frozen=True):
     num_matched_tokens: int  # that layers with full attention had; a whole number of blocks
     kind: LayerKind | None = None  # of the layers that had no more; None: the reason is not theirs
     num_host_tokens: int = 0  # of num_cached_tokens: those for which blocks came from host memory
+    num_disk_tokens: int = 0  # of num_host_tokens: those for which blocks were read from disk before
 
 
 class Started(msgspec.Struct, array_like=True):

@@ -50,4 +50,4 @@ def test_a_prompt_is_found_after_its_engine_and_its_daemon_were_killed(start: St
 def assert_found(daemon: Daemon, text: str) -> None:
     again, cache = ask(daemon)
     assert again == text
-    assert cache["host_tokens"] == cache["cached_tokens"] > 0
+    assert cache["disk_tokens"] == cache["host_tokens"] == cache["cached_tokens"] > 0

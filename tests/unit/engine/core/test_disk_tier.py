@@ -50,6 +50,30 @@ def test_the_next_turn_after_a_restart_is_found(kind, depth):
     assert tier.num_failed == 0
 
 
+def test_an_answer_tells_what_came_from_the_disk_and_what_from_host_memory_alone():
+    harness, disk, prompt = restarted()
+    reports = {}
+    send = harness.transport.send
+
+    def note(client, message):
+        for started in getattr(message, "started", []):
+            reports[len(reports)] = started.cache
+        send(client, message)
+
+    harness.transport.send = note
+    answer(harness, "again", prompt)
+    for number in range(4):
+        answer(harness, f"other {number}", [30 + number] * 28)
+    answer(harness, "once more", prompt)
+    first, *_, last = reports.values()
+    assert first.num_disk_tokens == first.num_host_tokens == first.num_cached_tokens >= 16
+    assert (last.num_disk_tokens, last.num_host_tokens) == (0, last.num_cached_tokens)
+    assert last.num_cached_tokens >= 16
+    tiers = harness.scheduler.kv.tiers
+    assert tiers.disk.num_found_tokens == first.num_disk_tokens
+    settle(harness, disk)
+
+
 def test_blocks_are_written_once():
     harness, disk, prompt = restarted()
     answer(harness, "again", prompt)
