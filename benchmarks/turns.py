@@ -5,6 +5,7 @@ for two clients, in blocks of 16 tokens with the prefix cache. A turn is plannin
 time of the thread without the executor's, and without the frames for the sockets, which have a column of their own.
 Of each number of rows the best round counts: a round is 16 turns, in which every row crosses a page once.
 --against measures another checkout as well, in turns with this one, as other work on the machine slows both.
+--with-host measures this one with host memory behind the pool, too: every published block is planned to be copied.
 """
 
 import argparse
@@ -17,6 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
+
+import msgspec
 
 from benchmarks.report import BenchError, format_table, host_facts, now, write_report
 from engine.core.engine import Engine, EngineParts
@@ -95,7 +98,7 @@ class FrameTransport:
         self.send(0, message)
 
 
-def measure(num_rows: int, *, num_rounds: int) -> tuple[float, float]:
+def measure(num_rows: int, *, num_rounds: int, has_host: bool = False) -> tuple[float, float]:
     """Return the µs of a turn with num_rows decoding rows, and those of its frames."""
     num_tokens = _LONGEST_PROMPT + 2 * num_rows + 2 * _NUM_WARM_UP + (num_rounds + 1) * BLOCK_SIZE
     config = SchedulerConfig(
@@ -105,6 +108,10 @@ def measure(num_rows: int, *, num_rounds: int) -> tuple[float, float]:
         max_num_batched_tokens=8192,
         max_model_len=num_tokens,
     )
+    if has_host:
+        from engine.interface.config import HostTierConfig  # which an older checkout has not
+
+        config = msgspec.structs.replace(config, host_tier=HostTierConfig(num_slots=config.num_pages, max_copies=64))
     scheduler, executor, transport = Scheduler(config), IdleExecutor(), FrameTransport()
     engine = Engine(
         EngineParts(
@@ -141,9 +148,10 @@ def _requests(count: int, max_tokens: int) -> Iterable[AddRequest]:
         yield AddRequest(request_id, pack_token_ids(prompt), params, time.monotonic())
 
 
-def measure_in(checkout: Path, num_rows: int, *, num_rounds: int) -> tuple[float, float]:
+def measure_in(checkout: Path, num_rows: int, *, num_rounds: int, has_host: bool) -> tuple[float, float]:
     """Do so in a process with another checkout's engine. Raises BenchError."""
     command = [sys.executable, __file__, "--child", str(num_rows), "--rounds", str(num_rounds)]
+    command += ["--with-host"] if has_host else []
     env = os.environ | {"PYTHONPATH": str(checkout)}
     child = subprocess.run(command, env=env, cwd=checkout, capture_output=True, text=True, check=False)
     if child.returncode:
@@ -159,6 +167,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=40, help="of 16 turns each, per process (default: 40)")
     parser.add_argument("--repeat", type=int, default=3, help="processes of each checkout (default: 3)")
     parser.add_argument("--against", type=Path, help="folder of another checkout, to compare with")
+    parser.add_argument("--with-host", action="store_true", help="measure with host memory behind the pool, too")
     parser.add_argument("--json", help="file for the results")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -169,12 +178,15 @@ def main(arguments: argparse.Namespace) -> None:
     checkouts = {"here": Path(__file__).resolve().parent.parent}
     if arguments.against is not None:
         checkouts["against"] = arguments.against.resolve()
+    if arguments.with_host:
+        checkouts["with_host"] = checkouts["here"]
     results: list[dict[str, Any]] = []
     for num_rows in arguments.rows:
         best: dict[str, tuple[float, float]] = {}
         for _ in range(arguments.repeat):
             for name, checkout in checkouts.items():
-                measured = measure_in(checkout, num_rows, num_rounds=arguments.rounds)
+                has_host = name == "with_host"
+                measured = measure_in(checkout, num_rows, num_rounds=arguments.rounds, has_host=has_host)
                 best[name] = min(best.get(name, measured), measured)
         results.append(
             {"rows": num_rows}
@@ -196,6 +208,6 @@ def main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     options = parse(sys.argv[1:])
     if options.child is not None:
-        print(json.dumps(measure(options.child, num_rounds=options.rounds)))
+        print(json.dumps(measure(options.child, num_rounds=options.rounds, has_host=options.with_host)))
     else:
         main(options)

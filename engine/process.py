@@ -58,6 +58,7 @@ class EngineProcess:
         self._engine: Engine | None = None
         self._ranks: Ranks | None = None
         self._measure_memory: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._close_disk: Callable[[], None] = lambda: None
         self._is_stopping = False
         self._stop_at_s: float | None = None
         self._next_delta_s = self._next_heartbeat_s = 0.0
@@ -89,6 +90,7 @@ class EngineProcess:
             logger.exception("engine fault")
             self._fail(f"{type(error).__name__} while serving: {first_line(error)}", 1)
             os._exit(1)  # no clean-up: destructors could wait for a broken device without end
+        self._close_disk()
         if self._ranks is not None:
             self._ranks.close()
         return 0
@@ -138,6 +140,9 @@ class EngineProcess:
             max_queued_tokens=most_tokens,
             captures_graphs=True,
         )
+        if loaded.disk is not None:
+            loaded.disk.attach(engine.scheduler.kv.tiers)
+            self._close_disk = loaded.disk.close
         self._measure_memory = loaded.measure_gpu_memory
         self._metrics.gauge("kv_cache_bytes", loaded.plan.num_bytes)
         self._control.send(EngineInfo(loaded.facts, loaded.build))

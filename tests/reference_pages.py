@@ -57,7 +57,8 @@ _UNITS = {  # the first pattern that is found in a name decides
     r"restarts": "restarts",
     r"_fds": "files",
     r"connections": "connections",
-    r"^(ready|engine_up)$": "0 or 1",
+    r"^(ready|engine_up|kv_disk_paused)$": "0 or 1",
+    r"^kv_disk_errors": "calls",
     r"": "requests",
 }
 

@@ -63,15 +63,16 @@ MAY_IMPORT = {
     "engine.grammar_check_process": "engine.grammar engine.interface",
     "engine.offline": "engine.core engine.interface engine.startup engine.tensor_parallel",
     "engine.startup.head_start": "engine.interface",
-    "engine.startup": """engine.core engine.device engine.grammar engine.interface engine.tensor_parallel
+    "engine.startup": """engine.core engine.device engine.grammar engine.interface engine.tensor_parallel engine.tiers
         kernels.attention kernels.dispatch kernels.elementwise kernels.ops kernels.precompile models.build models.config
         models.errors models.foreign models.layers models.lora models.parallel models.registry models.weights""",
     "engine.device": """engine.core engine.interface engine.tensor_parallel kernels.attention kernels.dispatch
         kernels.elementwise kernels.inputs kernels.ops kernels.sampling kernels.states models.build models.config
         models.context models.parallel""",
     "engine.tensor_parallel": "engine.core engine.interface kernels.all_reduce kernels.dispatch models.parallel",
-    "engine.core": "engine.grammar engine.interface",
+    "engine.core": "engine.grammar engine.interface engine.tiers",
     "engine.grammar": "engine.interface",
+    "engine.tiers": "engine.interface",
     "engine.interface": "",
     "models": """kernels.elementwise kernels.moe kernels.ops models.config models.context models.errors models.layers
         models.parallel models.quantization models.weights""",
@@ -117,7 +118,7 @@ MAY_IMPORT = {
     "kernels.elementwise": "",
     "kernels.dispatch": "",
     "kernels.e2m1": "",
-    "benchmarks": """engine.core engine.interface engine.offline engine.startup engine.tensor_parallel
+    "benchmarks": """engine.core engine.interface engine.offline engine.startup engine.tensor_parallel engine.tiers
         kernels.all_reduce kernels.attention kernels.causal_conv kernels.delta_rule kernels.e2m1 kernels.elementwise
         kernels.inputs kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.ops kernels.precompile
         kernels.sampling kernels.states models.build models.config models.context models.errors models.layers

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout, GroupLayout
+from engine.core.host_tier import HostCopies
 from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit
 from engine.core.request import BlockTable, Request
@@ -43,10 +44,11 @@ class StepKv:
     copies_out: list[tuple[int, int]] = field(default_factory=list)
     restored: list[int] = field(default_factory=list)  # sources of copies_in
     saves: list[Save] = field(default_factory=list)
+    host: HostCopies | None = None  # which hold blocks of their own
 
     @property
     def blocks(self) -> Iterator[int]:
-        """All that it holds."""
+        """All that it holds for states."""
         yield from self.restored
         for save in self.saves:
             yield save.block
@@ -137,6 +139,10 @@ class Checkpoints:
         for save in published:
             save.request.checkpoint, save.request.has_hit_checkpoint = save.num_tokens, False
         self._pool.release(step.blocks)
+
+    def adopt(self, block: int) -> None:
+        """Take note of a saved state that came from the host."""
+        self._num_hits[block] = 0
 
     def saved_tokens(self, request: Request) -> list[int]:
         """Return where a request saved states that can still be found."""

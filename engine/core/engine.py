@@ -10,7 +10,7 @@ made it large fail, the others are computed again.
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.core.grammars import Grammars, no_compiler
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 _INVALID_OUTPUT = ModelOutputInvalid(
     "The model's output for this request is not finite (NaN or infinite), so there is no next token."
 )
-_PENDING_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles
+_PENDING_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles, or the disk reads
 _MAX_LEAVING = 256  # requests of closed connections that one iteration ends, since decoding rows wait for it
 
 
@@ -63,9 +63,11 @@ class EngineParts:
     grammars: Grammars | None = None  # None: requests with a grammar fail
     can_generate: bool = True  # False: only requests for embeddings are accepted
     num_loras: int = 0  # adapters of the executor
+    adapter_digests: Sequence[bytes] = ()  # of their files, in order; (): prefixes are not known by other processes
     # called for each generating request without grammar and token filter; None: no speculation
     make_drafter: Callable[[SamplingParams], Drafter | None] | None = None
-    bytes_per_block: int = 0  # size of a KV block, for KV snapshots
+    bytes_per_block: int = 0  # size of a page on each rank, for KV snapshots and metrics
+    num_ranks: int = 1
     # a short piece of work, called in iterations without messages and requests until it returns False; a request that
     # arrives meanwhile waits for its end
     idle_work: Callable[[], bool] | None = None
@@ -89,14 +91,18 @@ class Engine:
             num_loras=parts.num_loras,
             can_generate=parts.can_generate,
             make_drafter=parts.make_drafter,
+            adapter_digests=parts.adapter_digests,
         )
         self._memory_error = parts.memory_error
         self._release_memory = parts.release_memory
         self._grammars = parts.grammars or Grammars(no_compiler, vocab_size=parts.vocab_size)
         self._is_speculative = parts.make_drafter is not None
-        self._stats = EngineStats(parts.metrics, self.scheduler, bytes_per_page=parts.bytes_per_block)
+        self._stats = EngineStats(
+            parts.metrics, self.scheduler, bytes_per_page=parts.bytes_per_block, num_ranks=parts.num_ranks
+        )
         self._idle_work = parts.idle_work
         self._in_flight: StepHandle | None = None
+        self._is_at_disk = False  # nothing can be done, perhaps until the disk has read or written a block
         self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)
         self._kv_view = KvView(
@@ -117,7 +123,8 @@ class Engine:
         """Run one iteration of the loop. Blocks for messages only while idle, otherwise only for the previous step."""
         was_idle = self.is_idle
         is_only_compiling = bool(self._grammars.pending) and self._in_flight is None and not self.scheduler.has_work
-        patience_s = idle_timeout_s if was_idle else _PENDING_POLL_S if is_only_compiling else 0
+        is_patient = is_only_compiling or self._is_at_disk
+        patience_s = idle_timeout_s if was_idle else _PENDING_POLL_S if is_patient else 0
         if was_idle and self._idle_work is not None:
             patience_s = 0
         for client_id, message in self._transport.receive(patience_s):
@@ -126,6 +133,8 @@ class Engine:
         self._end_leaving()
         if self._grammars.pending or self._grammars.compiling:
             self._queue_compiled()
+        if self.scheduler.kv.tiers.disk is not None:
+            self.scheduler.kv.tiers.poll(self.clock())
         plan = failure = None
         try:
             plan = self._turn()
@@ -165,6 +174,7 @@ class Engine:
         if step is not None and plan is not None:
             step.sample(self._masks(plan) if self._grammars.live else None)
         self._in_flight = step
+        self._is_at_disk = plan is None and self.scheduler.kv.tiers.disk is not None
         return plan
 
     def _drop_in_flight(self, reason: str) -> None:

@@ -15,9 +15,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
+import msgspec
+
 from engine.core.cache_layout import NEVER, CacheLayout, GroupLayout
 from engine.core.checkpoints import Checkpoints, Save, StepKv
+from engine.core.lower_tiers import LowerTiers, TierTokens
 from engine.core.page_pool import PagePool
+from engine.core.pins import Pins
 from engine.core.prefix_hits import Hit, PrefixFinder
 from engine.core.prefix_misses import PrefixMisses
 from engine.core.request import BlockTable, Request, link_hash
@@ -33,7 +37,10 @@ class KvCaches:
         self.layout = CacheLayout(config)
         self.pool = PagePool(config.cache_groups, num_pages=config.num_pages)
         self.max_num_tokens = self.layout.max_num_tokens(num_pages=self.pool.num_usable, most=config.max_model_len)
-        self.gives_back_at_commit = bool(self.layout.windows or self.layout.states)  # pages of requests that go on
+        has_tiers = config.host_tier is not None and config.enable_prefix_caching
+        self.tiers = LowerTiers(config.host_tier if has_tiers else None, self.layout, self.pool)
+        # pages of requests that go on, or of copies
+        self.gives_back_at_commit = bool(self.layout.windows or self.layout.states or has_tiers)
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_limited_tokens: Counter[str] = Counter()  # by kind: tokens of the full groups' hits that it lacked
@@ -45,15 +52,17 @@ class KvCaches:
         self._most_pages = self.layout.most_pages
         self._has_states = bool(self.layout.states)
         self._is_caching = config.enable_prefix_caching
+        self.pins = Pins(self.layout, self.pool, self._finder, share=config.pin_share if self._is_caching else 0.0)
         group, *others = self.layout.groups
         # one table, whose blocks never leave it, and are a page and a link each
         self._is_simple = not others and group in self.layout.full and group.pages == group.links == 1
 
-    def admit(self, request: Request, *, num_reserved: int = 0) -> bool:
+    def admit(self, request: Request, *, num_reserved: int = 0, now: float = 0.0) -> bool:
         """Hold what a waiting request needs before its first row; set num_computed_tokens to the hit.
 
         The last token is never taken from the cache: it must be computed to sample the next one. Returns False and
-        changes nothing if no block would remain free for each of num_reserved running requests.
+        changes nothing if no block would remain free for each of num_reserved running requests, or if the request
+        begins to wait for blocks from a lower tier.
         """
         pool, layout = self.pool, self.layout
         num_spare = pool.num_free - num_reserved * layout.reserve
@@ -67,6 +76,8 @@ class KvCaches:
             if num_reserved or not layout.states or self._num_pages(request, nothing) > num_spare:
                 return False
             hit = nothing
+        elif self.tiers.begin(request, found, num_spare=num_spare, now=now):
+            return False
         for blocks in hit.blocks:
             pool.hold(blocks)
         request.tables = [self._new_table(group, hit) for group in layout.groups]
@@ -78,8 +89,9 @@ class KvCaches:
         request.num_computed_tokens = hit.num_tokens
         self._set_marks(request, hit)
         self.commit_row(request, hit.num_tokens)
+        from_tiers = self.tiers.end_wait(request, hit.num_tokens)
         if not request.num_preemptions:
-            self._record_lookup(request, found, hit)
+            self._record_lookup(request, found, hit, from_tiers)
         return True
 
     def begin_step(self) -> StepKv:
@@ -212,6 +224,12 @@ class KvCaches:
         if step.saves or step.restored:
             self.checkpoints.end_step(step, published)
 
+    def commit_copies(self, step: StepKv, now: float) -> None:
+        """Publish what a committed step has copied from and to the host, after taint() and end_step()."""
+        for group, block in self.tiers.commit(step.host, now):
+            if self.layout.groups[group].kind == "state":
+                self.checkpoints.adopt(block)
+
     def free(self, request: Request) -> None:
         """Release the request's blocks. Its last blocks are reused first, unpublished blocks before all published."""
         last = max([0, request.checkpoint, *request.marks]) if self.layout.states else NEVER
@@ -225,6 +243,7 @@ class KvCaches:
             self.pool.release(reversed(table.blocks[: len(table.blocks) - num_spent]))
         self.pool.release(block for _, block in request.restores)
         request.tables, request.restores = [], []
+        self.pins.keep(request)
         request.num_computed_tokens = request.num_held_tokens = request.next_due_tokens = 0
 
     def taint(self, requests: list[Request]) -> None:
@@ -236,6 +255,7 @@ class KvCaches:
                 num_left = min(request.tables[group.index].first, len(request.block_hashes) // group.links)
                 for column in range(num_left):
                     self.pool.expel(group.index, request.block_hashes[(column + 1) * group.links - 1])
+            self.tiers.forget((group.index, key) for group in self.layout.groups for key in request.block_hashes)
 
     def num_held_alone(self, request: Request) -> int:
         """Return the number of pages that become free when this request's blocks are freed."""
@@ -267,10 +287,14 @@ class KvCaches:
         steps = list(steps)
         held = Counter(block for request in requests for block in _blocks(request))
         held.update(block for step in steps for block in step.blocks)
+        copies = [step.host for step in steps]
+        held.update(self.tiers.blocks(copies))
         for save in chain.from_iterable(step.saves for step in steps):
             assert save.num_tokens % self.layout.step == 0
             assert held[save.block] == 1
         self.pool.check(held)
+        self.tiers.check(copies)
+        self.pins.check()
         for request, num_committed in requests.items():
             assert len(set(_blocks(request))) == sum(len(table.blocks) for table in request.tables)
             assert request.num_computed_tokens <= request.num_held_tokens == self._num_held_tokens(request)
@@ -286,7 +310,7 @@ class KvCaches:
                         key = request.block_hashes[(column + 1) * group.links - 1]
                         assert self.pool.find(group.index, key) == block
 
-    def _record_lookup(self, request: Request, found: Hit, hit: Hit) -> None:
+    def _record_lookup(self, request: Request, found: Hit, hit: Hit, from_tiers: TierTokens) -> None:
         """Count a request's first admission, and tell it why its hit is not longer. hit: what it took of `found`."""
         if not self._is_caching:
             request.cache_report = CacheReport("off", 0, 0)
@@ -295,7 +319,9 @@ class KvCaches:
         self.num_hit_tokens += hit.num_tokens
         if self.layout.full:
             self.num_limited_tokens.update(dict(hit.limits))
-        request.cache_report = self._misses.explain(request, found, is_taken=hit is found)
+        report = self._misses.explain(request, found, is_taken=hit is found)
+        host, disk = from_tiers
+        request.cache_report = msgspec.structs.replace(report, num_host_tokens=host, num_disk_tokens=disk)
         self.num_by_reason[request.cache_report.reason] += 1
 
     def _num_pages(self, request: Request, hit: Hit) -> int:

@@ -9,6 +9,8 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
+from engine.core.disk_tier import DiskTier
+from engine.core.host_tier import HostTier
 from engine.core.planned_step import RowOutput
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
@@ -44,11 +46,13 @@ class Transport(Protocol):
 class EngineStats:
     """Records into a Metrics; reads the scheduler and never changes it."""
 
-    def __init__(self, metrics: Metrics, scheduler: Scheduler, *, bytes_per_page: int) -> None:
+    def __init__(self, metrics: Metrics, scheduler: Scheduler, *, bytes_per_page: int, num_ranks: int = 1) -> None:
+        """bytes_per_page: of each rank."""
         self._metrics = metrics
         self._bytes_per_page = bytes_per_page
+        self._host_page_bytes = bytes_per_page * num_ranks
         self._scheduler = scheduler
-        self._counted: dict[tuple[str, str], int] = {}  # the scheduler's totals at the last record_state()
+        self._counted: dict[tuple[str, str], float] = {}  # the scheduler's totals at the last record_state()
         self._last_commit_s: float | None = None  # None after idling
         self._logged_s: float | None = None
         self._num_prompt_tokens = 0  # since the last log line
@@ -109,7 +113,7 @@ class EngineStats:
 
     def record_turn(self, plan: StepPlan | None, now: float) -> None:
         """Count one iteration of the loop; write the log line if it is due."""
-        if plan is not None:
+        if plan is not None and plan.num_rows:
             self._metrics.observe("iteration_tokens", plan.num_tokens)
             self._metrics.observe("iteration_requests", plan.num_rows)
         if self._logged_s is None:
@@ -150,6 +154,13 @@ class EngineStats:
         for kind, num_held, num_cached in kv.pages_by_kind():
             gauge("kv_cache_pages_held", num_held, kind)
             gauge("kv_cache_pages_cached", num_cached, kind)
+        gauge("kv_cache_pages_pinned", kv.pins.num_pages)
+        for reason, total in kv.pins.num_ended.items():
+            self._count_up_to("prefix_cache_pinned_blocks_total", total, reason)
+        if kv.tiers.host is not None:
+            self._record_tier(kv.tiers.host)
+        if kv.tiers.disk is not None:
+            self._record_disk(kv.tiers.disk)
         num_holders, states = len(scheduler.running) + len(scheduler.retiring), kv.layout.states
         num_saved, num_saved_pages = kv.checkpoints.num_findable()
         gauge("kv_cache_states", num_holders * len(states), "live")
@@ -158,7 +169,38 @@ class EngineStats:
         gauge("kv_cache_state_bytes", num_live_pages * self._bytes_per_page, "live")
         gauge("kv_cache_state_bytes", num_saved_pages * self._bytes_per_page, "saved")
 
-    def _count_up_to(self, name: str, total: int, label: str = "") -> None:
+    def _record_tier(self, tier: HostTier) -> None:
+        page_bytes, gauge = self._host_page_bytes, self._metrics.gauge
+        gauge("kv_host_bytes", tier.index.num_used * page_bytes, "used")
+        gauge("kv_host_bytes", tier.index.num_slots * page_bytes, "total")
+        self._count_up_to("kv_host_blocks_total", tier.num_stored, "stored")
+        self._count_up_to("kv_host_blocks_total", tier.index.num_evictions, "evicted")
+        self._count_up_to("kv_host_blocks_total", tier.num_missed, "missed")
+        self._count_up_to("kv_host_lookups_total", tier.num_gates, "longer")
+        self._count_up_to("kv_host_lookups_total", tier.num_asked - tier.num_gates - tier.num_too_costly, "none")
+        self._count_up_to("kv_host_lookups_total", tier.num_too_costly, "too_costly")
+        self._count_up_to("kv_host_hit_tokens_total", tier.num_found_tokens)
+        self._count_up_to("kv_host_copied_bytes_total", tier.num_pages_to_host * page_bytes, "to_host")
+        self._count_up_to("kv_host_copied_bytes_total", tier.num_pages_from_host * page_bytes, "from_host")
+        self._count_up_to("kv_host_wait_seconds_total", tier.waited_s)
+
+    def _record_disk(self, disk: DiskTier) -> None:
+        counts, status = disk.facts.counts, disk.facts.status
+        self._metrics.gauge("kv_disk_bytes", status.num_bytes)
+        self._metrics.gauge("kv_disk_paused", float(status.is_paused))
+        self._count_up_to("kv_disk_errors_total", counts.num_errors)
+        self._count_up_to("kv_disk_blocks_total", counts.num_written, "written")
+        self._count_up_to("kv_disk_blocks_total", counts.num_dropped + disk.num_dropped, "dropped")
+        self._count_up_to("kv_disk_blocks_total", disk.num_read, "read")
+        self._count_up_to("kv_disk_blocks_total", disk.num_failed, "failed")
+        self._count_up_to("kv_disk_blocks_total", counts.num_evicted, "evicted")
+        self._count_up_to("kv_disk_blocks_total", counts.num_damaged, "damaged")
+        self._count_up_to("kv_disk_copied_bytes_total", counts.written_bytes, "written")
+        self._count_up_to("kv_disk_copied_bytes_total", counts.read_bytes, "read")
+        self._count_up_to("kv_disk_hit_tokens_total", disk.num_found_tokens)
+        self._count_up_to("kv_disk_wait_seconds_total", disk.waited_s)
+
+    def _count_up_to(self, name: str, total: float, label: str = "") -> None:
         counted = self._counted.get((name, label), 0)
         if total != counted:
             self._metrics.count(name, total - counted, label)

@@ -3,7 +3,8 @@
 Plain Python; never torch. A block is the pages_per_block pages of one group that are held, cached and reused together;
 its number is that of its first page. Page 0 belongs to padding rows and is never lent.
 A page's life: blank → of a held block (count 1) → of a published block, which others may hold, too (count 2, 3, …) → of
-a cached block: held by nobody and still findable, reused in least-recently-used order → blank again.
+a cached block: held by nobody and still findable, reused in least-recently-used order → blank again. Pinned blocks
+are reused after all others (engine/core/pins.py).
 A page that is lent to a kind of group other than before is dirty: its bytes may be no finite numbers of this kind.
 Blocks with values that are not finite are tainted: no longer published, and their pages dirty once they are free.
 """
@@ -51,6 +52,9 @@ class PagePool:
         self._sizes = [group.pages_per_block for group in groups]
         self._blank = list(range(num_pages - 1, 0, -1))  # taken from the end
         self._cached: OrderedDict[int, None] = OrderedDict()  # blocks, in order of reuse
+        self.lost_pins: list[int] = []  # blocks whose pins ended with their place in the cache, until Pins takes it
+        self._kept: OrderedDict[int, None] = OrderedDict()  # those that are pinned, reused after them
+        self._pinned: set[int] = set()  # published blocks, held or cached
         self._spent: set[int] = set()  # of these, the ones that are hardly worth keeping
         self._num_spent = 0  # their pages
         self._ref_counts = [0] * num_pages  # by block
@@ -59,6 +63,8 @@ class PagePool:
         self._hash_of: list[bytes | None] = [None] * num_pages  # by block: its key in _published
         self._published: list[dict[bytes, int]] = [{} for _ in groups]
         self._tainted: set[int] = set()  # held blocks with values that are not finite, perhaps
+        # Blocks that were published, or cached again, since HostTier took the list; None: there is no tier behind
+        self.news: list[int] | None = None
 
     @property
     def num_used(self) -> int:
@@ -96,6 +102,48 @@ class PagePool:
         if not self._pages_of:
             return list(blocks)
         return [page for block in blocks for page in self.pages(block)]
+
+    def group_of(self, block: int) -> int:
+        """Return the group of a block that is held or cached."""
+        return self._group_of[block]
+
+    def key_of(self, block: int) -> bytes | None:
+        """Return a block's key in the prefix cache; None: it is not published."""
+        return self._hash_of[block]
+
+    def is_cached(self, block: int) -> bool:
+        """Return whether nobody holds a block, which can be found."""
+        return block in self._cached or block in self._kept
+
+    @property
+    def num_pinned(self) -> int:
+        """Pinned blocks."""
+        return len(self._pinned)
+
+    def is_pinned(self, block: int) -> bool:
+        """Return whether a block is reused after all others."""
+        return block in self._pinned
+
+    def pin(self, block: int) -> None:
+        """Let a published block be reused after all others, until unpin() or until its pages are needed after all."""
+        if block in self._pinned:
+            return
+        if not self._ref_counts[block]:
+            self._uncache(block)
+            self._kept[block] = None
+        self._pinned.add(block)
+
+    def unpin(self, block: int) -> None:
+        """Let a pinned block be reused like the others, before those that were used later."""
+        self._pinned.remove(block)
+        if block in self._kept:
+            del self._kept[block]
+            self._cached[block] = None
+            self._cached.move_to_end(block, last=False)
+
+    def is_spent(self, block: int) -> bool:
+        """Return whether a block is cached and hardly worth keeping."""
+        return block in self._spent
 
     def is_tainted(self, block: int) -> bool:
         """Return whether a held block may have values that are not finite."""
@@ -152,14 +200,16 @@ class PagePool:
             if self._hash_of[block] is None:
                 self._blank += reversed(self._pages_of.pop(block, (block,)))
             else:
-                self._cached[block] = None
+                (self._kept if block in self._pinned else self._cached)[block] = None
                 self.num_cached[group] += self._sizes[group]
+                if self.news is not None:
+                    self.news.append(block)
                 if is_spent:
                     self.spend(block)
 
     def spend(self, block: int) -> None:
-        """Let a cached block be reused first; one that is held stays as it is."""
-        if self._ref_counts[block]:
+        """Let a cached block be reused first; one that is held or pinned stays as it is."""
+        if self._ref_counts[block] or block in self._pinned:
             return
         self._cached.move_to_end(block, last=False)
         if block not in self._spent:
@@ -172,6 +222,8 @@ class PagePool:
         if key not in published:
             published[key] = block
             self._hash_of[block] = key
+            if self.news is not None:
+                self.news.append(block)
 
     def taint(self, blocks: Iterable[int]) -> None:
         """Take held blocks out of the prefix cache; once free, their pages are dirty."""
@@ -204,20 +256,22 @@ class PagePool:
     def check(self, held: dict[int, int]) -> None:
         """Assert invariant 1 (docs/explanation/architecture.md). held: the number of holders, by block."""
         assert self._ref_counts == [held.get(block, 0) for block in range(len(self._ref_counts))]
-        lent = [page for block in [*held, *self._cached] for page in self.pages(block)]
+        cached = [*self._cached, *self._kept]
+        lent = [page for block in [*held, *cached] for page in self.pages(block)]
         assert sorted(lent + self._blank) == list(range(1, self.num_usable + 1))
-        assert self.num_free == len(self._blank) + sum(len(self.pages(block)) for block in self._cached)
-        for block in [*held, *self._cached]:
+        assert self.num_free == len(self._blank) + sum(len(self.pages(block)) for block in cached)
+        for block in [*held, *cached]:
             assert len(self.pages(block)) == self._sizes[self._group_of[block]]
         for group, size in enumerate(self._sizes):
             assert self.num_held[group] == size * sum(self._group_of[block] == group for block in held)
-            assert self.num_cached[group] == size * sum(self._group_of[block] == group for block in self._cached)
+            assert self.num_cached[group] == size * sum(self._group_of[block] == group for block in cached)
         for group, published in enumerate(self._published):
             for key, block in published.items():
                 assert self._hash_of[block] == key
                 assert self._group_of[block] == group
         assert len(self.published) == sum(key is not None for key in self._hash_of)
-        assert all(self._hash_of[block] is not None for block in self._cached)
+        assert all(self._hash_of[block] is not None for block in [*cached, *self._pinned])
+        assert set(self._kept) == self._pinned.intersection(cached)
         assert self._spent <= self._cached.keys()
         assert self._num_spent == sum(len(self.pages(block)) for block in self._spent)
         assert not any(self._hash_of[block] for block in self._tainted)
@@ -231,7 +285,7 @@ class PagePool:
 
     def _evict(self) -> int:
         """Make the pages of a cached block blank, and take the first."""
-        block = next(iter(self._cached))
+        block = next(iter(self._cached or self._kept))
         self._uncache(block)
         group, key = self._group_of[block], self._hash_of[block]
         assert key is not None
@@ -245,6 +299,9 @@ class PagePool:
         return block
 
     def _uncache(self, block: int) -> None:
+        if block in self._kept:
+            del self._kept[block]
+            return
         del self._cached[block]
         if block in self._spent:
             self._spent.remove(block)
@@ -254,3 +311,6 @@ class PagePool:
         key, self._hash_of[block] = self._hash_of[block], None
         if key is not None:
             del self._published[self._group_of[block]][key]
+            if block in self._pinned:
+                self._pinned.remove(block)
+                self.lost_pins.append(block)

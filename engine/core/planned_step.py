@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.request import Request
 from engine.core.steady_rows import SteadyOutput, SteadyStep
-from engine.core.step import RequestInit, RequestShare, RowPlan, SteadyRowsPlan, StepPlan, StepResult
+from engine.core.step import NEWEST, RequestInit, RequestShare, RowPlan, SteadyRowsPlan, StepPlan, StepResult
 from engine.interface.protocol import TokenLogprobs
 
 if TYPE_CHECKING:
     from engine.core.checkpoints import StepKv
+    from engine.core.kv_caches import KvCaches
+    from engine.core.speculative import Drafter
 
 
 class RowOutput(NamedTuple):
@@ -67,18 +69,21 @@ class PlannedStep(NamedTuple):
 
     def plan(self, inits: list[RequestInit], shares: list[RequestShare], spared_us: int) -> StepPlan:
         """Return the plan for the executor."""
+        host = self.kv.host
         req_index, start = b"".join(s.req_index for s in self.steady), b"".join(s.start for s in self.steady)
         return StepPlan(
             self.step_id,
             [row for _, row in self.singles],
             inits,
             self.freed,
-            self.kv.zeroed,
-            self.kv.copies_in,
-            self.kv.copies_out,
-            SteadyRowsPlan(req_index, start, self.new_blocks),
-            shares,
-            spared_us,
+            zeroed=self.kv.zeroed,
+            copies_in=self.kv.copies_in,
+            copies_out=self.kv.copies_out,
+            steady=SteadyRowsPlan(req_index, start, self.new_blocks),
+            shares=shares,
+            spared_us=spared_us,
+            copies_to_host=[] if host is None else host.to_host,
+            copies_from_host=[] if host is None else host.from_host,
         )
 
     @property
@@ -147,6 +152,31 @@ class PlannedStep(NamedTuple):
         if drafted and not with_chunks:
             return []
         return joining or with_chunks or with_extras or [request for request, _ in live]
+
+
+def add_drafts(
+    row: RowPlan, request: Request, drafter: Drafter, caches: KvCaches, kv: StepKv, *, most: int, num_reserved: int
+) -> None:
+    """Add up to `most` drafts to a decode row that is about to be planned, and blocks for them.
+
+    Blocks are taken only while a block stays free for each of num_reserved running requests, so drafts preempt none.
+    """
+    if request.is_drafted:
+        row.token_ids = [request.output_token_ids[-1]]
+    most = min(most, request.max_num_tokens - row.start - 2)  # the last token is sampled, never computed
+    most = min(most, request.next_save_tokens - row.start - 2)  # a state is saved behind a row without drafts
+    drafts = drafter.drafts(
+        request.prompt_token_ids, request.output_token_ids, num_pending=request.num_pending_tokens, most=most
+    )
+    end = row.start + 1 + len(drafts)
+    if end > request.num_held_tokens:
+        end = caches.fit(request, end, num_reserved=num_reserved)
+        row.new_blocks = [*row.new_blocks, *caches.begin_row(request, end, kv, num_reserved=0)]
+        drafts = drafts[: end - row.start - 1]
+    if drafts:
+        row.token_ids = [*(row.token_ids or [NEWEST]), *drafts]
+        row.num_drafts = len(drafts)
+        row.num_tokens = 1 + len(drafts)
 
 
 def apply_samples(

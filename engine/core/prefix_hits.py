@@ -7,10 +7,9 @@ starts at p reads, a state group the state saved at p.
 """
 
 from collections import Counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine.core.cache_layout import CacheLayout, GroupLayout
-from engine.core.page_pool import PagePool
 from engine.core.request import Request
 from engine.interface.protocol import LayerKind
 
@@ -25,17 +24,28 @@ class Hit(NamedTuple):
     num_matched_tokens: int = 0  # the blocks that all full groups have, also those behind the last place for a hit
 
 
+class Blocks(Protocol):
+    """Knows blocks by their keys: PagePool, or both tiers (engine/core/host_tier.py)."""
+
+    def find(self, group: int, key: bytes) -> int | None:
+        """Return the group's block with this key, or None."""
+        ...
+
+
 class PrefixFinder:
     """Looks requests up in the prefix cache; changes nothing but their chains of hashes."""
 
-    def __init__(self, layout: CacheLayout, pool: PagePool) -> None:
+    def __init__(self, layout: CacheLayout, pool: Blocks) -> None:
         self._layout = layout
         self._pool = pool
 
-    def find(self, request: Request) -> Hit:
-        """Return the longest hit within the request's cacheable tokens. O(1) per block of the request."""
-        layout = self._layout
-        most = request.num_cacheable_tokens // layout.step * layout.step
+    def find(self, request: Request, *, within: int | None = None) -> Hit:
+        """Return the longest hit within the request's cacheable tokens, of these the first ones if `within` is given.
+
+        O(1) per block of the request.
+        """
+        layout, most = self._layout, request.num_cacheable_tokens
+        most = (most if within is None else min(most, within)) // layout.step * layout.step
         request.extend_hashes(most, unit=layout.unit)
         found = {group.index: self._find_full(request, group, most) for group in layout.full}
         for group in layout.full:

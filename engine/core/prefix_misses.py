@@ -27,7 +27,7 @@ class PrefixMisses:
         self._pool = pool
         self._newer: dict[bytes, bytes] = {}  # by hash of a prefix: the key of the last block published behind it
         self._older: dict[bytes, bytes] = {}
-        self._adapters: dict[int, None] = {}  # of admitted requests, the newest last; 0: none
+        self._adapters: dict[bytes, None] = {}  # of admitted requests, the newest last; b"": none
 
     def note_published(self, request: Request, columns: range) -> None:
         """Remember what follows upon prefixes: blocks of the first full group in these columns have been published."""
@@ -43,8 +43,8 @@ class PrefixMisses:
         reason, kind = self._reason(request, found)
         if not is_taken and found.num_tokens:
             reason, kind = "no_room", "state"
-        self._adapters.pop(request.lora_index, None)
-        self._adapters[request.lora_index] = None
+        self._adapters.pop(request.adapter, None)
+        self._adapters[request.adapter] = None
         if len(self._adapters) > _NUM_ADAPTERS:
             del self._adapters[next(iter(self._adapters))]
         return CacheReport(reason, found.num_tokens if is_taken else 0, found.num_matched_tokens, kind)
@@ -68,12 +68,10 @@ class PrefixMisses:
         if any(self._was_evicted(request, group, num_matched) for group in self._layout.full):
             return "evicted"
         if not num_matched:
-            if request.cache_salt != request.open_salt and self._is_cached(
-                request, request.open_salt, request.lora_index
-            ):
+            if request.cache_salt != request.open_salt and self._is_cached(request, request.open_salt, request.adapter):
                 return "other_salt"
-            others = [index for index in (0, *self._adapters) if index != request.lora_index]
-            if any(self._is_cached(request, request.cache_salt, index) for index in others):
+            others = [adapter for adapter in (b"", *self._adapters) if adapter != request.adapter]
+            if any(self._is_cached(request, request.cache_salt, adapter) for adapter in others):
                 return "other_adapter"
         unit = self._layout.unit
         before = request.block_hashes[num_matched // unit - 1] if num_matched else self._root(request)
@@ -82,7 +80,7 @@ class PrefixMisses:
         return "differs" if is_known else "new"
 
     def _root(self, request: Request) -> bytes:
-        return root_hash(request.cache_salt, request.lora_index)
+        return root_hash(request.cache_salt, request.adapter)
 
     def _was_evicted(self, request: Request, group: GroupLayout, num_matched: int) -> bool:
         """Return whether the group's block behind the matched tokens was overwritten, not long ago."""
@@ -105,10 +103,10 @@ class PrefixMisses:
             for place in places
         )
 
-    def _is_cached(self, request: Request, salt: str, lora_index: int) -> bool:
+    def _is_cached(self, request: Request, salt: str, adapter: bytes) -> bool:
         """Return whether the prompt's first block is cached under this salt and adapter."""
         group, unit = self._layout.full[0], self._layout.unit
-        key = root_hash(salt, lora_index)
+        key = root_hash(salt, adapter)
         for start in range(0, group.tokens, unit):
             key = link_hash(key, request.token_ids(start, start + unit))
         return self._pool.find(group.index, key) is not None

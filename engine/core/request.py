@@ -111,8 +111,10 @@ class Request:
     cache_salt: str = ""
     open_salt: str = ""  # that of the client's requests without a salt of their own
     priority: int = 0  # smaller runs earlier
+    pin_s: float = 0.0  # how long its blocks are kept after its end (engine/core/pins.py); 0: as all others
     client_id: int = 0
     lora_index: int = 0  # its adapter; 0: none
+    adapter_digest: bytes = b""  # of the adapter's files; b"": its number names it, for as long as the process lives
     packed_prompt: bytes = b""  # its prompt until unpack_prompt(): a queue of long lists would cost memory and time
     num_prompt_tokens: int = field(default=0, init=False)
 
@@ -133,6 +135,12 @@ class Request:
     checkpoint: int = 0  # where its newest saved state is: found, or saved by itself
     has_hit_checkpoint: bool = False  # it was found
     saved_tokens: list[int] = field(default_factory=list)  # where it saved states, that others may have overwritten
+    has_asked_disk: bool = False  # for blocks, since it was last admitted
+    found_before_disk: int = 0  # then, if it waited: the tokens of its hit without the disk,
+    found_with_disk: int = 0  # and with it
+    has_waited: bool = False  # for blocks from the host, since it was last admitted
+    found_here: int = 0  # then: the tokens of its hit without them,
+    found_in_all: int = 0  # and with them
     restored_tokens: int = 0  # where its state came from; 0: its own beginning
     restores: list[tuple[int, int]] = field(default_factory=list)  # group and block of states for its first row
     awaited_step: int = -1  # the newest step in flight when its next token first had no room; -1: it has room
@@ -208,6 +216,11 @@ class Request:
         return not (self.drafter or self.matcher or self.thinking or self.params.has_filter) and (
             self.params.logprobs is None
         )
+
+    @property
+    def adapter(self) -> bytes:
+        """What names the request's adapter in its chain of hashes; b"": none."""
+        return self.adapter_digest or str(self.lora_index).encode() if self.lora_index else b""
 
     @property
     def num_tokens(self) -> int:
@@ -312,13 +325,16 @@ class Request:
 
     def _root_hash(self) -> bytes:
         """Return the parent of the first hash."""
-        return root_hash(self.cache_salt, self.lora_index)
+        return root_hash(self.cache_salt, self.adapter)
 
 
-def root_hash(cache_salt: str, lora_index: int) -> bytes:
-    """Return the parent of a chain's first hash: of the salt, and of the adapter, on which keys and values depend."""
+def root_hash(cache_salt: str, adapter: bytes) -> bytes:
+    """Return the parent of a chain's first hash: of the salt, and of the adapter, on which keys and values depend.
+
+    adapter: Request.adapter. Equal in every process, as all hashes of the chain, if that is a digest.
+    """
     salt = sha256(cache_salt.encode()).digest()
-    return sha256(f"adapter {lora_index}: ".encode() + salt).digest() if lora_index else salt
+    return sha256(b"adapter " + adapter + b": " + salt).digest() if adapter else salt
 
 
 def link_hash(parent: bytes, token_ids: list[int]) -> bytes:

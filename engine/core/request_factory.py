@@ -6,7 +6,7 @@ fit its tensor raises within a step, and a time that is not a number breaks the 
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 }
 _BIAS_BOUNDS = (-100, 100)
 _PRIORITY_BOUNDS = (-(2**31), 2**31 - 1)
+_PIN_BOUNDS = (0, 24 * 60 * 60)
 _MAX_IDS = 2**18  # of one field
 
 
@@ -45,6 +46,7 @@ class RequestFactory:
     num_loras: int
     can_generate: bool
     make_drafter: Callable[[SamplingParams], Drafter | None] | None
+    adapter_digests: Sequence[bytes] = ()  # of the adapters, the first of lora_index 1; (): their numbers name them
 
     def make(self, message: AddRequest, *, client_id: int) -> Request:
         """Make the request. Raises InvalidParameter or UnsupportedFeature."""
@@ -57,8 +59,12 @@ class RequestFactory:
             cache_salt=message.cache_salt,
             open_salt=message.open_salt,
             priority=message.priority,
+            pin_s=message.pin_s,
             client_id=client_id,
             lora_index=message.lora_index,
+            adapter_digest=self.adapter_digests[message.lora_index - 1]
+            if self.adapter_digests and message.lora_index
+            else b"",
             packed_prompt=message.prompt,
         )
         if message.pooling is not None:
@@ -86,6 +92,7 @@ class RequestFactory:
         for value in params.logit_bias.values():
             _check_bounds(value, "logit_bias", _BIAS_BOUNDS)
         _check_bounds(message.priority, "priority", _PRIORITY_BOUNDS)
+        _check_bounds(message.pin_s, "pin_s", _PIN_BOUNDS)
         if not math.isfinite(message.arrival_s):
             raise InvalidParameter(f"The arrival time is {message.arrival_s}; it must be finite.")
         if not 0 <= message.lora_index <= self.num_loras:

@@ -12,13 +12,11 @@ Everything that orders rows is a list, so the same inputs give the same plans.
 
 from collections import deque
 
-from engine.core.checkpoints import StepKv
 from engine.core.kv_caches import KvCaches
-from engine.core.planned_step import DraftCounts, PlannedStep, StepOutputs, apply_samples
+from engine.core.planned_step import DraftCounts, PlannedStep, StepOutputs, add_drafts, apply_samples
 from engine.core.request import Request, Status
-from engine.core.speculative import Drafter
 from engine.core.steady_rows import RunningRequests
-from engine.core.step import NEWEST, RequestInit, RowPlan, StepPlan, StepResult
+from engine.core.step import RequestInit, RowPlan, StepPlan, StepResult
 from engine.core.step_budget import mixed_step_tokens
 from engine.core.waiting_queue import WaitingQueue, by_order
 from engine.interface.config import SchedulerConfig
@@ -60,8 +58,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True until every request has ended and every step is committed."""
-        return bool(self.waiting.requests or self.running or self._in_flight)
+        """True until every request has ended, every step is committed, and nothing is left to copy to the host."""
+        return bool(self.waiting.requests or self.running or self._in_flight or self.kv.tiers.has_copies)
 
     @property
     def num_free_rows(self) -> int:
@@ -99,11 +97,18 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan | None:
         """Plan the next step, or return None if nothing can run before the next commit."""
         inits: list[RequestInit] = []
+        if now >= self.kv.pins.next_due_s:
+            self.kv.pins.expire(now)
         step = self._plan(inits, now)
         while not step.num_rows and self.running and not self._in_flight:  # no row has room, and no commit makes some
-            self._preempt_last()
+            if not self.kv.tiers.give_up_newest():
+                self._preempt_last()
             step = self._plan(inits, now)
-        if not step.num_rows:
+        if not step.num_rows and self.running:
+            return None
+        if self.kv.tiers.host is not None:
+            step.kv.host = self.kv.tiers.plan(num_reserved=len(self.running))
+        if not step.num_rows and step.kv.host is None:
             return None
         self._next_step_id += 1
         self._in_flight.append(step)
@@ -153,6 +158,8 @@ class Scheduler:
             self._commit_row(request, row, result, outputs, first=first, now=now)
         self.kv.taint(self.invalid)
         self.kv.end_step(step.kv, [save for save in saves if save.request.finish_reason != "error"])
+        if step.kv.host is not None:
+            self.kv.commit_copies(step.kv, now)
         for request in [*self.embedded, *self.invalid]:
             self._finish(request, request.finish_reason or "stop")
         self._release_retired()
@@ -185,6 +192,7 @@ class Scheduler:
         victims = steps[0].oom_victims() if steps else []
         for step in steps:
             self.kv.end_step(step.kv)
+            self.kv.tiers.drop(step.kv.host)
         self._running.drop_steps()
         for request in dict.fromkeys(request for step in steps for request, _ in step.starts()):
             request.num_pending_tokens = 0
@@ -245,7 +253,7 @@ class Scheduler:
                 continue
             row = RowPlan(request.req_index, start, 1, [], new_blocks)
             if drafter is not None:
-                self._add_drafts(row, request, drafter, step.kv, most=num_spare)
+                add_drafts(row, request, drafter, self.kv, step.kv, most=num_spare, num_reserved=len(self.running))
                 num_spare -= row.num_drafts
             (host_token_rows if row.token_ids else step.singles).append((request, row))
             request.num_computed_tokens = start + row.num_tokens
@@ -276,28 +284,6 @@ class Scheduler:
             visits.sort(key=by_order)  # pages are taken in this order, and preemption takes only requests behind it
         return visits
 
-    def _add_drafts(self, row: RowPlan, request: Request, drafter: Drafter, kv: StepKv, *, most: int) -> None:
-        """Add up to `most` drafts to a decode row that is about to be planned, and blocks for them.
-
-        Blocks are taken only while more are free than requests run, so drafts preempt no request.
-        """
-        if request.is_drafted:
-            row.token_ids = [request.output_token_ids[-1]]
-        most = min(most, request.max_num_tokens - row.start - 2)  # the last token is sampled, never computed
-        most = min(most, request.next_save_tokens - row.start - 2)  # a state is saved behind a row without drafts
-        drafts = drafter.drafts(
-            request.prompt_token_ids, request.output_token_ids, num_pending=request.num_pending_tokens, most=most
-        )
-        end = row.start + 1 + len(drafts)
-        if end > request.num_held_tokens:
-            end = self.kv.fit(request, end, num_reserved=len(self.running))
-            row.new_blocks = [*row.new_blocks, *self.kv.begin_row(request, end, kv, num_reserved=0)]
-            drafts = drafts[: end - row.start - 1]
-        if drafts:
-            row.token_ids = [*(row.token_ids or [NEWEST]), *drafts]
-            row.num_drafts = len(drafts)
-            row.num_tokens = 1 + len(drafts)
-
     def _plan_chunk(self, step: PlannedStep, request: Request, budget: int) -> int:
         """Plan the next prefill tokens of a request, at most `budget` and as pages allow; return their number."""
         start = request.num_computed_tokens
@@ -319,11 +305,18 @@ class Scheduler:
         """Admit waiting requests, strictly in order, each with blocks for all its tokens.
 
         One block per running request stays free, so that no request is admitted only to be preempted soon after.
+        Requests at the gate are passed over, and a row is kept for each of them.
         """
-        while self.waiting.requests and budget and self._free_req_indices:
-            if not self.kv.admit(self.waiting.requests[0], num_reserved=len(self.running)):
+        tiers = self.kv.tiers
+        while self.waiting.requests and budget and len(self._free_req_indices) > tiers.num_waiting:
+            request = next((request for request in self.waiting.requests if not tiers.is_waiting(request)), None)
+            if request is None:
                 return
-            request = self.waiting.pop_first()
+            if not self.kv.admit(request, num_reserved=len(self.running), now=now):
+                if tiers.is_waiting(request):
+                    continue
+                return
+            self.waiting.remove(request)
             self._running.add(request)
             request.status = Status.RUNNING
             request.req_index = self._free_req_indices.pop()
@@ -346,6 +339,8 @@ class Scheduler:
             if sum(retiree.num_promised_pages for retiree in self.retiring) >= self._num_stalled + num_missing:
                 self._num_stalled += num_missing
                 return False
+            if self.kv.tiers.give_up_newest():
+                continue
             if self.kv.gives_back_at_commit and self._in_flight:
                 if request.awaited_step < 0:
                     request.awaited_step = self._in_flight[-1].step_id
@@ -375,6 +370,7 @@ class Scheduler:
         request.finish_reason = reason
         del self.requests[request.request_id]
         if request.status is Status.WAITING:
+            self.kv.tiers.cancel(request)
             self.waiting.remove(request)
             request.status = Status.FINISHED
         elif request.status is Status.RUNNING:

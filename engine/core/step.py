@@ -103,7 +103,7 @@ class SteadyRowsPlan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StepPlan(msgspec.Struct, omit_defaults=True):
-    """One step, with at most one row per request.
+    """One step, with at most one row per request. It may have no rows if it has copies to or from the host.
 
     Row order: steady decode rows, then single ones: decode rows (empty token_ids), decode rows with token_ids (with
     drafts, or following a row with drafts), prompt chunks.
@@ -122,6 +122,9 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
     shares: list[RequestShare] = []
     # What the step is estimated to spare if attention reads these blocks once for all rows of a group; 0: not worth it
     spared_us: int = 0
+    # Between zeroing and the end of the step, in any order and beside its rows, which touch none of these pages:
+    copies_to_host: list[tuple[int, int]] = []  # (page, slot of host memory)
+    copies_from_host: list[tuple[int, int]] = []  # (slot of host memory, page)
 
     @property
     def is_grouped(self) -> bool:

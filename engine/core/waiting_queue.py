@@ -20,12 +20,6 @@ class WaitingQueue:
         insort(self.requests, request, key=by_order)
         self.num_tokens += request.num_tokens
 
-    def pop_first(self) -> Request:
-        """Remove and return the next request."""
-        request = self.requests.pop(0)
-        self.num_tokens -= request.num_tokens
-        return request
-
     def remove(self, request: Request) -> None:
         """Remove a queued request, found by its key: a search for the object itself would visit the whole queue."""
         del self.requests[bisect_left(self.requests, request.sort_key, key=by_order)]

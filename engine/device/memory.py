@@ -83,6 +83,11 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
+def free_host_bytes() -> int:
+    """Return the memory of the machine that is available now, within this cgroup's limit."""
+    return _host_memory_bytes()[1]
+
+
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Return True if torch, a CUDA library or the host's allocator ran out of memory."""
     text = str(error)

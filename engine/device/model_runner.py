@@ -8,8 +8,9 @@ their copy to the host; wait() is the only sync.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from engine.core.step import StepPlan, StepResult, TokenMasks
@@ -23,6 +24,7 @@ from engine.device.cuda_graph import (
 )
 from engine.device.device_state import DeviceState, Staging
 from engine.device.graph_captures import GraphCaptures
+from engine.device.host_pages import HostPages
 from engine.device.input_batch import (
     InputBatch,
     InputBatchBuilder,
@@ -68,12 +70,14 @@ class ModelRunner:
         has_lm_head: bool = True,
         latent: LatentSizes | None = None,
         has_groups: bool = False,
+        num_host_slots: int = 0,
     ) -> None:
         """lora_tokens: adapter indices that the model's linear layers read; None: no adapters.
 
         max_num_samples: maximum number of sampled positions of a step with drafts; None: no drafts. num_drafts: the
         most of a row. states: by layer, what this rank keeps of a request. dtype: of the model. latent: sizes of its
-        latent attention, if any, on this rank. has_groups: plans may group rows.
+        latent attention, if any, on this rank. has_groups: plans may group rows. num_host_slots: pages of host memory
+        behind the pool.
         tp: the ranks that run the same plans; the first samples and broadcasts the tokens.
         """
         self.device = device
@@ -117,6 +121,9 @@ class ModelRunner:
         )
         self._sampler = Sampler(self._state, max_rows=max_rows, tp=tp)
         self._prompt_logprobs = PromptLogprobsComputer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
+        self._host_pages: HostPages | None = None
+        if num_host_slots:
+            self._host_pages = HostPages(kv_pool, num_slots=num_host_slots, device=device)
         self._decode_graphs: DecodeGraphs | None = None
         self.mixed_graphs: MixedGraphs | None = None
 
@@ -147,35 +154,28 @@ class ModelRunner:
         """Let forward() replay graphs of plan_graphs(), after captures.capture()."""
         self._decode_graphs, self.mixed_graphs = captures.decode, captures.mixed
 
+    @property
+    def host_pages(self) -> HostPages | None:
+        """Host memory behind the pool, if there is any."""
+        return self._host_pages
+
+    def measure_host_page_s(self) -> float:
+        """Return the seconds in which a page comes from host memory; 0 without it. Before the first step; blocks."""
+        with torch.inference_mode():
+            return 0.0 if self._host_pages is None else self._host_pages.measure_page_s(self._state.staging)
+
     def forward(self, plan: StepPlan) -> _Step:
         """See Executor.forward."""
-        of_prompts = _OfPrompts()
         with torch.inference_mode():
-            # Before states are settled: no row from whose start a state is saved follows a row with drafts
             if plan.zeroed:
                 self._kv_pool.zero(plan.zeroed, self._state.staging)
-            if plan.copies_in:
-                self._kv_pool.copy(plan.copies_in, self._state.staging)
-            if plan.copies_out:
-                self._kv_pool.copy(plan.copies_out, self._state.staging)
-            if plan.inits:
-                self._sampler.init(plan.inits)
-                self._prompt_logprobs.init(plan.inits)
-            rows = RowColumns.of(plan)
-            if rows.num_decodes == plan.num_rows:
-                req_index = self._builder.pack_decodes(plan)
-                if self._decode_graphs is not None:
-                    hidden = self._decode_graphs.replay(req_index, is_grouped=plan.is_grouped)
-                else:
-                    hidden = self._run_decode(req_index, int(rows.ends.max()), is_grouped=plan.is_grouped)
-                positions = self._state.num_computed[req_index]
-                sampling = SamplingMetadata(rows.req_index, rows.ends, req_index, positions)
-            elif any(row.needs_hidden for row in plan.singles):
-                hidden, sampling, of_prompts = self._forward_whole(plan, rows)
-            else:
-                hidden, sampling = self._forward_mixed(plan, rows)
-            logits = self._model.compute_logits(hidden) if len(sampling.req_index) else hidden
-        return _Step(plan.step_id, sampling, logits, self._sampler, self.device, of_prompts)
+            if plan.copies_to_host or plan.copies_from_host:
+                assert self._host_pages is not None
+                self._host_pages.begin(plan, self._state.staging)
+            step = self._forward(plan) if plan.num_rows else self._empty_step(plan)
+            if self._host_pages is not None:
+                self._host_pages.join()
+        return step
 
     def run_masks(self) -> None:
         """Launch the kernels of token masks, for precompilation: other requests do not use them."""
@@ -187,7 +187,44 @@ class ModelRunner:
     def close(self) -> None:
         """Release the pool, the graphs and the weights."""
         self._decode_graphs = self.mixed_graphs = None
+        if self._host_pages is not None:
+            self._host_pages.close()
         del self._model, self._kv_pool
+
+    def _empty_step(self, plan: StepPlan) -> _Step:
+        """Return a step without rows."""
+        assert not plan.inits
+        assert not plan.shares
+        on_host, nothing = np.empty(0, np.int32), torch.empty(0, dtype=torch.int64)
+        sampling = SamplingMetadata(on_host, on_host, nothing, nothing)
+        return _Step(plan.step_id, sampling, nothing, self._sampler, self.device)
+
+    def _forward(self, plan: StepPlan) -> _Step:
+        """Launch the layers of a step with rows."""
+        of_prompts = _OfPrompts()
+        # Before states are settled: no row from whose start a state is saved follows a row with drafts
+        if plan.copies_in:
+            self._kv_pool.copy(plan.copies_in, self._state.staging)
+        if plan.copies_out:
+            self._kv_pool.copy(plan.copies_out, self._state.staging)
+        if plan.inits:
+            self._sampler.init(plan.inits)
+            self._prompt_logprobs.init(plan.inits)
+        rows = RowColumns.of(plan)
+        if rows.num_decodes == plan.num_rows:
+            req_index = self._builder.pack_decodes(plan)
+            if self._decode_graphs is not None:
+                hidden = self._decode_graphs.replay(req_index, is_grouped=plan.is_grouped)
+            else:
+                hidden = self._run_decode(req_index, int(rows.ends.max()), is_grouped=plan.is_grouped)
+            positions = self._state.num_computed[req_index]
+            sampling = SamplingMetadata(rows.req_index, rows.ends, req_index, positions)
+        elif any(row.needs_hidden for row in plan.singles):
+            hidden, sampling, of_prompts = self._forward_whole(plan, rows)
+        else:
+            hidden, sampling = self._forward_mixed(plan, rows)
+        logits = self._model.compute_logits(hidden) if len(sampling.req_index) else hidden
+        return _Step(plan.step_id, sampling, logits, self._sampler, self.device, of_prompts)
 
     def _run_decode(
         self, req_index: torch.Tensor, max_seq_len: int, *, is_grouped: bool, layers: Layers = None
@@ -297,7 +334,7 @@ class _Step:
     logits: torch.Tensor
     sampler: Sampler
     device: torch.device
-    of_prompts: _OfPrompts
+    of_prompts: _OfPrompts = field(default_factory=_OfPrompts)
     _sampled: Sampled | None = None
     _done: torch.cuda.Event | None = None
 

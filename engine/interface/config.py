@@ -46,10 +46,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     is_offline: bool = False  # no client waits for single tokens: steps with decode rows may have full size, too
     block_size: int | None = None  # tokens per KV block
     kv_cache_memory_bytes: int | None = None
+    kv_host_memory_bytes: int | None = None  # host memory behind the KV pool, for all ranks together; None: off
+    kv_disk: str | None = None  # folder of blocks behind host memory
+    kv_disk_bytes: int | None = None  # their most; None: 64 GiB
     kv_cache_dtype: str = "auto"  # auto (as dtype) | fp8, or fp8_e4m3 (float8_e4m3fn) | int8
     gpu_memory_utilization: float = 0.9  # share of the device's memory that the daemon may use
     enable_prefix_caching: bool = True
     groups_rows: bool = True  # where it pays, decode attention reads a prefix that rows share once for all of them
+    pin_share: float = 0.25  # of the KV pool, what the pinned prompts of one API key may take
     enforce_eager: bool = False  # no CUDA graphs: for debugging
     overlap_depth: int | None = None  # steps in flight: 2 overlaps host and device (default on cuda), 1 does not
     max_queued_requests: int = 2048  # queued requests at which new ones are refused
@@ -94,6 +98,15 @@ class SharingRates(msgspec.Struct, frozen=True, kw_only=True):
     shared_percent: int = 0  # of a shared key for each row: the products, which are not spared
 
 
+class HostTierConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Host memory behind the KV pool (engine/core/host_tier.py)."""
+
+    num_slots: int  # pages that it has room for
+    max_copies: int  # pages that a step copies in each direction, or the pages of one block if these are more
+    page_s: float = 0.0  # seconds to copy a page from the host
+    token_s: float = 0.0  # seconds to compute a prompt token; 0: unknown
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's limits, derived from EngineConfig and the size of the KV pool."""
 
@@ -115,6 +128,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     max_num_samples: int | None = None  # maximum sampled positions of a step with drafts; None: max_num_seqs
     sharing: SharingRates | None = None  # None: rows are not grouped by shared prefixes
+    host_tier: HostTierConfig | None = None  # None: blocks that are evicted from the pool are lost
+    pin_share: float = 0.25  # of the pool, what the pinned prompts of one API key may take
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:

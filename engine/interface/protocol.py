@@ -140,6 +140,7 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     lora_index: int = 0  # its adapter, counted from 1 in EngineConfig.loras; 0: the base model
     thinking: ThinkingBudget | None = None  # None: any number of tokens
     open_salt: str = ""  # what cache_salt would be if the client had given none
+    pin_s: float = 0.0  # how long its blocks are kept in the prefix cache after its end; 0: as all others
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -200,6 +201,8 @@ class CacheReport(msgspec.Struct, array_like=True, frozen=True):
     num_cached_tokens: int  # that were taken
     num_matched_tokens: int  # that layers with full attention had; a whole number of blocks
     kind: LayerKind | None = None  # of the layers that had no more; None: the reason is not theirs
+    num_host_tokens: int = 0  # of num_cached_tokens: those for which blocks came from host memory
+    num_disk_tokens: int = 0  # of num_host_tokens: those for which blocks were read from disk before
 
 
 class Started(msgspec.Struct, array_like=True):

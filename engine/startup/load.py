@@ -2,7 +2,7 @@
 
 They choose device, dtype, KV pool and attention backend, and load the weights. Every default that depends on the
 machine is decided here, once. Unsupported combinations are refused before the weights are read; kernels are compiled
-while the weights are read (engine/startup/precompile.py). describe_setup() returns the rows of the start-up panel.
+while the weights are read (engine/startup/precompile.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -26,17 +26,20 @@ from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig
 from engine.interface.control import Stage
 from engine.interface.errors import StartupError
+from engine.startup.adapters import open_adapters
 from engine.startup.device_choice import (
     SMALL_PARAMETERS,
-    describe_device,
     resolve_device,
     resolve_dtype,
     resolve_kv_dtype,
 )
+from engine.startup.host_memory import check_host_memory, num_host_slots
+from engine.startup.kv_disk import DiskFacts, KvDisk, check_kv_disk, weights_before_load
 from engine.startup.limits import choose_limits
 from engine.startup.loaded_engine import LoadedEngine
+from engine.startup.panel import describe_setup, name_of
 from engine.startup.precompile import precompile
-from engine.startup.setup import Captured, Setup, open_adapters
+from engine.startup.setup import Captured, Setup
 from engine.tensor_parallel.process_group import least, leave_ranks, unconnected_one_shot_all_reduce
 from engine.tensor_parallel.ranks import RankConfig, RankHost, Ranks
 from kernels.attention.base import AttentionBackend, select_backend
@@ -44,62 +47,19 @@ from kernels.attention.flash import FlashAttention
 from kernels.attention.torch_ref import TorchAttention
 from kernels.attention.triton_backend import TritonAttention
 from kernels.dispatch import HAS_TRITON
-from kernels.elementwise.reference import FP8, INT8
 from models.build import Model, build
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
-from models.foreign.choose import LOST, read_config
-from models.layers.attention import SelfAttention
+from models.foreign.choose import read_config
 from models.parallel import TensorParallel
 from models.weights.weights import Weights
 
 logger = logging.getLogger(__name__)
 
-# Qwen2 has keys of hundreds, and fails with fp8 (github.com/QwenLM/Qwen3/issues/840); from 64 on, fp8's steps are 8
-_MAX_KEY_BIAS = 64.0
 # Fastest first, as measured on an H100 (benchmarks/notes.md)
 BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
 OnStage = Callable[[Stage], None]
 Serve = Callable[[LoadedEngine], None]
-
-
-def describe_setup(
-    setup: Setup,
-    plan: KVCachePlan,
-    model: Model,
-    *,
-    backends: Sequence[type[AttentionBackend]],
-    weights_s: float,
-) -> dict[str, str]:
-    """Return the panel's rows, label → text. backends: in order of preference. weights_s: time to load the weights."""
-    config, quantization, size = setup.config, setup.model_config.describe_quantization(), setup.tp.size
-    kind = quantization or _name(setup.dtype)
-    each = "" if size == 1 else f" on each of {size}"
-    facts = {
-        "Model": _describe_model(setup.model_config),
-        "Device": describe_device(setup.device) if size == 1 else f"{size} × {describe_device(setup.device)}",
-        "Weights": f"{format_size(setup.weight_bytes)}{each} {kind} in {weights_s:.1f} s",
-    }
-    if setup.model_config.is_foreign:
-        facts["Computed by"] = f"transformers' own class: {LOST}"
-    if quantization is not None:
-        facts["Quantization"] = quantization
-    if size > 1 and setup.device.type == "cuda":
-        facts["Sums"] = (
-            "by NCCL" if setup.tp.one_shot_all_reduce is None else "small ones in one kernel with the norm, else NCCL"
-        )
-    if setup.tp.is_expert_parallel and setup.model_config.experts is not None:
-        facts["Experts"] = _describe_experts(setup.model_config.experts.num_experts, size)
-    if setup.adapters is not None:
-        facts["Adapters"] = setup.adapters.describe()
-    facts["KV cache"] = _describe_pool(plan, each) + _describe_numbers(setup.kv_dtype, model)
-    choice = _describe_choice(config, backends)
-    facts["Attention"] = f"{setup.backend.name} ({choice}), blocks of {plan.block_size} tokens"
-    if config.speculative is not None:
-        facts["Speculation"] = f"{config.speculative.method}, up to {config.speculative.num_tokens} tokens ahead"
-    if setup.device.type == "cuda" and not HAS_TRITON:
-        facts["Attention"] += "; all kernels in torch, since triton cannot be imported"
-    return facts
 
 
 def load_engine(
@@ -140,58 +100,9 @@ def load_rank(told: RankConfig) -> ModelRunner:
         logger.info("weights loaded after_s=%.1f", time.monotonic() - started)  # shows which rank hangs
         least(setup.tp, 0, setup.device)  # wait until the first rank has compiled all kernels
         stages.append(Stage("kv_cache"))
-        return setup.assemble(model, setup.plan_pool(has_weights=True), lambda done, total: None, {}).runner
-
-
-def _describe_choice(config: EngineConfig, backends: Sequence[type[AttentionBackend]]) -> str:
-    if config.attention_backend != "auto":
-        return "asked for"
-    names = ", ".join(cls.name for cls in backends)
-    return f"of {names}, by speed on an H100, the first that takes this model here"
-
-
-def _describe_model(model: ModelConfig) -> str:
-    text = f"{model.architecture}, {model.num_parameters / 1e6:,.1f} M parameters"
-    return text if model.experts is None else f"{text}, {model.num_active_parameters / 1e6:,.1f} M for each token"
-
-
-def _describe_experts(num_experts: int, size: int) -> str:
-    fewest, most = num_experts // size, -(-num_experts // size)
-    numbers = str(fewest) if fewest == most else f"{fewest} or {most}"
-    return f"{numbers} whole ones of {num_experts} on each of {size}"
-
-
-def _describe_pool(plan: KVCachePlan, each: str) -> str:
-    size, num_requests = format_size(plan.num_bytes), plan.num_requests(plan.max_model_len)
-    text = f"{plan.num_tokens:,} tokens = {num_requests} requests × {plan.max_model_len:,} ({size}{each})"
-    return f"{text}, {format_size(plan.state_bytes)} of state per request" if plan.state_bytes else text
-
-
-def _describe_numbers(kv_dtype: torch.dtype, model: Model) -> str:
-    """Describe the numbers of a pool that has another dtype than the model; nothing is said of the model's own."""
-    if kv_dtype == INT8:
-        return ", int8 with a scale for each token and head"
-    return f", {_describe_fp8(model)}" if kv_dtype == FP8 else ""
-
-
-def _describe_fp8(model: Model) -> str:
-    """Describe the scales of an fp8 pool; warn if the model is known to lose accuracy with fp8."""
-    layers = [module for module in model.modules() if isinstance(module, SelfAttention)]
-    largest = max((float(layer.key_bias.abs().max()) for layer in layers if layer.key_bias is not None), default=0.0)
-    if largest > _MAX_KEY_BIAS:
-        logger.warning(
-            "answers may be wrong, since the fp8 KV cache rounds this model's large keys coarsely:"
-            " use --kv-cache-dtype int8, or auto largest_key_bias=%.0f",
-            largest,
-        )
-    scales = [scale for layer in layers for scale in (layer.kv_scales.k, layer.kv_scales.v)]
-    if any(isinstance(scale, torch.Tensor) for scale in scales):
-        return "fp8 with the checkpoint's scales of each head"
-    return "fp8 with the checkpoint's scales" if any(scale != 1.0 for scale in scales) else "fp8"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        plan = setup.plan_pool(has_weights=True)
+        slots = num_host_slots(config, plan)
+        return setup.assemble(model, plan, lambda done, total: None, {}, num_host_slots=slots).runner
 
 
 @contextlib.contextmanager
@@ -212,6 +123,9 @@ def _load(
     on_stage(Stage("config"))
     setup = _decide(config, rank=0)
     plan = setup.plan_pool(has_weights=False)
+    taken = config.tensor_parallel_size * (setup.weight_bytes + plan.num_bytes) if setup.device.type == "cpu" else 0
+    check_host_memory(config, plan, taken_bytes=taken)
+    check_kv_disk(config)
     key = repr(setup.limited_to(plan.max_num_seqs))
     # The model is built for the context that fits: it sets the length of rotary tables and the variant of longrope
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
@@ -262,10 +176,11 @@ def _load_beside(
         workloads = [lambda: _serve_small(setup, plan, None), lambda: _serve_small(eager, plan, serve)]
         compilation = precompile(workloads, key=key)
     setup.compiler_loader.start()  # concurrently with the weights, but after precompile(), which forks
-    detail = f"{whole.architecture}, {whole.num_layers} layers, {_name(setup.dtype)} on {device.type}"
+    detail = f"{whole.architecture}, {whole.num_layers} layers, {name_of(setup.dtype)} on {device.type}"
     if ranks is not None:
         on_stage(Stage("ranks", detail=f"{config.tensor_parallel_size} processes"))
         setup = setup.after_join(ranks.rendezvous, 0)
+    digest = weights_before_load(config)
     started = time.monotonic()
     model = _load_weights(setup, on_stage, detail)
     weights_s = time.monotonic() - started
@@ -298,7 +213,26 @@ def _load_beside(
     def on_graph(done: int, total: int) -> None:
         on_stage(Stage("graphs", done, total, unit="graphs", detail=detail))
 
-    return setup.assemble(model, plan, on_graph, facts, graphs=graphs, ranks=ranks)
+    loaded = setup.assemble(
+        model, plan, on_graph, facts, graphs=graphs, ranks=ranks, num_host_slots=num_host_slots(config, plan)
+    )
+    host_pages = loaded.runner.host_pages
+    if digest is None or host_pages is None:
+        return loaded
+    return dataclasses.replace(loaded, disk=KvDisk(config, digest, _disk_facts(setup), plan, host_pages))
+
+
+def _disk_facts(setup: Setup) -> DiskFacts:
+    model = setup.model_config
+    return DiskFacts(
+        model_impl="transformers" if model.is_foreign else "quire",
+        quantization=model.describe_quantization() or "none",
+        dtype=setup.dtype,
+        kv_dtype=setup.kv_dtype,
+        is_long=any(rope is not None and rope.is_long(model.max_context_len) for rope in model.ropes),
+        device=setup.device,
+        attention_backend=setup.backend.name,
+    )
 
 
 def _decide(config: EngineConfig, *, rank: int) -> Setup:

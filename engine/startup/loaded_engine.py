@@ -22,6 +22,7 @@ from engine.device.model_runner import ModelRunner
 from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import SchedulerConfig, SpeculativeConfig
 from engine.interface.metrics import Metrics
+from engine.startup.kv_disk import KvDisk
 from engine.tensor_parallel.process_group import leave_ranks
 from engine.tensor_parallel.ranks import NeverRaised, RankedExecutor, Ranks
 from models.config.model_config import ModelConfig
@@ -43,6 +44,7 @@ class LoadedEngine:
     speculative: SpeculativeConfig | None = None
     ranks: Ranks | None = None  # the other ranks of a split model
     captures: GraphCaptures | None = None  # of the runner; None: it has no graphs
+    disk: KvDisk | None = None  # behind host memory; whoever serves attaches it
 
     def engine(
         self,
@@ -74,8 +76,10 @@ class LoadedEngine:
             grammars=Grammars(self.compiler_loader.get, vocab_size=self.model_config.vocab_size),
             can_generate=self.model_config.has_lm_head,
             num_loras=self.num_loras,
+            adapter_digests=() if self.disk is None else self.disk.adapter_digests,
             make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
             bytes_per_block=self.plan.bytes_per_page,
+            num_ranks=1 if self.ranks is None else 1 + len(self.ranks.pids),
             idle_work=self.captures.capture_next if captures_graphs and self.captures is not None else None,
         )
         return Engine(parts)
@@ -99,6 +103,8 @@ class LoadedEngine:
 
     def close(self) -> None:
         """Release the model's memory, and end the other ranks."""
+        if self.disk is not None:
+            self.disk.close()
         self.runner.close()
         if self.ranks is not None:
             self.ranks.close()

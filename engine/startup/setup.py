@@ -1,8 +1,7 @@
 """Setup: the decisions made before the weights are read, and the assembly of a LoadedEngine. Imports torch.
 
 Life of a Setup: engine/startup/load.py makes it → plan_pool() → with_max_model_len() → after_join(), with several ranks
-→ assemble(), with the loaded model → LoadedEngine. open_adapters() opens the LoRA adapters of --lora and checks them
-against the model.
+→ assemble(), with the loaded model → LoadedEngine.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 import torch
 
 from engine.device.cuda_graph import CudaGraphDevice
 from engine.device.graph_captures import GraphCaptures
+from engine.device.host_pages import BUFFER_BYTES as HOST_BUFFER_BYTES
 from engine.device.kv_cache import (
     KVCachePlan,
     allocate_kv_cache,
@@ -27,24 +26,23 @@ from engine.device.kv_cache import (
     plan_kv_cache,
     smallest_pool_bytes,
 )
-from engine.device.memory import DeviceMemory, check_memory, format_size, measure_memory
+from engine.device.memory import DeviceMemory, check_memory, measure_memory
 from engine.device.model_runner import ModelRunner
 from engine.device.page_plan import PagePlan, plan_pages
 from engine.device.step_states import ring_bytes
 from engine.device.step_times import StepTimes
 from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig, SchedulerConfig, SharingRates
+from engine.startup.adapters import Adapters
 from engine.startup.device_choice import head_copy_bytes
+from engine.startup.host_memory import host_tier_config
 from engine.startup.limits import Limits, choose_limits, sharing_rates, step_bytes
 from engine.startup.loaded_engine import LoadedEngine
 from engine.tensor_parallel.process_group import join_ranks, least
 from engine.tensor_parallel.ranks import Ranks
 from kernels.attention.base import AttentionBackend
-from kernels.ops import LoraTokens
 from models.build import Model
 from models.config.model_config import ModelConfig
-from models.lora.adapter import Adapter
-from models.lora.linear import AdapterStack, check_adapters
 from models.parallel import ALONE, TensorParallel
 
 logger = logging.getLogger(__name__)
@@ -59,41 +57,6 @@ class Captured(enum.Enum):
     ALL = enum.auto()
     SOME = enum.auto()  # sizes of each magnitude; the engine captures the rest when it is idle
     NONE = enum.auto()
-
-
-@dataclass(frozen=True)
-class Adapters:
-    """The opened adapters, in the order of EngineConfig.loras: the first has lora_index 1. Keeps their files mapped."""
-
-    opened: tuple[Adapter, ...]
-    num_bytes: int  # on the device
-    tokens: LoraTokens = field(repr=False)  # shared by the model and its InputBatchBuilder
-
-    def stack(self, *, is_partial: bool = False) -> AdapterStack:
-        """Return the source of adapter weights for building a model. is_partial: the model lacks layers."""
-        return AdapterStack(self.opened, self.tokens, is_partial=is_partial)
-
-    def describe(self) -> str:
-        """Return names and size as text."""
-        return f"{', '.join(adapter.name for adapter in self.opened)} ({format_size(self.num_bytes)})"
-
-
-def open_adapters(
-    config: EngineConfig,
-    model: ModelConfig,
-    *,
-    max_step_tokens: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    tp: TensorParallel,
-) -> Adapters | None:
-    """Open the adapters of the config; None if it has none. Raises ModelError for one that cannot be served."""
-    if not config.loras:
-        return None
-    opened = tuple(Adapter(source.name, Path(source.folder)) for source in config.loras)
-    num_bytes = check_adapters(opened, model, dtype=dtype, tp=tp)
-    tokens = LoraTokens(num_adapters=len(opened), max_tokens=max_step_tokens, device=device)
-    return Adapters(opened, num_bytes, tokens)
 
 
 @dataclass(frozen=True)
@@ -140,6 +103,8 @@ class Setup:
             kept = ring_bytes(states, num_requests=num_requests, num_drafts=num_drafts, dtype=self.dtype)
         if self.device.type == "cpu":
             return kept
+        if self.config.kv_host_memory_bytes is not None:
+            kept += HOST_BUFFER_BYTES
         return kept + step_bytes(
             self.rank_share,
             self.limits,
@@ -247,10 +212,12 @@ class Setup:
         *,
         graphs: Captured = Captured.ALL,
         ranks: Ranks | None = None,
+        num_host_slots: int = 0,
     ) -> LoadedEngine:
         """Allocate the pool, capture graphs, and derive the scheduler's limits from their timings.
 
-        on_graph: called with the number of captured graphs and their total.
+        on_graph: called with the number of captured graphs and their total. num_host_slots: pages of host memory behind
+        the pool.
         """
         config, limits, device = self.config, self.limited_to(plan.max_num_seqs).limits, self.device
         runner = ModelRunner(
@@ -271,6 +238,7 @@ class Setup:
             has_lm_head=self.model_config.has_lm_head,
             latent=self.rank_share.latent_sizes,
             has_groups=self.sharing is not None,
+            num_host_slots=num_host_slots,
         )
         # Steps that return hidden states of whole prompts use no graphs, so a model without a head needs none
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager and not self.model_config.is_foreign
@@ -278,9 +246,15 @@ class Setup:
         if device.type == "cuda" and self.backend.is_graph_safe and has_graphs:
             on_graph(0, 0)
             captures = self._capture(runner, on_graph, graphs)
+        times = None if captures is None else captures.mixed.times
+        host_tier = host_tier_config(
+            num_host_slots,
+            page_s=runner.measure_host_page_s(),
+            tokens_per_s=None if times is None else times.tokens_at_best_rate(1.0),
+        )
         return LoadedEngine(
             runner=runner,
-            scheduler_config=self._scheduler_config(plan, limits, None if captures is None else captures.mixed.times),
+            scheduler_config=msgspec.structs.replace(self._scheduler_config(plan, limits, times), host_tier=host_tier),
             overlap_depth=config.overlap_depth or (2 if device.type == "cuda" else 1),
             facts=facts,
             compiler_loader=self.compiler_loader,
@@ -327,6 +301,7 @@ class Setup:
             max_model_len=plan.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
             sharing=self.sharing,
+            pin_share=config.pin_share,
             # above the size with nearly the best rate, a draft costs as much as a token
             max_num_samples=None if limits.max_num_samples is None else min(limits.max_num_samples, efficient),
         )

@@ -51,6 +51,10 @@ class RopeConfig:
         """Return the number of rotated dimensions of each head."""
         return head_dim if self.type == "proportional" else int(head_dim * self.partial_rotary_factor)
 
+    def is_long(self, max_context_len: int) -> bool:
+        """Return whether the longest request, in tokens, makes longrope use its long factors."""
+        return self.type == "longrope" and max_context_len > self.original_max_position_embeddings
+
     def reach(self, max_position_embeddings: int) -> int:
         """Return the tokens that positions cover. llama3 and longrope checkpoints state the extended length."""
         if self.type in ("linear", "dynamic"):

@@ -58,8 +58,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, num_positions: int) -> 
         return _proportional(rope, head_dim)
     powers = rope.theta ** _exponents(rotary_dim)
     if rope.type == "longrope":
-        is_long = num_positions > rope.original_max_position_embeddings
-        return _longrope(powers, rope.long_factors if is_long else rope.short_factors)
+        return _longrope(powers, rope.long_factors if rope.is_long(num_positions) else rope.short_factors)
     frequencies = 1.0 / powers
     if rope.type == "linear":  # arXiv:2306.15595, eq. 4
         return frequencies / rope.factor

@@ -257,7 +257,7 @@ def folder_stats(
     """
     num_parameters = 0
     num_bytes: Counter[str] = Counter()
-    paths = _files(folder)
+    paths = weight_files(folder)
     for path in paths:
         for name, dtype, shape, size in _tensors(path):
             is_head = name.endswith("lm_head.weight")
@@ -270,11 +270,8 @@ def folder_stats(
     return FolderStats(num_parameters, num_bytes.total(), tuple(dtype for dtype, _ in num_bytes.most_common()))
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """Return a folder's files of weights, none if there are none. Raises ModelError for missing or broken files."""
     index = folder / INDEX_FILE
     if not index.is_file():
         return [folder / SINGLE_FILE] if (folder / SINGLE_FILE).is_file() else []
@@ -289,6 +286,10 @@ def _files(folder: Path) -> list[Path]:
     if missing:
         raise ModelError(f"{index}: {len(missing)} of its {len(names)} files are missing, first {missing[0]}")
     return [folder / name for name in names]
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, str, list[int], int]]:

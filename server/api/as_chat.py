@@ -117,8 +117,8 @@ def text_parts(content: Any, *, at: str, kinds: Mapping[str, str], ignored: list
     return parts
 
 
-# Of parts and blocks: what a part of an answer carries when it comes back in the history, and the caching that is
-# done anyway.
+# Of parts and blocks: what a part of an answer carries when it comes back in the history, and marks of the prefix that
+# is to be cached, which count for the whole prompt.
 HARMLESS_IN_PARTS = frozenset({"annotations", "logprobs", "citations", "cache_control", "prompt_cache_breakpoint"})
 
 

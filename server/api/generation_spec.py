@@ -13,6 +13,7 @@ import msgspec
 from engine.interface.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
 from engine.interface.protocol import EngineReady, GrammarSpec, SamplingParams
 from server.api.limits import LIMITS
+from server.api.prompt_pins import pin_s_of
 from server.api.sampling_fields import ModelFacts, check_ids, wire_values
 from server.api.schemas import RESERVED_TEMPLATE_KWARGS, ChatBody, CompletionBody
 from server.config.api_keys import cache_salt_of
@@ -246,6 +247,7 @@ def _spec(
         continues_prompt=continues_prompt,
         cache_salt=cache_salt_of(context.key_hash, body.cache_salt or ""),
         open_salt=cache_salt_of(context.key_hash, ""),
+        pin_s=pin_s_of(body.prompt_cache_key, body.prompt_cache_retention) if isinstance(body, ChatBody) else 0.0,
         priority=body.priority or 0,
         grammar=grammar,
         timeout_s=context.timeout_of(body.timeout),

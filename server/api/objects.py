@@ -48,12 +48,16 @@ class CacheFacts(msgspec.Struct):
     """What the prefix cache had of the first prompt, and why it had no more.
 
     matched_tokens: those that layers with full attention had; kind: the layers that had no more.
+    host_tokens: those of cached_tokens whose blocks came from host memory, if there are any. disk_tokens: those
+    of host_tokens whose blocks were read from disk, if there are any.
     """
 
     reason: CacheReason
     cached_tokens: int
     matched_tokens: int
     kind: LayerKind | None
+    host_tokens: int | UnsetType = UNSET
+    disk_tokens: int | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct, gc=False):
@@ -337,7 +341,12 @@ def cache_of(stats: Stats) -> CacheFacts | UnsetType:
     if stats.cache is None:
         return UNSET
     report = stats.cache
-    return CacheFacts(report.reason, report.num_cached_tokens, report.num_matched_tokens, report.kind)
+    facts = CacheFacts(report.reason, report.num_cached_tokens, report.num_matched_tokens, report.kind)
+    if report.num_host_tokens:
+        facts.host_tokens = report.num_host_tokens
+    if report.num_disk_tokens:
+        facts.disk_tokens = report.num_disk_tokens
+    return facts
 
 
 def cache_header(stats: Stats) -> Mapping[str, str]:
@@ -346,7 +355,9 @@ def cache_header(stats: Stats) -> Mapping[str, str]:
     if report is None:
         return {}
     kind = f";kind={report.kind}" if report.kind is not None else ""
-    value = f"{report.reason};cached={report.num_cached_tokens};matched={report.num_matched_tokens}{kind}"
+    host = f";host={report.num_host_tokens}" if report.num_host_tokens else ""
+    disk = f";disk={report.num_disk_tokens}" if report.num_disk_tokens else ""
+    value = f"{report.reason};cached={report.num_cached_tokens};matched={report.num_matched_tokens}{kind}{host}{disk}"
     return {"x-quire-cache": value}
 
 

@@ -6,6 +6,7 @@ them.
 
 import argparse
 import os
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -117,9 +118,13 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         max_decode_step_tokens=arguments.max_decode_step_tokens,
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory,
+        kv_host_memory_bytes=arguments.kv_host_memory,
+        kv_disk=None if arguments.kv_disk is None else str(Path(arguments.kv_disk).expanduser().absolute()),
+        kv_disk_bytes=arguments.kv_disk_size,
         kv_cache_dtype=arguments.kv_cache_dtype,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         enable_prefix_caching=not arguments.no_prefix_caching,
+        pin_share=arguments.prompt_cache_budget,
         enforce_eager=arguments.enforce_eager,
         overlap_depth=num_steps_in_flight(arguments.overlap),
         max_queued_requests=arguments.max_queued_requests,

@@ -25,7 +25,9 @@ from server.config.value_types import (
     readable_file,
     seconds,
     share,
+    share_or_none,
     size,
+    size_or_off,
     text,
 )
 
@@ -121,6 +123,14 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     add("--block-size", type=integer(1, 1024), metavar="N", help="tokens per KV block (16)")
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB or 512MB")
     add(
+        "--kv-host-memory",
+        type=size_or_off,
+        metavar="SIZE",
+        help="host memory for blocks that leave the KV cache, e.g. 32GiB (off)",
+    )
+    add("--kv-disk", type=text, metavar="DIR", help="folder for blocks of host memory, found after a restart (off)")
+    add("--kv-disk-size", type=size, metavar="SIZE", help="the most bytes of --kv-disk (64GiB)")
+    add(
         "--kv-cache-dtype",
         choices=KV_CACHE_DTYPES,
         default="auto",
@@ -129,6 +139,13 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="fraction of GPU memory to use (0.9)")
     add("--no-prefix-caching", action="store_true", help="do not reuse the KV of shared prefixes")
+    add(
+        "--prompt-cache-budget",
+        type=share_or_none,
+        default=0.25,
+        metavar="F",
+        help="fraction of the KV cache that one API key may keep by request (0.25)",
+    )
     add_overlap_flag(group)
     add("--enforce-eager", action="store_true", help="disable CUDA graphs, for debugging")
     queued_requests = add(

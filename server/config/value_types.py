@@ -111,6 +111,15 @@ def share(text: str) -> float:
     return value
 
 
+@limited("0 to 1")
+def share_or_none(text: str) -> float:
+    """Parse a number from 0 to 1."""
+    value = _finite(text)
+    if value is None or not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1")
+    return value
+
+
 @limited("0 to 86,400 s")
 def seconds(text: str) -> float:
     """Parse a time in seconds, with or without an s, up to a day."""
@@ -140,6 +149,12 @@ def size(text: str) -> int:
     if not 1 <= num_bytes <= 2**50:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1 byte to 1024TiB")
     return num_bytes
+
+
+@limited("off, or 1 byte to 1024TiB")
+def size_or_off(text: str) -> int | None:
+    """Parse a size in bytes; None: off."""
+    return None if text.strip().lower() == "off" else size(text)
 
 
 def gibibytes(text: str) -> int:

@@ -87,6 +87,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     continues_prompt: bool = False  # the answers continue the prompts' text; else each is a turn of its own
     cache_salt: str = ""
     open_salt: str = ""  # cache_salt, if the client had given none
+    pin_s: float = 0.0  # how long the prompt stays in the prefix cache after its last token; 0: as all others
     priority: int = 0
     lora_index: int = 0  # as in AddRequest
     grammar: GrammarSpec | None = None  # what each answer must match, checked to compile
@@ -291,6 +292,7 @@ class _ChoiceStream:
             arrival_s=spec.arrival_s,
             cache_salt=spec.cache_salt,
             open_salt=spec.open_salt,
+            pin_s=spec.pin_s,
             priority=spec.priority,
             grammar=spec.grammar,
             lora_index=spec.lora_index,

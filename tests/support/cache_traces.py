@@ -1,8 +1,9 @@
 """Random traces over drawn groups of layers: one engine's calls, replayed at both depths, with drafts, without cache.
 
 Trace.draw() makes one from a seed: adds, aborts, priorities, pools so small that requests are preempted, steps given
-up, next turns of conversations, shared prefixes that part, salts and adapters. replay() runs it and compares every
-token with the model's, checks the invariants after some turns, and that nothing is held at the end.
+up, next turns of conversations, shared prefixes that part, salts and adapters, pins, small and slow host memory.
+replay() runs it and compares every token with the model's, checks the invariants after some turns, and that nothing is
+held at the end.
 
 Many small traces find more than few large ones in the same time, so sizes are drawn as well. What the invariants say
 stays broken, or shows in a token: so a check after every eighth turn finds it as well, and most of the time is left to
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 
 from engine.core.cache_layout import CacheLayout
 from engine.core.speculative import Drafter
-from engine.interface.config import CacheGroup, SchedulerConfig
+from engine.interface.config import CacheGroup, HostTierConfig, SchedulerConfig
 from engine.interface.protocol import SamplingParams
 from tests.support.engine_harness import VOCAB_SIZE, Harness
 from tests.support.layered_model import LayeredExecutor, LayeredModel, LayeredProposer
@@ -45,14 +46,15 @@ class Trace:
     num_drafts: int
     failures: int  # of 100 steps
     answer_step: int = 0  # places for hits from one saved state of an answer to the next
+    host_tier: HostTierConfig | None = None
     calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.model = LayeredModel(self.groups)  # it knows what it generated before
 
     @classmethod
-    def draw(cls, seed: int, kinds: Sequence[str] = KINDS) -> Trace:
-        """Make the trace of a seed."""
+    def draw(cls, seed: int, kinds: Sequence[str] = KINDS, *, is_tiered: bool = False) -> Trace:
+        """Make the trace of a seed. is_tiered: many requests find blocks in host memory alone."""
         rng = random.Random(seed)
         unit = rng.choice([1, 2, 4])
         groups = tuple(_draw_group(rng, kind, unit) for kind in rng.choice(kinds).split())
@@ -71,16 +73,25 @@ class Trace:
             "max_num_samples": rng.choice([None, 24]),
         }
         trace = cls(groups, settings, rng.choice([1, 3, 7]), rng.choice([0, 0, 0, 4]))
-        trace._draw_calls(rng)
+        if is_tiered:
+            settings["num_pages"] = 1 + least + rng.randint(0, least // 2)
+        settings["pin_share"] = random.Random(seed).choice([0.25, 0.6])
+        trace._draw_calls(rng, num_requests=rng.randint(12, 20) if is_tiered else None)
         trace.answer_step = rng.choice([1, 1, 2, 4])
+        if is_tiered or rng.random() < 0.6:
+            num_slots = rng.choice([rng.randint(1, least), rng.randint(1, 6 * least)])
+            trace.host_tier = HostTierConfig(num_slots=num_slots, max_copies=rng.choice([1, 1, 2, 4, 16]))
         return trace
 
-    def _draw_calls(self, rng: random.Random) -> None:
+    def _draw_calls(self, rng: random.Random, *, num_requests: int | None) -> None:
+        """num_requests: that leave each other time, mostly; None: fewer, in a hurry."""
         model = self.model
         stems = [[rng.randrange(VOCAB_SIZE) for _ in range(40)] for _ in range(2)]
         most_tokens = rng.choice([6, 16, 24])
         asked: list[tuple[list[int], SamplingParams, dict[str, object]]] = []
-        for number in range(rng.randint(2, rng.choice([4, 8, 16]))):
+        pins = random.Random(sum(stems[0]))  # beside the other draws, which faults are known by
+        times = [1, 2, 4, 9] if num_requests is None else [2, 9, 20, 30]
+        for number in range(num_requests or rng.randint(2, rng.choice([4, 8, 16]))):
             options: dict[str, object] = {
                 "priority": rng.randint(0, 1),
                 "cache_salt": rng.choice(["", "", "", "tenant"]),
@@ -98,9 +109,10 @@ class Trace:
             params = SamplingParams(max_tokens=rng.randint(1, most_tokens), stop_token_ids=stops)
             asked.append((prompt, params, options))
             more = {"stop_token_ids": stops, **options}
+            more |= {"pin_s": pins.choice([0.0, 0.02, 0.2, 1000.0]), "open_salt": pins.choice(["", "", "other"])}
             self.calls.append(("add", (f"r{number}", prompt, params.max_tokens), more))
             for _ in range(rng.randint(0, 2)):
-                self.calls.append(("turn", (rng.choice([1, 2, 4, 9]),), {}))
+                self.calls.append(("turn", (rng.choice(times),), {}))
             if rng.random() < 0.1:
                 self.calls.append(("abort", (f"r{rng.randint(0, number)}",), {}))
 
@@ -110,6 +122,7 @@ class Trace:
         depth: int,
         num_drafts: int = 0,
         is_caching: bool = True,
+        has_tier: bool = True,
         check_every: int = 8,
         change: Callable[[Harness], None] | None = None,
     ) -> Harness:
@@ -123,6 +136,7 @@ class Trace:
             executor=TraceExecutor,
             enable_prefix_caching=is_caching,
             make_drafter=make_drafter if num_drafts else None,
+            host_tier=self.host_tier if has_tier else None,
             **self.settings,
         )
         harness.expected_tokens = self.model.expected_tokens
@@ -145,13 +159,13 @@ class Trace:
         """
         counts: Counter[str] = Counter()
         most = self.num_drafts
-        ways = [(2, 0, True), (1, 0, True), (1 + len(self.calls) % 2, most, True)]
+        ways = [(2, 0, True, True), (1, 0, True, True), (1 + len(self.calls) % 2, most, True, True)]
         if is_long:
-            ways = [*ways[:2], (2, most, True), (1, most, True), (2, 0, False)]
+            ways = [*ways[:2], (2, most, True, True), (1, most, True, True), (2, 0, True, False), (2, 0, False, True)]
         salted = {args[0] for name, args, options in self.calls if name == "add" and options["cache_salt"]}
-        for depth, num_drafts, is_caching in ways:
-            harness = self.replay(depth=depth, num_drafts=num_drafts, is_caching=is_caching)
-            drafts = harness.scheduler.drafts
+        for depth, num_drafts, is_caching, has_tier in ways:
+            harness = self.replay(depth=depth, num_drafts=num_drafts, is_caching=is_caching, has_tier=has_tier)
+            drafts, kv = harness.scheduler.drafts, harness.scheduler.kv
             if num_drafts and is_long:
                 twin = self.replay(depth=depth, num_drafts=num_drafts)
                 assert twin.executor.plans == harness.executor.plans
@@ -170,8 +184,21 @@ class Trace:
                 failed_steps=harness.executor.num_failures,
                 restored_pages=harness.executor.num_restored,
                 saved_pages=harness.executor.num_saved,
+                pins_expired=kv.pins.num_ended["expired"],
+                pins_over_budget=kv.pins.num_ended["over_budget"],
+                pins_reused=kv.pins.num_ended["reused"],
                 states_in_answers=harness.scheduler.kv.checkpoints.num_saved_in_answers,
             )
+            tier = kv.tiers.host
+            if tier is not None:
+                counts += Counter(
+                    pages_to_host=harness.executor.num_to_host,
+                    pages_from_host=harness.executor.num_from_host,
+                    host_tokens=tier.num_found_tokens,
+                    host_evictions=tier.index.num_evictions,
+                    missed_by_the_host=tier.num_missed,
+                    gates_given_up=tier.num_given_up,
+                )
         return counts
 
     def _fails(self, place: str, plan) -> bool:

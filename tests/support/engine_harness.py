@@ -13,7 +13,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.step import StepPlan
 from engine.grammar.compiler import GrammarCompiler
-from engine.interface.config import CacheGroup, SchedulerConfig, SharingRates
+from engine.interface.config import CacheGroup, HostTierConfig, SchedulerConfig, SharingRates
 from engine.interface.errors import ModelOutputInvalid
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
@@ -131,6 +131,8 @@ class Harness:
         make_drafter: Callable[[SamplingParams], Drafter | None] | None = None,
         max_num_samples: int | None = None,
         sharing: SharingRates | None = None,
+        host_tier: HostTierConfig | None = None,
+        pin_share: float = 0.25,
     ) -> None:
         config = SchedulerConfig(
             num_pages=num_pages,
@@ -143,6 +145,8 @@ class Harness:
             enable_prefix_caching=enable_prefix_caching,
             max_num_samples=max_num_samples,
             sharing=sharing,
+            host_tier=host_tier,
+            pin_share=pin_share,
         )
         self.scheduler = Scheduler(config)
         self.executor = executor(self.scheduler)
@@ -186,6 +190,8 @@ class Harness:
         pooling: str | None = None,
         lora_index: int = 0,
         thinking: ThinkingBudget | None = None,
+        open_salt: str = "",
+        pin_s: float = 0.0,
         **params,
     ) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, **params)
@@ -194,7 +200,18 @@ class Harness:
         self.seen[request_id] = seen
         packed = pack_token_ids(prompt)
         message = AddRequest(
-            request_id, packed, sampling, self.clock(), cache_salt, priority, grammar, pooling, lora_index, thinking
+            request_id,
+            packed,
+            sampling,
+            self.clock(),
+            cache_salt,
+            priority,
+            grammar,
+            pooling,
+            lora_index,
+            thinking,
+            open_salt,
+            pin_s,
         )
         self.transport.inbox.append((client_id, message))
 
@@ -216,7 +233,9 @@ class Harness:
             if self._num_turns % self.check_every == 0:
                 self.scheduler.check()
             is_given_up = self.executor.num_failures > num_failures
-            if nothing_in_flight and not is_given_up and (self.scheduler.waiting.requests or self.scheduler.running):
+            is_at_disk = self.scheduler.kv.tiers.num_at_disk > 0  # no step can bring its blocks
+            has_requests = bool(self.scheduler.waiting.requests or self.scheduler.running) and not is_at_disk
+            if nothing_in_flight and not is_given_up and has_requests:
                 assert self.engine._in_flight is not None, "something could run, but nothing was planned"
 
     def drain(self) -> None:
@@ -231,6 +250,7 @@ class Harness:
         assert blocks.num_used == 0
         assert blocks.num_free == blocks.num_usable
         assert not self.scheduler.requests
+        assert not self.scheduler.kv.tiers.num_waiting
         self.engine.record_state()
         gauges = self.metrics._delta.gauges
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio", "kv_cache_blocks_used"):

@@ -100,6 +100,8 @@ class FakeExecutor:
         """Change pages as the plan says, before its rows are computed."""
         assert not plan.copies_in
         assert not plan.copies_out
+        assert not plan.copies_to_host
+        assert not plan.copies_from_host
         for page in plan.zeroed:
             self._pool[page * self.block_size :][: self.block_size] = [(-1, -1)] * self.block_size
 

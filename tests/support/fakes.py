@@ -2,6 +2,7 @@
 
 FakeEngineClient   engine.interface.client.EngineClient without processes: answers with scripted token ids
 FakeLauncherChannel     engine.interface.control.LauncherChannel without a launcher
+MemoryStore        engine.tiers.store.BlockStore in a dictionary
 
 tests/support/fake_executor.py has those of the engine's device side.
 """
@@ -16,6 +17,7 @@ from engine.interface.client import RequestOutput
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
 from engine.interface.protocol import AddRequest, CacheReport, EngineReady, KvSnapshot, TokenLogprobs
+from engine.tiers.store import BlockStore
 
 READY = EngineReady(
     max_model_len=256,
@@ -190,6 +192,36 @@ class FakeLauncherChannel:
 
     async def cancel(self, request_id: str, *, key_hash: str) -> bool:
         return request_id in self.elsewhere
+
+
+class MemoryStore(BlockStore):
+    """Keeps the newest blocks, `capacity` bytes of them."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._blocks: dict[tuple[int, bytes], bytes] = {}
+
+    def has(self, group: int, key: bytes) -> bool:
+        return (group, key) in self._blocks
+
+    def put(self, group: int, key: bytes, data: bytes | memoryview) -> bool:
+        self._blocks[group, key] = bytes(data)
+        while sum(map(len, self._blocks.values())) > self._capacity:
+            del self._blocks[next(iter(self._blocks))]
+        return self.has(group, key)
+
+    def get(self, group: int, key: bytes, out: memoryview) -> bool:
+        data = self._blocks.get((group, key))
+        if data is None or len(data) != len(out):
+            return False
+        out[:] = data
+        return True
+
+    def remove(self, group: int, key: bytes) -> None:
+        self._blocks.pop((group, key), None)
+
+    def close(self) -> None:
+        self._blocks.clear()
 
 
 def _logprobs(token_ids: list[int], num_top: int | None) -> list[TokenLogprobs] | None:

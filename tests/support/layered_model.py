@@ -11,8 +11,9 @@ tuple of them, and Python's hash of it is quick and the same in every process: r
 import zlib
 from collections.abc import Sequence
 
+from engine.core.host_index import HostIndex
 from engine.core.scheduler import Scheduler
-from engine.core.step import RequestInit, RowPlan, StepPlan
+from engine.core.step import RequestInit, RowPlan, StepPlan, StepResult
 from engine.interface.config import CacheGroup
 from engine.interface.protocol import SamplingParams
 from tests.support.engine_harness import VOCAB_SIZE, CheckedExecutor
@@ -167,6 +168,43 @@ class LayeredExecutor(CheckedExecutor):
             return block
 
         pool.take = spoil
+        self._host: list[tuple[list[int], int]] = []  # by slot of host memory: what a page had, and its kinds
+        self.num_to_host = self.num_from_host = 0
+        if scheduler.kv.tiers.host is not None:
+            self._spoil_host(scheduler.kv.tiers.host.index)
+
+    def _spoil_host(self, index: HostIndex) -> None:
+        """Spoil a slot of host memory at the moment when it is handed out."""
+        spoiled = ([_SPOILED] * self._num_slots, 0)
+        self._host = [spoiled] * index.num_slots
+        take = index.take
+
+        def spoil(count: int) -> list[int] | None:
+            slots = take(count)
+            for slot in slots or ():
+                self._host[slot] = spoiled
+            return slots
+
+        index.take = spoil
+
+    def _execute(self, plan: StepPlan, allowed: dict[int, list[int]]) -> StepResult:
+        result = super()._execute(plan, allowed)
+        if plan.step_id % 2:
+            self._copy_beside(plan)
+        return result
+
+    def _copy_beside(self, plan: StepPlan) -> None:
+        """Copy to and from the host: before the rows of one step, and behind those of the next."""
+        targets = [page for _, page in plan.copies_from_host] + [page for page, _ in plan.copies_to_host]
+        assert len(set(targets)) == len(targets)
+        assert not {slot for slot, _ in plan.copies_from_host} & {slot for _, slot in plan.copies_to_host}
+        for slot, page in plan.copies_from_host:
+            memory, self._kinds[page] = self._host[slot]
+            self._memory[page] = list(memory)
+        for page, slot in plan.copies_to_host:
+            self._host[slot] = (list(self._memory[page]), self._kinds[page])
+        self.num_from_host += len(plan.copies_from_host)
+        self.num_to_host += len(plan.copies_to_host)
 
     def _prepare(self, plan: StepPlan) -> None:
         for init in plan.inits:
@@ -179,6 +217,8 @@ class LayeredExecutor(CheckedExecutor):
         for page in plan.zeroed:
             self._memory[page], self._kinds[page] = [_ZEROED] * self._num_slots, 0
         self.num_zeroed += len(plan.zeroed)
+        if plan.step_id % 2 == 0:
+            self._copy_beside(plan)
         self._copy(plan.copies_in)
         self._copy(plan.copies_out)  # before drafts are settled, as engine/device/model_runner.py does
         starting = {init.req_index for init in plan.inits}

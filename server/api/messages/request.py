@@ -34,6 +34,7 @@ from server.api.messages.schema import (
     client_tool,
     content_blocks,
 )
+from server.api.prompt_pins import longest_mark
 from server.api.sampling_fields import shared_values
 
 _FIELDS = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
@@ -110,6 +111,9 @@ def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs
         "tools": tools or None,
         "chat_template_kwargs": {**dict.fromkeys(_THINKING_SWITCHES, thinks(body)), **template_kwargs},
         "reasoning_effort": config.effort if config is not None else None,
+        "prompt_cache_retention": longest_mark(
+            body.cache_control, [body.system, body.tools, *(message.content for message in body.messages)]
+        ),
         "response_format": _response_format(body),
         "thinking_token_budget": body.thinking.budget_tokens if body.thinking is not None and thinks(body) else None,
     }

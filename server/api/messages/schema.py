@@ -177,7 +177,7 @@ class CountTokensBody(StrictModel):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    # harmless by meaning: prefixes are cached anyway
+    # how long the prompt stays in the prefix cache, as in its blocks
     cache_control: Json = None
 
 

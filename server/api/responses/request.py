@@ -74,6 +74,8 @@ def translate_responses(body: ResponsesBody) -> ChatEquivalent:
         "response_format": _response_format(body),
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "chat_template_kwargs": body.chat_template_kwargs,
+        "prompt_cache_key": body.prompt_cache_key,
+        "prompt_cache_retention": body.prompt_cache_retention,
         "stream": body.stream,
     }
     ignored = [*_ignored(body), *messages.ignored, *tools.ignored]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
+from server.api.prompt_pins import Retention
 from server.api.sampling_fields import MAX_TOKENS, SharedSampling
 from server.api.schemas import (
     MAX_LOGPROBS,
@@ -232,10 +233,11 @@ class ResponsesBody(SharedSampling):
     client_metadata: dict[str, Json] | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     service_tier: Label | None = None
     store: bool | None = None
+    # how long the prompt stays in the prefix cache
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Retention | None = None
     # not in OpenAI's form of this endpoint, as seed; the same as in chat
     chat_template_kwargs: TemplateKwargs | None = None
     # known fields, refused if they ask for something

@@ -129,6 +129,16 @@ def test_preempted_requests_go_on_as_if_nothing_had_been(
     assert offline.engine.scheduler.num_preemptions > 0
 
 
+@pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_host_memory_changes_no_token(checkpoint: Path, alone: list[list[int]], depth: int) -> None:
+    offline = small_pool(checkpoint, 150, overlap_depth=depth, kv_host_memory_bytes=16 * 2**20)
+    for _ in range(2):
+        assert tokens(serve(offline)) == alone
+    tier = offline.engine.scheduler.kv.tiers.host
+    assert tier is not None
+    assert tier.num_found_tokens > 0
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.table
 def test_drafts_change_no_token(checkpoint: Path, alone: list[list[int]], depth: int) -> None:

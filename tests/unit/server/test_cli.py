@@ -66,6 +66,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         "--tensor-parallel-size 2 --expert-parallel "
         "--dtype float32 --load-format dummy --max-model-len 64 --max-num-seqs 4 --max-num-batched-tokens 32 "
         "--block-size 8 --kv-cache-memory 1.5MiB --gpu-memory-utilization 0.5 --attention-backend torch "
+        "--kv-host-memory 2GiB --kv-disk /kv --kv-disk-size 1TiB "
         f"--no-prefix-caching --no-overlap --max-queued-requests 9 --max-decode-step-tokens 16 "
         f"--max-queued-tokens 99 --chat-template {template} "
         "--speculative ngram --num-speculative-tokens 7 --ngram-min 3 "
@@ -106,6 +107,9 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         max_decode_step_tokens=16,
         block_size=8,
         kv_cache_memory_bytes=1_572_864,
+        kv_host_memory_bytes=2**31,
+        kv_disk="/kv",
+        kv_disk_bytes=2**40,
         kv_cache_dtype="fp8",
         gpu_memory_utilization=0.5,
         enable_prefix_caching=False,
@@ -178,6 +182,11 @@ def test_an_address_for_other_machines_needs_a_key(
         ("--kv-cache-dtype", "int4"),
         ("--kv-cache-memory", "0"),
         ("--kv-cache-memory", "9" * 400),
+        ("--kv-host-memory", "0"),
+        ("--kv-host-memory", "on"),
+        ("--kv-disk", " "),
+        ("--kv-disk-size", "10X"),
+        ("--kv-disk-size", "off"),
         ("--gpu-memory-utilization", "1.01"),
         ("--gpu-memory-utilization", "0"),
         ("--gpu-memory-utilization", "nan"),

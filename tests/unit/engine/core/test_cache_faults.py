@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.core.kv_caches import KvCaches
+from engine.core.planned_step import add_drafts
 from engine.core.request import BlockTable, Request
 from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
 
@@ -153,22 +154,23 @@ def save_behind_the_row(harness, _):
     executor._execute = execute_and_copy
 
 
-def save_behind_drafts(harness, _):
+def save_behind_drafts(harness, patch):
     """Save the state of an answer though a drafted row came before, which the state has not taken in."""
-    scheduler = harness.scheduler
-    save, add_drafts = scheduler.kv.save_in_answer, scheduler._add_drafts
+    caches = harness.scheduler.kv
+    save = caches.save_in_answer
 
     def save_though_drafted(request, step, *, num_reserved):
         last, request.last_step = request.last_step, -2
         save(request, step, num_reserved=num_reserved)
         request.last_step = last
 
-    def add_one_more(row, request, drafter, kv, *, most):
+    def add_one_more(row, request, *args, **limits):
         request.next_save_tokens += 1
-        add_drafts(row, request, drafter, kv, most=most)
+        add_drafts(row, request, *args, **limits)
         request.next_save_tokens -= 1
 
-    scheduler.kv.save_in_answer, scheduler._add_drafts = save_though_drafted, add_one_more
+    caches.save_in_answer = save_though_drafted
+    patch.setattr("engine.core.scheduler.add_drafts", add_one_more)
 
 
 def let_the_source_of_a_restore_go(harness, _):
@@ -218,6 +220,77 @@ def publish_states_of_steps_given_up(harness, _):
     kv.end_step = lambda step, published=(): kv.checkpoints.end_step(step, [*step.saves])
 
 
+def find_on_the_host_before_the_commit(harness, _):
+    """Let requests find blocks in host memory as soon as their copies are planned."""
+    tier = harness.scheduler.kv.tiers.host
+    plan, add = tier.plan, tier.index.add
+
+    def plan_and_add(**reserved):
+        copies = plan(**reserved)
+        for store in () if copies is None else copies.stores:
+            add(store.name, store.slots)
+        return copies
+
+    tier.plan = plan_and_add
+    tier.index.add = lambda name, slots: None
+    tier.index.give_back = lambda slots: None
+    tier.index.take = without_loss(tier.index)
+
+
+def without_loss(index):
+    """Return HostIndex.take, which frees the slots of evicted blocks though give_back() does nothing."""
+    take, give_back = index.take, type(index).give_back
+
+    def take_freed(count):
+        index.give_back = lambda slots: give_back(index, slots)
+        slots = take(count)
+        index.give_back = lambda slots: None
+        return slots
+
+    return take_freed
+
+
+def let_the_page_of_a_copy_to_the_host_go(harness, _):
+    """Release a block when its copy to the host is planned."""
+    tier = harness.scheduler.kv.tiers.host
+    plan = tier.plan
+
+    def plan_and_release(**reserved):
+        copies = plan(**reserved)
+        if copies is not None:
+            tier._pool.release(store.block for store in copies.stores)
+            for store in copies.stores:
+                tier._storing.remove(store.name)
+            kept, copies.stores = copies.stores, []
+            for store in kept:
+                if tier.index.find(store.name) is None:
+                    tier.index.add(store.name, store.slots)
+        return copies
+
+    tier.plan = plan_and_release
+
+
+def publish_what_is_due_from_the_host(harness, _):
+    """Let others find blocks before their copies from the host have ended."""
+    tier = harness.scheduler.kv.tiers.host
+    await_arrival = tier._await
+
+    def await_and_publish(gate, name):
+        block = await_arrival(gate, name)
+        tier._pool.publish(*name, block)
+        harness.scheduler.kv.checkpoints.adopt(block)
+        return block
+
+    tier._await = await_and_publish
+
+
+def reuse_a_slot_that_a_copy_reads(harness, _):
+    """Evict blocks from host memory though copies from it are due."""
+    index = harness.scheduler.kv.tiers.host.index
+    index.begin_reading = lambda block: None
+    index.end_reading = lambda block: None
+
+
 FAULTS = {
     free_at_once: KINDS,
     release_by_the_planned_end: KINDS,
@@ -235,7 +308,17 @@ FAULTS = {
     restore_nothing: STATE_KINDS,
     publish_states_of_steps_given_up: STATE_KINDS,
 }
-FAILURES = {publish_before_the_commit: 40, publish_states_of_steps_given_up: 40}  # they show when steps are given up
+FAULTS_OF_TIERS = (
+    find_on_the_host_before_the_commit,
+    let_the_page_of_a_copy_to_the_host_go,
+    publish_what_is_due_from_the_host,
+    reuse_a_slot_that_a_copy_reads,
+)
+FAILURES = {  # they show when steps are given up
+    publish_before_the_commit: 40,
+    publish_states_of_steps_given_up: 40,
+    find_on_the_host_before_the_commit: 40,
+}
 
 
 def is_caught(trace, fault, monkeypatch, *, is_drafting=False):
@@ -264,5 +347,16 @@ def test_a_planted_fault_is_caught(fault, monkeypatch):
     try:
         traces = (Trace.draw(seed, FAULTS[fault]) for seed in range(MOST_TRACES))
         assert any(is_caught(trace, fault, monkeypatch, is_drafting=b) for trace in traces for b in (False, True))
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS_OF_TIERS, ids=lambda fault: fault.__name__)
+def test_a_planted_fault_of_host_memory_is_caught(fault, monkeypatch):
+    logging.disable(logging.CRITICAL)
+    try:
+        traces = (Trace.draw(seed, KINDS, is_tiered=True) for seed in range(MOST_TRACES))
+        assert any(is_caught(trace, fault, monkeypatch) for trace in traces)
     finally:
         logging.disable(logging.NOTSET)

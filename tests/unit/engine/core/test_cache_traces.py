@@ -23,7 +23,7 @@ FULL_SECONDS = 45
 FULL_FIRST_SEED = 1_000_000
 
 
-def run(kinds, seconds, num_at_least, first_seed):
+def run(kinds, seconds, num_at_least, first_seed, *, is_tiered=False):
     """Replay traces until the time is over; return what happened in them."""
     logging.disable(logging.CRITICAL)  # steps that were given up
     counts, began_s = Counter(), time.monotonic()
@@ -31,7 +31,7 @@ def run(kinds, seconds, num_at_least, first_seed):
         while counts["traces"] < num_at_least or time.monotonic() - began_s < seconds:
             seed = first_seed + counts["traces"]
             try:
-                counts += Trace.draw(seed, kinds).replay_all(is_long=seed % 8 == 0)
+                counts += Trace.draw(seed, kinds, is_tiered=is_tiered).replay_all(is_long=seed % 8 == 0)
             except Exception as error:
                 raise AssertionError(f"trace {seed} of {kinds}") from error
             counts["traces"] += 1
@@ -52,7 +52,7 @@ def test_every_trace_gives_the_models_tokens(seconds, first_seed):
     happened = {name for name, count in counts.items() if count > counts["traces"] / 8}
     assert happened >= {
         "preemptions", "hit_tokens", "evictions", "accepted_drafts", "zeroed_pages", "failed_steps", "restored_pages",
-        "saved_pages",
+        "saved_pages", "pins_expired", "pins_over_budget", "pins_reused",
     }  # fmt: skip
 
 
@@ -65,6 +65,21 @@ def test_all_that_can_happen_to_a_request_happens_to_states():
     assert happened >= {
         "hit_tokens", "evictions", "accepted_drafts", "rejected_drafts", "zeroed_pages", "failed_steps",
         "restored_pages", "saved_pages", "states_in_answers",
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_traces", "first_seed"),
+    [(30, FIRST_SEED), pytest.param(200, FULL_FIRST_SEED, marks=pytest.mark.full)],
+    ids=["", "more"],
+)
+def test_blocks_that_were_in_host_memory_give_the_same_tokens(num_traces, first_seed):
+    counts = run(KINDS, 0, num_traces, first_seed, is_tiered=True)
+    happened = {name for name, count in counts.items() if count > counts["traces"] / 8}
+    assert happened >= {
+        "pages_to_host", "pages_from_host", "host_tokens", "host_evictions", "missed_by_the_host", "preemptions",
+        "failed_steps", "aborts", "restored_pages",
     }  # fmt: skip
 
 

@@ -196,4 +196,4 @@ def test_what_is_remembered_is_bounded(monkeypatch):
         run(kv, range(40), lora_index=lora_index)
     misses = kv._misses
     assert len(misses._newer) + len(misses._older) <= 2 * (10 + 9)  # a row's blocks are added together
-    assert list(misses._adapters) == list(range(12, 20))
+    assert list(misses._adapters) == [str(number).encode() for number in range(12, 20)]

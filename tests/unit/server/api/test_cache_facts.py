@@ -43,6 +43,19 @@ def test_whole_answers_and_the_last_chunk_have_it_as_an_object(harness, path):
         assert all("cache" not in chunk for chunk in before)
 
 
+def test_tokens_from_host_memory_are_told_if_there_are_any(harness):
+    reply = harness(engine={"cache": CacheReport("all", 64, 64, None, 48)}).chat()
+    assert reply.headers["x-quire-cache"] == "all;cached=64;matched=64;host=48"
+    assert reply.json()["cache"]["host_tokens"] == 48
+
+
+def test_tokens_from_disk_are_told_if_there_are_any(harness):
+    reply = harness(engine={"cache": CacheReport("all", 64, 64, None, 48, 32)}).chat()
+    assert reply.headers["x-quire-cache"] == "all;cached=64;matched=64;host=48;disk=32"
+    facts = reply.json()["cache"]
+    assert (facts["host_tokens"], facts["disk_tokens"]) == (48, 32)
+
+
 def test_several_choices_tell_of_the_first(harness):
     reply = harness(engine={"cache": REPORT}).chat(n=3)
     assert reply.json()["cache"] == FACTS

@@ -1,0 +1,272 @@
+"""DiskTier: writes blocks of host memory to a disk, and brings them back for requests. Plain Python; never torch.
+
+To the disk: a block that has reached host memory is queued to be written, unless the disk has it. Its slots stay until
+that is done. What the disk cannot take is dropped.
+
+From the disk: when a request could be admitted, begin() looks for a longer hit with all tiers together. If there is
+one that is worth it, the missing blocks are read into slots, and the request waits; it holds no page meanwhile. When
+they have arrived, or could not be read, it is considered again, and HostTier brings them to the pool. A block that
+several requests wait for is read once. The loop never waits for the disk: poll() takes what is done, and lets requests
+go on without their blocks when nothing arrives for STALL_S.
+"""
+
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.core.cache_layout import CacheLayout
+from engine.core.host_index import HostBlock, HostIndex, Name
+from engine.core.prefix_hits import Blocks, Hit, PrefixFinder
+from engine.core.request import Request
+from engine.tiers.disk_store import DiskCounts, DiskStatus
+from engine.tiers.store_threads import StoreThreads, Transfer
+
+STALL_S = 5.0
+_ON_DISK = -2  # in place of a block's number
+_MOST_SLOTS = 2  # a request's blocks from the disk take at most one in so many slots of host memory
+
+
+class DiskFacts(Protocol):
+    """What a store tells of itself."""
+
+    @property
+    def counts(self) -> DiskCounts:
+        """What it has done."""
+        ...
+
+    @property
+    def status(self) -> DiskStatus:
+        """What it has now. Does not wait."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskParts:
+    """What the tier works with."""
+
+    threads: StoreThreads  # to a store of this cache's identity
+    slot_memory: Callable[[int], memoryview]  # the bytes of a slot of host memory
+    facts: DiskFacts  # of the store
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """A request that waits for blocks."""
+
+    began_s: float
+    num_missing: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """A block on its way into host memory."""
+
+    transfer: Transfer
+    slots: list[int]
+    waiters: list[Request] = field(default_factory=list)
+
+
+class AllTiers:
+    """Finds blocks of faster tiers, and those of the disk as _ON_DISK."""
+
+    def __init__(self, faster: Blocks, threads: StoreThreads) -> None:
+        self._faster = faster
+        self._threads = threads
+
+    def find(self, group: int, key: bytes) -> int | None:
+        """See Blocks.find."""
+        block = self._faster.find(group, key)
+        return _ON_DISK if block is None and self._threads.has(group, key) else block
+
+
+class DiskTier:
+    """Owns the requests that wait for the disk, and the slots of the blocks that are being read. O(1) per block."""
+
+    def __init__(
+        self,
+        parts: DiskParts,
+        layout: CacheLayout,
+        index: HostIndex,
+        *,
+        faster: Blocks,
+        storing: Container[Name],
+        token_s: float,
+    ) -> None:
+        """faster: finds blocks of pool and host memory; storing: names of copies in flight to host memory.
+
+        token_s: seconds to compute a prompt token; 0: unknown.
+        """
+        self.waits: dict[Request, _Wait] = {}
+        self.num_read = 0  # blocks
+        self.num_failed = 0  # blocks that could not be read after all
+        self.num_found_tokens = 0  # by which hits were longer
+        self.num_written = 0
+        self.num_unwritten = 0  # blocks that could not be written
+        self.num_too_costly = 0  # admissions: computing is quicker, or slots are lacking
+        self.waited_s = 0.0  # over all requests
+        self._parts = parts
+        self._layout = layout
+        self._index = index
+        self._storing = storing
+        self._token_s = token_s
+        self._with_disk = PrefixFinder(layout, AllTiers(faster, parts.threads))
+        self._without = PrefixFinder(layout, faster)
+        self._reading: dict[Name, _Reading] = {}
+        self._writing: dict[Name, HostBlock] = {}
+        self._last_read_s = 0.0
+
+    def begin(self, request: Request, now: float) -> bool:
+        """Let a request wait for blocks of the disk if its hit becomes longer by enough; return whether it waits.
+
+        Once for each admission, so nothing can keep a request waiting for ever.
+        """
+        if request in self.waits:
+            return True
+        if request.has_asked_disk:
+            return False
+        request.has_asked_disk = True
+        hit = self._with_disk.find(request)
+        missing = [name for name, block in self._blocks(request, hit) if block == _ON_DISK]
+        if not missing:
+            return False
+        num_before = self._without.find(request).num_tokens
+        gain = hit.num_tokens - num_before
+        num_pages = sum(self._layout.groups[group].pages for group, _ in missing)
+        if gain <= 0 or not self._is_worth_reading(num_tokens=gain, num_pages=num_pages):
+            self.num_too_costly += gain > 0
+            return False
+        for name, _ in self._blocks(request, hit):
+            self._index.touch(name)  # what host memory has of the hit is not what makes room for the rest
+        wait = _Wait(now)
+        for name in missing:
+            if not self._read(name, request):
+                break
+            wait.num_missing += 1
+        if wait.num_missing:
+            self.waits[request] = wait
+            request.found_before_disk, request.found_with_disk = num_before, hit.num_tokens
+        return bool(wait.num_missing)
+
+    def end_wait(self, request: Request, num_hit_tokens: int) -> int:
+        """Return how many tokens of an admitted request's hit are owed to the disk. If preempted, it may ask again."""
+        num_tokens = max(min(num_hit_tokens, request.found_with_disk) - request.found_before_disk, 0)
+        request.has_asked_disk = False
+        request.found_before_disk = request.found_with_disk = 0
+        self.num_found_tokens += num_tokens
+        return num_tokens
+
+    def cancel(self, request: Request) -> None:
+        """Let a request that ends wait no longer."""
+        if self.waits.pop(request, None) is None:
+            return
+        for reading in self._reading.values():
+            if request in reading.waiters:
+                reading.waiters.remove(request)
+                if not reading.waiters:
+                    self._parts.threads.cancel(reading.transfer)
+
+    def write(self, name: Name) -> None:
+        """Queue a block that host memory has to be written, unless the disk has it. Does not wait."""
+        threads, block = self._parts.threads, self._index.find(name)
+        if block is None or name in self._writing or threads.has(*name):
+            return
+        transfer = threads.put(*name, self._memory(block.slots))
+        if transfer is None:
+            self.num_unwritten += 1
+        else:
+            self._index.begin_reading(block)
+            self._writing[name] = block
+
+    def forget(self, names: Iterable[Name]) -> None:
+        """Let blocks no longer be found on the disk: their values are not finite, perhaps."""
+        for name in names:
+            self._parts.threads.remove(*name)
+
+    def poll(self, now: float) -> None:
+        """Take what the disk has done. Does not wait."""
+        for transfer in self._parts.threads.take_done():
+            if transfer.is_read:
+                self._end_read(transfer, now)
+            else:
+                self._index.end_reading(self._writing.pop((transfer.group, transfer.key)))
+                self.num_written += transfer.is_kept
+                self.num_unwritten += not transfer.is_kept
+        stalled = [request for request, wait in self.waits.items() if now - wait.began_s > STALL_S]
+        if stalled and now - self._last_read_s > STALL_S:
+            for request in stalled:
+                self.cancel(request)
+
+    @property
+    def facts(self) -> DiskFacts:
+        """What the store tells."""
+        return self._parts.facts
+
+    @property
+    def num_dropped(self) -> int:
+        """Blocks that the queue to the disk had no room for."""
+        return self._parts.threads.num_dropped
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots that are taken for blocks that are being read."""
+        return [slot for reading in self._reading.values() for slot in reading.slots]
+
+    def check(self) -> None:
+        """Assert that requests wait for reads in flight alone, and that blocks that are written keep their slots."""
+        waiting = [request for reading in self._reading.values() for request in reading.waiters]
+        assert set(waiting) == set(self.waits)
+        for request, wait in self.waits.items():
+            assert waiting.count(request) == wait.num_missing > 0
+        assert all(block.num_readers for block in self._writing.values())
+
+    def _is_worth_reading(self, *, num_tokens: int, num_pages: int) -> bool:
+        """Return whether there is room for these pages, and reading them takes less time than computing the tokens."""
+        if num_pages * _MOST_SLOTS > self._index.num_slots:
+            return False
+        num_bytes = num_pages * self._parts.slot_memory(0).nbytes
+        counts = self._parts.facts.counts
+        if not self._token_s or not counts.read_bytes:
+            return True
+        return num_bytes * counts.read_s / counts.read_bytes < num_tokens * self._token_s
+
+    def _read(self, name: Name, request: Request) -> bool:
+        """Let a request wait for a block; return False if there are no slots for it."""
+        reading = self._reading.get(name)
+        if reading is not None and reading.transfer.is_cancelled:
+            return False
+        if reading is None:
+            slots = self._index.take(self._layout.groups[name[0]].pages)
+            if slots is None:
+                return False
+            transfer = self._parts.threads.get(*name, self._memory(slots))
+            reading = self._reading[name] = _Reading(transfer, slots)
+        reading.waiters.append(request)
+        return True
+
+    def _end_read(self, transfer: Transfer, now: float) -> None:
+        name = (transfer.group, transfer.key)
+        reading = self._reading.pop(name)
+        self._last_read_s = now
+        is_new = self._index.find(name) is None and name not in self._storing
+        if transfer.is_kept and is_new:
+            self._index.add(name, reading.slots)
+        else:
+            self._index.give_back(reading.slots)
+        self.num_read += transfer.is_kept
+        self.num_failed += not transfer.is_kept
+        for request in reading.waiters:
+            wait = self.waits[request]
+            wait.num_missing -= 1
+            if not wait.num_missing:
+                del self.waits[request]
+                self.waited_s += now - wait.began_s
+
+    def _blocks(self, request: Request, hit: Hit) -> Iterable[tuple[Name, int]]:
+        """Yield name and number of the blocks of a hit."""
+        for group, blocks in zip(self._layout.groups, hit.blocks, strict=True):
+            last = hit.num_tokens // group.tokens
+            for column, block in enumerate(blocks, last - len(blocks)):
+                yield (group.index, request.block_hashes[(column + 1) * group.links - 1]), block
+
+    def _memory(self, slots: list[int]) -> list[memoryview]:
+        return [self._parts.slot_memory(slot) for slot in slots]

@@ -1,0 +1,139 @@
+"""LowerTiers: what is behind the pool of pages, host memory and a disk, as KvCaches and the scheduler see it.
+
+Plain Python; never torch. Both tiers may be missing; a disk needs host memory, through which its blocks pass. A request
+that could be admitted waits first for blocks from the disk, then for blocks from the host, and is then admitted with an
+ordinary hit: begin → is_waiting until it is not → end_wait. Steps carry the copies between host and pool: plan →
+commit, or drop.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from engine.core.cache_layout import CacheLayout
+from engine.core.disk_tier import DiskParts, DiskTier
+from engine.core.host_index import Name
+from engine.core.host_tier import HostCopies, HostTier
+from engine.core.page_pool import PagePool
+from engine.core.prefix_hits import Hit
+from engine.core.request import Request
+from engine.interface.config import HostTierConfig
+
+
+class TierTokens(NamedTuple):
+    """The tokens of a hit whose blocks came from host memory, and those of them that the disk had given it."""
+
+    host: int
+    disk: int
+
+
+class LowerTiers:
+    """Owns the tiers; see the module."""
+
+    def __init__(self, config: HostTierConfig | None, layout: CacheLayout, pool: PagePool) -> None:
+        """config: None: neither host memory nor a disk."""
+        self.host = None if config is None else HostTier(config, layout, pool)
+        self.disk: DiskTier | None = None
+        self._config = config
+        self._layout = layout
+
+    def open_disk(self, parts: DiskParts) -> None:
+        """Put a disk behind host memory, which there must be. Before the first request."""
+        assert self.host is not None
+        assert self._config is not None
+        self.disk = DiskTier(
+            parts,
+            self._layout,
+            self.host.index,
+            faster=self.host.both,
+            storing=self.host.storing,
+            token_s=self._config.token_s,
+        )
+        self.host.on_stored = self.disk.write
+
+    def begin(self, request: Request, found: Hit, *, num_spare: int, now: float) -> bool:
+        """Let a request wait for blocks if its hit becomes longer than `found` by enough; return whether it waits.
+
+        num_spare: the pages that it may use.
+        """
+        if self.host is None:
+            return False
+        if self.disk is not None and self.disk.begin(request, now):
+            return True
+        return self.host.begin(request, found, num_spare=num_spare, now=now)
+
+    def end_wait(self, request: Request, num_hit_tokens: int) -> TierTokens:
+        """Return how many tokens of an admitted request's hit are owed to these tiers."""
+        num_host = 0 if self.host is None else self.host.end_wait(request, num_hit_tokens)
+        num_disk = 0 if self.disk is None else self.disk.end_wait(request, num_hit_tokens)
+        return TierTokens(num_host, min(num_disk, num_host))
+
+    def is_waiting(self, request: Request) -> bool:
+        """Return whether a waiting request waits for blocks, before it can be admitted."""
+        if self.disk is not None and request in self.disk.waits:
+            return True
+        return self.host is not None and request in self.host.gates
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for blocks."""
+        return (0 if self.host is None else len(self.host.gates)) + self.num_at_disk
+
+    @property
+    def num_at_disk(self) -> int:
+        """Of them, those that wait for the disk: no step can do anything for them."""
+        return 0 if self.disk is None else len(self.disk.waits)
+
+    def cancel(self, request: Request) -> None:
+        """Let a request that ends no longer wait, if it does."""
+        if self.host is not None:
+            self.host.cancel(request)
+        if self.disk is not None:
+            self.disk.cancel(request)
+
+    def give_up_newest(self) -> bool:
+        """Let a request wait no longer for blocks from the host, for its pages; return False if none does."""
+        return self.host is not None and self.host.give_up_newest()
+
+    def poll(self, now: float) -> None:
+        """Take what the disk has done. Does not wait."""
+        if self.disk is not None:
+            self.disk.poll(now)
+
+    @property
+    def has_copies(self) -> bool:
+        """True if a step could carry copies from or to the host, though nothing runs."""
+        return self.host is not None and self.host.has_copies
+
+    def plan(self, *, num_reserved: int) -> HostCopies | None:
+        """Return the copies of a step whose rows are planned; see HostTier.plan."""
+        return None if self.host is None else self.host.plan(num_reserved=num_reserved)
+
+    def commit(self, copies: HostCopies | None, now: float) -> list[tuple[int, int]]:
+        """Publish what a committed step has copied; return group and block of those that came from the host."""
+        return [] if self.host is None or copies is None else self.host.commit(copies, now)
+
+    def drop(self, copies: HostCopies | None) -> None:
+        """Forget the copies of a step that was given up."""
+        if self.host is not None and copies is not None:
+            self.host.drop(copies)
+
+    def forget(self, names: Iterable[Name]) -> None:
+        """Let blocks no longer be found: their values are not finite, perhaps."""
+        names = list(names)
+        if self.host is not None:
+            self.host.forget(names)
+        if self.disk is not None:
+            self.disk.forget(names)
+
+    def blocks(self, copies: Iterable[HostCopies | None]) -> list[int]:
+        """Return the pool's blocks that are held for requests that wait, and for copies in flight."""
+        held = [] if self.host is None else list(self.host.blocks())
+        return held + [block for step in copies if step is not None for block in step.blocks]
+
+    def check(self, copies: Iterable[HostCopies | None]) -> None:
+        """Assert the invariants of both tiers. copies: of the steps in flight."""
+        if self.host is not None:
+            slots = () if self.disk is None else self.disk.slots
+            self.host.check([step for step in copies if step is not None], slots)
+        if self.disk is not None:
+            self.disk.check()

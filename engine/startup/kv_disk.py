@@ -1,0 +1,156 @@
+"""KvDisk: the disk behind host memory, from --kv-disk to a tier of the running engine. Imports torch.
+
+Life: check_kv_disk(), before anything is loaded → weights_before_load() → KvDisk, with the loaded model, which raises
+StartupError if its files changed meanwhile → attach() to the engine that serves → close().
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.core.disk_tier import DiskParts
+from engine.core.lower_tiers import LowerTiers
+from engine.device.host_pages import HostPages
+from engine.device.kv_cache import KVCachePlan
+from engine.device.memory import format_size
+from engine.device.page_plan import PagePlan
+from engine.interface.config import EngineConfig
+from engine.interface.errors import StartupError
+from engine.tiers.block_folder import FOLDER_NAME, BlockFolder, check_folder
+from engine.tiers.disk_store import DiskStore
+from engine.tiers.identity import (
+    CacheIdentity,
+    DigestMemory,
+    FilesDigest,
+    adapter_digest,
+    digest_of_dummy,
+    weights_digest,
+)
+from engine.tiers.store_threads import StoreThreads
+from models.lora.adapter import WEIGHTS_FILE
+from models.lora.config import CONFIG_FILE
+from models.weights.checkpoint import weight_files
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_SIZE_BYTES = 64 * 2**30
+_SHARE_QUEUED = 4  # of host memory, blocks that wait to be written take at most one part in so many
+_CLOSE_S = 5.0  # to write what is queued when the engine ends
+_DUMMY_SEED = 0  # of Weights.dummy()
+
+
+@dataclass(frozen=True)
+class DiskFacts:
+    """What a KvDisk must know of the model that was loaded, beside its files."""
+
+    model_impl: str
+    quantization: str
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    is_long: bool  # see CacheIdentity
+    device: torch.device
+    attention_backend: str
+
+
+def check_kv_disk(config: EngineConfig) -> None:
+    """Raise StartupError if --kv-disk and --kv-disk-size cannot be met."""
+    folder = config.kv_disk
+    if folder is None:
+        if config.kv_disk_bytes is not None:
+            raise StartupError(
+                f"--kv-disk-size {format_size(config.kv_disk_bytes)} bounds the blocks on disk, and there is no"
+                " --kv-disk: name its folder."
+            )
+        return
+    if config.kv_host_memory_bytes is None:
+        raise StartupError(f"--kv-disk {folder} is behind host memory, and --kv-host-memory is off: give it a size.")
+    if config.tensor_parallel_size > 1:
+        raise StartupError(
+            f"--kv-disk {folder} serves models on one device, and --tensor-parallel-size is"
+            f" {config.tensor_parallel_size}: use one of the two."
+        )
+    check_folder(Path(folder), size_bytes=_size_bytes(config))
+
+
+def weights_before_load(config: EngineConfig) -> FilesDigest | None:
+    """Return the digest of the model's weights, if there is a disk; reads files that it does not know. Blocks."""
+    if config.kv_disk is None:
+        return None
+    if config.load_format == "dummy":
+        return FilesDigest(digest_of_dummy(seed=_DUMMY_SEED, generator=f"torch {torch.__version__}"), {})
+    memory = DigestMemory(Path(config.kv_disk) / FOLDER_NAME)
+    try:
+        return weights_digest(weight_files(Path(config.model)), memory)
+    except OSError as error:
+        raise StartupError(f"{config.model}: weights cannot be read: {error.strerror or error}.") from error
+
+
+class KvDisk:
+    """A disk for one model's blocks; of one engine at a time."""
+
+    def __init__(
+        self, config: EngineConfig, weights: FilesDigest, facts: DiskFacts, plan: KVCachePlan, host: HostPages
+    ) -> None:
+        """weights: as they were before they were loaded. Raises StartupError if they have changed."""
+        assert config.kv_disk is not None
+        if not weights.is_unchanged():
+            raise StartupError(f"{config.model}: files of weights changed while they were loaded: start again.")
+        self._folder = Path(config.kv_disk)
+        self._size_bytes = _size_bytes(config)
+        self._host = host
+        self._queued_bytes = (config.kv_host_memory_bytes or 0) // _SHARE_QUEUED
+        self._identity = _identity(config, weights, facts, plan).digest()
+        self._threads: StoreThreads | None = None
+        self.adapter_digests = [
+            adapter_digest(Path(source.folder) / CONFIG_FILE, Path(source.folder) / WEIGHTS_FILE)
+            for source in config.loras
+        ]
+
+    def attach(self, tiers: LowerTiers) -> None:
+        """Put the disk behind host memory of an engine that has served nothing. Blocks are found a moment later."""
+        store = DiskStore(BlockFolder(self._folder), identity=self._identity, size_bytes=self._size_bytes)
+        self._threads = StoreThreads(store, max_queued_bytes=self._queued_bytes, prepare=store.find_blocks)
+        tiers.open_disk(DiskParts(threads=self._threads, slot_memory=self._host.slot_memory, facts=store))
+        logger.info("blocks are kept on disk folder=%s size=%r", self._folder, format_size(self._size_bytes))
+
+    def close(self) -> None:
+        """Write what is queued, for some seconds. The engine must have ended."""
+        if self._threads is not None:
+            self._threads.close(_CLOSE_S)
+
+
+def _size_bytes(config: EngineConfig) -> int:
+    return DEFAULT_SIZE_BYTES if config.kv_disk_bytes is None else config.kv_disk_bytes
+
+
+def _identity(config: EngineConfig, weights: FilesDigest, facts: DiskFacts, plan: KVCachePlan) -> CacheIdentity:
+    return CacheIdentity(
+        weights=weights.digest,
+        config_json=(Path(config.model) / "config.json").read_bytes(),
+        model_impl=facts.model_impl,
+        quantization=facts.quantization,
+        dtype=str(facts.dtype),
+        kv_dtype=str(facts.kv_dtype),
+        is_long=facts.is_long,
+        block_size=plan.block_size,
+        groups=plan.groups,
+        page_layout=_describe_layout(plan.pages),
+        tensor_parallel_size=config.tensor_parallel_size,
+        tensor_parallel_rank=0,
+        is_expert_parallel=config.is_expert_parallel,
+        device=facts.device.type,
+        attention_backend=facts.attention_backend,
+    )
+
+
+def _describe_layout(pages: PagePlan) -> str:
+    """Return where the parts of each layer are in a page, as text."""
+    groups = [
+        (group.layers_per_page, group.lanes_per_tensor, group.units_per_row, group.block_tokens, list(group.tables))
+        for group in pages.groups
+    ]
+    return f"{pages.num_lanes} x {pages.lane_bytes}; {groups}; {pages.layers}; {pages.state}"

@@ -1,0 +1,362 @@
+"""DiskStore: a bounded store of blocks in a folder, which survives its process. Plain Python; never torch.
+
+It owns the order of use, the count of bytes, and the decision to leave a failing disk alone for a while; BlockFolder
+(engine/tiers/block_folder.py) owns the files. Life: made over an open folder → find_blocks(), until which it knows no
+block → has, put, get, remove in any order, from several threads → close().
+
+Which block is whose: its name is a hash of the identity (engine/tiers/identity.py), group and key, so blocks of another
+model are never asked for. They count, and leave in their turn, as do those that other servers write to the same folder.
+The bound holds with one server. With several, each looks at the folder again after a sixteenth of the bound, so it may
+be exceeded by that much for each server. The order of use is that of the files' times, which every use sets.
+
+Errors of the disk are misses and dropped blocks. After MAX_ERRORS in a row the store pauses, and then tries one call.
+A full disk first loses the oldest blocks.
+"""
+
+import errno
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Condition
+from typing import NamedTuple
+
+from engine.tiers.block_file import name_of
+from engine.tiers.block_folder import BlockFolder, DamagedBlock, FoundFile, bytes_on_disk
+from engine.tiers.store import BlockStore
+
+logger = logging.getLogger(__name__)
+
+MAX_ERRORS = 5  # in a row
+PAUSE_S = 10.0
+_MAX_BLOCKS = 1 << 20  # 300 bytes of memory each
+_LOOK_AGAIN_S = 30.0  # at most so often, if there are other servers
+_LOOK_ANYWAY_S = 600.0
+_SHARE_OF_LOOK = 16  # of the bound, written between two looks at a shared folder
+_SCAN_PAUSE_S = 0.002  # between some files, so that a scan leaves the interpreter to the engine's loop
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(slots=True)
+class DiskCounts:
+    """What a store has done since it was opened."""
+
+    num_hits: int = 0
+    num_misses: int = 0
+    num_written: int = 0
+    num_evicted: int = 0
+    num_damaged: int = 0  # files that were not what their names say; deleted
+    num_dropped: int = 0  # blocks that were not written: a pause, an error, or no room
+    num_errors: int = 0
+    num_pauses: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    read_s: float = 0.0
+    written_s: float = 0.0
+
+
+class DiskStatus(NamedTuple):
+    """A store's state now."""
+
+    num_blocks: int
+    num_bytes: int
+    is_paused: bool
+
+
+class _Entry(NamedTuple):
+    num_bytes: int
+    used_ns: int
+
+
+@dataclass(slots=True)
+class _Health:
+    """Decides whether the disk may be used, from the errors in a row."""
+
+    clock: Callable[[], float]
+    num_in_row: int = 0
+    paused_until: float | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        return self.paused_until is not None and self.clock() < self.paused_until
+
+    def note_success(self) -> None:
+        if self.paused_until is not None:
+            logger.info("the disk of --kv-disk works again")
+        self.num_in_row, self.paused_until = 0, None
+
+    def note_error(self) -> bool:
+        """Return whether a pause begins."""
+        self.num_in_row += 1
+        if self.num_in_row < MAX_ERRORS or self.is_paused:
+            return False
+        self.paused_until = self.clock() + PAUSE_S
+        return True
+
+
+@dataclass(slots=True)
+class _Looks:
+    """When the folder was looked at last, and what was written since."""
+
+    at: float
+    written_bytes: int = 0
+    was_shared: bool = False
+    written_names: set[bytes] = field(default_factory=set)  # while it is being looked at
+
+
+class DiskStore(BlockStore):
+    """See the module. Owns its folder and closes it."""
+
+    def __init__(
+        self,
+        folder: BlockFolder,
+        *,
+        identity: bytes,
+        size_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """identity: 32 bytes, of all on which the blocks' bytes depend; size_bytes: the bound."""
+        self.counts = DiskCounts()
+        self._folder = folder
+        self._identity = identity
+        self._size_bytes = size_bytes
+        self._clock = clock
+        self._sleep = sleep
+        self._health = _Health(clock)
+        self._looks = _Looks(clock())
+        self._entries: dict[bytes, _Entry] = {}  # by name, the one to leave first in front
+        self._num_bytes = 0
+        self._writing: set[bytes] = set()
+        self._unremoved: set[bytes] = set()  # removed, but their files could not be deleted yet
+        self._num_removed = 0
+        self._changed = Condition()  # of everything above; never held while the disk works
+
+    @property
+    def status(self) -> DiskStatus:
+        """The state now. Does not wait."""
+        return DiskStatus(len(self._entries), self._num_bytes, self._health.is_paused)
+
+    def find_blocks(self, *, is_gentle: bool = False) -> None:
+        """Look at the folder: learn which blocks it has, and delete leftovers. Waits for the disk.
+
+        is_gentle: take some milliseconds more for every thousand files, and leave them to other threads.
+        """
+        with self._changed:
+            self._looks = _Looks(self._clock(), was_shared=self._looks.was_shared)
+        try:
+            found = list(self._folder.scan(self._pause if is_gentle else lambda: None))
+        except OSError as error:
+            self._note_error("scan", error)
+            return
+        found.sort(key=lambda file: file.used_ns)
+        with self._changed:
+            known, self._entries, self._num_bytes = self._entries, {}, 0
+            for file in found:
+                if file.name not in self._unremoved:
+                    self._add(file)
+            for name in self._looks.written_names:
+                if name in known and name not in self._entries:
+                    self._add(FoundFile(name, *known[name]))
+        try:
+            self._make_room(0)
+        except OSError as error:
+            self._note_error("delete", error)
+
+    def has(self, group: int, key: bytes) -> bool:
+        """See BlockStore.has. False during a pause."""
+        return not self._health.is_paused and name_of(self._identity, group, key) in self._entries
+
+    def put(self, group: int, key: bytes, data: bytes | memoryview) -> bool:
+        """See BlockStore.put."""
+        name, block = name_of(self._identity, group, key), memoryview(data).cast("B")
+        num_bytes = bytes_on_disk(len(block))
+        if self._health.is_paused or num_bytes > self._size_bytes:
+            self.counts.num_dropped += 1
+            return False
+        with self._changed:
+            if name in self._writing or name in self._unremoved:
+                self.counts.num_dropped += 1
+                return False
+            is_known = name in self._entries
+            self._writing.add(name)
+        try:
+            if is_known and self._touch(name):
+                return True
+            return self._write(name, block, num_bytes)
+        finally:
+            with self._changed:
+                self._writing.remove(name)
+                self._changed.notify_all()
+
+    def get(self, group: int, key: bytes, out: memoryview) -> bool:
+        """See BlockStore.get."""
+        name, started, num_removed = name_of(self._identity, group, key), self._clock(), self._num_removed
+        if self._health.is_paused or name in self._unremoved:
+            self.counts.num_misses += 1
+            return False
+        used_ns = self._read(name, out)
+        with self._changed:
+            is_hit = used_ns is not None and num_removed == self._num_removed  # else it may be one that was removed
+            if used_ns is not None and is_hit:
+                self._forget(name)
+                self._add(FoundFile(name, bytes_on_disk(len(out)), used_ns))
+                self.counts.read_bytes += len(out)
+                self.counts.read_s += self._clock() - started
+            self.counts.num_hits += is_hit
+            self.counts.num_misses += not is_hit
+        return is_hit
+
+    def remove(self, group: int, key: bytes) -> None:
+        """See BlockStore.remove."""
+        name = name_of(self._identity, group, key)
+        with self._changed:
+            self._unremoved.add(name)
+            self._num_removed += 1
+            self._forget(name)
+            self._changed.wait_for(lambda: name not in self._writing)
+            self._forget(name)
+        self._remove_at_last(name)
+
+    def close(self) -> None:
+        """See BlockStore.close."""
+        self._folder.close()
+
+    def _read(self, name: bytes, out: memoryview) -> int | None:
+        """Read a block; return the time of this use, None for a miss."""
+        try:
+            used_ns = self._folder.read(name, out)
+        except FileNotFoundError:  # evicted by another server, or the folder was deleted
+            with self._changed:
+                self._forget(name)
+            self._health.note_success()
+            return None
+        except DamagedBlock:
+            logger.warning("a damaged block on disk was deleted name=%s", name.hex()[:16])
+            self.counts.num_damaged += 1
+            with self._changed:
+                self._forget(name)
+            self._remove_at_last(name)
+            return None
+        except OSError as error:
+            self._note_error("read", error)
+            return None
+        self._health.note_success()
+        return used_ns
+
+    def _write(self, name: bytes, block: memoryview, num_bytes: int) -> bool:
+        """Write a block that is not known; return whether it is kept. The oldest blocks leave."""
+        for unremoved in list(self._unremoved):
+            self._remove_at_last(unremoved)
+        started = self._clock()
+        try:
+            self._look_again()
+            self._make_room(num_bytes)
+            file = self._write_file(name, block, num_bytes)
+        except OSError as error:
+            self._note_error("write", error)
+            self.counts.num_dropped += 1
+            return False
+        self._health.note_success()
+        with self._changed:
+            self._forget(name)
+            self._add(file)
+            self._looks.written_names.add(name)
+            self._looks.written_bytes += num_bytes
+            self.counts.num_written += 1
+            self.counts.written_bytes += len(block)
+            self.counts.written_s += self._clock() - started
+        return True
+
+    def _write_file(self, name: bytes, block: memoryview, num_bytes: int) -> FoundFile:
+        """Write a file; if the disk is full, delete as much as it needs, and try once more."""
+        try:
+            return self._folder.write(name, block)
+        except OSError as error:
+            if error.errno not in _FULL or not self._entries:
+                raise
+        self._make_room(self._size_bytes - self._num_bytes + num_bytes)
+        return self._folder.write(name, block)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Delete the blocks that were not used for longest, until num_bytes more are within the bound."""
+        while True:
+            with self._changed:
+                fits = self._num_bytes + num_bytes <= self._size_bytes and len(self._entries) < _MAX_BLOCKS
+                if fits or not self._entries:
+                    return
+                name, entry = next(iter(self._entries.items()))
+                self._forget(name)
+            if self._looks.was_shared and self._was_used_since(name, entry):
+                continue
+            try:
+                self._folder.remove(name)
+            except OSError:
+                with self._changed:
+                    self._add(FoundFile(name, *entry))  # it still counts
+                raise
+            self.counts.num_evicted += 1
+
+    def _was_used_since(self, name: bytes, entry: _Entry) -> bool:
+        """Return whether another server used a block since; it is then the newest."""
+        try:
+            used_ns = self._folder.used_ns(name)
+        except OSError:
+            return False
+        if used_ns <= entry.used_ns:
+            return False
+        with self._changed:
+            self._add(FoundFile(name, entry.num_bytes, used_ns))
+        return True
+
+    def _touch(self, name: bytes) -> bool:
+        """Make a known block the newest; return whether it is there."""
+        try:
+            used_ns = self._folder.touch(name)
+        except OSError:
+            return False
+        with self._changed:
+            entry = self._forget(name)
+            if entry is not None:
+                self._add(FoundFile(name, entry.num_bytes, used_ns))
+        return entry is not None
+
+    def _look_again(self) -> None:
+        """Look at the folder, if other servers may have changed it by much."""
+        looks, now = self._looks, self._clock()
+        looks.was_shared |= self._folder.is_shared()
+        is_much = looks.written_bytes * _SHARE_OF_LOOK > self._size_bytes or now - looks.at > _LOOK_AGAIN_S
+        if (looks.was_shared and is_much) or now - looks.at > _LOOK_ANYWAY_S:
+            looks.was_shared = self._folder.is_shared()
+            self.find_blocks(is_gentle=True)
+
+    def _remove_at_last(self, name: bytes) -> None:
+        """Delete a removed or damaged block's file for good; if that fails, again with the next write."""
+        try:
+            self._folder.remove(name, for_sure=True)
+        except OSError as error:
+            self._unremoved.add(name)
+            self._note_error("remove", error)
+        else:
+            self._unremoved.discard(name)
+
+    def _note_error(self, call: str, error: OSError) -> None:
+        self.counts.num_errors += 1
+        if self._health.note_error():
+            self.counts.num_pauses += 1
+            logger.warning(
+                "the disk of --kv-disk fails, and is left alone for %d s call=%s error=%r", PAUSE_S, call, str(error)
+            )
+
+    def _add(self, file: FoundFile) -> None:
+        self._entries[file.name] = _Entry(file.num_bytes, file.used_ns)
+        self._num_bytes += file.num_bytes
+
+    def _forget(self, name: bytes) -> _Entry | None:
+        entry = self._entries.pop(name, None)
+        if entry is not None:
+            self._num_bytes -= entry.num_bytes
+        return entry
+
+    def _pause(self) -> None:
+        self._sleep(_SCAN_PAUSE_S)

@@ -1,0 +1,252 @@
+"""StoreThreads: calls a BlockStore in threads of its own, so that the engine's loop never waits for it. Never torch.
+
+One writer and a few readers. The loop gives them Transfers, and takes back those that are done:
+
+    put, get → (queued → running) → take_done
+
+A block's memory is in one part or several, as its pages lie. It is borrowed until the transfer is taken back: what is
+written must not change, what is read is undefined before. Blocks to write are bounded in bytes: a block that finds no
+room is dropped and counted, since a disk that is too slow once is likely to stay so. Reads are not bounded here: each
+has memory of its caller's.
+
+Calls to this object come from one thread, the loop's.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Condition, Thread
+
+from engine.tiers.store import BlockStore
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One block on its way to the store or from it."""
+
+    group: int
+    key: bytes
+    parts: Sequence[memoryview]  # the block's memory, in order
+    is_read: bool
+    is_kept: bool = False  # once it is done: the block is in the store; of a read, it is in `parts`
+    is_cancelled: bool = False  # nobody wants it any more: it is done without a call, unless that runs already
+
+    @property
+    def num_bytes(self) -> int:
+        """The block's size."""
+        return sum(part.nbytes for part in self.parts)
+
+
+@dataclass(slots=True, eq=False)
+class _Removal:
+    group: int
+    key: bytes
+
+
+class StoreThreads:
+    """Owns the threads and the queues; the store is its caller's until close(), which closes it."""
+
+    def __init__(
+        self,
+        store: BlockStore,
+        *,
+        max_queued_bytes: int,
+        num_readers: int = 2,
+        prepare: Callable[[], None] | None = None,
+        on_done: Callable[[], None] | None = None,
+    ) -> None:
+        """prepare: called by the writer before all else; on_done: called by a thread when something can be taken."""
+        self.num_dropped = 0  # blocks that were not queued
+        self.dropped_bytes = 0
+        self._store = store
+        self._max_queued_bytes = max_queued_bytes
+        self._on_done = on_done
+        self._to_write: deque[Transfer | _Removal] = deque()
+        self._to_read: deque[Transfer] = deque()
+        self._reading: set[Transfer] = set()  # queued, running, or not taken yet
+        self._done: deque[Transfer] = deque()
+        self._removing: Counter[tuple[int, bytes]] = Counter()
+        self._num_queued_bytes = 0  # to write, the running one included
+        self._is_closing = False
+        self._is_ready = prepare is None
+        self._changed = Condition()  # of everything above; never held during a call to the store
+        self._threads = [Thread(target=self._write, args=(prepare,), name="kv-disk-writer", daemon=True)]
+        self._threads += [
+            Thread(target=self._read, name=f"kv-disk-reader-{i}", daemon=True) for i in range(num_readers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def num_queued_bytes(self) -> int:
+        """The bytes of the blocks that wait to be written, or are being written."""
+        return self._num_queued_bytes
+
+    @property
+    def is_ready(self) -> bool:
+        """True once the writer is prepared."""
+        return self._is_ready
+
+    @property
+    def num_reads(self) -> int:
+        """The reads that were not taken back yet."""
+        return len(self._reading)
+
+    def has(self, group: int, key: bytes) -> bool:
+        """Return whether get() would find the block now, as far as is known. Does not wait."""
+        return (group, key) not in self._removing and self._store.has(group, key)
+
+    def put(self, group: int, key: bytes, parts: Sequence[memoryview]) -> Transfer | None:
+        """Queue a block to be written; None, which is counted, if too much is queued. Does not wait."""
+        transfer = Transfer(group, key, parts, is_read=False)
+        num_bytes = transfer.num_bytes
+        with self._changed:
+            if self._num_queued_bytes + num_bytes > self._max_queued_bytes or self._is_closing:
+                self.num_dropped += 1
+                self.dropped_bytes += num_bytes
+                return None
+            self._num_queued_bytes += num_bytes
+            self._to_write.append(transfer)
+            self._changed.notify_all()
+        return transfer
+
+    def get(self, group: int, key: bytes, parts: Sequence[memoryview]) -> Transfer:
+        """Queue a read into `parts`. Does not wait."""
+        transfer = Transfer(group, key, parts, is_read=True)
+        with self._changed:
+            self._reading.add(transfer)
+            if self._is_closing or (group, key) in self._removing:
+                self._done.append(transfer)
+            else:
+                self._to_read.append(transfer)
+            self._changed.notify_all()
+        return transfer
+
+    def cancel(self, transfer: Transfer) -> None:
+        """Let a transfer that has not begun be done without a call. It must still be taken back."""
+        transfer.is_cancelled = True
+
+    def remove(self, group: int, key: bytes) -> None:
+        """Forget a block: at once for has() and get(), on the disk after what is queued. Does not wait."""
+        with self._changed:
+            self._removing[group, key] += 1
+            for transfer in [*self._reading, *self._to_write]:
+                if isinstance(transfer, Transfer) and (transfer.group, transfer.key) == (group, key):
+                    transfer.is_cancelled = True
+            self._to_write.append(_Removal(group, key))
+            self._changed.notify_all()
+
+    def take_done(self) -> list[Transfer]:
+        """Take back the transfers that are done. Does not wait."""
+        with self._changed:
+            taken = list(self._done)
+            self._done.clear()
+            self._reading.difference_update(taken)
+        for transfer in taken:
+            transfer.is_kept &= not (transfer.is_read and transfer.is_cancelled)
+        return taken
+
+    def close(self, timeout_s: float) -> bool:
+        """Write what is queued for at most timeout_s, end the threads, and close the store; return whether it did.
+
+        False: a call hangs. The threads are left to the end of the process, and the store stays open.
+        """
+        with self._changed:
+            self._is_closing = True
+            self._done += self._to_read
+            self._to_read.clear()
+            self._changed.notify_all()
+            is_written = self._changed.wait_for(lambda: not self._to_write, timeout_s)
+            self._to_write.clear()
+        for thread in self._threads:
+            thread.join(timeout_s if is_written else 0.05)
+        if any(thread.is_alive() for thread in self._threads):
+            logger.warning("the disk of --kv-disk did not end its calls in time timeout_s=%.1f", timeout_s)
+            return False
+        self._store.close()
+        return True
+
+    def _write(self, prepare: Callable[[], None] | None) -> None:
+        if prepare is not None:
+            prepare()  # has() says no until then, so nothing is read
+            self._is_ready = True
+        space = bytearray()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._to_write or self._is_closing)
+                if not self._to_write:
+                    return
+                job = self._to_write[0]  # it leaves the queue when it is done, so that close() waits for it
+            self._run(job, space)
+            with self._changed:
+                if self._to_write:  # close() may have given up
+                    self._to_write.popleft()
+                if isinstance(job, _Removal):
+                    self._removing -= Counter({(job.group, job.key): 1})
+                else:
+                    self._num_queued_bytes -= job.num_bytes
+                    self._done.append(job)
+                self._changed.notify_all()
+            self._call_back(job)
+
+    def _read(self) -> None:
+        space = bytearray()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._to_read or self._is_closing)
+                if not self._to_read:
+                    return
+                job = self._to_read.popleft()
+            self._run(job, space)
+            with self._changed:
+                self._done.append(job)
+            self._call_back(job)
+
+    def _run(self, job: Transfer | _Removal, space: bytearray) -> None:
+        """Do a job. A store raises nothing; if it has a fault, the block is lost, and not the thread.
+
+        space: for blocks of several parts.
+        """
+        try:
+            if isinstance(job, _Removal):
+                self._store.remove(job.group, job.key)
+            elif job.is_cancelled:
+                return
+            elif job.is_read:
+                whole = _whole(job, space)
+                job.is_kept = self._store.get(job.group, job.key, whole)
+                if job.is_kept and len(job.parts) > 1:
+                    for part, data in _pieces(job, whole):
+                        part[:] = data
+            else:
+                whole = _whole(job, space)
+                if len(job.parts) > 1:
+                    for part, data in _pieces(job, whole):
+                        data[:] = part
+                job.is_kept = self._store.put(job.group, job.key, whole)
+        except Exception:
+            logger.exception("a store of blocks failed")
+
+    def _call_back(self, job: Transfer | _Removal) -> None:
+        if self._on_done is not None and isinstance(job, Transfer):
+            self._on_done()
+
+
+def _whole(job: Transfer, space: bytearray) -> memoryview:
+    """Return contiguous memory for a block: its own part, else the beginning of `space`, which grows for it."""
+    if len(job.parts) == 1:
+        return job.parts[0].cast("B")
+    if len(space) < job.num_bytes:
+        space.extend(bytes(job.num_bytes - len(space)))
+    return memoryview(space)[: job.num_bytes]
+
+
+def _pieces(job: Transfer, whole: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
+    """Return the parts of a block, as bytes, each with its place in contiguous memory."""
+    start = 0
+    for part in job.parts:
+        yield part.cast("B"), whole[start : start + part.nbytes]
+        start += part.nbytes

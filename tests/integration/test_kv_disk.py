@@ -1,0 +1,53 @@
+"""Blocks on disk of real daemons: the first turn after kill -9, of the engine and of the whole daemon, is found."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.conftest import needs_proc
+from tests.support.daemon import Daemon, wait_for
+
+Start = Callable[..., Daemon]
+PROMPT = "The quire is a gathering of leaves, folded once and sewn through the fold. " * 8
+
+
+def ask(daemon: Daemon) -> tuple[str, dict]:
+    """Return the text of an answer, and what the cache had of its prompt."""
+    body = {"model": "quire-demo", "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
+    reply = httpx.post(f"{daemon.base_url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    answer = reply.json()
+    return answer["choices"][0]["text"], answer["cache"]
+
+
+def num_on_disk(daemon: Daemon) -> float:
+    return daemon.metrics().get("quire_kv_disk_blocks_total{event=written}", 0)
+
+
+@needs_proc
+@pytest.mark.full
+def test_a_prompt_is_found_after_its_engine_and_its_daemon_were_killed(start: Start, tmp_path: Path) -> None:
+    flags = ("--kv-host-memory", "32MiB", "--kv-disk", str(tmp_path / "blocks"))
+    daemon = start(*flags).wait_ready()
+    text, cache = ask(daemon)
+    assert cache["cached_tokens"] == 0
+    num_blocks = len(PROMPT) // 16 // 4  # at least, whatever the tokens are
+    wait_for(lambda: num_on_disk(daemon) >= num_blocks, timeout_s=30, what="blocks on disk")
+    engine = daemon.child("engine.process")
+    os.kill(engine, signal.SIGKILL)
+    wait_for(lambda: daemon.running("engine.process") not in ([], [engine]), timeout_s=60, what="another engine")
+    wait_for(lambda: daemon.get("/ready").status_code == 200, timeout_s=60, what="ready")
+    assert_found(daemon, text)
+    daemon.process.kill()
+    daemon.process.wait()
+    assert_found(start(*flags).wait_ready(), text)
+
+
+def assert_found(daemon: Daemon, text: str) -> None:
+    again, cache = ask(daemon)
+    assert again == text
+    assert cache["disk_tokens"] == cache["host_tokens"] == cache["cached_tokens"] > 0

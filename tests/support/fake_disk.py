@@ -1,0 +1,81 @@
+"""FakeDisk: what the engine sees of a disk behind host memory, in a dictionary. Its threads are turns of the loop.
+
+Blocks outlive the engine: give the dictionary to the next one. A test may let it be slow, lose blocks, and refuse them.
+"""
+
+from engine.core.disk_tier import DiskParts
+from engine.tiers.disk_store import DiskCounts, DiskStatus
+from engine.tiers.store_threads import Transfer
+
+
+class Slot(int):
+    """Stands for the memory of a slot."""
+
+    nbytes = 1
+
+
+class FakeDisk:
+    def __init__(self, harness, blocks=None):
+        self.blocks = {} if blocks is None else blocks  # by name: what the executor had in the slots
+        self.polls_until_done = 1
+        self.is_hanging = False
+        self.refuses = lambda name: False  # to write
+        self.loses = lambda name: False  # when it reads
+        self.log = []  # of the names that were read
+        self._host = harness.executor._host
+        self._queued = []  # [transfer, polls left]
+        self.num_dropped = 0
+        self.counts = DiskCounts()
+        self.status = DiskStatus(0, 0, is_paused=False)
+        harness.scheduler.kv.tiers.open_disk(DiskParts(threads=self, slot_memory=Slot, facts=self))
+
+    def has(self, group, key):
+        return (group, key) in self.blocks
+
+    def put(self, group, key, parts):
+        if self.refuses((group, key)):
+            return None
+        return self._queue(Transfer(group, key, parts, is_read=False))
+
+    def get(self, group, key, parts):
+        self.log.append((group, key))
+        return self._queue(Transfer(group, key, parts, is_read=True))
+
+    def cancel(self, transfer):
+        transfer.is_cancelled = True
+
+    def remove(self, group, key):
+        self.blocks.pop((group, key), None)
+        for transfer, _ in self._queued:
+            if (transfer.group, transfer.key) == (group, key):
+                transfer.is_cancelled = True
+
+    def take_done(self):
+        if self.is_hanging:
+            return []
+        for entry in self._queued:
+            entry[1] -= 1
+        done = [transfer for transfer, left in self._queued if left <= 0]
+        self._queued = [entry for entry in self._queued if entry[1] > 0]
+        for transfer in done:
+            if not transfer.is_cancelled:
+                self._run(transfer)
+        return done
+
+    @property
+    def num_queued(self):
+        return len(self._queued)
+
+    def _queue(self, transfer):
+        self._queued.append([transfer, self.polls_until_done])
+        return transfer
+
+    def _run(self, transfer):
+        name = (transfer.group, transfer.key)
+        if not transfer.is_read:
+            self.blocks[name] = [(list(self._host[slot][0]), self._host[slot][1]) for slot in transfer.parts]
+            transfer.is_kept = True
+        elif name in self.blocks and not self.loses(name):
+            for slot, (memory, kinds) in zip(transfer.parts, self.blocks[name], strict=True):
+                self._host[slot] = (list(memory), kinds)
+            transfer.is_kept = True

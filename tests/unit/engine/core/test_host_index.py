@@ -1,0 +1,89 @@
+"""Slots of host memory: found by name, evicted in order, never while a copy reads them."""
+
+import random
+
+from engine.core.host_index import HostIndex
+
+
+def stored(index, name, count=1):
+    slots = index.take(count)
+    index.add((0, name), slots)
+    return slots
+
+
+def test_a_block_is_found_once_it_is_added():
+    index = HostIndex(num_slots=4)
+    slots = index.take(2)
+    assert slots == [0, 1]
+    index.check(slots)
+    assert index.find((0, b"a")) is None
+    index.add((0, b"a"), slots)
+    assert index.find((0, b"a")).slots == [0, 1]
+    assert index.find((1, b"a")) is None
+    assert (index.num_blocks, index.num_used) == (1, 2)
+
+
+def test_the_least_recently_used_block_goes_first():
+    index = HostIndex(num_slots=3)
+    for name in (b"a", b"b", b"c"):
+        stored(index, name)
+    assert index.touch((0, b"a"))
+    assert not index.touch((0, b"d"))
+    stored(index, b"d", 2)
+    assert [index.find((0, name)) is not None for name in (b"a", b"b", b"c", b"d")] == [True, False, False, True]
+    assert index.num_evictions == 2
+    index.check([])
+
+
+def test_slots_that_a_copy_reads_are_not_taken():
+    index = HostIndex(num_slots=2)
+    stored(index, b"a")
+    stored(index, b"b")
+    block = index.find((0, b"a"))
+    index.begin_reading(block)
+    assert index.take(2) is None
+    assert index.find((0, b"b")) is not None
+    assert index.take(1) == [1]
+    index.check([1])
+    index.end_reading(block)
+    assert index.take(1) == [0]
+
+
+def test_a_forgotten_block_is_not_found_and_its_slots_are_freed_after_the_last_copy():
+    index = HostIndex(num_slots=1)
+    stored(index, b"a")
+    block = index.find((0, b"a"))
+    index.begin_reading(block)
+    index.forget((0, b"a"))
+    index.forget((0, b"a"))
+    assert index.find((0, b"a")) is None
+    assert block.is_forgotten
+    assert index.take(1) is None
+    index.check([])
+    index.end_reading(block)
+    assert index.take(1) == [0]
+
+
+def test_no_slot_is_lost_or_used_twice():
+    rng = random.Random(0)
+    index, taken, read = HostIndex(num_slots=20), [], []
+    for number in range(3000):
+        match rng.choice([0, 0, 0, 1, 1, 1, 2, 3, 4, 4, 5]):
+            case 0:
+                slots = index.take(rng.randint(1, 4))
+                if slots is not None:
+                    taken.append(slots)
+            case 1 if taken:
+                index.add((0, b"%d" % number), taken.pop())
+            case 2 if taken:
+                index.give_back(taken.pop())
+            case 3 if index.num_blocks:
+                block = rng.choice(list(index._blocks.values()))
+                index.begin_reading(block)
+                read.append(block)
+            case 4 if read:
+                index.end_reading(read.pop(rng.randrange(len(read))))
+            case 5 if index.num_blocks:
+                index.forget(rng.choice(list(index._blocks)))
+        index.check([slot for slots in taken for slot in slots])
+    assert index.num_evictions > 20

@@ -1,0 +1,233 @@
+"""Blocks go to host memory and come back: what waits at the gate, what it holds, and how it ends."""
+
+import pytest
+
+from engine.core.host_tier import is_worth_copying
+from engine.interface.config import CacheGroup, HostTierConfig
+from tests.support.engine_harness import Harness, decode_plan
+from tests.support.layered_model import LayeredExecutor, LayeredModel
+
+FULL = (CacheGroup("full", 4),)
+GROUPS = {
+    "full": FULL,
+    "window": (CacheGroup("full", 4), CacheGroup("window", 4, 2, window=8)),
+    "state": (CacheGroup("full", 4), CacheGroup("state", 8, 3)),
+}
+PROMPT = list(range(20))
+OTHERS = [[30 + number] * 28 for number in range(4)]
+
+
+def make(*, groups=FULL, num_pages=17, num_slots=60, max_copies=2, depth=2, **settings):
+    costs = {name: settings.pop(name) for name in ("page_s", "token_s") if name in settings}
+    host_tier = HostTierConfig(num_slots=num_slots, max_copies=max_copies, **costs)
+    harness = Harness(
+        groups=groups, num_pages=num_pages, executor=LayeredExecutor, host_tier=host_tier, depth=depth, **settings
+    )
+    harness.expected_tokens = LayeredModel(groups).expected_tokens
+    return harness
+
+
+def evicted(**settings):
+    """Return an engine that has answered PROMPT and has evicted all its blocks from the pool since."""
+    harness = make(**settings)
+    harness.add("first", PROMPT, 4)
+    harness.drain()
+    for number, prompt in enumerate(OTHERS):
+        harness.add(f"other{number}", prompt, 4)
+        harness.drain()
+    return harness
+
+
+def next_turn(harness):
+    return [*PROMPT, *harness.seen["first"].token_ids, 7, 8, 9]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("kind", GROUPS)
+def test_the_next_turn_of_an_evicted_conversation_is_found(kind, depth):
+    num_pages = {"full": 17, "window": 33, "state": 29}[kind]
+    harness = evicted(groups=GROUPS[kind], num_pages=num_pages, num_slots=200, depth=depth)
+    tier = harness.scheduler.kv.tiers.host
+    harness.add("again", next_turn(harness), 4)
+    harness.drain()
+    assert harness.seen["again"].num_cached_tokens >= 16
+    assert 0 < tier.num_found_tokens <= harness.seen["again"].num_cached_tokens
+    assert tier.num_pages_from_host == harness.executor.num_from_host > 0
+    assert harness.scheduler.kv.num_hit_tokens >= tier.num_found_tokens
+
+
+def test_the_report_tells_cached_tokens_by_tier():
+    harness = evicted()
+    started = []
+    harness.add("again", next_turn(harness), 4)
+    send = harness.transport.send
+    harness.transport.send = lambda client, message: (
+        started.extend(getattr(message, "started", [])),
+        send(client, message),
+    )
+    harness.drain()
+    (again,) = started
+    assert again.num_cached_tokens == 20
+    assert again.cache.num_host_tokens == 20
+    assert again.queue_s > 0
+
+
+def test_others_are_admitted_while_a_request_waits_at_the_gate():
+    harness = evicted(max_copies=1)
+    harness.add("again", next_turn(harness), 4)
+    harness.add("behind", [1, 2, 3], 4)
+    harness.turn(2)
+    kv = harness.scheduler.kv
+    assert kv.tiers.num_waiting == 1
+    assert [request.request_id for request in harness.scheduler.running] == ["behind"]
+    harness.drain()
+    assert harness.seen["again"].num_cached_tokens == 20
+    assert kv.tiers.host.waited_s > 0
+
+
+def test_a_row_is_kept_for_a_request_at_the_gate():
+    harness = evicted(max_copies=1, max_num_seqs=1)
+    harness.add("again", next_turn(harness), 4)
+    harness.add("behind", [1, 2, 3], 4)
+    while harness.scheduler.kv.tiers.num_waiting or not harness.scheduler.running:
+        harness.turn()
+        assert [request.request_id for request in harness.scheduler.running] in ([], ["again"])
+    harness.drain()
+
+
+def test_an_abort_at_the_gate_frees_all():
+    for turns in range(1, 6):
+        harness = evicted(max_copies=1)
+        harness.add("again", next_turn(harness), 4)
+        harness.turn(turns)
+        assert harness.scheduler.kv.tiers.num_waiting == 1
+        harness.abort("again")
+        harness.drain()
+        assert harness.seen["again"].ends == ["abort"]
+        assert harness.scheduler.kv.tiers.host.num_given_up == 1
+
+
+def test_a_prefix_that_two_requests_wait_for_is_copied_once():
+    harness = evicted(num_pages=29, num_slots=200, max_copies=1)
+    for number in range(8):
+        harness.add(f"more{number}", [40 + number] * 28, 4)
+        harness.drain()
+    before = harness.executor.num_from_host
+    for name in ("a", "b"):
+        harness.add(name, [*next_turn(harness), ord(name) % 50], 4)
+    harness.turn()
+    assert harness.scheduler.kv.tiers.num_waiting == 2
+    harness.drain()
+    assert harness.executor.num_from_host - before == 5
+    assert [harness.seen[name].num_cached_tokens for name in ("a", "b")] == [20, 20]
+
+
+def test_one_of_two_that_wait_for_a_prefix_may_leave():
+    for leaver in ("a", "b"):
+        harness = evicted(num_pages=29, num_slots=200, max_copies=1)
+        for number in range(8):
+            harness.add(f"more{number}", [40 + number] * 28, 4)
+            harness.drain()
+        for name in ("a", "b"):
+            harness.add(name, [*next_turn(harness), ord(name) % 50], 4)
+        harness.turn(2)
+        harness.abort(leaver)
+        harness.drain()
+        (stayed,) = {"a", "b"} - {leaver}
+        assert harness.seen[stayed].num_cached_tokens == 20
+
+
+def test_a_running_request_gets_the_pages_of_the_gate():
+    harness = evicted(max_copies=1, num_pages=17)
+    harness.add("long", [3] * 8, 50)
+    harness.turn(18)  # it holds 6 pages or more of 16, of which the gate can take the rest
+    harness.add("again", next_turn(harness), 4)
+    harness.turn()
+    assert harness.scheduler.kv.tiers.num_waiting == 1
+    tier = harness.scheduler.kv.tiers.host
+    tier._config = HostTierConfig(num_slots=60, max_copies=0)  # as slow as can be
+    while harness.scheduler.kv.tiers.num_waiting:
+        harness.turn()
+    tier._config = HostTierConfig(num_slots=60, max_copies=1)
+    harness.drain()
+    assert tier.num_given_up == 1
+    assert harness.seen["long"].ends == ["length"]
+
+
+def test_it_computes_where_that_is_quicker():
+    harness = evicted(page_s=1.0, token_s=0.1)
+    harness.add("again", next_turn(harness), 4)
+    harness.drain()
+    tier = harness.scheduler.kv.tiers.host
+    assert harness.executor.num_from_host == 0
+    assert tier.num_too_costly > 0
+
+
+def test_what_it_does_is_counted():
+    harness = evicted()
+    harness.engine._stats._host_page_bytes = 10
+    harness.add("again", next_turn(harness), 4)
+    harness.drain()
+    delta, tier = harness.metrics.drain(), harness.scheduler.kv.tiers.host
+    assert delta.gauges["kv_host_bytes", "total"] == 600
+    assert delta.gauges["kv_host_bytes", "used"] == 10 * tier.index.num_used > 0
+    assert delta.counters["kv_host_blocks_total", "stored"] == tier.num_stored
+    assert delta.counters["kv_host_lookups_total", "longer"] == 1
+    assert delta.counters["kv_host_lookups_total", "none"] == len(OTHERS) + 1
+    assert delta.counters["kv_host_hit_tokens_total", ""] == 20
+    assert delta.counters["kv_host_copied_bytes_total", "from_host"] == 50
+    assert delta.counters["kv_host_wait_seconds_total", ""] == tier.waited_s > 0
+
+
+def test_rates_decide_what_is_worth_a_copy():
+    costs = HostTierConfig(num_slots=1, max_copies=1, page_s=0.01, token_s=0.001)
+    assert is_worth_copying(costs, num_tokens=16, num_pages=1)
+    assert not is_worth_copying(costs, num_tokens=16, num_pages=2)
+    assert is_worth_copying(HostTierConfig(num_slots=1, max_copies=1), num_tokens=1, num_pages=99)
+
+
+def test_an_engine_without_requests_copies_what_is_left():
+    harness = make(max_copies=1)
+    harness.add("first", PROMPT, 4)
+    harness.drain()
+    assert any(not plan.num_rows for plan in map(decode_plan, harness.executor.plans))
+    assert harness.scheduler.kv.tiers.host.num_stored == harness.executor.num_to_host == 5
+    assert harness.engine.is_idle
+
+
+def test_a_preempted_request_finds_its_blocks_again():
+    harness = make(num_pages=19, num_slots=100, max_copies=8, max_num_seqs=3)
+    for name, first in (("a", 1), ("b", 2), ("c", 3)):
+        harness.add(name, [first] * 12, 40)
+    harness.drain()
+    assert harness.scheduler.num_preemptions
+    assert harness.executor.num_from_host
+
+
+def test_values_that_are_not_finite_are_found_in_no_tier():
+    harness = make()
+    harness.add("first", PROMPT, 4)
+    harness.drain()
+    kv = harness.scheduler.kv
+    assert kv.tiers.host.index.num_blocks == 5
+    harness.add("spoiled", next_turn(harness), 4)
+    harness.turn(2)
+    (request,) = harness.scheduler.running
+    kv.taint([request])
+    assert kv.tiers.host.index.num_blocks == 0
+    harness.abort("spoiled")
+    harness.drain()
+    assert kv.tiers.host.index.num_blocks == 0
+
+
+def test_a_tier_smaller_than_a_block_stays_empty():
+    harness = make(groups=GROUPS["state"], num_pages=29, num_slots=2)
+    harness.add("first", PROMPT, 4)
+    harness.drain()
+    assert harness.engine.is_idle
+    assert harness.executor.num_to_host > 0  # of the full group, whose blocks are one page
+
+
+def test_without_a_prefix_cache_there_is_no_tier():
+    harness = make(enable_prefix_caching=False)
+    assert harness.scheduler.kv.tiers.host is None

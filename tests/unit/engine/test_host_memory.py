@@ -1,0 +1,109 @@
+"""Host memory behind the pool of a real model: the next turns of evicted conversations, whatever its layers keep."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.interface.config import EngineConfig
+from engine.interface.errors import StartupError
+from engine.interface.protocol import SamplingParams
+from engine.offline import OfflineEngine
+from tests.support.hybrid_model import LAYERS, load_hybrid
+from tests.support.tiny_llama import VOCAB_SIZE, save_tiny_llama
+
+GREEDY = [SamplingParams(max_tokens=8, temperature=0.0)] * 6
+MIB = 2**20
+
+
+def prompts(vocab_size: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(0, vocab_size, (70,), generator=generator).tolist() for _ in GREEDY]
+
+
+def load_llama(folder: Path, **changes: object) -> OfflineEngine:
+    settings = {"block_size": 4, "max_num_batched_tokens": 48, "max_num_seqs": 2, "max_model_len": 160} | changes
+    return OfflineEngine.load(EngineConfig(model=str(folder), device="cpu", **settings))
+
+
+def talk(offline: OfflineEngine, vocab_size: int) -> list[list[int]]:
+    """Serve the first turns of conversations, and then their second turns; return all tokens."""
+    asked = prompts(vocab_size)
+    firsts = offline.generate(asked, GREEDY)
+    assert not any(result.error for result in firsts)
+    turns = [[*prompt, *result.token_ids, 1, 2, 3] for prompt, result in zip(asked, firsts, strict=True)]
+    seconds = offline.generate(turns, GREEDY)
+    assert not any(result.error for result in seconds)
+    scheduler = offline.engine.scheduler
+    scheduler.check()
+    return [result.token_ids for result in [*firsts, *seconds]]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.mark.parametrize(("depth", "kv_dtype"), [(1, "auto"), (2, "auto"), (2, "int8")])
+def test_turns_of_evicted_conversations_are_found_in_host_memory(llama: Path, depth: int, kv_dtype: str) -> None:
+    expected = talk(load_llama(llama, enable_prefix_caching=False, kv_cache_dtype=kv_dtype), VOCAB_SIZE)
+    pages = load_llama(llama, kv_cache_dtype=kv_dtype).loaded.plan.pages
+    small = {"kv_cache_memory_bytes": 60 * pages.page_bytes, "overlap_depth": depth, "kv_cache_dtype": kv_dtype}
+    without = load_llama(llama, **small)
+    assert talk(without, VOCAB_SIZE) == expected
+    offline = load_llama(llama, kv_host_memory_bytes=300 * pages.page_bytes, **small)
+    assert "of host memory behind it" in offline.loaded.facts["KV cache"]
+    assert talk(offline, VOCAB_SIZE) == expected
+    kv = offline.engine.scheduler.kv
+    assert kv.tiers.host is not None
+    assert kv.tiers.host.num_found_tokens >= 4 * 64
+    assert kv.num_hit_tokens > without.engine.scheduler.kv.num_hit_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", ["delta rule", "every kind"])
+def test_saved_states_come_back_from_host_memory(layers: str) -> None:
+    expected = talk(load_hybrid(*LAYERS[layers], enable_prefix_caching=False, max_num_seqs=2), 97)
+    plan = load_hybrid(*LAYERS[layers], max_num_seqs=2, max_model_len=120).loaded.plan
+    small = {"max_num_seqs": 2, "max_model_len": 120}
+    small["kv_cache_memory_bytes"] = 2 * (plan.pages.num_pages(120) + plan.pages.state_pages) * plan.bytes_per_page
+    offline = load_hybrid(*LAYERS[layers], kv_host_memory_bytes=64 * MIB, **small)
+    assert talk(offline, 97) == expected
+    kv = offline.engine.scheduler.kv
+    assert kv.tiers.host is not None
+    assert kv.tiers.host.num_found_tokens > 0
+    assert kv.checkpoints.num_restored > 0
+
+
+@pytest.mark.slow
+def test_each_of_two_ranks_keeps_its_own_pages(llama: Path) -> None:
+    expected = talk(load_llama(llama, enable_prefix_caching=False), VOCAB_SIZE)
+    page_bytes = load_llama(llama).loaded.plan.bytes_per_page // 2
+    offline = load_llama(
+        llama,
+        tensor_parallel_size=2,
+        kv_cache_memory_bytes=60 * page_bytes,
+        kv_host_memory_bytes=2 * 300 * page_bytes,
+    )
+    try:
+        assert talk(offline, VOCAB_SIZE) == expected
+        tier = offline.engine.scheduler.kv.tiers.host
+        assert tier is not None
+        assert tier.index.num_slots == 300
+        assert tier.num_found_tokens > 0
+    finally:
+        offline.loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kv_host_memory_bytes": 100}, ["--kv-host-memory 100 bytes", "less than one block", "use at least"]),
+        ({"kv_host_memory_bytes": 2**50}, ["--kv-host-memory 1", "that are free", "use a smaller size"]),
+        ({"kv_host_memory_bytes": MIB, "enable_prefix_caching": False}, ["--kv-host-memory", "--no-prefix-caching"]),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(llama: Path, changes: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(StartupError) as caught:
+        load_llama(llama, **changes)
+    assert [word for word in words if word not in caught.value.message] == []

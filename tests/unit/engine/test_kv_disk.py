@@ -1,0 +1,121 @@
+"""A disk behind host memory of a real model: the first turn after kill -9 finds its blocks, and only its own."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+
+from engine.interface.config import EngineConfig
+from engine.interface.errors import StartupError
+from engine.startup.kv_disk import check_kv_disk
+from engine.tiers.block_folder import FOLDER_NAME
+from tests.support.tiny_llama import save_tiny_llama
+
+MIB = 2**20
+PROMPTS = [[(7 * turn + 3 * place) % 60 for place in range(70)] for turn in range(3)]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return save_tiny_llama(tmp_path_factory.mktemp("llama"))
+
+
+def config_of(model, disk, **changes):
+    settings = {
+        "model": str(model),
+        "device": "cpu",
+        "block_size": 4,
+        "max_model_len": 160,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 48,
+        "kv_cache_memory_bytes": 2 * MIB,
+        "kv_host_memory_bytes": 4 * MIB,
+        "kv_disk": str(disk),
+        "kv_disk_bytes": 64 * MIB,
+    }
+    return EngineConfig(**(settings | changes))
+
+
+def serve(config, prompts, *, settles=True, kill_after_s=0.0):
+    """Start an engine, take its answers, and kill it; return tokens, cached tokens and blocks read of each answer."""
+    mode = "settle" if settles else "go on"
+    command = [sys.executable, "-m", "tests.unit.engine.kv_disk_process", msgspec.json.encode(config).decode()]
+    with subprocess.Popen([*command, json.dumps(prompts), mode], stdout=subprocess.PIPE, text=True) as process:
+        lines = [process.stdout.readline() for _ in prompts]
+        time.sleep(kill_after_s)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_the_first_turns_after_a_kill_are_found_and_answered_alike(llama, tmp_path):
+    config = config_of(llama, tmp_path)
+    first = serve(config, PROMPTS)
+    assert [num_read for _, _, num_read in first] == [0, 0, 0]
+    again = serve(config, PROMPTS)
+    assert [tokens for tokens, _, _ in again] == [tokens for tokens, _, _ in first]
+    assert [num_cached for _, num_cached, _ in again] == [68, 68, 68]
+    assert again[-1][2] == 3 * 17
+
+
+@pytest.mark.full
+def test_engines_that_are_killed_under_load_leave_right_blocks(llama, tmp_path):
+    config = config_of(llama, tmp_path, kv_disk_bytes=4 * MIB)
+    expected = serve(config_of(llama, tmp_path / "other"), PROMPTS)
+    draw, num_found = random.Random(1), 0
+    for _ in range(8):
+        answers = serve(config, PROMPTS, settles=False, kill_after_s=draw.uniform(0, 0.5))
+        assert [tokens for tokens, _, _ in answers] == [tokens for tokens, _, _ in expected]
+        num_found += answers[-1][2]
+    assert num_found > 0
+    assert {file.suffix for file in (tmp_path / FOLDER_NAME).iterdir()} <= {"", ".kv", ".tmp", ".json"}
+
+
+@pytest.mark.full
+def test_blocks_of_another_model_are_not_found(llama, tmp_path, tmp_path_factory):
+    serve(config_of(llama, tmp_path), PROMPTS[:1])
+    other = save_tiny_llama(tmp_path_factory.mktemp("other"))
+    weights = other / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-100] ^= 1
+    weights.write_bytes(data)
+    ((_, num_cached, num_read),) = serve(config_of(other, tmp_path), PROMPTS[:1])
+    assert (num_cached, num_read) == (0, 0)
+    ((_, num_cached, _),) = serve(config_of(llama, tmp_path), PROMPTS[:1])
+    assert num_cached == 68
+
+
+@pytest.mark.full
+def test_blocks_of_another_kv_dtype_are_not_found(llama, tmp_path):
+    int8 = config_of(llama, tmp_path, kv_cache_dtype="int8")
+    (first,) = serve(int8, PROMPTS[:1])
+    ((_, num_cached, num_read),) = serve(config_of(llama, tmp_path), PROMPTS[:1])
+    assert (num_cached, num_read) == (0, 0)
+    ((tokens, num_cached, _),) = serve(int8, PROMPTS[:1])
+    assert (tokens, num_cached) == (first[0], 68)
+
+
+BAD = [
+    ({"kv_disk": None}, r"--kv-disk-size .* there is no --kv-disk"),
+    ({"kv_host_memory_bytes": None}, r"--kv-disk .* --kv-host-memory is off"),
+    ({"tensor_parallel_size": 2}, r"--tensor-parallel-size is 2"),
+    ({"kv_disk_bytes": 2**50}, r"--kv-disk-size 1048576\.0 GiB is larger than the disk"),
+    ({"kv_disk": "/dev/null"}, r"--kv-disk /dev/null: the folder cannot be written: File exists"),
+    ({"kv_disk": "/proc/quire"}, r"--kv-disk /proc/quire: the folder cannot be written"),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), BAD)
+def test_a_disk_that_cannot_serve_is_refused(llama, tmp_path, changes, sentence):
+    with pytest.raises(StartupError, match=sentence):
+        check_kv_disk(config_of(llama, tmp_path, **changes))
+
+
+def test_without_a_disk_nothing_is_checked(llama, tmp_path):
+    check_kv_disk(config_of(llama, tmp_path, kv_disk=None, kv_disk_bytes=None, kv_host_memory_bytes=None))
