@@ -1,9 +1,9 @@
 """Random traces over drawn groups of layers: one engine's calls, replayed at both depths, with drafts, without cache.
 
 Trace.draw() makes one from a seed: adds, aborts, priorities, pools so small that requests are preempted, steps given
-up, next turns of conversations, shared prefixes that part, salts and adapters, pins, small and slow host memory.
-replay() runs it and compares every token with the model's, checks the invariants after some turns, and that nothing is
-held at the end.
+up, next turns of conversations, shared prefixes that part, salts and adapters, pins, groups of rows, small and slow
+host memory. replay() runs it and compares every token with the model's, checks the invariants after some turns, and
+that nothing is held at the end.
 
 Many small traces find more than few large ones in the same time, so sizes are drawn as well. What the invariants say
 stays broken, or shows in a token: so a check after every eighth turn finds it as well, and most of the time is left to
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from engine.core.cache_layout import CacheLayout
 from engine.core.speculative import Drafter
-from engine.interface.config import CacheGroup, HostTierConfig, SchedulerConfig
+from engine.interface.config import CacheGroup, HostTierConfig, SchedulerConfig, SharingRates
 from engine.interface.protocol import SamplingParams
 from tests.support.engine_harness import VOCAB_SIZE, Harness
 from tests.support.layered_model import LayeredExecutor, LayeredModel, LayeredProposer
@@ -76,6 +76,7 @@ class Trace:
         if is_tiered:
             settings["num_pages"] = 1 + least + rng.randint(0, least // 2)
         settings["pin_share"] = random.Random(seed).choice([0.25, 0.6])
+        settings["sharing"] = random.Random(seed + 1).choice([None, *(SharingRates(chunk_tokens=n) for n in (1, 8))])
         trace._draw_calls(rng, num_requests=rng.randint(12, 20) if is_tiered else None)
         trace.answer_step = rng.choice([1, 1, 2, 4])
         if is_tiered or rng.random() < 0.6:
@@ -184,6 +185,7 @@ class Trace:
                 failed_steps=harness.executor.num_failures,
                 restored_pages=harness.executor.num_restored,
                 saved_pages=harness.executor.num_saved,
+                grouped_rows=harness.executor.num_grouped,
                 pins_expired=kv.pins.num_ended["expired"],
                 pins_over_budget=kv.pins.num_ended["over_budget"],
                 pins_reused=kv.pins.num_ended["reused"],

@@ -157,7 +157,7 @@ class LayeredExecutor(CheckedExecutor):
         self._memory = [[_ZEROED] * self._num_slots for _ in range(num_pages)]  # by page: what each slot has
         self._kinds = [0] * num_pages  # bits of those that wrote to it since it was zeroed
         self._layered: dict[int, _Row] = {}  # by req_index
-        self.num_restored = self.num_saved = self.num_zeroed = 0
+        self.num_restored = self.num_saved = self.num_zeroed = self.num_grouped = 0
         pool = scheduler.kv.pool
         take = pool.take
 
@@ -189,6 +189,7 @@ class LayeredExecutor(CheckedExecutor):
 
     def _execute(self, plan: StepPlan, allowed: dict[int, list[int]]) -> StepResult:
         result = super()._execute(plan, allowed)
+        self.num_grouped += sum(self._rows[row.req_index].leader is not None for row in plan.rows)
         if plan.step_id % 2:
             self._copy_beside(plan)
         return result
@@ -300,24 +301,29 @@ class LayeredExecutor(CheckedExecutor):
             self._kinds[page] = _KIND_BITS["state"]
 
     def _read(self, state, num_tokens: int) -> tuple[object, ...]:
-        layered: _Row = state.layered
         return tuple(
-            layered.states[g, num_tokens]
+            state.layered.states[g, num_tokens]
             if group.kind == "state"
-            else self._attend(g, group, layered, first_seen(group, num_tokens), num_tokens)
+            else self._attend(g, group, state, first_seen(group, num_tokens), num_tokens)
             for g, group in enumerate(self.groups)
         )
 
-    def _attend(self, g: int, group: CacheGroup, layered: _Row, start: int, end: int) -> object:
-        """Return what tokens start to end have, by table. Bytes of another kind beside them are no numbers."""
+    def _attend(self, g: int, group: CacheGroup, state, start: int, end: int) -> object:
+        """Return what tokens start to end have, by table. Bytes of another kind beside them are no numbers.
+
+        What rows of a group share is read by the first one's table.
+        """
         size, views = group.block_tokens, []
+        layered: _Row = state.layered
+        num_shared = 0 if state.leader is None or group.kind != "full" else state.share[1] // size
         first, last = start // size, (end - 1) // size
         for i in range(group.pages_per_block):
             table = layered.tables[self._first_tables[g] + i]
+            shared = table if state.leader is None else state.leader.layered.tables[self._first_tables[g] + i]
             entries: list[int] = []
             kinds = 0
             for column in range(first, last + 1):
-                page = table[column]
+                page = (shared if column < num_shared else table)[column]
                 kinds |= self._kinds[page]
                 entries += self._memory[page][:size]
             if kinds != _KIND_BITS[group.kind]:

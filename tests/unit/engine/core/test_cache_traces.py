@@ -52,7 +52,7 @@ def test_every_trace_gives_the_models_tokens(seconds, first_seed):
     happened = {name for name, count in counts.items() if count > counts["traces"] / 8}
     assert happened >= {
         "preemptions", "hit_tokens", "evictions", "accepted_drafts", "zeroed_pages", "failed_steps", "restored_pages",
-        "saved_pages", "pins_expired", "pins_over_budget", "pins_reused",
+        "saved_pages", "pins_expired", "pins_over_budget", "pins_reused", "grouped_rows",
     }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.core.host_tier import is_worth_copying
-from engine.interface.config import CacheGroup, HostTierConfig
+from engine.interface.config import CacheGroup, HostTierConfig, SharingRates
 from tests.support.engine_harness import Harness, decode_plan
 from tests.support.layered_model import LayeredExecutor, LayeredModel
 
@@ -120,6 +120,26 @@ def test_a_prefix_that_two_requests_wait_for_is_copied_once():
     harness.drain()
     assert harness.executor.num_from_host - before == 5
     assert [harness.seen[name].num_cached_tokens for name in ("a", "b")] == [20, 20]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rows_are_grouped_by_restored_blocks_only_once_these_are_in_the_pool(depth):
+    sharing = SharingRates(chunk_tokens=4)
+    harness = evicted(num_pages=29, num_slots=200, max_copies=1, depth=depth, sharing=sharing)
+    for number in range(8):
+        harness.add(f"more{number}", [40 + number] * 28, 4)
+        harness.drain()
+    num_plans = len(harness.executor.plans)
+    for name in ("a", "b"):
+        harness.add(name, [*next_turn(harness), ord(name) % 50], 8)
+    harness.drain()
+    plans = [decode_plan(plan) for plan in harness.executor.plans[num_plans:]]
+    copied = [index for index, plan in enumerate(plans) if plan.copies_from_host]
+    grouped = [index for index, plan in enumerate(plans) for _, number, _ in plan.shares if number]
+    assert len(copied) == 5
+    assert max(copied) < min(grouped)
+    assert {tokens for plan in plans for _, number, tokens in plan.shares if number} == {20}
+    assert harness.executor.num_grouped > 0
 
 
 def test_one_of_two_that_wait_for_a_prefix_may_leave():
