@@ -69,7 +69,12 @@ def test_a_step_uses_a_graph_unless_rows_are_expanded(
 ) -> None:
     replayed = []
     replay = PaddedMixed.replay
-    monkeypatch.setattr(PaddedMixed, "replay", lambda self, packed: replayed.append(packed) or replay(self, packed))
+
+    def watch(self, packed, *, is_grouped):
+        replayed.append(packed)
+        return replay(self, packed, is_grouped=is_grouped)
+
+    monkeypatch.setattr(PaddedMixed, "replay", watch)
     monkeypatch.setattr(LatentSizes, "expands", lambda self, row_lens, *, is_cuda: is_expanded)
     _texts(pad_steps(_load(folder)))
     assert bool(replayed) != is_expanded
