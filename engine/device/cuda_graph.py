@@ -77,7 +77,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 
 def grouped_sizes(max_num_seqs: int) -> list[int]:
-    """Return the padded batch sizes of steps with groups, ascending: few, as each costs memory and the start time."""
+    """Return the padded batch sizes of steps with groups, ascending: few, as each costs memory and a capture."""
     sizes = [4, 16, 32, 64, 96, 128, 192, 256, *range(384, max_num_seqs, 128)]
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 

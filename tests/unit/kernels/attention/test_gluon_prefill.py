@@ -62,7 +62,7 @@ def _kernel_chosen(monkeypatch, *, has_hopper=True, options=None, **kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 def test_prompts_run_the_kernel_for_hopper_where_it_fits(monkeypatch, head_dim, dtype):
     assert _kernel_chosen(monkeypatch, head_dim=head_dim, dtype=dtype) == "hopper_prefill_attention"
 
@@ -76,7 +76,7 @@ def test_layers_of_many_kinds_run_the_kernel_for_hopper(monkeypatch, kind):
 
 
 @pytest.mark.parametrize("other", [
-    {"has_hopper": False}, {"head_dim": 80}, {"head_dim": 192}, {"head_dim": 512}, {"dtype": torch.float32},
+    {"has_hopper": False}, {"head_dim": 80}, {"head_dim": 192}, {"dtype": torch.float32},
     {"value_dim": 64}, {"options": {"sliding_window": 63}}, {"options": {"chunk": 100}}, {"padding": 4},
     {"options": {"chunk": 192}, "block_size": 128},
     {"options": {"softcap": 30.0}, "dtype": torch.float16},
