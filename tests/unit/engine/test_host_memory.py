@@ -1,14 +1,19 @@
 """Host memory behind the pool of a real model: the next turns of evicted conversations, whatever its layers keep."""
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from engine.interface.config import EngineConfig
+from engine.core.step import StepPlan
+from engine.interface.config import EngineConfig, SharingRates
 from engine.interface.errors import StartupError
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
+from tests.support.fake_graphs import FakeGraphDevice, capture_on
 from tests.support.hybrid_model import LAYERS, load_hybrid
 from tests.support.tiny_llama import VOCAB_SIZE, save_tiny_llama
 
@@ -58,6 +63,38 @@ def test_turns_of_evicted_conversations_are_found_in_host_memory(llama: Path, de
     assert kv.tiers.host is not None
     assert kv.tiers.host.num_found_tokens >= 4 * 64
     assert kv.num_hit_tokens > without.engine.scheduler.kv.num_hit_tokens
+
+
+@pytest.mark.parametrize("is_partial", [True, False])
+def test_rows_are_grouped_by_blocks_from_host_memory(llama: Path, is_partial: bool) -> None:
+    """In graphs: those of groups are captured at once, or later than the steps that need them."""
+    asked = [[*document[:64], *tail] for document in prompts(VOCAB_SIZE) for tail in ([1, 2], [3, 4, 5])]
+    params = GREEDY[:1] * len(asked)
+    plain = load_llama(llama, enable_prefix_caching=False)
+    expected = [result.token_ids for result in plain.generate(asked, params)]
+    page_bytes = plain.loaded.plan.bytes_per_page
+    offline = load_llama(llama, kv_cache_memory_bytes=60 * page_bytes, kv_host_memory_bytes=300 * page_bytes)
+    loaded = offline.loaded
+    loaded.runner._has_groups = True
+    limits = msgspec.structs.replace(loaded.scheduler_config, sharing=SharingRates(chunk_tokens=8))
+    offline.loaded = dataclasses.replace(loaded, scheduler_config=limits)
+    capture_on(offline, FakeGraphDevice(loaded.model_config.hidden_size), is_partial=is_partial)
+    for _ in range(2):
+        num_copied = num_grouped = 0
+        forward = loaded.runner.forward
+
+        def watch(plan: StepPlan, forward: Any = forward) -> Any:
+            nonlocal num_copied, num_grouped
+            num_copied += len(plan.copies_from_host)
+            num_grouped += plan.is_grouped
+            return forward(plan)
+
+        loaded.runner.forward = watch  # type: ignore[method-assign]
+        assert [result.token_ids for result in offline.generate(asked, params)] == expected
+        offline.engine.scheduler.check()
+        loaded.runner.forward = forward  # type: ignore[method-assign]
+    assert num_copied > 0
+    assert num_grouped > 0
 
 
 @pytest.mark.slow
