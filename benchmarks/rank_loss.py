@@ -102,9 +102,9 @@ class _Killer(threading.Thread):
         while (passed_s := time.monotonic() - killed_s) < _BACK_S:
             is_ready = _is_ready(self._port)
             if self.noticed_s is None and not is_ready:
-                self.noticed_s = passed_s
+                self.noticed_s = round(passed_s, 3)
             elif self.noticed_s is not None and is_ready:
-                self.ready_s = passed_s
+                self.ready_s = round(passed_s, 2)
                 return
             time.sleep(_POLL_S)
 

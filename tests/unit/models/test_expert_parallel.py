@@ -66,7 +66,9 @@ def assert_ranks_give_the_logits_of_one(folders, size, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_ranks_with_whole_experts_give_the_logits_of_one(size, tmp_path):
-    configs = {kind: CONFIGS[kind] for kind in KINDS}
+    configs = {kind: copy.deepcopy(CONFIGS[kind]) for kind in KINDS}
+    configs["qwen3_5_moe"].linear_num_key_heads = size
+    configs["qwen3_5_moe"].linear_num_value_heads = 2 * size
     uneven = {f"{kind}_uneven": with_experts(kind, 7) for kind in ("qwen3_moe", "gpt_oss")}
     folders = [tmp_path / name for name in configs | uneven]
     for folder, config in zip(folders, (configs | uneven).values(), strict=True):
