@@ -5,8 +5,8 @@ up, next turns of conversations, shared prefixes that part, salts and adapters. 
 token with the model's, checks the invariants after some turns, and that nothing is held at the end.
 
 Many small traces find more than few large ones in the same time, so sizes are drawn as well. What the invariants say
-stays broken, or shows in a token: so a check after every eighth turn finds it as well, and most of the time is left to
-the engine. To find the turn itself, replay(…, check_every=1).
+stays broken, or shows in a token: so a check after every eighth turn finds most of it as well, and most of the time is
+left to the engine. Every eighth trace is checked after every turn. To find the turn in another: replay(check_every=1).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Trace:
     settings: dict[str, object]
     num_drafts: int
     failures: int  # of 100 steps
+    check_every: int = 8  # turns between two checks of the invariants
     answer_step: int = 0  # places for hits from one saved state of an answer to the next
     calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = field(default_factory=list)
 
@@ -71,6 +72,7 @@ class Trace:
             "max_num_samples": rng.choice([None, 24]),
         }
         trace = cls(groups, settings, rng.choice([1, 3, 7]), rng.choice([0, 0, 0, 4]))
+        trace.check_every = 1 if seed % 8 == 0 else 8
         trace._draw_calls(rng)
         trace.answer_step = rng.choice([1, 1, 2, 4])
         return trace
@@ -110,7 +112,7 @@ class Trace:
         depth: int,
         num_drafts: int = 0,
         is_caching: bool = True,
-        check_every: int = 8,
+        check_every: int | None = None,
         change: Callable[[Harness], None] | None = None,
     ) -> Harness:
         """Run the trace; raise AssertionError if a token is wrong or an invariant is broken. change: plants a fault."""
@@ -126,7 +128,7 @@ class Trace:
             **self.settings,
         )
         harness.expected_tokens = self.model.expected_tokens
-        harness.check_every = check_every
+        harness.check_every = check_every or self.check_every
         if self.failures:
             harness.executor.fails = self._fails
         kv = harness.scheduler.kv
