@@ -10,6 +10,7 @@ import dataclasses
 from models.architecture import Architecture
 from models.errors import ModelError
 from models.registry_experts import COHERE_HARMLESS, COHERE_NEUTRAL, EXPERTS, HUNYUAN_HARMLESS, HUNYUAN_NEUTRAL
+from models.registry_gemma4 import GEMMA4
 from models.registry_hybrid import HYBRIDS
 from models.registry_latent import LATENT
 from models.registry_recurrent import RECURRENT
@@ -91,40 +92,6 @@ _COHERE2 = Architecture(
     },
     harmless=COHERE_HARMLESS,
     neutral=COHERE_NEUTRAL,
-)
-
-_GEMMA4 = Architecture(
-    "models.gemma4:Gemma4",
-    "gemma4_text",
-    qkv_bias="config",
-    has_output_bias=True,
-    qk_norm="head",
-    norm="olmo2",
-    num_layer_norms=4,
-    activation="gelu_tanh",
-    multipliers="gemma4",
-    sliding_layers="pattern_and_last",
-    experts="gemma4",
-    experts_form="none",
-    names={"num_experts_per_tok": "top_k_experts"},
-    rope="gemma4",
-    layers="gemma4",
-    defaults={
-        "vocab_size": 262_144,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131_072,
-        "tie_word_embeddings": True,
-        "sliding_window": 512,
-        "sliding_window_pattern": 6,
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-        },
-    },
-    # "vision": tokens of pictures see later ones; text has none
-    neutral={"use_bidirectional_attention": (False, "vision")},
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -333,19 +300,8 @@ ARCHITECTURES: dict[str, Architecture] = {
             "final_logit_softcapping": 30.0,
         },
     ),
-    "Gemma4ForCausalLM": _GEMMA4,
+    **GEMMA4,
     "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma4ForConditionalGeneration": dataclasses.replace(
-        _GEMMA4,
-        text_config="text_config",
-        body_prefix="model.language_model",
-        ignored_prefixes=(
-            "model.vision_tower.",
-            "model.embed_vision.",
-            "model.audio_tower.",
-            "model.embed_audio.",
-        ),
-    ),
     # its transformers class does not cap the logits
     "Gemma3ForConditionalGeneration": dataclasses.replace(
         text_part_of(_GEMMA3), neutral={"final_logit_softcapping": ()}
@@ -371,6 +327,13 @@ _OLD_NAMES = {"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM"}
 def current_name(name: str) -> str:
     """Return the name of an architecture in ARCHITECTURES, if it had another one."""
     return _OLD_NAMES.get(name, name)
+
+
+def whole_of_text_part(name: str, *, is_foreign: bool) -> str | None:
+    """Return the name of the multimodal architecture of which the text part alone is served; None: it is all text."""
+    if is_foreign or find_architecture(name).text_config is None:
+        return None
+    return split_text_part(current_name(name))[0]
 
 
 def is_served(name: str) -> bool:

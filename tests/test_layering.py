@@ -88,9 +88,10 @@ MAY_IMPORT = {
     "models.quantization": """kernels.e2m1 kernels.linear kernels.moe models.errors models.fields models.parallel
         models.weights""",
     "models.weights": "models.errors",
-    "models.registry": """models.architecture models.errors models.registry_experts models.registry_hybrid
-        models.registry_latent models.registry_recurrent models.registry_text""",
+    "models.registry": """models.architecture models.errors models.registry_experts models.registry_gemma4
+        models.registry_hybrid models.registry_latent models.registry_recurrent models.registry_text""",
     "models.registry_experts": "models.architecture",
+    "models.registry_gemma4": "models.architecture",
     "models.registry_hybrid": "models.architecture",
     "models.registry_latent": "models.architecture",
     "models.registry_recurrent": "models.architecture",

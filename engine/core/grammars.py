@@ -13,7 +13,7 @@ import queue
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,9 @@ COMPILE_TIMEOUT_S = 15.0  # the server has test-compiled the grammar before, wit
 _LANES = (False, True, True)  # one thread each: is_costly of the grammars that it compiles
 _STACK_BYTES = 16 << 20  # far more than in the test compilation, since a stack overflow ends the process
 _MAX_CACHED = 32  # compiled grammars
+_THINKING_FORBIDDEN = (
+    "The limit of reasoning cannot be kept: the answer's grammar does not allow the end of the reasoning here."
+)
 
 
 class Outcome(NamedTuple):
@@ -158,8 +161,12 @@ class Grammars:
         free_rows: list[int] = []
         for row, request in enumerate(requests):
             matcher, filter_ = request.matcher, self.live[request]
-            if _limit_thinking(masks[row], request):
+            forced = _limit_thinking(masks[row], request)
+            if forced == "possible":
                 free_rows.append(row)
+                continue
+            if forced == "forbidden":
+                outcomes.append(Outcome(request, GrammarError(_THINKING_FORBIDDEN)))
                 continue
             if filter_ is not None:
                 filter_.apply(masks[row], request.output_token_ids)
@@ -300,23 +307,22 @@ def _is_constrained(request: Request, filter_: TokenFilter | None) -> bool:
     return is_limited or request.matcher is not None or filter_ is not None
 
 
-def _limit_thinking(mask: np.ndarray, request: Request) -> bool:
+def _limit_thinking(mask: np.ndarray, request: Request) -> Literal["none", "possible", "forbidden"]:
     """Clear the tokens that must not follow the reasoning; return whether one token is forced, whatever else holds.
 
-    Where the grammar does not allow the forced token, nothing is forced any more.
+    forbidden: the request's grammar does not allow the forced token.
     """
     thinking = request.thinking
     forced = thinking.forced_token if thinking is not None else None
     if thinking is None or forced is None:
         for token_id in thinking.banned_tokens if thinking is not None else ():
             mask[token_id // 32] &= ~_bit(token_id)
-        return False
+        return "none"
     if not mask[forced // 32] & _bit(forced):
-        thinking.give_up()
-        return False
+        return "forbidden"
     mask[:] = 0
     mask[forced // 32] = _bit(forced)
-    return True
+    return "possible"
 
 
 def _packed(bits: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """ThinkingState: follows one request's reasoning by its committed tokens, and ends it at its limit. Plain Python.
 
-    before ── start_ids ─→ inside ── end_id ─→ over
-                             └─ max_tokens ─→ forcing ── all forced_ids ─→ over
+    before ── start_ids ─→ (opening ── all opening_ids ─→) inside ── end_id ─→ over
+                                                             └─ max_tokens ─→ forcing ── all forced_ids ─→ over
 
 Once the limit is reached, the next tokens are forced: engine/core/grammars.py leaves no other one in the row's mask, so
 they are sampled, committed and sent as all tokens are. The masks are made after the commit of all earlier tokens, and a
@@ -21,6 +21,7 @@ UNLIMITED = 2**31
 
 class _Place(Enum):
     BEFORE = auto()
+    OPENING = auto()  # the rest of what opens it is forced
     INSIDE = auto()
     FORCING = auto()
     CHOOSING = auto()  # the next token must be none of not_after_ids
@@ -43,7 +44,12 @@ class ThinkingState:
     @property
     def forced_token(self) -> int | None:
         """The only token that may be sampled next, or None."""
-        return self._budget.forced_ids[self._num_forced] if self._place is _Place.FORCING else None
+        match self._place:
+            case _Place.OPENING:
+                return self._budget.opening_ids[self._num_forced]
+            case _Place.FORCING:
+                return self._budget.forced_ids[self._num_forced]
+        return None
 
     @property
     def banned_tokens(self) -> list[int]:
@@ -53,14 +59,15 @@ class ThinkingState:
     @property
     def is_acting(self) -> bool:
         """True if the next token is not free."""
-        return self._place in (_Place.FORCING, _Place.CHOOSING)
+        return self._place in (_Place.OPENING, _Place.FORCING, _Place.CHOOSING)
 
     @property
     def num_free(self) -> int:
         """The number of next tokens that are free, whatever they are."""
         match self._place:
             case _Place.BEFORE:
-                return len(self._budget.start_ids) - self._num_matched + self._num_left
+                num_start = len(self._budget.start_ids) - self._num_matched
+                return num_start if self._budget.opening_ids else num_start + self._num_left
             case _Place.INSIDE:
                 return self._num_left
             case _Place.OVER:
@@ -72,14 +79,14 @@ class ThinkingState:
         for token_id in token_ids:
             self._take(token_id)
 
-    def give_up(self) -> None:
-        """Force nothing any more: the request's grammar does not allow the forced token."""
-        self._place = _Place.OVER
-
     def _take(self, token_id: int) -> None:
         match self._place:
             case _Place.BEFORE:
                 self._match_start(token_id)
+            case _Place.OPENING:
+                self._num_forced += 1
+                if self._num_forced == len(self._budget.opening_ids):
+                    self._enter()
             case _Place.INSIDE if token_id == self._budget.end_id:
                 self._leave()
             case _Place.INSIDE:
@@ -104,7 +111,10 @@ class ThinkingState:
         self._num_seen += 1
         if self._num_matched == len(start):
             self._num_matched = 0
-            self._enter()
+            if self._budget.opening_ids:
+                self._place, self._num_forced = _Place.OPENING, 0
+            else:
+                self._enter()
         elif self._num_seen - self._num_matched >= _MAX_BEFORE and not self._budget.is_repeated:
             self._place = _Place.OVER
 

@@ -16,6 +16,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     quantization: str = "auto"
+    model_impl: str = "auto"
     device: str = "auto"
     gpu_memory: int | None = None  # memory of a hypothetical GPU
     gpu_memory_utilization: float = 0.9
@@ -83,7 +84,8 @@ class ModelReport(msgspec.Struct, kw_only=True):
 
     architecture: str
     is_supported: bool = True  # the architecture is supported
-    is_foreign: bool = False  # by transformers' own class
+    computed_by: str | None = None  # transformers' own class, and what is lost by it; None: Quire's own layers
+    text_of: str | None = None  # the model of pictures or sounds of which the text part alone is served
     problem: str | None = None  # one sentence: the reason why the model cannot be served
     quantization: str | None = None  # display name
     stored: Stored | None = None  # None: no weights in the folder

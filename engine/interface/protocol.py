@@ -90,6 +90,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, omit_defaults=True):
     """The limit of a request's reasoning: after max_tokens of it the forced tokens are sampled, which end it.
 
     start_ids, end_id: the tokens that open and close reasoning; they do not count. is_open: the prompt opened it.
+    opening_ids: the rest of what opens it, forced after start_ids, since a model may cut that text into other tokens.
     is_repeated: an answer may reason again, within the same limit; else only its beginning is reasoning.
     not_after_ids: tokens that must not follow the forced ones.
     """
@@ -101,6 +102,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, omit_defaults=True):
     is_open: bool = False
     is_repeated: bool = False
     not_after_ids: list[int] = []
+    opening_ids: list[int] = []
 
 
 class GrammarCheck(msgspec.Struct, omit_defaults=True):

@@ -32,9 +32,9 @@ from kernels.attention.base import AttentionBackend, select_backend
 from kernels.attention.torch_ref import TorchAttention
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
-from models.foreign.choose import read_config
+from models.foreign.choose import describe_class, read_config
 from models.parallel import TensorParallel
-from models.registry import find_architecture
+from models.registry import find_architecture, whole_of_text_part
 from models.weights.checkpoint import folder_stats
 
 # Request lengths, in tokens, for which the report has the number of concurrent requests, besides the full context
@@ -56,8 +56,9 @@ def _examine_model(ask: Ask, folder: Path) -> ModelReport:
     if isinstance(quantization, dict):
         report.quantization = str(quantization.get("quant_method", "unknown"))
     try:
-        checkpoint = read_config(folder)
-        report.is_supported, report.is_foreign = True, checkpoint.is_foreign
+        checkpoint = read_config(folder, ask.model_impl)
+        report.is_supported, report.computed_by = True, describe_class(checkpoint)
+        report.text_of = whole_of_text_part(checkpoint.architecture, is_foreign=checkpoint.is_foreign)
         report.checkpoint_dtype = checkpoint.dtype
         report.checkpoint_bytes = checkpoint.weight_bytes(resolve_dtype(checkpoint.dtype, checkpoint, _CPU))
         model = checkpoint.quantized(ask.quantization)

@@ -18,8 +18,9 @@ from kernels.dispatch import HAS_TRITON
 from kernels.elementwise.reference import FP8, INT8
 from models.build import Model
 from models.config.model_config import ModelConfig
-from models.foreign.choose import LOST
+from models.foreign.choose import describe_class
 from models.layers.attention import SelfAttention
+from models.registry import whole_of_text_part
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,11 @@ def describe_setup(
         "Device": describe_device(setup.device) if size == 1 else f"{size} × {describe_device(setup.device)}",
         "Weights": f"{format_size(setup.weight_bytes)}{each} {kind} in {weights_s:.1f} s",
     }
-    if setup.model_config.is_foreign:
-        facts["Computed by"] = f"transformers' own class: {LOST}"
+    if (computed_by := describe_class(setup.model_config)) is not None:
+        facts["Computed by"] = computed_by
+    name, is_foreign = setup.model_config.architecture, setup.model_config.is_foreign
+    if (whole := whole_of_text_part(name, is_foreign=is_foreign)) is not None:
+        facts["Serves"] = f"text alone; vision and audio of {whole} are not read"
     if quantization is not None:
         facts["Quantization"] = quantization
     if size > 1 and setup.device.type == "cuda":

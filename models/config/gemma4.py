@@ -52,8 +52,11 @@ def find_layer_caches(
     shapes = _read_shapes(config, num_kv_heads=num_kv_heads, head_dim=head_dim, is_sliding=is_sliding)
     for layer, (kv_heads, size) in enumerate(shapes):
         if num_heads % kv_heads != 0 or size % 2 != 0:
+            is_listed = config.get("per_layer_config") is not None
+            field = "per_layer_config" if is_listed else _global_field(config, is_size=size % 2 != 0)
             raise ModelError(
-                f"{config.where}: layer {layer} has {kv_heads} KV heads of {size} numbers for {num_heads} query heads:"
+                f"{config.where}: {field}: layer {layer} has {kv_heads} KV heads of {size} numbers for {num_heads}"
+                " query heads:"
                 " the first must divide the third, and the second be even"
             )
     num_layers = len(is_sliding)
@@ -73,6 +76,12 @@ def find_layer_caches(
         are_keys = config.flag("attention_k_eq_v") and not is_sliding[layer]
         caches.append(LayerCache(kv_heads, size, size, shares=owner, values_are_keys=are_keys))
     return tuple(caches)
+
+
+def _global_field(config: Fields, *, is_size: bool) -> str:
+    """Return the field by which the shape of full-attention layers is wrong, with its value."""
+    name = "global_head_dim" if is_size else "num_global_key_value_heads"
+    return f"{name} {config.get(name)}"
 
 
 def _read_shapes(

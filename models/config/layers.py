@@ -16,6 +16,8 @@ from models.config.rope import rope_section
 from models.errors import ModelError
 from models.fields import Fields
 
+# By these rules some layers slide, whatever the window is
+_ALWAYS_SLIDING = ("alternating", "pattern", "pattern_and_last", "three_of_four", "dense_prefix")
 # These rules apply only if use_sliding_window is true
 _OPTIONAL = ("every_if_used", "max_window_layers", "odd_until_max", "nope")
 
@@ -165,9 +167,20 @@ def limit_rope_layers(
     return is_sliding
 
 
-def find_windows(config: Fields, is_sliding: tuple[bool, ...], *, max_context_len: int) -> tuple[int | None, ...]:
-    """Return each layer's window in tokens; None where the window is at least the context length."""
-    if not any(is_sliding) or config.get("sliding_window") is None:
+def find_windows(
+    config: Fields, architecture: Architecture, is_sliding: tuple[bool, ...], *, max_context_len: int
+) -> tuple[int | None, ...]:
+    """Return each layer's window in tokens; None where the window is at least the context length.
+
+    Raises ModelError if layers must slide and have no window.
+    """
+    if any(is_sliding) and config.get("sliding_window") is None:
+        if config.get("layer_types") is not None and architecture.sliding_layers not in ("every", "every_if_used"):
+            raise ModelError(f"{config.where}: layer_types has 'sliding_attention', but sliding_window is null")
+        if architecture.sliding_layers in _ALWAYS_SLIDING:
+            raise ModelError(f"{config.where}: sliding_window is null, but without layer_types some layers slide")
+        return (None,) * len(is_sliding)
+    if not any(is_sliding):
         return (None,) * len(is_sliding)
     window = config.count("sliding_window")
     if window >= max_context_len:
@@ -188,8 +201,14 @@ def find_chunks(
     layer_types, is_chunked = config.get("layer_types"), has_rope
     if layer_types is not None:
         is_chunked = _read_layer_types(layer_types, num_layers, config.where, other="chunked_attention")
-    if config.get("attention_chunk_size") is None:
+    if not any(is_chunked):
+        config.pass_over("attention_chunk_size")
         return (None,) * num_layers
+    if config.get("attention_chunk_size") is None:
+        which = (
+            "no_rope_layers has layers with positions" if layer_types is None else "layer_types has chunked_attention"
+        )
+        raise ModelError(f"{config.where}: {which}, which attend by chunks, but attention_chunk_size is null")
     chunk = config.count("attention_chunk_size")
     return tuple(chunk if chunked and chunk < max_context_len else None for chunked in is_chunked)
 

@@ -185,7 +185,7 @@ class ModelConfig:
                 dataclasses.replace(cache, window=window, chunk=chunk) if mixer in ("attention", "both") else None
                 for cache, window, chunk, mixer in zip(
                     caches,
-                    find_windows(config, is_sliding, max_context_len=max_context_len),
+                    find_windows(config, architecture, is_sliding, max_context_len=max_context_len),
                     find_chunks(config, architecture, has_rope, max_context_len=max_context_len),
                     mixers,
                     strict=True,

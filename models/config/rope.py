@@ -79,6 +79,8 @@ def parse_ropes(
         return _parse_by_kind(config, shape, is_sliding=is_sliding, head_dims=head_dims)
     if architecture.rope in ("gemma3", "olmo3", "mellum"):
         new, old = config.section("rope_parameters"), config.section("rope_scaling")
+        if architecture.rope == "mellum" and new.raw:
+            _refuse_missing(new, is_sliding)
         _refuse_unknown(new, {"full_attention", "sliding_attention"})
         # transformers, Gemma3TextConfig and Olmo3Config: only full-attention layers use the extended context
         whole = Fields(dict(new.section("full_attention").raw) | dict(old.raw), config.where)
@@ -102,6 +104,9 @@ def _parse_by_kind(
 ) -> tuple[RopeConfig, ...]:
     """Read the object of each kind of layer in rope_parameters; layers of a kind may have heads of several sizes."""
     sections = config.section("rope_parameters")
+    if config.get("rope_parameters") is None:  # null is the class's default
+        sections = Fields(shape.architecture.defaults["rope_parameters"], config.where)
+    _refuse_missing(sections, is_sliding)
     _refuse_unknown(sections, {"full_attention", "sliding_attention"})
     ropes: dict[tuple[bool, int], RopeConfig] = {}
     for slides, head_dim in zip(is_sliding, head_dims, strict=True):
@@ -198,6 +203,13 @@ def _ntk_factor(alpha: float, head_dim: int, where: str) -> float:
         return float(alpha ** (head_dim / (head_dim - 2)))
     except OverflowError:
         raise ModelError(f"{where}: alpha {alpha!r} of a dynamic rope is too large") from None
+
+
+def _refuse_missing(sections: Fields, is_sliding: Sequence[bool]) -> None:
+    """Raise ModelError if a kind of layers has no entry in rope_parameters."""
+    for kind in dict.fromkeys("sliding_attention" if slides else "full_attention" for slides in is_sliding):
+        if sections.get(kind) is None:
+            raise ModelError(f"{sections.where}: rope_parameters has no entry {kind!r}, as layers need")
 
 
 def _refuse_unknown(fields: Fields, known: Set[str]) -> None:

@@ -13,7 +13,7 @@ from models.registry import is_served
 
 IMPLEMENTATIONS = ("auto", "quire", "transformers")
 # What a model computed by transformers' own class does without
-LOST = "slower, without CUDA graphs, quantisation, LoRA adapters and tensor parallelism"
+_LOST = "slower, without CUDA graphs, quantisation, LoRA adapters and tensor parallelism"
 
 
 def read_config(folder: Path, implementation: str = "auto") -> ModelConfig:
@@ -35,6 +35,11 @@ def read_config(folder: Path, implementation: str = "auto") -> ModelConfig:
         except ModelError as own:
             raise ModelError(f"{own}. Its class of transformers cannot serve it either: {error}") from error
         raise
+
+
+def describe_class(config: ModelConfig) -> str | None:
+    """Return by what a model is computed, if not by Quire's own layers, and what is lost by it."""
+    return f"transformers' own class: {_LOST}" if config.is_foreign else None
 
 
 def _is_own(folder: Path) -> bool:

@@ -5,6 +5,8 @@ Sizes come from the class itself, built without weights (models.foreign.probe), 
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ from models.config.layers import Multipliers
 from models.config.model_config import EMBEDDING_FILE, ModelConfig
 from models.config.read_fields import DTYPES
 from models.errors import ModelError, parse_json
-from models.foreign.interface import PROBE
-from models.foreign.probe import probe, refuse_class
+from models.foreign.interface import ATTENTION
+from models.foreign.model import ForeignModel
+from models.foreign.probe import AttentionCall, failure, probe, refuse_class
 
 # Names of the context's length, the usual one first
 _CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_NUM_TOKENS = 3
 _SERVED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -100,7 +104,7 @@ def foreign_config(folder: Path) -> ModelConfig:
         quantization=None,
         body_prefix="",
         gemma4=None,
-        transformers_parameters=_count(cls, config),
+        transformers_parameters=_count(cls, config, calls),
     )
 
 
@@ -127,10 +131,13 @@ def _check_layer_types(config: PreTrainedConfig, where: str) -> None:
             raise ModelError(f"{where}: layer_types has {kind!r}; transformers' own classes are served with {served}")
 
 
-def _count(cls: type[PreTrainedModel], config: PreTrainedConfig) -> int:
-    """Return the number of the model's parameters; tied ones count once."""
-    options: dict[str, Any] = {"attn_implementation": PROBE, "dtype": torch.bfloat16}
+def _count(cls: type[PreTrainedModel], config: PreTrainedConfig, calls: Sequence[AttentionCall]) -> int:
+    """Return the number of the model's parameters; tied ones count once. Raises ModelError if its parts fail apart."""
+    options: dict[str, Any] = {"attn_implementation": ATTENTION, "dtype": torch.bfloat16}
     with torch.device("meta"):
-        model = cls._from_config(config, **options)
+        model = cls._from_config(copy.deepcopy(config), **options).eval()
     model.tie_weights()
-    return sum(parameter.numel() for parameter in model.parameters())
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    with failure(cls.__name__), torch.device("meta"), torch.no_grad():
+        ForeignModel(model, calls).try_parts(_NUM_TOKENS)
+    return num_parameters

@@ -6,11 +6,14 @@ Quire's. A class that keeps more of earlier tokens than keys and values, or mixe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging as transformers_logging
 
 from kernels.attention.base import AttentionBackend, AttentionMetadata
 from models.config.model_config import ModelConfig
@@ -19,7 +22,7 @@ from models.errors import ModelError
 from models.foreign.config import foreign_class
 from models.foreign.interface import ATTENTION
 from models.foreign.model import ForeignModel
-from models.foreign.probe import probe
+from models.foreign.probe import failure, probe
 
 _LENGTHS = (29, 18)  # tokens of the two texts
 _STEPS = ((0, 13, 0, 17), (13, 28, 17, 18), (28, 29, 18, 18))  # [start, end) of each text in each step
@@ -44,24 +47,39 @@ def load_foreign(
         model = cls._from_config(foreign, attn_implementation=ATTENTION, dtype=dtype)
     else:
         try:
-            loaded: Any = cls.from_pretrained(
-                folder,
-                config=foreign,
-                dtype=dtype,
-                attn_implementation=ATTENTION,
-                local_files_only=True,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
+            with _no_progress_bar():
+                loaded: Any = cls.from_pretrained(
+                    folder,
+                    config=foreign,
+                    dtype=dtype,
+                    attn_implementation=ATTENTION,
+                    local_files_only=True,
+                    use_safetensors=True,
+                    output_loading_info=True,
+                )
         except (OSError, ValueError, RuntimeError) as error:
             raise ModelError(f"{folder}: transformers cannot load it: {' '.join(str(error).split())[:300]}") from error
         model, report = loaded
         missing = sorted(report["missing_keys"])
         if missing:
             raise ModelError(f"{folder}: {len(missing)} tensors are missing, such as {missing[0]}")
-    made = ForeignModel(model.to(device).eval(), calls)
-    _compare(made, config, backend, device=device, dtype=dtype)
+    with failure(config.architecture):
+        made = ForeignModel(model.to(device).eval(), calls)
+        _compare(made, config, backend, device=device, dtype=dtype)
     return made
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Silence transformers' own progress bar, which would go raw into the log."""
+    if not transformers_logging.is_progress_bar_enabled():
+        yield
+        return
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.enable_progress_bar()
 
 
 def _compare(
@@ -73,6 +91,12 @@ def _compare(
     with torch.inference_mode():
         whole = [model.whole(text) for text in texts]
         pieces = _Pieces.make(config, backend, device=device, dtype=dtype).run(model, texts)
+        logits = model.compute_logits(pieces[0][-1:])
+    if logits.shape != (1, config.vocab_size):
+        raise ModelError(
+            f"{config.architecture}: its head has {[*logits.shape]} logits of one token, not vocab_size"
+            f" {config.vocab_size}"
+        )
     for one, other in zip(whole, pieces, strict=True):
         error = float((one.float() - other.float()).norm() / one.float().norm().clamp(min=1e-9))
         if not error <= _TOLERANCE[dtype]:

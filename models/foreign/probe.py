@@ -7,7 +7,8 @@ its constants and the rule of its mask. What Quire's attention and cache cannot 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,25 +62,33 @@ def probe(cls: type[PreTrainedModel], config: PreTrainedConfig, *, longest: int)
     name = cls.__name__
     config = copy.deepcopy(config)
     recorder = _Recorder(name, longest)
-    try:
-        with torch.device("meta"):
-            model = cls._from_config(config, attn_implementation=PROBE, dtype=torch.bfloat16).eval()
-            ids = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64)
-            positions = torch.arange(_NUM_TOKENS)[None]
-            with torch.no_grad():
-                # With a mask of ones the masks do not also look for several texts in one row of position_ids
-                mask = torch.ones(1, _NUM_TOKENS, dtype=torch.int64)
-                model(ids, attention_mask=mask, position_ids=positions, use_cache=False, quire_attend=recorder)
-    except ModelError:
-        raise
-    except Exception as error:  # whatever a class of transformers raises on a config
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise ModelError(
-            f"{name}: its attention cannot be replaced by Quire's: {reason or type(error).__name__}"
-        ) from error
+    with failure(name), torch.device("meta"):
+        model = cls._from_config(config, attn_implementation=PROBE, dtype=torch.bfloat16).eval()
+        ids = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64)
+        positions = torch.arange(_NUM_TOKENS)[None]
+        with torch.no_grad():
+            # With a mask of ones the masks do not also look for several texts in one row of position_ids
+            mask = torch.ones(1, _NUM_TOKENS, dtype=torch.int64)
+            model(ids, attention_mask=mask, position_ids=positions, use_cache=False, quire_attend=recorder)
     if not recorder.calls:
         raise ModelError(f"{name}: it has no attention that Quire's could replace")
     return tuple(recorder.calls)
+
+
+@contextmanager
+def failure(name: str) -> Iterator[None]:
+    """Turn whatever a class of transformers raises into a ModelError that names both; device faults pass."""
+    try:
+        yield
+    except (ModelError, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        if "meta tensors" in reason:
+            reason = f"its forward pass reads the values of tensors, which Quire cannot examine ({reason})"
+        raise ModelError(
+            f"{name}: transformers' own class fails with Quire's attention: {type(error).__name__}: {reason}"
+        ) from error
 
 
 class _Recorder:
@@ -115,7 +124,9 @@ class _Recorder:
         if getattr(module, "is_causal", True) is False:
             raise self._refusal("an attention also sees later tokens")
         rule = rule_of(mask)
-        if rule is None or not rule.is_causal_window(window, longest=self.longest):
+        if rule is None:
+            raise self._refusal("an attention has a mask of the class's own, which Quire cannot examine")
+        if not rule.is_causal_window(window, longest=self.longest):
             raise self._refusal("the mask of an attention is neither causal nor a sliding window that it is told of")
         self.calls.append(
             AttentionCall(
@@ -149,6 +160,11 @@ def refuse_class(cls: type[PreTrainedModel], config: PreTrainedConfig) -> None:
     if getattr(cls, "_is_stateful", False):
         raise ModelError(
             f"{name}: layers that keep a state, which transformers' own class cannot keep in Quire's cache"
+        )
+    if getattr(config, "num_kv_shared_layers", None):
+        raise ModelError(
+            f"{name}: num_kv_shared_layers: layers that read the keys and values of another layer, for which"
+            " transformers' own class has no place in Quire's cache"
         )
     if not cls._supports_attention_backend:
         raise ModelError(f"{name}: transformers' own class does not let its attention be replaced")

@@ -16,6 +16,7 @@ from server.config.value_types import (
     BACKEND_NAMES,
     DTYPES,
     KV_CACHE_DTYPES,
+    MODEL_IMPLS,
     QUANTIZATION_NAMES,
     UsageError,
     deadline,
@@ -74,7 +75,7 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--model-impl",
-        choices=("auto", "quire", "transformers"),
+        choices=MODEL_IMPLS,
         default="auto",
         metavar="NAME",
         help="who computes the model: quire, or transformers' own class, slower (auto: the first that knows it)",

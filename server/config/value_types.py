@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BACKEND_NAMES = ("auto", "triton", "flash-attn", "torch")
 # As models/quantization/schemes.py knows them: what an unquantized checkpoint can become on load, or one is already
+MODEL_IMPLS = ("auto", "quire", "transformers")
 QUANTIZATION_NAMES = (
     "auto",
     "none",

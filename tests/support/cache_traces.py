@@ -6,8 +6,8 @@ host memory. replay() runs it and compares every token with the model's, checks 
 that nothing is held at the end.
 
 Many small traces find more than few large ones in the same time, so sizes are drawn as well. What the invariants say
-stays broken, or shows in a token: so a check after every eighth turn finds it as well, and most of the time is left to
-the engine. To find the turn itself, replay(…, check_every=1).
+stays broken, or shows in a token: so a check after every eighth turn finds most of it as well, and most of the time is
+left to the engine. Every eighth trace is checked after every turn. To find the turn in another: replay(check_every=1).
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Trace:
     settings: dict[str, object]
     num_drafts: int
     failures: int  # of 100 steps
+    check_every: int = 8  # turns between two checks of the invariants
     answer_step: int = 0  # places for hits from one saved state of an answer to the next
     host_tier: HostTierConfig | None = None
     calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = field(default_factory=list)
@@ -77,6 +78,7 @@ class Trace:
             settings["num_pages"] = 1 + least + rng.randint(0, least // 2)
         settings["pin_share"] = random.Random(seed).choice([0.25, 0.6])
         settings["sharing"] = random.Random(seed + 1).choice([None, *(SharingRates(chunk_tokens=n) for n in (1, 8))])
+        trace.check_every = 1 if seed % 8 == 0 else 8
         trace._draw_calls(rng, num_requests=rng.randint(12, 20) if is_tiered else None)
         trace.answer_step = rng.choice([1, 1, 2, 4])
         if is_tiered or rng.random() < 0.6:
@@ -124,7 +126,7 @@ class Trace:
         num_drafts: int = 0,
         is_caching: bool = True,
         has_tier: bool = True,
-        check_every: int = 8,
+        check_every: int | None = None,
         change: Callable[[Harness], None] | None = None,
     ) -> Harness:
         """Run the trace; raise AssertionError if a token is wrong or an invariant is broken. change: plants a fault."""
@@ -141,7 +143,7 @@ class Trace:
             **self.settings,
         )
         harness.expected_tokens = self.model.expected_tokens
-        harness.check_every = check_every
+        harness.check_every = check_every or self.check_every
         if self.failures:
             harness.executor.fails = self._fails
         kv = harness.scheduler.kv

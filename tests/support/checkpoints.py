@@ -17,6 +17,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    Gemma4UnifiedTextConfig,
     GemmaConfig,
     Glm4Config,
     Glm4MoeConfig,
@@ -384,6 +385,13 @@ def _make_gemma4() -> dict[str, PreTrainedConfig]:
             attention_k_eq_v=True,
             hidden_size_per_layer_input=0,
             tie_word_embeddings=False,
+            final_logit_softcapping=5.0,
+        ),
+        "gemma4_unified": Gemma4UnifiedTextConfig(
+            **{name: value for name, value in tiny.items() if name != "vocab_size_per_layer_input"},
+            tie_word_embeddings=False,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
             final_logit_softcapping=5.0,
         ),
         "gemma4_shared": Gemma4TextConfig(

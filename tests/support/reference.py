@@ -21,7 +21,7 @@ def save_checkpoint(folder: Path, config: transformers.PreTrainedConfig, *, max_
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("q_norm.weight") and config.model_type == "gemma4_text":
+            if name.endswith("q_norm.weight") and config.model_type in ("gemma4_text", "gemma4_unified_text"):
                 parameter.uniform_(0.1, 0.4)  # in place of a scale: at 1, float32 alone would be off by 1e-3
             elif config.model_type in ZERO_CENTRED and name.endswith("norm.weight") and "linear_attn" not in name:
                 parameter.uniform_(-0.5, 0.5)  # 1 is added to it; a larger sum makes float32 alone be off by 1e-4

@@ -62,7 +62,8 @@ def thinking_budget(
     forced_ids = [*tokenizer.encode_inner("\n"), end_id]
     budget = ThinkingBudget(limit, start_ids, end_id, forced_ids, is_open=place == "open")
     if not tokenizer.chat_format.is_harmony:
-        return budget
+        # A name after the opening token is forced: a model may cut it into other tokens than the tokenizer does
+        return msgspec.structs.replace(budget, start_ids=start_ids[:1], opening_ids=start_ids[1:])
     # What follows is a message in another channel: the answer, or what the model chooses if it may call a tool
     channel = f"{harmony.END}{harmony.START}assistant{harmony.CHANNEL}"
     forced = channel if has_calls else f"{channel}final{harmony.MESSAGE}"
@@ -94,6 +95,4 @@ def _tokens(tokenizer: Tokenizer) -> tuple[list[int], int] | None:
     start = tokenizer.encode(tags.opening, add_special_tokens=False)
     if tags.closing not in ids or not start or start[0] not in ids.values():
         return None
-    if chat_format.is_harmony:
-        return start, ids[tags.closing]
-    return start[:1], ids[tags.closing]  # a name may follow the opening token
+    return start, ids[tags.closing]

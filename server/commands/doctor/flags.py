@@ -10,6 +10,7 @@ from server.config.serve_flags import add_tensor_parallel_flags, is_expert_paral
 from server.config.value_types import (
     DTYPES,
     KV_CACHE_DTYPES,
+    MODEL_IMPLS,
     QUANTIZATION_NAMES,
     AnyParser,
     gibibytes,
@@ -57,6 +58,7 @@ def add_doctor(commands: "argparse._SubParsersAction[AnyParser]", formatter: typ
         add(flag, choices=names, default="auto", metavar=flag[2:5].upper(), help=", ".join(names))
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", metavar="KIND", help=", ".join(KV_CACHE_DTYPES))
     add("--quantization", choices=QUANTIZATION_NAMES, default="auto", metavar="NAME", help="as of quire serve")
+    add("--model-impl", choices=MODEL_IMPLS, default="auto", metavar="NAME", help="as of quire serve")
     add("--pooling", choices=("auto", "last", "mean"), default="auto", metavar="KIND", help="as of quire serve")
     add("--host", type=text, default="127.0.0.1", help="address of the port that is checked (127.0.0.1)")
     add("--port", type=integer(0, 65_535), default=8000, metavar="N", help="port that is checked (8000)")
@@ -76,6 +78,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         dtype=arguments.dtype,
         kv_cache_dtype=arguments.kv_cache_dtype,
         quantization=arguments.quantization,
+        model_impl=arguments.model_impl,
         device=arguments.device,
         gpu_memory=arguments.gpu_memory,
         gpu_memory_utilization=arguments.gpu_memory_utilization,

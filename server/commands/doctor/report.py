@@ -46,7 +46,10 @@ def _model_rows(report: Report) -> Iterator[Row]:
         return
     yield "Architecture", f"{model.architecture}, {_support(model)}"
     if model.num_parameters is not None and report.serves is not None:
-        yield "Serves", report.serves
+        unread = "" if model.text_of is None else " alone; its vision and audio are not read"
+        yield "Serves", report.serves + unread
+    if model.computed_by is not None:
+        yield "Computed by", model.computed_by
     stored = None if model.stored is None else model.stored.num_parameters
     if (num_parameters := model.num_parameters or stored) is not None:
         yield "Parameters", f"{num_parameters:,} ({format_count(num_parameters)})"
@@ -61,8 +64,6 @@ def _model_rows(report: Report) -> Iterator[Row]:
 
 
 def _support(model: ModelReport) -> str:
-    if model.is_foreign:
-        return "supported by transformers' own class, slower"
     return "supported" if model.is_supported else "not supported"
 
 

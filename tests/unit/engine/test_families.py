@@ -64,6 +64,7 @@ ATTENTION_KINDS = (
     "llama4_no_norm",
     "gpt_oss",
     "gemma4",
+    "gemma4_unified",
     "gemma4_shared",
     "gemma4_experts",
     "deepseek_v2_lite",

@@ -58,7 +58,7 @@ TWO_RANKS = {
     "olmo2_replicated": Olmo2Config(**TINY, num_key_value_heads=1, pad_token_id=None),
     **{kind: make_configs()[kind] for kind in ("gemma", "gemma2", "gemma3")},
     **{kind: make_configs()[kind] for kind in ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")},
-    **{kind: make_configs()[kind] for kind in ("gemma4", "gemma4_shared", "gemma4_experts")},
+    **{kind: make_configs()[kind] for kind in ("gemma4", "gemma4_shared", "gemma4_experts", "gemma4_unified")},
     **{kind: make_configs()[kind] for kind in ("qwen3_next", "qwen3_next_dense", "qwen3_5", "qwen3_5_moe")},
     **{kind: make_configs()[kind] for kind in ("olmo_hybrid", "olmo_hybrid_rope")},
     **{kind: make_configs()[kind] for kind in ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")},
@@ -83,8 +83,12 @@ FOUR_RANKS = {
     **{kind: make_configs()[kind] for kind in ("deepseek_v2", "kimi_linear", "kimi_linear_groups")},
     **{kind: make_configs()[kind] for kind in ("minimax_m2", "dots1", "exaone_moe", "cohere2_moe", "mistral4")},
     **{kind: make_configs()[kind] for kind in ("mistral", "ministral", "ministral3", "mellum", "qwen2", "gpt_oss")},
-    **{kind: make_configs()[kind] for kind in ("gemma", "gemma2", "gemma3", "gemma4", "gemma4_shared")},
+    **{
+        kind: make_configs()[kind]
+        for kind in ("gemma", "gemma2", "gemma3", "gemma4", "gemma4_shared", "gemma4_unified")
+    },
     **{kind: make_configs()[kind] for kind in ("smollm3", "olmo3", "exaone4", "cohere2_biases", "glm4", "hunyuan")},
+    "gemma4_unified": make_configs()["gemma4_unified"],
     **{kind: make_configs()[kind] for kind in ("seed_oss_biases", "arcee_biases", "apertus", "ernie4_5_biases")},
     **{kind: make_configs()[kind] for kind in ("granite_biases", "granite_moe", "granite_moe_shared", "phimoe")},
     **{kind: make_configs()[kind] for kind in ("ernie4_5_moe", "hunyuan_moe", "solar_open", "llama4")},

@@ -12,6 +12,8 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
     Llama4Config,
     Llama4ForConditionalGeneration,
     Mistral3Config,
@@ -117,6 +119,13 @@ def make_gemma4():
     return model
 
 
+def make_gemma4_unified():
+    text = TINY | {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 6, "num_hidden_layers": 6}
+    text |= {"global_head_dim": 16, "pad_token_id": 0}
+    vision = {"mm_embed_dim": 16, "output_proj_dims": 16, "mm_posemb_size": 16, "patch_size": 4}
+    return Gemma4UnifiedForConditionalGeneration(Gemma4UnifiedConfig(text_config=text, vision_config=vision))
+
+
 def make_llama():
     text = TINY | {"num_key_value_heads": 2, "head_dim": 12, "intermediate_size_mlp": 40, "num_local_experts": 4}
     text |= {"interleave_moe_layer_step": 2, "attention_chunk_size": 64, "pad_token_id": None}
@@ -185,7 +194,7 @@ MODELS = [
     make_tied_mistral,
 ]
 MODELS += [make_gemma4, make_qwen, make_qwen_mixture, make_mistral4, make_command_a, make_command_a_plus]
-MODELS.append(make_mistral_that_says_it_is_tied)
+MODELS += [make_gemma4_unified, make_mistral_that_says_it_is_tied]
 
 
 @pytest.fixture(params=MODELS)

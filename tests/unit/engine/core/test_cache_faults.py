@@ -214,6 +214,24 @@ def restore_nothing(harness, _):
     executor._prepare = prepare_without
 
 
+def publish_states_before_the_commit(harness, _):
+    """Let others find the states that a row is to save as soon as it is planned."""
+    kv = harness.scheduler.kv
+    begin_row = kv.begin_row
+
+    def begin(request, end, step, **reserved):
+        known = len(step.saves)
+        added = begin_row(request, end, step, **reserved)
+        for save in step.saves[known:]:
+            key = kv.checkpoints._key(request, save.num_tokens)
+            if kv.pool.find(save.group.index, key) is None:
+                kv.pool.publish(save.group.index, key, save.block)
+                kv.checkpoints._num_hits[save.block] = 0
+        return added
+
+    kv.begin_row = begin
+
+
 def publish_states_of_steps_given_up(harness, _):
     """Keep what a dropped step was to save."""
     kv = harness.scheduler.kv
@@ -307,6 +325,7 @@ FAULTS = {
     begin_with_what_is_there: STATE_KINDS,
     restore_nothing: STATE_KINDS,
     publish_states_of_steps_given_up: STATE_KINDS,
+    publish_states_before_the_commit: STATE_KINDS,
 }
 FAULTS_OF_TIERS = (
     find_on_the_host_before_the_commit,
@@ -317,6 +336,7 @@ FAULTS_OF_TIERS = (
 FAILURES = {  # they show when steps are given up
     publish_before_the_commit: 40,
     publish_states_of_steps_given_up: 40,
+    publish_states_before_the_commit: 40,
     find_on_the_host_before_the_commit: 40,
 }
 

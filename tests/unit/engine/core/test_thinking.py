@@ -25,10 +25,16 @@ def budget(max_tokens: int, **fields) -> ThinkingBudget:
 
 def next_ids(limit: ThinkingBudget, output: list[int]) -> list[int]:
     """Return what may follow `output`, by the words of the documentation."""
+    opening = limit.opening_ids
     place, left, seen = "inside" if limit.is_open else "before", limit.max_tokens, []
     everything = list(range(VOCAB_SIZE))
     tokens = list(output)
     while True:
+        if place == "opening":
+            if len(tokens) < len(opening):
+                return [opening[len(tokens)]]
+            del tokens[: len(opening)]
+            place = "inside"
         if place == "inside" and left == 0:
             done = tokens[: len(limit.forced_ids)]
             if len(done) < len(limit.forced_ids):
@@ -51,7 +57,7 @@ def next_ids(limit: ThinkingBudget, output: list[int]) -> list[int]:
             continue
         seen.append(token)
         if seen[-len(limit.start_ids) :] == limit.start_ids:
-            place = "inside"
+            place = "opening"
             continue
         matched = max(n for n in range(len(limit.start_ids)) if seen[len(seen) - n :] == limit.start_ids[:n])
         if not limit.is_repeated and len(seen) - matched >= 4:
@@ -94,6 +100,7 @@ LIMITS = st.builds(
     is_open=st.booleans(),
     is_repeated=st.booleans(),
     not_after_ids=st.lists(st.integers(0, VOCAB_SIZE - 2), max_size=2),
+    opening_ids=st.lists(st.integers(0, 12), max_size=2),
 )
 
 
@@ -146,7 +153,7 @@ def test_a_grammar_goes_on_after_the_forced_tokens(depth):
 
 
 @DEPTHS
-def test_what_a_grammar_forbids_is_not_forced(depth):
+def test_a_request_whose_grammar_forbids_what_is_forced_ends_with_an_error(depth):
     harness = Harness(depth=depth, get_compiler=compiler)
     wrong = tokenizer().encode("E").ids
     harness.add(
@@ -156,7 +163,8 @@ def test_what_a_grammar_forbids_is_not_forced(depth):
         harness.turn()
         if harness.seen["r"].ends:
             break
-    assert len(text_of(harness.seen["r"].token_ids)) == 4
+    assert harness.seen["r"].ends == ["invalid_grammar"]
+    assert len(harness.seen["r"].token_ids) == 1
     harness.drain()
 
 
@@ -173,6 +181,12 @@ def test_the_number_of_free_tokens():
     assert (state.forced_token, state.banned_tokens, state.num_free) == (None, [1], 0)
     state.advance([2, 7, 8])
     assert state.forced_token == FORCED[0], "all of the limit is used"
+    named = ThinkingState(budget(2, opening_ids=[5, 6]))
+    assert named.num_free == 1
+    named.advance([START])
+    assert (named.num_free, named.forced_token, named.is_acting) == (0, 5, True)
+    named.advance([5, 6])
+    assert (named.num_free, named.forced_token) == (2, None)
     ended = ThinkingState(budget(2, is_open=True))
     ended.advance([END])
     assert ended.num_free == UNLIMITED

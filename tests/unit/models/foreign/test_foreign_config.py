@@ -41,7 +41,12 @@ def test_windows_are_those_that_the_attentions_are_told(tmp_path: Path) -> None:
     [
         (lambda: transformers.MambaConfig(**SIZES), "MambaForCausalLM", "layers that keep a state"),
         (lambda: transformers.BertConfig(**SIZES, intermediate_size=64), "BertLMHeadModel", "sees later tokens"),
-        (lambda: transformers.DogeConfig(**SIZES), "DogeForCausalLM", "mask of an attention is neither causal"),
+        (lambda: transformers.DogeConfig(**SIZES), "DogeForCausalLM", "a mask of the class's own"),
+        (
+            lambda: transformers.Gemma3nTextConfig(**SIZES),
+            "Gemma3nForCausalLM",
+            "num_kv_shared_layers: layers that read the keys and values of another layer",
+        ),
         (lambda: transformers.BloomConfig(**SIZES), "BloomForCausalLM", "does not let its attention be replaced"),
         (transformers.T5Config, "T5ForConditionalGeneration", "T5ForConditionalGeneration"),
         (transformers.GPT2Config, "SomebodysOwnModel", "has no class 'SomebodysOwnModel' of its own either"),
@@ -77,6 +82,37 @@ def test_sinks_that_are_not_one_number_for_each_head_are_refused(tmp_path: Path,
     config = transformers.GraniteSWAConfig(**SIZES, num_key_value_heads=2, intermediate_size=64, sliding_window=20)
     with pytest.raises(ModelError, match=f"GraniteSWAForCausalLM: .*{found}, not one number for each of its 6 heads"):
         read_config(write(tmp_path, config, "GraniteSWAForCausalLM"))
+
+
+def test_a_class_that_fails_is_named_with_what_it_raises(tmp_path: Path, monkeypatch) -> None:
+    def forward(self, input_ids=None, **options):
+        return self.model(input_ids, **options).of_another_class
+
+    whole = transformers.Starcoder2ForCausalLM.forward
+    config = transformers.Starcoder2Config(**SIZES, num_key_value_heads=2)
+    write(tmp_path, config, "Starcoder2ForCausalLM")
+    calls: list[None] = []
+
+    def only_later(self, *args, **options):  # whole in the examination of its attention, its head alone not
+        calls.append(None)
+        return (whole if len(calls) == 1 else forward)(self, *args, **options)
+
+    monkeypatch.setattr(transformers.Starcoder2ForCausalLM, "forward", only_later)
+    with pytest.raises(ModelError, match=r"Starcoder2ForCausalLM: .* fails .*: AttributeError: .*of_another_class"):
+        read_config(tmp_path)
+
+
+def test_a_class_that_reads_values_of_its_tensors_is_refused_in_plain_words(tmp_path: Path, monkeypatch) -> None:
+    forward = transformers.Starcoder2ForCausalLM.forward
+
+    def reading(self, input_ids=None, **options):
+        assert input_ids.max().item() >= 0
+        return forward(self, input_ids, **options)
+
+    monkeypatch.setattr(transformers.Starcoder2ForCausalLM, "forward", reading)
+    config = transformers.Starcoder2Config(**SIZES, num_key_value_heads=2)
+    with pytest.raises(ModelError, match="reads the values of tensors, which Quire cannot examine"):
+        read_config(write(tmp_path, config, "Starcoder2ForCausalLM"))
 
 
 def test_rope_by_the_longest_text_of_a_batch_is_refused(tmp_path: Path) -> None:

@@ -60,6 +60,22 @@ CONFIGS = {
         n_group=1,
         topk_group=1,
     ),
+    # its head reads a field of its own output class
+    "gemma4": lambda: transformers.Gemma4TextConfig(
+        **{**SIZES, "num_hidden_layers": 4},
+        **TOKENS,
+        head_dim=8,
+        global_head_dim=16,
+        sliding_window=20,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        hidden_size_per_layer_input=6,
+        vocab_size_per_layer_input=97,
+        num_kv_shared_layers=0,
+    ),
+    # its head has the name of a decoder
+    "modernbert-decoder": lambda: transformers.ModernBertDecoderConfig(
+        **SIZES, **TOKENS, local_attention=20, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+    ),
     "granite_swa": lambda: transformers.GraniteSWAConfig(**SIZES, **TOKENS, sliding_window=20),  # sinks
 }
 PROMPTS = [
@@ -86,7 +102,7 @@ def load(folder: Path, **settings: object) -> OfflineEngine:
 @pytest.mark.slow
 def test_greedy_text_of_sixteen_requests_in_cut_steps_equals_transformers(kind: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, CONFIGS[kind]())
-    offline = load(tmp_path, model_impl="transformers" if kind == "deepseek_v3" else "auto")
+    offline = load(tmp_path, model_impl="transformers" if kind in ("deepseek_v3", "gemma4") else "auto")
     assert "transformers' own class" in offline.loaded.facts["Computed by"]
     texts = [generation.token_ids for generation in offline.generate(PROMPTS, [GREEDY] * len(PROMPTS))]
     assert texts[:2] == [their_text(tmp_path, prompt) for prompt in PROMPTS[:2]]
@@ -134,6 +150,14 @@ def test_what_transformers_classes_cannot_do_is_refused(
     save_checkpoint(tmp_path, CONFIGS["gpt2"]())
     with pytest.raises(StartupError, match=words):
         load(tmp_path, **settings)
+
+
+def test_the_load_shows_no_progress_bar_of_transformers(tmp_path: Path, capfd) -> None:
+    save_checkpoint(tmp_path, CONFIGS["gpt2"]())
+    capfd.readouterr()
+    load(tmp_path)
+    assert "Loading weights" not in "".join(capfd.readouterr())
+    assert transformers.utils.logging.is_progress_bar_enabled()
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

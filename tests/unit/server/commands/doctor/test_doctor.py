@@ -281,3 +281,21 @@ def test_wrong_flags_are_one_sentence(capsys, flags, words):
     error = capsys.readouterr().err
     assert error.startswith(f"quire doctor: error: {flags[0]}")
     assert words in error
+
+
+def test_of_a_model_that_also_sees_the_text_alone_is_served(capsys, here, tmp_path):
+    text = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "model_type": "gemma3_text"}
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vision_config": {"hidden_size": 16}}))
+    assert main(["doctor", "--port", "0", str(tmp_path)]) == 0
+    assert "text alone; its vision and audio are not read" in capsys.readouterr().out
+
+
+def test_transformers_own_class_can_be_asked_for(capsys, here, llama):
+    (llama / "config.json").write_text(json.dumps(LLAMA_3_1_8B | {"model_type": "llama"}))
+    _, report = run(capsys, llama, "--model-impl", "transformers")
+    assert report["model"]["problem"] is None
+    losses = "slower, without CUDA graphs, quantisation, LoRA adapters and tensor parallelism"
+    assert report["model"]["computed_by"] == f"transformers' own class: {losses}"
+    _, report = run(capsys, llama)
+    assert report["model"]["computed_by"] is None

@@ -3,13 +3,14 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import ChatFormat, make_parser
 from server.text.parsers.reasoning import ReasoningTags
 from tests.support.call_forms import (
+    CALLS,
     LITERAL_FORMS,
     PLACES,
     SCHEMA_FORMS,
@@ -223,6 +224,33 @@ def test_glm4s_call_is_a_tools_name_and_an_object_as_the_whole_answer():
     for text in ("now", "nowhere\n{}", "now\nit rains", "Use now\n{}", "later\n{}", "n"):
         assert parse(text, "glm4") == parse([text], "glm4") == Answer("", text, [])
     assert parse('now\n{"a": 1} bye', "glm4") == Answer("", "bye", [("now", '{"a": 1}')])
+
+
+# rule: Tools and reasoning: A stream with tools joins to the whole answer, however the text is cut
+@settings(deadline=None)
+@given(
+    pieces=st.lists(
+        CALLS | st.sampled_from(["now", "now\n", "get_", "later\n{}", "\n", "\n\n", " ", "{", "{}", "[1]", "bye"]),
+        max_size=6,
+    ),
+    places=PLACES,
+)
+def test_the_cut_of_an_answer_in_glm4s_form_changes_nothing(pieces, places):
+    text = "".join(
+        piece if isinstance(piece, str) else f"{piece[0]}\n{json.dumps(piece[1], ensure_ascii=False)}\n"
+        for piece in pieces
+    )
+    whole = parse([text], "glm4")
+    assert parse(text, "glm4") == whole  # one character at a time
+    assert parse(cut(text, places), "glm4") == whole
+
+
+@settings(deadline=None)
+@given(calls=st.lists(CALLS, min_size=1, max_size=3), places=PLACES)
+def test_calls_in_glm4s_form_are_found_however_they_are_cut(calls, places):
+    shown = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
+    text = "\n".join(f"{name}\n{arguments}" for name, arguments in shown)
+    assert parse(cut(text, places), "glm4") == Answer("", "", shown)
 
 
 def test_tags_around_the_answers_text_are_dropped():
