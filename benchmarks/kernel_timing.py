@@ -46,6 +46,7 @@ def num_copies(num_bytes: int) -> int:
 def time_graph(calls: Sequence[Callable[[], object]], *, replays: int = 15) -> float:
     """Capture the calls, in order, in one CUDA graph; return the median time of a replay per call, in µs."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which made the inputs
     with torch.cuda.stream(stream):
         calls[0]()
         calls[-1]()

@@ -18,11 +18,11 @@ from models.config.size import attention_values_per_token, mlp_values_per_token
 _MANY_SAMPLES = 256  # positions of a step
 # Memory of the graphs on a GPU, about 10 MiB each, also of those that are captured when the engine is idle
 _GRAPHS_BYTES = GIB
-# Of grouped decode rows on an H100 (benchmarks/shared_prefix.py): reading keys and values; products of the shared pass;
-# its launch in each layer; the kernels that group a step's rows; one more group there; and the pieces of shared keys,
-# for each of which a row stores, then reads an output in float32
-_READ_BYTES_S, _SHARED_FLOPS = 2.8e12, 250e12
-_LAUNCH_S, _GROUPING_S, _GROUP_S = 3e-6, 15e-6, 2e-6
+# Of grouped decode rows on an H100 (benchmarks/notes.md): reading shared keys and values again, which come from L2, at
+# 6 to 9 TB/s; products of the shared pass; pass and merge in each layer; the kernels that group a step's rows; one more
+# group there; and the pieces of shared keys, for each of which a row stores, then reads an output in float32
+_READ_BYTES_S, _SHARED_FLOPS = 7e12, 250e12
+_LAUNCH_S, _GROUPING_S, _GROUP_S = 50e-6, 15e-6, 2e-6
 _PIECES = 2
 _MAX_HEAD_DIM = 256  # larger heads are not grouped (kernels/attention/triton_shared.py)
 

@@ -52,7 +52,6 @@ from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.foreign.choose import read_config
 from models.parallel import TensorParallel
-from models.registry import whole_of_text_part
 from models.weights.weights import Weights
 
 logger = logging.getLogger(__name__)

@@ -154,10 +154,13 @@ class CausalLM(nn.Module):
             rounded_to=w.dtype if has_rounded_angles else None,
         )
         factors = make_query_factors(config, device=w.device, dtype=w.dtype)
-        self.layers = nn.ModuleList(
-            make_layer(LayerParts(config, inner / f"layers.{i}", tp, method, i, caches[i], factors))
-            for i in range(config.num_layers)
-        )
+        self.layers = nn.ModuleList()
+        for i in range(config.num_layers):
+            self.layers.append(make_layer(LayerParts(config, inner / f"layers.{i}", tp, method, i, caches[i], factors)))
+            if config.quantization is not None:
+                # What a layer's matrices took as they were read is large: with a small matrix of the next layer in it,
+                # it would serve no other large one (gpt-oss-120b: 5 GiB and more)
+                w.give_back_unused()
         self.norm = hidden_norm(config, inner, last_norm)
         self.lm_head: LMHead | None = None
         if not config.has_lm_head:

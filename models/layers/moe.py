@@ -77,9 +77,6 @@ class SparseMLP(nn.Module):
             )
         width = experts.latent_size or config.hidden_size
         self.weights = _arrange(weights or load_experts(w, experts, width, tp, names, config.quantization), w)
-        if isinstance(self.weights.gate_up, PlanesMatrix) and w.device.type == "cuda":
-            # The memory of the matrices as they were read: in parts, among what stays, it would serve nothing
-            torch.cuda.empty_cache()
         self.to_latent, self.from_latent = _read_latent(config, experts, w, tp, method)
 
     def forward(self, hidden: torch.Tensor) -> LayerOutput:
@@ -141,7 +138,9 @@ def _arrange(weights: ExpertWeights, w: Weights) -> ExpertWeights:
     """Arrange packed experts for the kernels of this device and dtype, if they take both matrices."""
     if not takes_planes(w.dtype, w.device):
         return weights
-    gate_up, down = to_planes(weights.gate_up), to_planes(weights.down)
+    gate_up = to_planes(weights.gate_up)
+    w.give_back_unused()  # or small matrices that stay would lie in the large pieces of memory that arranging used
+    down = to_planes(weights.down)
     if not (isinstance(gate_up, PlanesMatrix) and isinstance(down, PlanesMatrix)):
         return weights
     return replace(weights, gate_up=gate_up, down=down)

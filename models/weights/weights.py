@@ -147,6 +147,11 @@ class Weights:
         """Leave the tensors `<block>.<part>.…` to another rank, so that finish() does not miss them."""
         self._reader.leave_out(self.full_name(f"{block}."), parts)
 
+    def give_back_unused(self) -> None:
+        """Return the allocator's unused memory to the GPU: what reading and quantising took. Blocks."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def full_name(self, name: str) -> str:
         """Return the tensor's full name in the checkpoint."""
         return self._prefix + name
