@@ -39,6 +39,7 @@ _HARMLESS_OPTIONS = {
     "max_length_k",
 }
 _READ_OPTIONS = {"scaling", "sliding_window", "softcap", "s_aux"}
+_PARTS = ("text_config", "vision_config", "audio_config")  # of a checkpoint for more than text
 # RoPE whose angles depend on the longest position of the batch: a text would depend on its neighbours
 _BATCH_ROPES = ("dynamic", "longrope")
 
@@ -157,6 +158,11 @@ def refuse_class(cls: type[PreTrainedModel], config: PreTrainedConfig) -> None:
     name = cls.__name__
     if config.is_encoder_decoder:
         raise ModelError(f"{name}: an encoder and a decoder; Quire serves decoders only")
+    if parts := [part.removesuffix("_config") for part in config.sub_configs if part in _PARTS]:
+        raise ModelError(
+            f"{name}: a model of several parts ({', '.join(parts)}), whose text part Quire cannot serve by itself; of"
+            " other such models it can (docs/reference/models.md)"
+        )
     if getattr(cls, "_is_stateful", False):
         raise ModelError(
             f"{name}: layers that keep a state, which transformers' own class cannot keep in Quire's cache"

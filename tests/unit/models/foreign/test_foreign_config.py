@@ -37,6 +37,29 @@ def test_windows_are_those_that_the_attentions_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "LlavaForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "InternVLForConditionalGeneration",
+        "Gemma3nForConditionalGeneration",
+        "MllamaForConditionalGeneration",
+        "PaliGemmaForConditionalGeneration",
+        "Glm4vForConditionalGeneration",
+        "SmolVLMForConditionalGeneration",
+    ],
+)
+def test_a_model_of_several_parts_is_refused_as_one(tmp_path: Path, name: str) -> None:
+    config = getattr(transformers, name).config_class()
+    with pytest.raises(
+        ModelError, match=r"a model of several parts \((text|vision), (text|vision).*models\.md"
+    ) as caught:
+        read_config(write(tmp_path, config, name))
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("config", "name", "words"),
     [
         (lambda: transformers.MambaConfig(**SIZES), "MambaForCausalLM", "layers that keep a state"),
