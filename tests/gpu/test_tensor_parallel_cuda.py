@@ -95,7 +95,8 @@ def test_sums_in_one_kernel_give_the_tokens_of_nccl(checkpoint: Path, size: int,
     assert theirs == "by NCCL"
     rows = [(row, wanted) for round_ in zip(found, expected, strict=True) for row, wanted in zip(*round_, strict=True)]
     # The two round alike, but a norm adds its squares in another order
-    assert sum(row == wanted for row, wanted in rows) >= 0.75 * len(rows), rows
+    # Ours rounds a sum once, NCCL at each of its steps, of which four ranks have more
+    assert sum(row == wanted for row, wanted in rows) >= (0.75 if size == 2 else 0.5) * len(rows), rows
 
 
 def test_the_end_of_a_killed_engine_is_its_ranks(checkpoint: Path) -> None:
