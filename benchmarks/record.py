@@ -93,9 +93,16 @@ def scripts() -> Iterator[Script]:
         yield _offline(shape, *_LATE)
     for shape in ("qwen3.5-4b", "qwen3.5-27b", "qwen3.5-35b-a3b", "nemotron-3-nano-30b-a3b"):
         yield _offline(shape, *_LATE)
-    yield _offline("qwen3.5-35b-a3b", "long128k", flags=("--max-model-len", "131072"), suffix="-128k")
+    yield _offline("qwen3.5-4b", "long128k", flags=("--max-model-len", "131072"), suffix="-128k")
+    fp8_kv = ("--max-model-len", "131072", "--kv-cache-dtype", "fp8")  # beside 65 GiB of weights
+    yield _offline("qwen3.5-35b-a3b", "long128k", flags=fp8_kv, suffix="-128k")
+    for shape in ("qwen3-0.6b", "llama-3.1-8b"):
+        for suffix, flags in (("-shared", ()), ("-shared-ungrouped", ("--no-row-groups",))):
+            yield _offline(shape, "shared", flags=("--max-num-seqs", "256", *flags), suffix=suffix)
     for kind in ("packed_experts", "moe", "recurrent_kernels", "mamba2_kernels", "latent_attention"):
         yield Script("kernels", kind.replace("_", "-"), [f"benchmarks.{kind}"])
+    yield Script("kernels", "moe-ranks", ["benchmarks.moe_ranks"])
+    yield Script("kernels", "shared-prefix", ["benchmarks.shared_prefix"])
     yield Script("kernels", "attention-kinds", ["benchmarks.attention_kinds", "--seconds", "120"])
 
 
