@@ -1,7 +1,7 @@
 """`quire bench offline`: the workloads of benchmarks/workloads.py through the engine's own loop, without HTTP.
 
-The prefix cache and end-of-sequence are off, but the workload `shared` has the cache. Each workload runs after one
-warm-up of the same kind; the report has its best run and the times of all runs.
+The prefix cache and end-of-sequence are off, but the workloads `shared` and `agent` have the cache. Each workload runs
+after one warm-up of the same kind; the report has its best run and the times of all runs.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from benchmarks.agents import LONGEST, agents, run_agents
 from benchmarks.report import (
     BenchError,
     Report,
@@ -41,6 +42,8 @@ _DEFAULT_SHAPE = "qwen3-0.6b"
 _DEFAULT_MODEL_LEN = 8192
 _NOT_SAVED = ("json", "html", "plot", "run")  # flags that change no figure
 
+_AGENT = "agent"
+
 Requests = list[tuple[list[int], int]]
 
 
@@ -48,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `quire bench offline` and return its exit code. Raises BenchError, StartupError."""
     check_outputs(json_path=arguments.json, plot_path=arguments.plot, html_path=arguments.html)
     old = read_old(arguments.compare, "offline") if arguments.compare else None
-    workloads = {name: _requests(name) for name in arguments.workloads}
+    workloads = {name: _requests(name) for name in arguments.workloads if name != _AGENT}
     name, config = engine_config(arguments)
     config = msgspec.structs.replace(
         config,
@@ -78,6 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
         for workload_name, requests in fitted.items():
             print(f"{workload_name} …", file=sys.stderr, flush=True)
             report["workloads"][workload_name] = measure(loaded, requests, runs=arguments.runs)
+        if _AGENT in arguments.workloads:
+            print("agent …", file=sys.stderr, flush=True)
+            report["workloads"][_AGENT] = measure_agents(loaded, runs=arguments.runs)
         is_cuda = loaded.runner.device.type == "cuda"
         report["peak_vram_gib"] = torch.cuda.max_memory_reserved() / 1024**3 if is_cuda else None
     print(format_report(report))
@@ -91,6 +97,29 @@ def measure(loaded: LoadedEngine, requests: Requests, *, runs: int) -> Report:
     """Run one workload `runs` times after a short warm-up; return the best run. Raises BenchError."""
     _run(loaded, [(prompt, min(num_tokens, 8)) for prompt, num_tokens in requests])
     results = [_run(loaded, requests) for _ in range(runs)]
+    best = min(results, key=lambda result: result["seconds"])
+    return best | {"all_seconds": [result["seconds"] for result in results]}
+
+
+def measure_agents(loaded: LoadedEngine, *, runs: int) -> Report:
+    """Run the workload `agent` `runs` times, with other tokens each time; return the best run. Raises BenchError.
+
+    The first run is also the warm-up.
+    """
+    limit = loaded.scheduler_config.max_model_len
+    if limit < LONGEST:
+        raise BenchError(f"Workload agent needs a context of {LONGEST:,} tokens, and this model has {limit:,} here.")
+    results = []
+    for seed in range(runs):
+        offline = OfflineEngine(loaded)
+        started_s = time.perf_counter()
+        try:
+            totals = run_agents(offline, agents(seed, loaded.model_config.vocab_size))
+        except RuntimeError as error:
+            raise BenchError(f"Workload agent: {error}") from error
+        counts = (totals.num_requests, totals.num_input_tokens, totals.num_output_tokens)
+        result = _result(offline, time.perf_counter() - started_s, *counts)
+        results.append(result | {"num_cached_tokens": totals.num_cached_tokens})
     best = min(results, key=lambda result: result["seconds"])
     return best | {"all_seconds": [result["seconds"] for result in results]}
 
@@ -110,6 +139,10 @@ def format_report(report: Report) -> str:
             )
     peak = report["peak_vram_gib"]
     lines = [format_table(rows), *drafted]
+    for name, result in report["workloads"].items():
+        if "num_cached_tokens" in result:
+            share = result["num_cached_tokens"] / result["num_input_tokens"]
+            lines.append(f"{name}: {share:.1%} of the prompts' tokens came from the prefix cache")
     if not drafted and any(result["num_requests"] == 1 for result in report["workloads"].values()):
         lines.append("With one request, ms/step is ms per token.")
     lines.append(f"peak VRAM {'not available: no CUDA device' if peak is None else f'{peak:.1f} GiB'}")
@@ -131,7 +164,7 @@ def _requests(name: str) -> Requests:
     except KeyError:
         names = (
             "single, batch8, mixed64, mixed256, seed64, prefill, prefill16, long, longctx, long128k, repeat, repeat16,"
-            " alone, prompt512, eight, shared"
+            " alone, prompt512, eight, shared, agent"
         )
         raise BenchError(f"There is no workload {name!r}: choose from {names}.", exit_code=2) from None
 
@@ -199,7 +232,6 @@ def _model_len(folder: Path) -> int | None:
 
 def _run(loaded: LoadedEngine, requests: Requests) -> Report:
     offline = OfflineEngine(loaded)
-    scheduler = offline.engine.scheduler
     params = [SamplingParams(max_tokens=num_tokens, temperature=0.0) for _, num_tokens in requests]
     started_s = time.perf_counter()
     generations = offline.generate([prompt for prompt, _ in requests], params)
@@ -210,10 +242,16 @@ def _run(loaded: LoadedEngine, requests: Requests) -> Report:
     num_input = sum(len(prompt) for prompt, _ in requests)
     num_output = sum(len(generation.token_ids) for generation in generations)
     assert num_output == sum(num_tokens for _, num_tokens in requests), "a request ended early"
+    return _result(offline, seconds, len(requests), num_input, num_output)
+
+
+def _result(offline: OfflineEngine, seconds: float, num_requests: int, num_input: int, num_output: int) -> Report:
+    """Return a run's counts and rates."""
+    scheduler = offline.engine.scheduler
     num_steps = scheduler.committed_step_id + 1
     return {
         "seconds": seconds,
-        "num_requests": len(requests),
+        "num_requests": num_requests,
         "num_input_tokens": num_input,
         "num_output_tokens": num_output,
         "input_tok_per_s": num_input / seconds,

@@ -2,7 +2,7 @@
 
 from random import Random
 
-WITH_PREFIX_CACHE = ("shared",)  # the others would find their own prompts in it
+WITH_PREFIX_CACHE = ("shared", "agent")  # the others would find their own prompts in it; agent: benchmarks/agents.py
 
 
 def workload(name: str) -> list[tuple[list[int], int]]:

@@ -5,9 +5,12 @@ import json
 
 import pytest
 
+from benchmarks.agents import LONGEST, NUM_AGENTS, NUM_TURNS, agents, run_agents
 from benchmarks.offline import _needs_prefix_cache
 from benchmarks.report import BenchError
 from benchmarks.workloads import workload
+from engine.core.local_client import GenerationResult
+from engine.interface.protocol import RequestFailed, SamplingParams
 
 
 def test_mixed256_has_the_lengths_of_the_published_figures() -> None:
@@ -47,3 +50,53 @@ def test_prompts_that_share_a_prefix_are_measured_with_the_cache_and_alone() -> 
     assert not _needs_prefix_cache(["single", "batch8"])
     with pytest.raises(BenchError, match="Run shared without other workloads"):
         _needs_prefix_cache(["single", "shared"])
+
+
+class Recorder:
+    """Answers with one number over and over; a prompt's cached tokens are those of the longest earlier context."""
+
+    def __init__(self) -> None:
+        self.contexts: list[list[int]] = []
+
+    def generate(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[GenerationResult]:
+        results = []
+        for prompt, each in zip(prompts, params, strict=True):
+            cached = max((len(seen) for seen in self.contexts if prompt[: len(seen)] == seen), default=0)
+            results.append(GenerationResult(token_ids=[7] * each.max_tokens, num_cached_tokens=cached))
+        self.contexts += [prompt + result.token_ids for prompt, result in zip(prompts, results, strict=True)]
+        return results
+
+
+def test_agents_take_turns_that_begin_with_all_before_them_and_part_once() -> None:
+    recorder = Recorder()
+    totals = run_agents(recorder, agents(0, 200_000))
+    half = NUM_TURNS // 2
+    assert totals.num_requests == NUM_AGENTS * (half + 2 * half) == len(recorder.contexts)
+    assert max(map(len, recorder.contexts)) <= LONGEST
+    first = [context for context in recorder.contexts if context[:1600] == recorder.contexts[0][:1600]]
+    assert len(first) == 3 * half
+    new = totals.num_input_tokens - totals.num_cached_tokens
+    assert new < totals.num_input_tokens / 10  # a turn computes what it adds; the first one the instructions as well
+    assert totals.num_output_tokens == sum(
+        agent_turn.num_answered
+        for agent in agents(0, 200_000)
+        for turns in (agent.trunk, *agent.branches)
+        for agent_turn in turns
+    )
+
+
+def test_agents_of_another_seed_share_no_instructions() -> None:
+    assert {tuple(agent.instructions[:4]) for agent in agents(0, 200_000)}.isdisjoint(
+        tuple(agent.instructions[:4]) for agent in agents(1, 200_000)
+    )
+
+
+def test_a_failed_turn_is_told() -> None:
+    class Failing(Recorder):
+        def generate(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[GenerationResult]:
+            results = super().generate(prompts, params)
+            results[3].error = RequestFailed("1", "engine_error", "no more memory")
+            return results
+
+    with pytest.raises(RuntimeError, match=r"a request of 1,\d+ tokens failed: no more memory"):
+        run_agents(Failing(), agents(0, 200_000))
