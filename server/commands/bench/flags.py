@@ -28,8 +28,8 @@ def add_offline_flags(parser: argparse.ArgumentParser) -> None:
         "workloads",
         nargs="+",
         metavar="WORKLOAD",
-        help="single, batch8, mixed64, mixed256, seed64, prefill, repeat, repeat16, shared, agent; for a CPU alone, prompt512,"
-        " eight",
+        help="single, batch8, mixed64, mixed256, seed64, prefill, repeat, repeat16, shared, agent; for a CPU alone,"
+        " prompt512, eight",
     )
     add_engine_flags(parser)
     add("--no-row-groups", action="store_true", help="read a shared prefix once for each row")
