@@ -7,7 +7,8 @@ From the disk: when a request could be admitted, begin() looks for a longer hit 
 one that is worth it, the missing blocks are read into slots, and the request waits; it holds no page meanwhile. When
 they have arrived, or could not be read, it is considered again, and HostTier brings them to the pool. A block that
 several requests wait for is read once. The loop never waits for the disk: poll() takes what is done, and lets requests
-go on without their blocks when nothing arrives for STALL_S.
+go on without their blocks when nothing arrives for STALL_S, or not all of theirs for LONGEST_WAIT_S. After a stall no
+request waits until something has come back.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -22,6 +23,7 @@ from engine.tiers.disk_store import DiskCounts, DiskStatus
 from engine.tiers.store_threads import StoreThreads, Transfer
 
 STALL_S = 5.0
+LONGEST_WAIT_S = 60.0
 _ON_DISK = -2  # in place of a block's number
 _MOST_SLOTS = 2  # a request's blocks from the disk take at most one in so many slots of host memory
 
@@ -114,6 +116,7 @@ class DiskTier:
         self._reading: dict[Name, _Reading] = {}
         self._writing: dict[Name, HostBlock] = {}
         self._last_read_s = 0.0
+        self._is_stalled = False  # requests stopped waiting, and nothing has come back since
 
     def begin(self, request: Request, now: float) -> bool:
         """Let a request wait for blocks of the disk if its hit becomes longer by enough; return whether it waits.
@@ -122,7 +125,7 @@ class DiskTier:
         """
         if request in self.waits:
             return True
-        if request.has_asked_disk:
+        if request.has_asked_disk or self._is_stalled:
             return False
         request.has_asked_disk = True
         hit = self._with_disk.find(request)
@@ -185,6 +188,7 @@ class DiskTier:
     def poll(self, now: float) -> None:
         """Take what the disk has done. Does not wait."""
         for transfer in self._parts.threads.take_done():
+            self._is_stalled = False
             if transfer.is_read:
                 self._end_read(transfer, now)
             else:
@@ -193,8 +197,12 @@ class DiskTier:
                 self.num_unwritten += not transfer.is_kept
         stalled = [request for request, wait in self.waits.items() if now - wait.began_s > STALL_S]
         if stalled and now - self._last_read_s > STALL_S:
-            for request in stalled:
-                self.cancel(request)
+            self._is_stalled = True
+        else:  # one read may hang while others end
+            stalled = [request for request in stalled if now - self.waits[request].began_s > LONGEST_WAIT_S]
+        for request in stalled:
+            self.cancel(request)
+        self._is_stalled &= bool(self._reading or self._writing)
 
     @property
     def facts(self) -> DiskFacts:

@@ -41,8 +41,8 @@ class Pins:
         self._pages_of: defaultdict[str, int] = defaultdict(int)  # by owner
         self._pins: OrderedDict[int, _Pin] = OrderedDict()  # by block, those that were renewed least recently first
         self._blocks_of: defaultdict[str, OrderedDict[int, None]] = defaultdict(OrderedDict)  # in the same order
-        self._due: list[tuple[float, int, list[int]]] = []  # a heap: deadline, its number, and blocks
-        self._num_due = 0
+        self._due: list[tuple[float, int]] = []  # a heap: when to look at a block again, and the block
+        self._looked_at_s: dict[int, float] = {}  # by block, of its entries in the heap the one that counts
 
     @property
     def num_pages(self) -> int:
@@ -69,11 +69,10 @@ class Pins:
             self._pool.pin(block)
             until_s = deadline_s if pin is None else max(deadline_s, pin.deadline_s)
             self._remember(block, _Pin(owner, until_s, len(self._pool.pages(block))))
-        if blocks:
-            heapq.heappush(self._due, (deadline_s, self._num_due, blocks))
-            self._num_due += 1
-            self.next_due_s = self._due[0][0]
-        while self._pages_of[owner] > self._budget:
+            if self._looked_at_s.get(block, math.inf) > until_s:  # else its next look finds the later deadline
+                self._look_again(block, until_s)
+        self.next_due_s = self._due[0][0] if self._due else math.inf
+        while self._pages_of.get(owner, 0) > self._budget:
             self._end(next(iter(self._blocks_of[owner])), "over_budget")
         while self._num_pages > self._most:
             self._end(next(iter(self._pins)), "over_budget")
@@ -82,11 +81,15 @@ class Pins:
         """End the pins whose time is over."""
         self._drop_lost()
         while self._due and self._due[0][0] <= now:
-            _, _, blocks = heapq.heappop(self._due)
-            for block in blocks:
-                pin = self._pins.get(block)
-                if pin is not None and pin.deadline_s <= now:
-                    self._end(block, "expired")
+            due_s, block = heapq.heappop(self._due)
+            if self._looked_at_s.get(block) != due_s:
+                continue
+            del self._looked_at_s[block]
+            pin = self._pins.get(block)
+            if pin is not None and pin.deadline_s <= now:
+                self._end(block, "expired")
+            elif pin is not None:
+                self._look_again(block, pin.deadline_s)
         self.next_due_s = self._due[0][0] if self._due else math.inf
 
     def check(self) -> None:
@@ -97,8 +100,8 @@ class Pins:
         assert self._num_pages == sum(len(self._pool.pages(block)) for block in self._pins) <= self._most
         assert self._num_pages == sum(self._pages_of.values())
         assert all(num_pages <= self._budget for num_pages in self._pages_of.values())
-        due = {block for _, _, blocks in self._due for block in blocks}
-        assert due >= self._pins.keys()
+        assert all(self._looked_at_s[block] <= pin.deadline_s for block, pin in self._pins.items())
+        assert set(self._due) >= {(due_s, block) for block, due_s in self._looked_at_s.items()}
 
     def _ends(self, hit: Hit) -> Iterable[tuple[int, int]]:
         """Yield each block of a hit, and the token at which it ends."""
@@ -117,6 +120,11 @@ class Pins:
                 break
             kept.append(block)
         return kept
+
+    def _look_again(self, block: int, due_s: float) -> None:
+        """Look at a block's pin at due_s, not at any time that was set before."""
+        self._looked_at_s[block] = due_s
+        heapq.heappush(self._due, (due_s, block))
 
     def _remember(self, block: int, pin: _Pin) -> None:
         self._pins[block] = pin

@@ -114,7 +114,13 @@ class RequestFactory:
 
     def _check_thinking(self, budget: ThinkingBudget) -> None:
         _check_bounds(budget.max_tokens, "thinking_token_budget", (0, 2**31 - 1))
-        groups = (budget.start_ids, budget.forced_ids, budget.not_after_ids, [budget.end_id])
+        groups = (
+            budget.start_ids,
+            budget.opening_ids,
+            budget.forced_ids,
+            budget.not_after_ids,
+            [budget.end_id],
+        )
         for token_ids in groups:
             self._check_ids(token_ids, "thinking_token_budget", most=_MAX_IDS)
         if not budget.start_ids or not budget.forced_ids:

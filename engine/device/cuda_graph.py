@@ -142,12 +142,20 @@ class CudaGraphDevice:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 output = run()
+                graph.capture_end()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # an error may have ended the capture
-                    graph.capture_end()
+                self._leave(graph)
                 raise
-            graph.capture_end()
         return graph, output
+
+    def _leave(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture that failed, so that others can follow."""
+        try:
+            graph.capture_end()
+        except RuntimeError:  # the error ended it, but for the allocator, which would refuse to free memory
+            with contextlib.suppress(AttributeError, RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            self._pool = torch.cuda.graph_pool_handle()
 
     def time(self, graph: Graph) -> float:
         """See GraphDevice.time."""

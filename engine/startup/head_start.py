@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import logging
 import os
 import threading
@@ -45,7 +46,7 @@ def read_ahead(folder: Path) -> int:
     """Read the folder's weights into the page cache, if memory has room for them; return the bytes read. Blocks."""
     started_s, num_bytes = time.monotonic(), 0
     with contextlib.suppress(OSError, ValueError):
-        files = sorted(folder.glob("*.safetensors"))
+        files = _weight_files(folder)
         if sum(file.stat().st_size for file in files) > _MOST_OF_MEMORY * _available_bytes():
             return 0
         buffer = bytearray(_CHUNK_BYTES)
@@ -57,6 +58,15 @@ def read_ahead(folder: Path) -> int:
                     num_bytes += count
     logger.info("weights read ahead bytes=%d seconds=%.1f", num_bytes, time.monotonic() - started_s)
     return num_bytes
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files that loading reads: those of the index, or the single file. Raises OSError, ValueError."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return [folder / "model.safetensors"]
+    weight_map = json.loads(index.read_bytes()).get("weight_map", {})
+    return [folder / name for name in sorted({Path(str(file)).name for file in weight_map.values()})]
 
 
 def create_context() -> bool:

@@ -25,6 +25,7 @@ _READ_BYTES_S, _SHARED_FLOPS = 7e12, 250e12
 _LAUNCH_S, _GROUPING_S, _GROUP_S = 50e-6, 15e-6, 2e-6
 _PIECES = 2
 _MAX_HEAD_DIM = 256  # larger heads are not grouped (kernels/attention/triton_shared.py)
+_MAX_QUERY_HEADS = 16  # of a KV head: with more, a tile has few rows, and each tile reads the shared keys
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,10 @@ def sharing_rates(model: ModelConfig, kv_dtype: torch.dtype) -> SharingRates | N
     caches = [
         cache
         for cache in model.kv_caches
-        if cache.reach is None and not cache.values_in_keys and max(cache.head_dim, cache.v_head_dim) <= _MAX_HEAD_DIM
+        if cache.reach is None
+        and not cache.values_in_keys
+        and max(cache.head_dim, cache.v_head_dim) <= _MAX_HEAD_DIM
+        and model.num_heads <= _MAX_QUERY_HEADS * cache.num_kv_heads
     ]
     if not caches or model.is_foreign:
         return None

@@ -135,6 +135,23 @@ def test_a_disk_that_hangs_costs_a_wait_and_no_request():
     harness.drain()
 
 
+def test_after_a_stall_no_request_waits_until_something_has_come_back():
+    harness, disk, prompt = restarted()
+    disk.is_hanging = True
+    harness.add("first", prompt, 4)
+    harness.turn(3)
+    harness.clock.now += STALL_S
+    harness.turn(20)
+    taken = len(harness.scheduler.kv.tiers.disk.slots)
+    harness.add("second", [*prompt[:12], 1, 2, 3, 4], 4)
+    harness.turn()
+    assert harness.scheduler.kv.tiers.num_at_disk == 0
+    assert len(harness.scheduler.kv.tiers.disk.slots) == taken
+    disk.is_hanging = False
+    harness.drain()
+    assert harness.seen["second"].ends == ["length"]
+
+
 def test_a_request_that_ends_while_it_waits_leaves_nothing():
     harness, disk, prompt = restarted()
     disk.polls_until_done = 10

@@ -140,3 +140,16 @@ def test_pins_end_while_the_engine_runs():
     assert harness.scheduler.kv.pins.num_pages == 0
     harness.engine.record_state()
     assert harness.metrics._delta.counters["prefix_cache_pinned_blocks_total", "expired"] == 5
+
+
+def test_renewing_pins_takes_no_more_memory():
+    kv = make_kv(FULL, num_pages=NUM_PAGES)
+    for number in range(200):
+        ended(kv, range(20), at=100.0 + number, pin_s=300.0)
+    assert len(kv.pins._due) == 4
+    kv.pins.expire(450.0)
+    assert kv.pins.num_pages == 4  # the last use was at 299
+    assert len(kv.pins._due) == 4
+    kv.pins.expire(599.0)
+    assert kv.pins.num_pages == 0
+    assert kv.pins._due == []

@@ -1,5 +1,6 @@
 """Work that begins before torch is imported: it never fails, and reads a checkpoint only if memory has room for it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,15 @@ from engine.startup import head_start
 def test_the_weights_are_read_once(tmp_path: Path) -> None:
     (tmp_path / "model-1.safetensors").write_bytes(b"x" * 1000)
     (tmp_path / "model-2.safetensors").write_bytes(b"y" * 500)
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "consolidated.safetensors").write_bytes(b"z" * 1500)  # the same weights again, which nothing loads
+    weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-1.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert head_start.read_ahead(tmp_path) == 1500
+
+
+def test_a_single_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 700)
+    assert head_start.read_ahead(tmp_path) == 700
 
 
 def test_a_checkpoint_larger_than_memory_is_not_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
