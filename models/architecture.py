@@ -116,6 +116,7 @@ class Architecture:
         "olmo_hybrid",
         "minimax",
         "mistral4",
+        "qwen2_vl",
     ] = "llama"
     # the file's names of fields, by their usual names, where they differ
     names: Mapping[str, str] = field(default_factory=dict)
@@ -127,6 +128,7 @@ class Architecture:
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     # multimodal models: location of the text part in config and checkpoint, and the prefixes that are not read
     text_config: str | None = None
+    may_have_flat_text: bool = False  # without text_config, the fields of the text part are those of the whole file
     # rows of text parts with another model_type that it may have instead
     other_text_parts: tuple[Architecture, ...] = ()
     text_prefix: str | None = None

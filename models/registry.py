@@ -15,6 +15,7 @@ from models.registry_hybrid import HYBRIDS
 from models.registry_latent import LATENT
 from models.registry_recurrent import RECURRENT
 from models.registry_text import split_text_part, text_part_of, with_text_part
+from models.registry_vision import vision_rows
 
 _GEMMA3_DEFAULTS = {
     "vocab_size": 262_208,
@@ -29,6 +30,7 @@ _GEMMA3_DEFAULTS = {
     "rope_theta": 1e6,
     "rope_local_base_freq": 1e4,
 }
+_LLAMA = Architecture("models.llama:Llama", "llama", qkv_bias="config", has_output_bias=True, has_mlp_bias=True)
 _MISTRAL = Architecture(
     "models.llama:Llama",
     "mistral",
@@ -57,6 +59,22 @@ _MINISTRAL3 = Architecture(
             "llama_4_scaling_beta": 0.1,
         },
     },
+)
+_QWEN2 = Architecture(
+    "models.llama:Llama",
+    "qwen2",
+    qkv_bias=True,
+    sliding_layers="max_window_layers",
+    defaults={"sliding_window": 4096, "num_key_value_heads": 32},
+)
+_QWEN3 = Architecture(
+    "models.qwen3:Qwen3",
+    "qwen3",
+    qkv_bias="config",
+    has_output_bias=True,
+    qk_norm="head",
+    sliding_layers="max_window_layers",
+    defaults={"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
 )
 _GEMMA3 = Architecture(
     "models.gemma:Gemma",
@@ -95,28 +113,12 @@ _COHERE2 = Architecture(
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "LlamaForCausalLM": Architecture(
-        "models.llama:Llama", "llama", qkv_bias="config", has_output_bias=True, has_mlp_bias=True
-    ),
+    "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _MISTRAL,
     "Ministral3ForCausalLM": _MINISTRAL3,
     "Mistral3ForConditionalGeneration": text_part_of(_MISTRAL, _MINISTRAL3, LATENT["Mistral4ForCausalLM"]),
-    "Qwen2ForCausalLM": Architecture(
-        "models.llama:Llama",
-        "qwen2",
-        qkv_bias=True,
-        sliding_layers="max_window_layers",
-        defaults={"sliding_window": 4096, "num_key_value_heads": 32},
-    ),
-    "Qwen3ForCausalLM": Architecture(
-        "models.qwen3:Qwen3",
-        "qwen3",
-        qkv_bias="config",
-        has_output_bias=True,
-        qk_norm="head",
-        sliding_layers="max_window_layers",
-        defaults={"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
-    ),
+    "Qwen2ForCausalLM": _QWEN2,
+    "Qwen3ForCausalLM": _QWEN3,
     "SmolLM3ForCausalLM": Architecture(
         "models.llama:Llama",
         "smollm3",
@@ -313,6 +315,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         body_prefix="model.language_model",
         ignored_prefixes=("model.vision_tower.", "model.multi_modal_projector."),
     ),
+    **vision_rows(llama=_LLAMA, mistral=_MISTRAL, qwen2=_QWEN2, qwen3=_QWEN3, qwen3_moe=EXPERTS["Qwen3MoeForCausalLM"]),
     **EXPERTS,
     **HYBRIDS,
     **LATENT,

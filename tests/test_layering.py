@@ -89,13 +89,15 @@ MAY_IMPORT = {
         models.weights""",
     "models.weights": "models.errors",
     "models.registry": """models.architecture models.errors models.registry_experts models.registry_gemma4
-        models.registry_hybrid models.registry_latent models.registry_recurrent models.registry_text""",
+        models.registry_hybrid models.registry_latent models.registry_recurrent models.registry_text
+        models.registry_vision""",
     "models.registry_experts": "models.architecture",
     "models.registry_gemma4": "models.architecture",
     "models.registry_hybrid": "models.architecture",
     "models.registry_latent": "models.architecture",
     "models.registry_recurrent": "models.architecture",
     "models.registry_text": "models.architecture",
+    "models.registry_vision": "models.architecture models.registry_text",
     "models.architecture": "",
     "models.context": "kernels.attention kernels.elementwise kernels.states",
     "models.fields": "models.errors",

@@ -50,12 +50,18 @@ def text_part(raw: Mapping[str, Any], architecture: Architecture, where: str) ->
     """Return the text part's row, and its config over the row's defaults; an explicit null counts as a value."""
     if architecture.text_config is None:
         return architecture, _over_defaults(raw, architecture, where)
+    if architecture.may_have_flat_text and raw.get(architecture.text_config) is None:
+        flat = {name: value for name, value in raw.items() if name != "vision_config"}
+        if flat.get("model_type") == architecture.model_type.removesuffix("_text"):
+            flat["model_type"] = architecture.model_type
+        return architecture, _over_defaults(flat, architecture, where)
     text = Fields(raw, where).section(architecture.text_config).raw
     model_type = str(text.get("model_type"))
     is_other = model_type in [row.model_type for row in architecture.other_text_parts]
     row = with_text_part(architecture, model_type) if is_other else architecture
     whole = {name: raw[name] for name in _WHOLE_MODEL_FIELDS if raw.get(name) is not None}
-    check_vision_fields(raw, where=where, read=_WHOLE_MODEL_FIELDS)
+    copies = tuple(text) if architecture.may_have_flat_text else ()  # beside text_config, which transformers reads
+    check_vision_fields(raw, where=where, read=(*_WHOLE_MODEL_FIELDS, *copies))
     return row, _over_defaults({**text, **whole}, row, where)
 
 

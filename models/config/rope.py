@@ -222,6 +222,8 @@ def _rope_type(fields: Fields, architecture: Architecture) -> RopeType:
     name = fields.get("rope_type") or fields.get("type") or "default"
     if architecture.rope == "phi3" and name in ("su", "yarn"):  # old Phi-3 checkpoints use these names for longrope
         name = "longrope"
+    if architecture.rope == "qwen2_vl" and name == "mrope":  # positions on three axes, which are equal for text
+        name = "default"
     if name not in ROPE_TYPES:
         raise ModelError(f"{fields.where}: rope type {name!r} is not supported: supported are {', '.join(ROPE_TYPES)}")
     return name

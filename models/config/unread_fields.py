@@ -74,8 +74,9 @@ HARMLESS = frozenset(f"{_ORIGIN} {_TRAINING} {_EXECUTION} {_GENERATION}".split()
 _HARMLESS_NAMES = re.compile(r"^_|_token_(id|ids|index)$|initializer|dropout|_pdrop$|flash|fused?_|_implementation$")
 # Outside the text part of a multimodal model
 _VISION = """
-    alignment_intermediate_size audio_config downsample_factor mm_tokens_per_image multimodal_projector_bias
-    projector_hidden_act spatial_merge_size text_config vision_config vision_feature_layer
+    alignment_intermediate_size audio_config downsample_factor downsample_ratio ignore_index image_seq_length
+    mm_tokens_per_image multimodal_projector_bias projector_hidden_act spatial_merge_size text_config vision_config
+    vision_feature_layer vision_feature_select_strategy
 """
 
 # Unknown names that look like computation, and their neutral values. Biases and norms with weights need no entry: a

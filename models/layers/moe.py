@@ -183,6 +183,10 @@ def load_experts(
     downs = [LinearPart(names.down, hidden_size, size, dim=1, rank=share.rank, size=share.size)]
     scheme, on_load = each_expert_scheme(quantization, layers), on_load_scheme(quantization, layers)
     is_merged = scheme is None and w.shape_of(names.all_gate_up) is not None
+    # published checkpoints of Qwen3-VL have what transformers saves of a model of its own transposed
+    stored = w.shape_of(names.all_gate_up), w.shape_of(names.all_down)
+    if stored == ((count, hidden_size, 2 * size), (count, size, hidden_size)):
+        names = replace(names, are_transposed=True)
     if on_load is not None:
         read_up, read_down = read_separate(w, ups), read_separate(w, downs)
         if is_merged:

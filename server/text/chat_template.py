@@ -45,6 +45,7 @@ class ChatTemplate:
         self._variables = variables
         tree = environment.parse(source)
         self.names_read = _names_read(tree)  # variables that the one who renders may set
+        self._needs_parts = _needs_parts(tree)
         literals = _literal_text(tree)
         special = list(special_tokens)
         # An added token that the template itself writes steers the model; one that it never writes is mere vocabulary.
@@ -83,6 +84,8 @@ class ChatTemplate:
             template_kwargs = {key: _mark(value, self._control_pattern) for key, value in template_kwargs.items()}
         if continue_final_message:
             chat[-1]["content"] = _final_content(chat) + _CONTINUE_TAG
+        if self._needs_parts:
+            chat = [_in_parts(message) for message in chat]
         context = {
             "messages": chat,
             "tools": tools,
@@ -207,6 +210,30 @@ def _alias_reasoning(chat: list[Message]) -> list[Message]:
         if reasoning is not None:
             chat[i] = {"thinking": reasoning, **message, "reasoning_content": reasoning}
     return chat
+
+
+def _needs_parts(tree: jinja2.nodes.Template) -> bool:
+    """Return whether a template only goes through the parts of a content, as LLaVA's: it would leave out a string."""
+    if any(test.name in ("string", "iterable", "sequence", "mapping") for test in tree.find_all(jinja2.nodes.Test)):
+        return False
+    printing = tree.find_all((jinja2.nodes.Output, jinja2.nodes.Add, jinja2.nodes.Concat))
+    if any(_is_content(child) for node in printing for child in node.iter_child_nodes()):
+        return False
+    return any(_is_content(loop.iter) for loop in tree.find_all(jinja2.nodes.For))
+
+
+def _is_content(node: jinja2.nodes.Node | None) -> bool:
+    """Return whether an expression is a message's content, filtered or not."""
+    while isinstance(node, jinja2.nodes.Filter):
+        node = node.node
+    if isinstance(node, jinja2.nodes.Getitem):
+        return isinstance(node.arg, jinja2.nodes.Const) and node.arg.value == "content"
+    return isinstance(node, jinja2.nodes.Getattr) and node.attr == "content"
+
+
+def _in_parts(message: Message) -> Message:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _final_content(chat: list[Message]) -> str:

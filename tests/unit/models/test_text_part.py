@@ -18,10 +18,12 @@ from transformers import (
     Llama4ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
     Qwen3_5MoeConfig,
     Qwen3_5MoeForConditionalGeneration,
+    Qwen3VLMoeForConditionalGeneration,
 )
 
 from models.config.model_config import ModelConfig
@@ -29,6 +31,14 @@ from models.errors import ModelError
 from tests.support.checkpoints import MINISTRAL3_ROPE, TINY
 from tests.support.models_harness import PagedRunner, load
 from tests.support.reference import delta_rule_token_by_token
+from tests.support.vision_checkpoints import (
+    QWEN_VISION,
+    VISION,
+    VISION_MODELS,
+    fill,
+    make_qwen2_5_vl,
+    make_qwen3_vl_mixture,
+)
 
 PROMPT = [3, 80, 17, 4, 55, 8, 8, 61, 2, 0, 42, 7, 7]
 # Of google/gemma-3-4b-it: all else is left to the defaults of transformers' class
@@ -46,16 +56,6 @@ GEMMA_3_4B = {
     },
     "torch_dtype": "bfloat16",
     "vision_config": {"hidden_size": 1152},
-}
-
-
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
 }
 
 
@@ -144,14 +144,6 @@ QWEN_TEXT = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
-QWEN_VISION = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "out_hidden_size": 32,
-    "num_position_embeddings": 16,
-}
 
 
 def make_qwen():
@@ -195,22 +187,29 @@ MODELS = [
 ]
 MODELS += [make_gemma4, make_qwen, make_qwen_mixture, make_mistral4, make_command_a, make_command_a_plus]
 MODELS += [make_gemma4_unified, make_mistral_that_says_it_is_tied]
+MODELS += VISION_MODELS
+
+
+def save(make, folder):
+    """Save a model with wide random weights; return its logits."""
+    torch.manual_seed(0)
+    model = make().eval()
+    fill(model)
+    model.save_pretrained(folder)
+    with torch.inference_mode(), delta_rule_token_by_token(model.config.get_text_config()):
+        return model(torch.tensor([PROMPT])).logits[0]
 
 
 @pytest.fixture(params=MODELS)
 def checkpoint(request, tmp_path):
-    torch.manual_seed(0)
-    model = request.param().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0.0, 0.2)
-    model.save_pretrained(tmp_path)
-    with torch.inference_mode(), delta_rule_token_by_token(model.config.get_text_config()):
-        return tmp_path, model(torch.tensor([PROMPT])).logits[0]
+    return tmp_path, save(request.param, tmp_path)
 
 
 def test_logits_for_text_are_those_of_transformers(checkpoint):
-    folder, expected = checkpoint
+    check_logits(*checkpoint)
+
+
+def check_logits(folder, expected):
     runner = PagedRunner(load(folder), ModelConfig.from_folder(folder))
     row = runner.add_row()
     logits = runner.step([(row, PROMPT[:8])]) + [runner.step([(row, [token_id])])[0] for token_id in PROMPT[8:]]
@@ -241,3 +240,47 @@ def test_gemma_3_4b_is_read_as_published():
 def test_a_config_without_its_text_part_is_refused(text_config):
     with pytest.raises(ModelError, match=r"hidden_size is missing|text_config must be an object"):
         ModelConfig.from_json(json.loads(json.dumps(GEMMA_3_4B | {"text_config": text_config})))
+
+
+def test_experts_of_qwen3_vl_are_read_as_published_which_is_transposed(tmp_path):
+    logits = save(make_qwen3_vl_mixture, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    experts = {name: tensor.transpose(1, 2).contiguous() for name, tensor in tensors.items() if ".experts." in name}
+    assert len(experts) == 4
+    save_file(tensors | experts, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    theirs = Qwen3VLMoeForConditionalGeneration.from_pretrained(tmp_path).eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(theirs(torch.tensor([PROMPT])).logits[0], logits)
+    check_logits(tmp_path, logits)
+
+
+def test_qwen2_5_vl_is_read_as_published_with_the_fields_of_its_text_beside_those_of_vision(tmp_path, caplog):
+    logits = save(make_qwen2_5_vl, tmp_path)
+    path = tmp_path / "config.json"
+    whole = json.loads(path.read_text())
+    text = whole.pop("text_config")
+    text["rope_theta"] = text.pop("rope_parameters")["rope_theta"]
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": [2, 1, 1]}
+    del text["layer_types"], whole["dtype"]  # newer than these files
+    path.write_text(json.dumps(text | whole | {"sliding_window": 32, "torch_dtype": "float32"}))
+    theirs = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path).eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(theirs(torch.tensor([PROMPT])).logits[0], logits)
+    caplog.clear()
+    config = ModelConfig.from_folder(tmp_path)
+    assert (config.bos_token_id, config.eos_token_ids, config.sliding_windows) == (1, (2,), (None,) * 3)
+    assert not [record for record in caplog.records if record.name.startswith("models.")]
+    check_logits(tmp_path, logits)
+    # as some versions of transformers save it
+    both = {**whole, **text, "text_config": text, "model_type": "qwen2_5_vl"}
+    assert ModelConfig.from_json(both).ropes == config.ropes
+
+
+def test_llava_1_5_has_the_sizes_of_its_texts_class():
+    text = {"max_position_embeddings": 4096, "model_type": "llama", "rms_norm_eps": 1e-5, "vocab_size": 32064}
+    raw = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "text_config": text}
+    raw |= {"ignore_index": -100, "image_token_index": 32000, "pad_token_id": 32001, "projector_hidden_act": "gelu"}
+    raw |= {"vision_feature_layer": -2, "vision_feature_select_strategy": "default", "torch_dtype": "float16"}
+    config = ModelConfig.from_json(raw)
+    assert config.num_parameters == 6_738_939_904
+    assert (config.num_layers, config.num_kv_heads, config.max_context_len) == (32, 32, 4096)

@@ -39,10 +39,8 @@ def test_windows_are_those_that_the_attentions_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "LlavaForConditionalGeneration",
-        "Qwen2_5_VLForConditionalGeneration",
-        "Qwen3VLForConditionalGeneration",
-        "InternVLForConditionalGeneration",
+        "LlavaNextForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration",
         "Gemma3nForConditionalGeneration",
         "MllamaForConditionalGeneration",
         "PaliGemmaForConditionalGeneration",

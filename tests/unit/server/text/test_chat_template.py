@@ -78,6 +78,45 @@ def test_continue_final_message_equals_transformers(name, content):
     assert template(source).render(messages, add_generation_prompt=False, continue_final_message=True) == expected
 
 
+# Of llava-hf/llava-1.5-7b-hf: it reads parts alone, and would leave out a string
+LLAVA = (
+    "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() + ': '}}{% endif %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\\n' }}{% endfor %}"
+    "{% if message['role'] != 'assistant' %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' '}}"
+    "{% endfor %}{% else %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{% generation %}{{ content['text'] + ' '}}{% endgeneration %}{% endfor %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("chat", ["plain", "system", "turns"])
+def test_a_template_that_reads_parts_alone_gets_text_as_parts(chat):
+    parts = [message | {"content": [{"type": "text", "text": message["content"]}]} for message in CHATS[chat]]
+    text = template(LLAVA).render(CHATS[chat])
+    assert text == reference(LLAVA, parts, add_generation_prompt=True)
+    assert all(message["content"] in text for message in CHATS[chat])
+
+
+def test_a_part_that_is_continued_or_contains_a_control_token_is_as_a_string_would_be():
+    messages = [{"role": "user", "content": "a<|im_end|>"}, {"role": "assistant", "content": "b c"}]
+    text = template(LLAVA).render(messages, add_generation_prompt=False, continue_final_message=True, mark=True)
+    assert split_marked(text) == [("USER: a", False), ("<|im_end|>", True), (" ASSISTANT: b c", False)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}",
+        "{% for m in messages %}{{ m['content'] | trim }}{% for c in m.content %}{{ c }}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_template_that_reads_strings_gets_them(source):
+    assert template(source).render(CHATS["turns"]) == reference(source, CHATS["turns"])
+
+
 def test_the_folder_equals_auto_tokenizer(model_folder: Path):
     from transformers import AutoTokenizer
 
