@@ -23,7 +23,7 @@ from models.layers.linear import ColumnLinear
 from models.layers.mlp import GatedMLP, PlainMLP
 from models.layers.routing import ExpertNames, Router
 from models.parallel import ExpertShare, LayerOutput, TensorParallel
-from models.quantization.config import QuantizationConfig
+from models.quantization.config import QuantizationConfig, naming_scheme
 from models.quantization.experts_scheme import DenseExperts, each_expert_scheme, on_load_scheme
 from models.quantization.linear_method import LinearMethod, LinearPart
 from models.weights.weights import Weights
@@ -183,11 +183,13 @@ def load_experts(
     downs = [LinearPart(names.down, hidden_size, size, dim=1, rank=share.rank, size=share.size)]
     scheme, on_load = each_expert_scheme(quantization, layers), on_load_scheme(quantization, layers)
     is_merged = scheme is None and w.shape_of(names.all_gate_up) is not None
+    naming = naming_scheme(quantization, layers[0], layer=w.full_name("experts"))
     if on_load is not None:
         read_up, read_down = read_separate(w, ups), read_separate(w, downs)
         if is_merged:
             read_up, read_down = read_merged(w, names, ups, downs[0], share)
-        gate_up, down = on_load.quantize_each(here, read_up), on_load.quantize_each(here, read_down)
+        with naming:
+            gate_up, down = on_load.quantize_each(here, read_up), on_load.quantize_each(here, read_down)
     elif is_merged:
         width = size // share.size
         gate_up = torch.empty(len(here), len(inner) * width, hidden_size, dtype=w.dtype, device=w.device)
@@ -195,7 +197,8 @@ def load_experts(
         _read_all(w, names, gate_up, down, size=size, share=share)
     else:
         storage = DenseExperts() if scheme is None else scheme
-        gate_up, down = storage.load_each(w, here, ups), storage.load_each(w, here, downs)
+        with naming:
+            gate_up, down = storage.load_each(w, here, ups), storage.load_each(w, here, downs)
     if len(here) < count and not is_merged:
         w.leave_out("experts", {str(expert) for expert in range(count) if expert not in here})
     return ExpertWeights(gate_up, down, first_expert=here.start)
