@@ -18,6 +18,7 @@ from models.layers.experts_on_load import slices
 from models.layers.moe import ExpertWeights, SparseMLP
 from models.layers.routing import ExpertNames
 from models.parallel import ExpertShare, TensorParallel
+from models.quantization.config import naming_scheme
 from models.quantization.experts_scheme import all_experts_scheme, on_load_scheme
 from models.quantization.linear_method import LinearPart, ReadExpert
 from models.weights.weights import Weights
@@ -49,21 +50,20 @@ def _load_experts(w: Weights, config: ModelConfig, experts: ExpertsConfig, tp: T
     biases = ExpertBiases(up_bias.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2).contiguous(), down_bias)
     names = [w.full_name(name) for name in ("gate_up_proj", "down_proj")]
     scheme = all_experts_scheme(config.quantization, names)
+    naming = naming_scheme(config.quantization, names[0], layer=w.full_name("").removesuffix("."))
     if scheme is not None:
         up = LinearPart("gate_up_proj", 2 * size, hidden_size, dim=0, rank=share.rank, size=share.size)
         part = LinearPart("down_proj", hidden_size, size, dim=1, rank=share.rank, size=share.size)
-        return ExpertWeights(
-            scheme.load_all(w, share, up, takes_turns=True),
-            scheme.load_all(w, share, part, takes_turns=False),
-            biases,
-            first,
-        )
+        with naming:
+            gate_up_4bit = scheme.load_all(w, share, up, takes_turns=True)
+            down_4bit = scheme.load_all(w, share, part, takes_turns=False)
+        return ExpertWeights(gate_up_4bit, down_4bit, biases, first)
     on_load = on_load_scheme(config.quantization, names)
     if on_load is not None:
         read_up, read_down = _read_each(w, share, hidden_size, size)
-        return ExpertWeights(
-            on_load.quantize_each(share.here, read_up), on_load.quantize_each(share.here, read_down), biases, first
-        )
+        with naming:
+            ups, downs = on_load.quantize_each(share.here, read_up), on_load.quantize_each(share.here, read_down)
+        return ExpertWeights(ups, downs, biases, first)
     gate_up = read("gate_up_proj", (count, hidden_size, 2 * size), 2)
     down = read("down_proj", (count, size, hidden_size), 1)
     return ExpertWeights(

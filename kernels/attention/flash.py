@@ -2,6 +2,7 @@
 
 On a Hopper GPU it uses FlashAttention-3 (module flash_attn_interface) if installed, otherwise FlashAttention-2
 (flash_attn). Both read the pool through the block table; FA2 needs blocks whose size is a multiple of 256 tokens.
+Neither knows sinks: with them, its output is weighed by the logarithm of each softmax's denominator, which it returns.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class _Library:
     generation: int
     block_size_multiple: int
     module: ModuleType
-    attend: Callable[[ModuleType, torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata, _Softmax], torch.Tensor]
+    attend: Callable[
+        [ModuleType, torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata, _Softmax, torch.Tensor | None],
+        torch.Tensor,
+    ]
 
 
 class FlashAttention:
@@ -72,8 +76,6 @@ class FlashAttention:
             return f"head_dim {spec.head_dim} is not a multiple of 8 of at most {_MAX_HEAD_DIM}"
         if spec.values_dim != spec.head_dim:
             return f"values of {spec.values_dim} numbers a head are not of the size of keys, {spec.head_dim}"
-        if spec.has_sinks:
-            return "it has no attention sinks"
         if spec.has_chunks:
             return "it has no chunked attention"
         if spec.frees_windows:
@@ -109,11 +111,10 @@ class FlashAttention:
     ) -> torch.Tensor:
         """Attend each row over its own tokens; see AttentionBackend.forward. A padding row (seq_len 0) yields zeros."""
         assert kv_scales is UNSCALED, "refuse() takes no pool of another dtype"
-        assert sinks is None, "refuse() takes no model with sinks"
         assert chunk is None, "refuse() takes no model with chunked attention"
         window = _WHOLE_ROW if sliding_window is None else (sliding_window - 1, 0)
         softmax = {"softmax_scale": scale, "causal": True, "window_size": window, "softcap": softcap}
-        return self._library.attend(self._library.module, q, k_cache, v_cache, metadata, softmax)
+        return self._library.attend(self._library.module, q, k_cache, v_cache, metadata, softmax, sinks)
 
 
 def _find_library(capability: tuple[int, int]) -> _Library | str:
@@ -153,9 +154,10 @@ def _attend_fa3(
     v_cache: torch.Tensor,
     metadata: AttentionMetadata,
     softmax: _Softmax,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend all rows of any length. Shapes as AttentionBackend.forward."""
-    return module.flash_attn_with_kvcache(
+    found = module.flash_attn_with_kvcache(
         q,
         k_cache,
         v_cache,
@@ -163,8 +165,10 @@ def _attend_fa3(
         page_table=metadata.block_table,
         cu_seqlens_q=metadata.query_start_loc,
         max_seqlen_q=metadata.max_query_len,
+        return_softmax_lse=sinks is not None,
         **softmax,
     )
+    return found if sinks is None else _add_sinks(found[0], found[1], sinks)
 
 
 def _attend_fa2(
@@ -174,16 +178,17 @@ def _attend_fa2(
     v_cache: torch.Tensor,
     metadata: AttentionMetadata,
     softmax: _Softmax,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend decode rows, split along their keys, then the rest by tiles. Shapes as AttentionBackend.forward."""
     num_rows = metadata.seq_lens.shape[0]
     num_decodes = num_rows if metadata.max_query_len == 1 else metadata.num_decodes or 0
     if num_decodes == num_rows:
-        return _decode_fa2(module, q, k_cache, v_cache, metadata, softmax)
+        return _decode_fa2(module, q, k_cache, v_cache, metadata, softmax, sinks)
     if metadata.num_decodes is None and num_rows * metadata.max_query_len > _MANY_QUERIES:
         metadata = _cut_rows(metadata, q.shape[0])
     # The first tokens of q belong to no row of this call, so it does not write them
-    out: torch.Tensor = module.flash_attn_varlen_func(
+    found = module.flash_attn_varlen_func(
         q,
         k_cache,
         v_cache,
@@ -192,10 +197,12 @@ def _attend_fa2(
         max_seqlen_q=metadata.max_query_len,
         max_seqlen_k=metadata.max_seq_len,
         block_table=metadata.block_table[num_decodes:],
+        return_attn_probs=sinks is not None,  # and lse; probabilities only with a dropout
         **softmax,
     )
+    out: torch.Tensor = found if sinks is None else _add_sinks(found[0], found[1], sinks)
     if num_decodes > 0:
-        out[:num_decodes] = _decode_fa2(module, q[:num_decodes], k_cache, v_cache, metadata, softmax)
+        out[:num_decodes] = _decode_fa2(module, q[:num_decodes], k_cache, v_cache, metadata, softmax, sinks)
     return out
 
 
@@ -206,17 +213,31 @@ def _decode_fa2(
     v_cache: torch.Tensor,
     metadata: AttentionMetadata,
     softmax: _Softmax,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend the first N rows, of one query token each. q: [N, num_heads, head_dim]; returns the same shape."""
-    out: torch.Tensor = module.flash_attn_with_kvcache(
+    found = module.flash_attn_with_kvcache(
         q.unsqueeze(1),
         k_cache,
         v_cache,
         cache_seqlens=metadata.seq_lens[: q.shape[0]],
         block_table=metadata.block_table[: q.shape[0]],
+        return_softmax_lse=sinks is not None,
         **softmax,
     )
-    return out.squeeze(1)
+    if sinks is None:
+        out: torch.Tensor = found.squeeze(1)
+        return out
+    return _add_sinks(found[0].squeeze(1), found[1].squeeze(2).T, sinks)
+
+
+def _add_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Add exp(sink) to each softmax's denominator, in place. out: [T, H, D]; lse: [H, T] fp32, of the denominators.
+
+    Each output is a sum over exp(lse), and shall be one over exp(lse) + exp(sink). A query without keys has zeros and
+    an lse of plus or minus infinity, so it stays at zero.
+    """
+    return out.mul_(torch.sigmoid(lse.T - sinks)[..., None])
 
 
 def _cut_rows(metadata: AttentionMetadata, num_tokens: int) -> AttentionMetadata:

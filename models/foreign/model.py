@@ -33,6 +33,8 @@ class ForeignModel(nn.Module):
         assert model.config._attn_implementation == ATTENTION
         self.calls = tuple(calls)
         self.decoder: Any = _decoder_of(model)
+        # Some classes look for it in the ids of each call without a mask, to warn: a wait for the device in each step
+        self.decoder.config.pad_token_id = None
         # The head is the class's own forward around hidden states that are given, with its scales and caps
         self._given = _Given()
         parent, name = _place_of(model, self.decoder)
@@ -56,7 +58,7 @@ class ForeignModel(nn.Module):
     def try_parts(self, num_tokens: int) -> None:
         """Compute decoder and head on the meta device, where attention is a shape. Raises what they raise."""
         ids = torch.zeros(num_tokens, dtype=torch.int64, device="meta")
-        # With a mask, the class does not look for padding in the ids
+        # A mask like that of models.foreign.probe: some classes look for several texts in positions without one
         mask = torch.ones(1, num_tokens, dtype=torch.int64, device="meta")
         self.compute_logits(self._decode(ids, ids, quire_attend=_empty_attention, attention_mask=mask))
 

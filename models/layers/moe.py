@@ -23,7 +23,7 @@ from models.layers.linear import ColumnLinear
 from models.layers.mlp import GatedMLP, PlainMLP
 from models.layers.routing import ExpertNames, Router
 from models.parallel import ExpertShare, LayerOutput, TensorParallel
-from models.quantization.config import QuantizationConfig
+from models.quantization.config import QuantizationConfig, naming_scheme
 from models.quantization.experts_scheme import DenseExperts, each_expert_scheme, on_load_scheme
 from models.quantization.linear_method import LinearMethod, LinearPart
 from models.weights.weights import Weights
@@ -187,11 +187,13 @@ def load_experts(
     stored = w.shape_of(names.all_gate_up), w.shape_of(names.all_down)
     if stored == ((count, hidden_size, 2 * size), (count, size, hidden_size)):
         names = replace(names, are_transposed=True)
+    naming = naming_scheme(quantization, layers[0], layer=w.full_name("experts"))
     if on_load is not None:
         read_up, read_down = read_separate(w, ups), read_separate(w, downs)
         if is_merged:
             read_up, read_down = read_merged(w, names, ups, downs[0], share)
-        gate_up, down = on_load.quantize_each(here, read_up), on_load.quantize_each(here, read_down)
+        with naming:
+            gate_up, down = on_load.quantize_each(here, read_up), on_load.quantize_each(here, read_down)
     elif is_merged:
         width = size // share.size
         gate_up = torch.empty(len(here), len(inner) * width, hidden_size, dtype=w.dtype, device=w.device)
@@ -199,7 +201,8 @@ def load_experts(
         _read_all(w, names, gate_up, down, size=size, share=share)
     else:
         storage = DenseExperts() if scheme is None else scheme
-        gate_up, down = storage.load_each(w, here, ups), storage.load_each(w, here, downs)
+        with naming:
+            gate_up, down = storage.load_each(w, here, ups), storage.load_each(w, here, downs)
     if len(here) < count and not is_merged:
         w.leave_out("experts", {str(expert) for expert in range(count) if expert not in here})
     return ExpertWeights(gate_up, down, first_expert=here.start)

@@ -7,6 +7,8 @@ LinearMethod, or is one. The layer's full name in the checkpoint decides its sch
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -110,6 +112,25 @@ def _matches(pattern: str, name: str) -> bool:
     if pattern.startswith("re:"):
         return re.match(pattern[3:], name) is not None
     return f".{pattern}." in f".{name}."
+
+
+@contextmanager
+def naming_scheme(quantization: QuantizationConfig | None, matrix: str, *, layer: str) -> Iterator[None]:
+    """Add a layer's scheme to each ModelError of reading it, and the matrix's name where the error names no tensor.
+
+    matrix: full name, which decides the scheme. layer: the part of the full name that all its matrices share.
+    """
+    try:
+        yield
+    except ModelError as error:
+        scheme = None if quantization is None else quantization.scheme_of(matrix)
+        if quantization is None or scheme is None:
+            raise
+        text = str(error) if (layer or matrix) in str(error) else f"{matrix}: {error}"
+        if scheme.describe() not in text:
+            way = "quantized on load" if quantization.is_on_load else "quantized"
+            text = f"{text}; the layer is {way} as {scheme.describe()}"
+        raise ModelError(text) from error
 
 
 def check_blocks(scheme: Scheme, name: str, num_inputs: int, block: int) -> None:

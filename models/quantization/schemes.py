@@ -20,7 +20,7 @@ from kernels.linear.ops import DenseLinear
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization import awq, bitsandbytes, compressed_tensors, float4, fp8, gptq, int8, mxfp4
-from models.quantization.config import QuantizationConfig, Scheme, check_share
+from models.quantization.config import QuantizationConfig, Scheme, check_share, naming_scheme
 from models.quantization.integers import Int4OnLoad
 from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart
 from models.quantization.shards import read_dense
@@ -62,7 +62,7 @@ class PerLayer:
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> RoutedParams:
         """Load neighbouring parts with equal schemes as one matrix; see LinearMethod.load."""
-        groups: list[tuple[Scheme | None, list[LinearPart]]] = []
+        groups: list[tuple[Scheme | None, str, list[LinearPart]]] = []
         for part in parts:
             name = w.projection(part.name, part.out_features).name
             scheme = self._config.scheme_of(name)
@@ -70,14 +70,16 @@ class PerLayer:
                 whole = part.out_features if part.dim == 0 else part.in_features
                 check_share(scheme, name, "outputs" if part.dim == 0 else "inputs", whole=whole, num_shares=part.size)
             if not groups or groups[-1][0] != scheme:
-                groups.append((scheme, []))
-            groups[-1][1].append(part)
-        methods = tuple(self._method_of(scheme) for scheme, _ in groups)
-        return RoutedParams(
-            methods=methods,
-            params=tuple(method.load(w, group) for method, (_, group) in zip(methods, groups, strict=True)),
-            sizes=tuple(sum(part.outputs for part in group) for _, group in groups),
-        )
+                groups.append((scheme, name, []))
+            groups[-1][2].append(part)
+        methods: list[LinearMethod] = []
+        params: list[LinearParams] = []
+        for scheme, name, group in groups:
+            with naming_scheme(self._config, name, layer=w.full_name("").removesuffix(".")):
+                methods.append(self._method_of(scheme))
+                params.append(methods[-1].load(w, group))
+        sizes = tuple(sum(part.outputs for part in group) for *_, group in groups)
+        return RoutedParams(tuple(methods), tuple(params), sizes)
 
     def apply(self, params: RoutedParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""

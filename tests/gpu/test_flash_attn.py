@@ -70,6 +70,13 @@ def test_windows_and_softcap(options, head_dim):
     _check(_problem([1] * 9, list(range(0, 2700, 300)), head_dim=head_dim), **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 128}, {"softcap": 20.0}])
+def test_sinks(options):
+    sinks = torch.tensor([0.5, -3.0, 6.0, 0.0], device=CUDA)
+    _check(_problem(*_ragged(12)), sinks=sinks, **options)
+    _check(_problem([1] * 9, list(range(0, 2700, 300))), sinks=sinks, **options)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 7, 64, 300])
 def test_decode_batches_of_every_size(rows):
     draw = random.Random(rows)

@@ -37,7 +37,8 @@ def _fa2_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     seq_lens = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
     assert int(seq_lens.max()) <= max_seqlen_k
     assert causal
-    return _attend(q, k, v, cu_seqlens_q, seq_lens, block_table, softmax_scale, window_size, softcap)
+    found = _attend(q, k, v, cu_seqlens_q, seq_lens, block_table, softmax_scale, window_size, softcap)
+    return (*found, None) if return_attn_probs else found[0]
 
 
 def _fa2_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
@@ -48,10 +49,11 @@ def _fa2_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rota
     assert q.shape[0] == cache_seqlens.shape[0] == block_table.shape[0]
     assert k is v is None
     starts = torch.arange(q.shape[0] + 1) * q.shape[1]
-    out = _attend(
+    out, lse = _attend(
         q.flatten(0, 1), k_cache, v_cache, starts, cache_seqlens, block_table, softmax_scale, window_size, softcap
     )
-    return out.view(q.shape)
+    out = out.view(q.shape)
+    return (out, lse.unflatten(1, q.shape[:2]).transpose(0, 1)) if return_softmax_lse else out
 
 
 def _fa3_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None,
@@ -64,12 +66,19 @@ def _fa3_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=N
     assert int((cu_seqlens_q[1:] - cu_seqlens_q[:-1]).max()) <= max_seqlen_q
     assert k is v is None
     assert causal
-    return _attend(q, k_cache, v_cache, cu_seqlens_q, cache_seqlens, page_table, softmax_scale, window_size, softcap)
+    found = _attend(q, k_cache, v_cache, cu_seqlens_q, cache_seqlens, page_table, softmax_scale, window_size, softcap)
+    return found if return_softmax_lse else found[0]
 
 
 def _attend(q, k_cache, v_cache, starts, seq_lens, block_table, scale, window_size, softcap):
+    """The output, and the logarithm of each softmax's denominator [H, T] fp32: infinite for a query without keys."""
     assert seq_lens.dtype == block_table.dtype == torch.int32
     assert window_size[1] == 0 or window_size == (-1, -1)
     metadata = AttentionMetadata(starts, seq_lens, block_table, starts, 0, 0, None)
     window = None if window_size[0] < 0 else window_size[0] + 1
-    return reference(q, k_cache, v_cache, metadata, sliding_window=window, softcap=softcap, scale=scale).to(q.dtype)
+    options = {"sliding_window": window, "softcap": softcap, "scale": scale}
+    out = reference(q, k_cache, v_cache, metadata, **options).to(q.dtype)
+    # With a sink of 0 and values of 1, the output is Z / (Z + 1), where Z is the denominator
+    share = reference(q, k_cache, torch.ones_like(v_cache), metadata, sinks=torch.zeros(q.shape[1]), **options)
+    lse = share[..., 0].T.logit()
+    return out, lse.masked_fill(lse == -torch.inf, torch.inf).float()

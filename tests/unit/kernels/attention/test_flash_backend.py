@@ -30,7 +30,7 @@ def _install(monkeypatch, *, fa2=None, fa3=None, capability=HOPPER):
 @pytest.mark.parametrize(("change", "word"), [
     ({"device": torch.device("cpu")}, "cpu"), ({"dtype": torch.float32}, "float32"), ({"head_dim": 264}, "264"),
     ({"head_dim": 100}, "100"), ({"num_heads": 17}, "17"), ({"block_size": 16}, "multiple of 256"),
-    ({"value_head_dim": 64}, "64"), ({"has_sinks": True}, "sinks"), ({"has_chunks": True}, "chunked"),
+    ({"value_head_dim": 64}, "64"), ({"has_chunks": True}, "chunked"),
     ({"frees_windows": True}, "window"),
 ])  # fmt: skip
 def test_a_refusal_names_the_value(monkeypatch, change, word):
@@ -42,6 +42,7 @@ def test_the_usual_model_is_taken_where_it_is_installed(monkeypatch):
     _install(monkeypatch, fa2=make_fa2())
     assert FlashAttention.refuse(SPEC) is None
     assert FlashAttention.refuse(replace(SPEC, block_size=512)) is None
+    assert FlashAttention.refuse(replace(SPEC, has_sinks=True)) is None
 
 
 def test_a_missing_library_is_named(monkeypatch):
@@ -91,6 +92,7 @@ def test_selection_by_name_quotes_the_refusal(monkeypatch):
         select_backend(SPEC, [FlashAttention, TorchAttention], wanted="flash-attn")
 
 
+SINKS = torch.tensor([0.5, -3.0, 6.0, 0.0, 30.0, -30.0])
 ROWS = {
     "decodes": ([1] * 4, [0, 255, 256, 700]),
     "chunks": ([7, 300, 2], [0, 20, 513]),
@@ -100,7 +102,10 @@ ROWS = {
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 1}, {"sliding_window": 100, "softcap": 5.0}])
+@pytest.mark.parametrize("options", [
+    {}, {"sliding_window": 1}, {"sliding_window": 100, "softcap": 5.0}, {"sinks": SINKS},
+    {"sinks": SINKS, "sliding_window": 100, "softcap": 5.0},
+])  # fmt: skip
 @pytest.mark.parametrize(("fa3", "block_size"), [(None, 256), (make_fa3(), 16)])
 def test_every_row_equals_the_torch_reference(monkeypatch, rows, options, fa3, block_size):
     _install(monkeypatch, fa2=make_fa2(), fa3=fa3)
@@ -122,18 +127,19 @@ def test_every_row_equals_the_torch_reference(monkeypatch, rows, options, fa3, b
 
 @pytest.mark.parametrize("fa3", [None, make_fa3()])
 @pytest.mark.parametrize("max_query_len", [300, 100_000])
-def test_padding_rows_of_a_graph_change_no_other_row(monkeypatch, fa3, max_query_len):
+@pytest.mark.parametrize("sinks", [None, SINKS[:4]])
+def test_padding_rows_of_a_graph_change_no_other_row(monkeypatch, fa3, max_query_len, sinks):
     _install(monkeypatch, fa2=make_fa2(), fa3=fa3)
     *tensors, metadata = make_problem(
         query_lens=[1, 300, 9, 200], context_lens=[40, 0, 9, 0], num_heads=4, num_kv_heads=2, head_dim=16,
         block_size=256, dtype=torch.float32, device="cpu",
     )  # fmt: skip
     metadata.num_decodes, metadata.max_query_len, metadata.max_seq_len = None, max_query_len, 4096
-    expected = FlashAttention().forward(*tensors, metadata, scale=0.3)
+    expected = FlashAttention().forward(*tensors, metadata, scale=0.3, sinks=sinks)
     expected[310:] = 0
     # the last row's tokens become padding; behind it rows without tokens, with lengths of an earlier step
     metadata.query_start_loc = torch.cat((metadata.query_start_loc, torch.full((3,), 510, dtype=torch.int32)))
     metadata.seq_lens = torch.cat((metadata.seq_lens, torch.tensor([7, 0, 300], dtype=torch.int32)))
     metadata.seq_lens[3] = 0
     metadata.block_table = torch.cat((metadata.block_table, torch.zeros(3, 3, dtype=torch.int32)))
-    torch.testing.assert_close(FlashAttention().forward(*tensors, metadata, scale=0.3), expected)
+    torch.testing.assert_close(FlashAttention().forward(*tensors, metadata, scale=0.3, sinks=sinks), expected)

@@ -101,7 +101,7 @@ def _edit(folder, name, value):
 @pytest.mark.parametrize(
     ("scheme", "suffix", "value", "message"),
     [
-        ("fp8_rows", "weight_scale", None, r"weight_scale is missing .*up_proj is quantized"),
+        ("fp8_rows", "weight_scale", None, r"up_proj\.weight_scale is missing .* is quantized as fp8"),
         ("fp8_rows", "weight_scale", torch.ones(3, 1), r"weight_scale has shape \[3, 1\], but config.json requires"),
         ("fp8_tensor", "weight_scale", torch.tensor(0.0), r"weight_scale is 0.0, and a scale must be a positive"),
         ("fp8_tensor", "input_scale", None, r"input_scale is missing"),
@@ -112,7 +112,7 @@ def _edit(folder, name, value):
             "nvfp4", "weight_scale", torch.ones(48, 3).to(torch.float8_e4m3fn),
             r"weight_scale has shape \[48, 3\], but config.json requires \[48, 5\]",
         ),
-        ("nvfp4", "weight_global_scale", None, r"weight_global_scale is missing .*up_proj is quantized"),
+        ("nvfp4", "weight_global_scale", None, r"up_proj\.weight_global_scale is missing .* is quantized as nvfp4"),
         ("nvfp4", "weight_global_scale", torch.tensor([float("inf")]), r"weight_global_scale is inf"),
         ("nvfp4", "weight_global_scale", torch.ones(2), r"weight_global_scale has shape \[2\], but"),
         ("nvfp4", "weight_packed", torch.zeros(48, 80, dtype=torch.uint8), r"weight_packed has shape \[48, 80\]"),
@@ -129,8 +129,9 @@ def test_a_missing_or_odd_tensor_is_named_before_weights_of_its_layer_are_read(
     _edit(tmp_path / "packed", f"{EXPERT}.{suffix}", value)
     read, names = SafetensorsReader.read, []
     monkeypatch.setattr(SafetensorsReader, "read", lambda self, part: names.append(part.name) or read(self, part))
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ModelError, match=message) as caught:
         load(tmp_path / "packed")
+    assert f"; the layer is quantized as {'bitsandbytes nf4' if scheme == 'nf4' else scheme[:3]}" in str(caught.value)
     values = [name for name in names if name.startswith("model.layers.1.mlp.experts.") and name.endswith(".weight")]
     assert not values or suffix == "weight"
 

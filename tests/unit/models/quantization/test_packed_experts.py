@@ -139,7 +139,7 @@ def test_a_missing_or_odd_tensor_is_named(kind, name, value, message, tmp_path):
     tensors = load_file(path)
     del tensors[name]
     save_file(tensors if value is None else tensors | {name: value}, path)
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ModelError, match=message + rf".*; the layer is quantized as {kind} \("):
         load(tmp_path / "packed")
 
 
