@@ -80,10 +80,11 @@ def create_context() -> bool:
 
 
 def hash_triton() -> None:
-    """Let Triton compute and keep the part of its cache keys that identifies its version. Blocks."""
+    """Let Triton compute and keep the part of its cache keys that identifies its version, if there is CUDA. Blocks."""
     try:
+        ctypes.CDLL("libcuda.so.1")
         from triton.runtime.cache import triton_key
-    except ImportError:  # not installed, or another version: then it is computed at the first launch
+    except (ImportError, OSError):  # no driver, no Triton, or another version, which computes it at the first launch
         return
     triton_key()
 
