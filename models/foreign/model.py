@@ -33,8 +33,9 @@ class ForeignModel(nn.Module):
         assert model.config._attn_implementation == ATTENTION
         self.calls = tuple(calls)
         self.decoder: Any = _decoder_of(model)
-        # Some classes look for it in the ids of each call without a mask, to warn: a wait for the device in each step
-        self.decoder.config.pad_token_id = None
+        # Some classes look for it in the ids of each call without a mask, to warn: a wait for the device in each step.
+        # Others declare it as a number, and check what is assigned
+        vars(self.decoder.config)["pad_token_id"] = None
         # The head is the class's own forward around hidden states that are given, with its scales and caps
         self._given = _Given()
         parent, name = _place_of(model, self.decoder)
