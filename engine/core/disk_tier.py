@@ -182,8 +182,7 @@ class DiskTier:
 
     def forget(self, names: Iterable[Name]) -> None:
         """Let blocks no longer be found on the disk: their values are not finite, perhaps."""
-        for name in names:
-            self._parts.threads.remove(*name)
+        self._parts.threads.remove(names)
 
     def poll(self, now: float) -> None:
         """Take what the disk has done. Does not wait."""

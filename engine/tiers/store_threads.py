@@ -14,7 +14,7 @@ Calls to this object come from one thread, the loop's.
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
 
@@ -129,14 +129,18 @@ class StoreThreads:
         """Let a transfer that has not begun be done without a call. It must still be taken back."""
         transfer.is_cancelled = True
 
-    def remove(self, group: int, key: bytes) -> None:
-        """Forget a block: at once for has() and get(), on the disk after what is queued. Does not wait."""
+    def remove(self, names: Iterable[tuple[int, bytes]]) -> None:
+        """Forget blocks, (group, key): at once for has() and get(), on the disk after what is queued. Does not wait.
+
+        O(blocks + queue), since all blocks of a long prompt may be forgotten at once.
+        """
+        forgotten = dict.fromkeys(names)
         with self._changed:
-            self._removing[group, key] += 1
-            for transfer in [*self._reading, *self._to_write]:
-                if isinstance(transfer, Transfer) and (transfer.group, transfer.key) == (group, key):
-                    transfer.is_cancelled = True
-            self._to_write.append(_Removal(group, key))
+            self._removing.update(forgotten.keys())
+            for job in (*self._reading, *self._to_write):
+                if isinstance(job, Transfer) and (job.group, job.key) in forgotten:
+                    job.is_cancelled = True
+            self._to_write.extend(_Removal(*name) for name in forgotten)
             self._changed.notify_all()
 
     def take_done(self) -> list[Transfer]:
@@ -185,12 +189,17 @@ class StoreThreads:
                 if self._to_write:  # close() may have given up
                     self._to_write.popleft()
                 if isinstance(job, _Removal):
-                    self._removing -= Counter({(job.group, job.key): 1})
+                    self._end_removal((job.group, job.key))
                 else:
                     self._num_queued_bytes -= job.num_bytes
                     self._done.append(job)
                 self._changed.notify_all()
             self._call_back(job)
+
+    def _end_removal(self, name: tuple[int, bytes]) -> None:
+        self._removing[name] -= 1
+        if not self._removing[name]:
+            del self._removing[name]
 
     def _read(self) -> None:
         space = bytearray()

@@ -44,11 +44,12 @@ class FakeDisk:
     def cancel(self, transfer):
         transfer.is_cancelled = True
 
-    def remove(self, group, key):
-        self.blocks.pop((group, key), None)
-        for transfer, _ in self._queued:
-            if (transfer.group, transfer.key) == (group, key):
-                transfer.is_cancelled = True
+    def remove(self, names):
+        for name in names:
+            self.blocks.pop(name, None)
+            for transfer, _ in self._queued:
+                if (transfer.group, transfer.key) == name:
+                    transfer.is_cancelled = True
 
     def take_done(self):
         if self.is_hanging:

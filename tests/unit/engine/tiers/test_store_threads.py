@@ -140,7 +140,7 @@ def test_a_removed_block_is_gone_at_once_and_removed_after_what_was_queued(gated
     threads.put(0, b"b", [memoryview(b"new")])
     assert store.begun.acquire(timeout=LONG_S)
     queued = threads.put(0, b"a", [memoryview(b"new")])
-    threads.remove(0, b"a")
+    threads.remove([(0, b"a")])
     assert not threads.has(0, b"a")
     late = threads.get(0, b"a", [memoryview(bytearray(3))])
     again = threads.put(0, b"a", [memoryview(b"new")])
@@ -157,6 +157,22 @@ def test_a_removed_block_is_gone_at_once_and_removed_after_what_was_queued(gated
     }
     assert store.log[2:] == [("remove", b"a"), ("put", b"a")]
     assert threads.has(0, b"a")
+
+
+def test_blocks_are_removed_together_and_each_may_be_named_twice(gated):
+    store, threads = gated
+    names = [bytes([number]) for number in range(20)]
+    for name in names:
+        MemoryStore.put(store, 0, name, b"old")
+    threads.remove([(0, name) for name in [*names[:15], *names[:3]]])
+    assert [threads.has(0, name) for name in names] == [False] * 15 + [True] * 5
+    threads.remove([(0, names[0]), (0, names[19])])  # the first once more, before it is gone
+    assert not threads.has(0, names[19])
+    store.is_open.set()
+    store.gate.release(17)
+    assert threads.close(LONG_S)
+    assert sorted(name for what, name in store.log if what == "remove") == sorted([*names[:15], names[0], names[19]])
+    assert not threads._removing
 
 
 def test_a_store_with_a_fault_costs_a_block_and_no_thread(gated, caplog):
