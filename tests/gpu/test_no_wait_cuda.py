@@ -1,4 +1,4 @@
-"""Launching a step never waits for the device, as a copy from pageable memory would: one a step costs 5 % of prompts."""
+"""Launching a step never waits for the device, as a copy from pageable memory does: one a step costs 5 % of prompts."""
 
 from pathlib import Path
 
