@@ -159,6 +159,50 @@ def planes_config(kind: str, *, num_pairs: int, num_experts: int, is_few: bool) 
     return next((config for bound, config in _PLANES if num_pairs <= bound * num_experts), _PLANES_MANY[kind])
 
 
+@dataclass(frozen=True)
+class Fp8Tile:
+    """Tile sizes of one product in FP8. Its depth is a group of the planes."""
+
+    width: int  # columns of the product: output features, of gate and up both; 128 or 256
+    num_warps: int
+    num_stages: int
+    group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
+
+
+@dataclass(frozen=True)
+class Fp8Config:
+    """Settings of both products of a step whose activations are rounded to FP8."""
+
+    block_m: int  # (token, expert) pairs of one expert
+    up: Fp8Tile
+    down: Fp8Tile
+    chunk_tokens: int = 64  # as of GroupedConfig
+
+
+# Pairs per expert, in the mean, from which activations are rounded to FP8. Fewer are bound by reading the weights,
+# which products in bfloat16 read in as many bytes. Not measured: 64 rows of an expert of Qwen3-30B-A3B take the tensor
+# cores of 16 bits 78 us in all experts, reading them 180
+FP8_LEAST_PAIRS = 64
+# (largest average of pairs per expert, config). Not measured: tiles whose sums and stages leave room for two or three
+# programs on a multiprocessor, since a program waits for each group's product before it scales it
+_FP8: tuple[tuple[float, Fp8Config], ...] = (
+    (96, Fp8Config(64, Fp8Tile(128, 4, 3), Fp8Tile(128, 4, 3))),
+    (float("inf"), Fp8Config(128, Fp8Tile(128, 8, 3), Fp8Tile(128, 8, 3))),
+)
+
+
+def fp8_config(*, num_pairs: int, num_experts: int) -> Fp8Config | None:
+    """Return the config for num_pairs (token, expert) pairs; None: activations are not rounded."""
+    if num_pairs < FP8_LEAST_PAIRS * num_experts:
+        return None
+    return next(config for bound, config in _FP8 if num_pairs <= bound * num_experts)
+
+
+def fp8_configs() -> list[Fp8Config]:
+    """Return every config that is served."""
+    return [config for _, config in _FP8]
+
+
 def planes_configs() -> list[PlanesConfig]:
     """Return every config that is served."""
     return [_PLANES_FEW, *(config for _, config in _PLANES), *dict.fromkeys(_PLANES_MANY.values())]

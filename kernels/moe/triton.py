@@ -16,11 +16,13 @@ import triton.language as tl
 from triton.runtime import driver
 
 from kernels.moe.configs import (
+    Fp8Config,
     GroupedConfig,
     PairsConfig,
     PlanesConfig,
     fitting,
     for_packed,
+    fp8_config,
     grouped_config,
     pairs_config,
     planes_config,
@@ -30,9 +32,12 @@ from kernels.moe.planes import PlanesMatrix
 from kernels.moe.reference import SILU, ExpertBiases, Gate
 from kernels.moe.storage import ExpertMatrix
 from kernels.moe.triton_common import add_shared, weigh
+from kernels.moe.triton_fp8 import fp8_down, fp8_up, quantize_planes
 from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
+
+Config = GroupedConfig | PairsConfig | PlanesConfig | Fp8Config
 
 
 def fused_moe(
@@ -53,10 +58,13 @@ def fused_moe(
     added: float = 0.0,
     factor: float = 1.0,
     first_expert: int = 0,
-    config: GroupedConfig | PairsConfig | PlanesConfig | None = None,
+    config: Config | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Equal kernels.moe.reference.fused_moe. All tensors have a dense last dimension; gate_up, down are contiguous."""
+    """Equal kernels.moe.reference.fused_moe, with an Fp8Config that of round_to_fp8.
+
+    All tensors have a dense last dimension; gate_up, down are contiguous.
+    """
     num_experts, num_here = logits.shape[1] - (shared is not None), gate_up.shape[0]
     num_pairs = x.shape[0] * top_k
     if config is None:
@@ -86,6 +94,16 @@ def fused_moe(
     tiles: RowTiles | Routing = routing
     if config.chunk_tokens is not None:
         tiles = lay_out(routing, num_experts=num_here, block_m=config.block_m, pdl=pdl)
+    if isinstance(config, Fp8Config):
+        assert isinstance(tiles, RowTiles)
+        assert isinstance(gate_up, PlanesMatrix)
+        assert isinstance(down, PlanesMatrix)
+        rounded = fp8_up(
+            quantize_planes(x, pdl=pdl), gate_up, tiles, config.up,
+            num_pairs=num_pairs, gate=gate, dtype=x.dtype, bias=up_bias, pdl=pdl,
+        )  # fmt: skip
+        outputs = fp8_down(rounded, down, tiles, config.down, dtype=x.dtype, bias=down_bias, pdl=pdl)
+        return combine(outputs, routing, shared=shared, shared_gate=shared_gate, pdl=pdl)
     if isinstance(config, PlanesConfig):
         assert isinstance(gate_up, PlanesMatrix)
         assert isinstance(down, PlanesMatrix)
@@ -128,14 +146,16 @@ def combine(
     return out
 
 
-def _choose(
-    x: torch.Tensor, gate_up: ExpertMatrix, down: ExpertMatrix, *, top_k: int, num_experts: int
-) -> GroupedConfig | PairsConfig | PlanesConfig:
+def _choose(x: torch.Tensor, gate_up: ExpertMatrix, down: ExpertMatrix, *, top_k: int, num_experts: int) -> Config:
     """Return the config for experts of which a part may be here: an expert has as many pairs on each rank."""
     num_tokens, intermediate_size = x.shape[0], down.shape[2]
     is_few = uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts)
     if isinstance(gate_up, PlanesMatrix):
         num_pairs = num_tokens * top_k
+        if gate_up.kind == "fp8" and x.dtype == torch.bfloat16:
+            rounding = fp8_config(num_pairs=num_pairs, num_experts=num_experts)
+            if rounding is not None:
+                return rounding
         return planes_config(gate_up.kind, num_pairs=num_pairs, num_experts=num_experts, is_few=is_few)
     if is_few:
         return pairs_config(intermediate_size=intermediate_size)

@@ -35,6 +35,25 @@ with collect_kernels() as kernels:
             top_k=4, renormalize=True, round_weights=True, gate=gate, biases=problem.biases, pdl=True,
         )
 """
+FP8_SCRIPT = """
+import sys
+
+from kernels.moe.configs import fp8_configs
+from kernels.moe.planes import to_planes
+from kernels.moe.triton import fused_moe
+from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
+
+problem = make_problem(
+    num_tokens=64, num_experts=4, top_k=4, hidden_size=2048, intermediate_size=768, dtype=torch.bfloat16,
+)
+problem = pack_experts(problem, sys.argv[1], block=128)
+with collect_kernels() as kernels:
+    for config in fp8_configs():
+        fused_moe(
+            problem.x, problem.logits, to_planes(problem.gate_up), to_planes(problem.down), config=config,
+            top_k=4, renormalize=True, round_weights=True, pdl=True,
+        )
+"""
 SHARE_SCRIPT = """
 from kernels.moe.triton import fused_moe
 from tests.unit.kernels.triton_cases.moe_problem import make_problem
@@ -77,6 +96,18 @@ def test_every_cut_of_packed_experts_compiles_and_fits(storage, arrangement, tmp
     names = {"_grouped_kernel", "_pairs_up_kernel", "_pairs_down_kernel"}
     assert {kernel.name for kernel in compiled} >= (names if arrangement == "rows" else {"_planes_kernel"})
     assert max(kernel.shared_bytes for kernel in compiled) <= HOPPER_SHARED_BYTES, compiled
+
+
+@pytest.mark.full
+@needs_triton
+@pytest.mark.parametrize("storage", ["fp8", "fp8_rows"])
+def test_products_of_rounded_activations_run_on_the_tensor_cores_of_8_bits_and_spill_nothing(storage, tmp_path):
+    compiled = compile_kernels(FP8_SCRIPT, storage, cache=tmp_path)
+    products = [kernel for kernel in compiled if kernel.name in ("_fp8_up_kernel", "_fp8_down_kernel")]
+    assert len(products) == 4
+    assert all(kernel.has_wgmma and kernel.has_wide_loads and kernel.local_bytes == 0 for kernel in products), products
+    # two programs on a multiprocessor of those with 64 rows
+    assert all(kernel.shared_bytes <= HOPPER_SHARED_BYTES // 2 for kernel in products), products
 
 
 @pytest.mark.full
