@@ -68,7 +68,7 @@ def fused_moe(
     num_experts, num_here = logits.shape[1] - (shared is not None), gate_up.shape[0]
     num_pairs = x.shape[0] * top_k
     if config is None:
-        config = _choose(x, gate_up, down, top_k=top_k, num_experts=num_experts)
+        config = choose(x, gate_up, down, top_k=top_k, num_experts=num_experts)
     routing = route(
         logits,
         num_experts=num_experts,
@@ -146,7 +146,7 @@ def combine(
     return out
 
 
-def _choose(x: torch.Tensor, gate_up: ExpertMatrix, down: ExpertMatrix, *, top_k: int, num_experts: int) -> Config:
+def choose(x: torch.Tensor, gate_up: ExpertMatrix, down: ExpertMatrix, *, top_k: int, num_experts: int) -> Config:
     """Return the config for experts of which a part may be here: an expert has as many pairs on each rank."""
     num_tokens, intermediate_size = x.shape[0], down.shape[2]
     is_few = uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts)

@@ -113,5 +113,5 @@ def test_many_tokens_in_bfloat16_are_rounded_and_others_are_not():
         (torch.float32, FP8_LEAST_PAIRS, False),
     ):
         x = problem.x[:num_tokens].to(dtype)
-        chosen = moe_triton._choose(x, problem.gate_up, problem.down, top_k=2, num_experts=2)
+        chosen = moe_triton.choose(x, problem.gate_up, problem.down, top_k=2, num_experts=2)
         assert isinstance(chosen, Fp8Config) == is_rounded

@@ -1,0 +1,35 @@
+"""The cuts that benchmarks/expert_layers.py compares: what is served, and candidates for kernels/moe/configs.py."""
+
+from __future__ import annotations
+
+from benchmarks.moe_problem import MoeShape, MoeWeights
+from kernels.moe.configs import Fp8Config, Fp8Tile, planes_config, uses_pairs
+from kernels.moe.planes import PlanesMatrix
+from kernels.moe.triton import Config
+
+# (rows of a tile, columns, warps, stages) of both products
+_FP8_TILES = (
+    (64, 128, 4, 3),
+    (64, 128, 4, 4),
+    (64, 256, 8, 3),
+    (128, 128, 8, 3),
+    (128, 128, 8, 4),
+)
+
+
+def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, Config | None]:
+    """Return the cuts for so many tokens by name; "served" is None. Experts that are not in planes have only that."""
+    cuts: dict[str, Config | None] = {"served": None}
+    if not isinstance(weights.gate_up, PlanesMatrix):
+        return cuts
+    num_pairs, num_experts = num_tokens * shape.top_k, shape.num_experts
+    is_few = uses_pairs(num_tokens=num_tokens, top_k=shape.top_k, num_experts=num_experts)
+    kind = weights.gate_up.kind
+    cuts["planes"] = planes_config(kind, num_pairs=num_pairs, num_experts=num_experts, is_few=is_few)
+    if kind == "fp8" and num_pairs >= 16 * num_experts:
+        for block_m, width, num_warps, num_stages in _FP8_TILES:
+            if block_m > 4 * num_pairs / num_experts:
+                continue
+            tile = Fp8Tile(width, num_warps, num_stages)
+            cuts[f"fp8 {block_m}x{width}, {num_warps} warps, {num_stages} stages"] = Fp8Config(block_m, tile, tile)
+    return cuts
