@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.moe_problem import MoeShape, MoeWeights
-from kernels.moe.configs import Fp8Config, Fp8Tile, planes_config, uses_pairs
+from kernels.moe.configs import Fp8Config, Fp8Tile, PlanesPairsConfig, PlanesPairTile, planes_config, uses_pairs
 from kernels.moe.planes import PlanesMatrix
 from kernels.moe.triton import Config
 
@@ -15,6 +15,14 @@ _FP8_TILES = (
     (128, 128, 8, 3),
     (128, 128, 8, 4),
 )
+# (outputs, warps, groups at once) of the first and of the second product
+_PAIR_TILES = (
+    ((16, 2, 4), (16, 4, 2)),
+    ((16, 2, 2), (8, 4, 2)),
+    ((32, 4, 2), (16, 8, 2)),
+    ((8, 1, 4), (8, 2, 2)),
+)
+_MOST_PAIRS_TOKENS = 16  # more choose so many experts twice that reading them anew for each pair cannot pay
 
 
 def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, Config | None]:
@@ -26,6 +34,10 @@ def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, 
     is_few = uses_pairs(num_tokens=num_tokens, top_k=shape.top_k, num_experts=num_experts)
     kind = weights.gate_up.kind
     cuts["planes"] = planes_config(kind, num_pairs=num_pairs, num_experts=num_experts, is_few=is_few)
+    if num_tokens <= _MOST_PAIRS_TOKENS:
+        for up, down in _PAIR_TILES:
+            name = f"pairs {up[0]} and {down[0]}, {up[1]} and {down[1]} warps, {up[2]} and {down[2]} at once"
+            cuts[name] = PlanesPairsConfig(PlanesPairTile(*up), PlanesPairTile(*down))
     if kind == "fp8" and num_pairs >= 16 * num_experts:
         for block_m, width, num_warps, num_stages in _FP8_TILES:
             if block_m > 4 * num_pairs / num_experts:

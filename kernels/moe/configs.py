@@ -160,6 +160,23 @@ def planes_config(kind: str, *, num_pairs: int, num_experts: int, is_few: bool) 
 
 
 @dataclass(frozen=True)
+class PlanesPairTile:
+    """Tile sizes of a matrix-vector product of experts in planes."""
+
+    block_n: int  # at least 8 a warp, or its threads load less than 16 bytes at once
+    num_warps: int
+    unroll: int  # groups whose loads are in flight at once
+
+
+@dataclass(frozen=True)
+class PlanesPairsConfig:
+    """Settings of both matrix-vector products of a step with experts in planes."""
+
+    up: PlanesPairTile
+    down: PlanesPairTile  # of which each program has block_n outputs of all of a token's experts
+
+
+@dataclass(frozen=True)
 class Fp8Tile:
     """Tile sizes of one product in FP8. Its depth is a group of the planes."""
 

@@ -20,6 +20,7 @@ from kernels.moe.configs import (
     GroupedConfig,
     PairsConfig,
     PlanesConfig,
+    PlanesPairsConfig,
     fitting,
     for_packed,
     fp8_config,
@@ -35,9 +36,10 @@ from kernels.moe.triton_common import add_shared, weigh
 from kernels.moe.triton_fp8 import fp8_down, fp8_up, quantize_planes
 from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_planes import planes_gemm
+from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 
-Config = GroupedConfig | PairsConfig | PlanesConfig | Fp8Config
+Config = GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | Fp8Config
 
 
 def fused_moe(
@@ -79,7 +81,7 @@ def fused_moe(
         added=added,
         factor=factor,
         weights_dtype=x.dtype if round_weights else torch.float32,
-        chunk_tokens=None if isinstance(config, PairsConfig) else config.chunk_tokens,
+        chunk_tokens=None if isinstance(config, PairsConfig | PlanesPairsConfig) else config.chunk_tokens,
         expert_scales=expert_scales,
         here=range(first_expert, first_expert + num_here),
         pdl=pdl,
@@ -89,6 +91,13 @@ def fused_moe(
     if isinstance(config, PairsConfig):
         inner = pairs_gate_up(x, gate_up, routing, config.up, gate=gate, bias=up_bias, pdl=pdl)
         return pairs_down(
+            inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
+        )  # fmt: skip
+    if isinstance(config, PlanesPairsConfig):
+        assert isinstance(gate_up, PlanesMatrix)
+        assert isinstance(down, PlanesMatrix)
+        inner = planes_pairs_up(x, gate_up, routing, config.up, gate=gate, bias=up_bias, pdl=pdl)
+        return planes_pairs_down(
             inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
         )  # fmt: skip
     tiles: RowTiles | Routing = routing

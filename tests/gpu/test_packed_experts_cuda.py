@@ -138,6 +138,22 @@ def test_products_of_rounded_activations_equal_their_specification(shape, num_to
     assert relative_error(out, _expected(problem)) < ROUNDED_TOLERANCE
 
 
+@pytest.mark.parametrize("num_tokens", [1, 4, 9])
+@pytest.mark.parametrize("shape", PLANES)
+def test_matrix_vector_products_of_planes_give_the_specification(shape, num_tokens):
+    from kernels.moe.configs import PlanesPairsConfig, PlanesPairTile
+    from kernels.moe.triton import fused_moe
+
+    problem = _problem(shape, num_tokens)
+    arranged, expected = _arranged(problem), _expected(problem)
+    for up, down in (((16, 2, 4), (16, 4, 2)), ((32, 4, 2), (8, 4, 1)), ((8, 1, 1), (16, 8, 2))):
+        config = PlanesPairsConfig(PlanesPairTile(*up), PlanesPairTile(*down))
+        for pdl in (False, True):
+            out = arranged.call(fused_moe, config=config, pdl=pdl)
+            assert relative_error(out, expected) < TOLERANCE, config
+            assert torch.equal(out, arranged.call(fused_moe, config=config, pdl=pdl))
+
+
 @pytest.mark.parametrize("shape", PLANES)
 def test_every_cut_of_planes_gives_the_specification(shape):
     from kernels.moe.configs import planes_configs

@@ -27,7 +27,7 @@ if sys.argv[2] == "planes":
     from kernels.moe.planes import to_planes
 
     gate_up, down = to_planes(gate_up), to_planes(down)
-    triton_planes._has_ptx = lambda x: True  # though the tensors are on the CPU
+    triton_planes.has_ptx = lambda x: True  # though the tensors are on the CPU
 with collect_kernels() as kernels:
     for num_tokens in (1, 4, 16, 64, 1024):
         fused_moe(
@@ -53,6 +53,27 @@ with collect_kernels() as kernels:
             problem.x, problem.logits, to_planes(problem.gate_up), to_planes(problem.down), config=config,
             top_k=4, renormalize=True, round_weights=True, pdl=True,
         )
+"""
+PAIRS_SCRIPT = """
+import sys
+
+from kernels.moe import triton_planes_pairs
+from kernels.moe.configs import PlanesPairsConfig, PlanesPairTile
+from kernels.moe.planes import to_planes
+from kernels.moe.triton import fused_moe
+from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
+
+triton_planes_pairs.has_ptx = lambda x: True  # though the tensors are on the CPU
+problem = make_problem(
+    num_tokens=1, num_experts=4, top_k=4, hidden_size=2048, intermediate_size=768, dtype=torch.bfloat16,
+)
+problem = pack_experts(problem, sys.argv[1], block=128)
+config = PlanesPairsConfig(PlanesPairTile(16, 2, 4), PlanesPairTile(16, 4, 2))
+with collect_kernels() as kernels:
+    fused_moe(
+        problem.x, problem.logits, to_planes(problem.gate_up), to_planes(problem.down), config=config,
+        top_k=4, renormalize=True, round_weights=True, pdl=True,
+    )
 """
 SHARE_SCRIPT = """
 from kernels.moe.triton import fused_moe
@@ -108,6 +129,17 @@ def test_products_of_rounded_activations_run_on_the_tensor_cores_of_8_bits_and_s
     assert all(kernel.has_wgmma and kernel.has_wide_loads and kernel.local_bytes == 0 for kernel in products), products
     # two programs on a multiprocessor of those with 64 rows
     assert all(kernel.shared_bytes <= HOPPER_SHARED_BYTES // 2 for kernel in products), products
+
+
+@pytest.mark.full
+@needs_triton
+@pytest.mark.parametrize("storage", ["fp8", "mxfp4"])
+def test_matrix_vector_products_of_planes_are_three_launches_with_wide_loads(storage, tmp_path):
+    compiled = compile_kernels(PAIRS_SCRIPT, storage, cache=tmp_path)
+    assert [kernel.name for kernel in compiled] == [
+        "_route_kernel", "_planes_pairs_up_kernel", "_planes_pairs_down_kernel",
+    ]  # fmt: skip
+    assert all(kernel.has_wide_loads and kernel.local_bytes == 0 for kernel in compiled[1:]), compiled
 
 
 @pytest.mark.full
