@@ -177,13 +177,24 @@ class PlanesPairsConfig:
 
 
 @dataclass(frozen=True)
-class Fp8Tile:
-    """Tile sizes of one product in FP8. Its depth is a group of the planes."""
+class WideTile:
+    """Tile sizes of one product of many rows of an expert."""
 
-    width: int  # columns of the product: output features, of gate and up both; 128 or 256
+    width: int  # columns of the product: output features, of gate and up both; in FP8 128 or 256, else at most 256
     num_warps: int
     num_stages: int
     group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
+    depth: int = 128  # inputs of a step: a group of the planes; of 4 bits also half of one, 64
+
+
+@dataclass(frozen=True)
+class WideConfig:
+    """Settings of both products of a step whose experts of 4 bits are unpacked to shared memory."""
+
+    block_m: int  # (token, expert) pairs of one expert
+    up: WideTile
+    down: WideTile
+    chunk_tokens: int = 64  # as of GroupedConfig
 
 
 @dataclass(frozen=True)
@@ -191,8 +202,8 @@ class Fp8Config:
     """Settings of both products of a step whose activations are rounded to FP8."""
 
     block_m: int  # (token, expert) pairs of one expert
-    up: Fp8Tile
-    down: Fp8Tile
+    up: WideTile
+    down: WideTile
     chunk_tokens: int = 64  # as of GroupedConfig
 
 
@@ -203,9 +214,32 @@ FP8_LEAST_PAIRS = 64
 # (largest average of pairs per expert, config). Not measured: tiles whose sums and stages leave room for two or three
 # programs on a multiprocessor, since a program waits for each group's product before it scales it
 _FP8: tuple[tuple[float, Fp8Config], ...] = (
-    (96, Fp8Config(64, Fp8Tile(128, 4, 3), Fp8Tile(128, 4, 3))),
-    (float("inf"), Fp8Config(128, Fp8Tile(128, 8, 3), Fp8Tile(128, 8, 3))),
+    (96, Fp8Config(64, WideTile(128, 4, 3), WideTile(128, 4, 3))),
+    (float("inf"), Fp8Config(128, WideTile(128, 8, 3), WideTile(128, 8, 3))),
 )
+
+
+# Pairs per expert, in the mean, from which 4-bit experts are unpacked to shared memory. Not measured
+WIDE_LEAST_PAIRS = 48
+# (largest average of pairs per expert, config). Not measured: the largest tiles whose sums are in registers and whose
+# stages in shared memory; two programs on a multiprocessor but for 256 rows, so that one unpacks while one multiplies
+_WIDE: tuple[tuple[float, WideConfig], ...] = (
+    (96, WideConfig(64, WideTile(128, 4, 3), WideTile(128, 4, 3))),
+    (768, WideConfig(128, WideTile(128, 4, 3, depth=64), WideTile(128, 4, 3, depth=64))),
+    (float("inf"), WideConfig(256, WideTile(128, 8, 3, depth=64), WideTile(128, 8, 3, depth=64))),
+)
+
+
+def wide_config(*, num_pairs: int, num_experts: int) -> WideConfig | None:
+    """Return the config for num_pairs (token, expert) pairs; None: too few."""
+    if num_pairs < WIDE_LEAST_PAIRS * num_experts:
+        return None
+    return next(config for bound, config in _WIDE if num_pairs <= bound * num_experts)
+
+
+def wide_configs() -> list[WideConfig]:
+    """Return every config that is served."""
+    return [config for _, config in _WIDE]
 
 
 def fp8_config(*, num_pairs: int, num_experts: int) -> Fp8Config | None:

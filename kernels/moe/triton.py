@@ -21,6 +21,7 @@ from kernels.moe.configs import (
     PairsConfig,
     PlanesConfig,
     PlanesPairsConfig,
+    WideConfig,
     fitting,
     for_packed,
     fp8_config,
@@ -28,6 +29,7 @@ from kernels.moe.configs import (
     pairs_config,
     planes_config,
     uses_pairs,
+    wide_config,
 )
 from kernels.moe.planes import PlanesMatrix
 from kernels.moe.reference import SILU, ExpertBiases, Gate
@@ -37,9 +39,10 @@ from kernels.moe.triton_fp8 import fp8_down, fp8_up, quantize_planes
 from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
+from kernels.moe.triton_planes_wide import arrange_rows, wide_gemm
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 
-Config = GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | Fp8Config
+Config = GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | WideConfig | Fp8Config
 
 
 def fused_moe(
@@ -113,6 +116,14 @@ def fused_moe(
         )  # fmt: skip
         outputs = fp8_down(rounded, down, tiles, config.down, dtype=x.dtype, bias=down_bias, pdl=pdl)
         return combine(outputs, routing, shared=shared, shared_gate=shared_gate, pdl=pdl)
+    if isinstance(config, WideConfig):
+        assert isinstance(tiles, RowTiles)
+        assert isinstance(gate_up, PlanesMatrix)
+        assert isinstance(down, PlanesMatrix)
+        arranged = arrange_rows(x, pdl=pdl)
+        inner = wide_gemm(arranged, gate_up, tiles, config.up, num_pairs=num_pairs, gate=gate, bias=up_bias, pdl=pdl)
+        outputs = wide_gemm(inner, down, tiles, config.down, num_pairs=num_pairs, gate=None, bias=down_bias, pdl=pdl)
+        return combine(outputs, routing, shared=shared, shared_gate=shared_gate, pdl=pdl)
     if isinstance(config, PlanesConfig):
         assert isinstance(gate_up, PlanesMatrix)
         assert isinstance(down, PlanesMatrix)
@@ -165,6 +176,10 @@ def choose(x: torch.Tensor, gate_up: ExpertMatrix, down: ExpertMatrix, *, top_k:
             rounding = fp8_config(num_pairs=num_pairs, num_experts=num_experts)
             if rounding is not None:
                 return rounding
+        if gate_up.kind != "fp8":
+            wide = wide_config(num_pairs=num_pairs, num_experts=num_experts)
+            if wide is not None:
+                return wide
         return planes_config(gate_up.kind, num_pairs=num_pairs, num_experts=num_experts, is_few=is_few)
     if is_few:
         return pairs_config(intermediate_size=intermediate_size)

@@ -64,7 +64,7 @@ def planes_gemm(
 
 
 def kind_of(w: PlanesMatrix) -> str:
-    """Return the KIND of kernels; of integers with what words of scales hold: "int4_fp16_zeros", "int4_bf16" and so on."""
+    """Return the KIND of kernels; of integers with what words of scales hold: "int4_fp16_zeros", "int4_bf16" etc."""
     if w.kind != "int4":
         return w.kind
     return f"int4_{'bf16' if w.scale_dtype == torch.bfloat16 else 'fp16'}" + ("_zeros" if w.has_zeros else "")

@@ -123,10 +123,10 @@ def test_planes_are_exact_to_the_rounding_of_bf16(shape, num_tokens):
 @pytest.mark.parametrize("num_tokens", [1, 9, 64, 513, 4096])
 @pytest.mark.parametrize("shape", [name for name, (storage, *_) in SHAPES.items() if storage.startswith("fp8")])
 def test_products_of_rounded_activations_equal_their_specification(shape, num_tokens):
-    from kernels.moe.configs import Fp8Config, Fp8Tile, fp8_configs
+    from kernels.moe.configs import Fp8Config, WideTile, fp8_configs
     from kernels.moe.triton import fused_moe
 
-    wide = Fp8Config(64, Fp8Tile(256, 8, 2), Fp8Tile(256, 8, 3))
+    wide = Fp8Config(64, WideTile(256, 8, 2), WideTile(256, 8, 3))
     problem = _problem(shape, num_tokens, skew=3.0)
     arranged, expected = _arranged(problem), _expected(problem, rounding=moe.round_to_fp8)
     for pdl in (False, True):
@@ -136,6 +136,25 @@ def test_products_of_rounded_activations_equal_their_specification(shape, num_to
             assert relative_error(out, expected) < 2 * TOLERANCE, config
             assert torch.equal(out, arranged.call(fused_moe, config=config, pdl=pdl))
     assert relative_error(out, _expected(problem)) < ROUNDED_TOLERANCE
+
+
+@pytest.mark.parametrize("num_tokens", [1, 64, 513, 4096])
+@pytest.mark.parametrize("shape", [name for name, (storage, *_) in PLANES.items() if not storage.startswith("fp8")])
+def test_products_of_what_is_unpacked_to_shared_memory_give_the_specification(shape, num_tokens):
+    from kernels.moe.configs import WideConfig, WideTile, wide_configs
+    from kernels.moe.triton import fused_moe
+
+    others = [
+        WideConfig(128, WideTile(128, 8, 3, depth=64), WideTile(128, 8, 3, depth=64)),
+        WideConfig(128, WideTile(128, 8, 3), WideTile(64, 4, 3)),
+    ]
+    problem = _problem(shape, num_tokens, skew=3.0)
+    arranged, expected = _arranged(problem), _expected(problem)
+    for pdl in (False, True):
+        for config in (*wide_configs(), *others):
+            out = arranged.call(fused_moe, config=config, pdl=pdl)
+            assert relative_error(out, expected) < TOLERANCE, config
+            assert torch.equal(out, arranged.call(fused_moe, config=config, pdl=pdl))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 4, 9])

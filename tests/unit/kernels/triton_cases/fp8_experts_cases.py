@@ -12,14 +12,14 @@ from triton.runtime import interpreter
 from kernels.linear.reference import quantize_groups
 from kernels.moe import reference as moe
 from kernels.moe import triton as moe_triton
-from kernels.moe.configs import FP8_LEAST_PAIRS, Fp8Config, Fp8Tile, fp8_config
+from kernels.moe.configs import FP8_LEAST_PAIRS, Fp8Config, WideTile, fp8_config
 from kernels.moe.planes import PlanesMatrix, to_planes
 from kernels.moe.triton_fp8 import quantize_planes
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 
 CONFIGS = {
-    "two pieces": Fp8Config(16, Fp8Tile(128, 4, 2, group_m=3), Fp8Tile(128, 4, 2, group_m=2), chunk_tokens=4),
-    "one piece": Fp8Config(32, Fp8Tile(256, 4, 2), Fp8Tile(256, 4, 2)),
+    "two pieces": Fp8Config(16, WideTile(128, 4, 2, group_m=3), WideTile(128, 4, 2, group_m=2), chunk_tokens=4),
+    "one piece": Fp8Config(32, WideTile(256, 4, 2), WideTile(256, 4, 2)),
 }
 GATES = {"silu": moe.SILU, "clamped": moe.Gate("clamped", alpha=1.702, limit=0.7), "relu2": moe.Gate("relu2")}
 
