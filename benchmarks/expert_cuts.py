@@ -9,7 +9,7 @@ from kernels.moe.configs import (
     PlanesPairTile,
     WideConfig,
     WideTile,
-    planes_config,
+    registers_config,
     uses_pairs,
 )
 from kernels.moe.planes import PlanesMatrix
@@ -50,7 +50,7 @@ def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, 
     num_pairs, num_experts = num_tokens * shape.top_k, shape.num_experts
     is_few = uses_pairs(num_tokens=num_tokens, top_k=shape.top_k, num_experts=num_experts)
     kind = weights.gate_up.kind
-    cuts["planes"] = planes_config(kind, num_pairs=num_pairs, num_experts=num_experts, is_few=is_few)
+    cuts["registers"] = registers_config(kind, num_pairs=num_pairs, num_experts=num_experts, is_few=is_few)
     if num_tokens <= _MOST_PAIRS_TOKENS:
         for up, down in _PAIR_TILES:
             name = f"pairs {up[0]} and {down[0]}, {up[1]} and {down[1]} warps, {up[2]} and {down[2]} at once"

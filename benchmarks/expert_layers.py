@@ -3,10 +3,11 @@
 [--shapes qwen3-30b-a3b-fp8 …] [--tokens 1,8,64,512,4096,8192] [--cuts NAME …] [--seconds N] [--json FILE]
 
 A layer is routing, both products and the sum over experts, as kernels.moe.triton.fused_moe launches them. Cuts: the one
-that serving chooses, the planes alone, and candidates; kernels/moe/configs.py has the rules. Each cut is first compared
-with the specification in float32 on inputs of its own: to the rounding of bfloat16, or, where it rounds activations to
-FP8, with the specification that rounds them. 16-bit experts of the same sizes are timed beside them. Times are of
-graphs over steps that choose other experts each time. Needs a CUDA device and Triton.
+that serving chooses, planes that are unpacked to registers, as all were before, and candidates; the rules are in
+kernels/moe/configs.py. Each cut is first compared with the specification in float32 on inputs of its own: to the
+rounding of bfloat16, or, where it rounds activations to FP8, with the specification that rounds them. 16-bit experts of
+the same sizes are timed beside them. Times are of graphs over steps that choose other experts each time. Needs a CUDA
+device and Triton.
 """
 
 from __future__ import annotations

@@ -152,8 +152,8 @@ _PLANES_MANY = {
 _PLANES_FEW = PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(64, 4, 3), chunk_tokens=None)
 
 
-def planes_config(kind: str, *, num_pairs: int, num_experts: int, is_few: bool) -> PlanesConfig:
-    """Return the config for num_pairs (token, expert) pairs. is_few: no two pairs share a tile."""
+def registers_config(kind: str, *, num_pairs: int, num_experts: int, is_few: bool) -> PlanesConfig:
+    """Return the config of products that unpack to registers. is_few: no two pairs share a tile."""
     if is_few:
         return _PLANES_FEW
     return next((config for bound, config in _PLANES if num_pairs <= bound * num_experts), _PLANES_MANY[kind])
@@ -219,6 +219,10 @@ _FP8: tuple[tuple[float, Fp8Config], ...] = (
 )
 
 
+# Not measured: as many programs as keep the loads of all multiprocessors in flight at one token of Qwen3-30B-A3B
+_PLANES_PAIRS = PlanesPairsConfig(PlanesPairTile(16, 2, 4), PlanesPairTile(16, 4, 2))
+
+
 # Pairs per expert, in the mean, from which 4-bit experts are unpacked to shared memory. Not measured
 WIDE_LEAST_PAIRS = 48
 # (largest average of pairs per expert, config). Not measured: the largest tiles whose sums are in registers and whose
@@ -252,6 +256,24 @@ def fp8_config(*, num_pairs: int, num_experts: int) -> Fp8Config | None:
 def fp8_configs() -> list[Fp8Config]:
     """Return every config that is served."""
     return [config for _, config in _FP8]
+
+
+def planes_config(
+    kind: str, *, num_pairs: int, num_experts: int, is_few: bool, can_round: bool
+) -> PlanesPairsConfig | PlanesConfig | WideConfig | Fp8Config:
+    """Return the config that serves num_pairs (token, expert) pairs of experts in planes.
+
+    is_few: uses_pairs. can_round: activations may be rounded to FP8, for experts of FP8.
+    """
+    if is_few:
+        return _PLANES_PAIRS
+    sizes = {"num_pairs": num_pairs, "num_experts": num_experts}
+    many: WideConfig | Fp8Config | None = None
+    if kind != "fp8":
+        many = wide_config(**sizes)
+    elif can_round:
+        many = fp8_config(**sizes)
+    return registers_config(kind, is_few=False, **sizes) if many is None else many
 
 
 def planes_configs() -> list[PlanesConfig]:

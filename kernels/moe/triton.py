@@ -24,12 +24,10 @@ from kernels.moe.configs import (
     WideConfig,
     fitting,
     for_packed,
-    fp8_config,
     grouped_config,
     pairs_config,
     planes_config,
     uses_pairs,
-    wide_config,
 )
 from kernels.moe.planes import PlanesMatrix
 from kernels.moe.reference import SILU, ExpertBiases, Gate
@@ -171,16 +169,10 @@ def choose(x: torch.Tensor, gate_up: ExpertMatrix, down: ExpertMatrix, *, top_k:
     num_tokens, intermediate_size = x.shape[0], down.shape[2]
     is_few = uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts)
     if isinstance(gate_up, PlanesMatrix):
-        num_pairs = num_tokens * top_k
-        if gate_up.kind == "fp8" and x.dtype == torch.bfloat16:
-            rounding = fp8_config(num_pairs=num_pairs, num_experts=num_experts)
-            if rounding is not None:
-                return rounding
-        if gate_up.kind != "fp8":
-            wide = wide_config(num_pairs=num_pairs, num_experts=num_experts)
-            if wide is not None:
-                return wide
-        return planes_config(gate_up.kind, num_pairs=num_pairs, num_experts=num_experts, is_few=is_few)
+        num_pairs, can_round = num_tokens * top_k, x.dtype == torch.bfloat16
+        return planes_config(
+            gate_up.kind, num_pairs=num_pairs, num_experts=num_experts, is_few=is_few, can_round=can_round
+        )  # fmt: skip
     if is_few:
         return pairs_config(intermediate_size=intermediate_size)
     config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)
