@@ -3,7 +3,7 @@
 
 Few tokens: route, then two matrix-vector products per pair. Otherwise: route, lay out, gate and up joined, down, and
 the weighted sum over each token's experts in their order, so that results are equal in every run. Experts arranged in
-planes have kernels of their own for both products.
+planes have kernels of their own for both products: of few tokens, of some, and of many, in FP8 or in 16 bits.
 """
 
 from __future__ import annotations
@@ -104,39 +104,47 @@ def fused_moe(
     tiles: RowTiles | Routing = routing
     if config.chunk_tokens is not None:
         tiles = lay_out(routing, num_experts=num_here, block_m=config.block_m, pdl=pdl)
-    if isinstance(config, Fp8Config):
-        assert isinstance(tiles, RowTiles)
-        assert isinstance(gate_up, PlanesMatrix)
-        assert isinstance(down, PlanesMatrix)
-        rounded = fp8_up(
-            quantize_planes(x, pdl=pdl), gate_up, tiles, config.up,
-            num_pairs=num_pairs, gate=gate, dtype=x.dtype, bias=up_bias, pdl=pdl,
-        )  # fmt: skip
-        outputs = fp8_down(rounded, down, tiles, config.down, dtype=x.dtype, bias=down_bias, pdl=pdl)
-        return combine(outputs, routing, shared=shared, shared_gate=shared_gate, pdl=pdl)
-    if isinstance(config, WideConfig):
-        assert isinstance(tiles, RowTiles)
-        assert isinstance(gate_up, PlanesMatrix)
-        assert isinstance(down, PlanesMatrix)
-        arranged = arrange_rows(x, pdl=pdl)
-        inner = wide_gemm(arranged, gate_up, tiles, config.up, num_pairs=num_pairs, gate=gate, bias=up_bias, pdl=pdl)
-        outputs = wide_gemm(inner, down, tiles, config.down, num_pairs=num_pairs, gate=None, bias=down_bias, pdl=pdl)
-        return combine(outputs, routing, shared=shared, shared_gate=shared_gate, pdl=pdl)
-    if isinstance(config, PlanesConfig):
-        assert isinstance(gate_up, PlanesMatrix)
-        assert isinstance(down, PlanesMatrix)
-        sizes = {"block_m": config.block_m, "num_pairs": num_pairs}
-        inner = planes_gemm(x, gate_up, tiles, config.up, gate=gate, bias=up_bias, pdl=pdl, **sizes)
-        outputs = planes_gemm(inner, down, tiles, config.down, gate=None, bias=down_bias, pdl=pdl, **sizes)
-        return combine(outputs, routing, shared=shared, shared_gate=shared_gate, pdl=pdl)
-    assert isinstance(tiles, RowTiles)
-    inner = grouped_gemm(
-        x, gate_up, tiles, config.up, num_pairs=num_pairs, gate=gate, swaps=config.swaps, bias=up_bias, pdl=pdl
-    )  # fmt: skip
-    outputs = grouped_gemm(
-        inner, down, tiles, config.down, num_pairs=num_pairs, gate=None, swaps=config.swaps, bias=down_bias, pdl=pdl
+    outputs = _multiply(
+        x, gate_up, down, tiles, config, num_pairs=num_pairs, gate=gate, up_bias=up_bias, down_bias=down_bias, pdl=pdl
     )  # fmt: skip
     return combine(outputs, routing, shared=shared, shared_gate=shared_gate, pdl=pdl)
+
+
+def _multiply(
+    x: torch.Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
+    tiles: RowTiles | Routing,
+    config: GroupedConfig | PlanesConfig | WideConfig | Fp8Config,
+    *,
+    num_pairs: int,
+    gate: Gate,
+    up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    pdl: bool,
+) -> torch.Tensor:
+    """Return both products of each pair, [num_pairs, H]. The rows of pairs that are in no tile are undefined."""
+    if isinstance(config, GroupedConfig):
+        assert isinstance(tiles, RowTiles)
+        multiply = functools.partial(grouped_gemm, num_pairs=num_pairs, swaps=config.swaps, pdl=pdl)
+        inner = multiply(x, gate_up, tiles, config.up, gate=gate, bias=up_bias)
+        return multiply(inner, down, tiles, config.down, gate=None, bias=down_bias)
+    assert isinstance(gate_up, PlanesMatrix)
+    assert isinstance(down, PlanesMatrix)
+    if isinstance(config, PlanesConfig):
+        sizes = {"block_m": config.block_m, "num_pairs": num_pairs}
+        inner = planes_gemm(x, gate_up, tiles, config.up, gate=gate, bias=up_bias, pdl=pdl, **sizes)
+        return planes_gemm(inner, down, tiles, config.down, gate=None, bias=down_bias, pdl=pdl, **sizes)
+    assert isinstance(tiles, RowTiles)
+    if isinstance(config, WideConfig):
+        arranged = arrange_rows(x, pdl=pdl)
+        inner = wide_gemm(arranged, gate_up, tiles, config.up, num_pairs=num_pairs, gate=gate, bias=up_bias, pdl=pdl)
+        return wide_gemm(inner, down, tiles, config.down, num_pairs=num_pairs, gate=None, bias=down_bias, pdl=pdl)
+    rounded = fp8_up(
+        quantize_planes(x, pdl=pdl), gate_up, tiles, config.up,
+        num_pairs=num_pairs, gate=gate, dtype=x.dtype, bias=up_bias, pdl=pdl,
+    )  # fmt: skip
+    return fp8_down(rounded, down, tiles, config.down, dtype=x.dtype, bias=down_bias, pdl=pdl)
 
 
 def combine(
