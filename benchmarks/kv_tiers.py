@@ -92,7 +92,8 @@ class Conversations:
             if todo and turn % 60 == 0:
                 transport.inbox.append((0, self._request(todo.pop(0), 1)))
         runner.forward = forward  # type: ignore[method-assign]
-        with_copies, without = [], []
+        with_copies: list[float] = []
+        without: list[float] = []
         for before, (at, _, _), (after, _, _) in zip(steps, steps[1:], steps[2:], strict=False):
             if before[1]:
                 (with_copies if before[2] else without).append(after - at)
@@ -111,17 +112,15 @@ class Conversations:
 
     def close(self) -> None:
         """Release the engine."""
-        if self.offline.loaded.disk is not None:
-            self.offline.loaded.disk.close()
         self.offline.loaded.close()
 
 
-def measure(config: EngineConfig, num_tokens: int, *, size: int, disk: str | None) -> Report:
-    """Measure one engine. size: bytes of a conversation. disk: a folder; host memory then holds little more."""
+def measure(config: EngineConfig, num_tokens: int, *, size: int, pool: int, disk: str | None) -> Report:
+    """Measure one engine. size, pool: bytes of a conversation and of the KV cache. disk: a folder, or only host memory."""
     config = msgspec.structs.replace(
         config,
         enable_prefix_caching=True,
-        kv_cache_memory_bytes=max(size * 3 // 2, size * config.max_model_len // num_tokens * 17 // 16),
+        kv_cache_memory_bytes=pool,
         kv_host_memory_bytes=size * (5 if disk else 4),  # what is read may take a quarter of it
         kv_disk=disk,
     )
@@ -163,12 +162,13 @@ def main() -> int:
         overlap_depth=2 if arguments.device != "cpu" else 1,
     )
     size = _conversation_bytes(config, arguments.tokens)
+    pool = max(size * 3 // 2, size * (arguments.tokens + 1024) // arguments.tokens * 17 // 16)
     _give_back()
-    rows = {"host memory": measure(config, arguments.tokens, size=size, disk=None)}
+    rows = {"host memory": measure(config, arguments.tokens, size=size, pool=pool, disk=None)}
     if arguments.disk:
         _give_back()
         with tempfile.TemporaryDirectory(dir=arguments.disk) as folder:
-            rows["disk"] = measure(config, arguments.tokens, size=size, disk=folder)
+            rows["disk"] = measure(config, arguments.tokens, size=size, pool=pool, disk=folder)
     table = [["back from", "computed, s", "on the device, s", "back, s", "cached", "times faster"]]
     for name, row in rows.items():
         times = [f"{row[key]:.3f}" for key in ("computed_s", "on_device_s", "returned_s")]
