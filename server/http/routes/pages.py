@@ -1,8 +1,8 @@
 """Routes of the static pages: GET /docs (API reference), /kv (live KV cache), / (chat for browsers, else JSON).
 
-Each page is one response that loads nothing from elsewhere. /docs reads /openapi.json and needs a key, as that does.
-/kv and / hold no data and need no key: browsers send no key with a typed address, so the page asks for the key and
-sends it with its requests. A request to / that does not accept HTML gets the server's name, version and links.
+Each page is one response that loads nothing from elsewhere. They hold no data and need no key: browsers send no key
+with a typed address, so the page asks for the key and sends it with its requests. A request to / that does not accept
+HTML gets the server's name, version and links.
 """
 
 import base64
@@ -29,18 +29,18 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 # They share one scope, so each may use what those before it define.
+_DOCS_SCRIPTS = ("schema", "try", "page")
 _KV_SCRIPTS = ("format", "snapshot", "feed", "pool", "table", "timeline", "page")
 
 
 def docs_routes() -> list[ApiRoute]:
-    """Return the route, which needs a key, with its page read."""
-    page = (_PAGES / "docs.html").read_text(encoding="utf-8")
-    policy = _POLICY.format(script="'unsafe-inline'", style="'unsafe-inline'")
+    """Return the route, which needs no key: its page asks for one and reads /openapi.json with it."""
+    page, policy = assemble("docs", scripts=_DOCS_SCRIPTS)
 
     async def docs() -> Response:
-        return HTMLResponse(page, headers={"content-security-policy": policy})
+        return HTMLResponse(page, headers={"content-security-policy": policy, "cache-control": "no-cache"})
 
-    return [ApiRoute(path="/docs", handler=docs, role="")]
+    return [ApiRoute(path="/docs", handler=docs, is_public=True)]
 
 
 def kv_page_routes() -> list[ApiRoute]:

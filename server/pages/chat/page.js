@@ -227,7 +227,6 @@ function keyGiven() {
 /** Read what the page shows of the server, once it is ready. */
 async function connect() {
   try {
-    byId("docs").hidden = Boolean(sessionStorage.getItem(KEY_NAME)); // a link sends no key
     await settings.loadModels();
     strip.again();
   } catch (error) {

@@ -1,5 +1,7 @@
 """What orchestrators and people look at: readiness, health, metrics, documents."""
 
+import re
+
 import pytest
 
 from engine.interface.control import Stage, State
@@ -81,8 +83,11 @@ def test_the_reference_page_loads_nothing_from_other_hosts(harness):
     page = app.get("/docs")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert 'fetch("openapi.json")' in page.text
-    assert "//" not in page.text
+    assert 'fetch("openapi.json",' in page.text
+    assert "unsafe" not in page.headers["content-security-policy"]
+    markup = page.text.split("<script")[0].split("</style>")[-1]
+    assert "//" not in markup.replace("</", "")
+    assert not re.search(r"@import|url\(", page.text.split("</style>")[0])
     check_error(app.get("/redoc"), 404, "not_found")
     check_error(app.get("/docs/oauth2-redirect"), 404, "not_found")
 
