@@ -5,7 +5,7 @@ docs/reference/api.md has the whole contract; these are what /docs and generated
 
 # Of request bodies.
 _ASKED = {
-    "add_generation_prompt": "End the prompt with the opening of an answer. Default: true without continue_final_message.",
+    "add_generation_prompt": "End the prompt with the opening of an answer. It excludes continue_final_message.",
     "add_special": "llama.cpp's name of add_special_tokens; false by default with content.",
     "add_special_tokens": "Put the model's special tokens around the text. Default: true.",
     "allowed_token_ids": "Sample no other token ids than these, not even a stop token.",

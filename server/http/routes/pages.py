@@ -30,7 +30,7 @@ _POLICY = (
 )
 # They share one scope, so each may use what those before it define.
 _DOCS_SCRIPTS = ("schema", "try", "page")
-_KV_SCRIPTS = ("format", "snapshot", "feed", "pool", "table", "timeline", "page")
+_KV_SCRIPTS = ("format", "snapshot", "feed", "pool", "table", "timeline", "trial", "page")
 
 
 def docs_routes() -> list[ApiRoute]:

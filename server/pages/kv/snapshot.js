@@ -27,6 +27,9 @@ class Snapshot {
     colourBook.keep(this.byKey.keys());
     for (const request of this.requests) this.#add(request);
     for (const block of blocksOf(answer.cached_runs)) this.paint[block] = CACHED;
+    const isUsed = (paint, block) => block > 0 && paint !== EMPTY;
+    const last = this.paint.findLastIndex(isUsed);
+    this.used = last < 0 ? null : { first: this.paint.findIndex(isUsed), last }; // between which blocks all content lies
   }
 
   #add(request) {
