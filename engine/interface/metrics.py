@@ -71,6 +71,10 @@ METRICS: dict[str, Metric] = {
         Metric("http_disconnects_total", "counter", "Clients that left before their answer ended."),
         Metric("http_requests_in_progress", "gauge", "POST requests being answered."),
         Metric("http_connections", "gauge", "Open connections of clients."),
+        Metric("adapter_requests_total", "counter", "Generations and embeddings that ended, by LoRA adapter; those of the model itself are not among them.", label=("adapter",)),
+        Metric("adapter_prompt_tokens_total", "counter", "Prompt tokens of these, cached ones included.", label=("adapter",)),
+        Metric("adapter_generation_tokens_total", "counter", "Tokens generated for these.", label=("adapter",)),
+        Metric("adapter_first_token_seconds_total", "counter", "Their times to the first token, added up.", label=("adapter",)),
         Metric("event_loop_lag_seconds", "histogram", "Delay of a worker's event loop, measured four times a second.", buckets=_LAG_S),
         # counted by the engine
         Metric("request_queue_time_seconds", "histogram", "Request received to first scheduled.", "vllm:request_queue_time_seconds", buckets=_LATENCY_S),

@@ -10,17 +10,28 @@ from starlette.types import Scope
 
 from engine.interface.metrics import FAILURES, Metrics
 from server.api.request_record import NO_ROUTE, RequestRecord, route_of
+from server.generation.generation import Stats
 
 _CLASSES = ("2xx", "4xx", "5xx")
 _CLIENT_LEFT = 499
 _LAG_INTERVAL_S = 0.25
+_OF_ADAPTERS = (
+    "adapter_requests_total",
+    "adapter_prompt_tokens_total",
+    "adapter_generation_tokens_total",
+    "adapter_first_token_seconds_total",
+)
 
 
 class HttpMetrics:
-    """The HTTP metrics of one worker. num_connections: set by the worker once its server exists."""
+    """The HTTP metrics of one worker. num_connections: set by the worker once its server exists.
 
-    def __init__(self, metrics: Metrics, *, num_requests: Callable[[], int]) -> None:
+    adapters: the names of the LoRA adapters, whose requests are counted apart.
+    """
+
+    def __init__(self, metrics: Metrics, *, num_requests: Callable[[], int], adapters: Iterable[str] = ()) -> None:
         self._metrics = metrics
+        self._adapters = frozenset(adapters)
         self._num_requests = num_requests
         self.num_connections: Callable[[], int] = lambda: 0
 
@@ -29,6 +40,9 @@ class HttpMetrics:
         for path in (*sorted(set(paths)), NO_ROUTE):
             for status in _CLASSES:
                 self._metrics.count("http_requests_total", 0, (path, status))
+        for adapter in sorted(self._adapters):
+            for name in _OF_ADAPTERS:
+                self._metrics.count(name, 0, adapter)
 
     def end(self, scope: Scope, record: RequestRecord) -> None:
         """Count a request whose reply is complete."""
@@ -36,6 +50,13 @@ class HttpMetrics:
         self._metrics.count("http_requests_total", label=(route_of(scope), status))
         if record.outcome in FAILURES:
             self._metrics.count("requests_failed_total", label=record.outcome)
+        if record.stats is not None and record.model in self._adapters:
+            self._count_adapter(record.model, record.stats())
+
+    def _count_adapter(self, adapter: str, stats: Stats) -> None:
+        values = (1, stats.num_prompt_tokens, stats.num_output_tokens, stats.ttft_s or 0.0)
+        for name, value in zip(_OF_ADAPTERS, values, strict=True):
+            self._metrics.count(name, value, adapter)
 
     def record_state(self) -> None:
         """Set the gauges."""
