@@ -99,3 +99,27 @@ def test_every_page_can_be_asked_for_by_head(harness, path):
     reply = harness().get(path, "HEAD")
     assert reply.status_code == 200
     assert reply.content == b""
+
+
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,application/openmetrics-text;version=0.0.1;"
+    "q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+
+
+# rule: Endpoints: Metrics, version, docs and the OpenAPI document answer
+@pytest.mark.parametrize(
+    ("accept", "is_open"),
+    [
+        (PROMETHEUS, True), ("application/openmetrics-text", True), ("Application/OpenMetrics-TEXT", True),
+        ("text/plain, application/openmetrics-text;q=0.5", False), ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=x", False), ("application/openmetrics-text;version=2.0.0", False),
+        ("*/*", False), ("text/html", False), ("", False), (";;,=", False),
+    ],
+)  # fmt: skip
+def test_metrics_come_in_openmetrics_to_those_who_prefer_it(harness, accept, is_open):
+    reply = harness().request("GET", "/metrics", headers={"accept": accept})
+    kind = "application/openmetrics-text; version=1.0.0" if is_open else "text/plain; version=0.0.4"
+    assert reply.headers["content-type"].startswith(kind)
+    assert reply.content.endswith(b"# EOF\n") == is_open
+    assert reply.headers["vary"] == "accept"
