@@ -12,10 +12,11 @@ Steps = tuple[tuple[float | None, str], ...]  # (from this value on, colour), th
 
 @dataclass(frozen=True)
 class Query:
-    """One query. legend: Grafana's template of a series' name."""
+    """One query. legend: Grafana's template of a series' name; has_exemplars: its points lead to traces."""
 
     expr: str
     legend: str = ""
+    has_exemplars: bool = False
 
 
 @dataclass(frozen=True)
@@ -260,6 +261,7 @@ def _target(panel: Panel, query: Query, number: int) -> Json:
         "legendFormat": query.legend or "__auto",
         "range": True,
         "instant": False,
+        "exemplar": query.has_exemplars,
     }
     if panel.kind == "heatmap":
         target["format"] = "heatmap"

@@ -1,8 +1,10 @@
 """/kv on the demo model: twenty prompts that begin alike, a large pool seen near by, kinds of layers, axe."""
 
+import json
 import re
 from array import array
 
+import httpx
 import pytest
 from playwright.sync_api import expect
 
@@ -86,6 +88,24 @@ def test_kinds_of_layers_are_told_apart_where_there_are_several(serve, open_page
     )
     page = live(open_page, daemon.base_url)
     expect(page.locator("#kinds")).to_be_hidden()
+
+
+def test_what_is_behind_the_pool_is_shown_where_the_snapshot_has_it(serve, open_page):
+    url = serve(SparseClient())
+    answer = httpx.get(f"{url}/kv/snapshot").json()
+    counts = {"num_incoming": 2, "num_outgoing": 0, "num_waiting": 1, "num_hit_tokens": 640, "num_evictions": 3}
+    host = {"name": "host", "num_blocks": 12, "bytes": 3 << 20, "max_bytes": 12 << 20, "num_errors": 0, **counts}
+    answer["tiers"] = [host | {"is_paused": False}, host | {"name": "disk", "num_errors": 1, "is_paused": True}]
+    answer["requests"][0] |= {"num_host_blocks": 4, "num_disk_blocks": 0}
+    page = open_page("about:blank")
+    body = f"event: snapshot\ndata: {json.dumps(answer)}\n\n"
+    page.route("**/kv/stream", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    page.goto(f"{url}/kv")
+    rows = page.locator("#tier-rows > div")
+    expect(rows).to_contain_text(["Host memory3.0 MiB of 12.0 MiB, 12 blocks", "left alone after errors"])
+    expect(rows.first).to_contain_text("2 to it · 1 request waits for it · 640 tokens hit · 3 evicted")
+    state = page.locator("#requests tr[data-key] td").nth(1)
+    expect(state).to_have_attribute("title", "waits for 4 blocks from host memory")
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -3,6 +3,7 @@
 
 const THEMES = ["auto", "light", "dark"];
 const KINDS = { full: "Full attention", window: "Sliding window", state: "Recurrent states" };
+const TIERS = { host: "Host memory", disk: "Disk" };
 const THEME_NAME = "quire.theme";
 const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -27,6 +28,7 @@ function showSnapshot(answer) {
   showTiles();
   showZoom();
   showKinds(snapshot.pool);
+  showTiers(snapshot.tiers);
   pool.show(snapshot);
   table.show(snapshot.requests);
   if (chosenKey && !snapshot.byKey.has(chosenKey)) chosenKey = "";
@@ -109,6 +111,22 @@ function showKinds({ kinds, num_blocks: total }) {
     meter.children[0].style.width = `${(100 * used) / total}%`;
     meter.children[1].style.width = `${(100 * cached) / total}%`;
     return element("div", {}, element("dt", {}, KINDS[kind] ?? kind), element("dd", {}, element("b", {}, count(used)), element("span", {}, ` held, ${count(cached)} cached`)), element("dd", {}, meter));
+  }));
+}
+
+/** Memory behind the pool: what it holds, what is on its way, what it was good for. */
+function showTiers(tiers) {
+  byId("tiers").hidden = !tiers.length;
+  byId("tier-rows").replaceChildren(...tiers.map((tier) => {
+    const meter = element("div", { class: "bar", role: "img", "aria-label": `${TIERS[tier.name] ?? tier.name}: ${percent(tier.bytes, tier.max_bytes)} in use` }, element("i", { class: "cached" }));
+    meter.firstChild.style.width = `${tier.max_bytes ? (100 * tier.bytes) / tier.max_bytes : 0}%`;
+    const moving = [["to it", tier.num_incoming], ["from it", tier.num_outgoing]].filter(([, number]) => number).map(([way, number]) => `${count(number)} ${way}`);
+    const waiting = tier.num_waiting ? [tier.num_waiting === 1 ? "1 request waits for it" : `${count(tier.num_waiting)} requests wait for it`] : [];
+    const notes = [tier.is_paused ? "left alone after errors" : "", ...moving, ...waiting, `${count(tier.num_hit_tokens)} tokens hit`, `${count(tier.num_evictions)} evicted`,
+      tier.num_errors ? `${count(tier.num_errors)} errors` : ""].filter(Boolean);
+    return element("div", {}, element("dt", {}, TIERS[tier.name] ?? tier.name),
+      element("dd", {}, element("b", {}, bytes(tier.bytes)), element("span", {}, ` of ${bytes(tier.max_bytes)}, ${count(tier.num_blocks)} blocks`)), element("dd", {}, meter),
+      element("dd", { class: "note", title: notes.join(", ") }, notes.join(" · ")));
   }));
 }
 
