@@ -28,12 +28,20 @@ _OF_ADAPTERS = (
 class HttpMetrics:
     """The HTTP metrics of one worker. num_connections: set by the worker once its server exists.
 
-    adapters: the names of the LoRA adapters, whose requests are counted apart.
+    adapters: the names of the LoRA adapters, whose requests are counted apart; wall: returns the Unix time.
     """
 
-    def __init__(self, metrics: Metrics, *, num_requests: Callable[[], int], adapters: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        num_requests: Callable[[], int],
+        adapters: Iterable[str] = (),
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._metrics = metrics
         self._adapters = frozenset(adapters)
+        self._wall = wall
         self._num_requests = num_requests
         self.num_connections: Callable[[], int] = lambda: 0
 
@@ -59,7 +67,7 @@ class HttpMetrics:
             self._count_adapter(record.model, stats)
         trace_id = _sampled_trace(scope, record)
         if trace_id and stats.ttft_s is not None:
-            now = time.time()
+            now = self._wall()
             for name, value in zip(_WITH_EXEMPLARS, (stats.ttft_s, stats.total_s), strict=True):
                 self._metrics.exemplify(name, Exemplar(trace_id, value, now))
 
