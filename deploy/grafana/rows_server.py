@@ -308,6 +308,7 @@ PROCESSES = Row(
                 Query(total("quire_engine_restarts_total"), "engine"),
                 Query(total("quire_worker_restarts_total"), "workers"),
             ),
+            width=12,
         ),
         Panel(
             "timeseries",
@@ -315,6 +316,7 @@ PROCESSES = Row(
             "Time that Prometheus needs to read /metrics. It includes the rest of the engine's step.",
             "s",
             (Query('max by (instance) (scrape_duration_seconds{job="quire",instance=~"$instance"})', "{{instance}}"),),
+            width=12,
         ),
         Panel(
             "stat",
