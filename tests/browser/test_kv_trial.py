@@ -9,7 +9,6 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.interface.protocol import KvKind, KvRequest, KvSnapshot
-from tests.browser.large_pool import LargePoolClient
 from tests.browser.test_kv_page import live
 from tests.support.fakes import FakeEngineClient, FakeLauncherChannel
 from tests.unit.server.conftest import Harness, serving, write_model_folder
@@ -59,10 +58,11 @@ def test_twenty_prompts_with_one_beginning_start_sooner_than_the_first(daemon, o
 
 
 def test_a_trial_that_cannot_be_had_says_why(serve, open_page):
-    page = live(open_page, serve(LargePoolClient()))
+    page = live(open_page, serve(SparseClient()))
     page.route("**/v1/completions", lambda route: route.fulfill(status=400, json={"error": {"message": "No room."}}))
     page.locator("#trial-go").click()
-    expect(page.locator("#trial-said.wrong")).to_have_text("No room.")
+    expect(page.locator("#trial-said")).to_have_text("No room.")
+    expect(page.locator("#trial-said")).to_have_class("wrong")
     expect(page.locator("#trial-go")).to_have_text("Send them again")
 
 
