@@ -162,8 +162,8 @@ class ControlServer:
             case Flushed(number):
                 if number in child.flushes:
                     child.flushes.pop(number).set()
-            case Scrape(number):
-                self._tasks.spawn(self._answer_scrape(child, number))
+            case Scrape():
+                self._tasks.spawn(self._answer_scrape(child, message))
             case Cancel():
                 self._tasks.spawn(self._answer_cancel(child, message))
             case Cancelled(number, found):
@@ -191,7 +191,7 @@ class ControlServer:
         is_unknown = len(found) < len(answers) and not any(found)
         asker.send(Cancelled(asked.number, None if is_unknown else any(found)))
 
-    async def _answer_scrape(self, scraper: _Child, number: int) -> None:
+    async def _answer_scrape(self, scraper: _Child, asked: Scrape) -> None:
         """Collect every other child's counts, then send the page. The scraper has sent its own just before.
 
         Workers first: once they have answered, what they told the engine before is in its socket, and the engine
@@ -201,7 +201,7 @@ class ControlServer:
             await self._flush(
                 [child for child in self._children if child is not scraper and self._can_flush(child, role)]
             )
-        scraper.send(Page(number, self._registry.render()))
+        scraper.send(Page(asked.number, self._registry.render(is_open_metrics=asked.is_open_metrics)))
 
     async def _flush(self, children: list[_Child]) -> None:
         """Request counts from children and wait until they are merged, or until the timeout."""

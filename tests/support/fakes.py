@@ -187,8 +187,8 @@ class FakeLauncherChannel:
         self.key_roles: dict[str, list[str]] = {}
         self.elsewhere: list[str] = []  # ids of requests that other workers serve
 
-    async def scrape(self) -> bytes:
-        return self.page
+    async def scrape(self, *, is_open_metrics: bool = False) -> bytes:
+        return self.page + b"# EOF\n" if is_open_metrics else self.page
 
     async def cancel(self, request_id: str, *, key_hash: str) -> bool:
         return request_id in self.elsewhere
