@@ -116,7 +116,7 @@ class Conversations:
 
 
 def measure(config: EngineConfig, num_tokens: int, *, size: int, pool: int, disk: str | None) -> Report:
-    """Measure one engine. size, pool: bytes of a conversation and of the KV cache. disk: a folder, or only host memory."""
+    """Measure one engine. size, pool: bytes of a conversation and of the pool. disk: a folder, or only host memory."""
     config = msgspec.structs.replace(
         config,
         enable_prefix_caching=True,
