@@ -51,6 +51,7 @@ _UNITS = {  # the first pattern that is found in a name decides
     r"_bytes": "bytes",
     r"_ratio": "0 to 1",
     r"tokens|prefix_cache_(queries|hits)": "tokens",
+    r"event_batches": "batches",
     r"blocks|evictions": "blocks",
     r"_pages": "pages",
     r"_states": "states",

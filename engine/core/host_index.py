@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-Name = tuple[int, bytes]  # a block's group and its key
+from engine.core.kv_events import KvEvents, Medium, Name
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +29,7 @@ class HostIndex:
     def __init__(self, *, num_slots: int) -> None:
         self.num_slots = num_slots
         self.num_evictions = 0  # blocks
+        self.events: KvEvents | None = None  # told of the blocks that can be found
         self._free = list(range(num_slots - 1, -1, -1))  # taken from the end: neighbours are copied at once
         self._blocks: OrderedDict[Name, HostBlock] = OrderedDict()  # the least recently used first
         self._leaving: dict[HostBlock, None] = {}  # forgotten ones that copies still read
@@ -69,6 +70,7 @@ class HostIndex:
                 return None
         for block in victims:
             del self._blocks[block.name]
+            self._tell_removed(block.name)
             self.give_back(block.slots)
         self.num_evictions += len(victims)
         return [self._free.pop() for _ in range(count)]
@@ -77,6 +79,8 @@ class HostIndex:
         """Let a block be found, whose copy has ended."""
         assert name not in self._blocks
         self._blocks[name] = HostBlock(name, slots)
+        if self.events is not None:
+            self.events.stored(Medium.HOST, name)
 
     def give_back(self, slots: Iterable[int]) -> None:
         """Free slots that were taken for a block that is not added after all."""
@@ -99,6 +103,7 @@ class HostIndex:
         block = self._blocks.pop(name, None)
         if block is None:
             return
+        self._tell_removed(name)
         block.is_forgotten = True
         if block.num_readers:
             self._leaving[block] = None
@@ -112,3 +117,7 @@ class HostIndex:
         assert sorted([*self._free, *slots, *taken]) == list(range(self.num_slots))
         assert all(name == block.name and not block.is_forgotten for name, block in self._blocks.items())
         assert all(block.is_forgotten and block.num_readers for block in self._leaving)
+
+    def _tell_removed(self, name: Name) -> None:
+        if self.events is not None:
+            self.events.removed(Medium.HOST, name)

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout, GroupLayout
-from engine.core.host_index import HostBlock, HostIndex, Name
+from engine.core.host_index import HostBlock, HostIndex
+from engine.core.kv_events import Name
 from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit, PrefixFinder
 from engine.core.request import Request

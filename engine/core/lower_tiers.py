@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout
 from engine.core.disk_tier import DiskParts, DiskTier
-from engine.core.host_index import Name
 from engine.core.host_tier import HostCopies, HostTier
+from engine.core.kv_events import KvEvents, Name
 from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit
 from engine.core.request import Request
@@ -49,6 +49,13 @@ class LowerTiers:
             token_s=self._config.token_s,
         )
         self.host.on_stored = self.disk.write
+
+    def report_to(self, events: KvEvents) -> None:
+        """Tell of the blocks that can be found in these tiers. Before the first request; a disk is open."""
+        if self.host is not None:
+            self.host.index.events = events
+        if self.disk is not None:
+            self.disk.events = events
 
     def begin(self, request: Request, found: Hit, *, num_spare: int, now: float) -> bool:
         """Let a request wait for blocks if its hit becomes longer than `found` by enough; return whether it waits.

@@ -126,6 +126,8 @@ METRICS: dict[str, Metric] = {
         Metric("kv_disk_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache whose blocks were read from disk."),
         Metric("kv_disk_copied_bytes_total", "counter", "Bytes written to the disk of --kv-disk, and read from it.", label="direction", label_values=("written", "read")),
         Metric("kv_disk_wait_seconds_total", "counter", "Time that requests waited for their blocks from disk before their admission, over all requests."),
+        Metric("kv_event_batches_total", "counter", "Batches of events of the prefix cache (--kv-events-config): published, or lost since the queue was full.", label="result",
+               label_values=("published", "lost")),
         Metric("num_preemptions_total", "counter", "Requests returned to the queue because no KV block was free.", "vllm:num_preemptions_total"),
         Metric("spec_decode_num_drafts_total", "counter", "Rows with draft tokens.", "vllm:spec_decode_num_drafts_total"),
         Metric("spec_decode_num_draft_tokens_total", "counter", "Draft tokens of speculation.", "vllm:spec_decode_num_draft_tokens_total"),

@@ -130,6 +130,8 @@ class DiskStore(BlockStore):
         self._writing: set[bytes] = set()
         self._unremoved: set[bytes] = set()  # removed, but their files could not be deleted yet
         self._num_removed = 0
+        self._watched: dict[bytes, tuple[int, bytes]] = {}  # group and key of blocks, by name
+        self._lost: dict[bytes, None] = {}  # of them, those that have left the entries, perhaps for a moment
         self._changed = Condition()  # of everything above; never held while the disk works
 
     @property
@@ -152,6 +154,7 @@ class DiskStore(BlockStore):
         found.sort(key=lambda file: file.used_ns)
         with self._changed:
             known, self._entries, self._num_bytes = self._entries, {}, 0
+            self._lost.update(dict.fromkeys(self._watched))
             for file in found:
                 if file.name not in self._unremoved:
                     self._add(file)
@@ -217,6 +220,24 @@ class DiskStore(BlockStore):
             self._changed.wait_for(lambda: name not in self._writing)
             self._forget(name)
         self._remove_at_last(name)
+
+    def watch(self, group: int, key: bytes) -> bool:
+        """Return whether there is a block; if so, take_lost() tells when it has left. Does not wait for the disk."""
+        name = name_of(self._identity, group, key)
+        with self._changed:
+            if name not in self._entries:
+                return False
+            self._watched[name] = (group, key)
+        return True
+
+    def take_lost(self) -> list[tuple[int, bytes]]:
+        """Return group and key of the watched blocks that have left since, whoever deleted them."""
+        if not self._lost:
+            return []
+        with self._changed:
+            lost = [name for name in self._lost if name not in self._entries]
+            self._lost.clear()
+            return [self._watched.pop(name) for name in lost]
 
     def close(self) -> None:
         """See BlockStore.close."""
@@ -356,6 +377,8 @@ class DiskStore(BlockStore):
         entry = self._entries.pop(name, None)
         if entry is not None:
             self._num_bytes -= entry.num_bytes
+            if name in self._watched:
+                self._lost[name] = None
         return entry
 
     def _pause(self) -> None:

@@ -22,6 +22,7 @@ from server.config.value_types import (
     deadline,
     depth_overlaps,
     integer,
+    kv_events,
     named_folder,
     readable_file,
     seconds,
@@ -131,6 +132,8 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--kv-disk", type=text, metavar="DIR", help="folder for blocks of host memory, found after a restart (off)")
     add("--kv-disk-size", type=size, metavar="SIZE", help="the most bytes of --kv-disk (64GiB)")
+    events_help = "events of the prefix cache for routers, in vLLM's form (off)"
+    add("--kv-events-config", type=kv_events, metavar="JSON", help=events_help)
     add(
         "--kv-cache-dtype",
         choices=KV_CACHE_DTYPES,
@@ -339,6 +342,22 @@ def has_opentelemetry() -> bool:
         return all(importlib.util.find_spec(name) is not None for name in _OPENTELEMETRY)
     except ModuleNotFoundError:  # not even its parent
         return False
+
+
+def check_kv_events(arguments: argparse.Namespace) -> None:
+    """Raise UsageError if events of the prefix cache are asked for and cannot be published."""
+    if arguments.kv_events_config is None:
+        return
+    if arguments.no_prefix_caching:
+        raise UsageError(
+            "--kv-events-config publishes what the prefix cache has, and --no-prefix-caching disables that:"
+            " use one of the two."
+        )
+    if importlib.util.find_spec("zmq") is None:
+        raise UsageError(
+            "--kv-events-config publishes over ZeroMQ, and the package pyzmq is not installed:"
+            " pip install 'quire[zmq]'."
+        )
 
 
 def add_speculative_flags(group: argparse._ActionsContainer) -> None:
