@@ -144,7 +144,7 @@ class DiskTier:
             return False
         num_before = self._without.find(request).num_tokens
         gain = hit.num_tokens - num_before
-        num_pages = sum(self._layout.groups[group].pages for group, _ in missing)
+        num_pages = sum(self._layout.groups[name[0]].pages for name in missing if name not in self._reading)
         if gain <= 0 or not self._is_worth_reading(num_tokens=gain, num_pages=num_pages):
             self.num_too_costly += gain > 0
             return False
@@ -251,10 +251,13 @@ class DiskTier:
         assert all(block.num_readers for block in self._writing.values())
 
     def _is_worth_reading(self, *, num_tokens: int, num_pages: int) -> bool:
-        """Return whether there is room for these pages, and reading them takes less time than computing the tokens."""
+        """Return whether there is room for these pages, and computing the tokens takes longer than reading them.
+
+        They are read behind those that others wait for.
+        """
         if num_pages * _MOST_SLOTS > self._index.num_slots:
             return False
-        num_bytes = num_pages * self._parts.slot_memory(0).nbytes
+        num_bytes = (num_pages + len(self.slots)) * self._parts.slot_memory(0).nbytes
         counts = self._parts.facts.counts
         if not self._token_s or not counts.read_bytes:
             return True

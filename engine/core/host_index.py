@@ -29,6 +29,7 @@ class HostIndex:
     def __init__(self, *, num_slots: int) -> None:
         self.num_slots = num_slots
         self.num_evictions = 0  # blocks
+        self.num_freed = 0  # times that slots became free, or could be taken again
         self.events: KvEvents | None = None  # told of the blocks that can be found
         self._free = list(range(num_slots - 1, -1, -1))  # taken from the end: neighbours are copied at once
         self._blocks: OrderedDict[Name, HostBlock] = OrderedDict()  # the least recently used first
@@ -84,6 +85,7 @@ class HostIndex:
 
     def give_back(self, slots: Iterable[int]) -> None:
         """Free slots that were taken for a block that is not added after all."""
+        self.num_freed += 1
         self._free += reversed(list(slots))
 
     def begin_reading(self, block: HostBlock) -> None:
@@ -94,6 +96,7 @@ class HostIndex:
     def end_reading(self, block: HostBlock) -> None:
         """Let the slots of a block go, as far as this reader is concerned."""
         block.num_readers -= 1
+        self.num_freed += 1
         if block.is_forgotten and not block.num_readers:
             del self._leaving[block]
             self.give_back(block.slots)

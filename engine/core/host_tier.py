@@ -120,7 +120,8 @@ class HostTier:
         self._is_full = [group.kind == "full" for group in layout.groups]
         self._released: OrderedDict[Name, int] = OrderedDict()  # blocks to copy that nobody holds: the next to go first
         self._published: OrderedDict[Name, int] = OrderedDict()  # blocks to copy that requests hold
-        self._storing: set[Name] = set()  # in flight
+        self.storing: set[Name] = set()  # blocks on their way to host memory
+        self._lacked_at = -1  # HostIndex.num_freed when a copy to the host last found no slots
         self._arriving: dict[Name, Arrival] = {}  # due or in flight
         self._due: deque[Arrival] = deque()  # not in a step yet; some may have lost their waiters
         self.on_stored: Callable[[Name], None] | None = None  # called with the blocks that can be found from now on
@@ -132,14 +133,10 @@ class HostTier:
         return BothTiers(self._pool, self.index)
 
     @property
-    def storing(self) -> set[Name]:
-        """The blocks on their way to host memory."""
-        return self._storing
-
-    @property
     def has_copies(self) -> bool:
         """True if a step could carry copies."""
-        return bool(self._pool.news or self._released or self._published or self.gates)
+        is_stuck = self._lacked_at == self.index.num_freed
+        return bool(self._pool.news or self.gates or ((self._released or self._published) and not is_stuck))
 
     def begin(self, request: Request, found: Hit, *, num_spare: int, now: float) -> bool:
         """Let a request wait for blocks if its hit becomes longer than `found` by enough; return whether it waits.
@@ -232,7 +229,7 @@ class HostTier:
         """Publish what a committed step has copied; return group and block of those that came from the host."""
         arrived: list[tuple[int, int]] = []
         for name, block, slots in copies.stores:
-            self._storing.remove(name)
+            self.storing.remove(name)
             if self._pool.find(*name) == block:
                 self.index.add(name, slots)
                 self.num_stored += 1
@@ -260,7 +257,7 @@ class HostTier:
     def drop(self, copies: HostCopies) -> None:
         """Forget the copies of a step that was given up; the requests that wait for them compute instead."""
         for name, _, slots in copies.stores:
-            self._storing.remove(name)
+            self.storing.remove(name)
             self.index.give_back(slots)
         for arrival in copies.arrivals:
             self._end_arrival(arrival)
@@ -301,8 +298,8 @@ class HostTier:
         """
         stores = [store for step in copies for store in step.stores]
         self.index.check([*others, *(slot for store in stores for slot in store.slots)])
-        assert sorted(store.name for store in stores) == sorted(self._storing)
-        assert not any(self.index.find(name) for name in self._storing)
+        assert sorted(store.name for store in stores) == sorted(self.storing)
+        assert not any(self.index.find(name) for name in self.storing)
         in_flight = [arrival for step in copies for arrival in step.arrivals]
         due = [arrival for arrival in self._due if arrival.waiters]
         assert {id(arrival) for arrival in self._arriving.values()} == {id(arrival) for arrival in in_flight + due}
@@ -338,7 +335,7 @@ class HostTier:
             if key is None:
                 continue  # evicted or tainted meanwhile
             name = (pool.group_of(block), key)
-            if self.index.touch(name) or name in self._storing:
+            if self.index.touch(name) or name in self.storing:
                 continue
             if pool.is_cached(block):
                 self._published.pop(name, None)
@@ -357,7 +354,7 @@ class HostTier:
         pool = self._pool
         while queue := self._released or self._published:
             name, block = next(iter(queue.items()))
-            if pool.find(*name) != block or self.index.touch(name) or name in self._storing or pool.is_spent(block):
+            if pool.find(*name) != block or self.index.touch(name) or name in self.storing or pool.is_spent(block):
                 del queue[name]
                 self.num_missed += name[1] in pool.evicted[name[0]] and pool.find(*name) is None
                 continue
@@ -368,10 +365,11 @@ class HostTier:
             if pool.is_cached(block) and num_pages > pool.num_free - num_reserved * self._layout.reserve:
                 return None
             slots = self.index.take(num_pages)
-            if slots is None:
+            if slots is None:  # all that host memory has is being read, as by a disk that hangs
+                self._lacked_at = self.index.num_freed
                 return None
             del queue[name]
-            self._storing.add(name)
+            self.storing.add(name)
             pool.hold([block])
             return Store(name, block, slots)
         return None

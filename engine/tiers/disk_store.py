@@ -16,7 +16,7 @@ A full disk first loses the oldest blocks.
 import errno
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Condition
 from typing import NamedTuple
@@ -210,16 +210,18 @@ class DiskStore(BlockStore):
             self.counts.num_misses += not is_hit
         return is_hit
 
-    def remove(self, group: int, key: bytes) -> None:
+    def remove(self, names: Sequence[tuple[int, bytes]]) -> None:
         """See BlockStore.remove."""
-        name = name_of(self._identity, group, key)
+        removed = [name_of(self._identity, *name) for name in names]
         with self._changed:
-            self._unremoved.add(name)
+            self._unremoved.update(removed)
             self._num_removed += 1
-            self._forget(name)
-            self._changed.wait_for(lambda: name not in self._writing)
-            self._forget(name)
-        self._remove_at_last(name)
+            for name in removed:
+                self._forget(name)
+            self._changed.wait_for(lambda: self._writing.isdisjoint(removed))
+            for name in removed:
+                self._forget(name)
+        self._remove_at_last(removed)
 
     def watch(self, group: int, key: bytes) -> bool:
         """Return whether there is a block; if so, take_lost() tells when it has left. Does not wait for the disk."""
@@ -257,7 +259,7 @@ class DiskStore(BlockStore):
             self.counts.num_damaged += 1
             with self._changed:
                 self._forget(name)
-            self._remove_at_last(name)
+            self._remove_at_last([name])
             return None
         except OSError as error:
             self._note_error("read", error)
@@ -267,8 +269,8 @@ class DiskStore(BlockStore):
 
     def _write(self, name: bytes, block: memoryview, num_bytes: int) -> bool:
         """Write a block that is not known; return whether it is kept. The oldest blocks leave."""
-        for unremoved in list(self._unremoved):
-            self._remove_at_last(unremoved)
+        if self._unremoved:
+            self._remove_at_last(list(self._unremoved))
         started = self._clock()
         try:
             self._look_again()
@@ -351,15 +353,15 @@ class DiskStore(BlockStore):
             looks.was_shared = self._folder.is_shared()
             self.find_blocks(is_gentle=True)
 
-    def _remove_at_last(self, name: bytes) -> None:
-        """Delete a removed or damaged block's file for good; if that fails, again with the next write."""
+    def _remove_at_last(self, names: Sequence[bytes]) -> None:
+        """Delete the files of removed or damaged blocks for good; if that fails, all again with the next write."""
         try:
-            self._folder.remove(name, for_sure=True)
+            self._folder.remove_for_sure(names)
         except OSError as error:
-            self._unremoved.add(name)
+            self._unremoved.update(names)
             self._note_error("remove", error)
         else:
-            self._unremoved.discard(name)
+            self._unremoved.difference_update(names)
 
     def _note_error(self, call: str, error: OSError) -> None:
         self.counts.num_errors += 1

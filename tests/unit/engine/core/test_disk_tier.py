@@ -38,6 +38,14 @@ def restarted(kind="full", *, prompt=PROMPT, **settings):
     return harness, disk, [*prompt, *first.token_ids, 7, 8, 9]
 
 
+def _answered(prompt):
+    """Return the disk of an engine that has answered a prompt."""
+    harness, disk = with_disk()
+    answer(harness, "only", prompt)
+    settle(harness, disk)
+    return disk
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("kind", GROUPS)
 def test_the_next_turn_after_a_restart_is_found(kind, depth):
@@ -186,6 +194,43 @@ def test_slots_of_blocks_that_are_written_stay():
     settle(harness, disk)
     again, _ = with_disk(blocks=disk.blocks)
     answer(again, "again", [*[10] * 20, 1, 2, 3])
+
+
+def test_a_disk_that_hangs_lets_the_engine_be_idle_and_the_rest_is_copied_afterwards():
+    harness, disk = with_disk(num_slots=8)
+    disk.is_hanging = True
+    for number in range(6):
+        harness.add(str(number), [number + 10] * 20, 4)
+    for _ in range(200):
+        harness.turn()
+    tier = harness.scheduler.kv.tiers.host
+    assert harness.engine.is_idle, "it turns for copies that find no slots"
+    assert tier.index.num_used == 8
+    num_stored = tier.num_stored
+    disk.is_hanging = False
+    harness.turn(2)
+    assert not harness.engine.is_idle
+    harness.drain()
+    settle(harness, disk)
+    assert tier.num_stored > num_stored
+
+
+def test_a_request_behind_many_reads_is_computed():
+    harness, disk, prompt = restarted(page_s=0.0001, token_s=0.01)
+    other = [*prompt[:8], *[21] * 12]
+    disk.blocks |= _answered(other).blocks
+    disk.counts.read_s, disk.counts.read_bytes = 0.03, 1  # 4 tokens take 0.04 s
+    disk.polls_until_done = 50
+    harness.add("first", prompt, 4)
+    harness.turn(2)
+    num_reads = len(disk.log)
+    assert num_reads >= 4
+    harness.add("second", other, 4)
+    harness.turn(2)
+    tier = harness.scheduler.kv.tiers.disk
+    assert (len(disk.log), tier.num_too_costly) == (num_reads, 1)
+    harness.drain()
+    settle(harness, disk)
 
 
 def test_more_than_host_memory_holds_is_computed():
