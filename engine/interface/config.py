@@ -65,6 +65,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None = None  # tokens per KV block
     kv_cache_memory_bytes: int | None = None
     kv_host_memory_bytes: int | None = None  # host memory behind the KV pool, for all ranks together; None: off
+    chooses_host_memory: bool = False  # the engine sizes it, if kv_host_memory_bytes is None
     kv_disk: str | None = None  # folder of blocks behind host memory
     kv_disk_bytes: int | None = None  # their most; None: 64 GiB
     kv_events: KvEventsConfig | None = None  # None: the changes of the prefix cache are not published

@@ -33,7 +33,7 @@ from engine.startup.device_choice import (
     resolve_dtype,
     resolve_kv_dtype,
 )
-from engine.startup.host_memory import check_host_memory, num_host_slots
+from engine.startup.host_memory import check_host_memory, choose_host_memory, num_host_slots
 from engine.startup.kv_disk import DiskFacts, KvDisk, check_kv_disk, digest_weights, stamp_files
 from engine.startup.limits import choose_limits
 from engine.startup.loaded_engine import LoadedEngine
@@ -126,8 +126,10 @@ def _load(
     plan = setup.plan_pool(has_weights=False)
     taken = config.tensor_parallel_size * (setup.weight_bytes + plan.num_bytes) if setup.device.type == "cpu" else 0
     check_host_memory(config, plan, taken_bytes=taken)
+    key = repr(setup.limited_to(plan.max_num_seqs))  # before what differs from start to start
+    config = choose_host_memory(config, plan, device_type=setup.device.type)
     check_kv_disk(config)
-    key = repr(setup.limited_to(plan.max_num_seqs))
+    setup = dataclasses.replace(setup, config=config)
     # The model is built for the context that fits: it sets the length of rotary tables and the variant of longrope
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
     with _start_ranks(config, host, max_model_len=plan.max_model_len) as ranks:

@@ -29,7 +29,7 @@ from server.config.value_types import (
     share,
     share_or_none,
     size,
-    size_or_off,
+    size_or_word,
     text,
 )
 
@@ -126,9 +126,10 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB or 512MB")
     add(
         "--kv-host-memory",
-        type=size_or_off,
+        type=size_or_word,
+        default="auto",
         metavar="SIZE",
-        help="host memory for blocks that leave the KV cache, e.g. 32GiB (off)",
+        help="host memory for blocks that leave the KV cache, e.g. 32GiB, or off (auto: a share on cuda)",
     )
     add("--kv-disk", type=text, metavar="DIR", help="folder for blocks of host memory, found after a restart (off)")
     add("--kv-disk-size", type=size, metavar="SIZE", help="the most bytes of --kv-disk (64GiB)")

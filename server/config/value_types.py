@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.interface.errors import StartupError
 
@@ -152,10 +152,15 @@ def size(text: str) -> int:
     return num_bytes
 
 
-@limited("off, or 1 byte to 1024TiB")
-def size_or_off(text: str) -> int | None:
-    """Parse a size in bytes; None: off."""
-    return None if text.strip().lower() == "off" else size(text)
+@limited("auto, off, or 1 byte to 1024TiB")
+def size_or_word(text: str) -> "int | Literal['auto', 'off']":
+    """Parse a size in bytes, or auto, or off."""
+    match text.strip().lower():
+        case "auto":
+            return "auto"
+        case "off":
+            return "off"
+    return size(text)
 
 
 @limited("a JSON object of vLLM's fields, and event_format: array or map")
