@@ -47,6 +47,7 @@ _GROUPS = {  # the first pattern that a name matches decides; what matches none 
     "daemon": "",
 }
 _UNITS = {  # the first pattern that is found in a name decides
+    r"bytes_per_second": "bytes/s",
     r"_seconds": "s",
     r"_bytes": "bytes",
     r"_ratio": "0 to 1",

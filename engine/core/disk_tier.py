@@ -113,6 +113,7 @@ class DiskTier:
         self.num_found_tokens = 0  # by which hits were longer
         self.num_written = 0
         self.num_unwritten = 0  # blocks that could not be written
+        self.num_waits = 0  # admissions that waited
         self.num_too_costly = 0  # admissions: computing is quicker, or slots are lacking
         self.waited_s = 0.0  # over all requests
         self.events: KvEvents | None = None  # told of the blocks that this process knows on the disk
@@ -157,6 +158,7 @@ class DiskTier:
             wait.num_missing += 1
         if wait.num_missing:
             self.waits[request] = wait
+            self.num_waits += 1
             request.found_before_disk, request.found_with_disk = num_before, hit.num_tokens
             self._describe(request, hit)
         return bool(wait.num_missing)
@@ -231,6 +233,21 @@ class DiskTier:
     def facts(self) -> DiskFacts:
         """What the store tells."""
         return self._parts.facts
+
+    @property
+    def num_writing(self) -> int:
+        """Blocks that wait to be written, or are being written."""
+        return len(self._writing)
+
+    @property
+    def num_reading(self) -> int:
+        """Blocks that wait to be read, or are being read."""
+        return len(self._reading)
+
+    @property
+    def num_queued_bytes(self) -> int:
+        """The bytes of the blocks that wait to be written, or are being written."""
+        return self._parts.threads.num_queued_bytes
 
     @property
     def num_dropped(self) -> int:

@@ -109,7 +109,11 @@ class Engine:
         self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)
         self._kv_view = KvView(
-            self.scheduler, self._grammars.pending, bytes_per_block=parts.bytes_per_block, clock=parts.clock
+            self.scheduler,
+            self._grammars.pending,
+            bytes_per_block=parts.bytes_per_block,
+            clock=parts.clock,
+            num_ranks=parts.num_ranks,
         )
 
     @property

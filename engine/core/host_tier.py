@@ -110,6 +110,7 @@ class HostTier:
         self.num_found_tokens = 0  # by which hits were longer
         self.num_too_costly = 0  # of num_asked: computing is quicker, or pages are lacking
         self.num_given_up = 0  # gates that ended before their last copy
+        self.page_s = config.page_s  # to copy a page from the host; 0: unknown
         self.num_pages_to_host = 0
         self.num_pages_from_host = 0
         self.waited_s = 0.0  # at the gate, over all requests
@@ -122,7 +123,7 @@ class HostTier:
         self._published: OrderedDict[Name, int] = OrderedDict()  # blocks to copy that requests hold
         self.storing: set[Name] = set()  # blocks on their way to host memory
         self._lacked_at = -1  # HostIndex.num_freed when a copy to the host last found no slots
-        self._arriving: dict[Name, Arrival] = {}  # due or in flight
+        self.arriving: dict[Name, Arrival] = {}  # blocks on their way to the pool, or due
         self._due: deque[Arrival] = deque()  # not in a step yet; some may have lost their waiters
         self.on_stored: Callable[[Name], None] | None = None  # called with the blocks that can be found from now on
         pool.news = []
@@ -185,12 +186,12 @@ class HostTier:
 
     def _await(self, gate: Gate, name: Name) -> int:
         """Let a gate wait for a block from the host; return the block that is to receive it, with a holder more."""
-        arrival = self._arriving.get(name)
+        arrival = self.arriving.get(name)
         if arrival is None:
             source = self.index.find(name)
             assert source is not None
             self.index.begin_reading(source)
-            arrival = self._arriving[name] = Arrival(source, self._pool.take(name[0]), [])
+            arrival = self.arriving[name] = Arrival(source, self._pool.take(name[0]), [])
             self._due.append(arrival)
         else:
             self._pool.hold([arrival.block])
@@ -302,7 +303,7 @@ class HostTier:
         assert not any(self.index.find(name) for name in self.storing)
         in_flight = [arrival for step in copies for arrival in step.arrivals]
         due = [arrival for arrival in self._due if arrival.waiters]
-        assert {id(arrival) for arrival in self._arriving.values()} == {id(arrival) for arrival in in_flight + due}
+        assert {id(arrival) for arrival in self.arriving.values()} == {id(arrival) for arrival in in_flight + due}
         for arrival in in_flight + due:
             assert arrival.source.num_readers > 0
             assert len(arrival.source.slots) == len(self._pool.pages(arrival.block))
@@ -317,7 +318,7 @@ class HostTier:
         for index, blocks in enumerate(hit.blocks):
             names = self._names(request, self._layout.groups[index], hit.num_tokens)
             for block, name in zip(blocks, names, strict=True):
-                if block == _ON_HOST and name not in self._arriving:
+                if block == _ON_HOST and name not in self.arriving:
                     yield name
 
     def _names(self, request: Request, group: GroupLayout, num_tokens: int) -> list[Name]:
@@ -375,7 +376,7 @@ class HostTier:
         return None
 
     def _end_arrival(self, arrival: Arrival) -> None:
-        del self._arriving[arrival.source.name]
+        del self.arriving[arrival.source.name]
         self.index.end_reading(arrival.source)
 
     def _give_up(self, gate: Gate) -> None:

@@ -85,6 +85,12 @@ class LowerTiers:
         """Requests that wait for blocks."""
         return (0 if self.host is None else len(self.host.gates)) + self.num_at_disk
 
+    def num_missing(self, request: Request) -> tuple[int, int]:
+        """Return how many blocks a request waits for: those on their way from the host, and those from the disk."""
+        gate = None if self.host is None else self.host.gates.get(request)
+        wait = None if self.disk is None else self.disk.waits.get(request)
+        return 0 if gate is None else gate.num_missing, 0 if wait is None else wait.num_missing
+
     @property
     def num_at_disk(self) -> int:
         """Of them, those that wait for the disk: no step can do anything for them."""

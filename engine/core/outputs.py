@@ -183,11 +183,21 @@ class EngineStats:
         self._count_up_to("kv_host_copied_bytes_total", tier.num_pages_to_host * page_bytes, "to_host")
         self._count_up_to("kv_host_copied_bytes_total", tier.num_pages_from_host * page_bytes, "from_host")
         self._count_up_to("kv_host_wait_seconds_total", tier.waited_s)
+        gauge("kv_host_copy_bytes_per_second", self._bytes_per_page / tier.page_s if tier.page_s else 0.0)
+        gauge("kv_tier_requests_waiting", len(tier.gates), "host")
 
     def _record_disk(self, disk: DiskTier) -> None:
         counts, status = disk.facts.counts, disk.facts.status
-        self._metrics.gauge("kv_disk_bytes", status.num_bytes)
-        self._metrics.gauge("kv_disk_paused", float(status.is_paused))
+        gauge = self._metrics.gauge
+        gauge("kv_disk_bytes", status.num_bytes)
+        gauge("kv_disk_limit_bytes", status.max_bytes)
+        gauge("kv_disk_queued_bytes", disk.num_queued_bytes)
+        gauge("kv_disk_paused", float(status.is_paused))
+        gauge("kv_tier_requests_waiting", len(disk.waits), "disk")
+        self._count_up_to("kv_disk_copy_seconds_total", counts.written_s, "written")
+        self._count_up_to("kv_disk_copy_seconds_total", counts.read_s, "read")
+        self._count_up_to("kv_disk_lookups_total", disk.num_waits, "longer")
+        self._count_up_to("kv_disk_lookups_total", disk.num_too_costly, "too_costly")
         self._count_up_to("kv_disk_errors_total", counts.num_errors)
         self._count_up_to("kv_disk_blocks_total", counts.num_written, "written")
         self._count_up_to("kv_disk_blocks_total", counts.num_dropped + disk.num_dropped, "dropped")

@@ -61,6 +61,7 @@ class DiskStatus(NamedTuple):
     num_blocks: int
     num_bytes: int
     is_paused: bool
+    max_bytes: int = 0
 
 
 class _Entry(NamedTuple):
@@ -137,7 +138,7 @@ class DiskStore(BlockStore):
     @property
     def status(self) -> DiskStatus:
         """The state now. Does not wait."""
-        return DiskStatus(len(self._entries), self._num_bytes, self._health.is_paused)
+        return DiskStatus(len(self._entries), self._num_bytes, self._health.is_paused, self._size_bytes)
 
     def find_blocks(self, *, is_gentle: bool = False) -> None:
         """Look at the folder: learn which blocks it has, and delete leftovers. Waits for the disk.

@@ -24,7 +24,7 @@ class FakeDisk:
         self.log = []  # of the names that were read
         self._host = harness.executor._host
         self._queued = []  # [transfer, polls left]
-        self.num_dropped = 0
+        self.num_dropped = self.num_queued_bytes = 0
         self._watched = set()
         self.counts = DiskCounts()
         self.status = DiskStatus(0, 0, is_paused=False)

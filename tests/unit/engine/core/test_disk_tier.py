@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from engine.core.disk_tier import STALL_S
+from engine.tiers.disk_store import DiskStatus
 from tests.support.fake_disk import FakeDisk
 from tests.unit.engine.core.test_host_tier import GROUPS, PROMPT, make
 
@@ -294,3 +295,29 @@ def test_the_metrics_of_a_disk_are_those_of_its_store_and_of_requests():
     assert counted["kv_disk_blocks_total", "written"] == 7
     assert counted["kv_disk_blocks_total", "read"] == len(disk.log)
     assert counted["kv_disk_wait_seconds_total", ""] > 0
+
+
+def test_a_snapshot_shows_the_tiers_and_what_a_request_waits_for():
+    harness, disk, prompt = restarted(max_copies=1)
+    disk.polls_until_done = 4
+    disk.status = DiskStatus(5, 5 * 4096, is_paused=True, max_bytes=2**20)
+    harness.add("again-0", prompt, 4)
+    harness.turn()
+    view = harness.engine._kv_view
+    snapshot = view.snapshot()
+    host, below = snapshot.tiers
+    assert (host.name, host.num_blocks, host.num_waiting, host.max_bytes) == ("host", 0, 0, 0)  # pages of no bytes
+    assert (below.name, below.num_blocks, below.num_bytes, below.max_bytes) == ("disk", 5, 5 * 4096, 2**20)
+    assert (below.num_outgoing, below.num_waiting, below.is_paused) == (len(disk.log), 1, True)
+    (row,) = snapshot.requests
+    assert (row.state, row.num_host_blocks, row.num_disk_blocks) == ("waiting", 0, len(disk.log))
+    while harness.scheduler.kv.tiers.num_at_disk:
+        harness.turn()
+    (row,) = (snapshot := view.snapshot()).requests
+    assert (row.state, row.num_disk_blocks) == ("waiting", 0)
+    assert row.num_host_blocks == snapshot.tiers[0].num_outgoing > 0
+    assert snapshot.tiers[0].num_waiting == 1
+    harness.drain()
+    host, below = view.snapshot().tiers
+    assert host.num_hit_tokens == below.num_hit_tokens >= 16
+    settle(harness, disk)
