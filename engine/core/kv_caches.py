@@ -53,7 +53,7 @@ class KvCaches:
         self._growing = self.layout.growing
         self._most_pages = self.layout.most_pages
         self._is_caching = config.enable_prefix_caching
-        self.pins = Pins(self.layout, self.pool, self._finder, share=config.pin_share if self._is_caching else 0.0)
+        self.pins = Pins(self.layout, self.pool, self._finder, self.tiers, share=config.pin_share * self._is_caching)
         group, *others = self.layout.groups
         # one table, whose blocks never leave it, and are a page and a link each
         self._is_simple = not others and group in self.layout.full and group.pages == group.links == 1

@@ -158,7 +158,7 @@ class EngineStats:
         for reason, total in kv.pins.num_ended.items():
             self._count_up_to("prefix_cache_pinned_blocks_total", total, reason)
         if kv.tiers.host is not None:
-            self._record_tier(kv.tiers.host)
+            self._record_tier(kv.tiers.host, num_pinned=0 if kv.pins.host is None else kv.pins.host.num_pages)
         if kv.tiers.disk is not None:
             self._record_disk(kv.tiers.disk)
         num_holders, states = len(scheduler.running) + len(scheduler.retiring), kv.layout.states
@@ -169,9 +169,10 @@ class EngineStats:
         gauge("kv_cache_state_bytes", num_live_pages * self._bytes_per_page, "live")
         gauge("kv_cache_state_bytes", num_saved_pages * self._bytes_per_page, "saved")
 
-    def _record_tier(self, tier: HostTier) -> None:
+    def _record_tier(self, tier: HostTier, *, num_pinned: int) -> None:
         page_bytes, gauge = self._host_page_bytes, self._metrics.gauge
         gauge("kv_host_bytes", tier.index.num_used * page_bytes, "used")
+        gauge("kv_host_bytes", num_pinned * page_bytes, "pinned")
         gauge("kv_host_bytes", tier.index.num_slots * page_bytes, "total")
         self._count_up_to("kv_host_blocks_total", tier.num_stored, "stored")
         self._count_up_to("kv_host_blocks_total", tier.index.num_evictions, "evicted")

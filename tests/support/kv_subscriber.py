@@ -82,7 +82,7 @@ def truth(kv, events, disk=None):
     for group, published in enumerate(kv.pool._published):
         held[Medium.DEVICE] |= {events.hash_of((group, key)) for key in published}
     if kv.tiers.host is not None:
-        held[Medium.HOST] = {events.hash_of(name) for name in kv.tiers.host.index._blocks}
+        held[Medium.HOST] = {events.hash_of(name) for name in kv.tiers.host.index.names()}
     if disk is not None:
         held[Medium.DISK] = {events.hash_of(name) for name in disk}
     return held
