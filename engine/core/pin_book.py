@@ -11,7 +11,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-Block = TypeVar("Block", int, tuple[int, bytes])
+Block = TypeVar("Block", bound=int | tuple[int, bytes])
 
 
 class Pin(NamedTuple):
@@ -34,7 +34,8 @@ class PinBook(Generic[Block]):
         self.next_due_s = math.inf  # when expire() is to be called
         self.num_ended = {"expired": 0, "over_budget": 0, "reused": 0}  # blocks
         self.num_pages = 0
-        self._pin, self._unpin = pin, unpin
+        self._pin: Callable[[Block], None] = pin
+        self._unpin: Callable[[Block], None] = unpin
         self._most = most
         self._pages_of: defaultdict[str, int] = defaultdict(int)  # by owner
         self._pins: OrderedDict[Block, Pin] = OrderedDict()  # those that were renewed least recently first

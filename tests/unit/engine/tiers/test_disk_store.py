@@ -276,6 +276,27 @@ def test_a_removed_block_that_cannot_be_deleted_is_not_found_and_deleted_later(o
     assert opened.put(1) == [True]
 
 
+def test_watched_blocks_that_leave_are_told_once_whoever_deletes_them(open_store):
+    opened, other = open_store(num_blocks=4), open_store(num_blocks=4)
+    opened.put(1, 2, 3, 4)
+    assert [opened.store.watch(0, key(number)) for number in (1, 2, 3, 9)] == [True, True, True, False]
+    opened.get(2)
+    assert opened.store.take_lost() == [], "it has left its place for a moment"
+    opened.put(5)  # evicts 1
+    assert opened.store.take_lost() == [(0, key(1))]
+    assert opened.store.take_lost() == []
+    opened.store.remove([(0, key(2)), (0, key(4))])
+    assert opened.store.take_lost() == [(0, key(2))], "4 was not watched"
+    other.store.find_blocks()
+    other.store.remove([(0, key(3))])
+    assert opened.store.take_lost() == []
+    opened.store.find_blocks()
+    assert opened.store.take_lost() == [(0, key(3))]
+    assert not opened.store.watch(0, key(3))
+    assert opened.put(3) == [True]
+    assert opened.store.watch(0, key(3))
+
+
 def test_a_read_during_a_removal_finds_nothing(open_store):
     opened = open_store()
     opened.put(1)
