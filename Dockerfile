@@ -31,12 +31,12 @@ RUN /opt/pip/bin/pip --python /opt/quire/bin/python install --no-deps --index-ur
 # what pyproject.toml asks for and is not there yet: /packages has nothing of torch's layer
 FROM torch-cpu AS packages-cpu
 COPY deploy/docker/requirements.py deploy/docker/
-RUN /opt/quire/bin/python deploy/docker/requirements.py otel > requirements.txt \
+RUN /opt/quire/bin/python deploy/docker/requirements.py otel zmq > requirements.txt \
     && /opt/pip/bin/pip --python /opt/quire/bin/python install --prefix /packages -c constraints.txt -r requirements.txt
 
 FROM torch-gpu AS packages-gpu
 COPY deploy/docker/requirements.py deploy/docker/
-RUN /opt/quire/bin/python deploy/docker/requirements.py otel > requirements.txt \
+RUN /opt/quire/bin/python deploy/docker/requirements.py otel zmq > requirements.txt \
     && /opt/pip/bin/pip --python /opt/quire/bin/python install --prefix /packages -c constraints.txt -r requirements.txt
 
 FROM build AS quire

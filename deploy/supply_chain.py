@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LOCKS = {"cpu": ROOT / "deploy/requirements-cpu.txt", "gpu": ROOT / "deploy/requirements-gpu.txt"}
-IMAGE_EXTRA = "otel"  # also installed in the images (Dockerfile)
+IMAGE_EXTRAS = ("otel", "zmq")  # also installed in the images (Dockerfile)
 SOURCES = ("server", "engine", "models", "kernels", "benchmarks", "deploy")
 # Dependencies of torch's CPU build, which is on PyTorch's own index and so installed separately, with --no-deps
 _TORCH_NEEDS = ("filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions")
@@ -96,7 +96,9 @@ def audit() -> int:
 def _resolve(name: str) -> str:
     """Return an installation's packages with their hashes, as resolved by uv."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"][IMAGE_EXTRA]]
+    wanted = list(project["dependencies"])
+    for extra in IMAGE_EXTRAS:
+        wanted += project["optional-dependencies"][extra]
     if name == "cpu":
         wanted = [line for line in wanted if not line.startswith("torch>")] + list(_TORCH_NEEDS)
     # triton is pinned for machines without CUDA: its builds of torch bring their own

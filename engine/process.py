@@ -39,6 +39,7 @@ from engine.interface.logs import configure_logging
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import EngineReady
 from engine.interface.transport import Connection, SocketTransport, encode_frame
+from engine.kv_publisher import EventEncoder, KvPublisher
 from engine.startup.head_start import begin_head_start
 from engine.tensor_parallel.ranks import RankHost, Ranks
 
@@ -59,6 +60,8 @@ class EngineProcess:
         self._ranks: Ranks | None = None
         self._measure_memory: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._close_disk: Callable[[], None] = lambda: None
+        self._publisher: KvPublisher | None = None
+        self._num_counted = [0, 0]  # batches of the publisher in the metrics: published, lost
         self._is_stopping = False
         self._stop_at_s: float | None = None
         self._next_delta_s = self._next_heartbeat_s = 0.0
@@ -91,11 +94,15 @@ class EngineProcess:
             self._fail(f"{type(error).__name__} while serving: {first_line(error)}", 1)
             os._exit(1)  # no clean-up: destructors could wait for a broken device without end
         self._close_disk()
+        if self._publisher is not None:
+            self._publisher.close()
         if self._ranks is not None:
             self._ranks.close()
         return 0
 
     def _load(self) -> Engine:
+        if self._config.engine.kv_events is not None:
+            self._publisher = KvPublisher(self._config.engine.kv_events)  # what it refuses must not cost a load
         threads = begin_head_start(self._config.engine)
         gc.disable()  # an import makes hundreds of thousands of objects, and no garbage
         from engine.offline import OfflineEngine  # imports torch, after the launcher was notified
@@ -143,11 +150,21 @@ class EngineProcess:
         if loaded.disk is not None:
             loaded.disk.attach(engine.scheduler.kv.tiers)
             self._close_disk = loaded.disk.close
+        self._report_kv_events(engine)
         self._measure_memory = loaded.measure_gpu_memory
         self._metrics.gauge("kv_cache_bytes", loaded.plan.num_bytes)
         self._control.send(EngineInfo(loaded.facts, loaded.build))
         self._control.send(Stage("ready"))
         return engine
+
+    def _report_kv_events(self, engine: Engine) -> None:
+        if self._publisher is None:
+            return
+        config = self._config.engine
+        is_map = config.kv_events is not None and config.kv_events.event_format == "map"
+        names = [source.name for source in config.loras]
+        self._publisher.start(EventEncoder(engine.scheduler.config.cache_groups, names, is_map=is_map))
+        engine.report_kv_events(self._publisher.publish)
 
     def _fail(self, message: str, exit_code: int) -> int:
         self._control.sock.setblocking(True)
@@ -188,6 +205,11 @@ class EngineProcess:
     def _send_metrics(self) -> None:
         if self._engine is not None:
             self._engine.record_state()
+        if self._publisher is not None:
+            counts = [self._publisher.num_published, self._publisher.num_lost]
+            for result, count, counted in zip(("published", "lost"), counts, self._num_counted, strict=True):
+                self._metrics.count("kv_event_batches_total", count - counted, result)
+            self._num_counted = counts
         self._control.send(self._metrics.drain())
 
     def _tick(self, now: float) -> None:

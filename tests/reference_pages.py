@@ -47,10 +47,12 @@ _GROUPS = {  # the first pattern that a name matches decides; what matches none 
     "daemon": "",
 }
 _UNITS = {  # the first pattern that is found in a name decides
+    r"bytes_per_second": "bytes/s",
     r"_seconds": "s",
     r"_bytes": "bytes",
     r"_ratio": "0 to 1",
     r"tokens|prefix_cache_(queries|hits)": "tokens",
+    r"event_batches": "batches",
     r"blocks|evictions": "blocks",
     r"_pages": "pages",
     r"_states": "states",

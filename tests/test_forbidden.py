@@ -17,6 +17,7 @@ TELLERS = {
     "server/api/completions/request.py": "created",
     "server/api/responses/writer.py": "completed_at",
     "server/text/chat_template.py": "strftime_now of templates",
+    "engine/kv_publisher.py": "when a batch of events was made",
     "server/http/tracing.py": "when a span began, beside monotonic durations",
     "server/commands/batch/send.py": "a Retry-After that is a date",
     "server/commands/top/sampling.py": "when a line of --json was taken",

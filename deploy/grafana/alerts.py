@@ -106,6 +106,26 @@ ALERTS = (
         "computed for them is computed again.",
     ),
     Alert(
+        "KVDiskFailing",
+        "warning",
+        f"sum by ({_SERVER}) (increase(quire_kv_disk_errors_total[10m])) >= 5",
+        "5m",
+        f"The disk of Quire's KV cache on {_WHO} fails",
+        "{{ $value | humanize }} calls to the disk of --kv-disk failed in ten minutes. Requests are served; what only "
+        "the disk has of their prompts is computed again.",
+    ),
+    Alert(
+        "KVDiskSlow",
+        "warning",
+        f'sum by ({_SERVER}) (rate(quire_kv_disk_blocks_total{{event="dropped"}}[10m])) > 0.1 and'
+        f' sum by ({_SERVER}) (rate(quire_kv_disk_blocks_total{{event="dropped"}}[10m]))'
+        f' > sum by ({_SERVER}) (rate(quire_kv_disk_blocks_total{{event="written"}}[10m]))',
+        "10m",
+        f"The disk of Quire's KV cache on {_WHO} is too slow",
+        "{{ $value | humanize }} blocks a second are not written to the disk of --kv-disk, more than are: they will "
+        "not be found there.",
+    ),
+    Alert(
         "EngineStalled",
         "critical",
         # two conditions: an engine that hangs in its first step has not reported a running request

@@ -98,6 +98,31 @@ CACHING = Row(
         ),
         Panel(
             "timeseries",
+            "Prefix hits by tier",
+            "Prompt tokens per second that were found, and of them those whose blocks came from host memory, and those "
+            "that the disk had given it before.",
+            "suffix: tok/s",
+            (
+                Query(rate("quire_prefix_cache_hits_total"), "all"),
+                Query(rate("quire_kv_host_hit_tokens_total"), "host memory"),
+                Query(rate("quire_kv_disk_hit_tokens_total"), "disk"),
+            ),
+            width=12,
+        ),
+        Panel(
+            "timeseries",
+            "Bytes between tiers",
+            "Bytes per second that were copied to host memory and from it, and written to the disk and read from it. "
+            "Nothing without --kv-host-memory and --kv-disk.",
+            "Bps",
+            (
+                Query(rate("quire_kv_host_copied_bytes_total", by="direction"), "host: {{direction}}"),
+                Query(rate("quire_kv_disk_copied_bytes_total", by="direction"), "disk: {{direction}}"),
+            ),
+            width=12,
+        ),
+        Panel(
+            "timeseries",
             "Evictions",
             "Cached blocks per second that were overwritten. With falling prefix hits: the cache is too small.",
             "cps",

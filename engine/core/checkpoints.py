@@ -148,6 +148,10 @@ class Checkpoints:
         """Return where a request saved states that can still be found."""
         return [num_tokens for num_tokens in request.saved_tokens if self._is_saved(request, num_tokens)]
 
+    def counts(self) -> dict[str, int]:
+        """Return how many states were saved, not saved for want of pages, and restored."""
+        return {"saved": self.num_saved, "skipped": self.num_skipped, "restored": self.num_restored}
+
     def num_findable(self) -> tuple[int, int]:
         """Return the number of saved states that can be found, and of their pages."""
         counts = [(self._pool.num_published(group.index), group.pages) for group in self._layout.states]

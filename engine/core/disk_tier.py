@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.core.cache_layout import CacheLayout
-from engine.core.host_index import HostBlock, HostIndex, Name
+from engine.core.host_index import HostBlock, HostIndex
+from engine.core.kv_events import KvEvents, Medium, Name
 from engine.core.prefix_hits import Blocks, Hit, PrefixFinder
 from engine.core.request import Request
 from engine.tiers.disk_store import DiskCounts, DiskStatus
@@ -39,6 +40,14 @@ class DiskFacts(Protocol):
     @property
     def status(self) -> DiskStatus:
         """What it has now. Does not wait."""
+        ...
+
+    def watch(self, group: int, key: bytes) -> bool:
+        """Return whether the store has a block; if so, take_lost() tells when it has it no more."""
+        ...
+
+    def take_lost(self) -> list[Name]:
+        """Return the watched blocks that it has no more; they are watched no longer. Does not wait."""
         ...
 
 
@@ -104,8 +113,10 @@ class DiskTier:
         self.num_found_tokens = 0  # by which hits were longer
         self.num_written = 0
         self.num_unwritten = 0  # blocks that could not be written
+        self.num_waits = 0  # admissions that waited
         self.num_too_costly = 0  # admissions: computing is quicker, or slots are lacking
         self.waited_s = 0.0  # over all requests
+        self.events: KvEvents | None = None  # told of the blocks that this process knows on the disk
         self._parts = parts
         self._layout = layout
         self._index = index
@@ -134,7 +145,7 @@ class DiskTier:
             return False
         num_before = self._without.find(request).num_tokens
         gain = hit.num_tokens - num_before
-        num_pages = sum(self._layout.groups[group].pages for group, _ in missing)
+        num_pages = sum(self._layout.groups[name[0]].pages for name in missing if name not in self._reading)
         if gain <= 0 or not self._is_worth_reading(num_tokens=gain, num_pages=num_pages):
             self.num_too_costly += gain > 0
             return False
@@ -147,7 +158,9 @@ class DiskTier:
             wait.num_missing += 1
         if wait.num_missing:
             self.waits[request] = wait
+            self.num_waits += 1
             request.found_before_disk, request.found_with_disk = num_before, hit.num_tokens
+            self._describe(request, hit)
         return bool(wait.num_missing)
 
     def end_wait(self, request: Request, num_hit_tokens: int) -> int:
@@ -171,7 +184,10 @@ class DiskTier:
     def write(self, name: Name) -> None:
         """Queue a block that host memory has to be written, unless the disk has it. Does not wait."""
         threads, block = self._parts.threads, self._index.find(name)
-        if block is None or name in self._writing or threads.has(*name):
+        if block is None or name in self._writing:
+            return
+        if threads.has(*name):
+            self._tell_kept(name)
             return
         transfer = threads.put(*name, self._memory(block.slots))
         if transfer is None:
@@ -182,7 +198,11 @@ class DiskTier:
 
     def forget(self, names: Iterable[Name]) -> None:
         """Let blocks no longer be found on the disk: their values are not finite, perhaps."""
+        names = list(names)
         self._parts.threads.remove(names)
+        if self.events is not None:
+            for name in names:
+                self.events.removed(Medium.DISK, name)
 
     def poll(self, now: float) -> None:
         """Take what the disk has done. Does not wait."""
@@ -191,9 +211,15 @@ class DiskTier:
             if transfer.is_read:
                 self._end_read(transfer, now)
             else:
-                self._index.end_reading(self._writing.pop((transfer.group, transfer.key)))
+                name = (transfer.group, transfer.key)
+                self._index.end_reading(self._writing.pop(name))
+                if transfer.is_kept:
+                    self._tell_kept(name)
                 self.num_written += transfer.is_kept
                 self.num_unwritten += not transfer.is_kept
+        if self.events is not None:
+            for name in self._parts.facts.take_lost():
+                self.events.removed(Medium.DISK, name)
         stalled = [request for request, wait in self.waits.items() if now - wait.began_s > STALL_S]
         if stalled and now - self._last_read_s > STALL_S:
             self._is_stalled = True
@@ -207,6 +233,21 @@ class DiskTier:
     def facts(self) -> DiskFacts:
         """What the store tells."""
         return self._parts.facts
+
+    @property
+    def num_writing(self) -> int:
+        """Blocks that wait to be written, or are being written."""
+        return len(self._writing)
+
+    @property
+    def num_reading(self) -> int:
+        """Blocks that wait to be read, or are being read."""
+        return len(self._reading)
+
+    @property
+    def num_queued_bytes(self) -> int:
+        """The bytes of the blocks that wait to be written, or are being written."""
+        return self._parts.threads.num_queued_bytes
 
     @property
     def num_dropped(self) -> int:
@@ -227,10 +268,13 @@ class DiskTier:
         assert all(block.num_readers for block in self._writing.values())
 
     def _is_worth_reading(self, *, num_tokens: int, num_pages: int) -> bool:
-        """Return whether there is room for these pages, and reading them takes less time than computing the tokens."""
+        """Return whether there is room for these pages, and computing the tokens takes longer than reading them.
+
+        They are read behind those that others wait for.
+        """
         if num_pages * _MOST_SLOTS > self._index.num_slots:
             return False
-        num_bytes = num_pages * self._parts.slot_memory(0).nbytes
+        num_bytes = (num_pages + len(self.slots)) * self._parts.slot_memory(0).nbytes
         counts = self._parts.facts.counts
         if not self._token_s or not counts.read_bytes:
             return True
@@ -255,10 +299,14 @@ class DiskTier:
         reading = self._reading.pop(name)
         self._last_read_s = now
         is_new = self._index.find(name) is None and name not in self._storing
+        if transfer.is_kept:
+            self._tell_kept(name)
         if transfer.is_kept and is_new:
             self._index.add(name, reading.slots)
         else:
             self._index.give_back(reading.slots)
+        if self.events is not None:
+            self.events.forget(name)  # if it was lost
         self.num_read += transfer.is_kept
         self.num_failed += not transfer.is_kept
         for request in reading.waiters:
@@ -274,6 +322,21 @@ class DiskTier:
             last = hit.num_tokens // group.tokens
             for column, block in enumerate(blocks, last - len(blocks)):
                 yield (group.index, request.block_hashes[(column + 1) * group.links - 1]), block
+
+    def _describe(self, request: Request, hit: Hit) -> None:
+        """Describe the blocks of a hit that are being read: this process may not know their tokens."""
+        if self.events is None:
+            return
+        for group, blocks in zip(self._layout.groups, hit.blocks, strict=True):
+            end = hit.num_tokens // group.tokens
+            for column, block in enumerate(blocks, end - len(blocks)):
+                name = (group.index, request.block_hashes[(column + 1) * group.links - 1])
+                if block == _ON_DISK and name in self._reading:
+                    self.events.describe(request, group, (column,))
+
+    def _tell_kept(self, name: Name) -> None:
+        if self.events is not None and self._parts.facts.watch(*name):
+            self.events.stored(Medium.DISK, name)
 
     def _memory(self, slots: list[int]) -> list[memoryview]:
         return [self._parts.slot_memory(slot) for slot in slots]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.core.grammars import Grammars, no_compiler
+from engine.core.kv_events import KvEvent, KvEvents
 from engine.core.kv_snapshot import KvView
 from engine.core.outputs import EngineStats, Outbox, Transport
 from engine.core.request import Request
@@ -102,11 +103,17 @@ class Engine:
         )
         self._idle_work = parts.idle_work
         self._in_flight: StepHandle | None = None
+        self._events: KvEvents | None = None
+        self._publish: Callable[[list[KvEvent]], None] = lambda events: None
         self._is_at_disk = False  # nothing can be done, perhaps until the disk has read or written a block
         self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)
         self._kv_view = KvView(
-            self.scheduler, self._grammars.pending, bytes_per_block=parts.bytes_per_block, clock=parts.clock
+            self.scheduler,
+            self._grammars.pending,
+            bytes_per_block=parts.bytes_per_block,
+            clock=parts.clock,
+            num_ranks=parts.num_ranks,
         )
 
     @property
@@ -143,12 +150,25 @@ class Engine:
         if failure is not None:  # outside `except`, since the error references the step's tensors
             self._drop_in_flight(failure)
         self._send_events()
+        if self._events is not None:
+            self._publish(self._events.take())
         self._stats.record_turn(plan, self.clock())
         self._tell_if_full()
         if self._kv_view.askers:
             self._kv_view.answer(self._transport)
         if was_idle and self._idle_work is not None and not self._idle_work():
             self._idle_work = None
+
+    def report_kv_events(self, publish: Callable[[list[KvEvent]], None]) -> KvEvents:
+        """Call `publish` after each iteration with what changed in the prefix cache. Before the first request.
+
+        A disk is open by then. publish: must not wait. Returns the changes' owner.
+        """
+        kv = self.scheduler.kv
+        self._events = kv.events = kv.pool.events = KvEvents(kv.layout)
+        self._publish = publish
+        kv.tiers.report_to(self._events)
+        return self._events
 
     def abort_all(self) -> None:
         """End every request. The next run_once() sends their `finished` rows."""

@@ -2,15 +2,16 @@
 
 A slot has the bytes of one page. A block is named by its group and its key, as in the prefix cache, and has as many
 slots as pages, which need not be neighbours. A slot's life: free → taken for a copy in flight → of a block that can be
-found → free again, when the block is the least recently used one and a copy needs its slots, or is forgotten. While a
-copy reads a block its slots stay as they are.
+found → free again, when the block is the least recently used one and a copy needs its slots, or is forgotten. Pinned
+blocks leave after all others (engine/core/pins.py). While a copy reads a block its slots stay as they are.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
-Name = tuple[int, bytes]  # a block's group and its key
+from engine.core.kv_events import KvEvents, Medium, Name
 
 
 @dataclass(slots=True, eq=False)
@@ -29,14 +30,18 @@ class HostIndex:
     def __init__(self, *, num_slots: int) -> None:
         self.num_slots = num_slots
         self.num_evictions = 0  # blocks
+        self.num_freed = 0  # times that slots became free, or could be taken again
+        self.events: KvEvents | None = None  # told of the blocks that can be found
         self._free = list(range(num_slots - 1, -1, -1))  # taken from the end: neighbours are copied at once
         self._blocks: OrderedDict[Name, HostBlock] = OrderedDict()  # the least recently used first
+        self._kept: OrderedDict[Name, HostBlock] = OrderedDict()  # those that are pinned, in the same order
+        self._pinned: set[Name] = set()  # also those that are not here
         self._leaving: dict[HostBlock, None] = {}  # forgotten ones that copies still read
 
     @property
     def num_blocks(self) -> int:
         """Blocks that can be found."""
-        return len(self._blocks)
+        return len(self._blocks) + len(self._kept)
 
     @property
     def num_used(self) -> int:
@@ -45,21 +50,41 @@ class HostIndex:
 
     def find(self, name: Name) -> HostBlock | None:
         """Return the block of this name, or None."""
-        return self._blocks.get(name)
+        return self._blocks.get(name) or self._kept.get(name)
+
+    def names(self) -> list[Name]:
+        """Return the names of the blocks that can be found, those that leave first in front."""
+        return [*self._blocks, *self._kept]
+
+    def pin(self, name: Name) -> None:
+        """Let a block leave after all others, now or once it is here."""
+        self._pinned.add(name)
+        block = self._blocks.pop(name, None)
+        if block is not None:
+            self._kept[name] = block
+
+    def unpin(self, name: Name) -> None:
+        """Let a pinned block leave like the others, before those that were used later."""
+        self._pinned.discard(name)
+        block = self._kept.pop(name, None)
+        if block is not None:
+            self._blocks[name] = block
+            self._blocks.move_to_end(name, last=False)
 
     def touch(self, name: Name) -> bool:
         """Make a block the most recently used one; return False if it is not here."""
-        if name not in self._blocks:
-            return False
-        self._blocks.move_to_end(name)
-        return True
+        for blocks in (self._blocks, self._kept):
+            if name in blocks:
+                blocks.move_to_end(name)
+                return True
+        return False
 
     def take(self, count: int) -> list[int] | None:
         """Return `count` slots, of evicted blocks if needed; None and no change if copies read too many of them."""
         victims: list[HostBlock] = []
         num_found = len(self._free)
         if num_found < count:
-            for block in self._blocks.values():
+            for block in chain(self._blocks.values(), self._kept.values()):
                 if not block.num_readers:
                     victims.append(block)
                     num_found += len(block.slots)
@@ -68,37 +93,43 @@ class HostIndex:
             else:
                 return None
         for block in victims:
-            del self._blocks[block.name]
+            del (self._blocks if block.name in self._blocks else self._kept)[block.name]
+            self._tell_removed(block.name)
             self.give_back(block.slots)
         self.num_evictions += len(victims)
         return [self._free.pop() for _ in range(count)]
 
     def add(self, name: Name, slots: list[int]) -> None:
         """Let a block be found, whose copy has ended."""
-        assert name not in self._blocks
-        self._blocks[name] = HostBlock(name, slots)
+        assert self.find(name) is None
+        (self._kept if name in self._pinned else self._blocks)[name] = HostBlock(name, slots)
+        if self.events is not None:
+            self.events.stored(Medium.HOST, name)
 
     def give_back(self, slots: Iterable[int]) -> None:
         """Free slots that were taken for a block that is not added after all."""
+        self.num_freed += 1
         self._free += reversed(list(slots))
 
     def begin_reading(self, block: HostBlock) -> None:
         """Keep a block's slots, and make it the most recently used one."""
         block.num_readers += 1
-        self._blocks.move_to_end(block.name)
+        self.touch(block.name)
 
     def end_reading(self, block: HostBlock) -> None:
         """Let the slots of a block go, as far as this reader is concerned."""
         block.num_readers -= 1
+        self.num_freed += 1
         if block.is_forgotten and not block.num_readers:
             del self._leaving[block]
             self.give_back(block.slots)
 
     def forget(self, name: Name) -> None:
         """Let a block, if it is here, no longer be found."""
-        block = self._blocks.pop(name, None)
+        block = self._blocks.pop(name, None) or self._kept.pop(name, None)
         if block is None:
             return
+        self._tell_removed(name)
         block.is_forgotten = True
         if block.num_readers:
             self._leaving[block] = None
@@ -107,8 +138,15 @@ class HostIndex:
 
     def check(self, taken: Iterable[int]) -> None:
         """Assert that every slot is free, or of one block, or among `taken`: those of copies to the host."""
-        blocks = [*self._blocks.values(), *self._leaving]
+        blocks = [*self._blocks.values(), *self._kept.values(), *self._leaving]
         slots = [slot for block in blocks for slot in block.slots]
         assert sorted([*self._free, *slots, *taken]) == list(range(self.num_slots))
-        assert all(name == block.name and not block.is_forgotten for name, block in self._blocks.items())
+        here = [*self._blocks.items(), *self._kept.items()]
+        assert all(name == block.name and not block.is_forgotten for name, block in here)
+        assert self._kept.keys() <= self._pinned
+        assert self._pinned.isdisjoint(self._blocks)
         assert all(block.is_forgotten and block.num_readers for block in self._leaving)
+
+    def _tell_removed(self, name: Name) -> None:
+        if self.events is not None:
+            self.events.removed(Medium.HOST, name)

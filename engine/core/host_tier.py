@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout, GroupLayout
-from engine.core.host_index import HostBlock, HostIndex, Name
+from engine.core.host_index import HostBlock, HostIndex
+from engine.core.kv_events import Name
 from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit, PrefixFinder
 from engine.core.request import Request
@@ -109,6 +110,7 @@ class HostTier:
         self.num_found_tokens = 0  # by which hits were longer
         self.num_too_costly = 0  # of num_asked: computing is quicker, or pages are lacking
         self.num_given_up = 0  # gates that ended before their last copy
+        self.page_s = config.page_s  # to copy a page from the host; 0: unknown
         self.num_pages_to_host = 0
         self.num_pages_from_host = 0
         self.waited_s = 0.0  # at the gate, over all requests
@@ -119,8 +121,9 @@ class HostTier:
         self._is_full = [group.kind == "full" for group in layout.groups]
         self._released: OrderedDict[Name, int] = OrderedDict()  # blocks to copy that nobody holds: the next to go first
         self._published: OrderedDict[Name, int] = OrderedDict()  # blocks to copy that requests hold
-        self._storing: set[Name] = set()  # in flight
-        self._arriving: dict[Name, Arrival] = {}  # due or in flight
+        self.storing: set[Name] = set()  # blocks on their way to host memory
+        self._lacked_at = -1  # HostIndex.num_freed when a copy to the host last found no slots
+        self.arriving: dict[Name, Arrival] = {}  # blocks on their way to the pool, or due
         self._due: deque[Arrival] = deque()  # not in a step yet; some may have lost their waiters
         self.on_stored: Callable[[Name], None] | None = None  # called with the blocks that can be found from now on
         pool.news = []
@@ -131,14 +134,10 @@ class HostTier:
         return BothTiers(self._pool, self.index)
 
     @property
-    def storing(self) -> set[Name]:
-        """The blocks on their way to host memory."""
-        return self._storing
-
-    @property
     def has_copies(self) -> bool:
         """True if a step could carry copies."""
-        return bool(self._pool.news or self._released or self._published or self.gates)
+        is_stuck = self._lacked_at == self.index.num_freed
+        return bool(self._pool.news or self.gates or ((self._released or self._published) and not is_stuck))
 
     def begin(self, request: Request, found: Hit, *, num_spare: int, now: float) -> bool:
         """Let a request wait for blocks if its hit becomes longer than `found` by enough; return whether it waits.
@@ -187,12 +186,12 @@ class HostTier:
 
     def _await(self, gate: Gate, name: Name) -> int:
         """Let a gate wait for a block from the host; return the block that is to receive it, with a holder more."""
-        arrival = self._arriving.get(name)
+        arrival = self.arriving.get(name)
         if arrival is None:
             source = self.index.find(name)
             assert source is not None
             self.index.begin_reading(source)
-            arrival = self._arriving[name] = Arrival(source, self._pool.take(name[0]), [])
+            arrival = self.arriving[name] = Arrival(source, self._pool.take(name[0]), [])
             self._due.append(arrival)
         else:
             self._pool.hold([arrival.block])
@@ -231,7 +230,7 @@ class HostTier:
         """Publish what a committed step has copied; return group and block of those that came from the host."""
         arrived: list[tuple[int, int]] = []
         for name, block, slots in copies.stores:
-            self._storing.remove(name)
+            self.storing.remove(name)
             if self._pool.find(*name) == block:
                 self.index.add(name, slots)
                 self.num_stored += 1
@@ -259,7 +258,7 @@ class HostTier:
     def drop(self, copies: HostCopies) -> None:
         """Forget the copies of a step that was given up; the requests that wait for them compute instead."""
         for name, _, slots in copies.stores:
-            self._storing.remove(name)
+            self.storing.remove(name)
             self.index.give_back(slots)
         for arrival in copies.arrivals:
             self._end_arrival(arrival)
@@ -300,11 +299,11 @@ class HostTier:
         """
         stores = [store for step in copies for store in step.stores]
         self.index.check([*others, *(slot for store in stores for slot in store.slots)])
-        assert sorted(store.name for store in stores) == sorted(self._storing)
-        assert not any(self.index.find(name) for name in self._storing)
+        assert sorted(store.name for store in stores) == sorted(self.storing)
+        assert not any(self.index.find(name) for name in self.storing)
         in_flight = [arrival for step in copies for arrival in step.arrivals]
         due = [arrival for arrival in self._due if arrival.waiters]
-        assert {id(arrival) for arrival in self._arriving.values()} == {id(arrival) for arrival in in_flight + due}
+        assert {id(arrival) for arrival in self.arriving.values()} == {id(arrival) for arrival in in_flight + due}
         for arrival in in_flight + due:
             assert arrival.source.num_readers > 0
             assert len(arrival.source.slots) == len(self._pool.pages(arrival.block))
@@ -319,7 +318,7 @@ class HostTier:
         for index, blocks in enumerate(hit.blocks):
             names = self._names(request, self._layout.groups[index], hit.num_tokens)
             for block, name in zip(blocks, names, strict=True):
-                if block == _ON_HOST and name not in self._arriving:
+                if block == _ON_HOST and name not in self.arriving:
                     yield name
 
     def _names(self, request: Request, group: GroupLayout, num_tokens: int) -> list[Name]:
@@ -337,7 +336,7 @@ class HostTier:
             if key is None:
                 continue  # evicted or tainted meanwhile
             name = (pool.group_of(block), key)
-            if self.index.touch(name) or name in self._storing:
+            if self.index.touch(name) or name in self.storing:
                 continue
             if pool.is_cached(block):
                 self._published.pop(name, None)
@@ -356,7 +355,7 @@ class HostTier:
         pool = self._pool
         while queue := self._released or self._published:
             name, block = next(iter(queue.items()))
-            if pool.find(*name) != block or self.index.touch(name) or name in self._storing or pool.is_spent(block):
+            if pool.find(*name) != block or self.index.touch(name) or name in self.storing or pool.is_spent(block):
                 del queue[name]
                 self.num_missed += name[1] in pool.evicted[name[0]] and pool.find(*name) is None
                 continue
@@ -367,16 +366,17 @@ class HostTier:
             if pool.is_cached(block) and num_pages > pool.num_free - num_reserved * self._layout.reserve:
                 return None
             slots = self.index.take(num_pages)
-            if slots is None:
+            if slots is None:  # all that host memory has is being read, as by a disk that hangs
+                self._lacked_at = self.index.num_freed
                 return None
             del queue[name]
-            self._storing.add(name)
+            self.storing.add(name)
             pool.hold([block])
             return Store(name, block, slots)
         return None
 
     def _end_arrival(self, arrival: Arrival) -> None:
-        del self._arriving[arrival.source.name]
+        del self.arriving[arrival.source.name]
         self.index.end_reading(arrival.source)
 
     def _give_up(self, gate: Gate) -> None:

@@ -19,6 +19,7 @@ import msgspec
 
 from engine.core.cache_layout import NEVER, CacheLayout, GroupLayout
 from engine.core.checkpoints import Checkpoints, Save, StepKv
+from engine.core.kv_events import KvEvents
 from engine.core.lower_tiers import LowerTiers, TierTokens
 from engine.core.page_pool import PagePool
 from engine.core.pins import Pins
@@ -40,6 +41,7 @@ class KvCaches:
         has_tiers = config.host_tier is not None and config.enable_prefix_caching
         self.tiers = LowerTiers(config.host_tier if has_tiers else None, self.layout, self.pool)
         # pages of requests that go on, or of copies
+        self.events: KvEvents | None = None  # described to: the blocks that are published
         self.gives_back_at_commit = bool(self.layout.windows or self.layout.states or has_tiers)
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -50,9 +52,8 @@ class KvCaches:
         self.checkpoints = Checkpoints(self.layout, self.pool)
         self._growing = self.layout.growing
         self._most_pages = self.layout.most_pages
-        self._has_states = bool(self.layout.states)
         self._is_caching = config.enable_prefix_caching
-        self.pins = Pins(self.layout, self.pool, self._finder, share=config.pin_share if self._is_caching else 0.0)
+        self.pins = Pins(self.layout, self.pool, self._finder, self.tiers, share=config.pin_share * self._is_caching)
         group, *others = self.layout.groups
         # one table, whose blocks never leave it, and are a page and a link each
         self._is_simple = not others and group in self.layout.full and group.pages == group.links == 1
@@ -159,7 +160,7 @@ class KvCaches:
                 self._add_entries(added, table, group)
                 table.num_sent = num_columns
         request.num_held_tokens = num_held
-        if self._has_states:
+        if self.layout.states:
             added += self.checkpoints.begin_row(request, step, num_reserved=num_reserved)
         return added
 
@@ -263,21 +264,16 @@ class KvCaches:
 
     def pages_by_kind(self) -> list[tuple[str, int, int]]:
         """Return the kinds of groups, and of each the pages that are held, and those that only the cache has."""
-        held: Counter[str] = Counter()
-        cached: Counter[str] = Counter()
+        counts: dict[str, tuple[int, int]] = {}
         for group in self.layout.groups:
-            held[group.kind] += self.pool.num_held[group.index]
-            cached[group.kind] += self.pool.num_cached[group.index]
-        return [(kind, held[kind], cached[kind]) for kind in held]
+            held, cached = counts.get(group.kind, (0, 0))
+            counts[group.kind] = held + self.pool.num_held[group.index], cached + self.pool.num_cached[group.index]
+        return [(kind, *pages) for kind, pages in counts.items()]
 
     def state_events(self) -> dict[str, int]:
         """Return how many states were saved, not saved for want of pages, restored and overwritten."""
-        return {
-            "saved": self.checkpoints.num_saved,
-            "skipped": self.checkpoints.num_skipped,
-            "restored": self.checkpoints.num_restored,
-            "evicted": sum(self.pool.num_evictions[group.index] for group in self.layout.states),
-        }
+        evicted = sum(self.pool.num_evictions[group.index] for group in self.layout.states)
+        return self.checkpoints.counts() | {"evicted": evicted}
 
     def check(self, requests: Mapping[Request, int], steps: Iterable[StepKv] = ()) -> None:
         """Assert invariants 1 and 2 (docs/explanation/architecture.md) of all requests and steps that hold blocks.
@@ -340,7 +336,7 @@ class KvCaches:
         request.parting_point = hit.num_full_tokens if hit.num_full_tokens > hit.num_tokens else 0
         marks = {(request.num_prompt_tokens - 1) // step * step, request.parting_point}
         request.marks = sorted(mark for mark in marks if mark > hit.num_tokens) if self._is_caching else []
-        is_saving = self._is_caching and self._has_states and request.embedding is None
+        is_saving = self._is_caching and self.layout.states and request.embedding is None
         request.next_save_tokens = self.checkpoints.next_save(request.num_tokens) if is_saving else NEVER
 
     def _num_held_tokens(self, request: Request) -> int:
@@ -368,6 +364,8 @@ class KvCaches:
             request.extend_hashes(end, unit=self.layout.unit)
         if self._is_explained(group) and (table.num_published + 1) * group.tokens <= request.num_prompt_tokens:
             self._misses.note_published(request, range(table.num_published, num_full))  # those of the answer: free()
+        if self.events is not None:
+            self.events.describe(request, group, range(table.num_published, num_full))
         for column in range(table.num_published, num_full):
             self.pool.publish(group.index, hashes[(column + 1) * links - 1], table.blocks[column - table.first])
             table.num_published = column + 1
@@ -381,6 +379,8 @@ class KvCaches:
             return False
         key = link_hash(hashes[-1], request.output_token_ids[first : first + unit])
         hashes.append(key)
+        if self.events is not None:
+            self.events.describe(request, self._growing[0], (num_published,))
         self.pool.publish(0, key, table.blocks[num_published])
         table.num_published = num_published + 1
         request.next_due_tokens += unit

@@ -20,7 +20,7 @@ from engine.core.outputs import Transport
 from engine.core.page_pool import PagePool
 from engine.core.request import BlockTable, Request
 from engine.core.scheduler import Scheduler
-from engine.interface.protocol import KvGroup, KvKind, KvRequest, KvSnapshot, KvStates
+from engine.interface.protocol import KvGroup, KvKind, KvRequest, KvSnapshot, KvStates, KvTier
 
 MAX_LISTED = 512  # requests without blocks: bounds the snapshot's size with a long queue
 
@@ -56,12 +56,19 @@ class KvView:
     """Owns the list of clients that wait for a snapshot; reads the scheduler and never changes it."""
 
     def __init__(
-        self, scheduler: Scheduler, pending: Mapping[str, Request], *, bytes_per_block: int, clock: Callable[[], float]
+        self,
+        scheduler: Scheduler,
+        pending: Mapping[str, Request],
+        *,
+        bytes_per_block: int,
+        clock: Callable[[], float],
+        num_ranks: int = 1,
     ) -> None:
-        """pending: the requests whose grammar compiles, by request_id."""
+        """pending: the requests whose grammar compiles, by request_id. bytes_per_block: on each rank."""
         self._scheduler = scheduler
         self._pending = pending
         self._bytes_per_block = bytes_per_block
+        self._host_page_bytes = bytes_per_block * num_ranks
         self._clock = clock
         self.askers: list[int] = []  # client ids
         self._tables: dict[str, list[TableRuns]] = {}  # of the last snapshot's requests
@@ -132,6 +139,7 @@ class KvView:
             num_preemptions=scheduler.num_preemptions,
             groups=[KvGroup(group.kind, group.tokens, group.pages) for group in kv.layout.groups],
             states=_states_of(kv, num_holders=len(holders)) if kv.layout.states else None,
+            tiers=_tiers_of(kv, page_bytes=self._host_page_bytes),
         )
 
     def _tables_of(self, request: Request) -> list[TableRuns]:
@@ -224,6 +232,7 @@ def _row(
         request.restored_tokens,
         kv.checkpoints.saved_tokens(request) if request.saved_tokens else [],
         request.cache_report.reason if request.cache_report is not None else None,
+        *kv.tiers.num_missing(request),
     )
 
 
@@ -240,3 +249,41 @@ def _states_of(kv: KvCaches, *, num_holders: int) -> KvStates:
         num_restored=events["restored"],
         num_evicted=events["evicted"],
     )
+
+
+def _tiers_of(kv: KvCaches, *, page_bytes: int) -> list[KvTier]:
+    tiers, host, disk = [], kv.tiers.host, kv.tiers.disk
+    if host is not None:
+        tiers.append(
+            KvTier(
+                "host",
+                num_blocks=host.index.num_blocks,
+                num_bytes=host.index.num_used * page_bytes,
+                max_bytes=host.index.num_slots * page_bytes,
+                num_incoming=len(host.storing),
+                num_outgoing=len(host.arriving),
+                num_waiting=len(host.gates),
+                num_hit_tokens=host.num_found_tokens,
+                num_evictions=host.index.num_evictions,
+                num_errors=0,
+                is_paused=False,
+            )
+        )
+    if disk is not None:
+        status, counts = disk.facts.status, disk.facts.counts
+        tiers.append(
+            KvTier(
+                "disk",
+                num_blocks=status.num_blocks,
+                num_bytes=status.num_bytes,
+                max_bytes=status.max_bytes,
+                num_incoming=disk.num_writing,
+                num_outgoing=disk.num_reading,
+                num_waiting=len(disk.waits),
+                num_hit_tokens=disk.num_found_tokens,
+                num_evictions=counts.num_evicted,
+                num_errors=counts.num_errors,
+                is_paused=status.is_paused,
+            )
+        )
+    return tiers

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout
 from engine.core.disk_tier import DiskParts, DiskTier
-from engine.core.host_index import Name
 from engine.core.host_tier import HostCopies, HostTier
+from engine.core.kv_events import KvEvents, Name
 from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit
 from engine.core.request import Request
@@ -50,6 +50,13 @@ class LowerTiers:
         )
         self.host.on_stored = self.disk.write
 
+    def report_to(self, events: KvEvents) -> None:
+        """Tell of the blocks that can be found in these tiers. Before the first request; a disk is open."""
+        if self.host is not None:
+            self.host.index.events = events
+        if self.disk is not None:
+            self.disk.events = events
+
     def begin(self, request: Request, found: Hit, *, num_spare: int, now: float) -> bool:
         """Let a request wait for blocks if its hit becomes longer than `found` by enough; return whether it waits.
 
@@ -77,6 +84,12 @@ class LowerTiers:
     def num_waiting(self) -> int:
         """Requests that wait for blocks."""
         return (0 if self.host is None else len(self.host.gates)) + self.num_at_disk
+
+    def num_missing(self, request: Request) -> tuple[int, int]:
+        """Return how many blocks a request waits for: those on their way from the host, and those from the disk."""
+        gate = None if self.host is None else self.host.gates.get(request)
+        wait = None if self.disk is None else self.disk.waits.get(request)
+        return 0 if gate is None else gate.num_missing, 0 if wait is None else wait.num_missing
 
     @property
     def num_at_disk(self) -> int:

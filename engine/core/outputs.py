@@ -158,7 +158,7 @@ class EngineStats:
         for reason, total in kv.pins.num_ended.items():
             self._count_up_to("prefix_cache_pinned_blocks_total", total, reason)
         if kv.tiers.host is not None:
-            self._record_tier(kv.tiers.host)
+            self._record_tier(kv.tiers.host, num_pinned=0 if kv.pins.host is None else kv.pins.host.num_pages)
         if kv.tiers.disk is not None:
             self._record_disk(kv.tiers.disk)
         num_holders, states = len(scheduler.running) + len(scheduler.retiring), kv.layout.states
@@ -169,9 +169,10 @@ class EngineStats:
         gauge("kv_cache_state_bytes", num_live_pages * self._bytes_per_page, "live")
         gauge("kv_cache_state_bytes", num_saved_pages * self._bytes_per_page, "saved")
 
-    def _record_tier(self, tier: HostTier) -> None:
+    def _record_tier(self, tier: HostTier, *, num_pinned: int) -> None:
         page_bytes, gauge = self._host_page_bytes, self._metrics.gauge
         gauge("kv_host_bytes", tier.index.num_used * page_bytes, "used")
+        gauge("kv_host_bytes", num_pinned * page_bytes, "pinned")
         gauge("kv_host_bytes", tier.index.num_slots * page_bytes, "total")
         self._count_up_to("kv_host_blocks_total", tier.num_stored, "stored")
         self._count_up_to("kv_host_blocks_total", tier.index.num_evictions, "evicted")
@@ -183,11 +184,21 @@ class EngineStats:
         self._count_up_to("kv_host_copied_bytes_total", tier.num_pages_to_host * page_bytes, "to_host")
         self._count_up_to("kv_host_copied_bytes_total", tier.num_pages_from_host * page_bytes, "from_host")
         self._count_up_to("kv_host_wait_seconds_total", tier.waited_s)
+        gauge("kv_host_copy_bytes_per_second", self._bytes_per_page / tier.page_s if tier.page_s else 0.0)
+        gauge("kv_tier_requests_waiting", len(tier.gates), "host")
 
     def _record_disk(self, disk: DiskTier) -> None:
         counts, status = disk.facts.counts, disk.facts.status
-        self._metrics.gauge("kv_disk_bytes", status.num_bytes)
-        self._metrics.gauge("kv_disk_paused", float(status.is_paused))
+        gauge = self._metrics.gauge
+        gauge("kv_disk_bytes", status.num_bytes)
+        gauge("kv_disk_limit_bytes", status.max_bytes)
+        gauge("kv_disk_queued_bytes", disk.num_queued_bytes)
+        gauge("kv_disk_paused", float(status.is_paused))
+        gauge("kv_tier_requests_waiting", len(disk.waits), "disk")
+        self._count_up_to("kv_disk_copy_seconds_total", counts.written_s, "written")
+        self._count_up_to("kv_disk_copy_seconds_total", counts.read_s, "read")
+        self._count_up_to("kv_disk_lookups_total", disk.num_waits, "longer")
+        self._count_up_to("kv_disk_lookups_total", disk.num_too_costly, "too_costly")
         self._count_up_to("kv_disk_errors_total", counts.num_errors)
         self._count_up_to("kv_disk_blocks_total", counts.num_written, "written")
         self._count_up_to("kv_disk_blocks_total", counts.num_dropped + disk.num_dropped, "dropped")

@@ -12,6 +12,7 @@ Blocks with values that are not finite are tainted: no longer published, and the
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 
+from engine.core.kv_events import KvEvents, Medium
 from engine.interface.config import CacheGroup
 
 _NUM_REMEMBERED = 1 << 15
@@ -65,6 +66,7 @@ class PagePool:
         self._tainted: set[int] = set()  # held blocks with values that are not finite, perhaps
         # Blocks that were published, or cached again, since HostTier took the list; None: there is no tier behind
         self.news: list[int] | None = None
+        self.events: KvEvents | None = None  # told of the blocks that can be found
 
     @property
     def num_used(self) -> int:
@@ -224,6 +226,8 @@ class PagePool:
             self._hash_of[block] = key
             if self.news is not None:
                 self.news.append(block)
+            if self.events is not None:
+                self.events.stored(Medium.DEVICE, (group, key))
 
     def taint(self, blocks: Iterable[int]) -> None:
         """Take held blocks out of the prefix cache; once free, their pages are dirty."""
@@ -310,7 +314,10 @@ class PagePool:
     def _unpublish(self, block: int) -> None:
         key, self._hash_of[block] = self._hash_of[block], None
         if key is not None:
-            del self._published[self._group_of[block]][key]
+            group = self._group_of[block]
+            del self._published[group][key]
+            if self.events is not None:
+                self.events.removed(Medium.DEVICE, (group, key))
             if block in self._pinned:
                 self._pinned.remove(block)
                 self.lost_pins.append(block)

@@ -49,7 +49,7 @@ class HostPages:
         except (RuntimeError, OSError, OverflowError) as error:
             raise StartupError(
                 f"Host memory of {format_size(num_slots * page_bytes)} for the KV cache cannot be allocated"
-                f"{' and pinned' if device.type == 'cuda' else ''}: use a smaller --kv-host-memory."
+                f"{' and pinned' if device.type == 'cuda' else ''}: use a smaller --kv-host-memory, or off."
             ) from error
         self.page_bytes = page_bytes
         self._stream: torch.cuda.Stream | None = None

@@ -5,7 +5,7 @@ EngineConfig goes to the engine process, ServerConfig to the HTTP workers, Launc
 The engine derives SchedulerConfig itself, once the size of the KV pool is known.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -24,6 +24,24 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int = 4  # maximum number of draft tokens per request and step
     ngram_min: int = 2  # tokens that must occur earlier in the request
     ngram_max: int = 4  # maximum number of compared tokens, to choose among several occurrences
+
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+_Endpoint = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+
+
+class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Events of the prefix cache for routers (engine/kv_publisher.py). The fields are vLLM's, but for the last."""
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["null", "zmq"] = "zmq"
+    endpoint: _Endpoint = "tcp://*:5557"  # of the PUB socket
+    replay_endpoint: _Endpoint | None = None  # of the ROUTER socket that sends earlier batches again; None: none
+    buffer_steps: _Count = 10_000  # batches kept for it
+    hwm: _Count = 100_000  # batches that ZeroMQ keeps for a slow subscriber; more are dropped
+    max_queue_size: _Count = 100_000  # batches that wait to be sent
+    topic: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    event_format: Literal["array", "map"] = "array"  # of an event in a batch
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +65,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None = None  # tokens per KV block
     kv_cache_memory_bytes: int | None = None
     kv_host_memory_bytes: int | None = None  # host memory behind the KV pool, for all ranks together; None: off
+    chooses_host_memory: bool = False  # the engine sizes it, if kv_host_memory_bytes is None
     kv_disk: str | None = None  # folder of blocks behind host memory
     kv_disk_bytes: int | None = None  # their most; None: 64 GiB
+    kv_events: KvEventsConfig | None = None  # None: the changes of the prefix cache are not published
     kv_cache_dtype: str = "auto"  # auto (as dtype) | fp8, or fp8_e4m3 (float8_e4m3fn) | int8
     gpu_memory_utilization: float = 0.9  # share of the device's memory that the daemon may use
     enable_prefix_caching: bool = True

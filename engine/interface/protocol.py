@@ -278,6 +278,8 @@ class KvRequest(msgspec.Struct, array_like=True):
     restored_tokens: int = 0  # tokens before the saved state that it began with; 0: it began with none
     saved_tokens: list[int] = []  # tokens before each state that it saved and that can still be found
     cache_reason: CacheReason | None = None  # why no more of its prompt was cached; None: not admitted yet
+    num_host_blocks: int = 0  # that are being copied to the pool from host memory, before its admission
+    num_disk_blocks: int = 0  # that are being read from disk into host memory, before these copies
 
 
 class KvKind(msgspec.Struct, array_like=True):
@@ -312,6 +314,22 @@ class KvStates(msgspec.Struct, array_like=True):
     num_evicted: int
 
 
+class KvTier(msgspec.Struct, array_like=True):
+    """A tier behind the pool. Its blocks are those of groups of layers, of one page or more."""
+
+    name: Literal["host", "disk"]
+    num_blocks: int  # that can be found
+    num_bytes: int  # that are not free
+    max_bytes: int
+    num_incoming: int  # blocks in flight to this tier, or queued
+    num_outgoing: int  # blocks in flight from this tier, or queued
+    num_waiting: int  # requests that wait for its blocks
+    num_hit_tokens: int  # this and the next two: since the engine's start
+    num_evictions: int
+    num_errors: int
+    is_paused: bool  # it is left alone after errors in a row
+
+
 class KvSnapshot(msgspec.Struct, tag=True):
     """The state of the KV pool between two loop iterations. It contains no token ids and no text.
 
@@ -342,6 +360,7 @@ class KvSnapshot(msgspec.Struct, tag=True):
     kinds: list[KvKind] = []
     groups: list[KvGroup] = []  # in the order of a request's tables
     states: KvStates | None = None  # None: the model has none
+    tiers: list[KvTier] = []  # behind the pool, the fastest first
 
 
 ToEngine = AddRequest | AbortRequest | AskKv

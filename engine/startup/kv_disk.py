@@ -1,7 +1,8 @@
 """KvDisk: the disk behind host memory, from --kv-disk to a tier of the running engine. Imports torch.
 
-Life: check_kv_disk(), before anything is loaded → weights_before_load() → KvDisk, with the loaded model, which raises
-StartupError if its files changed meanwhile → attach() to the engine that serves → close().
+Life: stamp_files(), before anything of the model is read → check_kv_disk() → digest_weights(), before they are loaded →
+KvDisk, with the loaded model, which raises StartupError if its files changed meanwhile → attach() to the engine that
+serves → close().
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from engine.tiers.disk_store import DiskStore
 from engine.tiers.identity import (
     CacheIdentity,
     DigestMemory,
-    FilesDigest,
     adapter_digest,
     digest_of_dummy,
+    stamps_of,
     weights_digest,
 )
 from engine.tiers.store_threads import StoreThreads
 from models.lora.adapter import WEIGHTS_FILE
 from models.lora.config import CONFIG_FILE
-from models.weights.checkpoint import weight_files
+from models.weights.checkpoint import INDEX_FILE, weight_files
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,19 @@ class DiskFacts:
     attention_backend: str
 
 
+def stamp_files(config: EngineConfig) -> dict[str, tuple[int, ...]]:
+    """Return the stamps of all files on which blocks depend, by path; {}: there is no disk."""
+    if config.kv_disk is None:
+        return {}
+    folder = Path(config.model)
+    files = [folder / "config.json"]
+    if config.load_format != "dummy":
+        files += [folder / INDEX_FILE, *weight_files(folder)]
+    for source in config.loras:
+        files += [Path(source.folder) / CONFIG_FILE, Path(source.folder) / WEIGHTS_FILE]
+    return stamps_of(files)
+
+
 def check_kv_disk(config: EngineConfig) -> None:
     """Raise StartupError if --kv-disk and --kv-disk-size cannot be met."""
     folder = config.kv_disk
@@ -76,12 +90,12 @@ def check_kv_disk(config: EngineConfig) -> None:
     check_folder(Path(folder), size_bytes=_size_bytes(config))
 
 
-def weights_before_load(config: EngineConfig) -> FilesDigest | None:
+def digest_weights(config: EngineConfig) -> bytes | None:
     """Return the digest of the model's weights, if there is a disk; reads files that it does not know. Blocks."""
     if config.kv_disk is None:
         return None
     if config.load_format == "dummy":
-        return FilesDigest(digest_of_dummy(seed=_DUMMY_SEED, generator=f"torch {torch.__version__}"), {})
+        return digest_of_dummy(seed=_DUMMY_SEED, generator=f"torch {torch.__version__}")
     memory = DigestMemory(Path(config.kv_disk) / FOLDER_NAME)
     try:
         return weights_digest(weight_files(Path(config.model)), memory)
@@ -93,22 +107,34 @@ class KvDisk:
     """A disk for one model's blocks; of one engine at a time."""
 
     def __init__(
-        self, config: EngineConfig, weights: FilesDigest, facts: DiskFacts, plan: KVCachePlan, host: HostPages
+        self,
+        config: EngineConfig,
+        facts: DiskFacts,
+        plan: KVCachePlan,
+        host: HostPages,
+        *,
+        weights: bytes,
+        stamps: dict[str, tuple[int, ...]],
     ) -> None:
-        """weights: as they were before they were loaded. Raises StartupError if they have changed."""
+        """weights: digest_weights(); stamps: stamp_files(), from before. Raises StartupError if files have changed."""
         assert config.kv_disk is not None
-        if not weights.is_unchanged():
-            raise StartupError(f"{config.model}: files of weights changed while they were loaded: start again.")
         self._folder = Path(config.kv_disk)
         self._size_bytes = _size_bytes(config)
         self._host = host
         self._queued_bytes = (config.kv_host_memory_bytes or 0) // _SHARE_QUEUED
         self._identity = _identity(config, weights, facts, plan).digest()
         self._threads: StoreThreads | None = None
-        self.adapter_digests = [
-            adapter_digest(Path(source.folder) / CONFIG_FILE, Path(source.folder) / WEIGHTS_FILE)
-            for source in config.loras
-        ]
+        try:
+            self.adapter_digests = [
+                adapter_digest(Path(source.folder) / CONFIG_FILE, Path(source.folder) / WEIGHTS_FILE)
+                for source in config.loras
+            ]
+        except OSError as error:
+            raise StartupError(f"{error.filename} was there while the model was loaded, and is no more.") from error
+        after = stamp_files(config)
+        changed = [path for path in stamps | after if stamps.get(path) != after.get(path)]
+        if changed:
+            raise StartupError(f"{changed[0]} changed while the model was loaded: start again.")
 
     def attach(self, tiers: LowerTiers) -> None:
         """Put the disk behind host memory of an engine that has served nothing. Blocks are found a moment later."""
@@ -127,9 +153,9 @@ def _size_bytes(config: EngineConfig) -> int:
     return DEFAULT_SIZE_BYTES if config.kv_disk_bytes is None else config.kv_disk_bytes
 
 
-def _identity(config: EngineConfig, weights: FilesDigest, facts: DiskFacts, plan: KVCachePlan) -> CacheIdentity:
+def _identity(config: EngineConfig, weights: bytes, facts: DiskFacts, plan: KVCachePlan) -> CacheIdentity:
     return CacheIdentity(
-        weights=weights.digest,
+        weights=weights,
         config_json=(Path(config.model) / "config.json").read_bytes(),
         model_impl=facts.model_impl,
         quantization=facts.quantization,

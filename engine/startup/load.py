@@ -33,8 +33,8 @@ from engine.startup.device_choice import (
     resolve_dtype,
     resolve_kv_dtype,
 )
-from engine.startup.host_memory import check_host_memory, num_host_slots
-from engine.startup.kv_disk import DiskFacts, KvDisk, check_kv_disk, weights_before_load
+from engine.startup.host_memory import check_host_memory, choose_host_memory, num_host_slots
+from engine.startup.kv_disk import DiskFacts, KvDisk, check_kv_disk, digest_weights, stamp_files
 from engine.startup.limits import choose_limits
 from engine.startup.loaded_engine import LoadedEngine
 from engine.startup.panel import describe_setup, name_of
@@ -121,17 +121,20 @@ def _load(
     config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: RankHost, *, leaves_graphs: bool
 ) -> LoadedEngine:
     on_stage(Stage("config"))
+    stamps = stamp_files(config)
     setup = _decide(config, rank=0)
     plan = setup.plan_pool(has_weights=False)
     taken = config.tensor_parallel_size * (setup.weight_bytes + plan.num_bytes) if setup.device.type == "cpu" else 0
     check_host_memory(config, plan, taken_bytes=taken)
+    key = repr(setup.limited_to(plan.max_num_seqs))  # before what differs from start to start
+    config = choose_host_memory(config, plan, device_type=setup.device.type)
     check_kv_disk(config)
-    key = repr(setup.limited_to(plan.max_num_seqs))
+    setup = dataclasses.replace(setup, config=config)
     # The model is built for the context that fits: it sets the length of rotary tables and the variant of longrope
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
     with _start_ranks(config, host, max_model_len=plan.max_model_len) as ranks:
         graphs = Captured.SOME if leaves_graphs and ranks is None else Captured.ALL
-        return _load_beside(ranks, setup, whole, plan, key, on_stage, serve, graphs)
+        return _load_beside(ranks, setup, whole, plan, key, on_stage, serve, graphs, stamps)
 
 
 @contextlib.contextmanager
@@ -165,8 +168,12 @@ def _load_beside(
     on_stage: OnStage,
     serve: Serve | None,
     graphs: Captured,
+    stamps: dict[str, tuple[int, ...]],
 ) -> LoadedEngine:
-    """Load the first rank's share. whole: setup's model before the context limit; key: identifies the kernels."""
+    """Load the first rank's share. whole: setup's model before the context limit; key: identifies the kernels.
+
+    stamps: stamp_files(), from before anything was read.
+    """
     config, device = setup.config, setup.device
     compilation = None
     if device.type == "cuda" and HAS_TRITON and not setup.model_config.is_foreign:
@@ -180,7 +187,7 @@ def _load_beside(
     if ranks is not None:
         on_stage(Stage("ranks", detail=f"{config.tensor_parallel_size} processes"))
         setup = setup.after_join(ranks.rendezvous, 0)
-    digest = weights_before_load(config)
+    digest = digest_weights(config)
     started = time.monotonic()
     model = _load_weights(setup, on_stage, detail)
     weights_s = time.monotonic() - started
@@ -219,7 +226,8 @@ def _load_beside(
     host_pages = loaded.runner.host_pages
     if digest is None or host_pages is None:
         return loaded
-    return dataclasses.replace(loaded, disk=KvDisk(config, digest, _disk_facts(setup), plan, host_pages))
+    disk = KvDisk(config, _disk_facts(setup), plan, host_pages, weights=digest, stamps=stamps)
+    return dataclasses.replace(loaded, disk=disk)
 
 
 def _disk_facts(setup: Setup) -> DiskFacts:

@@ -103,7 +103,7 @@ class Setup:
             kept = ring_bytes(states, num_requests=num_requests, num_drafts=num_drafts, dtype=self.dtype)
         if self.device.type == "cpu":
             return kept
-        if self.config.kv_host_memory_bytes is not None:
+        if self.config.kv_host_memory_bytes is not None or self.config.chooses_host_memory:
             kept += HOST_BUFFER_BYTES
         return kept + step_bytes(
             self.rank_share,

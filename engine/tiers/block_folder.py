@@ -22,7 +22,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,13 +156,17 @@ class BlockFolder:
         """Return when any server used a block last, by the folder's clock."""
         return os.stat(_file_name(name), dir_fd=self._folder, follow_symlinks=False).st_mtime_ns
 
-    def remove(self, name: bytes, *, for_sure: bool = False) -> None:
-        """Delete a block's file, if it is there. for_sure: it must not come back after a loss of power."""
+    def remove(self, name: bytes) -> bool:
+        """Delete a block's file; return whether it was there."""
         try:
             os.unlink(_file_name(name), dir_fd=self._folder)
         except FileNotFoundError:
-            return
-        if for_sure:
+            return False
+        return True
+
+    def remove_for_sure(self, names: Iterable[bytes]) -> None:
+        """Delete the files of blocks, so that none comes back after a loss of power: one wait for the device."""
+        if sum(self.remove(name) for name in names):
             os.fsync(self._folder)
 
     def scan(self, pause: Callable[[], None]) -> Iterator[FoundFile]:

@@ -16,7 +16,7 @@ A full disk first loses the oldest blocks.
 import errno
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Condition
 from typing import NamedTuple
@@ -61,6 +61,7 @@ class DiskStatus(NamedTuple):
     num_blocks: int
     num_bytes: int
     is_paused: bool
+    max_bytes: int = 0
 
 
 class _Entry(NamedTuple):
@@ -130,12 +131,14 @@ class DiskStore(BlockStore):
         self._writing: set[bytes] = set()
         self._unremoved: set[bytes] = set()  # removed, but their files could not be deleted yet
         self._num_removed = 0
+        self._watched: dict[bytes, tuple[int, bytes]] = {}  # group and key of blocks, by name
+        self._lost: dict[bytes, None] = {}  # of them, those that have left the entries, perhaps for a moment
         self._changed = Condition()  # of everything above; never held while the disk works
 
     @property
     def status(self) -> DiskStatus:
         """The state now. Does not wait."""
-        return DiskStatus(len(self._entries), self._num_bytes, self._health.is_paused)
+        return DiskStatus(len(self._entries), self._num_bytes, self._health.is_paused, self._size_bytes)
 
     def find_blocks(self, *, is_gentle: bool = False) -> None:
         """Look at the folder: learn which blocks it has, and delete leftovers. Waits for the disk.
@@ -152,6 +155,7 @@ class DiskStore(BlockStore):
         found.sort(key=lambda file: file.used_ns)
         with self._changed:
             known, self._entries, self._num_bytes = self._entries, {}, 0
+            self._lost.update(dict.fromkeys(self._watched))
             for file in found:
                 if file.name not in self._unremoved:
                     self._add(file)
@@ -207,16 +211,36 @@ class DiskStore(BlockStore):
             self.counts.num_misses += not is_hit
         return is_hit
 
-    def remove(self, group: int, key: bytes) -> None:
+    def remove(self, names: Sequence[tuple[int, bytes]]) -> None:
         """See BlockStore.remove."""
+        removed = [name_of(self._identity, *name) for name in names]
+        with self._changed:
+            self._unremoved.update(removed)
+            self._num_removed += 1
+            for name in removed:
+                self._forget(name)
+            self._changed.wait_for(lambda: self._writing.isdisjoint(removed))
+            for name in removed:
+                self._forget(name)
+        self._remove_at_last(removed)
+
+    def watch(self, group: int, key: bytes) -> bool:
+        """Return whether there is a block; if so, take_lost() tells when it has left. Does not wait for the disk."""
         name = name_of(self._identity, group, key)
         with self._changed:
-            self._unremoved.add(name)
-            self._num_removed += 1
-            self._forget(name)
-            self._changed.wait_for(lambda: name not in self._writing)
-            self._forget(name)
-        self._remove_at_last(name)
+            if name not in self._entries:
+                return False
+            self._watched[name] = (group, key)
+        return True
+
+    def take_lost(self) -> list[tuple[int, bytes]]:
+        """Return group and key of the watched blocks that have left since, whoever deleted them."""
+        if not self._lost:
+            return []
+        with self._changed:
+            lost = [name for name in self._lost if name not in self._entries]
+            self._lost.clear()
+            return [self._watched.pop(name) for name in lost]
 
     def close(self) -> None:
         """See BlockStore.close."""
@@ -236,7 +260,7 @@ class DiskStore(BlockStore):
             self.counts.num_damaged += 1
             with self._changed:
                 self._forget(name)
-            self._remove_at_last(name)
+            self._remove_at_last([name])
             return None
         except OSError as error:
             self._note_error("read", error)
@@ -246,8 +270,8 @@ class DiskStore(BlockStore):
 
     def _write(self, name: bytes, block: memoryview, num_bytes: int) -> bool:
         """Write a block that is not known; return whether it is kept. The oldest blocks leave."""
-        for unremoved in list(self._unremoved):
-            self._remove_at_last(unremoved)
+        if self._unremoved:
+            self._remove_at_last(list(self._unremoved))
         started = self._clock()
         try:
             self._look_again()
@@ -330,15 +354,15 @@ class DiskStore(BlockStore):
             looks.was_shared = self._folder.is_shared()
             self.find_blocks(is_gentle=True)
 
-    def _remove_at_last(self, name: bytes) -> None:
-        """Delete a removed or damaged block's file for good; if that fails, again with the next write."""
+    def _remove_at_last(self, names: Sequence[bytes]) -> None:
+        """Delete the files of removed or damaged blocks for good; if that fails, all again with the next write."""
         try:
-            self._folder.remove(name, for_sure=True)
+            self._folder.remove_for_sure(names)
         except OSError as error:
-            self._unremoved.add(name)
+            self._unremoved.update(names)
             self._note_error("remove", error)
         else:
-            self._unremoved.discard(name)
+            self._unremoved.difference_update(names)
 
     def _note_error(self, call: str, error: OSError) -> None:
         self.counts.num_errors += 1
@@ -356,6 +380,8 @@ class DiskStore(BlockStore):
         entry = self._entries.pop(name, None)
         if entry is not None:
             self._num_bytes -= entry.num_bytes
+            if name in self._watched:
+                self._lost[name] = None
         return entry
 
     def _pause(self) -> None:

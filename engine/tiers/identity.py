@@ -12,15 +12,14 @@ Weights count by all their bytes. Reading them takes as long as loading them, so
 each file with its device, inode, size, and times of modification and of change. A file whose bytes were replaced under
 all of these is not noticed. No program can set the time of change, so that takes a clock that was set back, a write
 within the clock's resolution, or a device that was written below its file system. A digest that was forged in the
-folder is believed: who can write there can also write blocks. Files that change while the model loads are noticed by
-FilesDigest.is_unchanged().
+folder is believed: who can write there can also write blocks. Files that change while the model loads are noticed:
+stamps_of() them before the first is read equals stamps_of() them after the last.
 """
 
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
@@ -66,20 +65,6 @@ class _Remembered(msgspec.Struct, array_like=True, frozen=True):
     digest: bytes
 
 
-@dataclass(frozen=True)
-class FilesDigest:
-    """The digest of some files, as they were when they were read."""
-
-    digest: bytes
-    stamps: dict[str, tuple[int, ...]]  # by path
-
-    def is_unchanged(self) -> bool:
-        """Return whether the files are still those that were read."""
-        with contextlib.suppress(OSError):
-            return all(_stamp(Path(path)) == stamp for path, stamp in self.stamps.items())
-        return False
-
-
 class DigestMemory:
     """Digests of large files, remembered in a folder; one that is lost or damaged costs another reading."""
 
@@ -115,7 +100,16 @@ class DigestMemory:
                 temporary.unlink()
 
 
-def weights_digest(paths: Sequence[Path], memory: DigestMemory) -> FilesDigest:
+def stamps_of(paths: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    """Return what tells whether files are the same later, by path; without those that are not there."""
+    stamps: dict[str, tuple[int, ...]] = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            stamps[str(path)] = _stamp(path)
+    return stamps
+
+
+def weights_digest(paths: Sequence[Path], memory: DigestMemory) -> bytes:
     """Return the digest of a model's files of weights. Reads those that the memory does not know. Raises OSError."""
     stamps = {str(path): _stamp(path) for path in paths}
     found = {path: memory.find(path, stamps[str(path)]) for path in paths}
@@ -127,8 +121,7 @@ def weights_digest(paths: Sequence[Path], memory: DigestMemory) -> FilesDigest:
                 memory.keep(path, stamps[str(path)], digest)
     if unknown:
         memory.save()
-    whole = _joined((path.name.encode(), found[path] or b"") for path in paths)
-    return FilesDigest(whole, stamps)
+    return _joined((path.name.encode(), found[path] or b"") for path in paths)
 
 
 def digest_of_dummy(*, seed: int, generator: str) -> bytes:

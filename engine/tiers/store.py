@@ -11,6 +11,7 @@ Calls: has(), put(), get() and remove() may come from several threads. has() ans
 loop asks it; put() and get() may wait for a device, so the loop never calls them.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -38,8 +39,11 @@ class BlockStore(Protocol):
         """
         ...
 
-    def remove(self, group: int, key: bytes) -> None:
-        """Forget a block, if it is there: its values are not finite. It must not be found again, even after a crash."""
+    def remove(self, names: Sequence[tuple[int, bytes]]) -> None:
+        """Forget blocks, by group and key, that are there: their values are not finite.
+
+        None must be found again, even after a crash. Many at once cost one wait for the device.
+        """
         ...
 
     def close(self) -> None:

@@ -42,8 +42,7 @@ class Transfer:
 
 @dataclass(slots=True, eq=False)
 class _Removal:
-    group: int
-    key: bytes
+    names: Sequence[tuple[int, bytes]]
 
 
 class StoreThreads:
@@ -140,7 +139,8 @@ class StoreThreads:
             for job in (*self._reading, *self._to_write):
                 if isinstance(job, Transfer) and (job.group, job.key) in forgotten:
                     job.is_cancelled = True
-            self._to_write.extend(_Removal(*name) for name in forgotten)
+            if forgotten:
+                self._to_write.append(_Removal(list(forgotten)))
             self._changed.notify_all()
 
     def take_done(self) -> list[Transfer]:
@@ -189,17 +189,18 @@ class StoreThreads:
                 if self._to_write:  # close() may have given up
                     self._to_write.popleft()
                 if isinstance(job, _Removal):
-                    self._end_removal((job.group, job.key))
+                    self._end_removal(job)
                 else:
                     self._num_queued_bytes -= job.num_bytes
                     self._done.append(job)
                 self._changed.notify_all()
             self._call_back(job)
 
-    def _end_removal(self, name: tuple[int, bytes]) -> None:
-        self._removing[name] -= 1
-        if not self._removing[name]:
-            del self._removing[name]
+    def _end_removal(self, removal: _Removal) -> None:
+        for name in removal.names:
+            self._removing[name] -= 1
+            if not self._removing[name]:
+                del self._removing[name]
 
     def _read(self) -> None:
         space = bytearray()
@@ -221,7 +222,7 @@ class StoreThreads:
         """
         try:
             if isinstance(job, _Removal):
-                self._store.remove(job.group, job.key)
+                self._store.remove(job.names)
             elif job.is_cancelled:
                 return
             elif job.is_read:

@@ -14,7 +14,13 @@ import msgspec
 from engine.interface.config import EngineConfig, LoraSource, ServerConfig
 from server.config.api_keys import merge_roles, read_file_roles, read_key_hashes
 from server.config.model_source import check_kernels_package, resolve_model
-from server.config.serve_flags import is_expert_parallel, num_steps_in_flight, speculative_of, traces_endpoint
+from server.config.serve_flags import (
+    check_kv_events,
+    is_expert_parallel,
+    num_steps_in_flight,
+    speculative_of,
+    traces_endpoint,
+)
 from server.config.value_types import UsageError, readable_file, resolve_loras
 from server.text.embedding_model import load_embedding_model
 
@@ -90,6 +96,7 @@ def find_model(
 
 def _check_together(arguments: argparse.Namespace) -> None:
     speculative_of(arguments)
+    check_kv_events(arguments)
     is_expert_parallel(arguments)
     budget, rows = arguments.max_num_batched_tokens, arguments.max_num_seqs
     if budget is not None and rows is not None and budget < rows:
@@ -118,9 +125,11 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         max_decode_step_tokens=arguments.max_decode_step_tokens,
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory,
-        kv_host_memory_bytes=arguments.kv_host_memory,
+        kv_host_memory_bytes=arguments.kv_host_memory if isinstance(arguments.kv_host_memory, int) else None,
+        chooses_host_memory=arguments.kv_host_memory == "auto",
         kv_disk=None if arguments.kv_disk is None else str(Path(arguments.kv_disk).expanduser().absolute()),
         kv_disk_bytes=arguments.kv_disk_size,
+        kv_events=arguments.kv_events_config,
         kv_cache_dtype=arguments.kv_cache_dtype,
         gpu_memory_utilization=arguments.gpu_memory_utilization,
         enable_prefix_caching=not arguments.no_prefix_caching,

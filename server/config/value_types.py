@@ -11,12 +11,12 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.interface.errors import StartupError
 
 if TYPE_CHECKING:
-    from engine.interface.config import LoraSource
+    from engine.interface.config import KvEventsConfig, LoraSource
 
 BACKEND_NAMES = ("auto", "triton", "flash-attn", "torch")
 # As models/quantization/schemes.py knows them: what an unquantized checkpoint can become on load, or one is already
@@ -152,10 +152,32 @@ def size(text: str) -> int:
     return num_bytes
 
 
-@limited("off, or 1 byte to 1024TiB")
-def size_or_off(text: str) -> int | None:
-    """Parse a size in bytes; None: off."""
-    return None if text.strip().lower() == "off" else size(text)
+@limited("auto, off, or 1 byte to 1024TiB")
+def size_or_word(text: str) -> "int | Literal['auto', 'off']":
+    """Parse a size in bytes, or auto, or off."""
+    match text.strip().lower():
+        case "auto":
+            return "auto"
+        case "off":
+            return "off"
+    return size(text)
+
+
+@limited("a JSON object of vLLM's fields, and event_format: array or map")
+def kv_events(text: str) -> "KvEventsConfig | None":
+    """Parse settings of events of the prefix cache; None: they are not published."""
+    import msgspec
+
+    from engine.interface.config import KvEventsConfig
+
+    try:
+        config = msgspec.json.decode(text, type=KvEventsConfig)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        fields = ", ".join(KvEventsConfig.__struct_fields__)
+        reason = str(error).replace("Object contains", "it has an").replace("`", "'")
+        problem = f"{text!r} is no such JSON object: {reason}; its fields are {fields}"
+        raise argparse.ArgumentTypeError(problem) from error
+    return config if config.enable_kv_cache_events and config.publisher == "zmq" else None
 
 
 def gibibytes(text: str) -> int:

@@ -24,7 +24,8 @@ class FakeDisk:
         self.log = []  # of the names that were read
         self._host = harness.executor._host
         self._queued = []  # [transfer, polls left]
-        self.num_dropped = 0
+        self.num_dropped = self.num_queued_bytes = 0
+        self._watched = set()
         self.counts = DiskCounts()
         self.status = DiskStatus(0, 0, is_paused=False)
         harness.scheduler.kv.tiers.open_disk(DiskParts(threads=self, slot_memory=Slot, facts=self))
@@ -40,6 +41,21 @@ class FakeDisk:
     def get(self, group, key, parts):
         self.log.append((group, key))
         return self._queue(Transfer(group, key, parts, is_read=True))
+
+    def evict(self, name):
+        """Lose a block, as for want of room."""
+        del self.blocks[name]
+
+    def watch(self, group, key):
+        if (group, key) not in self.blocks:
+            return False
+        self._watched.add((group, key))
+        return True
+
+    def take_lost(self):
+        lost = self._watched - self.blocks.keys()
+        self._watched -= lost
+        return sorted(lost)
 
     def cancel(self, transfer):
         transfer.is_cancelled = True

@@ -217,8 +217,9 @@ class MemoryStore(BlockStore):
         out[:] = data
         return True
 
-    def remove(self, group: int, key: bytes) -> None:
-        self._blocks.pop((group, key), None)
+    def remove(self, names: Sequence[tuple[int, bytes]]) -> None:
+        for name in names:
+            self._blocks.pop(name, None)
 
     def close(self) -> None:
         self._blocks.clear()

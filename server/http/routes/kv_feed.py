@@ -8,12 +8,13 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
 from engine.interface.client import EngineClient
 from engine.interface.errors import EngineError
-from engine.interface.protocol import CacheReason, KvRequest, KvSnapshot, LayerKind
+from engine.interface.protocol import CacheReason, KvRequest, KvSnapshot, KvTier, LayerKind
 
 INTERVAL_S = 0.25
 _ANSWER_TIMEOUT_S = 5.0  # a step on a CPU may take seconds
@@ -70,6 +71,27 @@ class KvPool(msgspec.Struct):
     states: KvStateCounts | None
 
 
+class KvTierState(msgspec.Struct):
+    """A tier behind the pool: host memory, or a disk behind that. Its blocks may be several of the pool's.
+
+    bytes: that are not free; num_incoming, num_outgoing: blocks that are on their way to it and from it, or wait for
+    that; num_waiting: requests that wait for its blocks. The other counts are since the engine's start. is_paused: a
+    disk is left alone after errors in a row.
+    """
+
+    name: Literal["host", "disk"]
+    num_blocks: int
+    bytes: int
+    max_bytes: int
+    num_incoming: int
+    num_outgoing: int
+    num_waiting: int
+    num_hit_tokens: int
+    num_evictions: int
+    num_errors: int
+    is_paused: bool
+
+
 class KvTotals(msgspec.Struct):
     """Since the engine's start. hit_rate: of the prompt tokens looked up in the prefix cache; null before the first."""
 
@@ -85,6 +107,7 @@ class KvHolder(msgspec.Struct):
 
     group_runs: how many of the runs are of each group of layers whose caches live alike. restored_tokens: those before
     the saved state that it began with; saved_tokens: those before each state that it saved and that is still there.
+    num_host_blocks, num_disk_blocks: those that a waiting request waits for, on their way from host memory, from disk.
     """
 
     id: str
@@ -105,6 +128,8 @@ class KvHolder(msgspec.Struct):
     restored_tokens: int
     saved_tokens: list[int]
     cache_reason: CacheReason | None
+    num_host_blocks: int
+    num_disk_blocks: int
 
 
 class KvState(msgspec.Struct):
@@ -118,6 +143,7 @@ class KvState(msgspec.Struct):
     requests: list[KvHolder]
     num_unlisted: int
     cached_runs: list[int]
+    tiers: list[KvTierState]
 
 
 class Shown(msgspec.Struct):
@@ -213,6 +239,7 @@ def state_of(snapshot: KvSnapshot, *, model: str, wall_s: float) -> KvState:
         requests=requests,
         num_unlisted=snapshot.num_unlisted,
         cached_runs=_integers(snapshot.cached_runs),
+        tiers=[_tier(tier) for tier in snapshot.tiers],
     )
 
 
@@ -238,6 +265,24 @@ def _holder(row: KvRequest, runs: list[int], bytes_per_block: int) -> KvHolder:
         restored_tokens=row.restored_tokens,
         saved_tokens=row.saved_tokens,
         cache_reason=row.cache_reason,
+        num_host_blocks=row.num_host_blocks,
+        num_disk_blocks=row.num_disk_blocks,
+    )
+
+
+def _tier(tier: KvTier) -> KvTierState:
+    return KvTierState(
+        name=tier.name,
+        num_blocks=tier.num_blocks,
+        bytes=tier.num_bytes,
+        max_bytes=tier.max_bytes,
+        num_incoming=tier.num_incoming,
+        num_outgoing=tier.num_outgoing,
+        num_waiting=tier.num_waiting,
+        num_hit_tokens=tier.num_hit_tokens,
+        num_evictions=tier.num_evictions,
+        num_errors=tier.num_errors,
+        is_paused=tier.is_paused,
     )
 
 
@@ -259,8 +304,12 @@ def _states(snapshot: KvSnapshot) -> KvStateCounts | None:
 
 def _revision_key(snapshot: KvSnapshot) -> object:
     """Return a value that is equal for snapshots in which nothing but time differs."""
-    states = [(row.request_id, row.state, row.num_computed_tokens) for row in snapshot.requests]
-    return snapshot.step_id, states, snapshot.runs, snapshot.cached_runs, snapshot.num_unlisted
+    states = [
+        (row.request_id, row.state, row.num_computed_tokens, row.num_host_blocks, row.num_disk_blocks)
+        for row in snapshot.requests
+    ]
+    tiers = [msgspec.structs.astuple(tier) for tier in snapshot.tiers]
+    return snapshot.step_id, states, snapshot.runs, snapshot.cached_runs, snapshot.num_unlisted, tiers
 
 
 def _integers(data: bytes) -> list[int]:

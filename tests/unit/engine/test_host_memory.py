@@ -13,6 +13,7 @@ from engine.interface.config import EngineConfig, SharingRates
 from engine.interface.errors import StartupError
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
+from engine.startup import host_memory
 from tests.support.fake_graphs import FakeGraphDevice, capture_on
 from tests.support.hybrid_model import LAYERS, load_hybrid
 from tests.support.tiny_llama import VOCAB_SIZE, save_tiny_llama
@@ -144,3 +145,32 @@ def test_sizes_that_cannot_be_are_refused(llama: Path, changes: dict[str, object
     with pytest.raises(StartupError) as caught:
         load_llama(llama, **changes)
     assert [word for word in words if word not in caught.value.message] == []
+
+
+def chosen(plan: Any, monkeypatch: pytest.MonkeyPatch, *, free: int, device: str = "cuda", **changes: object) -> object:
+    monkeypatch.setattr(host_memory, "free_host_bytes", lambda: free)
+    config = EngineConfig(model="m", **({"chooses_host_memory": True} | changes))
+    return host_memory.choose_host_memory(config, plan, device_type=device).kv_host_memory_bytes
+
+
+def test_by_default_cuda_gets_a_bounded_share_of_free_memory(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    plan, gib = load_llama(llama).loaded.plan, 2**30
+    assert chosen(plan, monkeypatch, free=20 * gib) == host_memory.DEFAULT_SHARE * 20 * gib
+    assert chosen(plan, monkeypatch, free=2**40) == host_memory.DEFAULT_MOST_BYTES
+    assert "host memory behind the KV cache size='16 GiB' reason='25% of the free memory, at most" in caplog.text
+    for changes, reason in [
+        ({"free": 100}, "25% of the free memory is less than one block"),
+        ({"free": 20 * gib, "device": "cpu"}, "on cpu the KV cache is in the same memory"),
+        ({"free": 20 * gib, "enable_prefix_caching": False}, "--no-prefix-caching leaves nothing to keep"),
+    ]:
+        assert chosen(plan, monkeypatch, **changes) is None  # type: ignore[arg-type]
+        assert f"size='off' reason='{reason}" in caplog.text
+
+
+def test_a_given_size_and_off_are_kept(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = load_llama(llama).loaded.plan
+    assert chosen(plan, monkeypatch, free=2**40, kv_host_memory_bytes=5 * MIB) == 5 * MIB
+    assert chosen(plan, monkeypatch, free=2**40, chooses_host_memory=False) is None

@@ -10,10 +10,13 @@ import time
 import msgspec
 import pytest
 
-from engine.interface.config import EngineConfig
+from engine.interface.config import EngineConfig, LoraSource
 from engine.interface.errors import StartupError
+from engine.offline import OfflineEngine
+from engine.startup import load
 from engine.startup.kv_disk import check_kv_disk
 from engine.tiers.block_folder import FOLDER_NAME
+from tests.support.lora_adapters import adapter_config, make_tensors, save_adapter
 from tests.support.tiny_llama import save_tiny_llama
 
 MIB = 2**20
@@ -99,6 +102,43 @@ def test_blocks_of_another_kv_dtype_are_not_found(llama, tmp_path):
     assert (num_cached, num_read) == (0, 0)
     ((tokens, num_cached, _),) = serve(int8, PROMPTS[:1])
     assert (tokens, num_cached) == (first[0], 68)
+
+
+def replaced(path):
+    """Write a file anew, as one that another program puts in its place."""
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)
+
+
+CHANGES = {
+    "config.json": lambda model, adapter: replaced(model / "config.json"),
+    "model.safetensors": lambda model, adapter: replaced(model / "model.safetensors"),
+    "model.safetensors.index.json": lambda model, adapter: (model / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "model.safetensors", "b": "config.json"}})
+    ),
+    "adapter_config.json": lambda model, adapter: replaced(adapter / "adapter_config.json"),
+    "adapter_model.safetensors": lambda model, adapter: replaced(adapter / "adapter_model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_files_that_are_replaced_while_the_model_loads_are_noticed(tmp_path, monkeypatch, name):
+    model, adapter = save_tiny_llama(tmp_path / "model"), tmp_path / "adapter"
+    weights = make_tensors(model, {f"model.layers.{layer}.self_attn.q_proj": 2 for layer in range(2)})
+    save_adapter(adapter, weights, adapter_config(r=2, target_modules=["q_proj"]))
+    load_weights = load._load_weights
+
+    def load_and_change(*args):
+        loaded = load_weights(*args)
+        CHANGES[name](model, adapter)
+        return loaded
+
+    monkeypatch.setattr(load, "_load_weights", load_and_change)
+    with pytest.raises(
+        StartupError, match=r"/(config|model|adapter).* changed while the model was loaded: start again"
+    ):
+        OfflineEngine.load(config_of(model, tmp_path / "disk", loras=[LoraSource("one", str(adapter))]))
 
 
 BAD = [

@@ -51,7 +51,7 @@ def test_serve_without_flags_has_the_documented_defaults(launched: list[Launched
     assert main(["serve"]) == 0
     (config,) = launched
     assert config.launch == LaunchConfig()
-    assert config.engine == EngineConfig(model=config.engine.model)
+    assert config.engine == EngineConfig(model=config.engine.model, chooses_host_memory=True)
     assert config.server == ServerConfig(model=config.engine.model, served_model_names=["quire-demo"], allowed_hosts=[])
     assert config.engine.model.endswith("models/demo/checkpoint")
 
@@ -67,6 +67,7 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         "--dtype float32 --load-format dummy --max-model-len 64 --max-num-seqs 4 --max-num-batched-tokens 32 "
         "--block-size 8 --kv-cache-memory 1.5MiB --gpu-memory-utilization 0.5 --attention-backend torch "
         "--kv-host-memory 2GiB --kv-disk /kv --kv-disk-size 1TiB "
+        '--kv-events-config {"publisher":"null"} '
         f"--no-prefix-caching --no-overlap --max-queued-requests 9 --max-decode-step-tokens 16 "
         f"--max-queued-tokens 99 --chat-template {template} "
         "--speculative ngram --num-speculative-tokens 7 --ngram-min 3 "
@@ -187,6 +188,10 @@ def test_an_address_for_other_machines_needs_a_key(
         ("--kv-disk", " "),
         ("--kv-disk-size", "10X"),
         ("--kv-disk-size", "off"),
+        ("--kv-events-config", "on"),
+        ("--kv-events-config", '{"enable":true}'),
+        ("--kv-events-config", '{"publisher":"nats"}'),
+        ("--kv-events-config", '{"hwm":0}'),
         ("--gpu-memory-utilization", "1.01"),
         ("--gpu-memory-utilization", "0"),
         ("--gpu-memory-utilization", "nan"),

@@ -278,7 +278,7 @@ def let_the_page_of_a_copy_to_the_host_go(harness, _):
         if copies is not None:
             tier._pool.release(store.block for store in copies.stores)
             for store in copies.stores:
-                tier._storing.remove(store.name)
+                tier.storing.remove(store.name)
             kept, copies.stores = copies.stores, []
             for store in kept:
                 if tier.index.find(store.name) is None:

@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from engine.core.disk_tier import STALL_S
+from engine.tiers.disk_store import DiskStatus
 from tests.support.fake_disk import FakeDisk
 from tests.unit.engine.core.test_host_tier import GROUPS, PROMPT, make
 
@@ -36,6 +37,14 @@ def restarted(kind="full", *, prompt=PROMPT, **settings):
     assert disk.blocks
     harness, disk = with_disk(kind, blocks=disk.blocks, **settings)
     return harness, disk, [*prompt, *first.token_ids, 7, 8, 9]
+
+
+def _answered(prompt):
+    """Return the disk of an engine that has answered a prompt."""
+    harness, disk = with_disk()
+    answer(harness, "only", prompt)
+    settle(harness, disk)
+    return disk
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -188,6 +197,43 @@ def test_slots_of_blocks_that_are_written_stay():
     answer(again, "again", [*[10] * 20, 1, 2, 3])
 
 
+def test_a_disk_that_hangs_lets_the_engine_be_idle_and_the_rest_is_copied_afterwards():
+    harness, disk = with_disk(num_slots=8)
+    disk.is_hanging = True
+    for number in range(6):
+        harness.add(str(number), [number + 10] * 20, 4)
+    for _ in range(200):
+        harness.turn()
+    tier = harness.scheduler.kv.tiers.host
+    assert harness.engine.is_idle, "it turns for copies that find no slots"
+    assert tier.index.num_used == 8
+    num_stored = tier.num_stored
+    disk.is_hanging = False
+    harness.turn(2)
+    assert not harness.engine.is_idle
+    harness.drain()
+    settle(harness, disk)
+    assert tier.num_stored > num_stored
+
+
+def test_a_request_behind_many_reads_is_computed():
+    harness, disk, prompt = restarted(page_s=0.0001, token_s=0.01)
+    other = [*prompt[:8], *[21] * 12]
+    disk.blocks |= _answered(other).blocks
+    disk.counts.read_s, disk.counts.read_bytes = 0.03, 1  # 4 tokens take 0.04 s
+    disk.polls_until_done = 50
+    harness.add("first", prompt, 4)
+    harness.turn(2)
+    num_reads = len(disk.log)
+    assert num_reads >= 4
+    harness.add("second", other, 4)
+    harness.turn(2)
+    tier = harness.scheduler.kv.tiers.disk
+    assert (len(disk.log), tier.num_too_costly) == (num_reads, 1)
+    harness.drain()
+    settle(harness, disk)
+
+
 def test_more_than_host_memory_holds_is_computed():
     harness, disk, prompt = restarted()
     harness, disk = with_disk(blocks=disk.blocks, num_slots=8)
@@ -249,3 +295,29 @@ def test_the_metrics_of_a_disk_are_those_of_its_store_and_of_requests():
     assert counted["kv_disk_blocks_total", "written"] == 7
     assert counted["kv_disk_blocks_total", "read"] == len(disk.log)
     assert counted["kv_disk_wait_seconds_total", ""] > 0
+
+
+def test_a_snapshot_shows_the_tiers_and_what_a_request_waits_for():
+    harness, disk, prompt = restarted(max_copies=1)
+    disk.polls_until_done = 4
+    disk.status = DiskStatus(5, 5 * 4096, is_paused=True, max_bytes=2**20)
+    harness.add("again-0", prompt, 4)
+    harness.turn()
+    view = harness.engine._kv_view
+    snapshot = view.snapshot()
+    host, below = snapshot.tiers
+    assert (host.name, host.num_blocks, host.num_waiting, host.max_bytes) == ("host", 0, 0, 0)  # pages of no bytes
+    assert (below.name, below.num_blocks, below.num_bytes, below.max_bytes) == ("disk", 5, 5 * 4096, 2**20)
+    assert (below.num_outgoing, below.num_waiting, below.is_paused) == (len(disk.log), 1, True)
+    (row,) = snapshot.requests
+    assert (row.state, row.num_host_blocks, row.num_disk_blocks) == ("waiting", 0, len(disk.log))
+    while harness.scheduler.kv.tiers.num_at_disk:
+        harness.turn()
+    (row,) = (snapshot := view.snapshot()).requests
+    assert (row.state, row.num_disk_blocks) == ("waiting", 0)
+    assert row.num_host_blocks == snapshot.tiers[0].num_outgoing > 0
+    assert snapshot.tiers[0].num_waiting == 1
+    harness.drain()
+    host, below = view.snapshot().tiers
+    assert host.num_hit_tokens == below.num_hit_tokens >= 16
+    settle(harness, disk)

@@ -68,7 +68,7 @@ def test_no_slot_is_lost_or_used_twice():
     rng = random.Random(0)
     index, taken, read = HostIndex(num_slots=20), [], []
     for number in range(3000):
-        match rng.choice([0, 0, 0, 1, 1, 1, 2, 3, 4, 4, 5]):
+        match rng.choice([0, 0, 0, 1, 1, 1, 2, 3, 4, 4, 5, 6, 7]):
             case 0:
                 slots = index.take(rng.randint(1, 4))
                 if slots is not None:
@@ -78,12 +78,56 @@ def test_no_slot_is_lost_or_used_twice():
             case 2 if taken:
                 index.give_back(taken.pop())
             case 3 if index.num_blocks:
-                block = rng.choice(list(index._blocks.values()))
+                block = index.find(rng.choice(index.names()))
                 index.begin_reading(block)
                 read.append(block)
             case 4 if read:
                 index.end_reading(read.pop(rng.randrange(len(read))))
             case 5 if index.num_blocks:
-                index.forget(rng.choice(list(index._blocks)))
+                index.forget(rng.choice(index.names()))
+            case 6:
+                index.pin((0, b"%d" % rng.randint(max(number - 20, 0), number + 5)))
+            case 7 if index._pinned:
+                index.unpin(rng.choice(sorted(index._pinned)))
         index.check([slot for slots in taken for slot in slots])
     assert index.num_evictions > 20
+
+
+def filled(*names, num_slots=3):
+    index = HostIndex(num_slots=num_slots)
+    for name in names:
+        index.add((0, name), index.take(1))
+    return index
+
+
+def test_pinned_blocks_leave_after_all_others_and_among_themselves_by_use():
+    index = filled(b"a", b"b", b"c")
+    index.pin((0, b"a"))
+    index.pin((0, b"b"))
+    index.pin((0, b"a"))
+    index.touch((0, b"a"))
+    left = []
+    for _ in range(3):
+        before = index.names()
+        index.take(1)
+        left += [name for name in before if name not in index.names()]
+    assert left == [(0, b"c"), (0, b"b"), (0, b"a")]
+
+
+def test_a_block_that_is_pinned_before_it_comes_is_pinned_when_it_does():
+    index = HostIndex(num_slots=2)
+    index.pin((0, b"a"))
+    index.add((0, b"a"), index.take(1))
+    index.add((0, b"b"), index.take(1))
+    taken = index.take(1)
+    assert index.names() == [(0, b"a")]
+    index.unpin((0, b"a"))
+    index.check(taken)
+
+
+def test_a_block_that_is_unpinned_leaves_before_those_that_were_used_later():
+    index = filled(b"a", b"b", b"c")
+    index.pin((0, b"b"))
+    index.unpin((0, b"b"))
+    index.take(1)
+    assert index.names() == [(0, b"a"), (0, b"c")]

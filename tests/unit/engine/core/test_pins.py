@@ -3,8 +3,10 @@
 import pytest
 
 from engine.core.request import Request
+from engine.interface.config import HostTierConfig
 from engine.interface.protocol import SamplingParams
 from tests.support.engine_harness import Harness
+from tests.support.layered_model import LayeredExecutor, LayeredModel
 from tests.unit.engine.core.test_prefix_misses import FULL, STATE, WINDOW, make_kv, others, run
 
 NUM_PAGES = 41  # 40 that can be lent, so a quarter is 10 blocks of 4 tokens
@@ -146,10 +148,49 @@ def test_renewing_pins_takes_no_more_memory():
     kv = make_kv(FULL, num_pages=NUM_PAGES)
     for number in range(200):
         ended(kv, range(20), at=100.0 + number, pin_s=300.0)
-    assert len(kv.pins._due) == 4
+    assert len(kv.pins.book._due) == 4
     kv.pins.expire(450.0)
     assert kv.pins.num_pages == 4  # the last use was at 299
-    assert len(kv.pins._due) == 4
+    assert len(kv.pins.book._due) == 4
     kv.pins.expire(599.0)
     assert kv.pins.num_pages == 0
-    assert kv.pins._due == []
+    assert kv.pins.book._due == []
+
+
+def with_host(num_slots, *, pin_share=0.25):
+    """Return an engine whose pool is half as large as its host memory, which keeps what a request pins."""
+    host_tier = HostTierConfig(num_slots=num_slots, max_copies=8)
+    return Harness(num_pages=num_slots // 2 + 1, executor=LayeredExecutor, host_tier=host_tier, pin_share=pin_share)
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_a_pinned_prompt_outlasts_others_in_host_memory_too(is_pinned):
+    harness = with_host(40)
+    harness.expected_tokens = LayeredModel(harness.scheduler.config.cache_groups).expected_tokens
+    harness.add("first", list(range(20)), 4, pin_s=1000.0 if is_pinned else 0.0)
+    harness.drain()
+    for number in range(12):  # each takes 8 of the 20 pages, and of the 40 slots
+        harness.add(f"other{number}", [25 + number] * 28, 4)
+        harness.drain()
+    # in the pool all pages are taken at last: the pin ends there, and not in host memory
+    for number in range(3):
+        harness.add(f"large{number}", [45 + number] * 60, 4)
+    harness.drain()
+    harness.add("again", [*range(20), 1, 2, 3], 4)
+    harness.drain()
+    assert (harness.seen["again"].num_cached_tokens >= 16) == is_pinned
+
+
+def test_pins_in_host_memory_have_a_budget_of_their_own_and_end():
+    harness = with_host(80)
+    harness.expected_tokens = LayeredModel(harness.scheduler.config.cache_groups).expected_tokens
+    for number in range(4):
+        harness.add(f"mine{number}", [10 * number + place % 10 for place in range(28)], 1, pin_s=5.0, open_salt="mine")
+        harness.drain()
+    pins = harness.scheduler.kv.pins
+    assert (pins.book.num_pages, pins.host.num_pages) == (10, 20)
+    harness.clock.now += 6.0
+    harness.add("later", [1, 2, 3], 1)
+    harness.drain()
+    assert (pins.book.num_pages, pins.host.num_pages) == (0, 0)
+    assert harness.scheduler.kv.tiers.host.index._pinned == set()

@@ -57,9 +57,9 @@ class FaultyFolder(BlockFolder):
         self._fail("_fill")
         return super()._fill(file, header, out)
 
-    def remove(self, name, *, for_sure=False):
+    def remove(self, name):
         self._fail("remove")
-        super().remove(name, for_sure=for_sure)
+        return super().remove(name)
 
     def scan(self, pause):
         self._fail("scan")
@@ -243,17 +243,29 @@ def test_a_block_larger_than_the_bound_is_dropped(open_store):
 def test_a_removed_block_stays_removed(open_store):
     opened = open_store()
     opened.put(1, 2)
-    opened.store.remove(0, key(1))
-    opened.store.remove(0, key(7))
+    opened.store.remove([(0, key(1))])
+    opened.store.remove([(0, key(7))])
     assert opened.kept(range(3)) == [2]
     assert open_store().kept(range(3)) == [2]
+
+
+def test_many_blocks_are_removed_with_one_wait_for_the_device(open_store, monkeypatch):
+    opened, waits = open_store(), []
+    opened.put(*range(10))
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (waits.append(file), fsync(file)))
+    opened.store.remove([(0, key(number)) for number in range(9)])
+    assert len(waits) == 1
+    assert opened.kept(range(10)) == [9]
+    opened.store.remove([(0, key(50))])
+    assert len(waits) == 1, "nothing was deleted"
 
 
 def test_a_removed_block_that_cannot_be_deleted_is_not_found_and_deleted_later(open_store):
     opened = open_store(folder=FaultyFolder)
     opened.put(1)
     opened.folder.fault, opened.folder.calls, opened.folder.times = errno.EIO, ("remove",), 2
-    opened.store.remove(0, key(1))
+    opened.store.remove([(0, key(1))])
     assert opened.get(1) is None
     assert opened.put(1) == [False], "the old file could be found again"
     opened.store.find_blocks()
@@ -264,6 +276,27 @@ def test_a_removed_block_that_cannot_be_deleted_is_not_found_and_deleted_later(o
     assert opened.put(1) == [True]
 
 
+def test_watched_blocks_that_leave_are_told_once_whoever_deletes_them(open_store):
+    opened, other = open_store(num_blocks=4), open_store(num_blocks=4)
+    opened.put(1, 2, 3, 4)
+    assert [opened.store.watch(0, key(number)) for number in (1, 2, 3, 9)] == [True, True, True, False]
+    opened.get(2)
+    assert opened.store.take_lost() == [], "it has left its place for a moment"
+    opened.put(5)  # evicts 1
+    assert opened.store.take_lost() == [(0, key(1))]
+    assert opened.store.take_lost() == []
+    opened.store.remove([(0, key(2)), (0, key(4))])
+    assert opened.store.take_lost() == [(0, key(2))], "4 was not watched"
+    other.store.find_blocks()
+    other.store.remove([(0, key(3))])
+    assert opened.store.take_lost() == []
+    opened.store.find_blocks()
+    assert opened.store.take_lost() == [(0, key(3))]
+    assert not opened.store.watch(0, key(3))
+    assert opened.put(3) == [True]
+    assert opened.store.watch(0, key(3))
+
+
 def test_a_read_during_a_removal_finds_nothing(open_store):
     opened = open_store()
     opened.put(1)
@@ -271,7 +304,7 @@ def test_a_read_during_a_removal_finds_nothing(open_store):
 
     def read_then_remove(name, out):
         used_ns = read(name, out)
-        opened.store.remove(0, key(1))
+        opened.store.remove([(0, key(1))])
         return used_ns
 
     opened.folder.read = read_then_remove
@@ -402,7 +435,7 @@ def test_a_block_that_another_server_deleted_is_a_miss(open_store):
     first, second = open_store(), open_store()
     first.put(1)
     second.store.find_blocks()
-    first.store.remove(0, key(1))
+    first.store.remove([(0, key(1))])
     assert second.store.has(0, key(1)), "it does not know yet"
     assert second.get(1) is None
     assert not second.store.has(0, key(1))
@@ -425,7 +458,7 @@ def test_many_threads_on_two_stores_find_right_blocks_only(open_store):
             if turn % 3 == 0:
                 opened.put(number)
             elif turn % 20 == 19:
-                opened.store.remove(0, key(number))
+                opened.store.remove([(0, key(number))])
             elif opened.get(number) not in (None, block(number)):
                 wrong.append(number)
 

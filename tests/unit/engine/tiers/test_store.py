@@ -49,7 +49,7 @@ def test_a_block_of_another_size_is_not_found(store):
 def test_a_removed_block_is_not_found(store):
     store.put(0, b"a", b"00000000")
     for _ in range(2):
-        store.remove(0, b"a")
+        store.remove([(0, b"a")])
     assert not store.has(0, b"a")
     assert read(store, 0, b"a") is None
 

@@ -17,7 +17,7 @@ def main() -> None:
         if not store.put(0, key_of(number), block_of(number)):
             sys.exit(f"block {number} was dropped")
         if is_removed(number):
-            store.remove(0, key_of(number))
+            store.remove([(0, key_of(number))])
 
 
 if __name__ == "__main__":

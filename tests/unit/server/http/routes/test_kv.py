@@ -16,7 +16,7 @@ import pytest
 
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, EngineError
-from engine.interface.protocol import KvGroup, KvKind, KvRequest, KvSnapshot, KvStates
+from engine.interface.protocol import KvGroup, KvKind, KvRequest, KvSnapshot, KvStates, KvTier
 from server.config.api_keys import read_key_hashes
 from server.http.routes.kv_feed import KvFeed
 from tests.support.daemon import wait_for
@@ -115,8 +115,29 @@ def test_a_snapshot_is_the_engines_in_the_apis_words(app):
         "id": "chatcmpl-aa", "index": 0, "state": "running", "num_blocks": 4, "num_shared_blocks": 2, "bytes": 4000,
         "num_tokens": 61, "num_computed_tokens": 60, "num_prompt_tokens": 40, "num_hit_tokens": 32, "age_s": 1.5,
         "num_preemptions": 0, "runs": [1, 4], "group_runs": [1], "num_state_blocks": 0, "restored_tokens": 0,
-        "saved_tokens": [], "cache_reason": None,
+        "saved_tokens": [], "cache_reason": None, "num_host_blocks": 0, "num_disk_blocks": 0,
     }  # fmt: skip
+    assert answer["tiers"] == []
+
+
+def test_tiers_are_shown_and_what_a_request_waits_for(app):
+    row = KvRequest("cmpl-a-0", "waiting", 0, 0, 0, 0, 40, 0, 0, 1.5, 0, num_host_blocks=3, num_disk_blocks=4)
+    host = KvTier("host", 10, 1000, 4000, 1, 3, 1, 640, 7, 0, is_paused=False)
+    disk = KvTier("disk", 20, 8000, 9000, 2, 4, 1, 320, 5, 6, is_paused=True)
+    app.client.kv = make_snapshot(requests=[row], runs=b"", tiers=[host, disk])
+    answer = app.get("/kv/snapshot").json()
+    (shown,) = answer["requests"]
+    assert (shown["num_host_blocks"], shown["num_disk_blocks"]) == (3, 4)
+    assert answer["tiers"] == [
+        {
+            "name": "host", "num_blocks": 10, "bytes": 1000, "max_bytes": 4000, "num_incoming": 1, "num_outgoing": 3,
+            "num_waiting": 1, "num_hit_tokens": 640, "num_evictions": 7, "num_errors": 0, "is_paused": False,
+        },
+        {
+            "name": "disk", "num_blocks": 20, "bytes": 8000, "max_bytes": 9000, "num_incoming": 2, "num_outgoing": 4,
+            "num_waiting": 1, "num_hit_tokens": 320, "num_evictions": 5, "num_errors": 6, "is_paused": True,
+        },
+    ]  # fmt: skip
 
 
 def test_states_are_shown_in_bytes_and_by_request(app):
