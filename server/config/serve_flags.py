@@ -127,9 +127,9 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     add(
         "--kv-host-memory",
         type=size_or_word,
-        default="auto",
+        default="off",
         metavar="SIZE",
-        help="host memory for blocks that leave the KV cache, e.g. 32GiB, or off (auto: a share on cuda)",
+        help="host memory for blocks that leave the KV cache, e.g. 32GiB, or auto: a share of it on cuda",
     )
     add("--kv-disk", type=text, metavar="DIR", help="folder for blocks of host memory, found after a restart (off)")
     add("--kv-disk-size", type=size, metavar="SIZE", help="the most bytes of --kv-disk (64GiB)")

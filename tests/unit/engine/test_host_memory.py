@@ -158,8 +158,8 @@ def test_by_default_cuda_gets_a_bounded_share_of_free_memory(
 ) -> None:
     caplog.set_level("INFO")
     plan, gib = load_llama(llama).loaded.plan, 2**30
-    assert chosen(plan, monkeypatch, free=20 * gib) == host_memory.DEFAULT_SHARE * 20 * gib
-    assert chosen(plan, monkeypatch, free=2**40) == host_memory.DEFAULT_MOST_BYTES
+    assert chosen(plan, monkeypatch, free=20 * gib) == host_memory.AUTO_SHARE * 20 * gib
+    assert chosen(plan, monkeypatch, free=2**40) == host_memory.AUTO_MOST_BYTES
     assert "host memory behind the KV cache size='16 GiB' reason='25% of the free memory, at most" in caplog.text
     for changes, reason in [
         ({"free": 100}, "25% of the free memory is less than one block"),
