@@ -5,8 +5,6 @@ at once and not a loader's exception half a minute later. The loader checks the 
 engine.interface.errors; huggingface_hub when needed.
 """
 
-import importlib.metadata
-import importlib.util
 import json
 import re
 import sys
@@ -66,23 +64,6 @@ def check_folder(folder: Path, *, load_format: str = "auto") -> None:
         _check_weights(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise StartupError(f"No tokenizer in {folder}: tokenizer.json (or tokenizer.model) is missing.")
-
-
-def check_kernels_package() -> None:
-    """Refuse to start when the top-level package `kernels` is not Quire's own.
-
-    Hugging Face ships a PyPI distribution with a package of the same name; served from there, nothing would work.
-    """
-    spec = importlib.util.find_spec("kernels")
-    origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
-    if origin == PROJECT_ROOT / "kernels" / "__init__.py":
-        return
-    distributions = [d for d in importlib.metadata.packages_distributions().get("kernels", []) if d != "quire"]
-    culprit = f"distribution {distributions[0]!r}" if distributions else f"{origin}"
-    raise StartupError(
-        f"The package `kernels` is taken by {culprit}, not by Quire: "
-        f"uninstall it (pip uninstall {distributions[0] if distributions else 'kernels'}) or use a fresh environment."
-    )
 
 
 def local_folder(model: str, *, revision: str | None) -> Path | None:

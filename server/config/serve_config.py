@@ -13,7 +13,8 @@ import msgspec
 
 from engine.interface.config import EngineConfig, LoraSource, ServerConfig
 from server.config.api_keys import merge_roles, read_file_roles, read_key_hashes
-from server.config.model_source import check_kernels_package, resolve_model
+from server.config.model_source import resolve_model
+from server.config.packages import check_packages
 from server.config.serve_flags import is_expert_parallel, num_steps_in_flight, speculative_of, traces_endpoint
 from server.config.value_types import UsageError, readable_file, resolve_loras
 from server.text.embedding_model import load_embedding_model
@@ -54,7 +55,7 @@ def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
     endpoint = traces_endpoint(arguments.otlp_traces_endpoint)
     given = read_key_hashes(arguments.api_key, file=None, environment=os.environ)
     in_file = {} if arguments.api_key_file is None else read_file_roles(arguments.api_key_file)
-    check_kernels_package()
+    check_packages()
     return CheckedFlags(chat_template, endpoint, given, merge_roles(given, in_file))
 
 

@@ -116,8 +116,8 @@ def _judge(report: Report, *, needs_download: bool) -> None:
         problems.append(model.problem)
     if model is not None and model.has_lm_head and report.serves is not None and report.serves != "text":
         report.serves = f"text, {report.serves}"
-    if host.kernels_problem is not None:
-        problems.append(host.kernels_problem)
+    if host.packages_problem is not None:
+        problems.append(host.packages_problem)
     if report.machine is not None and report.machine.gpus and host.c_compiler is None:
         problems.append("Triton compiles with a C compiler, and there is none: install gcc, or name one in CC.")
     if needs_download:

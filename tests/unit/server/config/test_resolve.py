@@ -1,7 +1,5 @@
 """MODEL becomes a folder that can be served, or one sentence that says why not."""
 
-import importlib.machinery
-import importlib.util
 import json
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 
 from engine.interface.errors import StartupError
 from server.config import model_source as resolve
-from server.config.model_source import DEMO_FOLDER, check_kernels_package, model_facts, resolve_model
+from server.config.model_source import DEMO_FOLDER, model_facts, resolve_model
 
 
 @pytest.fixture
@@ -146,21 +144,6 @@ def test_a_hub_id_becomes_its_snapshot_and_keeps_its_name(folder: Path, monkeypa
     assert not any(
         pattern.endswith((".bin", ".py", "*")) for pattern in asked["allow_patterns"] if pattern != "tokenizer*"
     )
-
-
-def test_our_own_kernels_package_passes() -> None:
-    check_kernels_package()
-
-
-def test_a_foreign_kernels_package_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.machinery.ModuleSpec("kernels", None, origin="/site-packages/kernels/__init__.py")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr(
-        resolve.importlib.metadata, "packages_distributions", lambda: {"kernels": ["quire", "hf-kernels-test"]}
-    )
-    with pytest.raises(StartupError, match="'hf-kernels-test'") as caught:
-        check_kernels_package()
-    assert caught.value.exit_code == 3
 
 
 def test_of_a_hub_repository_that_is_fetched_which_is_read() -> None:
