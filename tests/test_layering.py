@@ -64,6 +64,7 @@ MAY_IMPORT = {
     "engine.rank_process": "engine.core engine.interface engine.startup engine.tensor_parallel",
     "engine.grammar_check_process": "engine.grammar engine.interface",
     "engine.offline": "engine.core engine.interface engine.startup engine.tensor_parallel",
+    "engine.tune": "engine.interface engine.offline engine.startup",
     "engine.startup.head_start": "engine.interface",
     "engine.startup": """engine.core engine.device engine.grammar engine.interface engine.tensor_parallel engine.tiers
         kernels.attention kernels.dispatch kernels.elementwise kernels.ops kernels.precompile models.build models.config
@@ -132,7 +133,10 @@ MAY_IMPORT = {
 }
 # Packages that hold tensors; no other file of server, engine or deploy imports torch, or what imports it
 WITH_TORCH = {"engine.startup", "engine.device", "engine.tensor_parallel", "models", "kernels", "benchmarks"}
-REACHES_TORCH = {"engine.offline": "it is the engine inside the caller's process, which loads the model"}
+REACHES_TORCH = {
+    "engine.offline": "it is the engine inside the caller's process, which loads the model",
+    "engine.tune": "it is a process of its own, which loads the model",
+}
 # Calls that make the host wait for the device, or copy off it; each exception with its reason
 SYNCS = {"item", "tolist", "cpu"}
 SYNC_ALLOWED = {
