@@ -2,18 +2,17 @@
 
 check_folder() checks that the files which engine and tokenizer read exist, so that a wrong folder is one sentence
 at once and not a loader's exception half a minute later. The loader checks the files' contents. Imports
-engine.interface.errors; huggingface_hub when needed.
+engine.interface.errors and server.config.
 """
 
 import json
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.interface.child_process import PROJECT_ROOT
-from engine.interface.errors import StartupError, sentence
+from engine.interface.errors import StartupError
+from server.config.hub_download import Check, download
 from server.config.value_types import UsageError
 
 DEMO_NAME = "quire-demo"
@@ -21,9 +20,6 @@ DEMO_FOLDER = PROJECT_ROOT / "models" / "demo" / "checkpoint"
 _DEMO_NOTE = "a tiny model to try the server with: knows Quire, capitals, small sums; often wrong, not for real work"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer*", "*.model", "merges.txt"]
-# Other formats of the same weights; 1_Pooling/config.json is none of them
-_HUB_SKIPPED = ["[!0-9]*/*", "[0-9]*/*.safetensors", "consolidated*"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -35,9 +31,12 @@ class ResolvedModel(NamedTuple):
     name: str
 
 
-def resolve_model(model: str | None, *, revision: str | None = None, load_format: str = "auto") -> ResolvedModel:
+def resolve_model(
+    model: str | None, *, revision: str | None = None, load_format: str = "auto", check: Check | None = None
+) -> ResolvedModel:
     """Return the folder behind `model`: a folder, a hub id (downloaded now), or None for the built-in demo.
 
+    check: as in download().
     Raises StartupError: exit code 2 when the argument itself is wrong, 3 when what it names cannot be served.
     """
     if model is None:
@@ -47,7 +46,7 @@ def resolve_model(model: str | None, *, revision: str | None = None, load_format
         if folder is not None:
             resolved = ResolvedModel(folder, folder.name or "model")
         else:
-            resolved = ResolvedModel(_download(model, revision), model)
+            resolved = ResolvedModel(download(model, revision, check=check, load_format=load_format), model)
     check_folder(resolved.folder, load_format=load_format)
     return resolved
 
@@ -81,34 +80,6 @@ def local_folder(model: str, *, revision: str | None) -> Path | None:
     if not is_there and not _HUB_ID.fullmatch(model):
         raise UsageError(f"MODEL {model!r} is no folder here, and no hub id either (those have the form owner/name).")
     return path if is_there else None
-
-
-def fetch(download: Callable[[], str], repo_id: str, *, revision: str | None) -> Path:
-    """Run a download from the hub and return its folder. Raises StartupError with one sentence on any failure."""
-    from huggingface_hub import errors, utils
-
-    if not sys.stderr.isatty():
-        utils.disable_progress_bars()
-    where = f"{repo_id}" + (f" at revision {revision}" if revision else "")
-    try:
-        return Path(download())
-    except errors.GatedRepoError as error:
-        raise StartupError(
-            f"{where} is gated: accept its licence on huggingface.co and log in with `hf auth login`."
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise StartupError(f"{where} is neither a local folder nor a repository on the Hugging Face hub.") from error
-    except errors.RevisionNotFoundError as error:
-        raise StartupError(f"{repo_id} has no revision {revision}.") from error
-    except errors.HFValidationError as error:
-        raise UsageError(f"MODEL {repo_id}: not a valid hub id: {sentence(_first_line(error))}") from error
-    except errors.LocalEntryNotFoundError as error:
-        raise StartupError(
-            f"{where} is no local folder, is not in the local cache, and the Hugging Face hub cannot be reached; "
-            "give a folder, or try again online."
-        ) from error
-    except (errors.HfHubHTTPError, OSError) as error:
-        raise StartupError(f"Download of {where} failed: {sentence(_first_line(error))}") from error
 
 
 def _check_weights(folder: Path) -> None:
@@ -155,19 +126,3 @@ def _read_json(path: Path, hint: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise StartupError(f"{path} is not a JSON object.")
     return value
-
-
-def _download(repo_id: str, revision: str | None) -> Path:
-    """Fetch a hub repository's servable files into the local cache, or find them there. Blocks."""
-    import huggingface_hub
-
-    def download() -> str:
-        return huggingface_hub.snapshot_download(
-            repo_id, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIPPED
-        )
-
-    return fetch(download, repo_id, revision=revision)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__

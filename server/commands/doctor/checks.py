@@ -16,10 +16,10 @@ import msgspec
 
 from engine.interface.config import LaunchConfig
 from engine.interface.errors import StartupError
+from server.config.hub_download import fetch
 from server.config.model_source import (
     TOKENIZER_FILES,
     check_folder,
-    fetch,
     has_pickles,
     local_folder,
 )

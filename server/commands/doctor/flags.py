@@ -49,7 +49,7 @@ examples:
 """
 _MOST_USED = {
     "model": ("model", "--quantization", "--kv-cache-dtype"),
-    "memory": ("--gpu-memory", "--gpu-memory-utilization", "--max-model-len", "--tensor-parallel-size"),
+    "memory": ("--gpu-memory", "--gpu-memory-utilization", "--max-model-len"),
     "output": ("--tune", "--json"),
 }
 
@@ -71,7 +71,7 @@ def add_doctor(commands: "argparse._SubParsersAction[AnyParser]", formatter: typ
     add = parser.add_argument
     add("model", nargs="?", type=text, metavar="MODEL", help="folder in Hugging Face layout, or hub id")
     add("--revision", type=text, metavar="REV", help="branch, tag or commit of the hub id")
-    add("--gpu-memory", type=gibibytes, metavar="SIZE", help="plan for a GPU of this size, e.g. 24GiB (this machine's)")
+    add("--gpu-memory", type=gibibytes, metavar="SIZE", help="of another GPU, e.g. 24GiB (this machine's)")
     add("--gpu-memory-utilization", type=share, default=0.9, metavar="F", help="fraction of GPU memory to use (0.9)")
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
     add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once")
@@ -89,7 +89,7 @@ def add_doctor(commands: "argparse._SubParsersAction[AnyParser]", formatter: typ
     add("--pooling", choices=("auto", "last", "mean"), default="auto", metavar="KIND", help="as of quire serve")
     add("--host", type=text, default="127.0.0.1", help="address of the port that is checked (127.0.0.1)")
     add("--port", type=integer(0, 65_535), default=8000, metavar="N", help="port that is checked (8000)")
-    add("--tune", action="store_true", help="measure for up to two minutes, and write the best settings as YAML")
+    add("--tune", action="store_true", help="measure for two minutes, write the best settings")
     add("--output", type=text, default="quire.yaml", metavar="FILE", help="file that --tune writes (quire.yaml)")
     add("--json", action="store_true", help="print everything as JSON")
     add("--debug", action="store_true", help="show tracebacks")
