@@ -21,6 +21,7 @@ from server.commands.bench.run import add_bench
 from server.commands.chat.flags import add_chat
 from server.commands.completion import add_completion
 from server.commands.doctor.flags import add_doctor
+from server.commands.models import add_models
 from server.commands.top.flags import add_top
 from server.config.access_flags import add_access_flags, add_exposure_flags
 from server.config.help_format import HelpFormatter, add_short_help
@@ -128,6 +129,7 @@ def _parser() -> SettingsParser:
     add_chat(commands)
     add_bench(commands, HelpFormatter)
     add_doctor(commands, HelpFormatter)
+    add_models(commands)
     add_batch(commands)
     add_top(commands)
     add_completion(commands, _parser)

@@ -91,7 +91,8 @@ MAY_IMPORT = {
     "models.quantization": """kernels.e2m1 kernels.linear kernels.moe models.errors models.fields models.parallel
         models.weights""",
     "models.weights": "models.errors",
-    "models.registry": """models.architecture models.errors models.registry_experts models.registry_gemma4
+    "models.known": "",
+    "models.registry": """models.architecture models.errors models.known models.registry_experts models.registry_gemma4
         models.registry_hybrid models.registry_latent models.registry_recurrent models.registry_text
         models.registry_vision""",
     "models.registry_experts": "models.architecture",

@@ -48,6 +48,7 @@ def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
         "server/pages/kv/pool.js",
         "engine/process.py",
         "models/llama.py",
+        "models/known_models.json",
         "kernels/attention/torch_ref.py",
         "models/demo/checkpoint/model.safetensors",
         "models/demo/checkpoint/chat_template.jinja",
