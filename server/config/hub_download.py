@@ -120,7 +120,8 @@ def _no_weights(repo_id: str, revision: str | None) -> str:
     others = _files(repo_id, revision, [f"*{suffix}" for suffix in _OTHER_WEIGHTS], ()) or []
     suffixes = sorted({Path(file.filename).suffix for file in others})
     held = f"only {', '.join(f'*{suffix}' for suffix in suffixes)}" if suffixes else "no weights"
-    return f"{repo_id} has {held}, and *.safetensors files alone are read; nothing was downloaded."
+    hint = " GGUF is llama.cpp's format: give the model's own repository." if ".gguf" in suffixes else ""
+    return f"{repo_id} has {held}, and *.safetensors files alone are read; nothing was downloaded.{hint}"
 
 
 def _checked(repo_id: str, folder: Path, check: Check) -> None:

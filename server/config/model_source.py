@@ -13,6 +13,7 @@ from typing import NamedTuple
 from engine.interface.child_process import PROJECT_ROOT
 from engine.interface.errors import StartupError
 from server.config.hub_download import Check, download
+from server.config.known_words import about_model
 from server.config.value_types import UsageError
 
 DEMO_NAME = "quire-demo"
@@ -58,7 +59,7 @@ def model_facts(folder: str) -> dict[str, str]:
 
 def check_folder(folder: Path, *, load_format: str = "auto") -> None:
     """Raise StartupError if config, weights or tokenizer are missing from a model folder."""
-    _read_json(folder / "config.json", "is this a model folder in Hugging Face layout?")
+    _read_json(folder / "config.json", _what_else(folder))
     if load_format != "dummy":
         _check_weights(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
@@ -73,6 +74,10 @@ def local_folder(model: str, *, revision: str | None) -> Path | None:
         path = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"MODEL {model[:200]!r}: {error}.") from error
+    if not is_there and (known := about_model(model)) is not None:
+        raise UsageError(f"MODEL {model[:200]!r}: {known}.")
+    if is_there and model.lower().endswith(".gguf"):
+        raise UsageError(f"MODEL {model}: {about_model(model)}.")
     if is_there and not is_folder:
         raise UsageError(f"MODEL {model} is a file, but a folder in Hugging Face layout is needed.")
     if is_there and revision is not None:
@@ -80,6 +85,21 @@ def local_folder(model: str, *, revision: str | None) -> Path | None:
     if not is_there and not _HUB_ID.fullmatch(model):
         raise UsageError(f"MODEL {model!r} is no folder here, and no hub id either (those have the form owner/name).")
     return path if is_there else None
+
+
+def _what_else(folder: Path) -> str:
+    """Return what a folder without config.json is, as far as its files tell."""
+    if (folder / "model_index.json").is_file():
+        return "it is a diffusion model, which makes pictures; text models are served."
+    if (folder / "adapter_config.json").is_file():
+        return f"it is an adapter: quire serve BASE_MODEL --lora NAME={folder}."
+    if any(folder.glob("*.gguf")):
+        return "it has GGUF files, llama.cpp's format; take the model's own folder with safetensors."
+    if (folder / "params.json").is_file():
+        return "it has its publisher's own format; take the repository in Hugging Face layout."
+    if (folder / "snapshots").is_dir() and folder.name.startswith("models--"):
+        return f"it is a folder of the cache: quire serve {folder.name.removeprefix('models--').replace('--', '/', 1)}."
+    return "is this a model folder in Hugging Face layout?"
 
 
 def _check_weights(folder: Path) -> None:
