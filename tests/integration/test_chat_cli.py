@@ -149,6 +149,7 @@ def test_ctrl_c_leaves_no_line_twice_and_notes_wrap_at_words(env):
     def script(path, body):
         return Reply(404) if body is None else Reply(200, _endless(gone))
 
+    env |= {"COLUMNS": "40"}  # which the environment of the tests may set otherwise
     with scripted_server(script) as server, Terminal("chat", "--url", server.url, env=env, columns=40) as terminal:
         terminal.expect("> ")
         terminal.line("/model other")
