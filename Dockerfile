@@ -40,7 +40,7 @@ RUN /opt/quire/bin/python deploy/docker/requirements.py otel zmq > requirements.
     && /opt/pip/bin/pip --python /opt/quire/bin/python install --prefix /packages -c constraints.txt -r requirements.txt
 
 FROM build AS quire
-COPY README.md LICENSE ./
+COPY README.md LICENSE quire.py ./
 COPY kernels kernels
 COPY models models
 COPY engine engine

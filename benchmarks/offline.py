@@ -126,13 +126,14 @@ def measure_agents(loaded: LoadedEngine, *, runs: int) -> Report:
 
 def format_report(report: Report) -> str:
     """Return a row per workload, and the peak of memory."""
-    rows = [["workload", "requests", "tokens in", "out", "best, s", "tok/s in", "tok/s out", "ms/step", "preempted"]]
+    rows = [["workload", "tok/s out", "tok/s in", "ms/step", "best, s", "requests", "tokens in", "out", "preempted"]]
     drafted: list[str] = []
     for name, result in report["workloads"].items():
         counts = (result["num_requests"], result["num_input_tokens"], result["num_output_tokens"])
-        rates = (result["input_tok_per_s"], result["output_tok_per_s"])
-        numbers = [f"{count:,}" for count in counts] + [f"{result['seconds']:.2f}"] + [f"{rate:,.0f}" for rate in rates]
-        rows.append([name, *numbers, f"{result['ms_per_step']:.3f}", str(result["num_preemptions"])])
+        rates = [f"{rate:,.0f}" for rate in (result["output_tok_per_s"], result["input_tok_per_s"])]
+        times = [f"{result['ms_per_step']:.3f}", f"{result['seconds']:.2f}"]
+        numbers = [f"{count:,}" for count in counts]
+        rows.append([name, *rates, *times, *numbers, str(result["num_preemptions"])])
         if result["num_draft_tokens"]:
             drafted.append(
                 f"{name}: {result['num_accepted_tokens']:,} of {result['num_draft_tokens']:,} drafts accepted"

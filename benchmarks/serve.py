@@ -148,13 +148,14 @@ def make_sweep(runs: Sequence[Report]) -> Report:
 
 
 def format_report(report: Report) -> str:
-    """Format a table, and a line per warning about its reliability."""
+    """Format the throughput, a table of latencies, and at the foot what bears on their reliability."""
     rows = [["", "mean", "median", "p99"]]
     for name in latency.METRICS:
         if f"mean_{name}" in report:
             values = [report[f"{statistic}_{name}"] for statistic in ("mean", "median", "p99")]
             rows.append([name.replace("_ms", "").upper() + ", ms", *(f"{value:,.2f}" for value in values)])
-    return "\n".join([*_headline(report), *([format_table(rows)] if len(rows) > 1 else []), *_warnings(report)])
+    notes = [*_circumstances(report), *_warnings(report)]
+    return "\n".join([*_headline(report), *([format_table(rows)] if len(rows) > 1 else []), *notes])
 
 
 def format_sweep(runs: Sequence[Report]) -> str:
@@ -182,9 +183,9 @@ def _describe_load(config: LoadConfig, num_processes: int) -> str:
 
 def _headline(report: Report) -> list[str]:
     lines = [
-        f"{report['num_completed']} completed, {report['num_failed']} failed in {report['duration_s']:.2f} s",
         f"output {report['output_throughput_tok_per_s']:,.0f} tok/s, input and output "
         f"{report['total_throughput_tok_per_s']:,.0f} tok/s, {report['request_throughput_per_s']:.2f} requests/s",
+        f"{report['num_completed']} completed, {report['num_failed']} failed in {report['duration_s']:.2f} s",
     ]
     if "request_goodput_per_s" in report:
         limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in report["goodput_limits_ms"].items())
@@ -192,10 +193,13 @@ def _headline(report: Report) -> list[str]:
         lines.append(
             f"goodput {report['request_goodput_per_s']:.2f} requests/s, {share:.0%} of the completed ({limits})"
         )
+    return lines
+
+
+def _circumstances(report: Report) -> list[str]:
     peak = report["peak_vram_gib"]
     vram = "not available" if peak is None else f"{peak:.1f} GiB (all GPUs of this host, whoever uses them)"
-    lines.append(f"peak VRAM {vram}; busiest client process {report['client_cpu_share_max']:.0%} of a core")
-    return lines
+    return [f"peak VRAM {vram}; busiest client process {report['client_cpu_share_max']:.0%} of a core"]
 
 
 def _warnings(report: Report) -> list[str]:

@@ -9,6 +9,7 @@ import dataclasses
 
 from models.architecture import Architecture
 from models.errors import ModelError
+from models.known import instead_of
 from models.registry_experts import COHERE_HARMLESS, COHERE_NEUTRAL, EXPERTS, HUNYUAN_HARMLESS, HUNYUAN_NEUTRAL
 from models.registry_gemma4 import GEMMA4
 from models.registry_hybrid import HYBRIDS
@@ -348,7 +349,7 @@ def is_served(name: str) -> bool:
 
 
 def find_architecture(name: str) -> Architecture:
-    """Return an architecture's row; XModel is XForCausalLM without head. Raises ModelError listing supported names.
+    """Return an architecture's row; XModel is XForCausalLM without head. Raises ModelError naming the nearest model.
 
     name: the one in a config.json, or that of a text part (text_part_name).
     """
@@ -359,5 +360,5 @@ def find_architecture(name: str) -> Architecture:
     if name.endswith("Model") and whole in ARCHITECTURES:
         return dataclasses.replace(ARCHITECTURES[whole], has_lm_head=False)
     if name not in ARCHITECTURES:
-        raise ModelError(f"architecture {name!r} is not supported: supported are {', '.join(ARCHITECTURES)}")
+        raise ModelError(f"architecture {name!r} is not supported{instead_of(name)}; quire models lists those that are")
     return ARCHITECTURES[name]

@@ -21,9 +21,11 @@ from server.commands.bench.run import add_bench
 from server.commands.chat.flags import add_chat
 from server.commands.completion import add_completion
 from server.commands.doctor.flags import add_doctor
+from server.commands.models import add_models
 from server.commands.top.flags import add_top
 from server.config.access_flags import add_access_flags, add_exposure_flags
 from server.config.help_format import HelpFormatter, add_short_help
+from server.config.known_words import about_command
 from server.config.serve_flags import (
     add_address_flags,
     add_log_flags,
@@ -75,7 +77,9 @@ def handle_pid1_sigterm() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one `quire` command and return its exit code."""
     handle_pid1_sigterm()
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    _check_command(parser, sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(argv)
     try:
         code = arguments.run(arguments)
         if sys.stdout is not None:  # a daemon's may be closed
@@ -98,6 +102,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve_parser(environment: Mapping[str, str]) -> SettingsParser:
     """Return the parser of `quire serve` alone, whose settings are the model of docs/reference/flags.md."""
     return _add_serve(SettingsParser(prog="quire").add_subparsers(), environment)
+
+
+def _check_command(parser: SettingsParser, argv: Sequence[str]) -> None:
+    """End with a sentence that says what to type instead, if the first word is no command."""
+    commands = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    if argv and not argv[0].startswith("-") and argv[0] not in commands:
+        parser.error(about_command(argv[0], argv[1:], commands))
 
 
 def _end(number: int, _: FrameType | None) -> None:
@@ -128,6 +139,7 @@ def _parser() -> SettingsParser:
     add_chat(commands)
     add_bench(commands, HelpFormatter)
     add_doctor(commands, HelpFormatter)
+    add_models(commands)
     add_batch(commands)
     add_top(commands)
     add_completion(commands, _parser)

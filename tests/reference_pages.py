@@ -2,8 +2,8 @@
 
 Generated: the tables of flags.md (tests/configuration_page.py), metrics.md (METRICS), errors.md (the error classes),
 limits.md (LIMITS and ROUTE_COSTS) and the sampling parameters of api.md (server/api/sampling_fields.py) between their
-markers, the tables of attacks.md (the newest results of make chaos and make soak), and all of api-rules.md (the
-comments `# rule: …` of the tests).
+markers, models-by-name.md with models/known_models.json (tests/known_models.py), the tables of attacks.md (the newest
+results of make chaos and make soak), and all of api-rules.md (the comments `# rule: …` of the tests).
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from server.api.responses.schema import ResponsesBody
 from server.api.sampling_fields import SamplingField, sampling_fields
 from server.api.schemas import ChatBody, CompletionBody
 from server.errors import ClientGone, DeadlineExceeded, HttpError, MethodNotAllowed
-from tests import configuration_page
+from tests import configuration_page, known_models
 from tests.chaos.__main__ import ACTS, Row
 from tests.chaos.__main__ import table as attacks_table
 from tests.soak.__main__ import Kind, process_table, request_table
@@ -280,12 +280,23 @@ def _run_rows(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"- [results/{report['file']}](../../benchmarks/results/{report['file']})"
 
 
+def known_page() -> str:
+    """Return what docs/reference/models-by-name.md should be."""
+    text = (REFERENCE / "models-by-name.md").read_text(encoding="utf-8")
+    names = ("model", "parameters", "bf16", "fp8", "int4", "KV", "note", "command")
+    text = _between(text, "served", [_row(names), "|---|---:|---:|---:|---:|---:|---|---|", *known_models.known_rows()])
+    names = ("model", "why", "the nearest that is served")
+    return _between(text, "unserved", [_row(names), "|---|---|---|", *known_models.unserved_rows()])
+
+
 PAGES: dict[Path, Callable[[], str]] = {
     configuration_page.PAGE: configuration_page.page,
     REFERENCE / "metrics.md": metrics_page,
     REFERENCE / "errors.md": errors_page,
     REFERENCE / "api.md": api_page,
     REFERENCE / "limits.md": limits_page,
+    REFERENCE / "models-by-name.md": known_page,
+    ROOT / "models" / "known_models.json": known_models.known_json,
     REFERENCE / "api-rules.md": rules_page,
     REFERENCE / "attacks.md": attacks_page,
 }

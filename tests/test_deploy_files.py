@@ -68,10 +68,14 @@ def test_constraints_leave_to_torch_what_torch_pins() -> None:
 
 def test_every_package_of_ours_is_copied_into_the_image() -> None:
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
-    for name in (pattern.rstrip("*") for pattern in packages["find"]["include"] if not pattern.startswith("deploy")):
+    shipped = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    packages = shipped["packages"]["find"]["include"]
+    for name in (pattern.rstrip("*") for pattern in packages if not pattern.startswith("deploy")):
         assert f"COPY {name} {name}\n" in DOCKERFILE
         assert f"!{name}" in ignored
+    for name in shipped["py-modules"]:
+        assert re.search(rf"(?m)^COPY .*\b{name}\.py .*\./$", DOCKERFILE)
+        assert f"!{name}.py" in ignored
 
 
 def test_every_variable_that_the_files_name_is_a_setting() -> None:

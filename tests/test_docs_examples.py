@@ -43,7 +43,9 @@ def test_every_import_of_ours_in_an_example_exists() -> None:
         (page, node.module, alias.name)
         for page, code in blocks("python")
         for node in ast.walk(ast.parse(code))
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ("engine", "server")
+        if isinstance(node, ast.ImportFrom)
+        and node.module
+        and node.module.split(".")[0] in ("engine", "server", "quire")
         for alias in node.names
     ]
     assert names

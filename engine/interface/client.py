@@ -1,7 +1,7 @@
 """EngineClient: the interface through which the server uses the engine. Plain asyncio; never torch.
 
-SocketEngineClient implements it with one connection per HTTP worker, and reconnects after an engine restart.
-tests/support/fakes.py has an implementation without processes.
+SocketEngineClient implements it with one connection per HTTP worker, and reconnects after an engine restart;
+server/local/engine.py in the engine's own process; tests/support/fakes.py without an engine.
 Life of a request: submit() registers a mailbox under its request_id and sends AddRequest. StepEvents fill the mailbox;
 outputs that the reader has not taken yet are merged. The last output, an error or the end of the iteration removes it.
 """
@@ -98,7 +98,7 @@ class SocketEngineClient:
         self._path = path
         self._ready: EngineReady | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._mailboxes = Mailboxes()
         self._task: asyncio.Task[None] | None = None
         self._kv: asyncio.Future[KvSnapshot] | None = None  # the pending request for a snapshot
         self._is_full = False
@@ -124,24 +124,11 @@ class SocketEngineClient:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._greeted.wait(), timeout_s)
 
-    async def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+    def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """See EngineClient.submit."""
-        writer = self._serving_writer()
-        if self._is_full:
-            raise Overloaded(QUEUE_IS_FULL)
-        mailbox = self._mailboxes[request.request_id] = _Mailbox()
-        writer.write(encode_frame(request))
-        try:
-            while True:
-                output = await mailbox.get()
-                if output.finish_reason is not None:
-                    self._mailboxes.pop(request.request_id, None)
-                yield output
-                if output.finish_reason is not None:
-                    return
-        finally:
-            if self._mailboxes.pop(request.request_id, None) is not None:
-                self.abort(request.request_id)
+        return self._mailboxes.outputs(
+            request.request_id, send=lambda: self._send(request), abort=lambda: self.abort(request.request_id)
+        )
 
     def abort(self, request_id: str, *, reason: str = "abort") -> None:
         """See EngineClient.abort."""
@@ -164,6 +151,12 @@ class SocketEngineClient:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         self._disconnected(_shutting_down)
+
+    def _send(self, request: AddRequest) -> None:
+        writer = self._serving_writer()
+        if self._is_full:
+            raise Overloaded(QUEUE_IS_FULL)
+        writer.write(encode_frame(request))
 
     def _serving_writer(self) -> asyncio.StreamWriter:
         """Return the connection to an engine that serves. Raises ShuttingDown or EngineDead."""
@@ -196,21 +189,15 @@ class SocketEngineClient:
         self._writer = self._ready = None
         self._greeted.clear()
         self._is_full = False
-        mailboxes, self._mailboxes = self._mailboxes, {}
-        for mailbox in mailboxes.values():
-            mailbox.fail(make_error())
+        self._mailboxes.fail_all(make_error)
         kv, self._kv = self._kv, None
         if kv is not None:
             kv.set_exception(make_error())
             kv.exception()  # mark it as retrieved: the caller may have been cancelled
 
     def _dispatch(self, message: FromEngine, now: float) -> None:
-        if isinstance(message, StepEvents):
-            self._dispatch_step(message, now)
-        elif isinstance(message, RequestFailed):
-            mailbox = self._mailboxes.pop(message.request_id, None)
-            if mailbox is not None:
-                mailbox.fail(error_from_code(message.code, message.message, message.param))
+        if isinstance(message, StepEvents | RequestFailed):
+            self._mailboxes.deliver(message, now)
         elif isinstance(message, QueueState):
             self._is_full = message.is_full
         elif isinstance(message, KvSnapshot):
@@ -221,12 +208,63 @@ class SocketEngineClient:
             self._ready = message
             self._greeted.set()
 
-    def _dispatch_step(self, events: StepEvents, now: float) -> None:
+
+def _engine_dead() -> EngineDead:
+    return EngineDead("The engine stopped while it served this request; it is being restarted.")
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("The server is shutting down and cannot finish this request.")
+
+
+class Mailboxes:
+    """The unread outputs of the open requests of one client, by request id."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, _Mailbox] = {}
+
+    async def outputs(
+        self, request_id: str, *, send: Callable[[], object], abort: Callable[[], object]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Send a request and iterate over its outputs, as EngineClient.submit; an early end calls abort.
+
+        send: raises if the request cannot be sent; then there is nothing to abort.
+        """
+        send()
+        mailbox = self._by_id[request_id] = _Mailbox()
+        try:
+            while True:
+                output = await mailbox.get()
+                if output.finish_reason is not None:
+                    self._by_id.pop(request_id, None)
+                yield output
+                if output.finish_reason is not None:
+                    return
+        finally:
+            if self._by_id.pop(request_id, None) is not None:
+                abort()
+
+    def fail_all(self, make_error: Callable[[], ServiceError]) -> None:
+        """End every open request with an error of its own."""
+        mailboxes, self._by_id = self._by_id, {}
+        for mailbox in mailboxes.values():
+            mailbox.fail(make_error())
+
+    def deliver(self, message: StepEvents | RequestFailed, now: float) -> None:
+        """Hand on what the engine sent; now: time.monotonic()."""
+        if isinstance(message, StepEvents):
+            self._deliver_step(message, now)
+            return
+        mailbox = self._by_id.pop(message.request_id, None)
+        if mailbox is not None:
+            mailbox.fail(error_from_code(message.code, message.message, message.param))
+
+    def _deliver_step(self, events: StepEvents, now: float) -> None:
         started = {entry.row: entry for entry in events.started}
         finished = {entry.row: entry for entry in events.finished}
         # Most rows of most steps have tokens alone
         with_more = {*started, *finished, *events.logprobs, *events.prompt_logprobs, *events.embeddings}
-        mailboxes, token_ids, start = self._mailboxes, events.token_ids, 0
+        mailboxes, token_ids, start = self._by_id, events.token_ids, 0
         for row, (request_id, num_tokens) in enumerate(zip(events.request_ids, events.num_tokens, strict=True)):
             end = start + num_tokens
             mailbox = mailboxes.get(request_id)
@@ -244,14 +282,6 @@ class SocketEngineClient:
                     output.finish_reason, output.stop_token_id = finished[row].reason, finished[row].stop_token_id
                 mailbox.put(output)
             start = end
-
-
-def _engine_dead() -> EngineDead:
-    return EngineDead("The engine stopped while it served this request; it is being restarted.")
-
-
-def _shutting_down() -> ShuttingDown:
-    return ShuttingDown("The server is shutting down and cannot finish this request.")
 
 
 class _Mailbox:

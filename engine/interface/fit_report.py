@@ -21,6 +21,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory: int | None = None  # memory of a hypothetical GPU
     gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_decode_step_tokens: int | None = None
+    block_size: int | None = None
+    kv_cache_memory_bytes: int | None = None
     num_gpus: int = 1  # number of GPUs that share the model
     is_expert_parallel: bool = False
 

@@ -1,7 +1,7 @@
 """Formats sizes and counts as readable text. Imports nothing; never torch."""
 
-GIB = 1024**3
-_UNITS = (("GiB", GIB), ("MiB", 1024**2), ("KiB", 1024))
+GIB, MIB = 1024**3, 1024**2
+_UNITS = (("GiB", GIB), ("MiB", MIB), ("KiB", 1024))
 
 
 def format_size(num_bytes: int) -> str:

@@ -151,3 +151,11 @@ def _resolve_kind(name: str) -> torch.device:
 def _first_sentence(text: str) -> str:
     text = text.strip().partition("\n")[0].partition(". ")[0].removesuffix(".")
     return text.removeprefix("CUDA initialization: ")
+
+
+def gpu_bytes(device: torch.device, *, size: int) -> int | None:
+    """Return the memory of the smallest of the CUDA devices of `size` ranks; None for another kind of device."""
+    if device.type != "cuda":
+        return None
+    indices = range(size) if size > 1 else (device.index or 0,)
+    return min(int(torch.cuda.get_device_properties(index).total_memory) for index in indices)

@@ -24,7 +24,7 @@ from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError, phrase_as_sentence, sentence
 from engine.interface.fit_report import Ask, Diagnosis, Gpu, LayersReport, Machine, ModelReport, Room, Stored
-from engine.startup.device_choice import resolve_device, resolve_dtype, resolve_kv_dtype, why_no_cuda
+from engine.startup.device_choice import gpu_bytes, resolve_device, resolve_dtype, resolve_kv_dtype, why_no_cuda
 from engine.startup.limits import choose_limits
 from engine.startup.load import BACKENDS
 from engine.startup.setup import Setup
@@ -90,6 +90,11 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
         kv_cache_dtype=ask.kv_cache_dtype,
         quantization=ask.quantization,
         max_model_len=ask.max_model_len,
+        max_num_seqs=ask.max_num_seqs,
+        max_num_batched_tokens=ask.max_num_batched_tokens,
+        max_decode_step_tokens=ask.max_decode_step_tokens,
+        block_size=ask.block_size,
+        kv_cache_memory_bytes=ask.kv_cache_memory_bytes,
         gpu_memory_utilization=ask.gpu_memory_utilization,
     )
     device = resolve_device(ask.device, size=ask.num_gpus) if ask.gpu_memory is None else torch.device("cuda")
@@ -101,7 +106,7 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
     report.stored = _stored(folder, model)
     tp = TensorParallel(size=ask.num_gpus, is_expert_parallel=ask.is_expert_parallel)
     model.check_tensor_parallel(tp.size, is_expert_parallel=tp.is_expert_parallel)
-    limits = choose_limits(config, is_cuda=device.type == "cuda")
+    limits = choose_limits(config, gpu_bytes=ask.gpu_memory or gpu_bytes(device, size=ask.num_gpus))
     backend = _backend(model.share_of_rank(tp.size), dtype, device, kv_dtype=kv_dtype)
     setup = Setup(config, model, device, dtype, kv_dtype, limits, backend, CompilerLoader(folder), tp=tp)
     report.weights, report.kv_bytes_per_token = setup.weight_bytes, model.kv_bytes_per_token(tp.size, setup.kv_dtype)

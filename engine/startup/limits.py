@@ -9,15 +9,20 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.device.memory import GIB
+from engine.device.cuda_graph import GROUPED_TOKEN_SIZES, graph_sizes, grouped_sizes, mixed_shapes
 from engine.interface.config import EngineConfig, SharingRates
 from engine.interface.errors import StartupError
+from engine.interface.units import GIB, MIB
 from models.config.model_config import ModelConfig
 from models.config.size import attention_values_per_token, mlp_values_per_token
 
 _MANY_SAMPLES = 256  # positions of a step
-# Memory of the graphs on a GPU, about 10 MiB each, also of those that are captured when the engine is idle
-_GRAPHS_BYTES = GIB
+# Memory of a graph on a GPU: about 10 MiB, and a reserve. Those that are captured when the engine is idle count, too
+_GRAPH_BYTES = 14 * MIB
+# Requests at once and tokens of a step by the GPU's memory, the largest first: a step's memory is not the KV cache's.
+# Steps of 8,192 tokens have 1 % more throughput than those of 2,048 (docs/explanation/performance.md)
+_BY_MEMORY = ((40 * GIB, 256, 8192), (12 * GIB, 128, 2048), (0, 32, 1024))
+_ON_CPU = (64, 512)
 # Of grouped decode rows on an H100 (benchmarks/notes.md): reading shared keys and values again, which come from L2, at
 # 6 to 9 TB/s; products of the shared pass; pass and merge in each layer; the kernels that group a step's rows; one more
 # group there; and the pieces of shared keys, for each of which a row stores, then reads an output in float32
@@ -37,10 +42,16 @@ class Limits:
     max_num_samples: int | None = None  # maximum sampled positions of a step with drafts; None: no drafts
 
 
-def choose_limits(config: EngineConfig, *, is_cuda: bool) -> Limits:
-    """Return the limits, with defaults where the user set none. Raises StartupError for incompatible limits."""
-    num_seqs = config.max_num_seqs or min(256 if is_cuda else 64, config.max_num_batched_tokens or 256)
-    batched = config.max_num_batched_tokens or max(8192 if is_cuda else 512, num_seqs)
+def choose_limits(config: EngineConfig, *, gpu_bytes: int | None) -> Limits:
+    """Return the limits, with defaults where the user set none. Raises StartupError for incompatible limits.
+
+    gpu_bytes: the memory of the smallest CUDA device; None: another device.
+    """
+    usual_seqs, usual_tokens = _ON_CPU
+    if gpu_bytes is not None:
+        usual_seqs, usual_tokens = next((seqs, tokens) for least, seqs, tokens in _BY_MEMORY if gpu_bytes >= least)
+    num_seqs = config.max_num_seqs or min(usual_seqs, config.max_num_batched_tokens or 256)
+    batched = config.max_num_batched_tokens or max(usual_tokens, num_seqs)
     for flag, tokens in (
         ("--max-num-batched-tokens", batched),
         ("--max-decode-step-tokens", config.max_decode_step_tokens or batched),
@@ -75,7 +86,15 @@ def step_bytes(
     latent = model.latent_sizes
     longest = min(model.max_context_len, max_model_len or model.max_context_len)
     latents = 0 if latent is None else latent.step_bytes(longest, dtype.itemsize)
-    return 2 * limits.max_num_batched_tokens * widest * dtype.itemsize + logits + dense + latents + _GRAPHS_BYTES
+    activations = 2 * limits.max_num_batched_tokens * widest * dtype.itemsize
+    return activations + logits + dense + latents + _num_graphs(limits) * _GRAPH_BYTES
+
+
+def _num_graphs(limits: Limits) -> int:
+    """Return the most graphs that are captured under these limits."""
+    shapes = mixed_shapes(limits.max_num_seqs, limits.max_num_batched_tokens, max_num_samples=limits.max_num_samples)
+    grouped = len(grouped_sizes(limits.max_num_seqs)) + len(GROUPED_TOKEN_SIZES)
+    return len(graph_sizes(limits.max_num_seqs)) + len(shapes) + grouped
 
 
 def sharing_rates(model: ModelConfig, kv_dtype: torch.dtype) -> SharingRates | None:

@@ -29,6 +29,7 @@ from engine.interface.errors import StartupError
 from engine.startup.adapters import open_adapters
 from engine.startup.device_choice import (
     SMALL_PARAMETERS,
+    gpu_bytes,
     resolve_device,
     resolve_dtype,
     resolve_kv_dtype,
@@ -258,7 +259,7 @@ def _decide(config: EngineConfig, *, rank: int) -> Setup:
     elif device.type == "cpu" and tp.size > 1:
         torch.set_num_threads(max(torch.get_num_threads() // tp.size, 1))
     backend = _select_backend(config, model, dtype, device, kv_dtype=kv_dtype)
-    limits = choose_limits(config, is_cuda=device.type == "cuda")
+    limits = choose_limits(config, gpu_bytes=gpu_bytes(device, size=tp.size))
     most = max_step_tokens(limits.max_num_seqs, limits.max_num_batched_tokens)
     adapters = open_adapters(config, model, max_step_tokens=most, dtype=dtype, device=device, tp=tp)
     loader = CompilerLoader(Path(config.model))

@@ -115,8 +115,10 @@ class Setup:
 
     def limited_to(self, max_num_seqs: int) -> Setup:
         """Return this setup for at most max_num_seqs requests at once."""
-        config = msgspec.structs.replace(self.config, max_num_seqs=max_num_seqs)
-        return dataclasses.replace(self, limits=choose_limits(config, is_cuda=self.device.type == "cuda"))
+        config = msgspec.structs.replace(
+            self.config, max_num_seqs=max_num_seqs, max_num_batched_tokens=self.limits.max_num_batched_tokens
+        )
+        return dataclasses.replace(self, limits=choose_limits(config, gpu_bytes=None))
 
     def with_max_model_len(self, max_model_len: int) -> Setup:
         """Return this setup for requests of at most max_model_len tokens."""

@@ -41,8 +41,19 @@ def _run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     import shtab
 
     _name_files(parser)
-    print(shtab.complete(parser, arguments.shell))
+    print(_without_advice(shtab.complete(parser, arguments.shell)), end="")
     return 0
+
+
+def _without_advice(script: str) -> str:
+    """Return a script without shtab's comment on where to put it, which differs from this command's --help."""
+    first, rest = script.partition("\n")[::2]
+    kept = f"{first}\n\n" if first.startswith("#compdef") else ""
+    lines = (rest if kept else script).splitlines(keepends=True)
+    start = next(i for i, line in enumerate(lines) if line.strip() and not line.startswith("#"))
+    while start > 0 and lines[start - 1].strip():  # comments right above the first line of code are about it
+        start -= 1
+    return kept + "".join(lines[start:]).rstrip("\n") + "\n"
 
 
 def _name_files(parser: argparse.ArgumentParser) -> None:

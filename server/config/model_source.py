@@ -2,20 +2,18 @@
 
 check_folder() checks that the files which engine and tokenizer read exist, so that a wrong folder is one sentence
 at once and not a loader's exception half a minute later. The loader checks the files' contents. Imports
-engine.interface.errors; huggingface_hub when needed.
+engine.interface.errors and server.config.
 """
 
-import importlib.metadata
-import importlib.util
 import json
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.interface.child_process import PROJECT_ROOT
-from engine.interface.errors import StartupError, sentence
+from engine.interface.errors import StartupError
+from server.config.hub_download import Check, download
+from server.config.known_words import about_model
 from server.config.value_types import UsageError
 
 DEMO_NAME = "quire-demo"
@@ -23,9 +21,6 @@ DEMO_FOLDER = PROJECT_ROOT / "models" / "demo" / "checkpoint"
 _DEMO_NOTE = "a tiny model to try the server with: knows Quire, capitals, small sums; often wrong, not for real work"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer*", "*.model", "merges.txt"]
-# Other formats of the same weights; 1_Pooling/config.json is none of them
-_HUB_SKIPPED = ["[!0-9]*/*", "[0-9]*/*.safetensors", "consolidated*"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -37,9 +32,12 @@ class ResolvedModel(NamedTuple):
     name: str
 
 
-def resolve_model(model: str | None, *, revision: str | None = None, load_format: str = "auto") -> ResolvedModel:
+def resolve_model(
+    model: str | None, *, revision: str | None = None, load_format: str = "auto", check: Check | None = None
+) -> ResolvedModel:
     """Return the folder behind `model`: a folder, a hub id (downloaded now), or None for the built-in demo.
 
+    check: as in download().
     Raises StartupError: exit code 2 when the argument itself is wrong, 3 when what it names cannot be served.
     """
     if model is None:
@@ -49,7 +47,7 @@ def resolve_model(model: str | None, *, revision: str | None = None, load_format
         if folder is not None:
             resolved = ResolvedModel(folder, folder.name or "model")
         else:
-            resolved = ResolvedModel(_download(model, revision), model)
+            resolved = ResolvedModel(download(model, revision, check=check, load_format=load_format), model)
     check_folder(resolved.folder, load_format=load_format)
     return resolved
 
@@ -61,28 +59,11 @@ def model_facts(folder: str) -> dict[str, str]:
 
 def check_folder(folder: Path, *, load_format: str = "auto") -> None:
     """Raise StartupError if config, weights or tokenizer are missing from a model folder."""
-    _read_json(folder / "config.json", "is this a model folder in Hugging Face layout?")
+    _read_json(folder / "config.json", _what_else(folder))
     if load_format != "dummy":
         _check_weights(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise StartupError(f"No tokenizer in {folder}: tokenizer.json (or tokenizer.model) is missing.")
-
-
-def check_kernels_package() -> None:
-    """Refuse to start when the top-level package `kernels` is not Quire's own.
-
-    Hugging Face ships a PyPI distribution with a package of the same name; served from there, nothing would work.
-    """
-    spec = importlib.util.find_spec("kernels")
-    origin = Path(spec.origin).resolve() if spec is not None and spec.origin else None
-    if origin == PROJECT_ROOT / "kernels" / "__init__.py":
-        return
-    distributions = [d for d in importlib.metadata.packages_distributions().get("kernels", []) if d != "quire"]
-    culprit = f"distribution {distributions[0]!r}" if distributions else f"{origin}"
-    raise StartupError(
-        f"The package `kernels` is taken by {culprit}, not by Quire: "
-        f"uninstall it (pip uninstall {distributions[0] if distributions else 'kernels'}) or use a fresh environment."
-    )
 
 
 def local_folder(model: str, *, revision: str | None) -> Path | None:
@@ -93,6 +74,10 @@ def local_folder(model: str, *, revision: str | None) -> Path | None:
         path = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"MODEL {model[:200]!r}: {error}.") from error
+    if not is_there and (known := about_model(model)) is not None:
+        raise UsageError(f"MODEL {model[:200]!r}: {known}.")
+    if is_there and model.lower().endswith(".gguf"):
+        raise UsageError(f"MODEL {model}: {about_model(model)}.")
     if is_there and not is_folder:
         raise UsageError(f"MODEL {model} is a file, but a folder in Hugging Face layout is needed.")
     if is_there and revision is not None:
@@ -102,32 +87,19 @@ def local_folder(model: str, *, revision: str | None) -> Path | None:
     return path if is_there else None
 
 
-def fetch(download: Callable[[], str], repo_id: str, *, revision: str | None) -> Path:
-    """Run a download from the hub and return its folder. Raises StartupError with one sentence on any failure."""
-    from huggingface_hub import errors, utils
-
-    if not sys.stderr.isatty():
-        utils.disable_progress_bars()
-    where = f"{repo_id}" + (f" at revision {revision}" if revision else "")
-    try:
-        return Path(download())
-    except errors.GatedRepoError as error:
-        raise StartupError(
-            f"{where} is gated: accept its licence on huggingface.co and log in with `hf auth login`."
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise StartupError(f"{where} is neither a local folder nor a repository on the Hugging Face hub.") from error
-    except errors.RevisionNotFoundError as error:
-        raise StartupError(f"{repo_id} has no revision {revision}.") from error
-    except errors.HFValidationError as error:
-        raise UsageError(f"MODEL {repo_id}: not a valid hub id: {sentence(_first_line(error))}") from error
-    except errors.LocalEntryNotFoundError as error:
-        raise StartupError(
-            f"{where} is no local folder, is not in the local cache, and the Hugging Face hub cannot be reached; "
-            "give a folder, or try again online."
-        ) from error
-    except (errors.HfHubHTTPError, OSError) as error:
-        raise StartupError(f"Download of {where} failed: {sentence(_first_line(error))}") from error
+def _what_else(folder: Path) -> str:
+    """Return what a folder without config.json is, as far as its files tell."""
+    if (folder / "model_index.json").is_file():
+        return "it is a diffusion model, which makes pictures; text models are served."
+    if (folder / "adapter_config.json").is_file():
+        return f"it is an adapter: quire serve BASE_MODEL --lora NAME={folder}."
+    if any(folder.glob("*.gguf")):
+        return "it has GGUF files, llama.cpp's format; take the model's own folder with safetensors."
+    if (folder / "params.json").is_file():
+        return "it has its publisher's own format; take the repository in Hugging Face layout."
+    if (folder / "snapshots").is_dir() and folder.name.startswith("models--"):
+        return f"it is a folder of the cache: quire serve {folder.name.removeprefix('models--').replace('--', '/', 1)}."
+    return "is this a model folder in Hugging Face layout?"
 
 
 def _check_weights(folder: Path) -> None:
@@ -174,19 +146,3 @@ def _read_json(path: Path, hint: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise StartupError(f"{path} is not a JSON object.")
     return value
-
-
-def _download(repo_id: str, revision: str | None) -> Path:
-    """Fetch a hub repository's servable files into the local cache, or find them there. Blocks."""
-    import huggingface_hub
-
-    def download() -> str:
-        return huggingface_hub.snapshot_download(
-            repo_id, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIPPED
-        )
-
-    return fetch(download, repo_id, revision=revision)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__

@@ -6,6 +6,7 @@ them.
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,9 @@ import msgspec
 
 from engine.interface.config import EngineConfig, LoraSource, ServerConfig
 from server.config.api_keys import merge_roles, read_file_roles, read_key_hashes
-from server.config.model_source import check_kernels_package, resolve_model
+from server.config.fit_check import check_fits
+from server.config.model_source import resolve_model
+from server.config.packages import check_packages
 from server.config.serve_flags import (
     check_kv_events,
     is_expert_parallel,
@@ -60,7 +63,7 @@ def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
     endpoint = traces_endpoint(arguments.otlp_traces_endpoint)
     given = read_key_hashes(arguments.api_key, file=None, environment=os.environ)
     in_file = {} if arguments.api_key_file is None else read_file_roles(arguments.api_key_file)
-    check_kernels_package()
+    check_packages()
     return CheckedFlags(chat_template, endpoint, given, merge_roles(given, in_file))
 
 
@@ -71,7 +74,12 @@ def find_model(
 
     allowed_hosts: as ServerConfig.allowed_hosts.
     """
-    model = resolve_model(arguments.model, revision=arguments.revision, load_format=arguments.load_format)
+    model = resolve_model(
+        arguments.model,
+        revision=arguments.revision,
+        load_format=arguments.load_format,
+        check=partial(check_fits, arguments),
+    )
     load_embedding_model(model.folder, pooling=arguments.pooling)  # what it refuses must not cost a load
     names = arguments.served_model_name or [model.name]
     loras = resolve_loras(arguments.lora, served_model_names=names)

@@ -108,12 +108,17 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     """Add the flags of memory and batching."""
     add = group.add_argument
     add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length in tokens")
-    add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once (256 on cuda, else 64)")
+    add(
+        "--max-num-seqs",
+        type=integer(1, 16_384),
+        metavar="N",
+        help="requests at once (32 to 256, by the memory)",
+    )
     add(
         "--max-num-batched-tokens",
         type=integer(1, 32_768),
         metavar="N",
-        help="tokens computed per step (8192 on cuda, else 512)",
+        help="tokens computed per step (8192 on GPUs from 40 GiB, 2048, 1024 below 12; else 512)",
     )
     decode_step_tokens = add(
         "--max-decode-step-tokens",

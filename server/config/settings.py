@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from engine.interface.errors import StartupError
+from server.config.known_words import about_flag
 from server.config.setting import COMMAND_LINE, DEFAULT, VARIABLE_PREFIX, FlagAlias, Setting, nearest
 from server.config.value_types import UsageError, boolean
 
@@ -65,6 +66,8 @@ class SettingsParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """See ArgumentParser; nothing is left over."""
+        if self.settings and not self._place and args is not None:
+            self._check_words(args)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:  # said here and not by the outermost parser, which knows neither the command nor its flags
             flag = next((word for word in unknown if word.startswith("-")), "").partition("=")[0]
@@ -77,6 +80,16 @@ class SettingsParser(argparse.ArgumentParser):
             except StartupError as error:
                 self.error(error.message.removesuffix("."))
         return found, unknown
+
+    def _check_words(self, args: Sequence[str]) -> None:
+        """End with a sentence at the first flag of another server: argparse would take -hf for -h with a value."""
+        for word in args:
+            if word == "--":
+                return
+            if word.startswith("-"):
+                sentence = about_flag(word.partition("=")[0], self._option_string_actions)
+                if sentence is not None:
+                    self.error(sentence)
 
     def _nearest_flag(self, flag: str) -> str:
         """Return the flag that may have been meant, as the end of a sentence; for an old name its current one."""

@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from engine.interface.errors import ServiceError
+from server.config.known_words import about_route
 from server.errors import MalformedBody, MethodNotAllowed, NotFound
 
 _MAX_SHOWN_CHARS = 200
@@ -45,6 +46,9 @@ class RouteGuide:
         """Return the error for a bare status of Starlette's router."""
         path = scope["path"][:_MAX_SHOWN_CHARS]
         if status == 404:
+            known = about_route(path)
+            if known is not None:
+                return NotFound(f"There is no route {path}: {known}.")
             right = self._right_path(scope)
             return NotFound(f"There is no route {path}" + (f": it is {right} on this server." if right else "."))
         if status == 405:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ import pytest
 from tests.support.daemon import ROOT, Daemon, wait_for
 from tests.support.scripted_server import Reply, scripted_server
 from tests.support.terminal import CTRL_C, CTRL_D, Terminal
+
+NOT_SERVED = "The server has scripted, not 'other'. Another model needs another server: /exit, then quire chat MODEL."
 
 
 @pytest.fixture
@@ -138,6 +141,28 @@ def test_a_stopped_answer_ends_its_request_and_stays_in_the_chat(env):
         roles = [message["role"] for message in server.asked[-1]["messages"]]
         assert roles == ["user", "assistant", "user"]
         assert "word word" in server.asked[-1]["messages"][1]["content"]
+
+
+def test_ctrl_c_leaves_no_line_twice_and_notes_wrap_at_words(env):
+    gone = threading.Event()
+
+    def script(path, body):
+        return Reply(404) if body is None else Reply(200, _endless(gone))
+
+    env |= {"COLUMNS": "40"}  # which the environment of the tests may set otherwise
+    with scripted_server(script) as server, Terminal("chat", "--url", server.url, env=env, columns=40) as terminal:
+        terminal.expect("> ")
+        terminal.line("/model other")
+        terminal.expect("The server has scripted, not 'other'")
+        terminal.line("first?")
+        terminal.expect("word word")
+        terminal.send("typed ahead" + CTRL_C)
+        terminal.expect("stopped")
+        terminal.expect("> ")
+        answer = terminal.text.rpartition("first?")[2]
+        assert "^C" not in answer  # shown where a redraw is to begin, it would leave a line behind
+        shown = "\n".join(line.rstrip() for line in terminal.text.splitlines())
+        assert "\n".join(textwrap.wrap(NOT_SERVED, 40)) in shown
 
 
 def _endless(gone: threading.Event) -> Iterator[bytes]:

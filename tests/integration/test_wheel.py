@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
     for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "quire.py"):
         shutil.copy(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     subprocess.run([*pip, str(source)], check=True, capture_output=True, timeout=120)
@@ -36,6 +37,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for name in (
+        "quire.py",
         "server/cli.py",
         "server/http/routes/generate.py",
         "server/pages/docs/page.html",
@@ -48,6 +50,7 @@ def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
         "server/pages/kv/pool.js",
         "engine/process.py",
         "models/llama.py",
+        "models/known_models.json",
         "kernels/attention/torch_ref.py",
         "models/demo/checkpoint/model.safetensors",
         "models/demo/checkpoint/chat_template.jinja",
@@ -57,7 +60,7 @@ def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
         "deploy/ray/quire.yaml",
     ):
         assert name in names
-    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == set(PACKAGES)
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {*PACKAGES, "quire.py"}
 
 
 def test_the_wheel_has_the_demo_checkpoint_without_its_corpus_and_training(wheel: Path) -> None:
@@ -108,3 +111,38 @@ def test_the_installed_console_script_serves_the_demo(wheel: Path, tmp_path: Pat
         assert answer.json()["usage"]["completion_tokens"] <= 3
         engine = Path(f"/proc/{daemon.child('engine.process')}/cwd") if sys.platform == "linux" else None
         assert engine is None or engine.resolve() == site
+
+
+LIBRARY = """
+from quire import LLM
+llm = LLM(device="cpu")
+print(llm.chat("What is a quire?", temperature=0))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("form", ["wheel", "checkout", "uv"])
+def test_one_line_installs_it_in_a_fresh_environment(wheel: Path, tmp_path: Path, form: str) -> None:
+    """With all that it needs, from the package index: minutes. Then the command and the library work from anywhere."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    bin_folder, python = tmp_path / "venv" / "bin", tmp_path / "venv" / "bin" / "python"
+    if form == "uv":
+        uv = shutil.which("uv")
+        if uv is None:
+            pytest.skip("needs uv")
+        env |= {"UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
+        bin_folder, python = tmp_path / "bin", tmp_path / "tools" / "quire" / "bin" / "python"
+        install = [uv, "tool", "install", "--python", sys.executable, str(wheel.parent / "source")]
+    else:
+        subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, env=env, timeout=120)
+        install = [str(python), "-m", "pip", "install", str(wheel if form == "wheel" else wheel.parent / "source")]
+    done = subprocess.run(install, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=1800)
+    if done.returncode != 0 and any(word in done.stderr for word in ("NewConnectionError", "dns error")):
+        pytest.skip("needs a package index")
+    assert done.returncode == 0, done.stderr
+    version = subprocess.run([bin_folder / "quire", "--version"], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert version.stdout.startswith("quire ")
+    doctor = subprocess.run([bin_folder / "quire", "doctor"], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert "Yes: This machine is ready" in doctor.stdout
+    used = subprocess.run([python, "-c", LIBRARY], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "gathering of pages" in used.stdout, used.stderr

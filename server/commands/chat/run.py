@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         chat_server(arguments, sys.stderr) as (endpoint, model),
         make_client(endpoint, timeout_s=_SILENCE_S) as client,
     ):
-        session = Session(model, system=arguments.system, settings=settings)
+        session = Session(model, system=arguments.system, settings=settings, served=lambda: _names_now(endpoint))
         if question is not None:
             return _answer_once(session, client, endpoint, question)
         is_dumb = os.environ.get("TERM", "") in ("", "dumb")
@@ -141,7 +141,8 @@ class Chat:
             question = outcome.question
         if question is not None:
             self._session.last_question = question
-            ask(self._session, self._client, self._endpoint, self._screen, question)
+            with self._prompt.silenced():
+                ask(self._session, self._client, self._endpoint, self._screen, question)
         return True
 
 
@@ -191,6 +192,17 @@ def _name_among(model: str | None, names: list[str]) -> str | None:
     if model is None:
         return names[0] if names else None
     return next((name for name in (model, Path(model).expanduser().resolve().name) if name in names), None)
+
+
+def _names_now(endpoint: ServerEndpoint) -> list[str]:
+    """Return the names that the server answers to now. Raises ChatError."""
+    try:
+        names = served_models(endpoint)
+    except ToolError as error:
+        raise ChatError(error.message) from error
+    if names is None:
+        raise ChatError(f"No server answers at {endpoint.url}.")
+    return names
 
 
 def _answer_once(session: Session, client: httpx.Client, endpoint: ServerEndpoint, question: str) -> int:

@@ -1,6 +1,6 @@
 """Session: the messages, settings and figures of a chat, saved to and loaded from a JSON file; and the slash commands.
 
-Does no I/O except those two files.
+Does no I/O except those two files; `served` asks the server for its models.
 """
 
 import contextlib
@@ -67,8 +67,17 @@ class Totals(msgspec.Struct):
 class Session:
     """One chat. Its messages always end with an answer."""
 
-    def __init__(self, model: str, *, system: str | None, settings: dict[str, float | int | str]) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        system: str | None,
+        settings: dict[str, float | int | str],
+        served: Callable[[], list[str]] | None = None,
+    ) -> None:
+        """served: returns the names that the server answers to now, or raises ChatError; None: the model's alone."""
         self.model = model
+        self.served = served or (lambda: [model])
         self.system = system
         self.settings = settings
         self.messages: list[Message] = []
@@ -202,6 +211,20 @@ def _help(_: Session, __: str) -> Outcome:
     return Outcome("\n".join(lines))
 
 
+def _model(session: Session, argument: str) -> Outcome:
+    names = session.served()
+    if not argument:
+        lines = [f"{'*' if name == session.model else ' '} {name}" for name in names]
+        return Outcome("\n".join(lines) or "The server names no model.")
+    if argument not in names:
+        raise ChatError(
+            f"The server has {', '.join(names) or 'no model'}, not {argument!r}. Another model needs another server: "
+            "/exit, then quire chat MODEL."
+        )
+    session.model = argument
+    return Outcome(f"{argument} answers from now on; the messages stay.")
+
+
 def _system(session: Session, argument: str) -> Outcome:
     if not argument:
         return Outcome(session.system or "There is no system message.")
@@ -263,6 +286,7 @@ def _exit(_: Session, __: str) -> Outcome:
 
 COMMANDS: dict[str, _Command] = {
     "/help": _Command("/help", "this list", _help),
+    "/model": _Command("/model [NAME]", "list the server's models and adapters, or choose one", _model),
     "/system": _Command("/system [TEXT]", "show or set what the model is told first; none removes it", _system),
     "/set": _Command("/set [NAME VALUE]", "show or change settings, such as temperature or thinking", _set),
     "/save": _Command("/save FILE", "write the chat to a file", _save),

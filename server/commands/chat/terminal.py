@@ -10,8 +10,9 @@ readline, and rich inside functions.
 import contextlib
 import re
 import sys
+import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -200,10 +201,10 @@ class TerminalScreen:
         self._console.print()
 
     def note(self, text: str) -> None:
-        self._console.print(printable(text), style="dim", markup=False, soft_wrap=True)
+        self._console.print(printable(text), style="dim", markup=False)
 
     def error(self, text: str) -> None:
-        self._console.print(printable(text), style="red", markup=False, soft_wrap=True)
+        self._console.print(printable(text), style="red", markup=False)
 
     def _thought(self, text: str) -> None:
         if self._thinking == "dim":
@@ -300,6 +301,24 @@ class Prompt:
             while text.endswith("\\"):
                 text = text[:-1] + "\n" + self._line("… ")
         return clean(text)
+
+    @contextlib.contextmanager
+    def silenced(self) -> Iterator[None]:
+        """Show no keys: a ^C or a question typed ahead would move the cursor, of which a redraw takes the place.
+
+        What is typed meanwhile is the next prompt's.
+        """
+        if not sys.stdin.isatty():
+            yield
+            return
+        fd = sys.stdin.fileno()
+        before = termios.tcgetattr(fd)
+        silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+        termios.tcsetattr(fd, termios.TCSADRAIN, silent)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
     def _line(self, prompt: str) -> str:
         if self._has_readline:

@@ -16,14 +16,14 @@ import msgspec
 
 from engine.interface.config import LaunchConfig
 from engine.interface.errors import StartupError
+from server.config.hub_download import fetch
 from server.config.model_source import (
     TOKENIZER_FILES,
     check_folder,
-    check_kernels_package,
-    fetch,
     has_pickles,
     local_folder,
 )
+from server.config.packages import check_packages
 from server.config.version import package_version
 from server.launcher.listener import bind
 
@@ -43,7 +43,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     cache_free: int
     address: str
     port_problem: str | None  # why the port cannot be listened on
-    kernels_problem: str | None  # why the package `kernels` is not ours
+    packages_problem: str | None  # why a package of ours is another one
 
 
 def look_at_host(address: LaunchConfig) -> Host:
@@ -59,7 +59,7 @@ def look_at_host(address: LaunchConfig) -> Host:
         cache_free=_free_bytes(cache),
         address=f"{address.host}:{address.port}",
         port_problem=_problem(lambda: _bind(address)),
-        kernels_problem=_problem(check_kernels_package),
+        packages_problem=_problem(check_packages),
     )
 
 

@@ -1,25 +1,21 @@
 """`quire doctor`: reads the model's configuration, asks the engine how much fits, and writes a report. Never torch.
 
-The engine's part runs in a separate process (engine/startup/fit.py), because it imports torch.
+The engine's part runs in a separate process (server/config/fit_check.py), because it imports torch.
 """
 
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from engine.interface.child_process import PROJECT_ROOT
 from engine.interface.config import LaunchConfig
 from engine.interface.errors import StartupError
 from engine.interface.fit_report import Ask, Diagnosis, Machine, ModelReport
 from engine.interface.units import format_size
 from server.commands.doctor.checks import FoundModel, Host, check_files, find_model, look_at_host
+from server.config.fit_check import ask_engine
 from server.text.embedding_model import load_embedding_model
-
-_TIMEOUT_S = 180.0
 
 
 class Question(NamedTuple):
@@ -93,20 +89,11 @@ def _serves(folder: Path, pooling: str) -> str:
 
 def _ask_engine(ask: Ask, problems: list[str]) -> Diagnosis | None:
     """Run the engine's part; None, and a problem, if it does not come to its end."""
-    command = [sys.executable, "-m", "engine.startup.fit"]
     try:
-        done = subprocess.run(
-            command, input=msgspec.json.encode(ask), cwd=PROJECT_ROOT, capture_output=True, timeout=_TIMEOUT_S
-        )
-        if done.returncode == 0:
-            return msgspec.json.decode(done.stdout, type=Diagnosis)
-        reason = (done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    except subprocess.TimeoutExpired:
-        reason = f"it took longer than {_TIMEOUT_S:g} s"
-    except msgspec.MsgspecError as error:
-        reason = f"it answered what is not understood: {error}"
-    problems.append(f"The engine's part of the check failed: {reason}.")
-    return None
+        return ask_engine(ask)
+    except StartupError as error:
+        problems.append(error.message)
+        return None
 
 
 def _judge(report: Report, *, needs_download: bool) -> None:
@@ -116,8 +103,8 @@ def _judge(report: Report, *, needs_download: bool) -> None:
         problems.append(model.problem)
     if model is not None and model.has_lm_head and report.serves is not None and report.serves != "text":
         report.serves = f"text, {report.serves}"
-    if host.kernels_problem is not None:
-        problems.append(host.kernels_problem)
+    if host.packages_problem is not None:
+        problems.append(host.packages_problem)
     if report.machine is not None and report.machine.gpus and host.c_compiler is None:
         problems.append("Triton compiles with a C compiler, and there is none: install gcc, or name one in CC.")
     if needs_download:

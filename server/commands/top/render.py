@@ -7,15 +7,34 @@ from server.commands.top.sampling import KvRow, Percentiles, Snapshot
 
 _BAR_WIDTH = 16
 _NONE = "–"
+_WIDE = 80  # columns that all figures take; on fewer they take more lines
 
 
 def snapshot_lines(snapshot: Snapshot, *, width: int, height: int | None) -> list[str]:
     """Return the whole snapshot, whose names, states and ids are the server's own text. height: None for no limit."""
-    lines = [_title(snapshot, width), "", *_state(snapshot), "", *_latencies(snapshot)]
+    is_wide = width >= _WIDE
+    parts = [part for line in _state(snapshot) for part in ([_joined(line)] if is_wide else _in_lines(line, width))]
+    lines = [_title(snapshot, width), "", *parts, "", *_latencies(snapshot, is_wide=is_wide)]
     if snapshot.requests is not None:
         rest = None if height is None else height - len(lines) - 3
-        lines += ["", *_requests(snapshot.requests, snapshot.num_unlisted, most=rest)]
+        lines += ["", *_requests(snapshot.requests, snapshot.num_unlisted, most=rest, is_wide=is_wide)]
     return [one_line(line)[:width].rstrip() for line in lines]
+
+
+def _joined(parts: list[str]) -> str:
+    return f"{parts[0]:<10}" + "   ".join(parts[1:])
+
+
+def _in_lines(parts: list[str], width: int) -> list[str]:
+    """Return a label and its figures in as many lines as they take."""
+    lines = [f"{parts[0]:<10}{parts[1]}"]
+    for part in parts[2:]:
+        longer = f"{lines[-1]}   {part}"
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(f"{'':10}{part}")
+    return lines
 
 
 def _title(snapshot: Snapshot, width: int) -> str:
@@ -25,23 +44,29 @@ def _title(snapshot: Snapshot, width: int) -> str:
     return f"{_cut(left, width - len(right) - 2):<{width - len(right)}}{right}"
 
 
-def _state(snapshot: Snapshot) -> list[str]:
+def _state(snapshot: Snapshot) -> list[list[str]]:
+    """Return a label and figures for each subject."""
     recent, total = snapshot.recent, snapshot.total
     filled = min(_BAR_WIDTH, round(snapshot.kv_usage * _BAR_WIDTH))
-    pool = ""
+    pool = []
     if snapshot.kv_blocks_total is not None:
-        pool = f"   {snapshot.kv_blocks_used or 0:,} of {snapshot.kv_blocks_total:,} blocks"
-        pool += f" of {snapshot.block_size} tokens" if snapshot.block_size else ""
+        of_tokens = f" of {snapshot.block_size} tokens" if snapshot.block_size else ""
+        pool = [f"{snapshot.kv_blocks_used or 0:,} of {snapshot.kv_blocks_total:,} blocks{of_tokens}"]
     hits = _percent(recent.prefix_hit_rate) if recent.prefix_hit_rate is not None else _percent(total.prefix_hit_rate)
     done, generated, prompt = (
         _rate(count, recent.seconds) for count in (recent.num_finished, recent.generated_tokens, recent.prompt_tokens)
     )
+    bar = f"[{'█' * filled}{'·' * (_BAR_WIDTH - filled)}]"
     return [
-        f"Requests  {snapshot.num_running:,} running   {snapshot.num_waiting:,} waiting   {done} done",
-        f"          {total.num_finished:,} done, {total.num_rejected:,} refused, "
-        f"{total.num_preemptions:,} preempted since the start",
-        f"KV cache  [{'█' * filled}{'·' * (_BAR_WIDTH - filled)}] {snapshot.kv_usage:6.1%}{pool}",
-        f"Tokens    {generated} generated   {prompt} prompt   {hits} of prompts cached",
+        ["Requests", f"{snapshot.num_running:,} running", f"{snapshot.num_waiting:,} waiting", f"{done} done"],
+        [
+            "",
+            f"{total.num_finished:,} done since the start",
+            f"{total.num_rejected:,} refused",
+            f"{total.num_preemptions:,} preempted",
+        ],
+        ["KV cache", f"{bar} {snapshot.kv_usage:6.1%}", *pool],
+        ["Tokens", f"{generated} generated", f"{prompt} prompt", f"{hits} of prompts cached"],
     ]
 
 
@@ -50,13 +75,11 @@ def _rate(count: int, seconds: float | None) -> str:
     return f"{count / seconds:,.1f}/s" if seconds else f"{_NONE}/s"
 
 
-def _latencies(snapshot: Snapshot) -> list[str]:
+def _latencies(snapshot: Snapshot, *, is_wide: bool) -> list[str]:
+    """Return the table: recent figures and those since the start beside each other, or below."""
     seconds = snapshot.recent.seconds
     recent = f"last {seconds:.0f} s" if seconds and seconds >= 0.95 else "recent"
-    lines = [
-        f"{'':8}{recent:>12}{'':18}   {'since start':>12}",
-        f"{'':8}{'p50':>10}{'p95':>10}{'p99':>10}   {'p50':>10}{'p95':>10}{'p99':>10}{'n':>9}",
-    ]
+    names = f"{'p50':>10}{'p95':>10}{'p99':>10}"
     new, old = snapshot.recent, snapshot.total
     rows = [
         ("TTFT", new.ttft_s, old.ttft_s),
@@ -64,26 +87,36 @@ def _latencies(snapshot: Snapshot) -> list[str]:
         ("E2E", new.e2e_s, old.e2e_s),
         ("Queue", new.queue_s, old.queue_s),
     ]
-    for label, recently, always in rows:
-        shown = recently if seconds is not None else Percentiles(0)  # one sample alone has no recent figures
-        lines.append(f"{label:<8}{_columns(shown)}   {_columns(always)}{_count(always.count):>9}")
-    return lines
+    # one sample alone has no recent figures
+    now = [(label, _columns(recently if seconds is not None else Percentiles(0))) for label, recently, _ in rows]
+    always = [f"{_columns(percentiles)}{_count(percentiles.count):>9}" for _, _, percentiles in rows]
+    if is_wide:
+        heads = [f"{'':8}{recent:>12}{'':18}   {'since start':>12}", f"{'':8}{names}   {names}{'n':>9}"]
+        return heads + [f"{label:<8}{left}   {right}" for (label, left), right in zip(now, always, strict=True)]
+    lines = [f"{recent:<8}"[:8] + names, *(f"{label:<8}{left}" for label, left in now), ""]
+    lines += [f"{'started':<8}{names}{'n':>9}"]
+    return lines + [f"{label:<8}{right}" for (label, _), right in zip(now, always, strict=True)]
 
 
 def _columns(percentiles: Percentiles) -> str:
     return "".join(f"{_duration(value):>10}" for value in (percentiles.p50, percentiles.p95, percentiles.p99))
 
 
-def _requests(rows: list[KvRow], num_unlisted: int, *, most: int | None) -> list[str]:
-    lines = [f"{'REQUEST':<22}{'STATE':<10}{'BLOCKS':>7}{'SHARED':>7}{'TOKENS':>17}{'HITS':>9}{'AGE':>8}"]
+def _requests(rows: list[KvRow], num_unlisted: int, *, most: int | None, is_wide: bool) -> list[str]:
+    middle = f"{'BLOCKS':>7}{'SHARED':>7}" if is_wide else ""
+    hits = f"{'HITS':>9}" if is_wide else ""
+    name_width, state_width = (22, 10) if is_wide else (15, 10)
+    lines = [f"{'REQUEST':<{name_width}}{'STATE':<{state_width}}{middle}{'TOKENS':>17}{hits}{'AGE':>8}"]
     shown = rows if most is None else rows[: max(0, most)]
     for row in shown:
         name = f"{row.id}#{row.index}" if row.index else row.id
         tokens = f"{row.num_computed_tokens:,}/{row.num_tokens:,}"
         state = row.state + (f" p{row.num_preemptions}" if row.num_preemptions else "")
+        middle = f"{row.num_blocks:>7,}{row.num_shared_blocks:>7,}" if is_wide else ""
+        hits = f"{row.num_hit_tokens:>9,}" if is_wide else ""
         lines.append(
-            f"{_cut(name, 21):<22}{_cut(state, 9):<10}{row.num_blocks:>7,}{row.num_shared_blocks:>7,}"
-            f"{tokens:>17}{row.num_hit_tokens:>9,}{_duration(row.age_s):>8}"
+            f"{_cut(name, name_width - 1):<{name_width}}{_cut(state, state_width - 1):<{state_width}}{middle}"
+            f"{tokens:>17}{hits}{_duration(row.age_s):>8}"
         )
     rest = len(rows) - len(shown) + num_unlisted
     if rest:

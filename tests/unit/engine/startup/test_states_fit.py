@@ -135,9 +135,9 @@ def test_the_doctor_tells_the_state_of_a_request_beside_the_bytes_of_a_token(mon
 def test_the_doctor_lowers_the_requests_at_once_as_the_engine_does(monkeypatch: pytest.MonkeyPatch) -> None:
     large = hybrid_config(*DELTA * 400)
     pages = plan_pages(large.caches, states=large.states, block_size=16, dtype=torch.float32)
-    room = look(large, monkeypatch, gpu_memory=3 * GIB, dtype="float32").room
+    room = look(large, monkeypatch, gpu_memory=13 * GIB, dtype="float32", kv_cache_memory_bytes=GIB).room
     assert room is not None
-    assert room.max_num_seqs < 256
+    assert room.max_num_seqs < 128
     assert room.num_requests[min(room.num_requests)] <= room.max_num_seqs
     each = pages.num_pages(64)
     assert room.max_num_seqs == (room.kv_cache // pages.page_bytes - 1) // each

@@ -122,7 +122,7 @@ def test_attention_spec_and_kv_bytes_are_per_rank():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported: supported are Llama"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported; quire models lists"),
         ({"architectures": None}, "architectures must be a list of one name, found None"),
         ({"hidden_size": None}, "config.json: hidden_size is missing"),
         ({"vocab_size": "big"}, "vocab_size must be a positive integer, found 'big'"),

@@ -48,6 +48,21 @@ def test_a_path_like_no_other_is_told_nothing(harness, path):
     assert message == f"There is no route {path[:200]}."
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/api/pull", "a server has one model, which quire serve MODEL downloads"),
+        ("/v1/audio/transcriptions", "speech is not served"),
+        ("/v1/rerank", "scores of pairs are not served; POST /v1/embeddings gives vectors to compare"),
+        ("/props", "GET /v1/models has the model and its context length"),
+        ("/v1/load_lora_adapter", "adapters are loaded at the start: quire serve MODEL --lora NAME=FOLDER"),
+    ],
+)
+def test_a_path_of_another_server_is_told_what_is_instead(harness, path, said):
+    message = check_error(harness().request("POST", f"http://quire{path}"), 404, "not_found")["message"]
+    assert message == f"There is no route {path}: {said}."
+
+
 def test_behind_a_prefix_the_right_path_has_it(harness):
     app = harness(root_path="/llm")
     message = check_error(app.get("/llm/chat/completions"), 404, "not_found")["message"]

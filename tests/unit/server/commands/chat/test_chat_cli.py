@@ -160,3 +160,14 @@ def test_data_lines_come_whole_however_the_bytes_arrive(sizes):
         begin += size
     parts.append(body[begin:])
     assert list(data_lines(iter(parts))) == ['{"a": "\u2028\x85"}'.encode(), b"[DONE]"]
+
+
+def test_another_model_of_the_server_is_chosen_and_the_messages_stay(session):
+    session.served = lambda: ["m", "sql"]
+    assert follow(session, "/model").note == "* m\n  sql"
+    assert "sql answers from now on" in follow(session, "/model sql").note
+    assert session.body("c")["model"] == "sql"
+    assert len(session.messages) == 2
+    with pytest.raises(ChatError, match="The server has m, sql, not 'big'"):
+        follow(session, "/model big")
+    assert session.model == "sql"

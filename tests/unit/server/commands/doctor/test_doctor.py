@@ -249,7 +249,7 @@ def test_a_gpu_without_a_compiler_cannot_serve(capsys, monkeypatch):
 
 
 def test_an_engine_that_fails_is_said(capsys, monkeypatch):
-    monkeypatch.setattr(doctor.sys, "executable", "/bin/false")
+    monkeypatch.setattr("server.config.fit_check.sys.executable", "/bin/false")
     code, report = run(capsys)
     assert code == 2
     assert report["sentence"] == "The engine's part of the check failed: exit code 1."

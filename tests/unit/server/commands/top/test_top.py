@@ -105,6 +105,22 @@ def snapshot(registry, requests=None, **changes):
     return Snapshot(**(values | changes))
 
 
+def test_on_50_columns_every_figure_is_shown_and_no_line_is_cut(registry):
+    record(registry, tokens=10**9, n=10**8)
+    rows = [KvRow(f"chatcmpl-{i:032x}", "running", num_blocks=9, num_tokens=131_072, num_computed_tokens=131_071,
+                  num_hit_tokens=5, age_s=12.0, num_preemptions=0) for i in range(3)]  # fmt: skip
+    shot = snapshot(registry, rows)
+    lines = snapshot_lines(shot, width=50, height=None)
+    assert max(map(len, lines)) <= 50
+    everything = [line.rstrip() for line in snapshot_lines(shot, width=10**6, height=None)]
+    narrow = "\n".join(lines[1:])
+    for line in everything[2:7] + everything[9:13]:
+        missing = [word for word in line.split() if word not in narrow.split()]
+        assert missing == [], line
+    assert sum("131,071/131,072" in line and line.endswith("12.0 s") for line in lines) == 3
+    assert len(snapshot_lines(shot, width=50, height=24)) <= 24
+
+
 def test_lines_fit_80_columns_and_the_height_that_is_there(registry):
     record(registry, tokens=10**9, n=10**8)
     rows = [

@@ -1,0 +1,155 @@
+"""What users of other servers type: each suggestion is a command, flag or route that exists here, none is a guess."""
+
+import argparse
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from engine.interface.errors import StartupError
+from server.cli import _parser, main, serve_parser
+from server.config.known_words import (
+    COMMANDS,
+    FLAGS,
+    MODELS,
+    ROUTES,
+    about_command,
+    about_flag,
+    about_model,
+    about_route,
+)
+from server.config.model_source import resolve_model
+from tests.known_models import UNSERVED
+
+
+def commands() -> set[str]:
+    parser = _parser()
+    return set(next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)))
+
+
+def flags() -> set[str]:
+    return set(serve_parser({})._option_string_actions)
+
+
+def test_no_word_of_the_tables_is_one_of_ours() -> None:
+    assert not commands() & set(COMMANDS)
+    assert not flags() & set(FLAGS)
+    assert not [model for model in MODELS if "/" in model]
+
+
+def test_every_flag_that_is_suggested_exists() -> None:
+    named = {flag for text in FLAGS.values() for flag in re.findall(r"--[a-z][a-z-]+[a-z]", text)}
+    assert named - flags() == set()
+    in_sentences = {
+        flag for text in (*COMMANDS.values(), *ROUTES.values()) for flag in re.findall(r"--[a-z-]+[a-z]", text)
+    }
+    assert in_sentences - flags() - {"--version", "--help"} == set()
+
+
+def test_every_command_that_is_suggested_is_one() -> None:
+    texts = [*COMMANDS.values(), *FLAGS.values(), *ROUTES.values()]
+    words = {word for text in texts for word in re.findall(r"quire ([a-z]+)\b", text)} - {"import"}
+    assert words <= commands()
+    assert len(words) >= 7
+
+
+def test_every_route_that_is_suggested_exists(harness) -> None:
+    app = harness()
+    for sentence in ROUTES.values():
+        for method, path in re.findall(r"(GET|POST) (/[\w/]+)", sentence):
+            assert app.request(method, f"http://quire{path}").status_code != 404, path
+
+
+def test_names_of_ollama_are_hub_ids_that_are_served() -> None:
+    assert [model for model in MODELS.values() if not re.fullmatch(r"[\w.-]+/[\w.-]+", model)] == []
+    assert set(MODELS.values()).isdisjoint(entry.model for entry in UNSERVED)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("run llama3.2:1b", "quire chat meta-llama/Llama-3.2-1B-Instruct"),
+        ("run", "quire chat MODEL"),
+        ("pull qwen3:0.6b", "quire serve Qwen/Qwen3-0.6B"),
+        ("ps", "quire top"),
+        ("sevre ./m", "serve is the nearest"),
+        ("docter", "doctor is the nearest"),
+        ("Qwen/Qwen3-0.6B", "quire serve Qwen/Qwen3-0.6B"),
+        ("llama3.1", "quire serve meta-llama/Llama-3.1-8B-Instruct"),
+    ],
+)
+def test_a_first_word_that_is_no_command(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(shlex.split(line))
+    assert caught.value.code == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert said in error
+    assert error.startswith("quire: error: ")
+
+
+@pytest.mark.parametrize("word", ["xyzzy", "q", "frobnicate"])
+def test_a_word_that_is_like_none_gets_no_suggestion(word: str) -> None:
+    assert about_command(word, [], commands()) == f"{word} is no command"
+    assert about_model(word) is None
+    assert about_flag(f"--{word}", flags()) is None
+    assert about_route(f"/{word}") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("./m --ctx-size 4096", "--ctx-size is --max-model-len here"),
+        ("-hf owner/name", "-hf is no flag here: a hub id is an argument"),
+        ("./m --tp=2", "--tp is --tensor-parallel-size here"),
+        ("./m -ngl 99", "the whole model is on the GPU"),
+        ("./m --max-model-ln 3", "--max-model-len is the nearest"),
+    ],
+)
+def test_a_flag_of_another_server(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        serve_parser({}).parse_args(shlex.split(line))
+    (error,) = capsys.readouterr().err.splitlines()
+    assert said in error
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("llama3.2:1b", "quire serve meta-llama/Llama-3.2-1B-Instruct"),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", "quire serve Qwen/Qwen3-0.6B."),
+        ("huggingface.co/Qwen/Qwen3-0.6B/tree/v2/", "quire serve Qwen/Qwen3-0.6B --revision v2."),
+        ("hf.co/someone/Model-GGUF:Q4_K_M", "GGUF is llama.cpp's format"),
+        ("./model.Q4_K_M.gguf", "GGUF is llama.cpp's format"),
+        ("newmodel:70b", "quire models newmodel lists ids"),
+    ],
+)
+def test_a_model_named_as_elsewhere(model: str, said: str) -> None:
+    with pytest.raises(StartupError) as caught:
+        resolve_model(model)
+    assert said in caught.value.message
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("model_index.json", "it is a diffusion model"),
+        ("adapter_config.json", "quire serve BASE_MODEL --lora NAME="),
+        ("model.gguf", "llama.cpp's format"),
+        ("params.json", "its publisher's own format"),
+        ("README.md", "is this a model folder in Hugging Face layout?"),
+    ],
+)
+def test_a_folder_of_another_kind(tmp_path: Path, file: str, said: str) -> None:
+    (tmp_path / file).write_text(json.dumps({}))
+    with pytest.raises(StartupError) as caught:
+        resolve_model(str(tmp_path))
+    assert said in caught.value.message
+
+
+def test_a_folder_of_the_cache_is_named_by_its_id(tmp_path: Path) -> None:
+    (tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots").mkdir(parents=True)
+    with pytest.raises(StartupError, match=r"quire serve Qwen/Qwen3-0\.6B"):
+        resolve_model(str(tmp_path / "models--Qwen--Qwen3-0.6B"))
