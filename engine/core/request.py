@@ -129,6 +129,8 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)  # names of its prefixes in the prefix cache: a chain
     num_held_tokens: int = 0  # the first ones, for which all tables have blocks
     next_due_tokens: int = 0  # once so many are committed, its blocks have to be looked at
+    late_prefix: bytes | None = None  # its place in LateBlocks; None: it is not there
+    left_tokens: int = 0  # those behind its newest committed row, when it ceased to be steady
     marks: list[int] = field(default_factory=list)  # where others may go on: windows before them are worth keeping
     next_save_tokens: int = 0  # where its answer's next state is due
     parting_point: int = 0  # the mark where the full groups know a longer prefix than its hit; 0: they do not
@@ -317,13 +319,13 @@ class Request:
         first, last = len(hashes), num_tokens // unit
         if first >= last:
             return
-        parent = hashes[-1] if hashes else self._root_hash()
+        parent = hashes[-1] if hashes else self.root_hash()
         tokens, size = _pack(self.token_ids(first * unit, last * unit)), 4 * unit
         for start in range(0, len(tokens), size):
             parent = sha256(parent + tokens[start : start + size]).digest()
             hashes.append(parent)
 
-    def _root_hash(self) -> bytes:
+    def root_hash(self) -> bytes:
         """Return the parent of the first hash."""
         return root_hash(self.cache_salt, self.adapter)
 

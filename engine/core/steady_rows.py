@@ -108,7 +108,8 @@ class SteadyRows:
         for token_id in request.params.stop_token_ids:
             self._stops[token_id] = self._stops.get(token_id, 0) + 1
         request.steady, request.joined = self, self.num_planned
-        self.visit_after_commit([request])
+        if request.late_prefix is None:
+            self.visit_after_commit([request])
 
     def leave(self, request: Request) -> None:
         """Let a request go. Its rows in flight will be committed by themselves."""
@@ -130,6 +131,7 @@ class SteadyRows:
         ):
             if request in calendar.get(visit, ()):
                 calendar[visit].remove(request)
+        request.left_tokens = self.num_committed_tokens(request)
         if request.joined < self.num_committed:
             request.last_token_s = self._last_commit_s
         counts = request.num_computed_tokens, request.num_pending_tokens, request.last_step
