@@ -2,8 +2,8 @@
 
 Most rows of most steps only go on: the device's last token in, one token out. An object for each of them in each step,
 and a visit to its request, would be most of the host's time. So a step does not touch a steady request. Its counts
-follow from the steps since it joined (Request.num_computed_tokens), and its output list gets the tokens of up to 16 steps
-by a call in C, sooner if they are read (Request.output_token_ids).
+follow from the steps since it joined (Request.num_computed_tokens), and its output list gets the tokens of 16 steps by
+one call in C, or sooner if they are read (Request.output_token_ids).
 It is looked at in the steps that it waits for: before a plan, when it needs pages, saves a state, or nears its end;
 after a commit, when blocks are due to be published or released. Stop tokens are searched in all tokens of a step.
 
@@ -241,7 +241,7 @@ class SteadyRows:
         return SteadyOutput(self.client_id, requests, request_ids, token_ids), singles
 
     def settle(self) -> None:
-        """Add the committed tokens to the outputs of their requests: of several steps at once, a call for each request."""
+        """Add the committed tokens to the outputs of their requests: of several steps at once."""
         if self._unsettled:
             deque(map(call, self._unsettled_extends, zip(*self._unsettled, strict=True)), maxlen=0)
             self._unsettled = []
