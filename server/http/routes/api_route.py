@@ -43,9 +43,9 @@ class ApiRoute:
         return self.path.replace(":path}", "}")
 
 
-def router_of(routes: Iterable[ApiRoute]) -> APIRouter:
-    """Return a router with all of the routes, in this order."""
-    router = APIRouter()
+def router_of(routes: Iterable[ApiRoute], *, router: APIRouter | None = None) -> APIRouter:
+    """Return a router with all of the routes, in this order: a new one, or the given one with them added."""
+    router = APIRouter() if router is None else router
     for route in routes:
         if methods := [method for method in route.verbs if method != "HEAD"]:
             _add(router, route, methods, is_shown=bool(route.summary))
