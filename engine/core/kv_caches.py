@@ -13,19 +13,20 @@ States are copied (engine/core/checkpoints.py): a StepKv has the copies of a ste
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import msgspec
 
 from engine.core.cache_layout import NEVER, CacheLayout, GroupLayout
 from engine.core.checkpoints import Checkpoints, Save, StepKv
+from engine.core.late_blocks import LateBlocks
 from engine.core.lower_tiers import LowerTiers, TierTokens
 from engine.core.page_pool import PagePool
 from engine.core.pins import Pins
-from engine.core.prefix_hits import Hit, LateBlocks, PrefixFinder
+from engine.core.prefix_hits import Hit, PrefixFinder
 from engine.core.prefix_misses import PrefixMisses
-from engine.core.request import BlockTable, Request, link_hash
+from engine.core.request import BlockTable, Request
 from engine.core.steady_rows import SteadyRows
 from engine.interface.config import SchedulerConfig
 from engine.interface.protocol import CacheReport
@@ -46,8 +47,8 @@ class KvCaches:
         self.num_hit_tokens = 0
         self.num_limited_tokens: Counter[str] = Counter()  # by kind: tokens of the full groups' hits that it lacked
         self.num_by_reason: Counter[str] = Counter()  # requests, by why no more of their prompt was found
-        self._late = LateBlocks()
-        self._finder = PrefixFinder(self.layout, self.pool, publish_after=self._publish_after)
+        self.late = LateBlocks(self.commit_row)
+        self._finder = PrefixFinder(self.layout, self.pool, self.late)
         self._misses = PrefixMisses(self.layout, self.pool)
         self.checkpoints = Checkpoints(self.layout, self.pool)
         self._growing = self.layout.growing
@@ -196,7 +197,7 @@ class KvCaches:
 
         Needed only from request.next_due_tokens on.
         """
-        self._late.discard(request)
+        self.late.discard(request)
         next_due = NEVER
         for group in self._growing:
             table = request.tables[group.index]
@@ -215,28 +216,18 @@ class KvCaches:
         request.next_due_tokens = next_due
 
     def commit_steady(self, rows: SteadyRows) -> None:
-        """Publish and release blocks of the steady requests for which they are due, or add them to the late ones."""
+        """Publish and release blocks of the steady requests for which they are due, or let them be late."""
         requests = rows.committed()
-        if self._is_simple and self.pool.news is None:
-            for request in requests:
-                if rows.num_committed_tokens(request) >= request.next_due_tokens:
-                    self._late.add(request, request.tables[0].num_published)
-                else:
-                    rows.visit_after_commit([request])
-            return  # late ones are visited again once they are published
+        is_late = self._is_simple and self.pool.news is None
         for request in requests:
             num_committed = rows.num_committed_tokens(request)
-            if num_committed == request.next_due_tokens and self._is_simple and self._publish_next(request):
+            if num_committed < request.next_due_tokens:
                 continue
-            if num_committed >= request.next_due_tokens:
+            if is_late:
+                self.late.add(request)
+            else:
                 self.commit_row(request, num_committed)
-        rows.visit_after_commit(requests)
-
-    def publish_late(self, has_time: Callable[[], bool]) -> None:
-        """Publish late blocks while has_time()."""
-        while self._late and has_time():
-            for request in self._late.oldest():
-                self._publish_due(request)
+        rows.visit_after_commit([request for request in requests if request.late_prefix is None])
 
     def end_step(self, step: StepKv, published: Iterable[Save] = ()) -> None:
         """Release what a step held, when it is committed or given up; publish these of the states that it saved."""
@@ -251,8 +242,7 @@ class KvCaches:
 
     def free(self, request: Request) -> None:
         """Release the request's blocks. Its last blocks are reused first, unpublished blocks before all published."""
-        if request.late_prefix is not None:
-            self._publish_due(request)
+        self.late.publish(request)
         last = max([0, request.checkpoint, *request.marks]) if self.layout.states else NEVER
         for group in reversed(self.layout.groups):
             table = request.tables[group.index]
@@ -270,7 +260,7 @@ class KvCaches:
     def taint(self, requests: list[Request]) -> None:
         """Take the requests' blocks out of the prefix cache, the hits too; once free, their pages are zeroed."""
         for request in requests:
-            self._late.discard(request)
+            self.late.discard(request)
             self.pool.taint(_blocks(request))
             self.checkpoints.taint(request)
             for group in self.layout.windows:  # those that left it
@@ -317,7 +307,7 @@ class KvCaches:
         self.pool.check(held)
         self.tiers.check(copies)
         self.pins.check()
-        for request in self._late.requests():
+        for request in self.late.requests():
             assert request.next_due_tokens <= requests[request]
         for request, num_committed in requests.items():
             assert len(set(_blocks(request))) == sum(len(table.blocks) for table in request.tables)
@@ -395,34 +385,6 @@ class KvCaches:
         for column in range(table.num_published, num_full):
             self.pool.publish(group.index, hashes[(column + 1) * links - 1], table.blocks[column - table.first])
             table.num_published = column + 1
-
-    def _publish_after(self, prefix: bytes) -> bool:
-        """Publish the late blocks that follow a prefix; return whether there were some."""
-        requests = self._late.after(prefix)
-        for request in requests:
-            self._publish_due(request)
-        return bool(requests)
-
-    def _publish_due(self, request: Request) -> None:
-        """Publish all that is due of a late request."""
-        rows = request.steady
-        self.commit_row(request, request.left_tokens if rows is None else rows.num_committed_tokens(request))
-        if rows is not None:
-            rows.visit_after_commit([request])
-
-    def _publish_next(self, request: Request) -> bool:
-        """Publish the next block if it is of the answer alone; as commit_row() does, in less time."""
-        (table,), hashes, unit = request.tables, request.block_hashes, self.layout.unit
-        num_published = table.num_published
-        first = num_published * unit - request.num_prompt_tokens
-        if first < 0 or not hashes or len(hashes) != num_published:
-            return False
-        key = link_hash(hashes[-1], request.output_token_ids[first : first + unit])
-        hashes.append(key)
-        self.pool.publish(0, key, table.blocks[num_published])
-        table.num_published = num_published + 1
-        request.next_due_tokens += unit
-        return True
 
     def _release_until(self, first: int, request: Request, table: BlockTable, group: GroupLayout) -> None:
         """Release the blocks before column `first`. Those before no mark are reused first."""

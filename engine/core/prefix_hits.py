@@ -1,8 +1,5 @@
 """PrefixFinder: the longest prefix of a request that all groups of layers have in the prefix cache. Never torch.
 
-LateBlocks: the requests whose newest full blocks will be published when they are looked for, or at the latest when the
-request frees them. Most blocks of answers are looked for by nobody before.
-
 A request's prefixes are named by its chain of hashes (Request.extend_hashes), one link per unit of tokens.
 The block of a group is found by the hash of all tokens up to its end, a saved state by that of all tokens before it.
 A hit is a position p that every group supplies: a full group all blocks up to p, a window group those that a row that
@@ -10,10 +7,10 @@ starts at p reads, a state group the state saved at p.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from engine.core.cache_layout import CacheLayout, GroupLayout
+from engine.core.late_blocks import LateBlocks
 from engine.core.request import Request
 from engine.interface.protocol import LayerKind
 
@@ -28,44 +25,6 @@ class Hit(NamedTuple):
     num_matched_tokens: int = 0  # the blocks that all full groups have, also those behind the last place for a hit
 
 
-class LateBlocks:
-    """Requests with blocks that are full and not published, by the prefix that their first such block follows."""
-
-    def __init__(self) -> None:
-        self._by_prefix: dict[bytes, dict[Request, None]] = {}  # in the order of add()
-
-    def __len__(self) -> int:
-        return len(self._by_prefix)
-
-    def add(self, request: Request, num_published: int) -> None:
-        """Add a request that is not here. num_published: its first blocks, of one link each, that are published."""
-        prefix = request.block_hashes[num_published - 1] if num_published else request.root_hash()
-        self._by_prefix.setdefault(prefix, {})[request] = None
-        request.late_prefix = prefix
-
-    def discard(self, request: Request) -> None:
-        """Remove a request, if it is here."""
-        if request.late_prefix is None:
-            return
-        requests = self._by_prefix[request.late_prefix]
-        del requests[request]
-        if not requests:
-            del self._by_prefix[request.late_prefix]
-        request.late_prefix = None
-
-    def after(self, prefix: bytes) -> list[Request]:
-        """Return the requests whose first unpublished block follows this prefix."""
-        return [*self._by_prefix.get(prefix, ())]
-
-    def oldest(self) -> list[Request]:
-        """Return those that follow the prefix that was added first."""
-        return [*next(iter(self._by_prefix.values()), ())]
-
-    def requests(self) -> list[Request]:
-        """Return all of them."""
-        return [request for requests in self._by_prefix.values() for request in requests]
-
-
 class Blocks(Protocol):
     """Knows blocks by their keys: PagePool, or both tiers (engine/core/host_tier.py)."""
 
@@ -77,13 +36,11 @@ class Blocks(Protocol):
 class PrefixFinder:
     """Looks requests up in the prefix cache; changes nothing but their chains of hashes."""
 
-    def __init__(
-        self, layout: CacheLayout, pool: Blocks, *, publish_after: Callable[[bytes], bool] = lambda prefix: False
-    ) -> None:
-        """publish_after: publishes late blocks behind a prefix, and returns whether there were some."""
+    def __init__(self, layout: CacheLayout, pool: Blocks, late: LateBlocks | None = None) -> None:
+        """late: blocks to publish when a lookup comes to them."""
         self._layout = layout
         self._pool = pool
-        self._publish_after = publish_after
+        self._late = late
 
     def find(self, request: Request, *, within: int | None = None) -> Hit:
         """Return the longest hit within the request's cacheable tokens, of these the first ones if `within` is given.
@@ -121,7 +78,8 @@ class PrefixFinder:
         hashes, links = request.block_hashes, group.links
         for link in range(links - 1, most // self._layout.unit, links):
             block = self._pool.find(group.index, hashes[link])
-            if block is None and self._publish_after(hashes[link - links] if hits else request.root_hash()):
+            if block is None and self._late is not None:
+                self._late.publish_after(hashes[link - links] if hits else request.root_hash())
                 block = self._pool.find(group.index, hashes[link])
             if block is None:
                 break

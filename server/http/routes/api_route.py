@@ -3,13 +3,24 @@
 The app registers these rows and the OpenAPI document describes them; neither names an endpoint itself.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+
+
+class DirectRoute(APIRoute):
+    """Calls a handler of the request alone without FastAPI's search for parameters."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See APIRoute.get_route_handler."""
+        takes_request_alone = list(inspect.signature(self.endpoint).parameters) == ["request"]
+        return self.endpoint if takes_request_alone else super().get_route_handler()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +41,7 @@ class ApiRoute:
     has_page: bool = False  # browsers get a page instead of the answer
     error_statuses: tuple[int, ...] = ()  # besides those that every route has, or every route with a body
     is_state: bool = False  # its 503 has the body of its 200
-    route_class: type[APIRoute] = APIRoute
+    route_class: type[APIRoute] = DirectRoute
 
     @property
     def verbs(self) -> tuple[str, ...]:

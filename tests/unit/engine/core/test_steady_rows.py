@@ -190,13 +190,13 @@ def test_late_blocks_are_published_while_there_is_time():
     for _ in range(10):
         step(scheduler)
     times = iter([True, False, True, True, True])
-    scheduler.kv.publish_late(lambda: next(times))
+    scheduler.kv.late.publish_while(lambda: next(times))
     assert scheduler.kv.pool.num_published(0) == 3 + 2  # the oldest alone
-    scheduler.kv.publish_late(lambda: next(times))
+    scheduler.kv.late.publish_while(lambda: next(times))
     assert scheduler.kv.pool.num_published(0) == 3 * 3
     for _ in range(4):
         step(scheduler)
-    scheduler.kv.publish_late(lambda: True)
+    scheduler.kv.late.publish_while(lambda: True)
     assert scheduler.kv.pool.num_published(0) == 3 * 4
     scheduler.check()
 
