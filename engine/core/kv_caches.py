@@ -7,8 +7,7 @@ A request has one BlockTable per group of layers (CacheGroup). The scheduler cou
 admit() holds the blocks of the longest hit, and blocks of full groups for all tokens. fit() says where a row may end,
 begin_row() takes the blocks that it writes. commit_row() publishes those that are full, then releases those that have
 left a window: every later row starts at the committed end or behind it, also one in flight. Blocks are published at
-commit only, so the keys and values of a hit always exist. Where nothing else is told of published blocks, those of
-steady requests are late: they are published when a lookup comes to them, while the device computes, or in free().
+commit only, so the keys and values of a hit always exist, and those of steady requests later (LateBlocks).
 States are copied (engine/core/checkpoints.py): a StepKv has the copies of a step, and what it holds until end_step().
 """
 
@@ -20,7 +19,7 @@ import msgspec
 
 from engine.core.cache_layout import NEVER, CacheLayout, GroupLayout
 from engine.core.checkpoints import Checkpoints, Save, StepKv
-from engine.core.late_blocks import LateBlocks
+from engine.core.late_blocks import LateBlocks, publish_next
 from engine.core.lower_tiers import LowerTiers, TierTokens
 from engine.core.page_pool import PagePool
 from engine.core.pins import Pins
@@ -220,12 +219,12 @@ class KvCaches:
         requests = rows.committed()
         is_late = self._is_simple and self.pool.news is None
         for request in requests:
-            num_committed = rows.num_committed_tokens(request)
-            if num_committed < request.next_due_tokens:
-                continue
-            if is_late:
+            num_committed, due = rows.num_committed_tokens(request), request.next_due_tokens
+            if is_late and num_committed >= due:
                 self.late.add(request)
-            else:
+            elif self._is_simple and num_committed == due and publish_next(request, self.pool, self.layout.unit):
+                continue
+            elif num_committed >= due:
                 self.commit_row(request, num_committed)
         rows.visit_after_commit([request for request in requests if request.late_prefix is None])
 
