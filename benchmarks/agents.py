@@ -14,6 +14,8 @@ from engine.interface.protocol import SamplingParams
 
 NUM_AGENTS, NUM_APPLICATIONS, NUM_TURNS = 16, 4, 20
 _INSTRUCTIONS, _ADDED, _ANSWERED = 1500, (20, 250), (16, 64)
+MOST_ANSWERED = _ANSWERED[1]  # tokens
+NUM_REQUESTS = NUM_AGENTS * (NUM_TURNS // 2) * 3  # a trunk and two branches
 # Tokens of the longest conversation, its last answer included
 LONGEST = _INSTRUCTIONS + NUM_TURNS * (_ADDED[1] + _ANSWERED[1])
 

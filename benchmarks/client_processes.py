@@ -9,8 +9,11 @@ from multiprocessing.context import SpawnProcess
 
 import msgspec
 
-from benchmarks.load_client import LoadConfig, LoadResult, serve_load
+from benchmarks.agents import NUM_AGENTS
+from benchmarks.load import LoadConfig
+from benchmarks.load_client import LoadResult, serve_load
 from benchmarks.report import BenchError
+from benchmarks.workloads import AGENT
 
 _STOP_TIMEOUT_S = 10.0
 
@@ -49,8 +52,13 @@ def run_shares(shares: Sequence[LoadConfig]) -> tuple[list[LoadResult], bool]:
 
 
 def split(config: LoadConfig, num_processes: int) -> list[LoadConfig]:
-    """Split the load into shares: Poisson processes of partial rates add up to one of the whole rate."""
+    """Split the load into shares: Poisson processes of partial rates add up to one of the whole rate.
+
+    The parts of a workload draw the same requests with one seed, and each sends its own.
+    """
     limit = config.concurrency if config.rate_per_s == 0 else config.num_requests
+    if config.workload == AGENT:
+        limit = NUM_AGENTS
     count = max(1, min(num_processes, limit, config.num_requests))
     return [
         msgspec.structs.replace(
@@ -58,7 +66,9 @@ def split(config: LoadConfig, num_processes: int) -> list[LoadConfig]:
             num_requests=config.num_requests // count + (i < config.num_requests % count),
             concurrency=max(config.concurrency // count + (i < config.concurrency % count), 1),
             rate_per_s=config.rate_per_s / count,
-            seed=config.seed + i,
+            seed=config.seed + i * (not config.workload),
+            part=i,
+            num_parts=count,
         )
         for i in range(count)
     ]

@@ -5,46 +5,19 @@ run_load() sends a load from this process; serve_load() is the body of a client 
 
 import asyncio
 import contextlib
-import json
 import ssl
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from multiprocessing.connection import Connection
 from random import Random
-from typing import Any
 
 import msgspec
 
-from benchmarks.load_connection import RequestFailed, RequestTiming, StreamConnection
-
-# Common enough to be one token each, with the space before, in most vocabularies
-_WORDS = (
-    "time year people way day man thing woman life child world school state family student group country problem hand "
-    "part place case week company system program question work government number night point home water room mother "
-    "area money story fact month lot right study book eye job word business issue side kind head house service friend"
-)
-
-
-class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A load: `concurrency` requests at once (closed loop), or Poisson arrivals at `rate_per_s` if > 0."""
-
-    host: str
-    port: int
-    is_tls: bool = False
-    path: str = "/v1/completions"  # or a path that ends with /chat/completions
-    model: str
-    api_key: str = ""
-    num_requests: int = 100
-    concurrency: int = 1
-    rate_per_s: float = 0.0
-    input_len: int = 512  # tokens, or words if prompts are text
-    output_len: int = 128  # tokens
-    prompt_format: str = "ids"  # ids | text
-    ignores_eos: bool = True  # send ignore_eos, so that every answer has output_len tokens
-    vocab_size: int = 10_000  # prompt ids are drawn below it
-    seed: int = 0
-    timeout_s: float = 600.0  # of one request
+from benchmarks.agents import Agent, Turn
+from benchmarks.load import Body, Conversation, LoadConfig, make_bodies, make_conversations
+from benchmarks.load_connection import Answer, RequestFailed, RequestTiming, StreamConnection
+from benchmarks.workloads import AGENT
 
 
 class LoadResult(msgspec.Struct):
@@ -57,10 +30,16 @@ class LoadResult(msgspec.Struct):
 
 def run_load(config: LoadConfig, stop_fd: int | None = None) -> LoadResult:
     """Send the load and return its timings. Blocks until every request has ended, or `stop_fd` is readable."""
-    bodies = make_bodies(config)
-    started_s, cpu_started_s = time.perf_counter(), time.process_time()
     timings: list[RequestTiming] = []
-    asyncio.run(_run(config, bodies, timings, stop_fd))
+    clients = _Clients(config, timings)
+    if config.workload == AGENT:
+        send = clients.converse(make_conversations(config))
+    elif config.rate_per_s > 0:
+        send = clients.send_at_times(make_bodies(config))
+    else:
+        send = clients.send_in_closed_loop(make_bodies(config))
+    started_s, cpu_started_s = time.perf_counter(), time.process_time()
+    asyncio.run(_run(clients, send, stop_fd))
     return LoadResult(timings, time.perf_counter() - started_s, time.process_time() - cpu_started_s)
 
 
@@ -72,35 +51,8 @@ def serve_load(connection: Connection, config: LoadConfig) -> None:
         connection.send_bytes(msgspec.msgpack.encode(run_load(config, stop_fd=connection.fileno())))
 
 
-def make_bodies(config: LoadConfig) -> Iterator[bytes]:
-    """Return the bytes of every request, made before the clock starts."""
-    rng = Random(config.seed)
-    return iter([_body(config, rng) for _ in range(config.num_requests)])
-
-
-def _body(config: LoadConfig, rng: Random) -> bytes:
-    payload: dict[str, Any] = {"model": config.model, "temperature": 0.0, "stream": True}
-    payload["stream_options"] = {"include_usage": True}
-    if config.ignores_eos:
-        payload["ignore_eos"] = True
-    text = " ".join(rng.choices(_WORDS.split(), k=config.input_len)) if config.prompt_format == "text" else ""
-    if config.path.endswith("/chat/completions"):
-        payload |= {"messages": [{"role": "user", "content": text}], "max_completion_tokens": config.output_len}
-    else:
-        payload |= {"prompt": text or [rng.randrange(config.vocab_size) for _ in range(config.input_len)]}
-        payload["max_tokens"] = config.output_len
-    body = json.dumps(payload).encode()
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    head = f"POST {config.path} HTTP/1.1\r\nHost: {host}:{config.port}\r\nContent-Type: application/json\r\n"
-    if config.api_key:
-        head += f"Authorization: Bearer {config.api_key}\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-async def _run(config: LoadConfig, bodies: Iterator[bytes], timings: list[RequestTiming], stop_fd: int | None) -> None:
-    clients = _Clients(config, timings)
-    send = clients.send_at_times if config.rate_per_s > 0 else clients.send_in_closed_loop
-    task = asyncio.create_task(send(bodies))
+async def _run(clients: "_Clients", send: Coroutine[None, None, None], stop_fd: int | None) -> None:
+    task = asyncio.create_task(send)
     loop = asyncio.get_running_loop()
     if stop_fd is not None:
         loop.add_reader(stop_fd, task.cancel)
@@ -123,7 +75,7 @@ class _Clients:
         self._idle: deque[StreamConnection] = deque()
         self._tls = ssl.create_default_context() if config.is_tls else None
 
-    async def send_in_closed_loop(self, bodies: Iterator[bytes]) -> None:
+    async def send_in_closed_loop(self, bodies: Iterator[Body]) -> None:
         """Keep `concurrency` requests open until all are sent."""
 
         async def client() -> None:
@@ -134,7 +86,7 @@ class _Clients:
             for _ in range(self._config.concurrency):
                 group.create_task(client())
 
-    async def send_at_times(self, bodies: Iterator[bytes]) -> None:
+    async def send_at_times(self, bodies: Iterator[Body]) -> None:
         """Send at the times of a Poisson process, independent of the answers."""
         rng = Random(self._config.seed + 1)
         due_s = time.perf_counter()
@@ -144,19 +96,41 @@ class _Clients:
                 await asyncio.sleep(due_s - time.perf_counter())
                 group.create_task(self._send(body))
 
+    async def converse(self, conversations: Sequence[tuple[Conversation, Agent]]) -> None:
+        """Take all turns of all conversations at once; each waits for its own answers, and parts once."""
+
+        async def take(conversation: Conversation, turns: Sequence[Turn]) -> bool:
+            for turn in turns:
+                answer = await self._send(conversation.ask(turn))
+                if answer is None:  # without it there is no next turn
+                    return False
+                conversation.hear(answer)
+            return True
+
+        async def follow(conversation: Conversation, agent: Agent) -> None:
+            if await take(conversation, agent.trunk):
+                await asyncio.gather(*(take(conversation.fork(), branch) for branch in agent.branches))
+
+        async with asyncio.TaskGroup() as group:
+            for conversation, agent in conversations:
+                group.create_task(follow(conversation, agent))
+
     def close(self) -> None:
         """Close the idle connections; the others closed with their requests."""
         for connection in self._idle:
             connection.close()
 
-    async def _send(self, body: bytes) -> None:
-        timing = RequestTiming(time.perf_counter())
+    async def _send(self, body: Body) -> Answer | None:
+        """Send one request; return its answer, which holds what the load needs of it, or None if it failed."""
+        timing = RequestTiming(time.perf_counter(), num_asked=body.num_asked)
+        answer = Answer()
         self._timings.append(timing)
         connection: StreamConnection | None = None
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 connection = await self._connect()
-                await connection.request(body, timing)
+                await connection.request(body.data, timing, answer)
+                return answer
         except RequestFailed as error:
             timing.error_kind, timing.error = error.kind, str(error)
         except TimeoutError:
@@ -168,6 +142,7 @@ class _Clients:
                 self._idle.append(connection)
             elif connection is not None:
                 connection.close()
+        return None
 
     async def _connect(self) -> StreamConnection:
         while self._idle:

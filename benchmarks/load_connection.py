@@ -23,11 +23,20 @@ class RequestTiming(msgspec.Struct):
     num_input_tokens: int = 0  # from the server's usage; 0: not reported
     num_cached_tokens: int = 0  # cached input tokens, from the usage
     num_tokens: int = 0  # from the server's usage, otherwise the number of chunks
+    num_asked: int = 0  # tokens that the request asked for
+    num_token_ids: int = 0  # ids that came with the chunks, where the request asked for them
     num_chunks: int = 0  # chunks with text
     has_usage: bool = False
     itl_s: list[float] = []  # between chunks
     error_kind: str = ""  # a few words, the same for errors of one kind
     error: str = ""
+
+
+class Answer(msgspec.Struct):
+    """The content of an answer, as far as it has arrived."""
+
+    texts: list[str] = []
+    token_ids: list[int] = []  # if the request asked for them, and if the server returns them
 
 
 class RequestFailed(Exception):
@@ -56,6 +65,7 @@ class _Delta(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     text: str | None = None
+    token_ids: list[int] | None = None
     delta: _Delta | None = None
     finish_reason: str | None = None
 
@@ -84,6 +94,7 @@ class StreamConnection(asyncio.Protocol):
         self.is_reusable = False
         self._transport: asyncio.Transport | None = None
         self._timing = RequestTiming(0.0)
+        self._answer = Answer()
         self._done: asyncio.Future[None] | None = None
         self._reply = StreamedReply()
         self._has_end = False  # the stream's end was seen: a finish reason, or [DONE]
@@ -100,11 +111,11 @@ class StreamConnection(asyncio.Protocol):
         else:
             self._fail("connection closed", "the connection closed before the reply's end")
 
-    async def request(self, body: bytes, timing: RequestTiming) -> None:
-        """Send one request and return at the end of its stream; fills in `timing`. Raises RequestFailed."""
+    async def request(self, body: bytes, timing: RequestTiming, answer: Answer) -> None:
+        """Send one request, return at the end of its stream; fills in `timing` and `answer`. Raises RequestFailed."""
         assert self._transport is not None
         self.is_reusable = False
-        self._timing, self._reply, self._has_end = timing, StreamedReply(), False
+        self._timing, self._answer, self._reply, self._has_end = timing, answer, StreamedReply(), False
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(body)
         await self._done
@@ -139,6 +150,10 @@ class StreamConnection(asyncio.Protocol):
             timing.num_cached_tokens = (details.cached_tokens or 0) if details is not None else 0
         for choice in event.choices:
             self._has_end = self._has_end or choice.finish_reason is not None
+            self._answer.texts.append(choice.text or (choice.delta.content if choice.delta else None) or "")
+            if choice.token_ids:
+                self._answer.token_ids += choice.token_ids
+                timing.num_token_ids += len(choice.token_ids)
             if not choice.brings_token():
                 continue
             if timing.num_chunks == 0:

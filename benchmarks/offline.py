@@ -27,7 +27,7 @@ from benchmarks.report import (
     write_report,
 )
 from benchmarks.report_cli import read_old, show
-from benchmarks.workloads import WITH_PREFIX_CACHE, workload
+from benchmarks.workloads import AGENT, NAMES, WITH_PREFIX_CACHE, workload
 from engine.interface.config import EngineConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
@@ -42,8 +42,6 @@ _DEFAULT_SHAPE = "qwen3-0.6b"
 _DEFAULT_MODEL_LEN = 8192
 _NOT_SAVED = ("json", "html", "plot", "run")  # flags that change no figure
 
-_AGENT = "agent"
-
 Requests = list[tuple[list[int], int]]
 
 
@@ -51,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `quire bench offline` and return its exit code. Raises BenchError, StartupError."""
     check_outputs(json_path=arguments.json, plot_path=arguments.plot, html_path=arguments.html)
     old = read_old(arguments.compare, "offline") if arguments.compare else None
-    workloads = {name: _requests(name) for name in arguments.workloads if name != _AGENT}
+    workloads = {name: _requests(name) for name in arguments.workloads if name != AGENT}
     name, config = engine_config(arguments)
     config = msgspec.structs.replace(
         config,
@@ -81,9 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
         for workload_name, requests in fitted.items():
             print(f"{workload_name} …", file=sys.stderr, flush=True)
             report["workloads"][workload_name] = measure(loaded, requests, runs=arguments.runs)
-        if _AGENT in arguments.workloads:
+        if AGENT in arguments.workloads:
             print("agent …", file=sys.stderr, flush=True)
-            report["workloads"][_AGENT] = measure_agents(loaded, runs=arguments.runs)
+            report["workloads"][AGENT] = measure_agents(loaded, runs=arguments.runs)
         is_cuda = loaded.runner.device.type == "cuda"
         report["peak_vram_gib"] = torch.cuda.max_memory_reserved() / 1024**3 if is_cuda else None
     print(format_report(report))
@@ -163,11 +161,7 @@ def _requests(name: str) -> Requests:
     try:
         return workload(name)
     except KeyError:
-        names = (
-            "single, batch8, mixed64, mixed256, seed64, prefill, prefill16, long, longctx, long128k, repeat, repeat16,"
-            " alone, prompt512, eight, shared, agent"
-        )
-        raise BenchError(f"There is no workload {name!r}: choose from {names}.", exit_code=2) from None
+        raise BenchError(f"There is no workload {name!r}: choose from {', '.join(NAMES)}.", exit_code=2) from None
 
 
 def _needs_prefix_cache(names: Sequence[str]) -> bool:

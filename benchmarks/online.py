@@ -22,7 +22,7 @@ from typing import IO
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from benchmarks.load_client import LoadConfig
+from benchmarks.load import LoadConfig
 from benchmarks.serve import format_report, measure
 
 SHAPES = Path(__file__).parent / "shapes"

@@ -49,7 +49,8 @@ def _describe(last: Source) -> str:
         server = last.report.get("server")
         device = (server.get("gpus") or server.get("device")) if isinstance(server, dict) else None
         where = f" ({device})" if device else ""
-        return f"Load on {load.model}{where}: {load.input_len} in, {load.output_len} out, {date}"
+        what = f"workload {load.workload}" if load.workload else f"{load.input_len} in, {load.output_len} out"
+        return f"Load on {load.model}{where}: {what}, {date}"
     if last.kind == "offline":
         return f"Offline workloads of {last.report.get('model', 'a model')}, {date}"
     machine = last.report.get("machine")

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.client_processes import run_shares, split
-from benchmarks.load_client import LoadConfig
+from benchmarks.load import LoadConfig
 from benchmarks.online import SHAPES, model_name, start_server, stop_server, write_model_folder
 from benchmarks.report import Report, now
 from benchmarks.serve import make_report

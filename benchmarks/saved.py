@@ -31,6 +31,7 @@ class Load(msgspec.Struct, frozen=True):
     rate_per_s: _Number
     input_len: _Count
     output_len: _Count
+    workload: _Name = ""  # its longest prompt and answer are input_len and output_len
 
 
 class ServeRun(msgspec.Struct, frozen=True):

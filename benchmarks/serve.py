@@ -1,5 +1,6 @@
 """`quire bench serve`: loads any OpenAI-compatible server from several processes and reports the usual figures.
 
+A load has random prompts of one length, or the requests of a workload (--workload).
 run() is the command; measure() and format_report() are its parts, for scripts that start the server themselves.
 """
 
@@ -15,8 +16,10 @@ from benchmarks import latency
 from benchmarks.client_processes import run_clients
 from benchmarks.gpu_memory import GpuMemoryWatch
 from benchmarks.histogram import count
-from benchmarks.load_client import LoadConfig, LoadResult, RequestTiming
+from benchmarks.load import LoadConfig, with_workload
+from benchmarks.load_client import LoadResult, RequestTiming
 from benchmarks.report import (
+    BenchError,
     Report,
     check_outputs,
     command_line,
@@ -28,16 +31,20 @@ from benchmarks.report import (
 from benchmarks.report_cli import read_old, show
 from benchmarks.server_facts import LOCAL_HOSTS, server_facts
 from benchmarks.target import find_target, settle_prompts
+from benchmarks.workloads import AGENT, NAMES, WITH_PREFIX_CACHE
 
 _EXIT_INTERRUPTED = 130
 _MIN_REQUESTS, _REQUESTS_PER_CLIENT = 64, 4
 _SEEDS_APART = 100_003  # more than the processes and warm-ups use
+_INPUT_LEN, _OUTPUT_LEN = 512, 128
+_WARM_UP_TOKENS = 8  # that the warm-up of the workload `shared` asks for, as offline
 _MAX_CLIENT_CPU = 0.8  # share of a core above which the client may be the limit
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `quire bench serve` and return its exit code. Raises BenchError."""
     check_outputs(json_path=arguments.json, plot_path=arguments.plot, html_path=arguments.html)
+    _check_workload(arguments)
     old = read_old(arguments.compare, "serve") if arguments.compare else None
     target = find_target(
         arguments.url, endpoint=arguments.endpoint, model=arguments.model, api_key=arguments.api_key or ""
@@ -45,21 +52,24 @@ def run(arguments: argparse.Namespace) -> int:
     config = msgspec.structs.replace(
         target,
         rate_per_s=arguments.rate,
-        input_len=arguments.input_len,
-        output_len=arguments.output_len,
+        input_len=arguments.input_len or _INPUT_LEN,
+        output_len=arguments.output_len or _OUTPUT_LEN,
         ignores_eos=not arguments.no_ignore_eos,
         vocab_size=arguments.vocab_size,
         seed=arguments.seed,
         timeout_s=arguments.timeout,
     )
+    if arguments.workload:
+        config = with_workload(config, arguments.workload)
     config = settle_prompts(config, arguments.prompt_format)
+    concurrencies = arguments.concurrency or [config.concurrency]
     about = {"command": command_line(sys.argv[1:]), "server": server_facts(config)}
     runs: list[Report] = []
     report: Report = {}
-    for concurrency in arguments.concurrency:
-        runs.append(about | _measure_step(config, concurrency, step=len(runs), arguments=arguments))
+    for concurrency in concurrencies:
+        runs.append(about | _measure_step(config, concurrency, concurrencies, arguments))
         print(format_report(runs[-1]), flush=True)
-        report = runs[0] if len(arguments.concurrency) == 1 else make_sweep(runs)
+        report = runs[0] if len(concurrencies) == 1 else make_sweep(runs)
         if arguments.json:
             write_report(arguments.json, report)
         if runs[-1]["is_interrupted"]:
@@ -70,21 +80,43 @@ def run(arguments: argparse.Namespace) -> int:
     return _EXIT_INTERRUPTED if runs[-1]["is_interrupted"] else int(any(run["num_failed"] for run in runs))
 
 
-def _measure_step(config: LoadConfig, concurrency: int, *, step: int, arguments: argparse.Namespace) -> Report:
+def _check_workload(arguments: argparse.Namespace) -> None:
+    """Raise BenchError for an unknown workload, or for flags that it decides itself."""
+    name = arguments.workload
+    if not name:
+        return
+    if name not in NAMES:
+        raise BenchError(f"There is no workload {name!r}: choose from {', '.join(NAMES)}.", exit_code=2)
+    decided = ["num_requests", "input_len", "output_len"]
+    if name == AGENT:
+        decided += ["concurrency", "rate"]
+    if name in WITH_PREFIX_CACHE:
+        decided += ["num_warmups"]
+    given = [f"--{flag.replace('_', '-')}" for flag in decided if getattr(arguments, flag)]
+    if given:
+        raise BenchError(f"The workload {name} decides that itself: leave {', '.join(given)} out.", exit_code=2)
+
+
+def _measure_step(
+    config: LoadConfig, concurrency: int, concurrencies: Sequence[int], arguments: argparse.Namespace
+) -> Report:
     """Measure one load of a sweep. Each has its own prompts, because the prefix cache holds earlier ones."""
+    is_sweep = len(concurrencies) > 1
     config = msgspec.structs.replace(
-        config,
-        concurrency=concurrency,
-        num_requests=arguments.num_requests or max(_MIN_REQUESTS, _REQUESTS_PER_CLIENT * concurrency),
-        seed=config.seed + _SEEDS_APART * concurrency * (len(arguments.concurrency) > 1),
+        config, concurrency=concurrency, seed=config.seed + _SEEDS_APART * concurrency * is_sweep
     )
+    if not config.workload:
+        num_requests = arguments.num_requests or max(_MIN_REQUESTS, _REQUESTS_PER_CLIENT * concurrency)
+        config = msgspec.structs.replace(config, num_requests=num_requests)
     num_processes = arguments.processes or max(1, min(4, (os.cpu_count() or 1) // 2))
     print(_describe_load(config, num_processes), file=sys.stderr)
-    if len(arguments.concurrency) > 1:
-        print(f"{'' if step == 0 else chr(10)}{concurrency} at once:")
+    if is_sweep:
+        print(f"{'' if concurrency == concurrencies[0] else chr(10)}{concurrency} at once:")
     if arguments.num_warmups:
         warm_up = msgspec.structs.replace(config, num_requests=arguments.num_warmups, seed=config.seed + 10_000)
         run_clients(warm_up, num_processes)
+    elif config.workload in WITH_PREFIX_CACHE and config.workload != AGENT:
+        run_clients(msgspec.structs.replace(config, output_len=_WARM_UP_TOKENS), num_processes)
     return measure(config, num_processes=num_processes, goodput=arguments.goodput)
 
 
@@ -122,6 +154,7 @@ def make_report(config: LoadConfig, results: Sequence[LoadResult], *, goodput: M
         "num_input_tokens": num_input_tokens,
         "num_cached_tokens": sum(timing.num_cached_tokens for timing in good),
         "num_output_tokens": num_tokens,
+        "num_asked_tokens": sum(timing.num_asked for timing in good),
         "tokens_per_chunk": num_tokens / max(sum(timing.num_chunks for timing in good), 1),
         "are_tokens_counted_by_server": all(timing.has_usage for timing in good),
         "request_throughput_per_s": len(good) / duration_s,
@@ -173,11 +206,16 @@ def format_sweep(runs: Sequence[Report]) -> str:
 def _describe_load(config: LoadConfig, num_processes: int) -> str:
     """Describe the load in a sentence, printed before it begins."""
     how = f"at {config.rate_per_s:g} a second (Poisson)" if config.rate_per_s > 0 else f"{config.concurrency} at a time"
+    if config.workload == AGENT:
+        how = "a turn of each conversation at a time"
     unit = "tokens" if config.prompt_format == "ids" else "words"
+    most = "at most " if config.workload else ""
     scheme = "https" if config.is_tls else "http"
+    name = f"{config.workload}: " if config.workload else ""
     return (
-        f"{config.num_requests} requests, {how}, {config.input_len} {unit} in, {config.output_len} tokens out, model "
-        f"{config.model}, {scheme}://{config.host}:{config.port}{config.path}, client processes: {num_processes}"
+        f"{name}{config.num_requests} requests, {how}, {most}{config.input_len} {unit} in, {most}{config.output_len} "
+        f"tokens out, model {config.model}, {scheme}://{config.host}:{config.port}{config.path}, client processes: "
+        f"{num_processes}"
     )
 
 
@@ -193,6 +231,8 @@ def _headline(report: Report) -> list[str]:
         lines.append(
             f"goodput {report['request_goodput_per_s']:.2f} requests/s, {share:.0%} of the completed ({limits})"
         )
+    if report["load"]["workload"] in WITH_PREFIX_CACHE:
+        lines.append(f"{_cached_share(report):.1%} of the prompts' tokens came from the prefix cache")
     return lines
 
 
@@ -204,8 +244,12 @@ def _circumstances(report: Report) -> list[str]:
 
 def _warnings(report: Report) -> list[str]:
     lines = [f"{count} × {kind}: {example}" for kind, (count, example) in report["errors"].items()]
+    num_sent = report["num_completed"] + report["num_failed"] + report["num_unfinished"]
     if report["is_interrupted"]:
         lines.append(f"Interrupted: {report['num_unfinished']} requests were not finished and are not counted.")
+    elif report["load"]["workload"] == AGENT and num_sent < report["load"]["num_requests"]:
+        num_unsent = report["load"]["num_requests"] - num_sent
+        lines.append(f"{num_unsent} requests were not sent, because a turn before them failed.")
     if report["client_cpu_share_max"] > _MAX_CLIENT_CPU:
         lines.append("The client may be the limit: give it more --processes, or another machine.")
     if report["num_completed"] == 0:
@@ -216,13 +260,16 @@ def _warnings(report: Report) -> list[str]:
         lines.append(
             f"A chunk holds {report['tokens_per_chunk']:.1f} tokens on average: ITL is the time between chunks."
         )
-    expected = report["load"]["output_len"] * report["num_completed"]
+    expected = report["num_asked_tokens"]
     if report["num_output_tokens"] < 0.99 * expected:
         lines.append(f"Answers ended early: {report['num_output_tokens']:,} tokens of the {expected:,} asked for.")
-    if report["num_cached_tokens"] > 0.01 * report["num_input_tokens"]:
-        share = report["num_cached_tokens"] / report["num_input_tokens"]
+    if report["load"]["workload"] not in WITH_PREFIX_CACHE and (share := _cached_share(report)) > 0.01:
         lines.append(f"{share:.0%} of the input came out of the server's prefix cache: another --seed asks anew.")
     return lines
+
+
+def _cached_share(report: Report) -> float:
+    return report["num_cached_tokens"] / max(report["num_input_tokens"], 1)
 
 
 def _duration_s(results: Sequence[LoadResult], good: Sequence[RequestTiming]) -> float:

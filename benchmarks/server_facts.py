@@ -6,7 +6,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.gpu_memory import gpu_names
-from benchmarks.load_client import LoadConfig
+from benchmarks.load import LoadConfig
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 _TIMEOUT_S = 5.0

@@ -6,7 +6,8 @@ from urllib.parse import SplitResult, urlsplit
 import httpx
 import msgspec
 
-from benchmarks.load_client import LoadConfig, run_load
+from benchmarks.load import LoadConfig
+from benchmarks.load_client import run_load
 from benchmarks.load_connection import RequestTiming
 from benchmarks.report import BenchError
 
@@ -49,10 +50,15 @@ def settle_prompts(config: LoadConfig, prompt_format: str) -> LoadConfig:
     for tried in formats:
         config = msgspec.structs.replace(config, prompt_format=tried)
         trial = _try(config)
-        if not trial.error:
+        if not trial.error and (trial.num_token_ids or tried == "text" or not config.wants_token_ids):
             return config
-        if trial.error_kind not in _REFUSED:
+        if trial.error and trial.error_kind not in _REFUSED:
             break
+    if not trial.error:
+        raise BenchError(
+            f"The server returns no token ids of answers, which the next prompts of the workload {config.workload} are "
+            "made of: --prompt-format text."
+        )
     raise BenchError(
         f"The server refused a trial request to {config.path}: {trial.error_kind}: {trial.error.rstrip('.')}"
         f"{_hint(trial)}."
@@ -100,7 +106,13 @@ def _first_model(reply: httpx.Response) -> str:
 def _try(config: LoadConfig) -> RequestTiming:
     """Send one request of the load's kind, with two output tokens and its own seed."""
     trial = msgspec.structs.replace(
-        config, num_requests=1, concurrency=1, rate_per_s=0.0, output_len=min(2, config.output_len), seed=-1
+        config,
+        workload="",
+        num_requests=1,
+        concurrency=1,
+        rate_per_s=0.0,
+        output_len=min(2, config.output_len),
+        seed=-1,
     )
     return run_load(trial).timings[0]
 

@@ -70,6 +70,10 @@ class _IdleStep:
     def sample(self, masks: TokenMasks | None = None) -> None:
         """See StepHandle.sample."""
 
+    def is_done(self) -> bool:
+        """See StepHandle.is_done. No work of the host is hidden."""
+        return True
+
     def wait(self) -> StepResult:
         """See StepHandle.wait."""
         return self._executor.result(self._plan)

@@ -1,13 +1,24 @@
-"""The offline workloads by name: [(prompt_token_ids, output_len)]. Deterministic: every engine gets the same."""
+"""The workloads by name: [(prompt_token_ids, output_len)]. Deterministic: every engine gets the same.
+
+The workload `agent` is not a list, as its prompts hold answers: benchmarks/agents.py.
+"""
 
 from random import Random
 
-WITH_PREFIX_CACHE = ("shared", "agent")  # the others would find their own prompts in it; agent: benchmarks/agents.py
+AGENT = "agent"
+NAMES = (
+    "single", "batch8", "mixed64", "mixed256", "seed64", "prefill", "prefill16", "long", "longctx", "long128k",
+    "repeat", "repeat16", "alone", "prompt512", "eight", "shared", AGENT,
+)  # fmt: skip
+WITH_PREFIX_CACHE = ("shared", AGENT)  # the others would find their own prompts in it
 
 
-def workload(name: str) -> list[tuple[list[int], int]]:
-    """Return the requests of one workload. Raises KeyError for an unknown name."""
-    rng = Random(0)
+def workload(name: str, seed: int = 0) -> list[tuple[list[int], int]]:
+    """Return the requests of one workload. Raises KeyError for an unknown name, and for `agent`.
+
+    The published figures have seed 0; another one gives other tokens, and other lengths where these are drawn.
+    """
+    rng = Random(seed)
 
     def tokens(n: int) -> list[int]:
         return [rng.randint(0, 9999) for _ in range(n)]

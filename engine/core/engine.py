@@ -335,6 +335,7 @@ class Engine:
         step, self._in_flight = self._in_flight, None
         if step is None:
             return
+        self.scheduler.kv.late.publish_while(lambda: not step.is_done())
         result = step.wait()
         now = self.clock()
         outputs = self.scheduler.commit(result, now)

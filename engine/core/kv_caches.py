@@ -7,8 +7,8 @@ A request has one BlockTable per group of layers (CacheGroup). The scheduler cou
 admit() holds the blocks of the longest hit, and blocks of full groups for all tokens. fit() says where a row may end,
 begin_row() takes the blocks that it writes. commit_row() publishes those that are full, then releases those that have
 left a window: every later row starts at the committed end or behind it, also one in flight. Blocks are published at
-commit only, so the keys and values of a hit always exist. States are copied (engine/core/checkpoints.py): a StepKv has
-the copies of a step, and what it holds until end_step().
+commit only, so the keys and values of a hit always exist, and those of steady requests later (LateBlocks).
+States are copied (engine/core/checkpoints.py): a StepKv has the copies of a step, and what it holds until end_step().
 """
 
 from collections import Counter
@@ -20,12 +20,13 @@ import msgspec
 from engine.core.cache_layout import NEVER, CacheLayout, GroupLayout
 from engine.core.checkpoints import Checkpoints, Save, StepKv
 from engine.core.kv_events import KvEvents
+from engine.core.late_blocks import LateBlocks, publish_next
 from engine.core.lower_tiers import LowerTiers, TierTokens
 from engine.core.page_pool import PagePool
 from engine.core.pins import Pins
 from engine.core.prefix_hits import Hit, PrefixFinder
 from engine.core.prefix_misses import PrefixMisses
-from engine.core.request import BlockTable, Request, link_hash
+from engine.core.request import BlockTable, Request
 from engine.core.steady_rows import SteadyRows
 from engine.interface.config import SchedulerConfig
 from engine.interface.protocol import CacheReport
@@ -47,7 +48,8 @@ class KvCaches:
         self.num_hit_tokens = 0
         self.num_limited_tokens: Counter[str] = Counter()  # by kind: tokens of the full groups' hits that it lacked
         self.num_by_reason: Counter[str] = Counter()  # requests, by why no more of their prompt was found
-        self._finder = PrefixFinder(self.layout, self.pool)
+        self.late = LateBlocks(self.commit_row)
+        self._finder = PrefixFinder(self.layout, self.pool, self.late)
         self._misses = PrefixMisses(self.layout, self.pool)
         self.checkpoints = Checkpoints(self.layout, self.pool)
         self._growing = self.layout.growing
@@ -164,24 +166,27 @@ class KvCaches:
             added += self.checkpoints.begin_row(request, step, num_reserved=num_reserved)
         return added
 
-    def extend(self, requests: Sequence[Request], step: StepKv) -> Iterator[tuple[int, int, int, list[int]]]:
+    def extend(self, requests: Sequence[Request], step: StepKv) -> list[tuple[int, int, int, list[int]]]:
         """Begin decode rows that start behind all that their requests hold, for which there is room.
 
-        Yields SteadyRowsPlan.new_blocks.
+        Returns SteadyRowsPlan.new_blocks.
         """
         if not self._is_simple:
-            for request in requests:
-                for entry in self.begin_row(request, request.num_held_tokens + 1, step, num_reserved=0):
-                    yield request.req_index, *entry
-            return
-        take, tokens = self.pool.take, self._growing[0].tokens
-        for request in requests:  # as begin_row() does, in less time
-            (table,) = request.tables
-            blocks, block = table.blocks, take(0)
-            yield request.req_index, 0, len(blocks), [block]
+            return [
+                (request.req_index, *entry)
+                for request in requests
+                for entry in self.begin_row(request, request.num_held_tokens + 1, step, num_reserved=0)
+            ]
+        added, tokens = [], self._growing[0].tokens
+        for request, block in zip(requests, self.pool.take_pages(0, len(requests)), strict=True):  # as begin_row() does
+            table = request.tables[0]
+            blocks = table.blocks
+            column = len(blocks)
             blocks.append(block)
-            table.num_sent = len(blocks)
+            table.num_sent = column + 1
             request.num_held_tokens += tokens
+            added.append((request.req_index, 0, column, [block]))
+        return added
 
     def save_in_answer(self, request: Request, step: StepKv, *, num_reserved: int) -> None:
         """Save states before a decode row, which is planned for sure. Needed from request.next_save_tokens on."""
@@ -192,6 +197,7 @@ class KvCaches:
 
         Needed only from request.next_due_tokens on.
         """
+        self.late.discard(request)
         next_due = NEVER
         for group in self._growing:
             table = request.tables[group.index]
@@ -210,15 +216,19 @@ class KvCaches:
         request.next_due_tokens = next_due
 
     def commit_steady(self, rows: SteadyRows) -> None:
-        """Publish and release blocks of the steady requests for which they are due."""
+        """Publish and release blocks of the steady requests for which they are due, or let them be late."""
         requests = rows.committed()
+        is_simple = self._is_simple and self.events is None  # which commit_row() describes the blocks to
+        is_late = is_simple and self.pool.news is None
         for request in requests:
-            num_committed = rows.num_committed_tokens(request)
-            if num_committed == request.next_due_tokens and self._is_simple and self._publish_next(request):
+            num_committed, due = rows.num_committed_tokens(request), request.next_due_tokens
+            if is_late and num_committed >= due:
+                self.late.add(request)
+            elif is_simple and num_committed == due and publish_next(request, self.pool, self.layout.unit):
                 continue
-            if num_committed >= request.next_due_tokens:
+            elif num_committed >= due:
                 self.commit_row(request, num_committed)
-        rows.visit_after_commit(requests)
+        rows.visit_after_commit([request for request in requests if request.late_prefix is None])
 
     def end_step(self, step: StepKv, published: Iterable[Save] = ()) -> None:
         """Release what a step held, when it is committed or given up; publish these of the states that it saved."""
@@ -233,6 +243,7 @@ class KvCaches:
 
     def free(self, request: Request) -> None:
         """Release the request's blocks. Its last blocks are reused first, unpublished blocks before all published."""
+        self.late.publish(request)
         last = max([0, request.checkpoint, *request.marks]) if self.layout.states else NEVER
         for group in reversed(self.layout.groups):
             table = request.tables[group.index]
@@ -250,6 +261,7 @@ class KvCaches:
     def taint(self, requests: list[Request]) -> None:
         """Take the requests' blocks out of the prefix cache, the hits too; once free, their pages are zeroed."""
         for request in requests:
+            self.late.discard(request)
             self.pool.taint(_blocks(request))
             self.checkpoints.taint(request)
             for group in self.layout.windows:  # those that left it
@@ -291,6 +303,8 @@ class KvCaches:
         self.pool.check(held)
         self.tiers.check(copies)
         self.pins.check()
+        for request in self.late.requests():
+            assert request.next_due_tokens <= requests[request]
         for request, num_committed in requests.items():
             assert len(set(_blocks(request))) == sum(len(table.blocks) for table in request.tables)
             assert request.num_computed_tokens <= request.num_held_tokens == self._num_held_tokens(request)
@@ -369,22 +383,6 @@ class KvCaches:
         for column in range(table.num_published, num_full):
             self.pool.publish(group.index, hashes[(column + 1) * links - 1], table.blocks[column - table.first])
             table.num_published = column + 1
-
-    def _publish_next(self, request: Request) -> bool:
-        """Publish the next block if it is of the answer alone; as commit_row() does, in less time."""
-        (table,), hashes, unit = request.tables, request.block_hashes, self.layout.unit
-        num_published = table.num_published
-        first = num_published * unit - request.num_prompt_tokens
-        if first < 0 or not hashes or len(hashes) != num_published:
-            return False
-        key = link_hash(hashes[-1], request.output_token_ids[first : first + unit])
-        hashes.append(key)
-        if self.events is not None:
-            self.events.describe(request, self._growing[0], (num_published,))
-        self.pool.publish(0, key, table.blocks[num_published])
-        table.num_published = num_published + 1
-        request.next_due_tokens += unit
-        return True
 
     def _release_until(self, first: int, request: Request, table: BlockTable, group: GroupLayout) -> None:
         """Release the blocks before column `first`. Those before no mark are reused first."""

@@ -172,6 +172,21 @@ class PagePool:
         self._group_of[block] = group
         return block
 
+    def take_pages(self, group: int, count: int) -> list[int]:
+        """Lend so many new blocks of a page each, as take() does one by one."""
+        blank = self._blank
+        if self._is_mixed or len(blank) < count:
+            return [self.take(group) for _ in range(count)]
+        blocks = blank[: -count - 1 : -1]
+        del blank[len(blank) - count :]
+        self.num_free -= count
+        self.num_held[group] += count
+        ref_counts, group_of = self._ref_counts, self._group_of
+        for block in blocks:
+            ref_counts[block] = 1
+            group_of[block] = group
+        return blocks
+
     def hold(self, blocks: Iterable[int]) -> None:
         """Add a holder to each of these blocks, which are held or cached."""
         for block in blocks:

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import NamedTuple, Protocol
 
 from engine.core.cache_layout import CacheLayout, GroupLayout
+from engine.core.late_blocks import LateBlocks
 from engine.core.request import Request
 from engine.interface.protocol import LayerKind
 
@@ -35,9 +36,11 @@ class Blocks(Protocol):
 class PrefixFinder:
     """Looks requests up in the prefix cache; changes nothing but their chains of hashes."""
 
-    def __init__(self, layout: CacheLayout, pool: Blocks) -> None:
+    def __init__(self, layout: CacheLayout, pool: Blocks, late: LateBlocks | None = None) -> None:
+        """late: blocks to publish when a lookup comes to them."""
         self._layout = layout
         self._pool = pool
+        self._late = late
 
     def find(self, request: Request, *, within: int | None = None) -> Hit:
         """Return the longest hit within the request's cacheable tokens, of these the first ones if `within` is given.
@@ -75,6 +78,9 @@ class PrefixFinder:
         hashes, links = request.block_hashes, group.links
         for link in range(links - 1, most // self._layout.unit, links):
             block = self._pool.find(group.index, hashes[link])
+            if block is None and self._late is not None:
+                self._late.publish_after(hashes[link - links] if hits else request.root_hash())
+                block = self._pool.find(group.index, hashes[link])
             if block is None:
                 break
             hits.append(block)

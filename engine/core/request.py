@@ -101,7 +101,8 @@ class Request:
     """One request. Counts are in tokens, times in seconds of the engine's clock.
 
     While it is steady, three counts follow from the steps of its SteadyRows, and what is stored here is how they were
-    when it joined: num_computed_tokens, num_pending_tokens, last_step. last_token_s is out of date until it leaves.
+    when it joined: num_computed_tokens, num_pending_tokens, last_step. last_token_s is out of date until it leaves. The
+    newest tokens of its output may be there, too, until somebody reads them.
     """
 
     request_id: str
@@ -118,7 +119,7 @@ class Request:
     packed_prompt: bytes = b""  # its prompt until unpack_prompt(): a queue of long lists would cost memory and time
     num_prompt_tokens: int = field(default=0, init=False)
 
-    output_token_ids: list[int] = field(default_factory=list)  # committed only
+    stored_output_token_ids: list[int] = field(default_factory=list)  # see output_token_ids
     stored_computed_tokens: int = 0  # see num_computed_tokens
     stored_pending_tokens: int = 0  # see num_pending_tokens
     num_prefill_tokens: int = 0  # tokens that the host sends after this admission; decoding starts after them
@@ -129,6 +130,8 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)  # names of its prefixes in the prefix cache: a chain
     num_held_tokens: int = 0  # the first ones, for which all tables have blocks
     next_due_tokens: int = 0  # once so many are committed, its blocks have to be looked at
+    late_prefix: bytes | None = None  # its place in LateBlocks; None: it is not there
+    left_tokens: int = 0  # those behind its newest committed row, when it ceased to be steady
     marks: list[int] = field(default_factory=list)  # where others may go on: windows before them are worth keeping
     next_save_tokens: int = 0  # where its answer's next state is due
     parting_point: int = 0  # the mark where the full groups know a longer prefix than its hit; 0: they do not
@@ -180,6 +183,18 @@ class Request:
             self.prompt_token_ids, self.packed_prompt = array("i", self.packed_prompt).tolist(), b""
 
     @property
+    def output_token_ids(self) -> list[int]:
+        """The committed tokens of its output."""
+        if self.steady is not None:
+            self.steady.settle()
+        return self.stored_output_token_ids
+
+    @output_token_ids.setter
+    def output_token_ids(self, value: list[int]) -> None:
+        assert self.steady is None
+        self.stored_output_token_ids = value
+
+    @property
     def num_computed_tokens(self) -> int:
         """Tokens with launched keys and values."""
         rows = self.steady
@@ -225,7 +240,9 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """Prompt, output and in-flight tokens."""
-        return self.num_prompt_tokens + len(self.output_token_ids) + self.num_pending_tokens
+        if self.steady is not None:
+            return self.num_computed_tokens + 1  # each of its rows is of the newest token
+        return self.num_prompt_tokens + len(self.stored_output_token_ids) + self.stored_pending_tokens
 
     @property
     def max_output_tokens(self) -> int:
@@ -317,13 +334,13 @@ class Request:
         first, last = len(hashes), num_tokens // unit
         if first >= last:
             return
-        parent = hashes[-1] if hashes else self._root_hash()
+        parent = hashes[-1] if hashes else self.root_hash()
         tokens, size = _pack(self.token_ids(first * unit, last * unit)), 4 * unit
         for start in range(0, len(tokens), size):
             parent = sha256(parent + tokens[start : start + size]).digest()
             hashes.append(parent)
 
-    def _root_hash(self) -> bytes:
+    def root_hash(self) -> bytes:
         """Return the parent of the first hash."""
         return root_hash(self.cache_salt, self.adapter)
 

@@ -2,7 +2,8 @@
 
 Most rows of most steps only go on: the device's last token in, one token out. An object for each of them in each step,
 and a visit to its request, would be most of the host's time. So a step does not touch a steady request. Its counts
-follow from the steps since it joined (Request.num_computed_tokens), and its output list gets its token by a call in C.
+follow from the steps since it joined (Request.num_computed_tokens), and its output list gets the tokens of 16 steps by
+one call in C, or sooner if they are read (Request.output_token_ids).
 It is looked at in the steps that it waits for: before a plan, when it needs pages, saves a state, or nears its end;
 after a commit, when blocks are due to be published or released. Stop tokens are searched in all tokens of a step.
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, call
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ from engine.core.step import NO_TOKEN, RequestShare
 from engine.core.waiting_queue import by_order
 from engine.interface.config import SchedulerConfig
 
+_MOST_UNSETTLED = 16  # steps
 _by_joining = attrgetter("joined")
 
 
@@ -42,7 +44,7 @@ class SteadyStep(NamedTuple):
     place: int  # SteadyRows.num_planned before it
     requests: list[Request]
     request_ids: list[str]
-    appends: list[Callable[[int], None]]  # of their output_token_ids
+    extends: list[Callable[[Iterable[int]], None]]  # of their output_token_ids
     req_index: bytes  # [R] int32
     start: bytes  # [R] int32
     left: list[int]  # places in these lists of requests that left since
@@ -72,12 +74,14 @@ class SteadyRows:
         self._last_commit_s = 0.0
         self._requests: list[Request] = []
         self._request_ids: list[str] = []
-        self._appends: list[Callable[[int], None]] = []
+        self._extends: list[Callable[[Iterable[int]], None]] = []
         self._is_shared = False  # a planned step has these three lists
         self._req_index = array("i")
         self._start = array("i")  # less num_planned
         self._stops: dict[int, int] = {NO_TOKEN: 1}  # tokens that may end a request: the number of such requests
         self._in_flight: deque[SteadyStep] = deque()
+        self._unsettled: list[list[int]] = []  # the tokens of committed steps that are not in the outputs yet,
+        self._unsettled_extends: list[Callable[[Iterable[int]], None]] = []  # and where they belong
         # By num_planned, the requests to look at before that plan; of _to_extend only because they need a block each
         self._to_visit: dict[int, list[Request]] = {}
         self._to_extend: dict[int, list[Request]] = {}
@@ -102,22 +106,24 @@ class SteadyRows:
         self._unshare()
         self._requests.append(request)
         self._request_ids.append(request.request_id)
-        self._appends.append(request.output_token_ids.append)
+        self._extends.append(request.output_token_ids.extend)
         self._req_index.append(request.req_index)
         self._start.append(request.num_computed_tokens - self.num_planned)
         for token_id in request.params.stop_token_ids:
             self._stops[token_id] = self._stops.get(token_id, 0) + 1
         request.steady, request.joined = self, self.num_planned
-        self.visit_after_commit([request])
+        if request.late_prefix is None:
+            self.visit_after_commit([request])
 
     def leave(self, request: Request) -> None:
         """Let a request go. Its rows in flight will be committed by themselves."""
+        self.settle()
         for step in self._in_flight:
             if request.joined <= step.place:
                 step.left.append(_place(step.requests, request))
         place = _place(self._requests, request)
         self._unshare()
-        for column in (self._requests, self._request_ids, self._appends, self._req_index, self._start):
+        for column in (self._requests, self._request_ids, self._extends, self._req_index, self._start):
             del column[place]
         for token_id in request.params.stop_token_ids:
             self._stops[token_id] -= 1
@@ -130,6 +136,7 @@ class SteadyRows:
         ):
             if request in calendar.get(visit, ()):
                 calendar[visit].remove(request)
+        request.left_tokens = self.num_committed_tokens(request)
         if request.joined < self.num_committed:
             request.last_token_s = self._last_commit_s
         counts = request.num_computed_tokens, request.num_pending_tokens, request.last_step
@@ -190,7 +197,7 @@ class SteadyRows:
         if not self._in_flight or self._in_flight[-1].requests is not self._requests:
             req_index = self._req_index.tobytes()
         start = (np.frombuffer(self._start, np.int32) + np.int32(self.num_planned)).tobytes()
-        lists = self._requests, self._request_ids, self._appends
+        lists = self._requests, self._request_ids, self._extends
         step = SteadyStep(self, self.num_planned, *lists, req_index, start, [])
         self._in_flight.append(step)
         self.num_planned += 1
@@ -217,36 +224,50 @@ class SteadyRows:
         """
         step = self._in_flight.popleft()
         assert step.place == self.num_committed
-        requests, request_ids, appends = step.requests, step.request_ids, step.appends
+        requests, request_ids, extends = step.requests, step.request_ids, step.extends
         singles = [(place, requests[place]) for place in sorted(step.left)]
         if singles:
-            requests, request_ids, appends = requests.copy(), request_ids.copy(), appends.copy()
+            requests, request_ids, extends = requests.copy(), request_ids.copy(), extends.copy()
             for place, _ in reversed(singles):
-                del requests[place], request_ids[place], appends[place], token_ids[place]
-        deque(map(call, appends, token_ids), maxlen=0)
+                del requests[place], request_ids[place], extends[place], token_ids[place]
+        if self._unsettled_extends is not extends:
+            self.settle()
+            self._unsettled_extends = extends
+        self._unsettled.append(token_ids)
+        if len(self._unsettled) == _MOST_UNSETTLED:
+            self.settle()
         self.num_committed += 1
         self._last_commit_s = now
         return SteadyOutput(self.client_id, requests, request_ids, token_ids), singles
 
+    def settle(self) -> None:
+        """Add the committed tokens to the outputs of their requests: of several steps at once."""
+        if self._unsettled:
+            deque(map(call, self._unsettled_extends, zip(*self._unsettled, strict=True)), maxlen=0)
+            self._unsettled = []
+
     def check(self) -> None:
         """Assert that the columns are those of the requests; tests call it after every step."""
         assert self._request_ids == [request.request_id for request in self._requests]
-        assert self._appends == [request.output_token_ids.append for request in self._requests]
+        assert self._extends == [request.stored_output_token_ids.extend for request in self._requests]
         assert self._req_index.tolist() == [request.req_index for request in self._requests]
         starts = [start + self.num_planned for start in self._start]
         assert starts == [request.num_computed_tokens for request in self._requests]
         assert self.num_planned - self.num_committed == len(self._in_flight)
-        for request in self._requests:
+        for place, request in enumerate(self._requests):
             assert request.steady is self
             assert request.plan_visit >= self.num_planned
             assert request.num_computed_tokens <= request.num_held_tokens
             assert request.num_computed_tokens <= request.next_save_tokens
+            num_unsettled = len(self._unsettled) if self._extends[place] in self._unsettled_extends else 0
+            num_output = len(request.stored_output_token_ids) + num_unsettled + request.num_pending_tokens
+            assert request.num_prompt_tokens + num_output == request.num_tokens
 
     def _unshare(self) -> None:
         if self._is_shared:
             self._is_shared = False
             self._requests, self._request_ids = self._requests.copy(), self._request_ids.copy()
-            self._appends = self._appends.copy()
+            self._extends = self._extends.copy()
 
 
 class RunningRequests:

@@ -186,13 +186,17 @@ class TokenMasks(msgspec.Struct):
 
 
 class StepHandle(Protocol):
-    """One step in flight. Call sample() exactly once, then wait() exactly once."""
+    """One step in flight. Call sample() exactly once, is_done() perhaps, then wait() exactly once."""
 
     def sample(self, masks: TokenMasks | None = None) -> None:
         """Launch the sampling of the rows that sample, after the previous step was committed. Does not block.
 
         masks: the allowed tokens of constrained rows; None: every row may sample any token.
         """
+        ...
+
+    def is_done(self) -> bool:
+        """Return whether wait() would not block, after sample(). False only while a device computes by itself."""
         ...
 
     def wait(self) -> StepResult:

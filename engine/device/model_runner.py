@@ -348,6 +348,10 @@ class _Step:
             self._done = torch.cuda.Event()
             self._done.record()
 
+    def is_done(self) -> bool:
+        """See StepHandle.is_done."""
+        return self._done is None or self._done.query()
+
     def wait(self) -> StepResult:
         """See StepHandle.wait."""
         if self._done is not None:

@@ -11,9 +11,9 @@ from engine.interface.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# What `auto` takes, on CUDA: this share of what is free, within the cgroup's limit, and at most so much. It is pinned at
-# the start, which takes its time for each GiB, and is lost for other programs. Not the default: steps with copies of
-# 2 ms in each direction took 4.8 % longer on an H100, whether or not a block is ever asked for again
+# What `auto` takes, on CUDA: this share of what is free, within the cgroup's limit, and at most so much. It is pinned
+# at the start, which takes its time for each GiB, and is lost for other programs. Not the default: steps with copies
+# of 2 ms in each direction took 4.8 % longer on an H100, whether or not a block is ever asked for again
 AUTO_SHARE = 0.25
 AUTO_MOST_BYTES = 16 * 2**30
 # Copies of so long in each direction end before a short decode step does, beside which they run

@@ -131,15 +131,20 @@ def check_texts_or_ids(value: Any, *, noun: str, limit: int) -> list[str] | list
         return [value]
     if not isinstance(value, list) or not value:
         raise ValueError("must be a string, a list of strings, a list of token ids or a list of those lists")
-    if all(type(item) is int for item in value):
+    if _are_ids(value):
         return [value]
     if len(value) > limit:
         raise ValueError(f"has {len(value)} {noun}, the limit is {limit}")
     if all(isinstance(item, str) for item in value):
         return value
-    if all(isinstance(item, list) and item and all(type(id_) is int for id_ in item) for item in value):
+    if all(isinstance(item, list) and _are_ids(item) for item in value):
         return value
     raise ValueError("must be a string, a list of strings, a list of token ids or a list of those lists, none empty")
+
+
+def _are_ids(items: list[Any]) -> bool:
+    """Return whether there are items, all of them integers and no booleans. In C: a prompt has 100,000."""
+    return set(map(type, items)) == {int}
 
 
 def _prompt(value: Any) -> list[str] | list[list[int]]:

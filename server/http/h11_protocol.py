@@ -94,6 +94,7 @@ class HttpProtocol(H11Protocol):
         self.conn: _Connection = _Connection()
         self._limit = limit
         self._is_refused = False
+        self._joined: _JoinedWrites | None = None  # of the newest request
         self._began_s = 0.0  # when the first byte of a head, or the end of one, was there
         self._read_s = 0.0
 
@@ -125,16 +126,20 @@ class HttpProtocol(H11Protocol):
         before = self.cycle
         super().handle_events()
         cycle = self.cycle  # its app begins to run later
-        if cycle is not before and cycle.scope["method"] == "POST" and cycle.scope["http_version"] == "1.1":
-            cycle.scope["extensions"] = {BODY_WRITER: {"write": partial(self._write_chunk, cycle)}}
+        if cycle is before:
+            return
+        self._joined = _JoinedWrites(self.transport, self.loop)
+        cycle.transport = self._joined  # type: ignore[assignment]  # it writes and closes, no more
+        if cycle.scope["method"] == "POST" and cycle.scope["http_version"] == "1.1":
+            cycle.scope["extensions"] = {BODY_WRITER: {"write": partial(self._write_chunk, cycle, self._joined)}}
 
-    def _write_chunk(self, cycle: RequestResponseCycle, part: bytes) -> bool:
+    def _write_chunk(self, cycle: RequestResponseCycle, joined: "_JoinedWrites", part: bytes) -> bool:
         """Write a part of the body as h11 does without a Content-Length (RFC 9112, §7.1), unless the client lags."""
         if cycle.disconnected or not part:  # a chunk of no bytes would end the body
             return True
         if self.flow.write_paused or not cycle.response_started or cycle.response_complete:
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        joined.write_now(b"%x\r\n%b\r\n" % (len(part), part))
         return True
 
     def on_response_complete(self) -> None:
@@ -172,6 +177,8 @@ class HttpProtocol(H11Protocol):
         """Reply to the error that uvicorn handles now; close without a reply if another reply has begun."""
         refusal = self.conn.refusal
         self._is_refused = True
+        if self._joined is not None:
+            self._joined.flush()  # the answer before it
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # its app gets no word in any more
             self.cycle.message_event.set()
@@ -195,6 +202,39 @@ class HttpProtocol(H11Protocol):
         if self.transport.can_write_eof():  # TLS cannot: there the close alone is the end
             self.transport.write_eof()
         self.loop.call_later(_LINGER_S, self.transport.close)
+
+
+class _JoinedWrites:
+    """A request's transport. What uvicorn writes in one turn of the loop is one write: a head and what follows it.
+
+    Each write costs a call of the kernel, and mostly wakes the client, which then finds a head without a body.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held = b""
+
+    def write(self, data: bytes) -> None:
+        """Write the data at the end of this turn of the loop, or before anything that is written now."""
+        if not self._held and data:
+            self._loop.call_soon(self.flush)
+        self._held += data
+
+    def write_now(self, data: bytes) -> None:
+        """Write the data behind what is held."""
+        held, self._held = self._held, b""
+        self._transport.write(held + data)
+
+    def flush(self) -> None:
+        """Write what is held."""
+        if self._held:
+            self.write_now(b"")
+
+    def close(self) -> None:
+        """Close the connection, once all is written."""
+        self.flush()
+        self._transport.close()
 
 
 class _Connection(h11.Connection):

@@ -70,6 +70,20 @@ def test_a_sweep_is_drawn_saved_and_drawn_again_from_its_file(daemon: Daemon, tm
     assert "Change from before to now" in page.read_text()
 
 
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_a_workload_is_sent_to_a_server(daemon: Daemon, tmp_path: Path, endpoint: str) -> None:
+    report_path, page = tmp_path / "eight.json", tmp_path / "eight.html"
+    load = ("--workload", "eight", "--vocab-size", "2000", "--endpoint", endpoint, "--processes", "2")
+    result = bench("serve", "--url", daemon.base_url, *load, "--json", str(report_path), "--html", str(page))
+    assert result.returncode == 0, result.stderr
+    assert "eight: 8 requests, 8 at a time, at most 128" in result.stderr
+    report = json.loads(report_path.read_text())
+    assert (report["num_completed"], report["num_output_tokens"], report["load"]["workload"]) == (8, 8 * 32, "eight")
+    if endpoint == "completions":
+        assert report["num_input_tokens"] == 8 * 128
+    assert "workload eight" in page.read_text()
+
+
 @pytest.mark.full
 def test_poisson_arrivals_and_a_comparison_with_an_earlier_run(daemon: Daemon, tmp_path: Path) -> None:
     old_path, plot_path = tmp_path / "old.json", tmp_path / "curves.svg"
@@ -174,6 +188,9 @@ def test_a_dead_server_is_one_sentence() -> None:
         (("serve", "--html", "x.png"), "does not end with .html"),
         (("report", "x.json"), "Say where to draw: --html FILE, --png FILE or both"),
         (("report", "/no/such.json", "--png", "x.png"), "/no/such.json cannot be read"),
+        (("serve", "--workload", "nope"), "There is no workload 'nope': choose from single"),
+        (("serve", "--workload", "long", "--input-len", "9"), "long decides that itself: leave --input-len out"),
+        (("serve", "--workload", "agent", "--rate", "3"), "workload agent decides that itself: leave --rate out"),
         (("serve", "--goodput", "ttft"), "'ttft' is not one of ttft, tpot, e2el"),
         (("serve", "--plot", "x.pdf"), "does not end with .png or .svg"),
         (("serve", "--url", "ftp://host"), "is not a URL"),

@@ -253,6 +253,7 @@ class _FakeStep:
         self.is_sampled = False
         self.allowed: dict[int, list[int]] = {}  # by req_index, of constrained rows
         self._executor = executor
+        self._num_asked = 0  # whether it is done: the third time it is
 
     def sample(self, masks: TokenMasks | None = None) -> None:
         """See StepHandle.sample."""
@@ -267,6 +268,12 @@ class _FakeStep:
                 self.allowed[req_index] = [token for token in range(size * 8) if bits >> token & 1]
                 assert self.allowed[req_index], "a mask allows nothing"
                 assert self.allowed[req_index][-1] < self._executor.vocab_size, "a mask allows what does not exist"
+
+    def is_done(self) -> bool:
+        """See StepHandle.is_done."""
+        assert self.is_sampled, "asked of a step that was not sampled"
+        self._num_asked += 1
+        return self._num_asked % 3 == 0
 
     def wait(self) -> StepResult:
         """See StepHandle.wait."""

@@ -11,7 +11,11 @@ Replies = list[tuple[str, dict[str, Any]]]  # (path, body) of every POST, in ord
 
 
 class FakeOpenAI:
-    """Answers on `url`. behaviour: good | chunky | no-usage | only-text | unauthorized | error | cut | overloaded."""
+    """Answers on `url`.
+
+    behaviour: good | ids | chunky | no-usage | only-text | unauthorized | error | cut | overloaded.
+    ids: with the token ids of answers, which are 9, where a request asks for them.
+    """
 
     def __init__(self, behaviour: str, *, prefix: str = "/v1") -> None:
         self.requests: Replies = []
@@ -71,7 +75,9 @@ class FakeOpenAI:
                     writer.write(b"0\r\n\r\n")
                 return self._behaviour == "error"
             text = " word" * min(per_chunk, num_tokens - i)
-            choice = {"delta": {"content": text}} if "messages" in body else {"text": text}
+            choice: dict[str, Any] = {"delta": {"content": text}} if "messages" in body else {"text": text}
+            if self._behaviour == "ids" and body.get("return_token_ids"):
+                choice |= {"token_ids": [9]}
             await self._event(writer, {"choices": [choice | {"index": 0, "finish_reason": None}]})
         end = {"delta": {}} if "messages" in body else {"text": ""}
         await self._event(writer, {"choices": [end | {"index": 0, "finish_reason": "length"}]})

@@ -36,6 +36,9 @@ class _ScarceStep:
         self._executor._fail("sample", self._step.plan)
         self._step.sample(masks)
 
+    def is_done(self):
+        return self._step.is_done()
+
     def wait(self):
         try:
             self._executor._fail("wait", self._step.plan)

@@ -6,7 +6,7 @@ The chat route calls prepare_chat; routes of other APIs, which translate their b
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -209,25 +209,32 @@ async def _encode(
     """Render and encode in threads. Raises PromptTooLong for more than about twice max_tokens, named `limit`."""
     tokenizer = app_state.tokenizer
     num_bytes = body_size(request)
-    rendered, place = await while_wanted(request, _render(app_state, body, plan, num_bytes=num_bytes))
 
-    def encode() -> list[int]:
+    def encode(rendered: RenderedChat) -> list[int]:
         tokenizer.check_length(rendered.text, max_tokens=max_tokens, param="messages", limit=limit)
         return tokenizer.encode_chat(rendered)
 
-    return _Prompt(await while_wanted(request, app_state.work.run(len(rendered.text), encode)), place)
+    rendered, place, ids = await while_wanted(
+        request, _render(app_state, body, plan, num_bytes=num_bytes, encode=encode)
+    )
+    if ids is None:
+        ids = await while_wanted(request, app_state.work.run(len(rendered.text), lambda: encode(rendered)))
+    return _Prompt(ids, place)
 
 
 async def _render(
-    app_state: AppState, body: ChatBody, plan: ToolPlan, *, num_bytes: int
-) -> tuple[RenderedChat, ReasoningPlace]:
-    """Render in a thread. The renderer checks its deadline itself; the wait covers code that cannot."""
+    app_state: AppState, body: ChatBody, plan: ToolPlan, *, num_bytes: int, encode: Callable[[RenderedChat], list[int]]
+) -> tuple[RenderedChat, ReasoningPlace, list[int] | None]:
+    """Render in a thread, and encode a text that is not large there, too; of others the ids are None.
+
+    The renderer checks its deadline itself; the wait covers code that cannot.
+    """
     tokenizer = app_state.tokenizer
     template = tokenizer.chat_template
     knows_developer = template is not None and "developer" in template.source
     begun_s: float | None = None  # None while it waits for a free thread: that time is no render time
 
-    def render() -> tuple[RenderedChat, ReasoningPlace]:
+    def render() -> tuple[RenderedChat, ReasoningPlace, list[int] | None]:
         nonlocal begun_s
         messages = template_messages(body, knows_developer=knows_developer)
         if tokenizer.chat_format.is_harmony:
@@ -243,7 +250,8 @@ async def _render(
             template_kwargs=template_kwargs(body, tokenizer.chat_format),
         )
         written = str(messages[-1].get("content", "")) if body.continue_final_message else None
-        return rendered, reasoning_place(tokenizer.chat_format.reasoning, rendered.text, continued=written)
+        place = reasoning_place(tokenizer.chat_format.reasoning, rendered.text, continued=written)
+        return rendered, place, encode(rendered) if len(rendered.text) <= LIMITS.small_body_bytes else None
 
     work = asyncio.create_task(app_state.work.run(num_bytes, render))
     work.add_done_callback(_forget)  # also if the request is cancelled meanwhile

@@ -28,8 +28,8 @@ def add_offline_flags(parser: argparse.ArgumentParser) -> None:
         "workloads",
         nargs="+",
         metavar="WORKLOAD",
-        help="single, batch8, mixed64, mixed256, seed64, prefill, repeat, repeat16, shared, agent; for a CPU alone,"
-        " prompt512, eight",
+        help="single, batch8, mixed64, mixed256, seed64, prefill, long, longctx, repeat, repeat16, shared, agent; for a"
+        " CPU alone, prompt512, eight",
     )
     add_engine_flags(parser)
     add("--no-row-groups", action="store_true", help="read a shared prefix once for each row")
@@ -72,15 +72,15 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--concurrency",
         type=_concurrencies,
-        default=[1],
         metavar="N,N,…",
         help="requests open at once; several: one run each (1)",
     )
     load.add_argument("--rate", type=rate, default=0.0, metavar="R", help="Poisson arrivals per second instead")
+    add("--workload", type=text, metavar="NAME", help="one of bench offline: long, longctx, agent …")
     add("--num-requests", type=integer(1, 10**7), metavar="N", help="requests in each run (4 × N, at least 64)")
     add("--num-warmups", type=integer(0, 10**7), default=0, metavar="N", help="unmeasured requests before each run (0)")
-    add("--input-len", type=integer(1, 2**24), default=512, metavar="N", help="prompt tokens, words in text (512)")
-    add("--output-len", type=integer(1, 2**24), default=128, metavar="N", help="tokens to ask for (128)")
+    add("--input-len", type=integer(1, 2**24), metavar="N", help="prompt tokens, words in text (512)")
+    add("--output-len", type=integer(1, 2**24), metavar="N", help="tokens to ask for (128)")
     add(
         "--prompt-format",
         choices=("auto", "ids", "text"),

@@ -64,7 +64,7 @@ _OFFLINE_MOST_USED = {
 }
 _SERVE_MOST_USED = {
     "server": ("--url", "--api-key"),
-    "load": ("--concurrency", "--rate", "--num-requests", "--input-len", "--output-len"),
+    "load": ("--concurrency", "--rate", "--input-len", "--output-len", "--workload"),
     "results": ("--html", "--json", "--compare"),
 }
 _STEPS_MOST_USED = {

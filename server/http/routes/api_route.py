@@ -3,13 +3,24 @@
 The app registers these rows and the OpenAPI document describes them; neither names an endpoint itself.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+
+
+class DirectRoute(APIRoute):
+    """Calls a handler of the request alone without FastAPI's search for parameters."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See APIRoute.get_route_handler."""
+        takes_request_alone = list(inspect.signature(self.endpoint).parameters) == ["request"]
+        return self.endpoint if takes_request_alone else super().get_route_handler()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +42,7 @@ class ApiRoute:
     has_page: bool = False  # browsers get a page instead of the answer
     error_statuses: tuple[int, ...] = ()  # besides those that every route has, or every route with a body
     is_state: bool = False  # its 503 has the body of its 200
-    route_class: type[APIRoute] = APIRoute
+    route_class: type[APIRoute] = DirectRoute
 
     @property
     def verbs(self) -> tuple[str, ...]:
@@ -44,9 +55,9 @@ class ApiRoute:
         return self.path.replace(":path}", "}")
 
 
-def router_of(routes: Iterable[ApiRoute]) -> APIRouter:
-    """Return a router with all of the routes, in this order."""
-    router = APIRouter()
+def router_of(routes: Iterable[ApiRoute], *, router: APIRouter | None = None) -> APIRouter:
+    """Return a router with all of the routes, in this order: a new one, or the given one with them added."""
+    router = APIRouter() if router is None else router
     for route in routes:
         if methods := [method for method in route.verbs if method != "HEAD"]:
             _add(router, route, methods, is_shown=bool(route.summary))

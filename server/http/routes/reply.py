@@ -100,24 +100,28 @@ async def _stream(
     on_error: Callable[[ServiceError], None],
 ) -> AsyncGenerator[bytes, None]:
     """Yield the whole stream; an error ends it in the writer's own form."""
-    num_open = generation.num_choices
+    num_open, shown = generation.num_choices, b""
     try:
-        if opening := writer.opening():
-            yield opening
+        shown = writer.opening()
+        if shown and not first.done():
+            yield shown
+            shown = b""
         batch = await first
-        while True:
+        while num_open:
             for event in batch:
                 num_open -= isinstance(event, ChoiceFinished)
-                if shown := writer.event(event, is_last=num_open == 0):
-                    yield shown
+                shown += writer.event(event, is_last=num_open == 0)
             if num_open == 0:
-                break
-            batch = await anext(batches)
-        yield writer.closing()
+                shown += writer.closing()
+            if shown:
+                yield shown  # what arrived together is written together
+                shown = b""
+            if num_open:
+                batch = await anext(batches)
     except ServiceError as error:
         on_error(error)
-        yield writer.failed(error, request_id=record.request_id)
+        yield shown + writer.failed(error, request_id=record.request_id)
     except Exception:
         logger.exception("stream failed request_id=%s", record.request_id)
         record.outcome = ServiceError.code
-        yield writer.failed(ServiceError("internal error"), request_id=record.request_id)
+        yield shown + writer.failed(ServiceError("internal error"), request_id=record.request_id)

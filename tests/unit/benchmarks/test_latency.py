@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from benchmarks.client_processes import split
 from benchmarks.latency import num_good, parse_goodput, percentile, samples, summarise
-from benchmarks.load_client import LoadConfig, LoadResult
+from benchmarks.load import LoadConfig
+from benchmarks.load_client import LoadResult
 from benchmarks.load_connection import RequestTiming
 from benchmarks.serve import make_report
 

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from benchmarks.gpu_memory import used_gib
-from benchmarks.load_connection import RequestFailed, RequestTiming, StreamConnection
+from benchmarks.load_connection import Answer, RequestFailed, RequestTiming, StreamConnection
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -36,7 +36,7 @@ def receive(*reads: bytes) -> tuple[RequestTiming, StreamConnection]:
     async def run() -> tuple[RequestTiming, StreamConnection]:
         connection, timing = StreamConnection(), RequestTiming(0.0)
         connection.connection_made(Mock(spec=asyncio.Transport))
-        task = asyncio.create_task(connection.request(b"", timing))
+        task = asyncio.create_task(connection.request(b"", timing, Answer()))
         await asyncio.sleep(0)
         for read in reads:
             connection.data_received(read)

@@ -13,7 +13,7 @@ from engine.offline import OfflineEngine
 ROOT = Path(__file__).parents[3]
 PRODUCT = ("server", "engine", "models", "kernels")
 MAX_FILES = 28
-NUM_STEPS = 40  # more than a block has tokens, so a block is allocated and one is published
+NUM_STEPS = 40  # more than a block has tokens, so blocks are allocated; none is published before it is looked for
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def offline() -> OfflineEngine:
     offline.transport.inbox.append(
         (0, AddRequest("a", pack_token_ids(range(3, 20)), params, arrival_s=offline.engine.clock()))
     )
-    for _ in range(8):
+    for _ in range(24):  # the first block of its answer is full
         offline.engine.run_once()
     return offline
 

@@ -294,7 +294,8 @@ def test_answers_with_many_log_probabilities_are_written_outside_the_event_loop(
 def test_every_route_that_reads_a_body_has_its_bounds_and_costliest_bodies_that_it_takes(harness, monkeypatch):
     rows = []
     monkeypatch.setattr(
-        "server.http.app.router_of", lambda routes: router_of([rows.append(row) or row for row in routes])
+        "server.http.app.router_of",
+        lambda routes, **options: router_of([rows.append(row) or row for row in routes], **options),
     )
     harness()
     schemas = {row.path: row.body for row in rows if row.body is not None}

@@ -83,7 +83,7 @@ def take_hits_that_the_windows_do_not_supply(harness, monkeypatch):
 
 def forget_the_adapter(harness, monkeypatch):
     """Share prefixes between adapters."""
-    root_hash = Request._root_hash
+    root_hash = Request.root_hash
 
     def without(request):
         index, request.lora_index = request.lora_index, 0
@@ -91,7 +91,7 @@ def forget_the_adapter(harness, monkeypatch):
         request.lora_index = index
         return found
 
-    monkeypatch.setattr(Request, "_root_hash", without)
+    monkeypatch.setattr(Request, "root_hash", without)
 
 
 def zero_nothing(harness, _):

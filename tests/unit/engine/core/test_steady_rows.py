@@ -3,6 +3,7 @@
 import msgspec
 
 from engine.core.step import NO_TOKEN, StepPlan, StepResult
+from engine.interface.config import HostTierConfig
 from tests.support.stepping import STOP, add, commit, make_scheduler, pump, schedule, step
 
 
@@ -125,3 +126,94 @@ def test_dropped_steps_make_all_requests_single_and_start_them_again():
     assert in_flight.steady.num_rows == 1
     commit(scheduler, in_flight)
     assert len(requests[1].output_token_ids) >= 3
+
+
+def answer_of(requests, num_tokens):
+    """Return prompts that go on where the requests were after so many committed tokens of their answers."""
+    return [[*request.prompt_token_ids, *request.output_token_ids[:num_tokens], 40, 41] for request in requests]
+
+
+def test_blocks_of_steady_answers_are_published_when_a_prompt_comes_to_them():
+    scheduler, requests = start("a", "b")
+    for _ in range(13):
+        step(scheduler)
+    assert scheduler.kv.pool.num_published(0) == 2  # the prompts, a block each
+    (following, _) = answer_of(requests, 14)
+    again = add(scheduler, "again", following)
+    step(scheduler)
+    assert again.num_cached_tokens == 16  # all that is committed and full
+    assert scheduler.kv.pool.num_published(0) == 2 + 3 + 1  # its own; the other answer's are looked for by nobody
+    for _ in range(4):
+        step(scheduler)
+    later = add(scheduler, "later", answer_of(requests, 18)[0])
+    step(scheduler)
+    assert later.num_cached_tokens == 20
+
+
+def test_late_blocks_are_published_when_a_request_ends_however_it_does():
+    for end in ("abort", "length", "preempt", "drop"):
+        scheduler, requests = start("a", "b", max_tokens=15)
+        for _ in range(13):
+            step(scheduler)
+        prompt = answer_of(requests, 12)[1]
+        if end == "abort":
+            scheduler.abort("b")
+        elif end == "length":
+            step(scheduler)
+        elif end == "preempt":
+            scheduler._preempt_last()
+            scheduler.abort("b")
+        else:
+            scheduler.drop_in_flight()
+            scheduler.abort("b")
+        again = add(scheduler, "again", prompt)
+        step(scheduler)
+        assert (end, again.num_cached_tokens) == (end, 16)
+
+
+def test_an_answer_to_a_prompt_of_less_than_a_block_is_found_under_its_own_salt_alone():
+    scheduler = make_scheduler(num_pages=200)
+    request = add(scheduler, "a", [7, 8, 9], 40)
+    request.cache_salt = "tenant"
+    for _ in range(9):
+        step(scheduler)
+    prompt = [7, 8, 9, *request.output_token_ids, 40]
+    other = add(scheduler, "other", prompt)
+    ours = add(scheduler, "ours", prompt)
+    ours.cache_salt = "tenant"
+    step(scheduler)
+    assert (other.num_cached_tokens, ours.num_cached_tokens) == (0, 8)
+
+
+def test_late_blocks_are_published_while_there_is_time():
+    scheduler, _ = start("a", "b", "c")
+    for _ in range(10):
+        step(scheduler)
+    times = iter([True, False, True, True, True])
+    scheduler.kv.late.publish_while(lambda: next(times))
+    assert scheduler.kv.pool.num_published(0) == 3 + 2  # the oldest alone
+    scheduler.kv.late.publish_while(lambda: next(times))
+    assert scheduler.kv.pool.num_published(0) == 3 * 3
+    for _ in range(4):
+        step(scheduler)
+    scheduler.kv.late.publish_while(lambda: True)
+    assert scheduler.kv.pool.num_published(0) == 3 * 4
+    scheduler.check()
+
+
+def test_late_blocks_of_an_answer_that_is_not_finite_are_never_published():
+    scheduler, (request,) = start("a")
+    for _ in range(10):
+        step(scheduler)
+    plan = schedule(scheduler)
+    scheduler.commit(StepResult(plan.step_id, [NO_TOKEN]), 0.0)
+    scheduler.check()
+    assert request.finish_reason == "error"
+    assert scheduler.kv.pool.num_published(0) == 0
+
+
+def test_with_host_memory_blocks_are_published_at_their_commits():
+    scheduler, _ = start("a", host_tier=HostTierConfig(num_slots=50, max_copies=4))
+    for _ in range(10):
+        step(scheduler)
+    assert scheduler.kv.pool.num_published(0) == 3

@@ -128,6 +128,10 @@ class RecordedStep:
         """See StepHandle.sample."""
         self._calls.append(("sample", self._step_id))
 
+    def is_done(self) -> bool:
+        """See StepHandle.is_done."""
+        return True
+
     def wait(self) -> StepResult:
         """See StepHandle.wait."""
         self._calls.append(("wait", self._step_id))

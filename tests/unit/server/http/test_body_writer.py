@@ -10,6 +10,7 @@ import h11
 import pytest
 
 from server.api.sse import BODY_WRITER
+from server.http.h11_protocol import _JoinedWrites
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, serving
 
 PART = b"x" * 65_536
@@ -173,3 +174,55 @@ async def wait_until(condition) -> None:
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+class Written(asyncio.Transport):
+    """Records what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.parts.append(bytes(data))
+
+    def close(self) -> None:
+        self.parts.append(b"closed")
+
+
+def test_a_head_is_written_with_what_follows_in_the_same_turn_of_the_loop_or_alone_at_its_end():
+    async def run() -> list[bytes]:
+        transport = Written()
+        joined = _JoinedWrites(transport, asyncio.get_running_loop())
+        joined.write(b"head")
+        joined.write_now(b" first")
+        joined.write_now(b"second")
+        joined.write(b"end")
+        joined.write(b" of it")
+        assert transport.parts == [b"head first", b"second"]
+        await asyncio.sleep(0)
+        joined.write(b"last")
+        joined.close()
+        await asyncio.sleep(0)
+        return transport.parts
+
+    assert asyncio.run(run()) == [b"head first", b"second", b"end of it", b"last", b"closed"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_the_first_write_of_a_stream_has_its_head_and_its_first_token(harness, path, monkeypatch):
+    writes: list[bytes] = []
+    write_now = _JoinedWrites.write_now
+
+    def note(self, data):
+        writes.append(self._held + data)
+        write_now(self, data)
+
+    monkeypatch.setattr(_JoinedWrites, "write_now", note)
+    app = harness(TEXT)
+    with serving(app.app) as url, connect(url) as connection:
+        connection.sendall(post(path, json.dumps({"model": "tiny", "stream": True, **BODIES[path]}).encode()))
+        _, body = read(connection)
+    assert writes[0].startswith(b"HTTP/1.1 200")
+    assert b"Sch" in writes[0]
+    assert body.startswith(writes[0].partition(b"\r\n\r\n")[2].partition(b"\r\n")[2][:200])
