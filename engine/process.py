@@ -194,7 +194,7 @@ class EngineProcess:
         if now >= self._next_heartbeat_s and self._engine is not None:
             scheduler = self._engine.scheduler
             self._control.send(
-                Heartbeat(len(scheduler.running), len(scheduler.waiting.requests), scheduler.committed_step_id)
+                Heartbeat(len(scheduler.running), len(scheduler.waiting), scheduler.committed_step_id)
             )
             self._next_heartbeat_s = now + _HEARTBEAT_INTERVAL_S
             used, total = self._measure_memory()

@@ -189,7 +189,7 @@ class Engine:
         logger.error(
             "out of memory in a step failed=%d recomputed=%d reason=%r",
             len(failed),
-            len(self.scheduler.waiting.requests),
+            len(self.scheduler.waiting),
             reason,
         )
         shortage = OutOfMemory("The device has too little free memory for this request now; try again shortly.")
@@ -282,7 +282,7 @@ class Engine:
     @property
     def _has_max_requests(self) -> bool:
         # requests for free rows are not counted: a burst into an idle engine starts at once and is no queue
-        num_waiting = len(self.scheduler.waiting.requests) + len(self._grammars.pending)
+        num_waiting = len(self.scheduler.waiting) + len(self._grammars.pending)
         return num_waiting >= self.max_queued_requests + self.scheduler.num_free_rows
 
     def _check_queued_tokens(self, num_prompt: int) -> None:

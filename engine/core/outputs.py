@@ -143,7 +143,7 @@ class EngineStats:
         self._count_up_to("spec_decode_num_drafts_total", scheduler.drafts.num_rows)
         self._count_up_to("spec_decode_num_draft_tokens_total", scheduler.drafts.num_tokens)
         self._count_up_to("spec_decode_num_accepted_tokens_total", scheduler.drafts.num_accepted)
-        gauge, num_waiting = self._metrics.gauge, len(scheduler.waiting.requests)
+        gauge, num_waiting = self._metrics.gauge, len(scheduler.waiting)
         gauge("num_requests_running", len(scheduler.running) + len(scheduler.retiring))
         gauge("num_requests_waiting", num_waiting + num_deferred)
         gauge("num_requests_waiting_by_reason", num_waiting, "capacity")
@@ -212,7 +212,7 @@ class EngineStats:
             "engine running=%d waiting=%d kv_usage=%.3f prompt_tokens_per_s=%.1f generation_tokens_per_s=%.1f"
             " prefix_hit_rate=%.3f preemptions=%d step_id=%d",
             len(scheduler.running),
-            len(scheduler.waiting.requests),
+            len(scheduler.waiting),
             kv.pool.num_used / kv.pool.num_usable,
             self._num_prompt_tokens / elapsed_s,
             self._num_output_tokens / elapsed_s,

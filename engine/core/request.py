@@ -113,6 +113,10 @@ class Request:
     priority: int = 0  # smaller runs earlier
     pin_s: float = 0.0  # how long its blocks are kept after its end (engine/core/pins.py); 0: as all others
     client_id: int = 0
+    tenant_id: str = ""  # whose requests it queues with (engine/core/waiting_queue.py)
+    weight: float = 1.0  # its tenant's share of the tokens, relative to others'
+    kv_share: float = 1.0  # of the KV pool, what its tenant's running requests may come to hold
+    num_expected_tokens: int = 0  # that it will generate, by a guess when it arrived
     lora_index: int = 0  # its adapter; 0: none
     adapter_digest: bytes = b""  # of the adapter's files; b"": its number names it, for as long as the process lives
     packed_prompt: bytes = b""  # its prompt until unpack_prompt(): a queue of long lists would cost memory and time
@@ -226,6 +230,11 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt, output and in-flight tokens."""
         return self.num_prompt_tokens + len(self.output_token_ids) + self.num_pending_tokens
+
+    @property
+    def cost(self) -> int:
+        """The tokens that its tenant is charged for when it is served; 0 after a preemption."""
+        return 0 if self.num_preemptions else self.num_tokens + self.num_expected_tokens
 
     @property
     def max_output_tokens(self) -> int:

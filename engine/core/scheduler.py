@@ -10,7 +10,8 @@ Most decoding requests are steady: a step visits few of them (engine/core/steady
 Everything that orders rows is a list, so the same inputs give the same plans.
 """
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 
 from engine.core.kv_caches import KvCaches
 from engine.core.planned_step import DraftCounts, PlannedStep, StepOutputs, add_drafts, apply_samples
@@ -21,6 +22,8 @@ from engine.core.step_budget import mixed_step_tokens
 from engine.core.waiting_queue import WaitingQueue, by_order
 from engine.interface.config import SchedulerConfig
 from engine.interface.errors import InvalidParameter, PromptTooLong
+
+_ROWS_PER_KEPT_ROW = 16  # one row in so many is kept for tenants that have none, once there are several
 
 
 class Scheduler:
@@ -59,7 +62,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True until every request has ended, every step is committed, and nothing is left to copy to the host."""
-        return bool(self.waiting.requests or self.running or self._in_flight or self.kv.tiers.has_copies)
+        return bool(self.waiting or self.running or self._in_flight or self.kv.tiers.has_copies)
 
     @property
     def num_free_rows(self) -> int:
@@ -82,10 +85,24 @@ class Scheduler:
         if request.request_id in self.requests:
             raise InvalidParameter(f"The request id {request.request_id!r} is already being served.")
         request.max_num_tokens = min(num_prompt + request.max_output_tokens, self.max_num_tokens)
+        self._check_kv_share(request)
         request.sort_key = (request.priority, request.arrival_s, self._num_added)
         self._num_added += 1
         self.requests[request.request_id] = request
         self.waiting.add(request)
+
+    def _check_kv_share(self, request: Request) -> None:
+        """Raise InvalidParameter for a request that would exceed its tenant's share of the pool by itself."""
+        num_pages, most = self.kv.layout.num_pages(request.max_num_tokens), self._most_pages(request)
+        if num_pages > most:
+            raise InvalidParameter(
+                f"Prompt and max_tokens together may take {num_pages} pages of the KV cache; the kv_share"
+                f" {request.kv_share:g} of this API key is {most} of {self.kv.pool.num_usable} pages.",
+                param="max_tokens",
+            )
+
+    def _most_pages(self, request: Request) -> int:
+        return int(request.kv_share * self.kv.pool.num_usable)
 
     def abort(self, request_id: str, reason: str = "abort") -> Request | None:
         """End a request now and return it, or None if it is unknown. Its tokens in flight are dropped."""
@@ -120,7 +137,7 @@ class Scheduler:
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
         begun = [request for request in self._running.singles if not request.is_decoding]
-        if step.num_rows and (begun or self.waiting.requests):  # prompt chunks delay these decode rows
+        if step.num_rows and (begun or self.waiting):  # prompt chunks delay these decode rows
             num_decodes = step.num_rows
             pending = self.waiting.num_tokens_of_first(self.num_free_rows)
             pending += sum(request.num_prefill_tokens for request in begun)  # whole, so that chunks do not shrink
@@ -227,7 +244,7 @@ class Scheduler:
     def _plan_decodes(self, step: PlannedStep, budget: int) -> int:
         """Plan one token, and drafts, of every decoding request that has room; return the remaining budget."""
         step_id = step.step_id
-        num_rows = len(self.running) + min(len(self.waiting.requests), self.num_free_rows)  # upper bound for this step
+        num_rows = len(self.running) + min(len(self.waiting), self.num_free_rows)  # upper bound for this step
         num_spare = min(budget // 2, self.config.max_num_samples or self.config.max_num_seqs) - num_rows
         host_token_rows: list[tuple[Request, RowPlan]] = []  # decode rows with token_ids
         for request in self._to_visit(step):
@@ -308,15 +325,15 @@ class Scheduler:
         Requests at the gate are passed over, and a row is kept for each of them.
         """
         tiers = self.kv.tiers
-        while self.waiting.requests and budget and len(self._free_req_indices) > tiers.num_waiting:
-            request = next((request for request in self.waiting.requests if not tiers.is_waiting(request)), None)
+        while self.waiting and budget and len(self._free_req_indices) > tiers.num_waiting:
+            request = self.waiting.next(is_passed=tiers.is_waiting, is_held=self._holder())
             if request is None:
                 return
             if not self.kv.admit(request, num_reserved=len(self.running), now=now):
                 if tiers.is_waiting(request):
                     continue
                 return
-            self.waiting.remove(request)
+            self.waiting.take(request, cost=max(request.cost - request.num_computed_tokens, 0))
             self._running.add(request)
             request.status = Status.RUNNING
             request.req_index = self._free_req_indices.pop()
@@ -326,6 +343,30 @@ class Scheduler:
                 request.num_cached_tokens = request.num_computed_tokens
             inits.append(request.init())
             budget -= self._plan_chunk(step, request, budget)
+
+    def _holder(self) -> Callable[[Request], bool] | None:
+        """Return whether a tenant must wait until a running request of it has ended; None: none must.
+
+        The last rows are kept for tenants without running requests. A tenant's running requests may never come to
+        hold more than its share of the pool.
+        """
+        if not self.waiting.has_several_tenants and self.waiting.tenants[0].requests[0].kv_share == 1.0:
+            return None
+        holders = Counter(request.tenant_id for request in self.running)
+        num_kept = self.config.max_num_seqs // _ROWS_PER_KEPT_ROW if self.waiting.has_several_tenants else 0
+        is_scarce = len(self._free_req_indices) - self.kv.tiers.num_waiting <= num_kept
+        num_pages = self.kv.layout.num_pages
+
+        def is_held(request: Request) -> bool:
+            if not holders[request.tenant_id]:
+                return False
+            if is_scarce or request.kv_share == 1.0:
+                return is_scarce
+            rows = [other for other in self.running if other.tenant_id == request.tenant_id]
+            held = sum(num_pages(other.max_num_tokens) for other in rows)
+            return held + num_pages(request.max_num_tokens) > self._most_pages(request)
+
+        return is_held
 
     def _make_room(self, request: Request) -> bool:
         """Preempt requests until its next token has room; return False if it must wait, or was itself preempted.
@@ -369,6 +410,8 @@ class Scheduler:
         """End a request in any state."""
         request.finish_reason = reason
         del self.requests[request.request_id]
+        if request.first_scheduled_s is not None:
+            self.waiting.settle(request.tenant_id, len(request.output_token_ids) - request.num_expected_tokens)
         if request.status is Status.WAITING:
             self.kv.tiers.cancel(request)
             self.waiting.remove(request)
