@@ -12,6 +12,7 @@ truncate it first.
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,6 +25,7 @@ from engine.core.speculative import Drafter
 from engine.core.step import NO_TOKEN, PoolSpan, PromptLogprobsSpan, RequestInit
 from engine.core.thinking import ThinkingState
 from engine.interface.protocol import CacheReport, PoolingKind, SamplingParams, TokenLogprobs
+from engine.interface.tenant import UNNAMED
 
 if TYPE_CHECKING:
     from engine.core.steady_rows import SteadyRows
@@ -116,7 +118,11 @@ class Request:
     tenant_id: str = ""  # whose requests it queues with (engine/core/waiting_queue.py)
     weight: float = 1.0  # its tenant's share of the tokens, relative to others'
     kv_share: float = 1.0  # of the KV pool, what its tenant's running requests may come to hold
+    tenant_name: str = UNNAMED  # under which its tenant is counted
+    counts_prompt: bool = True  # false: its prompt is counted with another request
     num_expected_tokens: int = 0  # that it will generate, by a guess when it arrived
+    expected_first_s: float | None = None  # when its first token was expected when it arrived; None: unknown
+    latest_start_s: float = math.inf  # a later start cannot meet its deadline
     lora_index: int = 0  # its adapter; 0: none
     adapter_digest: bytes = b""  # of the adapter's files; b"": its number names it, for as long as the process lives
     packed_prompt: bytes = b""  # its prompt until unpack_prompt(): a queue of long lists would cost memory and time

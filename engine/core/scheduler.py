@@ -41,6 +41,9 @@ class Scheduler:
         self.with_prompt_logprobs: list[Request] = []  # with new prompt log-probabilities from the last commit
         self.embedded: list[Request] = []  # ended with an embedding in the last commit
         self.invalid: list[Request] = []  # ended in the last commit, since their output is not finite
+        self.committed: PlannedStep | None = None  # the last one
+        self.late: list[Request] = []  # ended since they could not meet their deadline; the engine empties it
+        self.is_short_of_pages = False  # the request whose turn it was had no room at the last admission
         self.committed_step_id = -1
         self.num_preemptions = 0
         self._in_flight: deque[PlannedStep] = deque()
@@ -155,6 +158,7 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.step_id == result.step_id
         self.committed_step_id = step.step_id
+        self.committed = step
         self.with_prompt_logprobs, self.embedded, self.invalid = step.apply_prompt_outputs(result, now)
         saves = [save for save in step.kv.saves if save.request.finish_reason is None]
         outputs = StepOutputs([], [])
@@ -325,13 +329,19 @@ class Scheduler:
         Requests at the gate are passed over, and a row is kept for each of them.
         """
         tiers = self.kv.tiers
+        self.is_short_of_pages = False
         while self.waiting and budget and len(self._free_req_indices) > tiers.num_waiting:
             request = self.waiting.next(is_passed=tiers.is_waiting, is_held=self._holder())
             if request is None:
                 return
+            if now > request.latest_start_s and request.first_scheduled_s is None:
+                self.late.append(request)
+                self._finish(request, "error")
+                continue
             if not self.kv.admit(request, num_reserved=len(self.running), now=now):
                 if tiers.is_waiting(request):
                     continue
+                self.is_short_of_pages = True
                 return
             self.waiting.take(request, cost=max(request.cost - request.num_computed_tokens, 0))
             self._running.add(request)

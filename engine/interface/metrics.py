@@ -133,6 +133,10 @@ METRICS: dict[str, Metric] = {
         Metric("iteration_tokens", "histogram", "Tokens computed per engine step.", "vllm:iteration_tokens_total", buckets=_TOKENS),
         Metric("iteration_requests", "histogram", "Requests computed per engine step.", buckets=_ROWS, old_name="iteration_rows"),
         Metric("step_time_seconds", "histogram", "Time between commits of consecutive engine steps.", buckets=_ITL_S),
+        Metric("key_requests_total", "counter", "HTTP requests by the name of their API key: accepted, or refused by a limit of the key or since the queue is too long.", label=("key", "result")),
+        Metric("key_tokens_total", "counter", "Tokens by the name of the API key, as answers report them in their usage: prompt tokens computed and cached, and tokens generated.", label=("key", "kind")),
+        Metric("key_device_seconds_total", "counter", "Time of engine steps by the name of the API key, each split by the tokens of its rows.", label=("key",)),
+        Metric("key_grammar_seconds_total", "counter", "Processor time of HTTP workers to test-compile grammars, by the name of the API key.", label=("key",)),
         # counted by the launcher
         Metric("ready", "gauge", "1 if /ready answers 200."),
         Metric("engine_up", "gauge", "1 if the engine serves and its loop makes progress."),
