@@ -12,19 +12,26 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
 
 from engine.core.grammars import Grammars, no_compiler
 from engine.core.kv_snapshot import KvView
 from engine.core.outputs import EngineStats, Outbox, Transport
 from engine.core.queue_forecast import QueueForecast
+from engine.core.queue_limits import TOO_LATE, QueueLimits
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.step import Executor, StepHandle, StepPlan, TokenMasks
 from engine.core.tenants import Tenants
-from engine.interface.errors import InvalidParameter, ModelOutputInvalid, OutOfMemory, Overloaded, RateLimited, ServiceError
+from engine.interface.errors import (
+    InvalidParameter,
+    ModelOutputInvalid,
+    OutOfMemory,
+    Overloaded,
+    RateLimited,
+    ServiceError,
+)
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
@@ -88,8 +95,8 @@ class Engine:
         self.clock = parts.clock
         self.overlap_depth = parts.overlap_depth
         self.max_queued_requests = parts.max_queued_requests
-        self.max_queued_tokens = parts.max_queued_tokens
-        self.max_queue_wait_s = parts.max_queue_wait_s
+        self.tenants = Tenants(parts.metrics)
+        self.forecast = QueueForecast()
         self._is_full = False  # the state in the last QueueState
         self.is_draining = False  # set by the process: new requests are refused, running ones are finished
         self._executor = parts.executor
@@ -104,9 +111,15 @@ class Engine:
         self._memory_error = parts.memory_error
         self._release_memory = parts.release_memory
         self._grammars = parts.grammars or Grammars(no_compiler, vocab_size=parts.vocab_size)
+        self._limits = QueueLimits(
+            scheduler=self.scheduler,
+            grammars=self._grammars,
+            forecast=self.forecast,
+            max_requests=parts.max_queued_requests,
+            max_tokens=parts.max_queued_tokens,
+            max_wait_s=parts.max_queue_wait_s,
+        )
         self._is_speculative = parts.make_drafter is not None
-        self.tenants = Tenants(parts.metrics)
-        self.forecast = QueueForecast()
         self._launched_s = self._committed_s = 0.0  # the step in flight, and the last commit
         self._stats = EngineStats(
             parts.metrics,
@@ -250,14 +263,8 @@ class Engine:
     def _end_late(self) -> None:
         """Report the requests that the scheduler ended because they could not meet their deadline any more."""
         for request in self.scheduler.late:
-            self._send_failure(
-                request.client_id,
-                request.request_id,
-                Overloaded(
-                    "This request waited so long that its first token would have come after its timeout.",
-                    retry_after_s=self._retry_after_s(),
-                ),
-            )
+            error = Overloaded(TOO_LATE, retry_after_s=self._limits.retry_after_s())
+            self._send_failure(request.client_id, request.request_id, error)
             self._stats.record_failed(request)
         self.scheduler.late.clear()
 
@@ -266,18 +273,13 @@ class Engine:
             raise Overloaded("The engine is shutting down and takes no new requests.")
         if self._find(message.request_id) is not None:
             raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
-        if self._has_max_requests:
-            raise Overloaded(
-                f"The queue is full: {self.max_queued_requests} requests are waiting.",
-                retry_after_s=self._retry_after_s(),
-            )
-        self._check_queued_tokens(message.num_prompt_tokens)
+        self._limits.check_room(message.num_prompt_tokens)
         request = self._request_factory.make(message, client_id=client_id)
         now = self.clock()
         self.tenants.check(message, now)
         request.tenant_name = self.tenants.name_of(message.tenant)
         request.num_expected_tokens = self.forecast.num_expected_tokens(request)
-        self._check_wait(request, message, now)
+        self._limits.check_wait(request, message, now)
         if message.grammar is None:
             self.scheduler.add(request)
             self._grammars.follow(request)
@@ -286,32 +288,6 @@ class Engine:
         rates = self.tenants.open(request, message, now)
         if rates is not None:
             self._transport.send(client_id, Accepted(request.request_id, rates))
-
-    def _check_wait(self, request: Request, message: AddRequest, now: float) -> None:
-        """Predict when a request has its first token. Raises Overloaded if that is too late, or after its deadline."""
-        num_free_rows = 0 if self.scheduler.is_short_of_pages else self.scheduler.num_free_rows
-        wait_s = self.forecast.wait_s(request, self.scheduler.waiting, num_free_rows=num_free_rows)
-        request.expected_first_s = now + wait_s if wait_s and message.grammar is None else None
-        longest_s, limit_s = wait_s + self.forecast.margin_s(wait_s), self.max_queue_wait_s
-        if message.deadline_s is not None:
-            left_s = message.deadline_s - now
-            if wait_s > left_s:
-                raise Overloaded(
-                    f"The first token would come in about {wait_s:.1f} s, and this request has {max(left_s, 0):.1f} s"
-                    " until its timeout.",
-                    retry_after_s=max(ceil(wait_s - left_s), 1),
-                )
-            request.latest_start_s = message.deadline_s - self.forecast.prefill_s(request)
-        if limit_s is not None and longest_s > limit_s and message.charge is not None:
-            raise Overloaded(
-                f"The first token would come in about {longest_s:.1f} s; the limit is {limit_s:g} s.",
-                retry_after_s=max(ceil(longest_s - limit_s), 1),
-            )
-
-    def _retry_after_s(self) -> int:
-        """Return after how many seconds a full queue has room again, for one request or more."""
-        queue = self.scheduler.waiting
-        return max(ceil(self.forecast.drain_s(queue) / max(len(queue), 1)), 1)
 
     def _queue_compiled(self) -> None:
         """Queue the requests whose grammar has been compiled; fail those whose grammar has an error."""
@@ -357,33 +333,12 @@ class Engine:
         """Return a request that has not ended (running, queued, or waiting for its grammar), or None."""
         return self.scheduler.requests.get(request_id) or self._grammars.pending.get(request_id)
 
-    @property
-    def _num_queued_tokens(self) -> int:
-        return self.scheduler.waiting.num_tokens + self._grammars.num_pending_prompt_tokens
-
-    @property
-    def _has_max_requests(self) -> bool:
-        # requests for free rows are not counted: a burst into an idle engine starts at once and is no queue
-        num_waiting = len(self.scheduler.waiting) + len(self._grammars.pending)
-        return num_waiting >= self.max_queued_requests + self.scheduler.num_free_rows
-
-    def _check_queued_tokens(self, num_prompt: int) -> None:
-        """Raise Overloaded if a prompt would exceed max_queued_tokens; an empty queue accepts any prompt."""
-        num_queued, limit = self._num_queued_tokens, self.max_queued_tokens
-        if limit is not None and num_queued and num_queued + num_prompt > limit:
-            raise Overloaded(
-                f"The queue is full: {num_queued} tokens are waiting, and {num_prompt} more would be over the "
-                f"limit of {limit}.",
-                retry_after_s=self._retry_after_s(),
-            )
-
     def _tell_if_full(self) -> None:
         """Send QueueState when the queue becomes full or has room again, so that workers can refuse requests."""
-        num_queued, limit = self._num_queued_tokens, self.max_queued_tokens
-        is_full = self._has_max_requests or (limit is not None and num_queued > 0 and num_queued >= limit)
+        is_full = self._limits.is_full
         if is_full != self._is_full:
             self._is_full = is_full
-            self._transport.broadcast(QueueState(is_full, self._retry_after_s()))
+            self._transport.broadcast(QueueState(is_full, self._limits.retry_after_s()))
 
     def _abort(self, request_id: str, reason: str = "abort") -> None:
         request = self._end(request_id, reason)

@@ -10,20 +10,18 @@ Most decoding requests are steady: a step visits few of them (engine/core/steady
 Everything that orders rows is a list, so the same inputs give the same plans.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import deque
 
 from engine.core.kv_caches import KvCaches
 from engine.core.planned_step import DraftCounts, PlannedStep, StepOutputs, add_drafts, apply_samples
-from engine.core.request import Request, Status
+from engine.core.request import Request, Status, check_length
 from engine.core.steady_rows import RunningRequests
 from engine.core.step import RequestInit, RowPlan, StepPlan, StepResult
 from engine.core.step_budget import mixed_step_tokens
+from engine.core.tenants import TenantShares
 from engine.core.waiting_queue import WaitingQueue, by_order
 from engine.interface.config import SchedulerConfig
-from engine.interface.errors import InvalidParameter, PromptTooLong
-
-_ROWS_PER_KEPT_ROW = 16  # one row in so many is kept for tenants that have none, once there are several
+from engine.interface.errors import InvalidParameter
 
 
 class Scheduler:
@@ -53,6 +51,7 @@ class Scheduler:
         self._num_added = 0
         self.drafts = DraftCounts()  # of committed steps
         self._running = RunningRequests(config)
+        self._shares = TenantShares(self.kv, max_num_seqs=config.max_num_seqs)
         self._num_stalled = 0  # pages of rows that wait for promised ones in the current schedule()
         # The pool limits a request, as max_model_len does, so that a request that runs alone can always reach its end.
         self.max_num_tokens = self.kv.max_num_tokens
@@ -74,38 +73,15 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong or InvalidParameter for one that could never be served."""
-        num_prompt, max_tokens = request.num_prompt_tokens, request.params.max_tokens
-        if not num_prompt or max_tokens < 1:
-            raise InvalidParameter(
-                f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
-            )
-        most = self.max_num_tokens - (request.embedding is None)
-        if num_prompt > most:
-            raise PromptTooLong(
-                f"The prompt has {num_prompt} tokens; at most {most} leave room for {self.max_num_tokens - most} more"
-                f" (max_model_len {self.config.max_model_len}, KV cache {self.kv.pool.num_usable} pages)."
-            )
+        check_length(request, self.config, max_num_tokens=self.max_num_tokens, num_pages=self.kv.pool.num_usable)
         if request.request_id in self.requests:
             raise InvalidParameter(f"The request id {request.request_id!r} is already being served.")
-        request.max_num_tokens = min(num_prompt + request.max_output_tokens, self.max_num_tokens)
-        self._check_kv_share(request)
+        request.max_num_tokens = min(request.num_prompt_tokens + request.max_output_tokens, self.max_num_tokens)
+        self._shares.check(request)
         request.sort_key = (request.priority, request.arrival_s, self._num_added)
         self._num_added += 1
         self.requests[request.request_id] = request
         self.waiting.add(request)
-
-    def _check_kv_share(self, request: Request) -> None:
-        """Raise InvalidParameter for a request that would exceed its tenant's share of the pool by itself."""
-        num_pages, most = self.kv.layout.num_pages(request.max_num_tokens), self._most_pages(request)
-        if num_pages > most:
-            raise InvalidParameter(
-                f"Prompt and max_tokens together may take {num_pages} pages of the KV cache; the kv_share"
-                f" {request.kv_share:g} of this API key is {most} of {self.kv.pool.num_usable} pages.",
-                param="max_tokens",
-            )
-
-    def _most_pages(self, request: Request) -> int:
-        return int(request.kv_share * self.kv.pool.num_usable)
 
     def abort(self, request_id: str, reason: str = "abort") -> Request | None:
         """End a request now and return it, or None if it is unknown. Its tokens in flight are dropped."""
@@ -155,10 +131,9 @@ class Scheduler:
 
     def commit(self, result: StepResult, now: float) -> StepOutputs:
         """Commit the oldest step in flight: append its tokens, publish full blocks, end and release requests."""
-        step = self._in_flight.popleft()
+        self.committed = step = self._in_flight.popleft()
         assert step.step_id == result.step_id
         self.committed_step_id = step.step_id
-        self.committed = step
         self.with_prompt_logprobs, self.embedded, self.invalid = step.apply_prompt_outputs(result, now)
         saves = [save for save in step.kv.saves if save.request.finish_reason is None]
         outputs = StepOutputs([], [])
@@ -330,8 +305,9 @@ class Scheduler:
         """
         tiers = self.kv.tiers
         self.is_short_of_pages = False
-        while self.waiting and budget and len(self._free_req_indices) > tiers.num_waiting:
-            request = self.waiting.next(is_passed=tiers.is_waiting, is_held=self._holder())
+        while self.waiting and budget and self.num_free_rows > tiers.num_waiting:
+            holder = self._shares.holder(self.waiting, self.running, self.num_free_rows - tiers.num_waiting)
+            request = self.waiting.next(is_passed=tiers.is_waiting, is_held=holder)
             if request is None:
                 return
             if now > request.latest_start_s and request.first_scheduled_s is None:
@@ -353,30 +329,6 @@ class Scheduler:
                 request.num_cached_tokens = request.num_computed_tokens
             inits.append(request.init())
             budget -= self._plan_chunk(step, request, budget)
-
-    def _holder(self) -> Callable[[Request], bool] | None:
-        """Return whether a tenant must wait until a running request of it has ended; None: none must.
-
-        The last rows are kept for tenants without running requests. A tenant's running requests may never come to
-        hold more than its share of the pool.
-        """
-        if not self.waiting.has_several_tenants and self.waiting.tenants[0].requests[0].kv_share == 1.0:
-            return None
-        holders = Counter(request.tenant_id for request in self.running)
-        num_kept = self.config.max_num_seqs // _ROWS_PER_KEPT_ROW if self.waiting.has_several_tenants else 0
-        is_scarce = len(self._free_req_indices) - self.kv.tiers.num_waiting <= num_kept
-        num_pages = self.kv.layout.num_pages
-
-        def is_held(request: Request) -> bool:
-            if not holders[request.tenant_id]:
-                return False
-            if is_scarce or request.kv_share == 1.0:
-                return is_scarce
-            rows = [other for other in self.running if other.tenant_id == request.tenant_id]
-            held = sum(num_pages(other.max_num_tokens) for other in rows)
-            return held + num_pages(request.max_num_tokens) > self._most_pages(request)
-
-        return is_held
 
     def _make_room(self, request: Request) -> bool:
         """Preempt requests until its next token has room; return False if it must wait, or was itself preempted.

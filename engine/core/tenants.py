@@ -1,4 +1,4 @@
-"""Tenants: their limits and what they have used. Plain Python; never torch, a clock or a socket.
+"""Tenants and TenantShares: the limits of tenants, and what they used. Plain Python; never torch, a clock or a socket.
 
     check → open … (settle) … close                  of each engine request
     record_step, in each committed step              device time
@@ -7,14 +7,22 @@ A limit a minute holds in every minute: MinuteWindow adds up the last sixty seco
 is accepted, generated tokens when they are generated; so a tenant whose requests run may go over its limit of tokens by
 what they generate, and is refused until that has left the window. The ledger counts the tokens that answers report as
 their usage, and splits the time of a step by the tokens of its rows.
+
+TenantShares limits what running requests may take. Once requests of several tenants have been seen, one row in sixteen
+is kept for tenants that have none, so that nobody waits for the end of another tenant's answer. With a kv_share, a
+tenant's running requests may never come to hold more pages than that part of the pool, even if all of them generate
+max_tokens; blocks that they share count for each.
 """
 
 import math
 from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
+from engine.core.kv_caches import KvCaches
 from engine.core.planned_step import PlannedStep
 from engine.core.request import Request
+from engine.core.waiting_queue import WaitingQueue
 from engine.interface.errors import InvalidParameter, RateLimited
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import AddRequest
@@ -25,7 +33,56 @@ _SLOT_S = 0.25  # uses within it are added up, and leave the window together
 _MAX_NAMES = 1024  # that are counted by themselves, over all key files since the engine's start
 _OTHERS = "others"  # the name under which the rest is counted
 
+_ROWS_PER_KEPT_ROW = 16
+
 _name_of = attrgetter("tenant_name")
+
+
+class TenantShares:
+    """The shares of one engine with max_num_seqs rows."""
+
+    def __init__(self, kv: KvCaches, *, max_num_seqs: int) -> None:
+        self._kv = kv
+        self._num_kept_rows = max_num_seqs // _ROWS_PER_KEPT_ROW
+
+    def check(self, request: Request) -> None:
+        """Raise InvalidParameter for a request that exceeds its tenant's share by itself."""
+        num_pages, most = self._num_pages(request), self._most_pages(request)
+        if num_pages > most:
+            raise InvalidParameter(
+                f"Prompt and max_tokens together may take {num_pages} pages of the KV cache; the kv_share"
+                f" {request.kv_share:g} of this API key is {most} of {self._kv.pool.num_usable} pages.",
+                param="max_tokens",
+            )
+
+    def holder(
+        self, queue: WaitingQueue, running: Sequence[Request], num_free_rows: int
+    ) -> Callable[[Request], bool] | None:
+        """Return whether a tenant must wait until one of its running requests has ended; None: none must.
+
+        The result holds until the next request starts.
+        """
+        is_shared = queue.has_several_tenants
+        if not is_shared and queue.tenants[0].requests[0].kv_share == 1.0:
+            return None
+        num_running = Counter(request.tenant_id for request in running)
+        is_scarce = is_shared and num_free_rows <= self._num_kept_rows
+
+        def is_held(request: Request) -> bool:
+            if not num_running[request.tenant_id]:
+                return False
+            if is_scarce or request.kv_share == 1.0:
+                return is_scarce
+            held = sum(self._num_pages(other) for other in running if other.tenant_id == request.tenant_id)
+            return held + self._num_pages(request) > self._most_pages(request)
+
+        return is_held
+
+    def _num_pages(self, request: Request) -> int:
+        return self._kv.layout.num_pages(request.max_num_tokens)
+
+    def _most_pages(self, request: Request) -> int:
+        return int(request.kv_share * self._kv.pool.num_usable)
 
 
 class MinuteWindow:

@@ -1,14 +1,13 @@
-"""ServiceError and its subclasses: every error that Quire reports to a client or an operator.
-
-Imports engine.interface.tenant.
+"""ServiceError and its subclasses: every error that Quire reports to a client or an operator. Imports nothing.
 
 Every class has a stable `code` for programs. Every message is one sentence that names the value and the limit.
 HTTP statuses are decided only in server/api/error_replies.py; server/errors.py has the errors of HTTP alone.
 """
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from engine.interface.tenant import Rates
+if TYPE_CHECKING:
+    from engine.interface.tenant import Rates
 
 ERRORS_BY_CODE: dict[str, "type[ServiceError]"] = {}  # those that a process may send to another
 
@@ -70,7 +69,7 @@ class RateLimited(Overloaded, code="rate_limit_exceeded"):
     rates: its limits a minute, if it has some.
     """
 
-    def __init__(self, message: str, *, retry_after_s: int = 1, rates: Rates | None = None) -> None:
+    def __init__(self, message: str, *, retry_after_s: int = 1, rates: "Rates | None" = None) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.rates = rates
 
@@ -130,7 +129,7 @@ def error_from_code(
     param: str | None = None,
     *,
     retry_after_s: int | None = None,
-    rates: Rates | None = None,
+    rates: "Rates | None" = None,
 ) -> ServiceError:
     """Rebuild an error that another process sent."""
     error = ERRORS_BY_CODE.get(code, EngineError)(message)

@@ -64,7 +64,7 @@ METRICS: dict[str, Metric] = {
         Metric("e2e_request_latency_seconds", "histogram", "Request received to last token.", "vllm:e2e_request_latency_seconds", buckets=_E2E_S),
         Metric("request_max_num_generation_tokens", "histogram", "Tokens of the longest choice of an answer.", "vllm:request_max_num_generation_tokens", buckets=_LENGTH),
         Metric("requests_rejected_total", "counter", "Requests refused before they reached the engine, by reason; invalid counts 4xx replies to POST requests only.", label="reason",
-               label_values=("invalid", "overloaded", "not_ready", "draining")),
+               label_values=("invalid", "overloaded", "rate_limited", "not_ready", "draining")),
         Metric("requests_failed_total", "counter", "Requests that the server failed to complete, by reason.", label="reason", label_values=FAILURES),
         Metric("http_requests_total", "counter", "HTTP requests answered, by route and class of status.", "http_requests_total",
                label=("route", "status"), alias_label=("handler", "status")),
