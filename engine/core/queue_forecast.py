@@ -6,8 +6,9 @@ about the last ten seconds of steps. How many tokens a request will generate is 
 generated. As tenants take turns by weight (engine/core/waiting_queue.py), of each other tenant's queue only so much
 comes first as its weight allows while the own work is done.
 
-A forecast is corrected by its own errors: nine of ten recent requests waited no longer than the prediction and the
-margin together. The margin is at most the prediction, so that it never refuses a request by itself.
+A forecast is corrected by its own errors: none of the last 128 requests waited longer than prediction and margin. The
+margin is a tenth of the prediction at least, since errors are known late, and at most the prediction, so that it never
+refuses a request by itself.
 """
 
 import math
@@ -20,7 +21,8 @@ from engine.core.waiting_queue import TenantQueue, WaitingQueue
 _MEMORY_S = 10.0  # time of steps after which a step counts for 1/e
 _GUESSED_TOKENS = 256  # of an answer, as the first of those from which the mean is made
 _ANSWER_MEMORY = 32.0  # answers after which an answer counts for 1/e
-_NUM_ERRORS = 64
+_NUM_ERRORS = 128
+_LEAST_MARGIN = 0.1
 _MAX_TENANTS = 1024
 
 
@@ -86,7 +88,7 @@ class QueueForecast:
         """Learn from the first token of a request."""
         if request.expected_first_s is not None and request.first_token_s is not None:
             self._errors.append(request.first_token_s - request.expected_first_s)
-            self._margin_s = max(sorted(self._errors)[len(self._errors) * 9 // 10], 0.0)
+            self._margin_s = max(*self._errors, 0.0)
 
     def observe_end(self, request: Request) -> None:
         """Learn from the length of an answer."""
@@ -135,7 +137,7 @@ class QueueForecast:
 
     def margin_s(self, wait_s: float) -> float:
         """Return what to add to a predicted wait so that most waits are shorter."""
-        return min(self._margin_s, wait_s)
+        return min(max(self._margin_s, _LEAST_MARGIN * wait_s), wait_s)
 
     def _ahead_s(self, request: Request, own: TenantQueue | None) -> float:
         """Return the work of the tenant's requests that come first: those of the same or an earlier priority."""
@@ -144,9 +146,7 @@ class QueueForecast:
         if request.priority >= own.requests[-1].priority:
             return self._work_s(own.num_tokens, own.num_answer_tokens)
         ahead = [other for other in own.requests if other.priority <= request.priority]
-        return self._work_s(
-            sum(other.num_tokens for other in ahead), sum(other.num_expected_tokens for other in ahead)
-        )
+        return self._work_s(sum(other.num_tokens for other in ahead), sum(other.num_expected_tokens for other in ahead))
 
     def _work_s(self, num_tokens: int, num_answer_tokens: int) -> float:
         return num_tokens * self._prompt.per_token + num_answer_tokens * self._answer.per_token

@@ -117,15 +117,15 @@ class Scheduler:
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
         begun = [request for request in self._running.singles if not request.is_decoding]
         if step.num_rows and (begun or self.waiting):  # prompt chunks delay these decode rows
-            num_decodes = step.num_rows
             pending = self.waiting.num_tokens_of_first(self.num_free_rows)
             pending += sum(request.num_prefill_tokens for request in begun)  # whole, so that chunks do not shrink
             context = max((request.num_computed_tokens for request in begun), default=0)
-            most = mixed_step_tokens(self.config, num_decodes=num_decodes, num_pending=pending, context=context)
-            budget = max(min(budget, most - num_decodes), 0)
+            most = mixed_step_tokens(self.config, num_decodes=step.num_rows, num_pending=pending, context=context)
+            budget = max(min(budget, most - step.num_rows), 0)
+        if self.waiting.has_several_tenants:  # none waits for the prompts of others
+            budget = self._admit(step, inits, budget, now, is_new=True)
         for request in begun:
-            if budget:
-                budget -= self._plan_chunk(step, request, budget)
+            budget -= self._plan_chunk(step, request, budget) if budget else 0
         self._admit(step, inits, budget, now)
         return step
 
@@ -297,19 +297,18 @@ class Scheduler:
         request.last_step = step.step_id
         return end - start
 
-    def _admit(self, step: PlannedStep, inits: list[RequestInit], budget: int, now: float) -> None:
-        """Admit waiting requests, strictly in order, each with blocks for all its tokens.
+    def _admit(self, step: PlannedStep, inits: list[RequestInit], budget: int, now: float, is_new: bool = False) -> int:
+        """Admit waiting requests, strictly in order, each with blocks for all its tokens; return the remaining budget.
 
         One block per running request stays free, so that no request is admitted only to be preempted soon after.
-        Requests at the gate are passed over, and a row is kept for each of them.
+        Requests at the gate are passed over, and a row is kept for each. is_new: of tenants that have no rows.
         """
-        tiers = self.kv.tiers
-        self.is_short_of_pages = False
-        while self.waiting and budget and self.num_free_rows > tiers.num_waiting:
-            holder = self._shares.holder(self.waiting, self.running, self.num_free_rows - tiers.num_waiting)
+        tiers, self.is_short_of_pages = self.kv.tiers, False
+        while self.waiting and budget and (num_free := self.num_free_rows - tiers.num_waiting) > 0:
+            holder = self._shares.holder(self.waiting, self.running, 0 if is_new else num_free)
             request = self.waiting.next(is_passed=tiers.is_waiting, is_held=holder)
             if request is None:
-                return
+                return budget
             if now > request.latest_start_s and request.first_scheduled_s is None:
                 self.late.append(request)
                 self._finish(request, "error")
@@ -318,7 +317,7 @@ class Scheduler:
                 if tiers.is_waiting(request):
                     continue
                 self.is_short_of_pages = True
-                return
+                return budget
             self.waiting.take(request, cost=max(request.cost - request.num_computed_tokens, 0))
             self._running.add(request)
             request.status = Status.RUNNING
@@ -329,6 +328,7 @@ class Scheduler:
                 request.num_cached_tokens = request.num_computed_tokens
             inits.append(request.init())
             budget -= self._plan_chunk(step, request, budget)
+        return budget
 
     def _make_room(self, request: Request) -> bool:
         """Preempt requests until its next token has room; return False if it must wait, or was itself preempted.

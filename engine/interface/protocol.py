@@ -2,8 +2,9 @@
 
 Each worker has one connection; frames are length-prefixed msgpack (engine/interface/transport.py).
     worker → engine   AddRequest … [AbortRequest]; AskKv at any time, with one KvSnapshot as its reply; GrammarUse
-    engine → worker   EngineReady once; QueueState, GrammarLimit on change; [Accepted]; StepEvents (columnar, at most one per step and worker)
-                      until the request's row appears in `finished`; or RequestFailed, which also ends the request.
+    engine → worker   EngineReady once; QueueState and GrammarLimit on change; [Accepted]; StepEvents (columnar, at most
+                      one per step and worker) until the request's row appears in `finished`; or RequestFailed, which
+                      also ends the request.
 A request ends in one of these two ways, or with its connection: EngineClient then raises EngineDead for every open
 request. The engine handles token ids only: text, stop strings and templates stay in the worker. The source of a grammar
 passes through the engine unread, to engine/grammar/compiler.py, which makes token masks from it.
