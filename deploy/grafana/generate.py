@@ -15,11 +15,11 @@ from deploy.grafana.alerts import rules
 from deploy.grafana.check import dashboard_faults, exported, rule_faults
 from deploy.grafana.panels import Json, Row, dashboard, datasource_variable, label_variable
 from deploy.grafana.rows_requests import LATENCY, OVERVIEW, THROUGHPUT, WORKLOAD
-from deploy.grafana.rows_server import API_SERVER, CACHING, PROCESSES, SATURATION
+from deploy.grafana.rows_server import API_KEYS, API_SERVER, CACHING, PROCESSES, SATURATION
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "python -m deploy.grafana.generate"
-ROWS: tuple[Row, ...] = (OVERVIEW, LATENCY, THROUGHPUT, SATURATION, CACHING, WORKLOAD, API_SERVER, PROCESSES)
+ROWS: tuple[Row, ...] = (OVERVIEW, LATENCY, THROUGHPUT, SATURATION, CACHING, WORKLOAD, API_KEYS, API_SERVER, PROCESSES)
 
 _DASHBOARD = Path("deploy/grafana/dashboards/quire.json")
 _ALERTS = Path("deploy/prometheus/alerts.yml")

@@ -238,7 +238,7 @@ class Tenants:
         """Charge a tenant for compiled grammars; return the time from which on it may compile more, None: now."""
         account = self._account(tenant)
         account.grammar_s.add(seconds, now)
-        self._metrics.count("key_grammar_seconds_total", seconds, (self.name_of(tenant),))
+        self._metrics.count("key_grammar_seconds_total", seconds, self.name_of(tenant))
         if account.grammar_s.used(now) < account.grammar_s.limit:
             return None
         return now + account.grammar_s.wait_s(1e-9, now)
@@ -313,7 +313,7 @@ class Tenants:
             self._metrics.count("key_tokens_total", num_tokens, (request.tenant_name, kind))
 
     def _count_device(self, name: str, seconds: float) -> None:
-        self._metrics.count("key_device_seconds_total", seconds, (name,))
+        self._metrics.count("key_device_seconds_total", seconds, name)
 
 
 def _limit(limit: float | None) -> float:

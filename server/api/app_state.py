@@ -177,7 +177,7 @@ class AppState:
             case NotReady():
                 reason = "not_ready"
             case RateLimited():
-                reason = "rate_limited"
+                reason = "rate_limit_exceeded"
             case Overloaded() | TooManyBodies():
                 reason = "overloaded"
             case RequestError() | HttpError():

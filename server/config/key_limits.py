@@ -92,6 +92,6 @@ def _number(text: str, field: Field, place: str) -> float:
     if not field.low <= value <= field.high:
         kind = "a whole number" if field.is_whole else "a number"
         raise UsageError(
-            f"{place}: {field.name} is {text[:80]!r}; it must be {kind} from {field.low:.12g} to {field.high:.12g}."
+            f"{place}: {field.name} is {text[:80]!r}; it must be {kind} from {field.low:.15g} to {field.high:.15g}."
         )
     return value
