@@ -3,8 +3,9 @@
 The wait is the work in the queue divided by the measured rate at which work is done. Work is time of the device: the
 forecast measures what a prompt token and a generated token cost, by splitting the time of each step by its tokens, over
 about the last ten seconds of steps. How many tokens a request will generate is guessed from what its tenant's requests
-generated. As tenants take turns by weight (engine/core/waiting_queue.py), of each other tenant's queue only so much
-comes first as its weight allows while the own work is done.
+generated, and how much of its prompt the prefix cache has from recent prompts. As tenants take turns by weight
+(engine/core/waiting_queue.py), of each other tenant's queue only so much comes first as its weight allows while the own
+work is done.
 
 A forecast is corrected by its own errors: none of the last 128 requests waited longer than prediction and margin. The
 margin is a tenth of the prediction at least, since errors are known late, and at most the prediction, so that it never
@@ -20,7 +21,7 @@ from engine.core.waiting_queue import TenantQueue, WaitingQueue
 
 _MEMORY_S = 10.0  # time of steps after which a step counts for 1/e
 _GUESSED_TOKENS = 256  # of an answer, as the first of those from which the mean is made
-_ANSWER_MEMORY = 32.0  # answers after which an answer counts for 1/e
+_MEMORY_REQUESTS = 32.0  # requests after which a request counts for 1/e
 _NUM_ERRORS = 128
 _LEAST_MARGIN = 0.1
 _MAX_TENANTS = 1024
@@ -66,6 +67,7 @@ class QueueForecast:
     def __init__(self) -> None:
         self._prompt, self._answer = _Cost(), _Cost()
         self._answers: dict[str, _Mean] = {}  # tokens, by tenant
+        self._computed = _Mean(_MEMORY_REQUESTS)  # share of a prompt that the prefix cache did not have
         self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
         self._margin_s = 0.0
 
@@ -86,6 +88,7 @@ class QueueForecast:
 
     def observe_start(self, request: Request) -> None:
         """Learn from the first token of a request."""
+        self._computed.add(1.0 - request.num_cached_tokens / request.num_prompt_tokens, 1.0)
         if request.expected_first_s is not None and request.first_token_s is not None:
             self._errors.append(request.first_token_s - request.expected_first_s)
             self._margin_s = max(*self._errors, 0.0)
@@ -98,7 +101,7 @@ class QueueForecast:
         if mean is None:
             if len(self._answers) >= _MAX_TENANTS:
                 del self._answers[next(iter(self._answers))]
-            mean = self._answers[request.tenant_id] = _Mean(_ANSWER_MEMORY)
+            mean = self._answers[request.tenant_id] = _Mean(_MEMORY_REQUESTS)
             mean.add(_GUESSED_TOKENS, 1.0)
         mean.add(len(request.output_token_ids), 1.0)
 
@@ -109,8 +112,8 @@ class QueueForecast:
         return min(request.max_output_tokens, max(guess, 1))
 
     def prefill_s(self, request: Request) -> float:
-        """Return the least time from a request's start to its first token; 0: unknown."""
-        return request.num_prompt_tokens * self._prompt.per_token
+        """Return the time from a request's start to its first token; 0: unknown."""
+        return self._work_s(request.num_prompt_tokens, 0)
 
     def wait_s(self, request: Request, queue: WaitingQueue, *, num_free_rows: int) -> float:
         """Return the time to the first token of a request that is about to be queued.
@@ -119,7 +122,7 @@ class QueueForecast:
         """
         num_waiting = len(queue)
         if num_waiting < num_free_rows:
-            return (queue.num_tokens + request.num_prompt_tokens) * self._prompt.per_token
+            return self._work_s(queue.num_tokens + request.num_prompt_tokens, 0)
         own = queue.queue_of(request.tenant_id)
         own_s = self._work_s(request.num_tokens, request.num_expected_tokens) + self._ahead_s(request, own)
         own_s /= max(request.kv_share, 1e-6)
@@ -149,4 +152,6 @@ class QueueForecast:
         return self._work_s(sum(other.num_tokens for other in ahead), sum(other.num_expected_tokens for other in ahead))
 
     def _work_s(self, num_tokens: int, num_answer_tokens: int) -> float:
-        return num_tokens * self._prompt.per_token + num_answer_tokens * self._answer.per_token
+        computed = self._computed.value
+        num_computed = num_tokens * (1.0 if computed is None else computed)
+        return num_computed * self._prompt.per_token + num_answer_tokens * self._answer.per_token

@@ -54,6 +54,15 @@ def test_of_another_tenants_queue_only_its_share_comes_first() -> None:
     assert heavy == pytest.approx(0.6 + 0.2 + 0.1)
 
 
+def test_what_the_prefix_cache_has_is_no_work() -> None:
+    forecast = measured()
+    for _ in range(50):
+        cached = request()
+        cached.num_cached_tokens = 90
+        forecast.observe_start(cached)
+    assert forecast.wait_s(request(), queue_of(request()), num_free_rows=2) == pytest.approx(0.02)
+
+
 def test_later_priorities_are_not_ahead() -> None:
     queue = queue_of(request(priority=0), request(priority=5), request(priority=5))
     assert measured().wait_s(request(priority=1), queue, num_free_rows=0) == pytest.approx(0.6 + 0.6 + 0.1)
