@@ -173,6 +173,7 @@ class Tenants:
         self._accounts: dict[str, _Account] = {}  # of tenants with a name, as only they have limits
         self._names: set[str] = set()
         self._open: dict[Request, _Open] = {}
+        self._create_series(UNNAMED)
 
     def check(self, message: AddRequest, now: float) -> None:
         """Refuse a request that its tenant's limits do not allow now. Raises RateLimited, or InvalidParameter.
@@ -227,7 +228,9 @@ class Tenants:
         name = tenant.name or UNNAMED
         if name not in self._names and len(self._names) >= _MAX_NAMES:
             return _OTHERS
-        self._names.add(name)
+        if name not in self._names:
+            self._names.add(name)
+            self._create_series(name)
         return name
 
     def count_refused(self, tenant: Tenant) -> None:
@@ -307,6 +310,15 @@ class Tenants:
             opened.num_counted += num_new
             opened.account.tokens.add(num_new, now)
             self._count(request, "generated", num_new)
+
+    def _create_series(self, name: str) -> None:
+        """Begin all counters of a name at 0: a rate over one that appears late misses its first increase."""
+        for result in ("accepted", "refused"):
+            self._metrics.count("key_requests_total", 0, (name, result))
+        for kind in ("computed", "cached", "generated"):
+            self._metrics.count("key_tokens_total", 0, (name, kind))
+        self._count_device(name, 0)
+        self._metrics.count("key_grammar_seconds_total", 0, name)
 
     def _count(self, request: Request, kind: str, num_tokens: int) -> None:
         if num_tokens:

@@ -57,10 +57,10 @@ class Limited(Harness):
         return [message.rates for _, message in self.messages if isinstance(message, Accepted)]
 
     def tokens_of(self, key: str) -> dict[str, float]:
-        counters = self.metrics._delta.counters
-        return {
-            labels[1]: n for (name, *labels), n in counters.items() if name == "key_tokens_total" and labels[0] == key
-        }
+        counts = (
+            (labels, n) for (name, *labels), n in self.metrics._delta.counters.items() if name == "key_tokens_total"
+        )
+        return {kind: n for (name, kind), n in counts if name == key and n}
 
 
 def test_requests_per_minute_hold_and_a_refusal_says_when_there_is_room() -> None:
