@@ -57,9 +57,8 @@ class Limited(Harness):
         return [message.rates for _, message in self.messages if isinstance(message, Accepted)]
 
     def tokens_of(self, key: str) -> dict[str, float]:
-        counts = (
-            (labels, n) for (name, *labels), n in self.metrics._delta.counters.items() if name == "key_tokens_total"
-        )
+        counted = self.metrics._delta.counters.items()
+        counts = ((labels, n) for (name, *labels), n in counted if name == "key_tokens_total")
         return {kind: n for (name, kind), n in counts if name == key and n}
 
 
