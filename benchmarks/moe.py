@@ -31,7 +31,7 @@ from benchmarks.moe_problem import (
     torch_grouped,
 )
 from benchmarks.report import Report, format_table
-from kernels.moe.configs import grouped_config, planes_config, uses_pairs
+from kernels.moe.configs import PlanesPairsConfig, grouped_config, planes_config, uses_pairs
 from kernels.moe.planes import PlanesMatrix
 
 TOKENS = (1, 8, 64, 256, 1024, 8192)
@@ -120,7 +120,8 @@ def describe_cut(shape: MoeShape, num_tokens: int, *, planes: str | None) -> str
     is_few = uses_pairs(num_tokens=num_tokens, top_k=shape.top_k, num_experts=shape.num_experts)
     sizes = {"num_pairs": num_tokens * shape.top_k, "num_experts": shape.num_experts}
     if planes is not None:
-        return "planes, pairs" if is_few else f"planes, {planes_config(planes, is_few=False, **sizes).block_m} rows"
+        config = planes_config(planes, is_few=is_few, can_round=True, **sizes)
+        return "planes, pairs" if isinstance(config, PlanesPairsConfig) else f"planes, {config.block_m} rows"
     return "pairs" if is_few else f"{grouped_config(itemsize=2, **sizes).block_m} rows"
 
 

@@ -34,7 +34,7 @@ def exported() -> Exported:
     """Return every sample of a ready server's metrics page, rendered by the real registry."""
     page = MetricsRegistry(model_name="m", version="0")
     page.set_cache_config(block_size=1, num_blocks=1)
-    routed = {(name, *metric.labels): 0.0 for name, metric in METRICS.items() if len(metric.labels) > 1}
+    routed = {(name, *metric.labels): 0.0 for name, metric in METRICS.items() if isinstance(metric.label, tuple)}
     page.merge(MetricsDelta(counters=routed))
     return names(page.render().decode())
 
@@ -56,9 +56,20 @@ def queried(expr: str) -> Iterator[tuple[str, frozenset[str]]]:
             yield name, frozenset(_MATCHER.findall(matchers))
 
 
+def every_panel(dashboard: Json) -> Iterator[Json]:
+    """Yield the rows and panels of a dashboard, those in collapsed rows too."""
+    for panel in dashboard["panels"]:
+        yield panel
+        yield from panel.get("panels", ())
+
+
 def dashboard_faults(dashboard: Json, known: Exported) -> Iterator[str]:
     """Yield a sentence for each fault of a dashboard."""
-    for panel in dashboard["panels"]:
+    for note in dashboard["annotations"]["list"]:
+        yield from _query_faults(
+            f"Annotation {note['name']!r} of dashboard {dashboard['title']!r}", note["expr"], known
+        )
+    for panel in every_panel(dashboard):
         where = f"Panel {panel['id']} {panel.get('title', '')!r} of dashboard {dashboard['title']!r}"
         for field in ("title",) if panel["type"] == "row" else ("title", "description"):
             if not panel.get(field):

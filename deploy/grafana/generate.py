@@ -1,4 +1,4 @@
-"""Write the dashboard and the alerts, or compare: `python -m deploy.grafana.generate [--check]` in the root.
+"""Write the dashboards and the alerts, or compare: `python -m deploy.grafana.generate [--check]` in the root.
 
 The generated files are committed, so that monitoring needs no Python code of Quire.
 """
@@ -13,39 +13,96 @@ import yaml
 
 from deploy.grafana.alerts import rules
 from deploy.grafana.check import dashboard_faults, exported, rule_faults
-from deploy.grafana.panels import Json, Row, dashboard, datasource_variable, label_variable
+from deploy.grafana.panels import (
+    Annotation,
+    Json,
+    Row,
+    dashboard,
+    datasource_variable,
+    label_variable,
+    link,
+    query_variable,
+    sibling_links,
+    text_variable,
+)
 from deploy.grafana.rows_requests import LATENCY, OVERVIEW, THROUGHPUT, WORKLOAD
-from deploy.grafana.rows_server import API_KEYS, API_SERVER, CACHING, PROCESSES, SATURATION
+from deploy.grafana.rows_server import ADAPTERS, API_KEYS, API_SERVER, CACHING, GPU, PROCESSES, SATURATION
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "python -m deploy.grafana.generate"
-ROWS: tuple[Row, ...] = (OVERVIEW, LATENCY, THROUGHPUT, SATURATION, CACHING, WORKLOAD, API_KEYS, API_SERVER, PROCESSES)
+_OVERVIEW_ROWS: tuple[Row, ...] = (OVERVIEW, LATENCY, THROUGHPUT, ADAPTERS)
+_DETAIL_ROWS: tuple[Row, ...] = (SATURATION, CACHING, WORKLOAD, API_KEYS, API_SERVER, PROCESSES, GPU)
+_BUILD = 'quire_build_info{instance=~"$instance"}'
+_ANNOTATIONS = (
+    Annotation("Daemon started", 'changes(quire_start_time_seconds{instance=~"$instance"}[1m]) > 0', "Started", "blue"),
+    Annotation(
+        "Engine restarted", 'increase(quire_engine_restarts_total{instance=~"$instance"}[1m]) > 0', "Engine", "red"
+    ),
+    Annotation(  # a version that was not there before on a server that was
+        "Release",
+        f"({_BUILD} unless on (instance, version) {_BUILD} offset 5m) and on (instance) ({_BUILD} offset 5m)",
+        "Quire {{version}}",
+        "purple",
+    ),
+)
 
-_DASHBOARD = Path("deploy/grafana/dashboards/quire.json")
+_FOLDER = Path("deploy/grafana/dashboards")
 _ALERTS = Path("deploy/prometheus/alerts.yml")
 _RUNBOOK = Path("docs/how-to/alerts.md")
 
 
-def quire_dashboard() -> Json:
-    """Return the dashboard."""
-    return dashboard(
-        uid="quire",
-        title="Quire",
-        description="An LLM server: what its users feel, what it does, and what it runs short of.",
-        rows=ROWS,
-        variables=[
-            datasource_variable(),
-            label_variable("model_name", "Model", metric="quire_ready"),
-            label_variable("instance", "Server", metric='quire_ready{model_name=~"$model_name"}'),
-        ],
+def quire_dashboards() -> dict[str, Json]:
+    """Return the dashboards by the name of their file: what users feel, and how the server is."""
+    variables = [
+        datasource_variable(),
+        label_variable("model_name", "Model", metric="quire_ready"),
+        label_variable("instance", "Server", metric='quire_ready{model_name=~"$model_name"}'),
+        text_variable(
+            "docs", "Docs", "Where Quire's folder docs/ is on the web; the links Runbook and Docs begin with it."
+        ),
+    ]
+    gpu = query_variable(
+        "gpu",
+        "GPU",
+        query='quire_gpu_memory_total_bytes{model_name=~"$model_name",instance=~"$instance"} > 0',
+        regex='/instance="([^"]+)"/',
     )
+    links = [
+        sibling_links("quire"),
+        link("Alerts", "/alerting/list?search=Quire", "Quire's alert rules and whether they fire"),
+        link("Runbook", "${docs:raw}/how-to/alerts.md", "What each alert means, and what to do"),
+        link("Docs", "${docs:raw}/how-to/dashboards.md", "How to read the dashboards"),
+    ]
+    return {
+        "quire": dashboard(
+            uid="quire",
+            title="Quire",
+            description="An LLM server: what its users feel, and what it does.",
+            rows=_OVERVIEW_ROWS,
+            variables=variables,
+            annotations=_ANNOTATIONS,
+            links=links,
+        ),
+        "quire-details": dashboard(
+            uid="quire-details",
+            title="Quire details",
+            description="An LLM server: what it runs short of, what its cache saves, and what runs it.",
+            rows=_DETAIL_ROWS,
+            variables=[*variables, gpu],
+            annotations=_ANNOTATIONS,
+            links=links,
+        ),
+    }
 
 
 def files() -> dict[Path, str]:
     """Return the text of the generated files, by path below the root."""
     alerts = yaml.safe_dump(rules(), sort_keys=False, width=10_000, allow_unicode=True)
     return {
-        _DASHBOARD: json.dumps(quire_dashboard(), indent=2, ensure_ascii=False) + "\n",
+        **{
+            _FOLDER / f"{name}.json": json.dumps(made, indent=2, ensure_ascii=False) + "\n"
+            for name, made in quire_dashboards().items()
+        },
         _ALERTS: f"# Written by {COMMAND} from deploy/grafana/alerts.py\n{alerts}",
     }
 
@@ -59,7 +116,7 @@ def faults(root: Path = ROOT) -> Iterator[str]:
             yield f"{path} is missing: run {COMMAND}."
         elif written.read_text(encoding="utf-8") != text:
             yield f"{path} is stale: run {COMMAND}."
-    for path in sorted((root / _DASHBOARD).parent.glob("*.json")):
+    for path in sorted((root / _FOLDER).glob("*.json")):
         yield from dashboard_faults(json.loads(path.read_text(encoding="utf-8")), known)
     if (root / _ALERTS).is_file():
         written_rules = yaml.safe_load((root / _ALERTS).read_text(encoding="utf-8"))

@@ -12,10 +12,11 @@ Steps = tuple[tuple[float | None, str], ...]  # (from this value on, colour), th
 
 @dataclass(frozen=True)
 class Query:
-    """One query. legend: Grafana's template of a series' name."""
+    """One query. legend: Grafana's template of a series' name; has_exemplars: its points lead to traces."""
 
     expr: str
     legend: str = ""
+    has_exemplars: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,37 +43,56 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """A headline and the panels below it."""
+    """A headline and the panels below it. repeat: a variable; the row comes once for each of its values."""
 
     title: str
     panels: tuple[Panel, ...]
+    repeat: str = ""
 
 
-def dashboard(*, uid: str, title: str, description: str, rows: tuple[Row, ...], variables: list[Json]) -> Json:
-    """Return a dashboard: rows below each other, their panels from left to right."""
+@dataclass(frozen=True)
+class Annotation:
+    """Lines on all time series where a query has a result. title: Grafana's template of what happened."""
+
+    name: str
+    expr: str
+    title: str
+    colour: str
+
+
+def dashboard(
+    *,
+    uid: str,
+    title: str,
+    description: str,
+    rows: tuple[Row, ...],
+    variables: list[Json],
+    annotations: tuple[Annotation, ...],
+    links: list[Json],
+) -> Json:
+    """Return a dashboard: rows below each other, the first open, their panels from left to right."""
     panels: list[Json] = []
-    top = 0
+    top, next_id = 0, 1
     for row in rows:
-        place = {"x": 0, "y": top, "w": 24, "h": 1}
-        panels.append(
-            {
-                "id": len(panels) + 1,
-                "type": "row",
-                "title": row.title,
-                "collapsed": False,
-                "gridPos": place,
-                "panels": [],
-            }
-        )
-        top += 1
-        left = height = 0
-        for panel in row.panels:
-            if left + panel.width > 24:
-                top, left, height = top + height, 0, 0
-            place = {"x": left, "y": top, "w": panel.width, "h": panel.height}
-            panels.append(_panel(panel, id_=len(panels) + 1, place=place))
-            left, height = left + panel.width, max(height, panel.height)
-        top += height
+        head: Json = {
+            "id": next_id,
+            "type": "row",
+            "title": row.title,
+            "collapsed": row is not rows[0],
+            "gridPos": {"x": 0, "y": top, "w": 24, "h": 1},
+            "panels": [],
+        }
+        if row.repeat:
+            head["repeat"] = row.repeat
+        within, height = _within(row, top=top + 1, first_id=next_id + 1)
+        panels.append(head)
+        next_id += 1 + len(within)
+        if head["collapsed"]:
+            head["panels"] = within
+            top += 1
+        else:
+            panels += within
+            top += 1 + height
     return {
         "uid": uid,
         "title": title,
@@ -87,9 +107,89 @@ def dashboard(*, uid: str, title: str, description: str, rows: tuple[Row, ...], 
         "timepicker": {},
         "timezone": "browser",
         "templating": {"list": variables},
-        "annotations": {"list": []},
-        "links": [],
+        "annotations": {"list": [_annotation(annotation) for annotation in annotations]},
+        "links": links,
         "panels": panels,
+    }
+
+
+def _within(row: Row, *, top: int, first_id: int) -> tuple[list[Json], int]:
+    """Return the panels of a row from `top` on, and the height of all."""
+    panels: list[Json] = []
+    line = left = height = 0
+    for panel in row.panels:
+        if left + panel.width > 24:
+            line, left, height = line + height, 0, 0
+        place = {"x": left, "y": top + line, "w": panel.width, "h": panel.height}
+        panels.append(_panel(panel, id_=first_id + len(panels), place=place))
+        left, height = left + panel.width, max(height, panel.height)
+    return panels, line + height
+
+
+def _annotation(annotation: Annotation) -> Json:
+    return {
+        "name": annotation.name,
+        "datasource": DATASOURCE,
+        "enable": True,
+        "hide": False,
+        "iconColor": annotation.colour,
+        "expr": annotation.expr,
+        "titleFormat": annotation.title,
+        "textFormat": "{{instance}}",
+        "step": "15s",
+    }
+
+
+def link(title: str, url: str, tooltip: str) -> Json:
+    """Return a link at the dashboard's top, which keeps the time that is shown."""
+    return {
+        "type": "link",
+        "title": title,
+        "url": url,
+        "tooltip": tooltip,
+        "icon": "external link",
+        "targetBlank": True,
+        "keepTime": True,
+        "includeVars": False,
+        "asDropdown": False,
+        "tags": [],
+    }
+
+
+def sibling_links(tag: str) -> Json:
+    """Return links to all dashboards with a tag, which keep the time and the variables."""
+    return link("Dashboards", "", "Quire's other dashboards") | {
+        "type": "dashboards",
+        "tags": [tag],
+        "icon": "dashboard",
+        "includeVars": True,
+        "targetBlank": False,
+    }
+
+
+def text_variable(name: str, label: str, description: str) -> Json:
+    """Return a variable that is typed; empty at first."""
+    return {
+        "name": name,
+        "label": label,
+        "description": description,
+        "type": "textbox",
+        "query": "",
+        "current": {"text": "", "value": ""},
+        "options": [],
+        "hide": 0,
+    }
+
+
+def query_variable(name: str, label: str, *, query: str, regex: str) -> Json:
+    """Return a hidden variable with what a regular expression finds in a query's series, all of them selected."""
+    return label_variable(name, label, metric="up") | {
+        "definition": f"query_result({query})",
+        "query": {"query": f"query_result({query})", "refId": name},
+        "regex": regex,
+        "includeAll": True,
+        "allValue": None,
+        "hide": 2,
     }
 
 
@@ -161,6 +261,7 @@ def _target(panel: Panel, query: Query, number: int) -> Json:
         "legendFormat": query.legend or "__auto",
         "range": True,
         "instant": False,
+        "exemplar": query.has_exemplars,
     }
     if panel.kind == "heatmap":
         target["format"] = "heatmap"

@@ -8,6 +8,7 @@ _TTFT = "quire_time_to_first_token_seconds"
 _ITL = "quire_inter_token_latency_seconds"
 _TPOT = "quire_request_time_per_output_token_seconds"
 _E2E = "quire_e2e_request_latency_seconds"
+_WITH_EXEMPLARS = (_TTFT, _E2E)  # server/http/metrics.py
 _ANSWERS = 'route=~"/v1/.+"'
 _FAILED = f"({growth('quire_requests_failed_total', over=RANGE)})"
 _ANSWERED = f"({growth('quire_http_requests_total', _ANSWERS, over=RANGE)})"
@@ -18,7 +19,14 @@ _PLAIN: Steps = ()
 
 def percentiles(title: str, description: str, unit: str, histogram: str, *, width: int = 8) -> Panel:
     """Return a time series of p50, p95 and p99."""
-    queries = tuple(Query(quantile(share, histogram), f"p{share * 100:g}") for share in (0.5, 0.95, 0.99))
+    queries = tuple(
+        Query(
+            quantile(share, histogram),
+            f"p{share * 100:g}",
+            has_exemplars=histogram in _WITH_EXEMPLARS and share == 0.99,
+        )
+        for share in (0.5, 0.95, 0.99)
+    )
     return Panel("timeseries", title, description, unit, queries, width=width)
 
 

@@ -1,10 +1,8 @@
-"""The rows about the server: saturation, caching, the HTTP side, processes and GPU."""
+"""The rows about the server: saturation, caching, the HTTP side, adapters, GPU and processes."""
 
 from deploy.grafana.panels import Panel, Query, Row
 from deploy.grafana.promql import rate, selected, total
 from deploy.grafana.rows_requests import heatmap, percentiles
-
-_GPU_TOTAL = total("quire_gpu_memory_total_bytes", by="instance")
 
 SATURATION = Row(
     "Saturation",
@@ -235,8 +233,78 @@ API_KEYS = Row(
     ),
 )
 
+ADAPTERS = Row(
+    "LoRA adapters",
+    (
+        Panel(
+            "timeseries",
+            "Requests by adapter",
+            "Requests per second that ended. Those of the model itself are not among them. No data without --lora.",
+            "reqps",
+            (Query(rate("quire_adapter_requests_total", by="adapter"), "{{adapter}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "timeseries",
+            "Tokens by adapter",
+            "Generated tokens per second.",
+            "suffix: tok/s",
+            (Query(rate("quire_adapter_generation_tokens_total", by="adapter"), "{{adapter}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "timeseries",
+            "Prompt tokens by adapter",
+            "Prompt tokens per second, cached ones included. Adapters share no cached prefixes.",
+            "suffix: tok/s",
+            (Query(rate("quire_adapter_prompt_tokens_total", by="adapter"), "{{adapter}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "timeseries",
+            "First token by adapter",
+            "Mean time to the first token.",
+            "s",
+            (
+                Query(
+                    f"{rate('quire_adapter_first_token_seconds_total', by='adapter')}"
+                    f" / {rate('quire_adapter_requests_total', by='adapter')}",
+                    "{{adapter}}",
+                ),
+            ),
+            width=12,
+        ),
+    ),
+)
+
+GPU = Row(
+    "GPU of $gpu",
+    (
+        Panel(
+            "timeseries",
+            "GPU memory",
+            "Memory in use by all programs, and total memory; with several GPUs, of the first.",
+            "bytes",
+            (
+                Query('quire_gpu_memory_used_bytes{model_name=~"$model_name",instance=~"$gpu"} > 0', "used"),
+                Query('quire_gpu_memory_total_bytes{model_name=~"$model_name",instance=~"$gpu"} > 0', "all"),
+            ),
+            width=12,
+        ),
+        Panel(
+            "timeseries",
+            "KV cache",
+            "Memory of the KV pool on each GPU.",
+            "bytes",
+            (Query('quire_kv_cache_bytes{model_name=~"$model_name",instance=~"$gpu"}', "KV pool"),),
+            width=12,
+        ),
+    ),
+    repeat="gpu",
+)
+
 PROCESSES = Row(
-    "Processes and GPU",
+    "Processes",
     (
         Panel(
             "timeseries",
@@ -270,18 +338,7 @@ PROCESSES = Row(
                 Query(total("quire_engine_restarts_total"), "engine"),
                 Query(total("quire_worker_restarts_total"), "workers"),
             ),
-        ),
-        Panel(
-            "timeseries",
-            "GPU memory",
-            "Memory in use by all programs, and total memory. No data without a GPU.",
-            "bytes",
-            (
-                Query(
-                    f"{total('quire_gpu_memory_used_bytes', by='instance')} and {_GPU_TOTAL} > 0", "{{instance}} used"
-                ),
-                Query(f"{_GPU_TOTAL} > 0", "{{instance}} all"),
-            ),
+            width=12,
         ),
         Panel(
             "timeseries",
@@ -289,6 +346,7 @@ PROCESSES = Row(
             "Time that Prometheus needs to read /metrics. It includes the rest of the engine's step.",
             "s",
             (Query('max by (instance) (scrape_duration_seconds{job="quire",instance=~"$instance"})', "{{instance}}"),),
+            width=12,
         ),
         Panel(
             "stat",

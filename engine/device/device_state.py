@@ -123,9 +123,9 @@ class DeviceState:
         ]
         self._floats[:, rows] = self.staging.send(np.array(floats, dtype=np.float32)).T
         self._integers[:, rows] = self.staging.send(np.array([(p.top_k, p.seed) for p in params], dtype=np.int64)).T
-        self.shares[rows] = 0
+        self.shares.index_fill_(0, rows, 0)  # assigning a number would copy it from pageable memory, and wait
         if self.state_pages is not None:
-            self.ring_start[rows] = -1
+            self.ring_start.index_fill_(0, rows, -1)
         if self.lora_indices is not None:
             indices = np.array([init.lora_index for init in inits], dtype=np.int32)
             self.lora_indices[rows] = self.staging.send(indices)

@@ -10,6 +10,7 @@ copies end within begin().
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -43,6 +44,8 @@ class HostPages:
             self._slots = zeros(shape, numbers.dtype, torch.device("cpu"))
             if device.type == "cuda":
                 _pin(self._slots)
+                # Memory that is freed while it is pinned could never be pinned again at its address
+                self._unpin = weakref.finalize(self, _unpin, self._slots)
         except (RuntimeError, OSError, OverflowError) as error:
             raise StartupError(
                 f"Host memory of {format_size(num_slots * page_bytes)} for the KV cache cannot be allocated"
@@ -61,7 +64,7 @@ class HostPages:
         """Release the memory, when no copy is in flight."""
         if self._stream is not None:
             self._stream.synchronize()
-            torch.cuda.cudart().cudaHostUnregister(self._slots.data_ptr())
+            self._unpin()
         del self._slots
 
     def begin(self, plan: StepPlan, staging: Staging) -> None:
@@ -125,6 +128,10 @@ class HostPages:
 def _pin(memory: torch.Tensor) -> None:
     """Pin memory, so that copies need not wait. torch's own pinned memory is rounded up to a power of 2."""
     torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+
+
+def _unpin(memory: torch.Tensor) -> None:
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
 
 def _runs(slots: list[int]) -> Iterator[tuple[int, int, int]]:

@@ -85,13 +85,14 @@ class Flushed(msgspec.Struct, tag=True):
 
 
 class Scrape(msgspec.Struct, tag=True):
-    """Requests the metrics page for a worker. The reply is Page with this number."""
+    """Requests the metrics page for a worker, in OpenMetrics' format or Prometheus' own. The reply is Page."""
 
     number: int
+    is_open_metrics: bool = False
 
 
 class Page(msgspec.Struct, tag=True):
-    """The metrics page, in Prometheus text format."""
+    """The metrics page of the Scrape with this number."""
 
     number: int
     body: bytes
@@ -224,8 +225,11 @@ class LauncherChannel(Protocol):
         """Return the ledger of the whole daemon."""
         ...
 
-    async def scrape(self) -> bytes:
-        """Return the metrics page of the whole daemon, including this worker's newest counts."""
+    async def scrape(self, *, is_open_metrics: bool = False) -> bytes:
+        """Return the metrics page of the whole daemon, including this worker's newest counts.
+
+        is_open_metrics: in OpenMetrics' format, with exemplars, instead of Prometheus' text format.
+        """
         ...
 
     async def cancel(self, request_id: str, *, key_hash: str) -> bool:

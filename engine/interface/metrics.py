@@ -72,6 +72,10 @@ METRICS: dict[str, Metric] = {
         Metric("http_disconnects_total", "counter", "Clients that left before their answer ended."),
         Metric("http_requests_in_progress", "gauge", "POST requests being answered."),
         Metric("http_connections", "gauge", "Open connections of clients."),
+        Metric("adapter_requests_total", "counter", "Generations and embeddings that ended, by LoRA adapter; those of the model itself are not among them.", label=("adapter",)),
+        Metric("adapter_prompt_tokens_total", "counter", "Prompt tokens of these, cached ones included.", label=("adapter",)),
+        Metric("adapter_generation_tokens_total", "counter", "Tokens generated for these.", label=("adapter",)),
+        Metric("adapter_first_token_seconds_total", "counter", "Their times to the first token, added up.", label=("adapter",)),
         Metric("event_loop_lag_seconds", "histogram", "Delay of a worker's event loop, measured four times a second.", buckets=_LAG_S),
         # counted by the engine
         Metric("request_queue_time_seconds", "histogram", "Request received to first scheduled.", "vllm:request_queue_time_seconds", buckets=_LATENCY_S),
@@ -161,19 +165,28 @@ class Histogram(msgspec.Struct, array_like=True):
     sum: float = 0.0
 
 
+class Exemplar(msgspec.Struct, array_like=True):
+    """One observation of a histogram, and the trace that it is of. time: Unix seconds."""
+
+    trace_id: str
+    value: float
+    time: float
+
+
 class MetricsDelta(msgspec.Struct, tag=True, omit_defaults=True):
     """The metrics that one process recorded since its previous delta."""
 
     counters: dict[Key, float] = {}
     gauges: dict[Key, float] = {}
     histograms: dict[str, Histogram] = {}
+    exemplars: dict[str, dict[int, Exemplar]] = {}  # by histogram and bucket, the newest of each
 
 
 class Metrics:
     """Records counters, gauges and histograms until drained. Not thread-safe: each event loop has its own."""
 
     def __init__(self) -> None:
-        self._delta = MetricsDelta({}, {}, {})
+        self._delta = MetricsDelta({}, {}, {}, {})
 
     def count(self, name: str, n: float = 1, label: str | tuple[str, ...] = "") -> None:
         """Add `n` to a counter. label: the label's value, or several values in the order of the table."""
@@ -194,7 +207,11 @@ class Metrics:
         histogram.counts[bisect_left(buckets, value)] += n
         histogram.sum += value * n
 
+    def exemplify(self, name: str, exemplar: Exemplar) -> None:
+        """Keep an exemplar of an observation, which was counted by observe()."""
+        self._delta.exemplars.setdefault(name, {})[bisect_left(_BUCKETS[name], exemplar.value)] = exemplar
+
     def drain(self) -> MetricsDelta:
         """Return the delta recorded since the last call, and start a new one."""
-        delta, self._delta = self._delta, MetricsDelta({}, {}, {})
+        delta, self._delta = self._delta, MetricsDelta({}, {}, {}, {})
         return delta

@@ -152,11 +152,125 @@ _PLANES_MANY = {
 _PLANES_FEW = PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(64, 4, 3), chunk_tokens=None)
 
 
-def planes_config(kind: str, *, num_pairs: int, num_experts: int, is_few: bool) -> PlanesConfig:
-    """Return the config for num_pairs (token, expert) pairs. is_few: no two pairs share a tile."""
+def registers_config(kind: str, *, num_pairs: int, num_experts: int, is_few: bool) -> PlanesConfig:
+    """Return the config of products that unpack to registers. is_few: no two pairs share a tile."""
     if is_few:
         return _PLANES_FEW
     return next((config for bound, config in _PLANES if num_pairs <= bound * num_experts), _PLANES_MANY[kind])
+
+
+@dataclass(frozen=True)
+class PlanesPairTile:
+    """Tile sizes of a matrix-vector product of experts in planes."""
+
+    block_n: int  # at least 8 a warp, or its threads load less than 16 bytes at once
+    num_warps: int
+    unroll: int  # groups whose loads are in flight at once
+
+
+@dataclass(frozen=True)
+class PlanesPairsConfig:
+    """Settings of both matrix-vector products of a step with experts in planes."""
+
+    up: PlanesPairTile
+    down: PlanesPairTile  # of which each program has block_n outputs of all of a token's experts
+
+
+@dataclass(frozen=True)
+class WideTile:
+    """Tile sizes of one product of many rows of an expert."""
+
+    width: int  # columns of the product: output features, of gate and up both; in FP8 128 or 256, else at most 256
+    num_warps: int
+    num_stages: int
+    group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
+    depth: int = 128  # inputs of a step: a group of the planes; of 4 bits also half of one, 64
+
+
+@dataclass(frozen=True)
+class WideConfig:
+    """Settings of both products of a step whose experts of 4 bits are unpacked to shared memory."""
+
+    block_m: int  # (token, expert) pairs of one expert
+    up: WideTile
+    down: WideTile
+    chunk_tokens: int = 64  # as of GroupedConfig
+
+
+@dataclass(frozen=True)
+class Fp8Config:
+    """Settings of both products of a step whose activations are rounded to FP8."""
+
+    block_m: int  # (token, expert) pairs of one expert
+    up: WideTile
+    down: WideTile
+    chunk_tokens: int = 64  # as of GroupedConfig
+
+
+# Pairs per expert, in the mean, from which activations are rounded to FP8. Fewer are bound by reading the weights,
+# which products in bfloat16 read in as many bytes. Not measured: 64 rows of an expert of Qwen3-30B-A3B take the tensor
+# cores of 16 bits 78 us in all experts, reading them 180
+FP8_LEAST_PAIRS = 64
+# (largest average of pairs per expert, config). Of five tiles on an H100, the fastest at 256 and 512 pairs per expert
+# by 8 and 11 % (benchmarks/notes.md)
+_FP8: tuple[tuple[float, Fp8Config], ...] = ((float("inf"), Fp8Config(64, WideTile(128, 4, 4), WideTile(128, 4, 4))),)
+
+
+# Not measured: as many programs as keep the loads of all multiprocessors in flight at one token of Qwen3-30B-A3B
+_PLANES_PAIRS = PlanesPairsConfig(PlanesPairTile(16, 2, 4), PlanesPairTile(16, 4, 2))
+
+
+# Pairs per expert, in the mean, from which 4-bit experts are unpacked to shared memory. Not measured
+WIDE_LEAST_PAIRS = 48
+# (largest average of pairs per expert, config). Not measured: the largest tiles whose sums are in registers and whose
+# stages in shared memory; two programs on a multiprocessor but for 256 rows, so that one unpacks while one multiplies
+_WIDE: tuple[tuple[float, WideConfig], ...] = (
+    (96, WideConfig(64, WideTile(128, 4, 3), WideTile(128, 4, 3))),
+    (768, WideConfig(128, WideTile(128, 4, 3, depth=64), WideTile(128, 4, 3, depth=64))),
+    (float("inf"), WideConfig(256, WideTile(128, 8, 3, depth=64), WideTile(128, 8, 3, depth=64))),
+)
+
+
+def wide_config(*, num_pairs: int, num_experts: int) -> WideConfig | None:
+    """Return the config for num_pairs (token, expert) pairs; None: too few."""
+    if num_pairs < WIDE_LEAST_PAIRS * num_experts:
+        return None
+    return next(config for bound, config in _WIDE if num_pairs <= bound * num_experts)
+
+
+def wide_configs() -> list[WideConfig]:
+    """Return every config that is served."""
+    return [config for _, config in _WIDE]
+
+
+def fp8_config(*, num_pairs: int, num_experts: int) -> Fp8Config | None:
+    """Return the config for num_pairs (token, expert) pairs; None: activations are not rounded."""
+    if num_pairs < FP8_LEAST_PAIRS * num_experts:
+        return None
+    return next(config for bound, config in _FP8 if num_pairs <= bound * num_experts)
+
+
+def fp8_configs() -> list[Fp8Config]:
+    """Return every config that is served."""
+    return [config for _, config in _FP8]
+
+
+def planes_config(
+    kind: str, *, num_pairs: int, num_experts: int, is_few: bool, can_round: bool
+) -> PlanesPairsConfig | PlanesConfig | WideConfig | Fp8Config:
+    """Return the config that serves num_pairs (token, expert) pairs of experts in planes.
+
+    is_few: uses_pairs. can_round: activations may be rounded to FP8, for experts of FP8.
+    """
+    if is_few:
+        return _PLANES_PAIRS
+    sizes = {"num_pairs": num_pairs, "num_experts": num_experts}
+    many: WideConfig | Fp8Config | None = None
+    if kind != "fp8":
+        many = wide_config(**sizes)
+    elif can_round:
+        many = fp8_config(**sizes)
+    return registers_config(kind, is_few=False, **sizes) if many is None else many
 
 
 def planes_configs() -> list[PlanesConfig]:

@@ -6,6 +6,7 @@ equal probabilities the expert with the lower index comes first, so that all dev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from kernels.elementwise.reference import gelu_tanh_and_mul, relu_squared, silu_and_mul
+from kernels.linear.reference import quantize_groups
 from kernels.moe.storage import ExpertMatrix, dense_matrix
 
 
@@ -35,6 +37,7 @@ class Gate:
 
 
 SILU = Gate()
+FP8_GROUP = 128  # neighbouring inputs of a token that share a scale
 
 
 @dataclass(frozen=True)
@@ -92,11 +95,13 @@ def run_experts(
     experts: torch.Tensor,
     gate: Gate = SILU,
     biases: ExpertBiases | None = None,
+    rounding: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Compute each token's experts. x: [T, H]; gate_up: [E, 2 * I, H], without a gate [E, I, H].
 
     down: [E, H, I]; experts: [T, top_k], indices below E; others are no experts here, and their outputs are 0.
-    Returns [T, top_k, H] of x's dtype, to which packed matrices are dequantised.
+    Returns [T, top_k, H] of x's dtype, to which packed matrices are dequantised. rounding: applied to both products'
+    inputs, [rows, K]; the products are then those of what it returns, with matrices of that dtype.
     Waits for the device unless it is the CPU; the Triton twin does not.
     """
     out = x.new_zeros(*experts.shape, x.shape[1])
@@ -105,9 +110,28 @@ def run_experts(
             continue
         tokens, places = torch.where(experts == expert)
         up_bias, down_bias = (None, None) if biases is None else (biases.gate_up[expert], biases.down[expert])
-        inner = gate_and_mul(functional.linear(x[tokens], dense_matrix(gate_up, expert, x.dtype), up_bias), gate)
-        out[tokens, places] = functional.linear(inner, dense_matrix(down, expert, x.dtype), down_bias)
+        inner = gate_and_mul(_linear(x[tokens], gate_up, expert, up_bias, rounding), gate)
+        out[tokens, places] = _linear(inner, down, expert, down_bias, rounding)
     return out
+
+
+def _linear(
+    x: torch.Tensor,
+    matrix: ExpertMatrix,
+    expert: torch.Tensor,
+    bias: torch.Tensor | None,
+    rounding: Callable[[torch.Tensor], torch.Tensor] | None,
+) -> torch.Tensor:
+    """Return one product in x's dtype."""
+    rounded = x if rounding is None else rounding(x)
+    bias = bias if bias is None else bias.to(rounded.dtype)
+    return functional.linear(rounded, dense_matrix(matrix, expert, rounded.dtype), bias).to(x.dtype)
+
+
+def round_to_fp8(x: torch.Tensor) -> torch.Tensor:
+    """Round each row to e4m3 with a scale for each 128 neighbours (DeepSeek-V3, arXiv:2412.19437, §3.3): fp32."""
+    values, scales = quantize_groups(x, FP8_GROUP)
+    return values.float() * scales.repeat_interleave(FP8_GROUP, 1)[:, : x.shape[1]]
 
 
 def fused_moe(
@@ -128,13 +152,15 @@ def fused_moe(
     added: float = 0.0,
     factor: float = 1.0,
     first_expert: int = 0,
+    rounding: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Route each token and sum its experts by their weights: [T, H] of x's dtype, which may be fp32, bf16 or fp16.
 
     x, gate_up, down: as for run_experts. logits: [T, E], plus one column if `shared` is given. round_weights: round to
     x's dtype before use. shared: [T, H], output of the shared expert, added times the sigmoid of that last column.
     given, floor, added, factor, expert_scales: see route. biases: of x's dtype. first_expert: gate_up, down and biases
-    have a range of the E experts, which begins there; a token's other experts are left out of its sum.
+    have a range of the E experts, which begins there; a token's other experts are left out of its sum. rounding: see
+    run_experts; the twin has round_to_fp8 in place of none with an Fp8Config, which it chooses for many tokens.
     """
     num_experts = logits.shape[1] - (shared is not None)
     weights, experts = route(
@@ -151,6 +177,6 @@ def fused_moe(
         weights = weights.to(x.dtype)
     experts = experts - first_expert
     weights = weights.masked_fill((experts < 0) | (experts >= gate_up.shape[0]), 0.0)
-    out = run_experts(x, gate_up, down, experts, gate, biases)
+    out = run_experts(x, gate_up, down, experts, gate, biases, rounding)
     mixed = (out * weights[..., None]).sum(1).to(x.dtype)
     return mixed if shared is None else mixed + logits[:, num_experts:].sigmoid() * shared

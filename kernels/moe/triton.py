@@ -3,7 +3,7 @@
 
 Few tokens: route, then two matrix-vector products per pair. Otherwise: route, lay out, gate and up joined, down, and
 the weighted sum over each token's experts in their order, so that results are equal in every run. Experts arranged in
-planes have kernels of their own for both products.
+planes have kernels of their own for both products: of few tokens, of some, and of many, in FP8 or in 16 bits.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ import triton.language as tl
 from triton.runtime import driver
 
 from kernels.moe.configs import (
+    Fp8Config,
     GroupedConfig,
     PairsConfig,
     PlanesConfig,
+    PlanesPairsConfig,
+    WideConfig,
     fitting,
     for_packed,
     grouped_config,
@@ -30,9 +33,14 @@ from kernels.moe.planes import PlanesMatrix
 from kernels.moe.reference import SILU, ExpertBiases, Gate
 from kernels.moe.storage import ExpertMatrix
 from kernels.moe.triton_common import add_shared, weigh
+from kernels.moe.triton_fp8 import fp8_down, fp8_up, quantize_planes
 from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_planes import planes_gemm
+from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
+from kernels.moe.triton_planes_wide import arrange_rows, wide_gemm
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
+
+Config = GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | WideConfig | Fp8Config
 
 
 def fused_moe(
@@ -53,14 +61,17 @@ def fused_moe(
     added: float = 0.0,
     factor: float = 1.0,
     first_expert: int = 0,
-    config: GroupedConfig | PairsConfig | PlanesConfig | None = None,
+    config: Config | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Equal kernels.moe.reference.fused_moe. All tensors have a dense last dimension; gate_up, down are contiguous."""
+    """Equal kernels.moe.reference.fused_moe, with an Fp8Config that of round_to_fp8.
+
+    All tensors have a dense last dimension; gate_up, down are contiguous.
+    """
     num_experts, num_here = logits.shape[1] - (shared is not None), gate_up.shape[0]
     num_pairs = x.shape[0] * top_k
     if config is None:
-        config = _choose(x, gate_up, down, top_k=top_k, num_experts=num_experts)
+        config = choose(x, gate_up, down, top_k=top_k, num_experts=num_experts)
     routing = route(
         logits,
         num_experts=num_experts,
@@ -71,7 +82,7 @@ def fused_moe(
         added=added,
         factor=factor,
         weights_dtype=x.dtype if round_weights else torch.float32,
-        chunk_tokens=None if isinstance(config, PairsConfig) else config.chunk_tokens,
+        chunk_tokens=None if isinstance(config, PairsConfig | PlanesPairsConfig) else config.chunk_tokens,
         expert_scales=expert_scales,
         here=range(first_expert, first_expert + num_here),
         pdl=pdl,
@@ -83,24 +94,57 @@ def fused_moe(
         return pairs_down(
             inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
         )  # fmt: skip
+    if isinstance(config, PlanesPairsConfig):
+        assert isinstance(gate_up, PlanesMatrix)
+        assert isinstance(down, PlanesMatrix)
+        inner = planes_pairs_up(x, gate_up, routing, config.up, gate=gate, bias=up_bias, pdl=pdl)
+        return planes_pairs_down(
+            inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
+        )  # fmt: skip
     tiles: RowTiles | Routing = routing
     if config.chunk_tokens is not None:
         tiles = lay_out(routing, num_experts=num_here, block_m=config.block_m, pdl=pdl)
-    if isinstance(config, PlanesConfig):
-        assert isinstance(gate_up, PlanesMatrix)
-        assert isinstance(down, PlanesMatrix)
-        sizes = {"block_m": config.block_m, "num_pairs": num_pairs}
-        inner = planes_gemm(x, gate_up, tiles, config.up, gate=gate, bias=up_bias, pdl=pdl, **sizes)
-        outputs = planes_gemm(inner, down, tiles, config.down, gate=None, bias=down_bias, pdl=pdl, **sizes)
-        return combine(outputs, routing, shared=shared, shared_gate=shared_gate, pdl=pdl)
-    assert isinstance(tiles, RowTiles)
-    inner = grouped_gemm(
-        x, gate_up, tiles, config.up, num_pairs=num_pairs, gate=gate, swaps=config.swaps, bias=up_bias, pdl=pdl
-    )  # fmt: skip
-    outputs = grouped_gemm(
-        inner, down, tiles, config.down, num_pairs=num_pairs, gate=None, swaps=config.swaps, bias=down_bias, pdl=pdl
+    outputs = _multiply(
+        x, gate_up, down, tiles, config, num_pairs=num_pairs, gate=gate, up_bias=up_bias, down_bias=down_bias, pdl=pdl
     )  # fmt: skip
     return combine(outputs, routing, shared=shared, shared_gate=shared_gate, pdl=pdl)
+
+
+def _multiply(
+    x: torch.Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
+    tiles: RowTiles | Routing,
+    config: GroupedConfig | PlanesConfig | WideConfig | Fp8Config,
+    *,
+    num_pairs: int,
+    gate: Gate,
+    up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    pdl: bool,
+) -> torch.Tensor:
+    """Return both products of each pair, [num_pairs, H]. The rows of pairs that are in no tile are undefined."""
+    if isinstance(config, GroupedConfig):
+        assert isinstance(tiles, RowTiles)
+        multiply = functools.partial(grouped_gemm, num_pairs=num_pairs, swaps=config.swaps, pdl=pdl)
+        inner = multiply(x, gate_up, tiles, config.up, gate=gate, bias=up_bias)
+        return multiply(inner, down, tiles, config.down, gate=None, bias=down_bias)
+    assert isinstance(gate_up, PlanesMatrix)
+    assert isinstance(down, PlanesMatrix)
+    if isinstance(config, PlanesConfig):
+        sizes = {"block_m": config.block_m, "num_pairs": num_pairs}
+        inner = planes_gemm(x, gate_up, tiles, config.up, gate=gate, bias=up_bias, pdl=pdl, **sizes)
+        return planes_gemm(inner, down, tiles, config.down, gate=None, bias=down_bias, pdl=pdl, **sizes)
+    assert isinstance(tiles, RowTiles)
+    if isinstance(config, WideConfig):
+        arranged = arrange_rows(x, pdl=pdl)
+        inner = wide_gemm(arranged, gate_up, tiles, config.up, num_pairs=num_pairs, gate=gate, bias=up_bias, pdl=pdl)
+        return wide_gemm(inner, down, tiles, config.down, num_pairs=num_pairs, gate=None, bias=down_bias, pdl=pdl)
+    rounded = fp8_up(
+        quantize_planes(x, pdl=pdl), gate_up, tiles, config.up,
+        num_pairs=num_pairs, gate=gate, dtype=x.dtype, bias=up_bias, pdl=pdl,
+    )  # fmt: skip
+    return fp8_down(rounded, down, tiles, config.down, dtype=x.dtype, bias=down_bias, pdl=pdl)
 
 
 def combine(
@@ -128,15 +172,15 @@ def combine(
     return out
 
 
-def _choose(
-    x: torch.Tensor, gate_up: ExpertMatrix, down: ExpertMatrix, *, top_k: int, num_experts: int
-) -> GroupedConfig | PairsConfig | PlanesConfig:
+def choose(x: torch.Tensor, gate_up: ExpertMatrix, down: ExpertMatrix, *, top_k: int, num_experts: int) -> Config:
     """Return the config for experts of which a part may be here: an expert has as many pairs on each rank."""
     num_tokens, intermediate_size = x.shape[0], down.shape[2]
     is_few = uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts)
     if isinstance(gate_up, PlanesMatrix):
-        num_pairs = num_tokens * top_k
-        return planes_config(gate_up.kind, num_pairs=num_pairs, num_experts=num_experts, is_few=is_few)
+        num_pairs, can_round = num_tokens * top_k, x.dtype == torch.bfloat16
+        return planes_config(
+            gate_up.kind, num_pairs=num_pairs, num_experts=num_experts, is_few=is_few, can_round=can_round
+        )  # fmt: skip
     if is_few:
         return pairs_config(intermediate_size=intermediate_size)
     config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)

@@ -13,12 +13,18 @@ def place_tile(num_tiles, n, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
 
     GROUP_M tiles of rows run side by side over the same tile of weights.
     """
+    tile, place = place_of(num_tiles, tl.cdiv(n, BLOCK_N), GROUP_M)
+    return tile, place * BLOCK_N + tl.arange(0, BLOCK_N)
+
+
+@triton.jit
+def place_of(num_tiles, num_places, GROUP_M: tl.constexpr):
+    """Return this program's tile of rows, of num_tiles, and its place among the tiles of output features."""
     program = tl.program_id(0)
-    in_group = GROUP_M * tl.cdiv(n, BLOCK_N)
+    in_group = GROUP_M * num_places
     first_tile = program // in_group * GROUP_M
     height = tl.minimum(num_tiles - first_tile, GROUP_M)
-    tile = first_tile + program % in_group % height
-    return tile, program % in_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    return first_tile + program % in_group % height, program % in_group // height
 
 
 @triton.jit

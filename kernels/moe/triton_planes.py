@@ -17,7 +17,7 @@ from kernels.moe.triton_common import gate_and_mul, place_tile
 from kernels.moe.triton_planes_decode import e2m1, e4m3, has_zeros, int4, int4_scale
 from kernels.moe.triton_route import Routing, RowTiles
 
-# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 
 
 def planes_gemm(
@@ -51,7 +51,7 @@ def planes_gemm(
     num_tiles = experts.shape[0]
     _planes_kernel[(num_tiles * triton.cdiv(n, tile.block_n),)](
         x, w.words, w.scales, bias, out, pairs, experts, rows, num_tiles, n, w.shape[2], x.stride(0),
-        w.scales.stride(0), KIND=_kind(w), ROWS=w.rows, COLUMNS=w.columns, HAS_PTX=_has_ptx(x),
+        w.scales.stride(0), KIND=kind_of(w), ROWS=w.rows, COLUMNS=w.columns, HAS_PTX=has_ptx(x),
         GROUP_K=GROUP, PLANE_K=PLANE, PAIRS_PER_ROW=num_pairs // x.shape[0],
         IS_DIRECT=isinstance(routed, Routing), HAS_BIAS=bias is not None,
         GATE="" if gate is None else gate.kind, ALPHA=0.0 if gate is None else gate.alpha,
@@ -63,14 +63,14 @@ def planes_gemm(
     return out
 
 
-def _kind(w: PlanesMatrix) -> str:
-    """Return the kind; of integers with what their words of scales hold: "int4_fp16_zeros", "int4_bf16" and so on."""
+def kind_of(w: PlanesMatrix) -> str:
+    """Return the KIND of kernels; of integers with what words of scales hold: "int4_fp16_zeros", "int4_bf16" etc."""
     if w.kind != "int4":
         return w.kind
     return f"int4_{'bf16' if w.scale_dtype == torch.bfloat16 else 'fp16'}" + ("_zeros" if w.has_zeros else "")
 
 
-def _has_ptx(x: torch.Tensor) -> bool:
+def has_ptx(x: torch.Tensor) -> bool:
     """Return True if codes become values by PTX, which knows bfloat16 only."""
     return x.is_cuda and x.dtype == torch.bfloat16
 
@@ -191,10 +191,10 @@ def _add_int4(
 ):  # fmt: skip
     """acc + weight @ x.T over one group of integers: the planes that share a scale are summed apart."""
     PARTS: tl.constexpr = 4 if COLUMNS == 32 else (2 if COLUMNS == 64 else 1)
-    s0, f0 = _load_int4_scales(scale_ptrs, stride_scale, group, 0, PARTS, KIND, GROUP_K, COLUMNS)
-    s1, f1 = _load_int4_scales(scale_ptrs, stride_scale, group, PARTS // 4, PARTS, KIND, GROUP_K, COLUMNS)
-    s2, f2 = _load_int4_scales(scale_ptrs, stride_scale, group, PARTS // 2, PARTS, KIND, GROUP_K, COLUMNS)
-    s3, f3 = _load_int4_scales(scale_ptrs, stride_scale, group, PARTS - 1, PARTS, KIND, GROUP_K, COLUMNS)
+    s0, f0 = load_int4_scales(scale_ptrs, stride_scale, group, 0, PARTS, KIND, GROUP_K, COLUMNS)
+    s1, f1 = load_int4_scales(scale_ptrs, stride_scale, group, PARTS // 4, PARTS, KIND, GROUP_K, COLUMNS)
+    s2, f2 = load_int4_scales(scale_ptrs, stride_scale, group, PARTS // 2, PARTS, KIND, GROUP_K, COLUMNS)
+    s3, f3 = load_int4_scales(scale_ptrs, stride_scale, group, PARTS - 1, PARTS, KIND, GROUP_K, COLUMNS)
     part = tl.dot(int4(words, s0, x0, 0, KIND, HAS_PTX), tl.trans(x0), input_precision=PRECISION)
     if PARTS == 4:
         acc += part * f0[:, None]
@@ -212,7 +212,7 @@ def _add_int4(
 
 
 @triton.jit
-def _load_int4_scales(
+def load_int4_scales(
     ptrs, stride, group, PART: tl.constexpr, PARTS: tl.constexpr,
     KIND: tl.constexpr, GROUP_K: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip

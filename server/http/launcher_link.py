@@ -123,12 +123,12 @@ class LauncherLink:
         assert self._end is not None, "start() first"
         return await asyncio.shield(self._end)
 
-    async def scrape(self) -> bytes:
+    async def scrape(self, *, is_open_metrics: bool = False) -> bytes:
         """Return the metrics page of the whole daemon. Raises EngineError when the launcher does not answer in time."""
         number = next(self._numbers)
         page = self._pages[number] = asyncio.get_running_loop().create_future()
         self._send_delta()
-        self._send(Scrape(number))
+        self._send(Scrape(number, is_open_metrics))
         try:
             return await asyncio.wait_for(page, _SCRAPE_TIMEOUT_S)
         except TimeoutError:

@@ -13,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 
 from server.api.embeddings.schema import EmbeddingBody
 from server.api.error_replies import AnthropicBody, ErrorBody, speaks_anthropic
+from server.http.field_notes import note_of
 from server.http.routes.api_route import ApiRoute
 
 Schema = dict[str, Any]
@@ -56,6 +57,7 @@ def openapi_document(
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     shown = {route.document_path: route for route in routes if route.summary}
     schemas = {**_body_schemas(shown.values()), **_answer_schemas(shown.values())}
+    schemas = {name: _with_notes(schema, name) for name, schema in schemas.items()}
     if vocab_size is not None:
         schemas = _with_token_ids(schemas, vocab_size)
     for path, operations in document["paths"].items():
@@ -74,6 +76,23 @@ def openapi_document(
     return document
 
 
+def _with_notes(value: Any, name: str) -> Any:
+    """Return a schema whose fields, also those of the schemas within it, have their descriptions."""
+    if isinstance(value, list):
+        return [_with_notes(item, name) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _with_notes(item, name) for key, item in value.items()}
+    if isinstance(value.get("properties"), dict) and "properties" in found:
+        found["properties"] = {
+            field: {"description": note, **schema}
+            if (note := note_of(name, field)) and isinstance(schema, dict)
+            else schema
+            for field, schema in found["properties"].items()
+        }
+    return found
+
+
 def _with_token_ids(value: Any, vocab_size: int) -> Any:
     """Return the schemas with the vocabulary's bound of token ids."""
     if isinstance(value, list):
@@ -87,7 +106,10 @@ def _with_token_ids(value: Any, vocab_size: int) -> Any:
 def _fill_in(operation: Schema, route: ApiRoute, *, needs_key: bool) -> None:
     statuses = [*_ANY_ROUTE, *route.error_statuses]
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": _json_content(route.body.__name__)}
+        content = _json_content(route.body.__name__)
+        if route.example is not None:
+            content["application/json"]["example"] = dict(route.example)
+        operation["requestBody"] = {"required": True, "content": content}
         statuses += _WITH_BODY
     elif "{" in route.path:
         statuses.append(404)

@@ -34,7 +34,9 @@ class WorkerApp:
         self._open_requests = OpenRequests()
         self._tracer: Tracer | None = None
         self._lag: asyncio.Task[None] | None = None
-        self.http_metrics = HttpMetrics(self._metrics, num_requests=lambda: len(self._open_requests))
+        self.http_metrics = HttpMetrics(
+            self._metrics, num_requests=lambda: len(self._open_requests), adapters=config.lora_names
+        )
         self.launcher = LauncherLink(
             config.control_socket,
             worker_index=config.worker_index,

@@ -169,8 +169,8 @@ class ControlServer:
             case Flushed(number):
                 if number in child.flushes:
                     child.flushes.pop(number).set()
-            case Scrape(number):
-                self._tasks.spawn(self._answer_scrape(child, number))
+            case Scrape():
+                self._tasks.spawn(self._answer_scrape(child, message))
             case AskUsage(number):
                 self._tasks.spawn(self._answer_usage(child, number))
             case Cancel():
@@ -200,10 +200,10 @@ class ControlServer:
         is_unknown = len(found) < len(answers) and not any(found)
         asker.send(Cancelled(asked.number, None if is_unknown else any(found)))
 
-    async def _answer_scrape(self, scraper: _Child, number: int) -> None:
+    async def _answer_scrape(self, scraper: _Child, asked: Scrape) -> None:
         """Collect every other child's counts, then send the page. The scraper has sent its own just before."""
         await self._collect(scraper)
-        scraper.send(Page(number, self._registry.render()))
+        scraper.send(Page(asked.number, self._registry.render(is_open_metrics=asked.is_open_metrics)))
 
     async def _answer_usage(self, asker: _Child, number: int) -> None:
         """Collect every other child's counts, then send the ledger."""

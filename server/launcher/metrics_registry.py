@@ -11,10 +11,15 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as MetricFamily
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
+from prometheus_client.openmetrics.exposition import generate_latest as generate_open_metrics
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as Example
 
 from engine.interface.control import KeyUsage, Ledger
-from engine.interface.metrics import METRICS, Histogram, Key, Metric, MetricsDelta
+from engine.interface.metrics import METRICS, Exemplar, Histogram, Key, Metric, MetricsDelta
+
+_Bucket = tuple[str, float] | tuple[str, float, Example]
 
 _LAUNCHER = "launcher"
 _BUILD_LABELS = ("version", "torch", "cuda", "device", "dtype")  # but the first from the engine, "" until it is ready
@@ -67,6 +72,7 @@ class MetricsRegistry(Collector):
             for metric in METRICS.values()
             if metric.kind == "histogram"
         }
+        self._exemplars: dict[str, dict[int, Exemplar]] = {}  # by histogram and bucket
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -83,6 +89,10 @@ class MetricsRegistry(Collector):
             total = self._histograms[name]
             total.counts = [a + b for a, b in zip(total.counts, added.counts, strict=True)]
             total.sum += added.sum
+        for name, newest in delta.exemplars.items():
+            if METRICS[name].kind != "histogram":
+                raise KeyError(name)
+            self._exemplars.setdefault(name, {}).update(newest)
 
     def count(self, name: str) -> None:
         """Add one to a counter of the launcher itself."""
@@ -113,9 +123,11 @@ class MetricsRegistry(Collector):
         start_s = sum(self._gauges["start_time_seconds", ""].values())
         return Ledger(number, start_s, [by_key[key] for key in sorted(by_key)])
 
-    def render(self) -> bytes:
-        """Return the whole page in the Prometheus text format 0.0.4."""
+    def render(self, *, is_open_metrics: bool = False) -> bytes:
+        """Return the whole page in the Prometheus text format 0.0.4, or in OpenMetrics 1.0.0 with exemplars."""
         self.merge(self._sample())
+        if is_open_metrics:
+            return generate_open_metrics(self._registry, ALLOWUTF8)  # its default turns vllm:* into vllm_*
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[MetricFamily]:
@@ -154,7 +166,8 @@ class MetricsRegistry(Collector):
         if metric.kind == "histogram":
             histogram = HistogramMetricFamily(name, metric.help, labels=["model_name"])
             total = self._histograms[metric.name]
-            histogram.add_metric([self._model_name], _cumulative(metric.buckets, total.counts), total.sum)
+            buckets = _cumulative(metric.buckets, total.counts, self._exemplars.get(metric.name, {}))
+            histogram.add_metric([self._model_name], buckets, total.sum)
             return histogram
         make = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
         family = make(name, metric.help, labels=["model_name", *labels])
@@ -181,11 +194,15 @@ class MetricsRegistry(Collector):
         return state
 
 
-def _cumulative(bounds: tuple[float, ...], counts: list[int]) -> list[tuple[str, float]]:
-    """Turn counts per bucket into Prometheus' cumulative (le, count) pairs."""
-    buckets: list[tuple[str, float]] = []
+def _cumulative(bounds: tuple[float, ...], counts: list[int], exemplars: dict[int, Exemplar]) -> list[_Bucket]:
+    """Turn counts per bucket into Prometheus' cumulative (le, count), with an exemplar where there is one."""
+    buckets: list[_Bucket] = []
     total = 0
-    for bound, count in zip([*map(str, bounds), "+Inf"], counts, strict=True):
+    for place, (bound, count) in enumerate(zip([*map(str, bounds), "+Inf"], counts, strict=True)):
         total += count
-        buckets.append((bound, float(total)))
+        found = exemplars.get(place)
+        if found is None:
+            buckets.append((bound, float(total)))
+        else:
+            buckets.append((bound, float(total), Example({"trace_id": found.trace_id}, found.value, found.time)))
     return buckets

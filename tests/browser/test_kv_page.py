@@ -105,7 +105,9 @@ def test_keys_alone_reach_everything(daemon, generate, open_page):
     page.keyboard.press("Escape")
     expect(highlighted).to_have_count(0)
     expect(page.locator("#tip")).to_be_hidden()
-    for _ in range(9 + 1):  # the heads of the columns, then the rows, of which one is a stop
+    for _ in range(
+        1 + 9 + 1
+    ):  # the button of the trial, the heads of the columns, then the rows, of which one is a stop
         page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.tagName") == "TR"
     page.keyboard.press("ArrowDown")

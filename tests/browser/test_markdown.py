@@ -1,7 +1,6 @@
 """Answers as they are drawn: no markup of a model's ever runs, and what is shown does not change its mind."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page
@@ -70,8 +69,11 @@ HOSTILE = """\
 def drawn(open_page: Callable[..., Page]) -> Page:
     """Return a page with the renderer alone; draw(text, isWhole) shows a text."""
     page = open_page("about:blank")
-    scripts = [(PAGE / name).read_text(encoding="utf-8") for name in ("vendor/marked.js", "dom.js", "markdown.js")]
-    page.add_script_tag(content="".join(scripts))
+    page.set_content("<!doctype html>")  # Temml draws no formulas in quirks mode
+    libraries = ("vendor/marked.js", "vendor/highlight.js", "vendor/temml.js")
+    names = (*libraries, "dom.js", "libraries.js", "colours.js", "math.js", "markdown.js")
+    for name in names:
+        page.add_script_tag(content=(PAGE / name).read_text(encoding="utf-8"))
     page.evaluate("""() => {
         window.root = element("div");
         document.body.append(root);
@@ -165,12 +167,6 @@ def test_what_is_selected_in_settled_text_stays_while_more_comes(drawn):
     assert drawn.evaluate("() => [first === root.firstChild, bold === root.querySelector('strong')]") == [True, True]
 
 
-def test_the_vendored_library_comes_with_its_licence():
-    folder: Path = PAGE / "vendor"
-    assert "MIT" in (folder / "marked.js").read_text(encoding="utf-8")[:400]
-    assert "Permission is hereby granted" in (folder / "marked.LICENSE").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     "text",
     ["*a " * 20_000, "_a_" * 10_000, "[" * 30_000, "` " * 20_000, "> " * 3_000 + "a", "**a" * 5_000, "![[" * 9_000],
@@ -186,3 +182,91 @@ def test_lists_nested_without_end_are_drawn_as_far_as_they_can_be_read(drawn):
     drawn.evaluate("(text) => markdown.show(text, true)", "".join("  " * i + "- a\n" for i in range(200)))
     assert drawn.evaluate("() => root.textContent.match(/a/g).length") == 200
     assert 10 < drawn.evaluate("() => root.querySelectorAll('ul').length") < 50
+
+
+FORMULAS = r"""Inline \(a_1 * b_2 * c\) and $x^2 + *y*$, prices $5, $6 and $7.50 each, $n$-th, and \[z\_1\] here.
+
+\[
+\begin{aligned} a &= b \\ c &= d_1 \end{aligned}
+\]
+
+$$\frac{1}{2}$$
+
+Not math: a_b \* c, `$x$ and \(y\)`, 100$ in one and 2$ more.
+
+```tex
+$$ x $$ \[ y
+```
+
+- In a list: $\alpha$.
+
+| $a$ | b |
+|---|---|
+| \(b^2\) | $c$ |
+
+\begin{align}
+e &= mc^2
+\end{align}
+"""
+
+
+def test_formulas_keep_every_backslash_and_prices_are_no_formulas(drawn):
+    drawn.evaluate("(text) => markdown.show(text, true)", FORMULAS)
+    sources = drawn.evaluate(
+        """() => {
+            const seen = [];
+            const render = temml.render;
+            temml.render = (tex, ...others) => { seen.push(tex); return render(tex, ...others); };
+            markdown.again(markdown.blocks.map(({ raw }) => raw).join("\\n\\n"), true);
+            temml.render = render;
+            return seen;
+        }"""
+    )
+    assert sources == [
+        r"a_1 * b_2 * c", "x^2 + *y*", "n", r"z\_1", "\\begin{aligned} a &= b \\\\ c &= d_1 \\end{aligned}",
+        r"\frac{1}{2}", r"\alpha", "a", "b^2", "c", "\\begin{align}\ne &= mc^2\n\\end{align}",
+    ]  # fmt: skip
+    assert drawn.locator("math").count() == len(sources)
+    text = drawn.evaluate("() => root.textContent")
+    for shown in ("prices $5, $6 and $7.50 each", "a_b * c, $x$ and \\(y\\), 100$ in one and 2$ more", "$$ x $$ \\[ y"):
+        assert shown in text
+    assert drawn.evaluate("() => root.querySelectorAll('em, strong').length") == 0
+
+
+def test_a_formula_that_cannot_be_read_stays_as_it_was_written(drawn):
+    drawn.evaluate("(text) => markdown.show(text, true)", r"So $\frac{1}$ and \(\href{javascript:x}{y}\).")
+    assert drawn.evaluate("() => [...root.querySelectorAll('.math code')].map((one) => one.textContent)")[:1] == [
+        r"$\frac{1}$"
+    ]
+    assert drawn.evaluate("() => root.querySelectorAll('[href]').length") == 0
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_a_growing_formula_is_shown_when_it_is_whole(drawn, size):
+    drawn.evaluate("(text) => markdown.show(text, true)", FORMULAS)
+    whole = drawn.evaluate("() => root.innerHTML")
+    grown, halves = drawn.evaluate(
+        """([text, size]) => {
+            root.replaceChildren();
+            const growing = new Markdown(root);
+            const halves = [];
+            for (let end = size; end < text.length; end += size) {
+                growing.show(text.slice(0, end), false);
+                const copy = root.cloneNode(true);
+                for (const node of copy.querySelectorAll(".math, code")) node.remove();
+                if (/\\\\[([\\])a-z]/.test(copy.textContent)) halves.push(copy.textContent);
+            }
+            growing.show(text, true);
+            return [root.innerHTML, halves];
+        }""",
+        [FORMULAS, size],
+    )
+    assert grown == whole
+    assert halves == []
+
+
+@pytest.mark.parametrize("text", ["$a " * 20_000, "\\(a " * 20_000, "$$" * 9_000, "\\[\n" * 9_000, "$1.0 " * 9_000])
+def test_half_formulas_without_end_do_not_break_the_page(drawn, text):
+    for is_whole in (False, True):
+        drawn.evaluate("([text, isWhole]) => markdown.show(text, isWhole)", [text, is_whole])
+    assert drawn.evaluate("() => root.textContent.length") > 0

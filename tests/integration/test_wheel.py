@@ -38,10 +38,12 @@ def test_the_wheel_holds_code_and_data_and_no_tests(wheel: Path) -> None:
     for name in (
         "server/cli.py",
         "server/http/routes/generate.py",
-        "server/pages/docs.html",
+        "server/pages/docs/page.html",
         "server/pages/chat/page.html",
         "server/pages/chat/vendor/marked.js",
         "server/pages/chat/vendor/marked.LICENSE",
+        "server/pages/chat/vendor/highlight.js",
+        "server/pages/chat/vendor/temml.LICENSE",
         "server/pages/kv/page.html",
         "server/pages/kv/pool.js",
         "engine/process.py",

@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from deploy.grafana import check
 from deploy.grafana.panels import Json
 from tests.monitoring.draw import draw_row
 from tests.monitoring.load import FLAGS, burst, running
@@ -17,18 +18,20 @@ from tests.monitoring.prometheus import Prometheus
 from tests.support.daemon import ROOT, Daemon
 
 _PHASES = ((3, 40), (8, 45), (16, 60), (3, 35))  # readers, seconds
-_DASHBOARD = ROOT / "deploy/grafana/dashboards/quire.json"
+_DASHBOARDS = ROOT / "deploy/grafana/dashboards"
+_NOT_DRAWN = {"LoRA adapters", "GPU of $gpu"}  # the demo on a CPU has neither
 
 
 def rows() -> dict[str, list[Json]]:
     """Return the panels of each row, by its title."""
     found: dict[str, list[Json]] = {}
-    for panel in json.loads(_DASHBOARD.read_text())["panels"]:
-        if panel["type"] == "row":
-            found[panel["title"]] = panels = []
-        else:
-            panels.append(panel)
-    return found
+    for path in sorted(_DASHBOARDS.glob("*.json"), key=lambda path: len(path.name)):
+        for panel in check.every_panel(json.loads(path.read_text())):
+            if panel["type"] == "row":
+                found[panel["title"]] = panels = []
+            else:
+                panels.append(panel)
+    return {title: panels for title, panels in found.items() if title not in _NOT_DRAWN}
 
 
 def draw(folder: Path, prometheus: Prometheus, *, start_s: float, end_s: float) -> None:

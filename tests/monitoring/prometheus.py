@@ -90,6 +90,7 @@ class Prometheus:
             "$__range": f"{math.ceil(end_s - start_s)}s",
             "$model_name": ".*",
             "$instance": ".*",
+            "$gpu": ".*",
         }.items():
             expr = expr.replace(name, value)
         assert "$" not in expr, expr

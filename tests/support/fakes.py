@@ -201,8 +201,8 @@ class FakeLauncherChannel:
         self.ledger = Ledger(0, 1_790_000_000.0, [])
         self.elsewhere: list[str] = []  # ids of requests that other workers serve
 
-    async def scrape(self) -> bytes:
-        return self.page
+    async def scrape(self, *, is_open_metrics: bool = False) -> bytes:
+        return self.page + b"# EOF\n" if is_open_metrics else self.page
 
     async def usage(self) -> Ledger:
         return self.ledger

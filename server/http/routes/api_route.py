@@ -3,7 +3,7 @@
 The app registers these rows and the OpenAPI document describes them; neither names an endpoint itself.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -23,6 +23,7 @@ class ApiRoute:
     is_public: bool = False  # answers without an API key
     role: str = "inference"  # of the API key (server/config/api_keys.py); "": any key
     body: type[BaseModel] | None = None  # the JSON that it reads
+    example: Mapping[str, object] | None = None  # a body that any model with the route's ability answers
     answer: type[msgspec.Struct] | None = None  # the JSON of its 200
     is_list: bool = False  # the answer is a list of these
     stream: type[msgspec.Struct] | str | None = None  # the chunks of its event stream, or its named events in words

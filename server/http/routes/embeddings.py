@@ -41,6 +41,7 @@ def embeddings_routes(app_state: AppState) -> list[ApiRoute]:
             handler=create_embeddings,
             summary="Embeddings",
             body=EmbeddingBody,
+            example={"input": ["A quire is a gathering of leaves.", "A cache holds keys and values."]},
             answer=EmbeddingList,
         )
     ]

@@ -32,6 +32,7 @@ def chat_routes(app_state: AppState) -> list[ApiRoute]:
             handler=create_chat_completion,
             summary="Chat completion",
             body=ChatBody,
+            example={"messages": [{"role": "user", "content": "What is the capital of Peru?"}], "max_tokens": 64},
             answer=ChatCompletion,
             stream=ChatChunk,
         )
@@ -56,6 +57,7 @@ def completions_routes(app_state: AppState) -> list[ApiRoute]:
             handler=create_completion,
             summary="Text completion",
             body=CompletionBody,
+            example={"prompt": "The capital of Peru is", "max_tokens": 16},
             answer=TextCompletion,
             stream=TextCompletion,
         )

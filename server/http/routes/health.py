@@ -1,7 +1,7 @@
 """GET /health, /ping, /ready and /version, which need no API key, and /metrics, which does."""
 
 import msgspec
-from fastapi import Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from engine.interface.control import LOAD_STALL_AFTER_S, STALL_AFTER_S
@@ -10,6 +10,7 @@ from server.config.version import package_version
 from server.http.routes.api_route import ApiRoute
 
 _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _DETAILS = {
     "restarting": "The engine process ended, and the next one is on its way: GET /ready tells when it serves.",
     "dead": "The engine ended or hung, as the last ones did, before it had served for a minute; more are tried.",
@@ -105,8 +106,11 @@ def health_routes(app_state: AppState) -> list[ApiRoute]:
 def metrics_routes(app_state: AppState) -> list[ApiRoute]:
     """Return the route, bound to one worker's state."""
 
-    async def metrics() -> Response:
-        return Response(await app_state.launcher.scrape(), media_type=_PROMETHEUS_TEXT)
+    async def metrics(request: Request) -> Response:
+        is_open_metrics = _takes_open_metrics(",".join(request.headers.getlist("accept")))
+        page = await app_state.launcher.scrape(is_open_metrics=is_open_metrics)
+        kind = _OPEN_METRICS if is_open_metrics else _PROMETHEUS_TEXT
+        return Response(page, media_type=kind, headers={"vary": "accept"})
 
     return [
         ApiRoute(
@@ -117,3 +121,19 @@ def metrics_routes(app_state: AppState) -> list[ApiRoute]:
             media_type="text/plain",
         )
     ]
+
+
+def _takes_open_metrics(accept: str) -> bool:
+    """Tell whether a client prefers OpenMetrics to Prometheus' text, or has them alike (RFC 9110, §12.5.1)."""
+    weights: dict[str, float] = {}
+    for part in accept.split(","):
+        kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        given = dict(parameter.partition("=")[::2] for parameter in parameters)
+        if kind == "application/openmetrics-text" and given.get("version", "1.0.0") != "1.0.0":
+            continue
+        try:
+            weight = float(given.get("q", "1"))
+        except ValueError:
+            weight = 0.0
+        weights[kind] = max(weights.get(kind, 0.0), weight)
+    return weights.get("application/openmetrics-text", 0.0) >= max(weights.get("text/plain", 0.0), 0.001)

@@ -49,6 +49,7 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
             handler=create_message,
             summary="Message",
             body=MessagesBody,
+            example={"max_tokens": 64, "messages": [{"role": "user", "content": "What is the capital of Peru?"}]},
             answer=Message,
             stream="Anthropic's named events, from message_start to message_stop",
         ),
@@ -57,6 +58,7 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
             handler=count_tokens,
             summary="Count a prompt",
             body=CountTokensBody,
+            example={"messages": [{"role": "user", "content": "What is the capital of Peru?"}]},
             answer=TokenCount,
         ),
     ]

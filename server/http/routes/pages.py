@@ -1,8 +1,8 @@
-"""Routes of the static pages: GET /docs (API reference), /kv (live KV cache) and / (chat for browsers, else JSON).
+"""Routes of the static pages: GET /docs (API reference), /kv (live KV cache), / (chat for browsers, else JSON).
 
-Each page is one response that loads nothing from elsewhere. /docs reads /openapi.json and needs a key, as that does.
-/kv and / hold no data and need no key: browsers send no key with a typed address, so the page asks for the key and
-sends it with its requests. A request to / that does not accept HTML gets the server's name, version and links.
+Each page is one response that loads nothing from elsewhere. They hold no data and need no key: browsers send no key
+with a typed address, so the page asks for the key and sends it with its requests. A request to / that does not accept
+HTML gets the server's name, version and links.
 """
 
 import base64
@@ -29,18 +29,18 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 # They share one scope, so each may use what those before it define.
-_KV_SCRIPTS = ("format", "snapshot", "feed", "pool", "table", "timeline", "page")
+_DOCS_SCRIPTS = ("schema", "try", "page")
+_KV_SCRIPTS = ("format", "snapshot", "feed", "pool", "table", "timeline", "trial", "page")
 
 
 def docs_routes() -> list[ApiRoute]:
-    """Return the route, which needs a key, with its page read."""
-    page = (_PAGES / "docs.html").read_text(encoding="utf-8")
-    policy = _POLICY.format(script="'unsafe-inline'", style="'unsafe-inline'")
+    """Return the route, which needs no key: its page asks for one and reads /openapi.json with it."""
+    page, policy = assemble("docs", scripts=_DOCS_SCRIPTS)
 
     async def docs() -> Response:
-        return HTMLResponse(page, headers={"content-security-policy": policy})
+        return HTMLResponse(page, headers={"content-security-policy": policy, "cache-control": "no-cache"})
 
-    return [ApiRoute(path="/docs", handler=docs, role="")]
+    return [ApiRoute(path="/docs", handler=docs, is_public=True)]
 
 
 def kv_page_routes() -> list[ApiRoute]:
@@ -70,7 +70,12 @@ def _source(text: str) -> str:
     return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-_SCRIPTS = ("dom", "markdown", "server", "store", "answer", "messages", "settings", "sidebar", "kv", "welcome", "page")
+_SCRIPTS = (
+    *("dom", "libraries", "colours", "math", "markdown", "server", "attachments", "store", "words", "blocks", "answer"),
+    *("messages", "request", "settings", "sidebar", "shortcuts", "kv", "welcome", "page"),
+)
+# Fetched by the page when an answer has code or a formula, and run only if the page's policy names their hash.
+_LAZY_LIBRARIES = ("highlight", "temml")
 _HTML = re.compile(r"(?:^|,)\s*text/html\s*(?:[;,]|$)", re.IGNORECASE)
 _GZIP = re.compile(r"(?:^|,)\s*gzip\s*(?:,|$|;\s*q=(?:1|0\.0{0,2}[1-9]))", re.IGNORECASE)
 
@@ -96,8 +101,11 @@ class _AtRoot(APIRoute):
 
 
 def root_routes() -> list[ApiRoute]:
-    """Return the route, which needs no key, with its page put together."""
+    """Return the page's route and those of its libraries, which need no key, with the page put together."""
     text, policy = assemble("chat", scripts=_SCRIPTS, libraries=("marked",))
+    lazy = {name: (_PAGES / "chat" / "vendor" / f"{name}.js").read_text(encoding="utf-8") for name in _LAZY_LIBRARIES}
+    sources = " ".join(_source(script) for script in lazy.values())
+    policy = policy.replace("script-src ", f"script-src {sources} ")
     plain = text.encode()
     packed = gzip.compress(plain, mtime=0)
     for_all = {"cache-control": "no-cache", "vary": "accept, accept-encoding"}
@@ -122,5 +130,22 @@ def root_routes() -> list[ApiRoute]:
             answer=Root,
             has_page=True,
             route_class=_AtRoot,
-        )
+        ),
+        *(_library_route(name, script.encode()) for name, script in lazy.items()),
     ]
+
+
+def _library_route(name: str, plain: bytes) -> ApiRoute:
+    """Return the route of one library. A browser asks again whether its copy is the current one, and gets a 304."""
+    packed = gzip.compress(plain, mtime=0)
+    headers = {"cache-control": "no-cache", "vary": "accept-encoding", "x-content-type-options": "nosniff"}
+    headers["etag"] = f'W/"{sha256(plain).hexdigest()[:32]}"'
+
+    async def library(request: Request) -> Response:
+        if headers["etag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        is_packed = bool(_GZIP.search(request.headers.get("accept-encoding", "")))
+        encoding = {"content-encoding": "gzip"} if is_packed else {}
+        return Response(packed if is_packed else plain, media_type="text/javascript", headers=headers | encoding)
+
+    return ApiRoute(path=f"/vendor/{name}.js", handler=library, is_public=True)

@@ -54,6 +54,7 @@ def responses_routes(app_state: AppState) -> list[ApiRoute]:
             handler=create_response,
             summary="Response",
             body=ResponsesBody,
+            example={"input": "What is the capital of Peru?", "max_output_tokens": 64},
             answer=objects.Response,
             stream="OpenAI's named events, from response.created to response.completed",
         ),

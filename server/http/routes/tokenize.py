@@ -67,12 +67,14 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
             handler=tokenize,
             summary="Tokens of a text or a chat",
             body=TokenizeBody,
+            example={"prompt": "What is the capital of Peru?", "return_token_strs": True},
         ),
         ApiRoute(
             path="/detokenize",
             handler=detokenize,
             summary="Text of tokens",
             body=DetokenizeBody,
+            example={"tokens": [72, 101, 108]},
             answer=Detokenized,
         ),
     ]
@@ -129,6 +131,7 @@ def render_routes(app_state: AppState) -> list[ApiRoute]:
             handler=render_chat_completion,
             summary="The prompt of a chat completion, in tokens and as text",
             body=ChatBody,
+            example={"messages": [{"role": "user", "content": "What is the capital of Peru?"}]},
             answer=Rendered,
         ),
         ApiRoute(
@@ -136,6 +139,7 @@ def render_routes(app_state: AppState) -> list[ApiRoute]:
             handler=render_completion,
             summary="The prompts of a completion, in tokens and as text",
             body=CompletionBody,
+            example={"prompt": "The capital of Peru is"},
             answer=Rendered,
             is_list=True,
         ),

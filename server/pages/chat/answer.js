@@ -6,16 +6,22 @@ function newAnswer() {
     timings: null, ttftMs: null, lastMs: null, ignored: [], error: null };
 }
 
+/** Let an answer go on where it ended. */
+function reopen(answer) {
+  Object.assign(answer, { finish: "", error: null, ttftMs: null, timings: null, earlier: answer.usage?.completion_tokens ?? 0 });
+}
+
 /** Add a chunk of a chat stream to the answer. */
 function take(answer, chunk, sinceStartMs) {
   answer.model = chunk.model ?? answer.model;
   answer.usage = chunk.usage ?? answer.usage;
   answer.timings = chunk.timings ?? answer.timings;
-  for (const { delta, finish_reason: finish } of chunk.choices ?? []) {
+  for (const { delta, finish_reason: finish, logprobs } of chunk.choices ?? []) {
     const reasoning = delta?.reasoning_content ?? delta?.reasoning ?? "";
     if (answer.ttftMs === null && (reasoning || delta?.content || delta?.tool_calls)) answer.ttftMs = sinceStartMs;
     answer.reasoning += reasoning;
     answer.content += delta?.content ?? "";
+    takeWords(answer, logprobs);
     for (const part of delta?.tool_calls ?? []) takeCall(answer.calls, part);
     if (reasoning) answer.thinkingMs = sinceStartMs - answer.ttftMs;
     answer.finish = finish ?? answer.finish;
@@ -44,9 +50,11 @@ class AnswerView {
     this.markdown = new Markdown(this.text);
     this.calls = element("div", { class: "calls" });
     this.notice = element("div", { class: "notice", role: "status", hidden: true });
+    this.blocks = new BlockStrip();
     this.foot = element("div", { class: "foot" });
     this.node = element("article", { class: "message assistant", "aria-label": "Answer", "data-id": answer.id },
-      this.thinking, this.text, this.calls, this.notice, this.foot);
+      this.thinking, this.text, this.calls, this.notice, this.blocks.node, this.foot);
+    this.node.view = this;
   }
 
   /** Draw what is there now; isDone: nothing more will come. */
@@ -60,6 +68,16 @@ class AnswerView {
     answer.calls.forEach((call, i) => this.#drawCall(call, i));
     if (isDone) this.#drawEnd();
     else this.foot.replaceChildren(answer.usage?.completion_tokens ? count(answer.usage.completion_tokens, "token") : "");
+  }
+
+  /** Show its blocks. pool: of the latest snapshot. */
+  drawBlocks(pool, isRunning) {
+    this.blocks.show(this.answer.usage, pool, isRunning);
+  }
+
+  /** Draw code and formulas anew, once a library is there. */
+  redraw() {
+    this.markdown.again(this.answer.content, !this.node.classList.contains("running"));
   }
 
   /** A line in place of an answer that has not begun. done: 0 to 1, or null. */
@@ -99,8 +117,12 @@ class AnswerView {
     this.foot.hidden = false;
     if (answer.error) this.#drawError();
     const copy = answer.content ? [actButton("copy", "Copy the answer")] : [];
+    const go = canGoOn(answer) ? [actButton("go", "Go on with the answer")] : [];
+    const words = probabilities.has(answer) ? [actButton("words", "Mark the words that the model was unsure of")] : [];
+    if (words.length) words[0].setAttribute("aria-pressed", "false");
     const figures = element("span", { class: "figures", title: details(answer) }, figuresOf(answer));
-    this.foot.replaceChildren(element("span", { class: "acts" }, ...copy, actButton("retry", "Answer again")), figures);
+    this.foot.replaceChildren(element("span", { class: "acts" }, ...copy, ...go, actButton("retry", "Answer again"), ...words,
+      actButton("code", "The request as code")), figures);
   }
 
   #drawError() {
@@ -112,6 +134,11 @@ class AnswerView {
     this.foot.hidden = this.node.classList.contains("empty");
     this.notice.replaceChildren(icon("warning"), element("p", {}, error), again);
   }
+}
+
+/** Whether more can be had of an answer: it was cut, not ended. */
+function canGoOn({ content, calls, finish, error }) {
+  return Boolean(content) && !calls.length && (finish === "length" || finish === "stopped" || Boolean(error));
 }
 
 function actButton(act, label) {
@@ -150,7 +177,7 @@ function figuresOf(answer) {
   if (ttft !== null && ttft !== undefined) parts.push(`TTFT ${seconds(ttft)}`);
   const rate = rateOf(answer);
   if (rate) parts.push(`${rate.toFixed(rate < 10 ? 1 : 0)} tok/s`);
-  if (usage?.completion_tokens) parts.push(count(usage.completion_tokens, "token"));
+  if (usage?.completion_tokens) parts.push(count(usage.completion_tokens + (answer.earlier ?? 0), "token"));
   if (usage?.prompt_tokens) {
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     parts.push(`${cached.toLocaleString("en-US")} of ${usage.prompt_tokens.toLocaleString("en-US")} prompt tokens cached`);

@@ -12,6 +12,11 @@ const ICONS = {
   stop: "M7 7h10v10H7z",
   tool: "M14.5 6.5a4 4 0 0 0-5.2 5.2L4 17l3 3 5.3-5.3a4 4 0 0 0 5.2-5.2L15 12l-3-3z",
   chevron: "m9 6 6 6-6 6",
+  code: "m9 7-5 5 5 5M15 7l5 5-5 5",
+  go: "M6 5v14l11-7z",
+  words: "M5 20V10M12 20V4M19 20v-7",
+  file: "M6 3h8l4 4v14H6zM14 3v4h4",
+  close: "m6 6 12 12M18 6 6 18",
   warning: "M12 4 2.5 20h19zM12 10v4.5M12 17v.5",
 };
 

@@ -6,7 +6,10 @@ const KV_SETTLED_MS = 300; // blocks are given back soon after an answer's end
 const KV_LOOK_MS = 5000;
 
 class KvStrip {
-  constructor() {
+  /** show: called with the pool of each snapshot. */
+  constructor(show) {
+    this.show = show;
+    this.pool = null;
     this.isBusy = false;
     this.isMissing = false; // also while a key is missing
     this.turn = new AbortController();
@@ -62,7 +65,10 @@ class KvStrip {
     this.#showGap();
   }
 
-  #show({ num_blocks: total, num_used: used, num_cached: cached, block_size: size }) {
+  #show(pool) {
+    this.pool = pool;
+    this.show(pool);
+    const { num_blocks: total, num_used: used, num_cached: cached, block_size: size } = pool;
     const [shownUsed, shownTotal, shownCached] = [used, total, cached].map((number) => number.toLocaleString("en-US"));
     byId("kv").hidden = false;
     byId("kv").classList.remove("gone");

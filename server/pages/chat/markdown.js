@@ -24,7 +24,7 @@ class Lexer extends marked.Lexer {
   }
 
   inlineTokens(text, tokens = []) {
-    return this.#bounded(text, tokens, text.match(/[*_~`[\]<&\\!:@]/g)?.length ?? 0, () => super.inlineTokens(text, tokens));
+    return this.#bounded(text, tokens, text.match(/[*_~`[\]<&\\!:@$]/g)?.length ?? 0, () => super.inlineTokens(text, tokens));
   }
 
   #bounded(text, tokens, numMarks, cut) {
@@ -42,7 +42,7 @@ class Lexer extends marked.Lexer {
 }
 
 function blocksOf(text) {
-  return new Lexer({ ...marked.getDefaults(), breaks: true, tokenizer: new Rules() }).lex(text);
+  return new Lexer({ ...marked.getDefaults(), breaks: true, tokenizer: new Rules(), extensions: MATH_RULES }).lex(text);
 }
 
 const NAMED = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", reg: "®", trade: "™", deg: "°",
@@ -71,6 +71,14 @@ class Markdown {
     blocks.forEach((token, i) => this.#put(this.numSettled + i, token));
     while (this.blocks.length > this.numSettled + blocks.length) this.blocks.pop().node.remove();
     if (!isWhole) this.#settle(tokens);
+  }
+
+  /** Draw all of it anew. */
+  again(text, isWhole) {
+    this.blocks = [];
+    this.numSettled = this.settledLength = 0;
+    this.root.replaceChildren();
+    this.show(text, isWhole);
   }
 
   /** What no more text can change, and was not taken before: to be read aloud. */
@@ -115,7 +123,7 @@ function steady(text) {
   if (fence) return /^[\s>]*[`~]+\s*$/.test(line) ? text.slice(0, start) : text;
   const mayBegin = // a list, a rule, a heading, a row of a table, a task, a fence
     /^[\s\-+*=_#>|`~:.)\d\\]*(?:\[[ xX]?\]?\s*)?$/.test(line) || /^(?:[\s>]|[-*+] |\d{1,9}[.)] )*(?:`{3,}|~{3,})[^`]*$/.test(line);
-  return closed(withoutHalfTable(mayBegin ? text.slice(0, start) : text));
+  return closed(withoutHalfMath(withoutHalfTable(mayBegin ? text.slice(0, start) : text)));
 }
 
 /** A table's head is shown once the line under it is whole. */
@@ -128,25 +136,26 @@ function withoutHalfTable(text) {
 /** Close emphasis and code that the last line leaves open, and leave out half a link, a character's half name, half a mark. */
 function closed(text) {
   const start = text.lastIndexOf("\n") + 1;
-  const line = text.slice(start)
+  const plain = withoutMath(text.slice(start))
     .replace(/!?\[[^\][]{0,200}(?:\]|\]\([^()\s]{0,2000})?$/, "")
     .replace(/(?:&#?\w{0,8}|<(?:b(?:r ?\/?)?)?)$/i, "")
     .replace(/[*_~`\\]+$/, "");
+  const line = text.slice(start, start + plain.length);
   const open = [];
   const marks = /\\.|(`+)|\*{1,3}|_{1,3}|~~/g;
-  for (let match = marks.exec(line); match; match = marks.exec(line)) {
+  for (let match = marks.exec(plain); match; match = marks.exec(plain)) {
     const [mark, code] = match;
     if (code) {
-      const end = line.slice(marks.lastIndex).search(new RegExp(`(?<!\`)${code}(?!\`)`));
+      const end = plain.slice(marks.lastIndex).search(new RegExp(`(?<!\`)${code}(?!\`)`));
       if (end < 0) {
         open.push(code);
         break;
       }
       marks.lastIndex += end + code.length;
     } else if (mark[0] !== "\\") {
-      const before = line[match.index - 1] ?? " ";
+      const before = plain[match.index - 1] ?? " ";
       if (open.at(-1) === mark && !/\s/.test(before)) open.pop();
-      else if (/\S/.test(line[marks.lastIndex] ?? " ") && !/\w/.test(before)) open.push(mark);
+      else if (/\S/.test(plain[marks.lastIndex] ?? " ") && !/\w/.test(before)) open.push(mark);
     }
   }
   return text.slice(0, start) + (open.length ? line.trimEnd() + open.toReversed().join("") : line);
@@ -160,6 +169,7 @@ function blockNode(token) {
     case "blockquote": return element("blockquote", {}, ...token.tokens.filter(isShown).map(blockNode));
     case "list": return listNode(token);
     case "table": return tableNode(token);
+    case "math": return mathNode(token);
     case "hr": return element("hr");
     case "text": return element("p", {}, ...(token.tokens ? inline(token.tokens) : [decoded(token.text)]));
     default: return element("p", {}, token.raw ?? "");
@@ -172,9 +182,10 @@ function isShown({ type }) {
 
 function codeNode({ text, lang }) {
   const copy = element("button", { type: "button", class: "copy", "data-copy": "code" }, icon("copy"), "Copy");
-  const head = element("div", { class: "code-head" }, element("span", {}, (lang ?? "").split(/\s/)[0] || "text"), copy);
+  const language = (lang ?? "").split(/\s/)[0];
+  const head = element("div", { class: "code-head" }, element("span", {}, language || "text"), copy);
   // reachable by keyboard, so that it can be scrolled
-  return element("div", { class: "code" }, head, element("pre", { tabindex: "0" }, element("code", {}, text)));
+  return element("div", { class: "code" }, head, element("pre", { tabindex: "0" }, element("code", {}, ...coloured(text, language))));
 }
 
 function listNode(token) {
@@ -203,6 +214,7 @@ function inline(tokens) {
       case "em": return element("em", {}, ...inline(token.tokens));
       case "del": return element("del", {}, ...inline(token.tokens));
       case "codespan": return element("code", {}, token.text);
+      case "math": return mathNode(token);
       case "br": return element("br");
       case "link": return linkNode(token.href, inline(token.tokens), token.title);
       case "image": return linkNode(token.href, [`Image: ${token.text || token.href}`], token.title);

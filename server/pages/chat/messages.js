@@ -2,7 +2,7 @@
 // The conversation as it is drawn: the user's messages, answers, and the results of tools.
 
 class Conversation {
-  /** on: { edit(id, text), retry(id), results(texts) }. */
+  /** on: { edit(id, text), retry(id), go(id), code(id), words(answer, node), unmark(), results(texts) }. */
   constructor(root, on) {
     this.root = root;
     this.on = on;
@@ -58,7 +58,34 @@ class Conversation {
     if (button.dataset.copy === "code") copyFrom(button, button.closest(".code").querySelector("code").textContent);
     else if (button.dataset.act === "copy") copyFrom(button, message.content);
     else if (button.dataset.act === "retry") this.on.retry(id);
+    else if (button.dataset.act === "go") this.on.go(id);
+    else if (button.dataset.act === "code") this.on.code(id);
+    else if (button.dataset.act === "words") this.#mark(button, id);
     else if (button.dataset.act === "edit") this.#edit(button.closest(".message"), message);
+  }
+
+  #mark(button, id) {
+    const view = this.views.get(id);
+    const isOn = this.on.words(view.answer, view.text);
+    for (const other of this.root.querySelectorAll("[data-act=words]")) other.setAttribute("aria-pressed", String(isOn && other === button));
+  }
+
+  /** Mark no words. */
+  unmark() {
+    this.on.unmark();
+    for (const button of this.root.querySelectorAll("[data-act=words]")) button.setAttribute("aria-pressed", "false");
+  }
+
+  /** Draw all answers anew. */
+  redraw() {
+    for (const view of this.views.values()) view.redraw();
+  }
+
+  /** Edit the user's last message. Return whether there is one. */
+  editLast() {
+    const last = this.messages.findLast(({ role }) => role === "user");
+    if (last) this.#edit(this.nodes.get(last.id), last);
+    return Boolean(last);
   }
 
   #edit(node, message) {
@@ -82,7 +109,7 @@ class Conversation {
     });
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      if (area.value.trim()) this.on.edit(message.id, area.value);
+      if (area.value.trim() || message.files?.length) this.on.edit(message.id, area.value);
     });
     node.replaceChildren(form);
     grow(area);
@@ -107,9 +134,10 @@ class Conversation {
   }
 }
 
-function userNode({ id, content }) {
+function userNode({ id, content, files }) {
   return element("article", { class: "message user", "aria-label": "Your message", "data-id": id },
-    element("div", { class: "bubble" }, content),
+    element("div", { class: "said" }, ...(files?.length ? [element("ul", { class: "chips" }, ...files.map((file) => chipNode(file)))] : []),
+      ...(content ? [element("div", { class: "bubble" }, content)] : [])),
     element("div", { class: "foot" }, element("span", { class: "acts" }, actButton("copy", "Copy the message"), actButton("edit", "Edit the message"))));
 }
 

@@ -6,19 +6,27 @@ const SAVE_MS = 1000; // while an answer grows
 let chat = newChat();
 let running = null; // { controller, view }
 let isPinned = true; // the view follows the end of the answer
+let hasNoWords = false; // the server refused probabilities
 let lastTop = 0; // where it was scrolled to
 
 const settings = new Settings({ change: drawWelcome });
 const sidebar = new Sidebar({ open: (id) => openChat(loadChat(id)), create: () => openChat(newChat()), removed: afterRemoval });
-const conversation = new Conversation(byId("messages"), { edit: editMessage, retry: retryAnswer, results: sendResults });
+const conversation = new Conversation(byId("messages"), {
+  edit: editMessage, retry: retryAnswer, results: sendResults, go: goOn, code: showRequest, words: (answer, text) => words.toggle(answer, text),
+  unmark: () => words.clear(),
+});
+const words = new Words(byId("messages"));
+const requestDialog = new RequestDialog();
+const attachments = new Attachments({ change: () => drawComposer(), problem: note });
 const watch = new Watch(drawBanner);
-const strip = new KvStrip();
+const strip = new KvStrip(() => drawBlocks());
 
 // ---- chats
 
 function openChat(found) {
   running?.controller.abort();
   running = null;
+  words.clear();
   chat = found ?? newChat();
   history.replaceState(null, "", chat.messages.length ? `#${chat.id}` : location.pathname + location.search);
   conversation.open(chat.messages);
@@ -28,6 +36,7 @@ function openChat(found) {
   drawTitle();
   drawWelcome();
   drawComposer();
+  drawBlocks();
   follow();
   focusInput();
 }
@@ -49,9 +58,9 @@ function save() {
 
 // ---- turns
 
-function send(text) {
-  if (running || !text.trim()) return;
-  chat.messages.push({ id: newId(), role: "user", content: text });
+function send(text, files = []) {
+  if (running || !(text.trim() || files.length)) return;
+  chat.messages.push({ id: newId(), role: "user", content: text, ...(files.length && { files }) });
   byId("input").value = "";
   grow(byId("input"));
   answer();
@@ -60,15 +69,34 @@ function send(text) {
 /** Replace a message of the user's, and what came after it. */
 function editMessage(id, text) {
   stop();
-  chat.messages.length = chat.messages.findIndex((message) => message.id === id);
+  const place = chat.messages.findIndex((message) => message.id === id);
+  const { files } = chat.messages[place];
+  chat.messages.length = place;
   if (!chat.messages.length) chat.title = "";
-  send(text);
+  send(text, files);
 }
 
 function retryAnswer(id) {
   stop();
   chat.messages.length = chat.messages.findIndex((message) => message.id === id);
   answer();
+}
+
+/** Have more of the last answer. */
+function goOn(id) {
+  stop();
+  const last = chat.messages.at(-1);
+  if (last?.id === id) answer(last);
+}
+
+/** Show the request that an answer is of. */
+function showRequest(id) {
+  const place = chat.messages.findIndex((message) => message.id === id);
+  try {
+    requestDialog.open(bodyToShow(settings.values, chat.messages.slice(0, place)));
+  } catch (error) {
+    note(error.message); // the tools are not JSON
+  }
 }
 
 function sendResults(texts) {
@@ -82,11 +110,15 @@ function stop() {
   running = null;
 }
 
-/** Let the model answer what the chat holds. Each end of it, good or bad, is drawn and kept. */
-async function answer() {
+/** Let the model answer what the chat holds, or go on with `begun`, its last message. Each end of it, good or bad, is drawn and kept. */
+async function answer(begun = null) {
   const [asked, messages] = [chat, [...chat.messages]];
-  const made = newAnswer();
-  chat.messages.push(made);
+  const made = begun ?? newAnswer();
+  if (begun) {
+    messages[messages.length - 1] = { ...begun };
+    reopen(begun);
+  } else chat.messages.push(made);
+  words.clear();
   const view = conversation.draw(chat.messages);
   const turn = { controller: new AbortController(), view };
   running = turn;
@@ -107,6 +139,7 @@ async function answer() {
   }
   if (running === turn) running = null;
   view.draw(true);
+  view.drawBlocks(strip.pool, false);
   if (asked === chat) {
     save();
     conversation.drawResultForm();
@@ -129,6 +162,7 @@ async function stream(made, messages, view, signal) {
       frame ||= requestAnimationFrame(() => {
         frame = 0;
         view.draw(false);
+        view.drawBlocks(strip.pool, true);
         follow();
       });
       if (performance.now() - savedAt > SAVE_MS && loadChat(chat.id)) {
@@ -146,8 +180,13 @@ async function askWhenReady(body, view, signal) {
   for (;;) {
     const askedAt = performance.now();
     try {
+      if (hasNoWords) for (const name of ["logprobs", "top_logprobs"]) delete body[name];
       return Object.assign(await ask("v1/chat/completions", { body, signal }), { askedAt });
     } catch (error) {
+      if (body.logprobs && error.param?.endsWith("logprobs")) {
+        hasNoWords = true; // this server gives none: ask without
+        continue;
+      }
       if (error.kind === "key") {
         if (!(await keyGiven())) throw error;
       } else if (error.kind === "starting") {
@@ -188,7 +227,6 @@ function keyGiven() {
 /** Read what the page shows of the server, once it is ready. */
 async function connect() {
   try {
-    byId("docs").hidden = Boolean(sessionStorage.getItem(KEY_NAME)); // a link sends no key
     await settings.loadModels();
     strip.again();
   } catch (error) {
@@ -233,7 +271,13 @@ function drawComposer() {
     button.title = isRunning ? "Stop (Esc)" : "Send (Enter)";
   }
   button.classList.toggle("stop", isRunning);
-  button.disabled = !isRunning && !byId("input").value.trim();
+  button.disabled = !isRunning && !byId("input").value.trim() && !attachments.files.length;
+}
+
+/** The last answer's blocks in the cache. */
+function drawBlocks() {
+  const view = conversation.views.get(chat.messages.at(-1)?.id);
+  view?.drawBlocks(strip.pool, running?.view === view);
 }
 
 /** On a touch screen a focus would bring the keyboard up. */
@@ -254,12 +298,17 @@ function follow() {
 
 // ---- the reader's hands
 
-onEnter(byId("input"), () => send(byId("input").value));
+function sendTyped() {
+  if (running || !(byId("input").value.trim() || attachments.files.length)) return;
+  send(byId("input").value, attachments.take());
+}
+
+onEnter(byId("input"), sendTyped);
 byId("input").addEventListener("input", drawComposer);
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   if (running) stop();
-  else send(byId("input").value);
+  else sendTyped();
   focusInput();
 });
 byId("scroll").addEventListener("scroll", () => {
@@ -278,8 +327,28 @@ byId("down").addEventListener("click", () => {
 addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
   if (document.body.classList.contains("side-open")) sidebar.toggle(false);
+  else if (words.node || words.shown) conversation.unmark();
   else if (running) stop();
 });
+byId("help").addEventListener("click", () => byId("shortcuts").showModal());
+byId("shortcuts").addEventListener("click", (event) => event.target === byId("shortcuts") && byId("shortcuts").close());
+bindShortcuts({
+  edit: () => !running && conversation.editLast(),
+  write: () => byId("input").focus(),
+  search: () => sidebar.search(),
+  create: () => openChat(newChat()),
+  copy: () => {
+    const last = chat.messages.findLast(({ role, content }) => role === "assistant" && content);
+    return last ? void copyText(last.content).then((isCopied) => say(isCopied ? "Copied" : "The browser did not allow copying.")) : false;
+  },
+  settings: () => settings.open(),
+  help: () => byId("shortcuts").showModal(),
+});
+afterLibrary = () => {
+  conversation.redraw();
+  requestDialog.draw();
+  follow();
+};
 addEventListener("hashchange", () => {
   const id = location.hash.slice(1);
   if (id && id !== chat.id) openChat(loadChat(id));

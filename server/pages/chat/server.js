@@ -13,9 +13,9 @@ const STAGES = {
 
 /** kind: key (401), starting (503 until ready), refused (any other status), broken (an event in a stream), lost (no answer). */
 class ServerError extends Error {
-  constructor(kind, message, { status = 0, code = "", retryAfterS = 0 } = {}) {
+  constructor(kind, message, { status = 0, code = "", param = "", retryAfterS = 0 } = {}) {
     super(message);
-    Object.assign(this, { kind, status, code, retryAfterS });
+    Object.assign(this, { kind, status, code, param, retryAfterS });
   }
 }
 
@@ -48,7 +48,7 @@ async function errorOf(reply) {
   }
   const message = found.message ?? `The server answers ${reply.status} ${reply.statusText}`.trim();
   const kind = reply.status === 401 ? "key" : found.code === "not_ready" ? "starting" : "refused";
-  return new ServerError(kind, message, { status: reply.status, code: found.code ?? "", retryAfterS: Number(reply.headers.get("retry-after")) });
+  return new ServerError(kind, message, { status: reply.status, code: found.code ?? "", param: found.param ?? "", retryAfterS: Number(reply.headers.get("retry-after")) });
 }
 
 /** Yield the chunks of a chat stream. Throws a ServerError if it ends with an error, or without its end. */

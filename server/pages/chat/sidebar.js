@@ -19,6 +19,8 @@ class Sidebar {
     byId("export").addEventListener("click", exportChats);
     byId("clear").addEventListener("click", () => this.#clear());
     byId("clear").addEventListener("blur", () => setText(byId("clear"), "Clear"));
+    byId("search").addEventListener("input", () => this.draw());
+    byId("search").addEventListener("keydown", (event) => this.#search(event));
     // other tabs write to the same store
     addEventListener("storage", (event) => event.key?.startsWith(CHAT) && this.draw());
   }
@@ -33,10 +35,34 @@ class Sidebar {
   draw(currentId = this.currentId) {
     this.currentId = currentId;
     const chats = loadChats();
-    byId("no-chats").hidden = chats.length > 0;
+    byId("search").hidden = chats.length < 2 && !byId("search").value;
+    const wanted = byId("search").value.trim().toLowerCase();
+    const found = wanted ? chats.map((chat) => ({ chat, line: lineWith(chat, wanted) })).filter(({ line }) => line !== null) : chats.map((chat) => ({ chat }));
+    byId("no-chats").hidden = found.length > 0;
+    setText(byId("no-chats"), chats.length ? "No chat has these words." : "Chats are kept in this browser alone.");
     byId("export").hidden = byId("clear").hidden = !chats.length;
-    const fresh = element("ul", {}, ...chats.map((chat) => chatItem(chat, chat.id === currentId)));
+    const fresh = element("ul", {}, ...found.map(({ chat, line }) => chatItem(chat, chat.id === currentId, line)));
     morph(byId("chats"), fresh);
+  }
+
+  /** Go to the search field, if there is one to search in. */
+  search() {
+    if (byId("search").hidden) return false;
+    this.toggle(true);
+    byId("search").select();
+    byId("search").focus();
+    return true;
+  }
+
+  #search(event) {
+    if (event.key === "Escape" && byId("search").value) {
+      event.stopPropagation();
+      byId("search").value = "";
+      this.draw();
+    } else if (event.key === "Enter" || event.key === "ArrowDown") {
+      event.preventDefault();
+      byId("chats").querySelector(".chat")?.[event.key === "Enter" ? "click" : "focus"]();
+    }
   }
 
   #click(event) {
@@ -58,12 +84,26 @@ class Sidebar {
   }
 }
 
-function chatItem({ id, title }, isCurrent) {
+/** The line of a chat in which words are, shortened around them; "": they are in its title; null: nowhere. */
+function lineWith({ title, messages }, wanted) {
+  if (title.toLowerCase().includes(wanted)) return "";
+  for (const { content, files } of messages) {
+    for (const text of [content, ...(files ?? []).flatMap((file) => [file.name, file.text])]) {
+      const at = text.toLowerCase().indexOf(wanted);
+      const start = at > 20 ? at - 12 : 0;
+      if (at >= 0) return `${start ? "…" : ""}${text.slice(start, at + 60).replace(/\s+/g, " ")}`;
+    }
+  }
+  return null;
+}
+
+function chatItem({ id, title }, isCurrent, line = "") {
   const name = title || "New chat";
   const remove = iconButton("trash", `Delete: ${name}`);
   remove.dataset.act = "delete";
   return element("li", { "data-id": id },
-    element("button", { type: "button", class: "chat", "aria-current": isCurrent ? "page" : undefined, title: name }, name), remove);
+    element("button", { type: "button", class: "chat", "aria-current": isCurrent ? "page" : undefined, title: name },
+      name, ...(line ? [element("span", { class: "line" }, line)] : [])), remove);
 }
 
 /** All chats as one JSON file. */

@@ -7,7 +7,7 @@ const CHAT = `${PREFIX}chat:`;
 const THEME_NAME = "quire.theme"; // shared with the page of the KV cache
 const DEFAULTS = {
   model: "", system: "", temperature: "", top_p: "", top_k: "", min_p: "", max_tokens: "", seed: "", reasoning_effort: "",
-  tools: "", theme: "auto",
+  tools: "", words: "", theme: "auto",
 };
 
 function readJson(key) {
@@ -84,9 +84,9 @@ function asHistory(messages) {
   return said;
 }
 
-function asSent({ role, content, reasoning, calls, callId }) {
+function asSent({ role, content, files, reasoning, calls, callId }) {
   if (role === "tool") return { role, tool_call_id: callId, content };
-  if (role === "user") return { role, content };
+  if (role === "user") return { role, content: withFiles({ content, files }) };
   const sent = { role, content };
   if (reasoning) sent.reasoning_content = reasoning;
   if (calls.length) {
@@ -106,6 +106,8 @@ function asRequest(settings, messages) {
   if (settings.reasoning_effort) body.reasoning_effort = settings.reasoning_effort;
   const tools = parseTools(settings.tools);
   if (tools.length) body.tools = tools;
+  if (!settings.words) Object.assign(body, { logprobs: true, top_logprobs: NUM_TOPS });
+  if (messages.at(-1)?.role === "assistant") body.continue_final_message = true;
   return body;
 }
 

@@ -2,6 +2,8 @@
 // The page: joins feed, map, table and time line.
 
 const THEMES = ["auto", "light", "dark"];
+const KINDS = { full: "Full attention", window: "Sliding window", state: "Recurrent states" };
+const TIERS = { host: "Host memory", disk: "Disk" };
 const THEME_NAME = "quire.theme";
 const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -9,6 +11,7 @@ let snapshot = null;
 let chosenKey = ""; // of the highlighted request
 let pointedKey = ""; // of the row under the pointer
 let isPaused = false;
+let zoomWish = null; // null: as it is useful
 
 const feed = new Feed({ snapshot: showSnapshot, same: showSame, status: showStatus, keyNeeded: askForKey });
 const pool = new PoolMap(byId("blocks"), { point: pointAtBlock, choose: chooseBlock });
@@ -23,6 +26,9 @@ function showSnapshot(answer) {
   showLive();
   byId("requests").dataset.states = snapshot.pool.states ? "some" : "none";
   showTiles();
+  showZoom();
+  showKinds(snapshot.pool);
+  showTiers(snapshot.tiers);
   pool.show(snapshot);
   table.show(snapshot.requests);
   if (chosenKey && !snapshot.byKey.has(chosenKey)) chosenKey = "";
@@ -81,6 +87,47 @@ function showTiles() {
   showStates(sizes.states);
   setText(byId("preemptions"), count(totals.num_preemptions));
   byId("blocks").setAttribute("aria-label", `Pool of ${count(total)} blocks, ${percent(sizes.num_used, total)} in use`);
+}
+
+/** A large pool of which little is used is seen near by, unless somebody has chosen. */
+function showZoom() {
+  const { pool: { num_blocks: total }, used } = snapshot;
+  const size = used ? used.last - used.first + 1 : 0;
+  const isUseful = total > 1000 && size > 0;
+  const isZoomed = zoomWish ?? (isUseful && size < (pool.isZoomed ? 0.5 : 0.25) * total);
+  if (isZoomed !== pool.isZoomed) pool.zoom(isZoomed);
+  byId("zoom").hidden = !isUseful && !isZoomed;
+  byId("zoom").setAttribute("aria-pressed", String(isZoomed));
+  const { first, num } = pool.range ?? { first: 1, num: total };
+  setText(byId("in-sight"), isZoomed && num < total ? `blocks ${count(first)} to ${count(first + num - 1)} are in sight` : "");
+}
+
+/** Models with several kinds of layers lend them blocks of one pool. */
+function showKinds({ kinds, num_blocks: total }) {
+  byId("kinds").hidden = kinds.length < 2;
+  if (kinds.length < 2) return;
+  byId("kind-rows").replaceChildren(...kinds.map(({ kind, num_used: used, num_cached: cached }) => {
+    const meter = element("div", { class: "bar", role: "img", "aria-label": `${KINDS[kind] ?? kind}: ${count(used)} blocks held, ${count(cached)} cached` }, element("i", { class: "held" }), element("i", { class: "cached" }));
+    meter.children[0].style.width = `${(100 * used) / total}%`;
+    meter.children[1].style.width = `${(100 * cached) / total}%`;
+    return element("div", {}, element("dt", {}, KINDS[kind] ?? kind), element("dd", {}, element("b", {}, count(used)), element("span", {}, ` held, ${count(cached)} cached`)), element("dd", {}, meter));
+  }));
+}
+
+/** Memory behind the pool: what it holds, what is on its way, what it was good for. */
+function showTiers(tiers) {
+  byId("tiers").hidden = !tiers.length;
+  byId("tier-rows").replaceChildren(...tiers.map((tier) => {
+    const meter = element("div", { class: "bar", role: "img", "aria-label": `${TIERS[tier.name] ?? tier.name}: ${percent(tier.bytes, tier.max_bytes)} in use` }, element("i", { class: "cached" }));
+    meter.firstChild.style.width = `${tier.max_bytes ? (100 * tier.bytes) / tier.max_bytes : 0}%`;
+    const moving = [["to it", tier.num_incoming], ["from it", tier.num_outgoing]].filter(([, number]) => number).map(([way, number]) => `${count(number)} ${way}`);
+    const waiting = tier.num_waiting ? [tier.num_waiting === 1 ? "1 request waits for it" : `${count(tier.num_waiting)} requests wait for it`] : [];
+    const notes = [tier.is_paused ? "left alone after errors" : "", ...moving, ...waiting, `${count(tier.num_hit_tokens)} tokens hit`, `${count(tier.num_evictions)} evicted`,
+      tier.num_errors ? `${count(tier.num_errors)} errors` : ""].filter(Boolean);
+    return element("div", {}, element("dt", {}, TIERS[tier.name] ?? tier.name),
+      element("dd", {}, element("b", {}, bytes(tier.bytes)), element("span", {}, ` of ${bytes(tier.max_bytes)}, ${count(tier.num_blocks)} blocks`)), element("dd", {}, meter),
+      element("dd", { class: "note", title: notes.join(", ") }, notes.join(" · ")));
+  }));
 }
 
 /** Only models with recurrent layers have states. */
@@ -200,6 +247,10 @@ byId("theme").addEventListener("click", () => {
   localStorage.setItem(THEME_NAME, THEMES[(THEMES.indexOf(wanted) + 1) % THEMES.length]);
   showTheme();
 });
+byId("zoom").addEventListener("click", () => {
+  zoomWish = !pool.isZoomed;
+  if (snapshot) showZoom();
+});
 byId("pause").addEventListener("click", () => {
   isPaused = !isPaused;
   byId("pause").setAttribute("aria-pressed", String(isPaused));
@@ -220,5 +271,6 @@ document.addEventListener("keydown", (event) => {
 });
 document.addEventListener("visibilitychange", watch);
 systemIsDark.addEventListener("change", showTheme);
+const trial = new Trial();
 showTheme();
 watch();

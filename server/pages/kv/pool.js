@@ -5,6 +5,7 @@ const LARGEST_CELL = 22;
 const LARGEST_CELL_OF_PHONES = 15;
 const SMALLEST_CELL = 3;
 const DIMMED = 0.16;
+const SMALLEST_ZOOM = 240; // blocks
 
 /** Colours of the style sheet, as the canvas needs them. */
 function palette() {
@@ -63,6 +64,8 @@ class PoolMap {
     this.chosen = null; // one entry per block: 1 for those of the highlighted request
     this.cursor = 0;
     this.isQueued = false;
+    this.isZoomed = false; // to the blocks that have content
+    this.range = null; // of the blocks in sight: { first, num }
     this.colours = palette();
     this.width = 0;
     new ResizeObserver(() => this.redraw()).observe(canvas.parentElement);
@@ -73,14 +76,41 @@ class PoolMap {
       if (this.cursor) this.on.choose(this.cursor);
     });
     canvas.addEventListener("keydown", (event) => this.#press(event));
-    canvas.addEventListener("focus", () => canvas.matches(":focus-visible") && this.moveTo(this.cursor || 1));
+    canvas.addEventListener("focus", () => canvas.matches(":focus-visible") && this.moveTo(this.cursor || this.range?.first || 1));
     canvas.addEventListener("blur", () => this.moveTo(0));
   }
 
   show(snapshot) {
     if (this.snapshot?.pool.num_blocks !== snapshot.pool.num_blocks) this.drawn = null;
     this.snapshot = snapshot;
+    this.#setRange();
     this.#queue();
+  }
+
+  /** Show the blocks that have content alone, or the whole pool. */
+  zoom(isZoomed) {
+    this.isZoomed = isZoomed;
+    this.range = null;
+    if (this.snapshot) this.#setRange();
+    this.moveTo(0);
+    this.#queue();
+  }
+
+  /** The range moves in large steps, so that the map does not jump with each block. */
+  #setRange() {
+    const total = this.snapshot.pool.num_blocks;
+    const used = this.isZoomed ? this.snapshot.used : null;
+    let range = { first: 1, num: total };
+    if (used) {
+      const size = used.last - used.first + 1;
+      const have = this.range;
+      const fits = have && used.first >= have.first && used.last < have.first + have.num && have.num <= Math.max(SMALLEST_ZOOM, 4 * size);
+      const num = Math.min(total, Math.max(SMALLEST_ZOOM, 2 * size));
+      range = fits ? have : { first: Math.max(1, Math.min(used.first, total - num + 1)), num };
+    }
+    if (range.first === this.range?.first && range.num === this.range.num) return;
+    this.range = range;
+    this.drawn = null;
   }
 
   /** Highlight a request's blocks; null: none. */
@@ -108,7 +138,7 @@ class PoolMap {
   /** Where a block is on the map: { x, y, size } in CSS pixels. */
   placeOf(block) {
     const { columns, pitch, size } = this.layout;
-    const cell = block - 1;
+    const cell = block - this.range.first;
     return { x: Math.round((cell % columns) * pitch), y: Math.round(Math.floor(cell / columns) * pitch), size };
   }
 
@@ -123,7 +153,7 @@ class PoolMap {
 
   /** The largest cells with which the whole pool is in sight, but no smaller than can be told apart. */
   #lay(width) {
-    const num = this.snapshot.pool.num_blocks;
+    const { num } = this.range;
     const height = Math.max(220, Math.min(0.42 * window.innerHeight, 460));
     const ratio = window.devicePixelRatio || 1;
     let pitch = width < 500 ? LARGEST_CELL_OF_PHONES : LARGEST_CELL;
@@ -147,7 +177,8 @@ class PoolMap {
     const { context, chosen, drawn, colours } = this;
     const { size } = this.layout;
     const { paint } = this.snapshot;
-    for (let block = 1; block < paint.length; block += 1) {
+    const { first, num } = this.range;
+    for (let block = first; block < first + num; block += 1) {
       const isDimmed = chosen !== null && !chosen[block];
       const shown = isDimmed ? paint[block] - 0.5 : paint[block]; // paints are whole numbers
       if (drawn[block] === shown) continue;
@@ -165,24 +196,26 @@ class PoolMap {
     if (!this.snapshot || !this.layout) return;
     const { columns, pitch } = this.layout;
     const column = Math.floor(event.offsetX / pitch);
-    const block = 1 + column + columns * Math.floor(event.offsetY / pitch);
-    const isBlock = column < columns && block <= this.snapshot.pool.num_blocks;
+    const { first, num } = this.range;
+    const block = first + column + columns * Math.floor(event.offsetY / pitch);
+    const isBlock = column < columns && block < first + num;
     if (this.cursor !== (isBlock ? block : 0)) this.moveTo(isBlock ? block : 0);
   }
 
   #press(event) {
     if (!this.snapshot || !this.layout || event.ctrlKey || event.altKey || event.metaKey) return;
     const { columns } = this.layout;
-    const last = this.snapshot.pool.num_blocks;
-    const rowStart = this.cursor - ((this.cursor - 1) % columns);
+    const { first, num } = this.range;
+    const last = first + num - 1;
+    const rowStart = this.cursor - ((this.cursor - first) % columns);
     const moves = {
       ArrowLeft: this.cursor - 1, ArrowRight: this.cursor + 1, ArrowUp: this.cursor - columns,
       ArrowDown: this.cursor + columns, PageUp: this.cursor - 10 * columns, PageDown: this.cursor + 10 * columns,
-      Home: event.shiftKey ? 1 : rowStart, End: event.shiftKey ? last : Math.min(rowStart + columns - 1, last),
+      Home: event.shiftKey ? first : rowStart, End: event.shiftKey ? last : Math.min(rowStart + columns - 1, last),
     };
     if (event.key in moves) {
       const wanted = moves[event.key];
-      if (wanted >= 1 && wanted <= last) this.moveTo(wanted);
+      if (wanted >= first && wanted <= last) this.moveTo(wanted);
     } else if ((event.key === "Enter" || event.key === " ") && this.cursor) {
       this.on.choose(this.cursor);
     } else {

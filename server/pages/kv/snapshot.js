@@ -17,7 +17,7 @@ class Snapshot {
   /** paint[b]: what block b shows; numHolders[b]: how many requests have it. Block 0 is nobody's. */
   constructor(answer) {
     Object.assign(this, { model: answer.model, time: answer.time, step: answer.step_id, pool: answer.pool });
-    Object.assign(this, { totals: answer.totals, requests: answer.requests, numUnlisted: answer.num_unlisted });
+    Object.assign(this, { totals: answer.totals, requests: answer.requests, numUnlisted: answer.num_unlisted, tiers: answer.tiers ?? [] });
     const size = this.pool.num_blocks + 1;
     this.paint = new Float64Array(size).fill(EMPTY);
     this.numHolders = new Uint16Array(size);
@@ -27,6 +27,9 @@ class Snapshot {
     colourBook.keep(this.byKey.keys());
     for (const request of this.requests) this.#add(request);
     for (const block of blocksOf(answer.cached_runs)) this.paint[block] = CACHED;
+    const isUsed = (paint, block) => block > 0 && paint !== EMPTY;
+    const last = this.paint.findLastIndex(isUsed);
+    this.used = last < 0 ? null : { first: this.paint.findIndex(isUsed), last }; // between which blocks all content lies
   }
 
   #add(request) {

@@ -13,7 +13,7 @@ const ORDER = { running: 0, retiring: 1, waiting: 2, gate: 3 };
 // isSpare: left out on a phone; isStates: only of models with recurrent layers
 const COLUMNS = [
   { name: "Request", value: (r) => keyOf(r), isText: true, title: "The id in the request's answer" },
-  { name: "State", value: (r) => ORDER[r.state], show: (r) => STATES[r.state], isText: true },
+  { name: "State", value: (r) => ORDER[r.state], show: (r) => STATES[r.state], hint: waitsFor, isText: true },
   { name: "Blocks", value: (r) => r.num_blocks, show: (r) => count(r.num_blocks) },
   { name: "Shared", value: (r) => r.num_shared_blocks, show: (r) => count(r.num_shared_blocks), title: "Blocks that other requests hold as well", isSpare: true },
   { name: "Memory", value: (r) => r.bytes, show: (r) => bytes(r.bytes), isSpare: true },
@@ -187,6 +187,12 @@ class RequestTable {
 
 function classes(isText, isSpare, isStates) {
   return [isText ? "left" : "", isSpare ? "spare" : "", isStates ? "states" : ""].join(" ").trim();
+}
+
+/** What a waiting request waits for, if that is on its way from a lower tier. */
+function waitsFor({ num_host_blocks: host = 0, num_disk_blocks: disk = 0 }) {
+  const parts = [[host, "host memory"], [disk, "disk"]].filter(([number]) => number).map(([number, from]) => `${count(number)} blocks from ${from}`);
+  return parts.length ? `waits for ${parts.join(" and ")}` : "";
 }
 
 function statesOf(request) {

@@ -3,6 +3,7 @@
 
 const SPANS = { 60: "Last minute", 120: "Last two minutes", 300: "Last five minutes" }; // the first that holds all
 const LONGEST_S = 300;
+const TOPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1]; // of the scale: the first that holds all
 const INSET = { left: 44, right: 14, top: 14, bottom: 22 };
 
 class Timeline {
@@ -51,7 +52,9 @@ class Timeline {
     const context = fitted(this.canvas, width, height);
     const colours = palette();
     this.toX = (time) => width - INSET.right - ((last.time - time) / this.span) * (width - INSET.left - INSET.right);
-    const toY = (share) => height - INSET.bottom - share * (height - INSET.top - INSET.bottom);
+    const most = Math.max(...this.moments.map(({ used, cached, numBlocks }) => (used + cached) / numBlocks));
+    this.top = TOPS.find((top) => most <= top) ?? 1;
+    const toY = (share) => height - INSET.bottom - (share / this.top) * (height - INSET.top - INSET.bottom);
     this.#drawGrid(context, colours, toY, width);
     context.save();
     context.beginPath();
@@ -76,14 +79,14 @@ class Timeline {
     context.fillStyle = colours.dim;
     context.strokeStyle = colours.line;
     context.textBaseline = "middle";
-    for (const share of [0, 0.5, 1]) {
+    for (const share of [0, this.top / 2, this.top]) {
       const y = Math.round(toY(share)) + 0.5;
       context.beginPath();
       context.moveTo(INSET.left, y);
       context.lineTo(width - INSET.right, y);
       context.stroke();
       context.textAlign = "right";
-      context.fillText(`${share * 100}%`, INSET.left - 8, y);
+      context.fillText(`${Number((share * 100).toFixed(1))}%`, INSET.left - 8, y);
     }
     const last = this.moments.at(-1).time;
     const step = this.span === LONGEST_S ? 60 : this.span / 4;
@@ -113,7 +116,7 @@ class Timeline {
     const x = Math.round(this.toX(this.pointed.time)) + 0.5;
     context.strokeStyle = colours.text;
     context.beginPath();
-    context.moveTo(x, toY(1));
+    context.moveTo(x, toY(this.top));
     context.lineTo(x, toY(0));
     context.stroke();
   }

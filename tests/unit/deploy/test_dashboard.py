@@ -20,7 +20,7 @@ def test_what_is_committed_is_what_would_be_written_and_nothing_is_wrong_with_it
 
 def test_a_stale_and_a_missing_file_are_named(tmp_path: Path) -> None:
     for path, text in generate.files().items():
-        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     (tmp_path / "docs/how-to").mkdir(parents=True)
     (tmp_path / "docs/how-to/alerts.md").write_text((ROOT / "docs/how-to/alerts.md").read_text())
@@ -55,7 +55,7 @@ def _ask(dashboard: check.Json, expr: str) -> None:
     ],
 )
 def test_each_fault_of_a_panel_is_one_sentence(spoil: Callable[[check.Json], None], said: str) -> None:
-    dashboard = json.loads(json.dumps(generate.quire_dashboard()))
+    dashboard = json.loads(json.dumps(generate.quire_dashboards()["quire"]))
     spoil(dashboard)
     (fault,) = check.dashboard_faults(dashboard, check.exported())
     assert said in fault
@@ -106,17 +106,53 @@ def test_targets_are_bounds_of_buckets_so_that_shares_are_exact() -> None:
     assert slo.ITL_S in METRICS["inter_token_latency_seconds"].buckets
 
 
-def test_panels_do_not_overlap_and_stay_on_the_grid() -> None:
-    taken: dict[tuple[int, int], str] = {}
-    for panel in generate.quire_dashboard()["panels"]:
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
-        for cell in (
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        ):
-            assert taken.setdefault(cell, panel["title"]) == panel["title"]
+DASHBOARDS = generate.quire_dashboards()
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_panels_do_not_overlap_and_stay_on_the_grid(name: str) -> None:
+    top = DASHBOARDS[name]["panels"]
+    for panels in (top, *(row["panels"] for row in top if row["type"] == "row")):
+        taken: dict[tuple[int, int], str] = {}
+        for panel in panels:
+            place = panel["gridPos"]
+            assert place["x"] + place["w"] <= 24
+            for cell in (
+                (x, y)
+                for x in range(place["x"], place["x"] + place["w"])
+                for y in range(place["y"], place["y"] + place["h"])
+            ):
+                assert taken.setdefault(cell, panel["title"]) == panel["title"]
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_rows_below_the_first_are_folded_and_hold_their_panels(name: str) -> None:
+    made = DASHBOARDS[name]
+    rows = [panel for panel in made["panels"] if panel["type"] == "row"]
+    assert [row["collapsed"] for row in rows] == [False] + [True] * (len(rows) - 1)
+    assert all(row["panels"] for row in rows[1:])
+    assert made["panels"][1]["type"] != "row"
+    ids = [panel["id"] for panel in check.every_panel(made)]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_restarts_and_releases_are_marked_and_alerts_and_pages_linked(name: str) -> None:
+    made = DASHBOARDS[name]
+    assert [note["name"] for note in made["annotations"]["list"]] == ["Daemon started", "Engine restarted", "Release"]
+    assert [link["title"] for link in made["links"]] == ["Dashboards", "Alerts", "Runbook", "Docs"]
+    variables = {variable["name"] for variable in made["templating"]["list"]}
+    repeated = {row["repeat"] for row in made["panels"] if "repeat" in row}
+    assert repeated <= variables
+    for link in made["links"]:
+        assert "$" not in link["url"] or "docs" in variables
+
+
+def test_a_fault_of_an_annotation_is_one_sentence() -> None:
+    dashboard = json.loads(json.dumps(DASHBOARDS["quire"]))
+    dashboard["annotations"]["list"][0]["expr"] = "quire_no_such > 0"
+    (fault,) = check.dashboard_faults(dashboard, check.exported())
+    assert fault.startswith("Annotation 'Daemon started' of dashboard 'Quire' asks for quire_no_such")
 
 
 def test_every_alert_is_tested_to_fire_and_not_to() -> None:

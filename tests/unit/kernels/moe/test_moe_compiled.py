@@ -23,17 +23,87 @@ problem = make_problem(
 problem = pack_experts(problem, storage, block=128)
 gate_up, down = problem.gate_up, problem.down
 if sys.argv[2] == "planes":
-    from kernels.moe import triton_planes
+    from kernels.moe import triton_planes, triton_planes_pairs, triton_planes_wide
     from kernels.moe.planes import to_planes
 
     gate_up, down = to_planes(gate_up), to_planes(down)
-    triton_planes._has_ptx = lambda x: True  # though the tensors are on the CPU
+    for module in (triton_planes, triton_planes_pairs, triton_planes_wide):
+        module.has_ptx = lambda x: True  # though the tensors are on the CPU
 with collect_kernels() as kernels:
     for num_tokens in (1, 4, 16, 64, 1024):
         fused_moe(
             problem.x[:num_tokens], problem.logits[:num_tokens], gate_up, down,
             top_k=4, renormalize=True, round_weights=True, gate=gate, biases=problem.biases, pdl=True,
         )
+"""
+FP8_SCRIPT = """
+import sys
+
+from kernels.moe.configs import fp8_configs
+from kernels.moe.planes import to_planes
+from kernels.moe.triton import fused_moe
+from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
+
+problem = make_problem(
+    num_tokens=64, num_experts=4, top_k=4, hidden_size=2048, intermediate_size=768, dtype=torch.bfloat16,
+)
+problem = pack_experts(problem, sys.argv[1], block=128)
+with collect_kernels() as kernels:
+    for config in fp8_configs():
+        fused_moe(
+            problem.x, problem.logits, to_planes(problem.gate_up), to_planes(problem.down), config=config,
+            top_k=4, renormalize=True, round_weights=True, pdl=True,
+        )
+"""
+WIDE_SCRIPT = """
+import sys
+
+from kernels.moe import reference as moe
+from kernels.moe import triton_planes_wide
+from kernels.moe.configs import wide_configs
+from kernels.moe.planes import to_planes
+from kernels.moe.triton import fused_moe
+from tests.unit.kernels.triton_cases.int_experts_problem import STORAGES, pack_integers
+from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
+
+triton_planes_wide.has_ptx = lambda x: True  # though the tensors are on the CPU
+storage = sys.argv[1]
+# gpt-oss with fewer experts, and Qwen3-MoE
+gate, hidden_size, intermediate_size = moe.SILU, 2048, 768
+if storage == "mxfp4":
+    gate, hidden_size, intermediate_size = moe.Gate("clamped", 1.702, 7.0), 2880, 2880
+problem = make_problem(
+    num_tokens=64, num_experts=4, top_k=4, hidden_size=hidden_size, intermediate_size=intermediate_size,
+    dtype=torch.bfloat16, gate=gate, has_biases=storage == "mxfp4",
+)
+problem = pack_integers(problem, STORAGES[storage]) if storage in STORAGES else pack_experts(problem, storage)
+with collect_kernels() as kernels:
+    for config in wide_configs():
+        fused_moe(
+            problem.x, problem.logits, to_planes(problem.gate_up), to_planes(problem.down), config=config, gate=gate,
+            biases=problem.biases, top_k=4, renormalize=True, round_weights=True, pdl=True,
+        )
+"""
+PAIRS_SCRIPT = """
+import sys
+
+from kernels.moe import triton_planes_pairs
+from kernels.moe.configs import PlanesPairsConfig, PlanesPairTile
+from kernels.moe.planes import to_planes
+from kernels.moe.triton import fused_moe
+from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
+
+triton_planes_pairs.has_ptx = lambda x: True  # though the tensors are on the CPU
+problem = make_problem(
+    num_tokens=1, num_experts=4, top_k=4, hidden_size=2048, intermediate_size=768, dtype=torch.bfloat16,
+)
+problem = pack_experts(problem, sys.argv[1], block=128)
+config = PlanesPairsConfig(PlanesPairTile(16, 2, 4), PlanesPairTile(16, 4, 2))
+with collect_kernels() as kernels:
+    fused_moe(
+        problem.x, problem.logits, to_planes(problem.gate_up), to_planes(problem.down), config=config,
+        top_k=4, renormalize=True, round_weights=True, pdl=True,
+    )
 """
 SHARE_SCRIPT = """
 from kernels.moe.triton import fused_moe
@@ -77,6 +147,40 @@ def test_every_cut_of_packed_experts_compiles_and_fits(storage, arrangement, tmp
     names = {"_grouped_kernel", "_pairs_up_kernel", "_pairs_down_kernel"}
     assert {kernel.name for kernel in compiled} >= (names if arrangement == "rows" else {"_planes_kernel"})
     assert max(kernel.shared_bytes for kernel in compiled) <= HOPPER_SHARED_BYTES, compiled
+
+
+@pytest.mark.full
+@needs_triton
+@pytest.mark.parametrize("storage", ["fp8", "fp8_rows"])
+def test_products_of_rounded_activations_run_on_the_tensor_cores_of_8_bits_and_spill_nothing(storage, tmp_path):
+    compiled = compile_kernels(FP8_SCRIPT, storage, cache=tmp_path)
+    products = [kernel for kernel in compiled if kernel.name in ("_fp8_up_kernel", "_fp8_down_kernel")]
+    assert len(products) == 4
+    assert all(kernel.has_wgmma and kernel.has_wide_loads and kernel.local_bytes == 0 for kernel in products), products
+    # two programs on a multiprocessor of those with 64 rows
+    assert all(kernel.shared_bytes <= HOPPER_SHARED_BYTES // 2 for kernel in products), products
+
+
+@pytest.mark.full
+@needs_triton
+@pytest.mark.parametrize("storage", ["mxfp4", "awq", "packed"])
+def test_what_is_unpacked_to_shared_memory_is_read_by_wgmma_and_nothing_spills(storage, tmp_path):
+    compiled = compile_kernels(WIDE_SCRIPT, storage, cache=tmp_path)
+    products = [kernel for kernel in compiled if kernel.name == "_wide_kernel"]
+    assert len(products) == 6
+    assert all(kernel.has_wgmma and kernel.has_wide_loads and kernel.local_bytes == 0 for kernel in products), products
+    assert max(kernel.shared_bytes for kernel in products) <= HOPPER_SHARED_BYTES, products
+
+
+@pytest.mark.full
+@needs_triton
+@pytest.mark.parametrize("storage", ["fp8", "mxfp4"])
+def test_matrix_vector_products_of_planes_are_three_launches_with_wide_loads(storage, tmp_path):
+    compiled = compile_kernels(PAIRS_SCRIPT, storage, cache=tmp_path)
+    assert [kernel.name for kernel in compiled] == [
+        "_route_kernel", "_planes_pairs_up_kernel", "_planes_pairs_down_kernel",
+    ]  # fmt: skip
+    assert all(kernel.has_wide_loads and kernel.local_bytes == 0 for kernel in compiled[1:]), compiled
 
 
 @pytest.mark.full

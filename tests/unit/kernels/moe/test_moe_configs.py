@@ -5,7 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from kernels.moe.configs import fitting, for_packed, grouped_config, grouped_configs, uses_pairs
+from kernels.moe.configs import (
+    Fp8Config,
+    PlanesConfig,
+    PlanesPairsConfig,
+    WideConfig,
+    fitting,
+    for_packed,
+    grouped_config,
+    grouped_configs,
+    planes_config,
+    uses_pairs,
+)
 from tests.support.compiled_kernels import HOPPER_SHARED_BYTES, compile_kernels, needs_triton
 
 SCRIPT = """
@@ -84,3 +95,19 @@ def test_packed_experts_have_tiles_whose_values_fit_a_threads_registers():
         for tile in (reduced.up, reduced.down):
             assert tile.block_n * tile.block_k <= 64 * 32 * tile.num_warps
             assert tile.block_n >= 16
+
+
+@pytest.mark.parametrize(("kind", "many"), [("fp8", Fp8Config), ("int4", WideConfig), ("mxfp4", WideConfig)])
+def test_planes_are_multiplied_by_ever_larger_tiles_the_more_tokens_there_are(kind: str, many: type) -> None:
+    found = [
+        planes_config(kind, num_pairs=8 * num_tokens, num_experts=128, is_few=num_tokens <= 4, can_round=True)
+        for num_tokens in (1, 4, 5, 64, 512, 1024, 2048, 8192, 32768)
+    ]
+    assert [type(config) for config in found] == [PlanesPairsConfig] * 2 + [PlanesConfig] * 3 + [many] * 4
+    rows = [config.block_m for config in found if not isinstance(config, PlanesPairsConfig)]
+    assert rows == sorted(rows)
+
+
+def test_experts_whose_activations_may_not_be_rounded_are_unpacked_to_registers() -> None:
+    config = planes_config("fp8", num_pairs=65536, num_experts=128, is_few=False, can_round=False)
+    assert isinstance(config, PlanesConfig)

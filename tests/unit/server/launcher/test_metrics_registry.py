@@ -1,9 +1,10 @@
 """The metrics page: every name from the start, exact sums, aliases, and what happens when the engine goes."""
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.interface.metrics import FAILURES, METRICS, Metrics, MetricsDelta
+from engine.interface.metrics import FAILURES, METRICS, Exemplar, Metrics, MetricsDelta
 from server.launcher.metrics_registry import MetricsRegistry
 
 
@@ -153,3 +154,39 @@ def test_model_name_is_the_only_common_label_and_is_escaped() -> None:
 def test_names_outside_the_table_are_refused(registry: MetricsRegistry, delta: MetricsDelta) -> None:
     with pytest.raises(KeyError):
         registry.merge(delta)
+
+
+def test_openmetrics_has_the_same_numbers_and_the_newest_exemplar_of_each_bucket(registry: MetricsRegistry) -> None:
+    for trace_id, value in (("aa" * 16, 0.04), ("bb" * 16, 0.03), ("cc" * 16, 90.0)):
+        metrics = Metrics()
+        metrics.observe("time_to_first_token_seconds", value)
+        metrics.exemplify("time_to_first_token_seconds", Exemplar(trace_id, value, 1_700_000_000.5))
+        registry.merge(metrics.drain(), source="worker:0")
+    text = registry.render(is_open_metrics=True).decode()
+    assert text.endswith("# EOF\n")
+    families = list(parse_open_metrics(text))
+    assert {sample.name for family in families for sample in family.samples} == {name for name, _ in page(registry)}
+    buckets = [
+        sample
+        for family in families
+        for sample in family.samples
+        if sample.name == "quire_time_to_first_token_seconds_bucket"
+    ]
+    found = {
+        sample.labels["le"]: (
+            sample.exemplar.labels["trace_id"],
+            sample.exemplar.value,
+            float(sample.exemplar.timestamp),
+        )
+        for sample in buckets
+        if sample.exemplar is not None
+    }
+    assert found == {"0.05": ("bb" * 16, 0.03, 1_700_000_000.5), "+Inf": ("cc" * 16, 90.0, 1_700_000_000.5)}
+    assert [sample.value for sample in buckets][-1] == 3
+    assert "aa" * 16 not in text
+    assert "trace_id" not in registry.render().decode()
+
+
+def test_an_exemplar_of_what_is_no_histogram_is_a_bug_of_the_sender(registry: MetricsRegistry) -> None:
+    with pytest.raises(KeyError):
+        registry.merge(MetricsDelta(exemplars={"ready": {0: Exemplar("aa", 1.0, 1.0)}}))

@@ -8,6 +8,7 @@ from hashlib import sha256
 import pytest
 
 from server.config.api_keys import read_key_hashes
+from tests.support.daemon import ROOT
 from tests.unit.server.conftest import check_error
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
@@ -68,7 +69,8 @@ def test_the_page_runs_its_own_script_and_loads_nothing_from_other_hosts(harness
     for tag, name in (("script", "script-src"), ("style", "style-src")):
         bodies = re.findall(rf"<{tag}[^>]*>(.*?)</{tag}>", page.text, re.DOTALL)
         assert len(bodies) == 1
-        assert policy[name] == f"'sha256-{base64.b64encode(sha256(bodies[0].encode()).digest()).decode()}'"
+        assert policy[name].split()[-1] == f"'sha256-{base64.b64encode(sha256(bodies[0].encode()).digest()).decode()}'"
+    assert all(re.fullmatch(r"'sha256-[\w+/]+='", source) for source in policy["script-src"].split())
     markup = re.sub(r"<(script|style).*?</\1>", "", page.text, flags=re.DOTALL)
     assert set(re.findall(r'(?:src|href|action)="([^":]*)', markup)) == {"data", "?", "kv", "docs"}
     assert not re.search(r"@import|url\(", page.text.split("</style>")[0])
@@ -102,3 +104,29 @@ def test_behind_a_prefix_the_page_is_there_with_and_without_it(harness, path):
     app = harness(root_path="/quire", api_key_hashes=HASHES)
     assert app.request("GET", path, headers=BROWSER).status_code == 200
     assert app.request("GET", path).json()["links"]["models"] == "/quire/v1/models"
+
+
+# rule: Endpoints: `/` is a page for browsers: public, empty, no loads from other hosts, under 60 kB compressed
+@pytest.mark.parametrize("name", ["highlight", "temml"])
+def test_libraries_that_few_answers_need_come_apart_and_only_with_the_hash_that_the_page_names(harness, name):
+    app = harness(api_key_hashes=HASHES)
+    reply = app.request("GET", f"/vendor/{name}.js")
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
+    digest = base64.b64encode(sha256(reply.content).digest()).decode()
+    assert f"'sha256-{digest}'" in app.request("GET", "/", headers=BROWSER).headers["content-security-policy"]
+    packed = app.request("GET", f"/vendor/{name}.js", headers={"accept-encoding": "gzip"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.content == reply.content
+    again = app.request("GET", f"/vendor/{name}.js", headers={"if-none-match": reply.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_vendored_libraries_are_as_published_and_have_their_licence():
+    folder = ROOT / "server" / "pages" / "chat" / "vendor"
+    sums = dict(reversed(line.split()) for line in (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines())
+    assert set(sums) == {path.name for path in folder.glob("*.js")}
+    for name, digest in sums.items():
+        text = (folder / name).read_bytes()
+        assert sha256(text).hexdigest() == digest, name
+        assert not re.search(rb"\beval\(|new Function\(", text), name  # the page's policy forbids both
+        assert (folder / name).with_suffix(".LICENSE").is_file()

@@ -1,5 +1,7 @@
 """What orchestrators and people look at: readiness, health, metrics, documents."""
 
+import re
+
 import pytest
 
 from engine.interface.control import Stage, State
@@ -81,8 +83,11 @@ def test_the_reference_page_loads_nothing_from_other_hosts(harness):
     page = app.get("/docs")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert 'fetch("openapi.json")' in page.text
-    assert "//" not in page.text
+    assert 'fetch("openapi.json",' in page.text
+    assert "unsafe" not in page.headers["content-security-policy"]
+    markup = page.text.split("<script")[0].split("</style>")[-1]
+    assert "//" not in markup.replace("</", "")
+    assert not re.search(r"@import|url\(", page.text.split("</style>")[0])
     check_error(app.get("/redoc"), 404, "not_found")
     check_error(app.get("/docs/oauth2-redirect"), 404, "not_found")
 
@@ -94,3 +99,27 @@ def test_every_page_can_be_asked_for_by_head(harness, path):
     reply = harness().get(path, "HEAD")
     assert reply.status_code == 200
     assert reply.content == b""
+
+
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,application/openmetrics-text;version=0.0.1;"
+    "q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+
+
+# rule: Endpoints: Metrics, version, docs and the OpenAPI document answer
+@pytest.mark.parametrize(
+    ("accept", "is_open"),
+    [
+        (PROMETHEUS, True), ("application/openmetrics-text", True), ("Application/OpenMetrics-TEXT", True),
+        ("text/plain, application/openmetrics-text;q=0.5", False), ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=x", False), ("application/openmetrics-text;version=2.0.0", False),
+        ("*/*", False), ("text/html", False), ("", False), (";;,=", False),
+    ],
+)  # fmt: skip
+def test_metrics_come_in_openmetrics_to_those_who_prefer_it(harness, accept, is_open):
+    reply = harness().request("GET", "/metrics", headers={"accept": accept})
+    kind = "application/openmetrics-text; version=1.0.0" if is_open else "text/plain; version=0.0.4"
+    assert reply.headers["content-type"].startswith(kind)
+    assert reply.content.endswith(b"# EOF\n") == is_open
+    assert reply.headers["vary"] == "accept"

@@ -1,0 +1,71 @@
+"""The cuts that benchmarks/expert_layers.py compares: what is served, and candidates for kernels/moe/configs.py."""
+
+from __future__ import annotations
+
+from benchmarks.moe_problem import MoeShape, MoeWeights
+from kernels.moe.configs import (
+    Fp8Config,
+    PlanesPairsConfig,
+    PlanesPairTile,
+    WideConfig,
+    WideTile,
+    registers_config,
+    uses_pairs,
+)
+from kernels.moe.planes import PlanesMatrix
+from kernels.moe.triton import Config
+
+# (rows of a tile, columns, warps, stages) of both products
+_FP8_TILES = (
+    (64, 128, 4, 3),
+    (64, 128, 4, 4),
+    (64, 256, 8, 3),
+    (128, 128, 8, 3),
+    (128, 128, 8, 4),
+)
+# (rows of a tile, columns, inputs of a step, warps, stages) of both products
+_WIDE_TILES = (
+    (64, 128, 128, 4, 3),
+    (64, 128, 64, 4, 4),
+    (128, 128, 64, 4, 3),
+    (128, 128, 64, 8, 3),
+    (128, 128, 128, 8, 3),
+    (256, 128, 64, 8, 3),
+)
+# (outputs, warps, groups at once) of the first and of the second product
+_PAIR_TILES = (
+    ((16, 2, 4), (16, 4, 2)),
+    ((16, 2, 2), (8, 4, 2)),
+    ((32, 4, 2), (16, 8, 2)),
+    ((8, 1, 4), (8, 2, 2)),
+)
+_MOST_PAIRS_TOKENS = 16  # more choose so many experts twice that reading them anew for each pair cannot pay
+
+
+def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, Config | None]:
+    """Return the cuts for so many tokens by name; "served" is None. Experts that are not in planes have only that."""
+    cuts: dict[str, Config | None] = {"served": None}
+    if not isinstance(weights.gate_up, PlanesMatrix):
+        return cuts
+    num_pairs, num_experts = num_tokens * shape.top_k, shape.num_experts
+    is_few = uses_pairs(num_tokens=num_tokens, top_k=shape.top_k, num_experts=num_experts)
+    kind = weights.gate_up.kind
+    cuts["registers"] = registers_config(kind, num_pairs=num_pairs, num_experts=num_experts, is_few=is_few)
+    if num_tokens <= _MOST_PAIRS_TOKENS:
+        for up, down in _PAIR_TILES:
+            name = f"pairs {up[0]} and {down[0]}, {up[1]} and {down[1]} warps, {up[2]} and {down[2]} at once"
+            cuts[name] = PlanesPairsConfig(PlanesPairTile(*up), PlanesPairTile(*down))
+    if kind != "fp8" and num_pairs >= 16 * num_experts:
+        for block_m, width, depth, num_warps, num_stages in _WIDE_TILES:
+            if block_m > 4 * num_pairs / num_experts:
+                continue
+            tile = WideTile(width, num_warps, num_stages, depth=depth)
+            name = f"wide {block_m}x{width}x{depth}, {num_warps} warps, {num_stages} stages"
+            cuts[name] = WideConfig(block_m, tile, tile)
+    if kind == "fp8" and num_pairs >= 16 * num_experts:
+        for block_m, width, num_warps, num_stages in _FP8_TILES:
+            if block_m > 4 * num_pairs / num_experts:
+                continue
+            tile = WideTile(width, num_warps, num_stages)
+            cuts[f"fp8 {block_m}x{width}, {num_warps} warps, {num_stages} stages"] = Fp8Config(block_m, tile, tile)
+    return cuts

@@ -1,0 +1,267 @@
+"""Matrix-vector products of experts as PlanesMatrix, for steps in which few experts are chosen twice.
+
+A tensor core's product of 16 rows costs one row as much time as 16, and the products of an output wait for one another.
+Here codes become bfloat16 as in kernels/moe/triton_planes_decode.py and are multiplied and summed in fp32 by the other
+units, so that only the loads take time. planes_pairs_up: one (token, expert) pair and some outputs a program;
+planes_pairs_down: one token and some outputs, over all of its experts at once, whose sum needs no launch of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.moe.configs import PlanesPairTile
+from kernels.moe.planes import GROUP, PLANE, PlanesMatrix
+from kernels.moe.reference import Gate
+from kernels.moe.triton_common import add_shared, gate_and_mul, weigh
+from kernels.moe.triton_planes import has_ptx, kind_of, load_int4_scales
+from kernels.moe.triton_planes_decode import e2m1, e4m3, int4
+from kernels.moe.triton_route import Routing
+
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+
+
+def planes_pairs_up(
+    x: torch.Tensor,
+    gate_up: PlanesMatrix,
+    routing: Routing,
+    tile: PlanesPairTile,
+    *,
+    gate: Gate,
+    bias: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Equal kernels.moe.triton_grouped.pairs_gate_up: [T * top_k, I]."""
+    num_pairs, top_k = routing.experts.numel(), routing.experts.shape[1]
+    n, k = gate_up.shape[1] // gate.num_halves, gate_up.shape[2]
+    out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
+    assert x.stride(1) == 1
+    _planes_pairs_up_kernel[(triton.cdiv(n, tile.block_n), num_pairs)](
+        x, gate_up.words, gate_up.scales, bias, routing.experts, out, n, k, x.stride(0), gate_up.scales.stride(0),
+        KIND=kind_of(gate_up), ROWS=gate_up.rows, COLUMNS=gate_up.columns, HAS_PTX=has_ptx(x),
+        GROUP_K=GROUP, PLANE_K=PLANE, HAS_BIAS=bias is not None,
+        GATE=gate.kind, ALPHA=gate.alpha, LIMIT=gate.limit, HALVES=gate.num_halves, HAS_ABSENT=routing.has_absent,
+        TOP_K=top_k, BLOCK_N=tile.block_n, UNROLL=tile.unroll, EVEN_N=n % tile.block_n == 0, EVEN_K=k % GROUP == 0,
+        PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def planes_pairs_down(
+    inner: torch.Tensor,
+    down: PlanesMatrix,
+    routing: Routing,
+    tile: PlanesPairTile,
+    *,
+    bias: torch.Tensor | None = None,
+    shared: torch.Tensor | None = None,
+    shared_gate: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Equal kernels.moe.triton_grouped.pairs_down but for the order of the experts' sum: [T, H]."""
+    num_tokens, top_k = routing.experts.shape
+    n, k = down.shape[1:]
+    out = torch.empty(num_tokens, n, dtype=inner.dtype, device=inner.device)
+    places = triton.next_power_of_2(top_k)
+    _planes_pairs_down_kernel[(triton.cdiv(n, tile.block_n), num_tokens)](
+        inner, down.words, down.scales, bias, routing.experts, routing.weights, shared, shared_gate, out, n, k,
+        down.scales.stride(0), 0 if shared is None else shared.stride(0),
+        0 if shared_gate is None else shared_gate.stride(0),
+        KIND=kind_of(down), ROWS=down.rows, COLUMNS=down.columns, HAS_PTX=has_ptx(inner),
+        GROUP_K=GROUP, PLANE_K=PLANE, HAS_BIAS=bias is not None, HAS_SHARED=shared is not None,
+        HAS_ABSENT=routing.has_absent or places > top_k, TOP_K=top_k, PLACES=places, BLOCK_N=tile.block_n,
+        UNROLL=tile.unroll, EVEN_N=n % tile.block_n == 0, EVEN_K=k % GROUP == 0, PDL=pdl,
+        num_warps=tile.num_warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _planes_pairs_up_kernel(
+    x_ptr, words_ptr, scales_ptr, bias_ptr, experts_ptr, out_ptr, n, k, stride_x, stride_scales,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr, GROUP_K: tl.constexpr,
+    PLANE_K: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    HALVES: tl.constexpr, HAS_ABSENT: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """BLOCK_N values of one pair between the two products."""
+    pair = tl.program_id(1)
+    features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    sources = features if EVEN_N else tl.minimum(features, n - 1)
+    places = tl.arange(0, PLANE_K)
+    x_ptrs = x_ptr + (pair // TOP_K).to(tl.int64) * stride_x + places[None, :]
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    expert = tl.load(experts_ptr + pair).to(tl.int64)
+    if HAS_ABSENT:  # noqa: SIM102 - Triton decides the outer one while it compiles
+        if expert < 0:
+            return
+    RUNS: tl.constexpr = 2 if KIND == "fp8" else 1
+    num_groups = tl.cdiv(k, GROUP_K)
+    stride_run = HALVES * n * PLANE_K
+    word_ptrs = words_ptr + expert * num_groups * RUNS * stride_run + sources[:, None] * PLANE_K + places[None, :]
+    scale_ptrs = scales_ptr + expert * stride_scales
+    if KIND == "fp8":
+        columns = tl.cdiv(k, COLUMNS)
+        scale_ptrs += sources // ROWS * columns
+        stride_scale = 1
+        scale_of_up = tl.cdiv(n, ROWS) * columns
+    else:
+        scale_ptrs += sources
+        stride_scale = HALVES * n
+        scale_of_up = n
+    gates = tl.zeros([BLOCK_N, PLANE_K], tl.float32)
+    ups = gates
+    for group in tl.range(0, num_groups, loop_unroll_factor=UNROLL):
+        x0, x1, x2, x3 = _load_planes(x_ptrs, group * GROUP_K, k, PLANE_K, EVEN_K)
+        ptrs = word_ptrs + group * RUNS * stride_run
+        gates = _add_products(
+            gates, ptrs, stride_run, None, scale_ptrs, stride_scale, group, x0, x1, x2, x3,
+            KIND, GROUP_K, COLUMNS, HAS_PTX,
+        )  # fmt: skip
+        if HALVES == 2:
+            ups = _add_products(
+                ups, ptrs + n * PLANE_K, stride_run, None, scale_ptrs + scale_of_up, stride_scale, group,
+                x0, x1, x2, x3, KIND, GROUP_K, COLUMNS, HAS_PTX,
+            )  # fmt: skip
+    gate_sum, up_sum = tl.sum(gates, 1), tl.sum(ups, 1)
+    if HAS_BIAS:
+        bias_ptrs = bias_ptr + expert * HALVES * n + sources
+        gate_sum += tl.load(bias_ptrs).to(tl.float32)
+        if HALVES == 2:
+            up_sum += tl.load(bias_ptrs + n).to(tl.float32)
+    values = gate_and_mul(gate_sum, up_sum, out_ptr.dtype.element_ty, GATE, ALPHA, LIMIT)
+    tl.store(out_ptr + pair.to(tl.int64) * n + features, values, mask=features < n)
+
+
+@triton.jit
+def _planes_pairs_down_kernel(
+    x_ptr, words_ptr, scales_ptr, bias_ptr, experts_ptr, weights_ptr, shared_ptr, shared_gate_ptr, out_ptr, n, k,
+    stride_scales, stride_shared, stride_gate,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr, GROUP_K: tl.constexpr,
+    PLANE_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_ABSENT: tl.constexpr,
+    TOP_K: tl.constexpr, PLACES: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """BLOCK_N outputs of one token; a row for each output and expert, those of an expert side by side."""
+    token = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) * BLOCK_N
+    rows = tl.arange(0, PLACES * BLOCK_N)
+    planes = tl.arange(0, PLANE_K)
+    row_features = first + rows % BLOCK_N
+    sources = row_features if EVEN_N else tl.minimum(row_features, n - 1)
+    # a place that is none reads the last one's expert
+    row_pairs = token * TOP_K + tl.minimum(rows // BLOCK_N, TOP_K - 1)
+    x_ptrs = x_ptr + (row_pairs * k)[:, None] + planes[None, :]
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    experts = tl.load(experts_ptr + row_pairs).to(tl.int64)
+    is_here = None
+    if HAS_ABSENT:
+        is_here = ((experts >= 0) & (rows < TOP_K * BLOCK_N))[:, None]
+        experts = tl.maximum(experts, 0)
+    RUNS: tl.constexpr = 2 if KIND == "fp8" else 1
+    num_groups = tl.cdiv(k, GROUP_K)
+    stride_run = n * PLANE_K
+    word_ptrs = words_ptr + (experts * (num_groups * RUNS * stride_run) + sources * PLANE_K)[:, None] + planes[None, :]
+    scale_ptrs = scales_ptr + experts * stride_scales
+    if KIND == "fp8":
+        scale_ptrs += sources // ROWS * tl.cdiv(k, COLUMNS)
+        stride_scale = 1
+    else:
+        scale_ptrs += sources
+        stride_scale = n
+    acc = tl.zeros([PLACES * BLOCK_N, PLANE_K], tl.float32)
+    for group in tl.range(0, num_groups, loop_unroll_factor=UNROLL):
+        x0, x1, x2, x3 = _load_planes(x_ptrs, group * GROUP_K, k, PLANE_K, EVEN_K)
+        acc = _add_products(
+            acc, word_ptrs + group * RUNS * stride_run, stride_run, is_here, scale_ptrs, stride_scale, group,
+            x0, x1, x2, x3, KIND, GROUP_K, COLUMNS, HAS_PTX,
+        )  # fmt: skip
+    values = tl.sum(acc, 1)
+    if HAS_BIAS:
+        values += tl.load(bias_ptr + experts * n + sources).to(tl.float32)
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    values = weigh(values, tl.load(weights_ptr + row_pairs), dtype)
+    if HAS_ABSENT:
+        # what the products of an absent expert have read is no number, perhaps
+        there = (tl.load(experts_ptr + row_pairs) >= 0) & (rows < TOP_K * BLOCK_N)
+        values = tl.where(there, values, 0.0)
+    mixed = tl.sum(tl.reshape(values, [PLACES, BLOCK_N]), 0).to(dtype)
+    features = first + tl.arange(0, BLOCK_N)
+    mask = features < n
+    if HAS_SHARED:
+        shared = tl.load(shared_ptr + token * stride_shared + features, mask=mask, other=0.0)
+        mixed = add_shared(mixed, shared, tl.load(shared_gate_ptr + token * stride_gate))
+    tl.store(out_ptr + token * n + features, mixed, mask=mask)
+
+
+@triton.jit
+def _load_planes(x_ptrs, start, k, PLANE_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """Load the inputs of a group from `start` on by planes of 32, 0 past the end: four of x_ptrs' shape."""
+    if EVEN_K:
+        return (
+            tl.load(x_ptrs + start),
+            tl.load(x_ptrs + start + PLANE_K),
+            tl.load(x_ptrs + start + 2 * PLANE_K),
+            tl.load(x_ptrs + start + 3 * PLANE_K),
+        )
+    else:
+        places = (start + tl.arange(0, PLANE_K))[None, :]
+        return (
+            tl.load(x_ptrs + start, mask=places < k, other=0.0),
+            tl.load(x_ptrs + start + PLANE_K, mask=places + PLANE_K < k, other=0.0),
+            tl.load(x_ptrs + start + 2 * PLANE_K, mask=places + 2 * PLANE_K < k, other=0.0),
+            tl.load(x_ptrs + start + 3 * PLANE_K, mask=places + 3 * PLANE_K < k, other=0.0),
+        )
+
+
+@triton.jit
+def _add_products(
+    acc, word_ptrs, stride_run, is_here, scale_ptrs, stride_scale, group, x0, x1, x2, x3,
+    KIND: tl.constexpr, GROUP_K: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr,
+):  # fmt: skip
+    """acc plus the products of a group, [rows, 32]: those of its planes added up. is_here: None: all rows are."""
+    words = _load_words(word_ptrs, is_here)
+    if KIND == "mxfp4":
+        scales = tl.load(scale_ptrs + group * stride_scale)
+        acc += _times(e2m1(words, scales, x0, 0, HAS_PTX), x0) + _times(e2m1(words, scales, x1, 1, HAS_PTX), x1)
+        return acc + _times(e2m1(words, scales, x2, 2, HAS_PTX), x2) + _times(e2m1(words, scales, x3, 3, HAS_PTX), x3)
+    elif KIND == "fp8":
+        scales = tl.load(scale_ptrs + group * GROUP_K // COLUMNS * stride_scale)
+        more = _load_words(word_ptrs + stride_run, is_here)
+        part = _times(e4m3(words, scales, x0, 0, HAS_PTX), x0) + _times(e4m3(words, scales, x1, 1, HAS_PTX), x1)
+        part += _times(e4m3(more, scales, x2, 0, HAS_PTX), x2) + _times(e4m3(more, scales, x3, 1, HAS_PTX), x3)
+        return acc + part * scales[:, None]
+    else:
+        PARTS: tl.constexpr = 4 if COLUMNS == 32 else (2 if COLUMNS == 64 else 1)
+        s0, f0 = load_int4_scales(scale_ptrs, stride_scale, group, 0, PARTS, KIND, GROUP_K, COLUMNS)
+        s1, f1 = load_int4_scales(scale_ptrs, stride_scale, group, PARTS // 4, PARTS, KIND, GROUP_K, COLUMNS)
+        s2, f2 = load_int4_scales(scale_ptrs, stride_scale, group, PARTS // 2, PARTS, KIND, GROUP_K, COLUMNS)
+        s3, f3 = load_int4_scales(scale_ptrs, stride_scale, group, PARTS - 1, PARTS, KIND, GROUP_K, COLUMNS)
+        p0, p1 = _times(int4(words, s0, x0, 0, KIND, HAS_PTX), x0), _times(int4(words, s1, x1, 1, KIND, HAS_PTX), x1)
+        p2, p3 = _times(int4(words, s2, x2, 2, KIND, HAS_PTX), x2), _times(int4(words, s3, x3, 3, KIND, HAS_PTX), x3)
+        if PARTS == 4:
+            return acc + p0 * f0[:, None] + p1 * f1[:, None] + p2 * f2[:, None] + p3 * f3[:, None]
+        elif PARTS == 2:
+            return acc + (p0 + p1) * f0[:, None] + (p2 + p3) * f3[:, None]
+        else:
+            return acc + (p0 + p1 + p2 + p3) * f0[:, None]
+
+
+@triton.jit
+def _load_words(ptrs, is_here):
+    if is_here is None:
+        return tl.load(ptrs, eviction_policy="evict_first")
+    else:
+        return tl.load(ptrs, mask=is_here, other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _times(values, x):
+    """The products in fp32: [rows, 32], of x [rows or 1, 32]."""
+    return values.to(tl.float32) * x.to(tl.float32)
