@@ -87,6 +87,7 @@ def start_server(
     gpus: its CUDA_VISIBLE_DEVICES; None: those of this process. log: a file for its output; None: this process's.
     """
     command = [sys.executable, "-m", "server", "serve", folder, "--load-format", "dummy", "--port", str(port)]
+    command += ["--max-queue-wait", "0"]  # the load may be more than it serves, and is to be measured whole
     started_s = time.monotonic()
     env = None if gpus is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpus}
     server = subprocess.Popen([*command, "--log-level", "warning", *flags], stdout=log, stderr=log, env=env)

@@ -145,6 +145,7 @@ class EngineProcess:
             self._metrics,
             max_queued_requests=limits.max_queued_requests,
             max_queued_tokens=most_tokens,
+            max_queue_wait_s=limits.max_queue_wait_s,
             captures_graphs=True,
         )
         if loaded.disk is not None:
@@ -215,9 +216,7 @@ class EngineProcess:
     def _tick(self, now: float) -> None:
         if now >= self._next_heartbeat_s and self._engine is not None:
             scheduler = self._engine.scheduler
-            self._control.send(
-                Heartbeat(len(scheduler.running), len(scheduler.waiting.requests), scheduler.committed_step_id)
-            )
+            self._control.send(Heartbeat(len(scheduler.running), len(scheduler.waiting), scheduler.committed_step_id))
             self._next_heartbeat_s = now + _HEARTBEAT_INTERVAL_S
             used, total = self._measure_memory()
             self._metrics.gauge("gpu_memory_used_bytes", used)

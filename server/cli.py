@@ -23,6 +23,7 @@ from server.commands.completion import add_completion
 from server.commands.doctor.flags import add_doctor
 from server.commands.models import add_models
 from server.commands.top.flags import add_top
+from server.commands.usage import add_usage
 from server.config.access_flags import add_access_flags, add_exposure_flags
 from server.config.help_format import HelpFormatter, add_short_help
 from server.config.known_words import about_command
@@ -142,6 +143,7 @@ def _parser() -> SettingsParser:
     add_models(commands)
     add_batch(commands)
     add_top(commands)
+    add_usage(commands)
     add_completion(commands, _parser)
     return parser
 

@@ -1,9 +1,10 @@
 """Writes the generated pages of docs/reference: make reference-pages; with --check it only compares.
 
 Generated: the tables of flags.md (tests/configuration_page.py), metrics.md (METRICS), errors.md (the error classes),
-limits.md (LIMITS and ROUTE_COSTS) and the sampling parameters of api.md (server/api/sampling_fields.py) between their
-markers, models-by-name.md with models/known_models.json (tests/known_models.py), the tables of attacks.md (the newest
-results of make chaos and make soak), and all of api-rules.md (the comments `# rule: …` of the tests).
+limits.md (LIMITS and ROUTE_COSTS), key-file.md (FIELDS) and the sampling parameters of api.md
+(server/api/sampling_fields.py) between their markers, models-by-name.md with models/known_models.json
+(tests/known_models.py), the tables of attacks.md (the newest results of make chaos and make soak), and all of
+api-rules.md (the comments `# rule: …` of the tests).
 """
 
 import dataclasses
@@ -27,6 +28,7 @@ from server.api.messages.schema import MessagesBody
 from server.api.responses.schema import ResponsesBody
 from server.api.sampling_fields import SamplingField, sampling_fields
 from server.api.schemas import ChatBody, CompletionBody
+from server.config.key_limits import FIELDS
 from server.errors import ClientGone, DeadlineExceeded, HttpError, MethodNotAllowed
 from tests import configuration_page, known_models
 from tests.chaos.__main__ import ACTS, Row
@@ -40,6 +42,7 @@ REFERENCE = ROOT / "docs" / "reference"
 
 _METRIC_HEAD = ["| name | kind | unit | also as | meaning |", "|---|---|---|---|---|"]
 _GROUPS = {  # the first pattern that a name matches decides; what matches none belongs to the daemon
+    "keys": r"key_",
     "request": r"time_to_first|inter_token|e2e_|request_",
     "outcome": r"requests_|http_",
     "engine": r"prompt_|generation_|num_|spec_|iteration_|step_",
@@ -190,6 +193,16 @@ def limits_page() -> str:
     return _between(text, "routes", list(_cost_rows()))
 
 
+def key_file_page() -> str:
+    """Return what docs/reference/key-file.md should be."""
+    text = (REFERENCE / "key-file.md").read_text(encoding="utf-8")
+    rows = []
+    for field in FIELDS.values():
+        kind = "whole number" if field.is_whole else "number"
+        rows.append((f"`{field.name}`", f"{kind}, {field.low:,.15g} to {field.high:,.15g}", field.meaning))
+    return _between(text, "fields", ["| field | value | meaning |", "|---|---|---|", *map(_row, rows)])
+
+
 def _cost_rows() -> Iterator[str]:
     names = ("route", "bytes", "objects and lists", "strings", "commas", "tokens", "log-probabilities", "also")
     yield from (_row((*names, "event loop", "memory")), "|---" * (len(names) + 2) + "|")
@@ -297,6 +310,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "limits.md": limits_page,
     REFERENCE / "models-by-name.md": known_page,
     ROOT / "models" / "known_models.json": known_models.known_json,
+    REFERENCE / "key-file.md": key_file_page,
     REFERENCE / "api-rules.md": rules_page,
     REFERENCE / "attacks.md": attacks_page,
 }

@@ -26,12 +26,12 @@ from deploy.grafana.panels import (
     text_variable,
 )
 from deploy.grafana.rows_requests import LATENCY, OVERVIEW, THROUGHPUT, WORKLOAD
-from deploy.grafana.rows_server import ADAPTERS, API_SERVER, CACHING, GPU, PROCESSES, SATURATION
+from deploy.grafana.rows_server import ADAPTERS, API_KEYS, API_SERVER, CACHING, GPU, PROCESSES, SATURATION
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "python -m deploy.grafana.generate"
 _OVERVIEW_ROWS: tuple[Row, ...] = (OVERVIEW, LATENCY, THROUGHPUT, ADAPTERS)
-_DETAIL_ROWS: tuple[Row, ...] = (SATURATION, CACHING, WORKLOAD, API_SERVER, PROCESSES, GPU)
+_DETAIL_ROWS: tuple[Row, ...] = (SATURATION, CACHING, WORKLOAD, API_KEYS, API_SERVER, PROCESSES, GPU)
 _BUILD = 'quire_build_info{instance=~"$instance"}'
 _ANNOTATIONS = (
     Annotation("Daemon started", 'changes(quire_start_time_seconds{instance=~"$instance"}[1m]) > 0', "Started", "blue"),

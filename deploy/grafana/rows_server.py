@@ -191,7 +191,7 @@ API_SERVER = Row(
         Panel(
             "timeseries",
             "Rejected",
-            "Per second, by reason: invalid is the client's, overloaded a full queue, draining the end of a server.",
+            "Per second, by reason: invalid is the client's, overloaded a long queue, draining the end of a server.",
             "reqps",
             (Query(rate("quire_requests_rejected_total", by="reason"), "{{reason}}"),),
             is_stacked=True,
@@ -224,6 +224,36 @@ API_SERVER = Row(
             "s",
             "quire_event_loop_lag_seconds",
             width=12,
+        ),
+    ),
+)
+
+API_KEYS = Row(
+    "API keys",
+    (
+        Panel(
+            "timeseries",
+            "Tokens by key",
+            "Tokens per second by the name of the API key: prompt tokens, cached or computed, and generated ones.",
+            "suffix: tok/s",
+            (Query(rate("quire_key_tokens_total", by="key"), "{{key}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "timeseries",
+            "Device time by key",
+            "Seconds of engine steps per second by the name of the API key. All together near 1: the device is busy.",
+            "percentunit",
+            (Query(rate("quire_key_device_seconds_total", by="key"), "{{key}}"),),
+            is_stacked=True,
+        ),
+        Panel(
+            "timeseries",
+            "Requests by key",
+            "HTTP requests per second by the name of the API key: accepted, and refused by its limits or the queue.",
+            "reqps",
+            (Query(rate("quire_key_requests_total", by="key, result"), "{{key}} {{result}}"),),
+            is_stacked=True,
         ),
     ),
 )

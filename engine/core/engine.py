@@ -17,18 +17,31 @@ from engine.core.grammars import Grammars, no_compiler
 from engine.core.kv_events import KvEvent, KvEvents
 from engine.core.kv_snapshot import KvView
 from engine.core.outputs import EngineStats, Outbox, Transport
+from engine.core.queue_forecast import QueueForecast
+from engine.core.queue_limits import TOO_LATE, QueueLimits
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.step import Executor, StepHandle, StepPlan, TokenMasks
-from engine.interface.errors import InvalidParameter, ModelOutputInvalid, OutOfMemory, Overloaded, ServiceError
+from engine.core.tenants import Tenants
+from engine.interface.errors import (
+    InvalidParameter,
+    ModelOutputInvalid,
+    OutOfMemory,
+    Overloaded,
+    RateLimited,
+    ServiceError,
+)
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
+    Accepted,
     AddRequest,
     AskKv,
     ClientGone,
+    GrammarLimit,
+    GrammarUse,
     QueueState,
     RequestFailed,
     SamplingParams,
@@ -57,6 +70,7 @@ class EngineParts:
     overlap_depth: int = 2  # steps in flight: 2 overlaps host and device, 1 does not
     max_queued_requests: int = 2048  # requests
     max_queued_tokens: int | None = None  # None: any number
+    max_queue_wait_s: float | None = None  # predicted time to the first token at which new requests are refused
     # the executor raises it if the device has too little memory for a step
     memory_error: type[Exception] = MemoryError
     # called after a memory_error: waits for all launched steps, then frees unused memory
@@ -82,7 +96,8 @@ class Engine:
         self.clock = parts.clock
         self.overlap_depth = parts.overlap_depth
         self.max_queued_requests = parts.max_queued_requests
-        self.max_queued_tokens = parts.max_queued_tokens
+        self.tenants = Tenants(parts.metrics)
+        self.forecast = QueueForecast()
         self._is_full = False  # the state in the last QueueState
         self.is_draining = False  # set by the process: new requests are refused, running ones are finished
         self._executor = parts.executor
@@ -97,9 +112,23 @@ class Engine:
         self._memory_error = parts.memory_error
         self._release_memory = parts.release_memory
         self._grammars = parts.grammars or Grammars(no_compiler, vocab_size=parts.vocab_size)
+        self._limits = QueueLimits(
+            scheduler=self.scheduler,
+            grammars=self._grammars,
+            forecast=self.forecast,
+            max_requests=parts.max_queued_requests,
+            max_tokens=parts.max_queued_tokens,
+            max_wait_s=parts.max_queue_wait_s,
+        )
         self._is_speculative = parts.make_drafter is not None
+        self._launched_s = self._committed_s = 0.0  # the step in flight, and the last commit
         self._stats = EngineStats(
-            parts.metrics, self.scheduler, bytes_per_page=parts.bytes_per_block, num_ranks=parts.num_ranks
+            parts.metrics,
+            self.scheduler,
+            tenants=self.tenants,
+            forecast=self.forecast,
+            bytes_per_page=parts.bytes_per_block,
+            num_ranks=parts.num_ranks,
         )
         self._idle_work = parts.idle_work
         self._in_flight: StepHandle | None = None
@@ -152,6 +181,7 @@ class Engine:
         self._send_events()
         if self._events is not None:
             self._publish(self._events.take())
+        self._end_late()
         self._stats.record_turn(plan, self.clock())
         self._tell_if_full()
         if self._kv_view.askers:
@@ -177,6 +207,7 @@ class Engine:
 
     def record_state(self) -> None:
         """Update the metrics that are not counted immediately. Call it before draining the metrics."""
+        self.tenants.settle(self.clock())
         self._stats.record_state(num_deferred=len(self._grammars.pending))
 
     def _turn(self) -> StepPlan | None:
@@ -184,16 +215,18 @@ class Engine:
         if self.overlap_depth == 1:
             self._commit()
             self._send_events()  # before forward(), which blocks on some devices, so that tokens do not wait for it
-        plan = self.scheduler.schedule(self.clock())
+        now = self.clock()
+        plan = self.scheduler.schedule(now)
         if plan is None and self._is_speculative:
             self._commit()  # all requests wait for the verification of their drafts; here the device waits for the host
-            plan = self.scheduler.schedule(self.clock())
+            now = self.clock()
+            plan = self.scheduler.schedule(now)
         step = self._executor.forward(plan) if plan else None
         if self.overlap_depth > 1:
             self._commit()
         if step is not None and plan is not None:
             step.sample(self._masks(plan) if self._grammars.live else None)
-        self._in_flight = step
+        self._in_flight, self._launched_s = step, now
         self._is_at_disk = plan is None and self.scheduler.kv.tiers.disk is not None
         return plan
 
@@ -209,7 +242,7 @@ class Engine:
         logger.error(
             "out of memory in a step failed=%d recomputed=%d reason=%r",
             len(failed),
-            len(self.scheduler.waiting.requests),
+            len(self.scheduler.waiting),
             reason,
         )
         shortage = OutOfMemory("The device has too little free memory for this request now; try again shortly.")
@@ -224,12 +257,18 @@ class Engine:
                     self._add(client_id, message)
                 except ServiceError as error:  # the HTTP worker counts refused requests
                     self._send_failure(client_id, message.request_id, error)
+                    if message.charge is not None:
+                        self.tenants.count_refused(message.tenant)
             case AbortRequest(request_id, reason):
                 request = self._find(request_id)
                 if request is not None and request.client_id == client_id:
                     self._abort(request_id, "stop" if reason == "stop" else "abort")
             case AskKv():
                 self._kv_view.ask(client_id)
+            case GrammarUse(tenant, seconds):
+                until_s = self.tenants.spend_grammar_s(tenant, seconds, self.clock())
+                if until_s is not None and tenant.grammar_seconds is not None:
+                    self._transport.broadcast(GrammarLimit(tenant.name, tenant.grammar_seconds, until_s))
             case ClientGone():
                 self._leaving += [request for request in self._open_requests() if request.client_id == client_id]
                 self._outbox.drop(client_id)
@@ -241,20 +280,34 @@ class Engine:
             if request.finish_reason is None and self._end(request.request_id, "abort") is not None:
                 self._stats.record_finished(request)
 
+    def _end_late(self) -> None:
+        """Report the requests that the scheduler ended because they could not meet their deadline any more."""
+        for request in self.scheduler.late:
+            error = Overloaded(TOO_LATE, retry_after_s=self._limits.retry_after_s())
+            self._send_failure(request.client_id, request.request_id, error)
+            self._stats.record_failed(request)
+        self.scheduler.late.clear()
+
     def _add(self, client_id: int, message: AddRequest) -> None:
         if self.is_draining:
             raise Overloaded("The engine is shutting down and takes no new requests.")
         if self._find(message.request_id) is not None:
             raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
-        if self._has_max_requests:
-            raise Overloaded(f"The queue is full: {self.max_queued_requests} requests are waiting.")
-        self._check_queued_tokens(message.num_prompt_tokens)
+        self._limits.check_room(message.num_prompt_tokens)
         request = self._request_factory.make(message, client_id=client_id)
+        now = self.clock()
+        self.tenants.check(message, now)
+        request.tenant_name = self.tenants.name_of(message.tenant)
+        request.num_expected_tokens = self.forecast.num_expected_tokens(request)
+        self._limits.check_wait(request, message, now)
         if message.grammar is None:
             self.scheduler.add(request)
             self._grammars.follow(request)
         else:
-            self._grammars.defer(request, message.grammar, self.clock())
+            self._grammars.defer(request, message.grammar, now)
+        rates = self.tenants.open(request, message, now)
+        if rates is not None:
+            self._transport.send(client_id, Accepted(request.request_id, rates))
 
     def _queue_compiled(self) -> None:
         """Queue the requests whose grammar has been compiled; fail those whose grammar has an error."""
@@ -283,10 +336,15 @@ class Engine:
         if self.scheduler.abort(request.request_id, "error") is None:
             request.finish_reason = "error"  # it was never queued
         self._send_failure(request.client_id, request.request_id, error)
-        self._stats.record_failed()
+        self._stats.record_failed(request)
 
     def _send_failure(self, client_id: int, request_id: str, error: ServiceError) -> None:
-        self._transport.send(client_id, RequestFailed(request_id, error.code, error.message, error.param))
+        failure = RequestFailed(request_id, error.code, error.message, error.param)
+        if isinstance(error, Overloaded):
+            failure.retry_after_s = error.retry_after_s
+        if isinstance(error, RateLimited):
+            failure.rates = error.rates
+        self._transport.send(client_id, failure)
 
     def _open_requests(self) -> list[Request]:
         return [*self.scheduler.requests.values(), *self._grammars.pending.values()]
@@ -295,32 +353,12 @@ class Engine:
         """Return a request that has not ended (running, queued, or waiting for its grammar), or None."""
         return self.scheduler.requests.get(request_id) or self._grammars.pending.get(request_id)
 
-    @property
-    def _num_queued_tokens(self) -> int:
-        return self.scheduler.waiting.num_tokens + self._grammars.num_pending_prompt_tokens
-
-    @property
-    def _has_max_requests(self) -> bool:
-        # requests for free rows are not counted: a burst into an idle engine starts at once and is no queue
-        num_waiting = len(self.scheduler.waiting.requests) + len(self._grammars.pending)
-        return num_waiting >= self.max_queued_requests + self.scheduler.num_free_rows
-
-    def _check_queued_tokens(self, num_prompt: int) -> None:
-        """Raise Overloaded if a prompt would exceed max_queued_tokens; an empty queue accepts any prompt."""
-        num_queued, limit = self._num_queued_tokens, self.max_queued_tokens
-        if limit is not None and num_queued and num_queued + num_prompt > limit:
-            raise Overloaded(
-                f"The queue is full: {num_queued} tokens are waiting, and {num_prompt} more would be over the "
-                f"limit of {limit}."
-            )
-
     def _tell_if_full(self) -> None:
         """Send QueueState when the queue becomes full or has room again, so that workers can refuse requests."""
-        num_queued, limit = self._num_queued_tokens, self.max_queued_tokens
-        is_full = self._has_max_requests or (limit is not None and num_queued > 0 and num_queued >= limit)
+        is_full = self._limits.is_full
         if is_full != self._is_full:
             self._is_full = is_full
-            self._transport.broadcast(QueueState(is_full))
+            self._transport.broadcast(QueueState(is_full, self._limits.retry_after_s()))
 
     def _abort(self, request_id: str, reason: str = "abort") -> None:
         request = self._end(request_id, reason)
@@ -339,6 +377,11 @@ class Engine:
         result = step.wait()
         now = self.clock()
         outputs = self.scheduler.commit(result, now)
+        if self.scheduler.committed is not None:
+            step_s = now - max(self._committed_s, self._launched_s)
+            self.forecast.observe_step(self.scheduler.committed, step_s)
+            self.tenants.record_step(self.scheduler.committed, step_s)
+        self._committed_s = now
         self._stats.record_commit(outputs.num_tokens, now)
         for part in outputs.steady:
             self._outbox.add_steady(part)

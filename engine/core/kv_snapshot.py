@@ -130,7 +130,7 @@ class KvView:
             num_cached=int(np.count_nonzero(is_cached)),
             kinds=[KvKind(*counts) for counts in kv.pages_by_kind()],
             requests=rows,
-            num_unlisted=max(0, len(scheduler.waiting.requests) + len(self._pending) - MAX_LISTED),
+            num_unlisted=max(0, len(scheduler.waiting) + len(self._pending) - MAX_LISTED),
             runs=runs,
             cached_runs=_runs_of(is_cached),
             num_queried_tokens=kv.num_queried_tokens,

@@ -85,7 +85,7 @@ def generate(
     nothing, no_loras = [None] * len(prompts), [0] * len(prompts)
     todo = deque(zip(by_id, prompts, params, pooling or nothing, lora_indices or no_loras, strict=True))
     while todo or not engine.is_idle:
-        while todo and len(engine.scheduler.waiting.requests) + len(transport.inbox) < engine.max_queued_requests:
+        while todo and len(engine.scheduler.waiting) + len(transport.inbox) < engine.max_queued_requests:
             request_id, prompt, sampling, kind, lora_index = todo.popleft()
             now = engine.clock()
             added = AddRequest(

@@ -12,10 +12,12 @@ from typing import Protocol
 from engine.core.disk_tier import DiskTier
 from engine.core.host_tier import HostTier
 from engine.core.planned_step import RowOutput
+from engine.core.queue_forecast import QueueForecast
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.steady_rows import SteadyOutput
 from engine.core.step import StepPlan
+from engine.core.tenants import Tenants
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import ClientGone, Finished, FromEngine, Started, StepEvents, ToEngine
 
@@ -46,9 +48,20 @@ class Transport(Protocol):
 class EngineStats:
     """Records into a Metrics; reads the scheduler and never changes it."""
 
-    def __init__(self, metrics: Metrics, scheduler: Scheduler, *, bytes_per_page: int, num_ranks: int = 1) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        scheduler: Scheduler,
+        *,
+        tenants: Tenants,
+        forecast: QueueForecast,
+        bytes_per_page: int,
+        num_ranks: int = 1,
+    ) -> None:
         """bytes_per_page: of each rank."""
         self._metrics = metrics
+        self._tenants = tenants
+        self._forecast = forecast
         self._bytes_per_page = bytes_per_page
         self._host_page_bytes = bytes_per_page * num_ranks
         self._scheduler = scheduler
@@ -71,10 +84,14 @@ class EngineStats:
         self._metrics.observe("request_prefill_time_seconds", prefill_s)
         self._metrics.count("prompt_tokens_total", num_prompt)
         self._metrics.count("prompt_tokens_cached_total", request.num_cached_tokens)
+        self._tenants.record_started(request)
+        self._forecast.observe_start(request)
         return queue_s, prefill_s
 
     def record_finished(self, request: Request) -> None:
         """Count a request's end."""
+        self._tenants.close(request)
+        self._forecast.observe_end(request)
         metrics, num_output = self._metrics, len(request.output_token_ids)
         metrics.count("requests_finished_total", label=request.finish_reason or "error")
         metrics.observe("request_prompt_tokens", request.num_prompt_tokens)
@@ -98,8 +115,9 @@ class EngineStats:
             len(request.output_token_ids),
         )
 
-    def record_failed(self) -> None:
+    def record_failed(self, request: Request) -> None:
         """Count a request that the engine accepted and then failed."""
+        self._tenants.close(request)
         self._metrics.count("requests_finished_total", label="error")
 
     def record_commit(self, num_tokens: int, now: float) -> None:
@@ -143,7 +161,7 @@ class EngineStats:
         self._count_up_to("spec_decode_num_drafts_total", scheduler.drafts.num_rows)
         self._count_up_to("spec_decode_num_draft_tokens_total", scheduler.drafts.num_tokens)
         self._count_up_to("spec_decode_num_accepted_tokens_total", scheduler.drafts.num_accepted)
-        gauge, num_waiting = self._metrics.gauge, len(scheduler.waiting.requests)
+        gauge, num_waiting = self._metrics.gauge, len(scheduler.waiting)
         gauge("num_requests_running", len(scheduler.running) + len(scheduler.retiring))
         gauge("num_requests_waiting", num_waiting + num_deferred)
         gauge("num_requests_waiting_by_reason", num_waiting, "capacity")
@@ -223,7 +241,7 @@ class EngineStats:
             "engine running=%d waiting=%d kv_usage=%.3f prompt_tokens_per_s=%.1f generation_tokens_per_s=%.1f"
             " prefix_hit_rate=%.3f preemptions=%d step_id=%d",
             len(scheduler.running),
-            len(scheduler.waiting.requests),
+            len(scheduler.waiting),
             kv.pool.num_used / kv.pool.num_usable,
             self._num_prompt_tokens / elapsed_s,
             self._num_output_tokens / elapsed_s,

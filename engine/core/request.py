@@ -12,6 +12,7 @@ truncate it first.
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,7 +24,10 @@ import numpy as np
 from engine.core.speculative import Drafter
 from engine.core.step import NO_TOKEN, PoolSpan, PromptLogprobsSpan, RequestInit
 from engine.core.thinking import ThinkingState
+from engine.interface.config import SchedulerConfig
+from engine.interface.errors import InvalidParameter, PromptTooLong
 from engine.interface.protocol import CacheReport, PoolingKind, SamplingParams, TokenLogprobs
+from engine.interface.tenant import UNNAMED
 
 if TYPE_CHECKING:
     from engine.core.steady_rows import SteadyRows
@@ -114,6 +118,14 @@ class Request:
     priority: int = 0  # smaller runs earlier
     pin_s: float = 0.0  # how long its blocks are kept after its end (engine/core/pins.py); 0: as all others
     client_id: int = 0
+    tenant_id: str = ""  # whose requests it queues with (engine/core/waiting_queue.py)
+    weight: float = 1.0  # its tenant's share of the tokens, relative to others'
+    kv_share: float = 1.0  # of the KV pool, what its tenant's running requests may come to hold
+    tenant_name: str = UNNAMED  # under which its tenant is counted
+    counts_prompt: bool = True  # false: its prompt is counted with another request
+    num_expected_tokens: int = 0  # that it will generate, by a guess when it arrived
+    expected_first_s: float | None = None  # when its first token was expected when it arrived; None: unknown
+    latest_start_s: float = math.inf  # a later start cannot meet its deadline
     lora_index: int = 0  # its adapter; 0: none
     adapter_digest: bytes = b""  # of the adapter's files; b"": its number names it, for as long as the process lives
     packed_prompt: bytes = b""  # its prompt until unpack_prompt(): a queue of long lists would cost memory and time
@@ -245,6 +257,11 @@ class Request:
         return self.num_prompt_tokens + len(self.stored_output_token_ids) + self.stored_pending_tokens
 
     @property
+    def cost(self) -> int:
+        """The tokens that its tenant is charged for when it is served; 0 after a preemption."""
+        return 0 if self.num_preemptions else self.num_tokens + self.num_expected_tokens
+
+    @property
     def max_output_tokens(self) -> int:
         """The maximum number of output tokens before the context limit applies; 0 for an embedding."""
         return self.params.max_tokens if self.embedding is None else 0
@@ -343,6 +360,24 @@ class Request:
     def root_hash(self) -> bytes:
         """Return the parent of the first hash."""
         return root_hash(self.cache_salt, self.adapter)
+
+
+def check_length(request: Request, config: SchedulerConfig, *, max_num_tokens: int, num_pages: int) -> None:
+    """Raise PromptTooLong or InvalidParameter for a request that could never be served.
+
+    max_num_tokens: of the longest request that runs alone; num_pages: of the pool.
+    """
+    num_prompt, max_tokens = request.num_prompt_tokens, request.params.max_tokens
+    if not num_prompt or max_tokens < 1:
+        raise InvalidParameter(
+            f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
+        )
+    most = max_num_tokens - (request.embedding is None)
+    if num_prompt > most:
+        raise PromptTooLong(
+            f"The prompt has {num_prompt} tokens; at most {most} leave room for {max_num_tokens - most} more"
+            f" (max_model_len {config.max_model_len}, KV cache {num_pages} pages)."
+        )
 
 
 def root_hash(cache_salt: str, adapter: bytes) -> bytes:

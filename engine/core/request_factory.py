@@ -35,6 +35,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
 _BIAS_BOUNDS = (-100, 100)
 _PRIORITY_BOUNDS = (-(2**31), 2**31 - 1)
 _PIN_BOUNDS = (0, 24 * 60 * 60)
+_WEIGHT_BOUNDS = (0.01, 100)
+_KV_SHARE_BOUNDS = (0.001, 1)
 _MAX_IDS = 2**18  # of one field
 
 
@@ -66,6 +68,11 @@ class RequestFactory:
             if self.adapter_digests and message.lora_index
             else b"",
             packed_prompt=message.prompt,
+            # a key without a name is a tenant by itself, known by the salt of its requests
+            tenant_id=f"name {message.tenant.name}" if message.tenant.name else message.open_salt,
+            weight=message.tenant.weight,
+            kv_share=message.tenant.kv_share,
+            counts_prompt=message.counts_prompt,
         )
         if message.pooling is not None:
             request.embedding = EmbeddingAccumulator(message.pooling, message.num_prompt_tokens)
@@ -93,8 +100,12 @@ class RequestFactory:
             _check_bounds(value, "logit_bias", _BIAS_BOUNDS)
         _check_bounds(message.priority, "priority", _PRIORITY_BOUNDS)
         _check_bounds(message.pin_s, "pin_s", _PIN_BOUNDS)
+        _check_bounds(message.tenant.weight, "weight", _WEIGHT_BOUNDS)
+        _check_bounds(message.tenant.kv_share, "kv_share", _KV_SHARE_BOUNDS)
         if not math.isfinite(message.arrival_s):
             raise InvalidParameter(f"The arrival time is {message.arrival_s}; it must be finite.")
+        if message.deadline_s is not None and not math.isfinite(message.deadline_s):
+            raise InvalidParameter(f"The deadline is {message.deadline_s}; it must be finite.")
         if not 0 <= message.lora_index <= self.num_loras:
             raise InvalidParameter(
                 f"There is no adapter {message.lora_index}; {self.num_loras} are loaded.", param="model"

@@ -14,13 +14,14 @@ from collections import deque
 
 from engine.core.kv_caches import KvCaches
 from engine.core.planned_step import DraftCounts, PlannedStep, StepOutputs, add_drafts, apply_samples
-from engine.core.request import Request, Status
+from engine.core.request import Request, Status, check_length
 from engine.core.steady_rows import RunningRequests
 from engine.core.step import RequestInit, RowPlan, StepPlan, StepResult
 from engine.core.step_budget import mixed_step_tokens
+from engine.core.tenants import TenantShares
 from engine.core.waiting_queue import WaitingQueue, by_order
 from engine.interface.config import SchedulerConfig
-from engine.interface.errors import InvalidParameter, PromptTooLong
+from engine.interface.errors import InvalidParameter
 
 
 class Scheduler:
@@ -38,6 +39,9 @@ class Scheduler:
         self.with_prompt_logprobs: list[Request] = []  # with new prompt log-probabilities from the last commit
         self.embedded: list[Request] = []  # ended with an embedding in the last commit
         self.invalid: list[Request] = []  # ended in the last commit, since their output is not finite
+        self.committed: PlannedStep | None = None  # the last one
+        self.late: list[Request] = []  # ended since they could not meet their deadline; the engine empties it
+        self.is_short_of_pages = False  # the request whose turn it was had no room at the last admission
         self.committed_step_id = -1
         self.num_preemptions = 0
         self._in_flight: deque[PlannedStep] = deque()
@@ -47,6 +51,7 @@ class Scheduler:
         self._num_added = 0
         self.drafts = DraftCounts()  # of committed steps
         self._running = RunningRequests(config)
+        self._shares = TenantShares(self.kv, max_num_seqs=config.max_num_seqs)
         self._num_stalled = 0  # pages of rows that wait for promised ones in the current schedule()
         # The pool limits a request, as max_model_len does, so that a request that runs alone can always reach its end.
         self.max_num_tokens = self.kv.max_num_tokens
@@ -59,7 +64,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True until every request has ended, every step is committed, and nothing is left to copy to the host."""
-        return bool(self.waiting.requests or self.running or self._in_flight or self.kv.tiers.has_copies)
+        return bool(self.waiting or self.running or self._in_flight or self.kv.tiers.has_copies)
 
     @property
     def num_free_rows(self) -> int:
@@ -68,20 +73,11 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong or InvalidParameter for one that could never be served."""
-        num_prompt, max_tokens = request.num_prompt_tokens, request.params.max_tokens
-        if not num_prompt or max_tokens < 1:
-            raise InvalidParameter(
-                f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
-            )
-        most = self.max_num_tokens - (request.embedding is None)
-        if num_prompt > most:
-            raise PromptTooLong(
-                f"The prompt has {num_prompt} tokens; at most {most} leave room for {self.max_num_tokens - most} more"
-                f" (max_model_len {self.config.max_model_len}, KV cache {self.kv.pool.num_usable} pages)."
-            )
+        check_length(request, self.config, max_num_tokens=self.max_num_tokens, num_pages=self.kv.pool.num_usable)
         if request.request_id in self.requests:
             raise InvalidParameter(f"The request id {request.request_id!r} is already being served.")
-        request.max_num_tokens = min(num_prompt + request.max_output_tokens, self.max_num_tokens)
+        request.max_num_tokens = min(request.num_prompt_tokens + request.max_output_tokens, self.max_num_tokens)
+        self._shares.check(request)
         request.sort_key = (request.priority, request.arrival_s, self._num_added)
         self._num_added += 1
         self.requests[request.request_id] = request
@@ -120,22 +116,22 @@ class Scheduler:
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
         begun = [request for request in self._running.singles if not request.is_decoding]
-        if step.num_rows and (begun or self.waiting.requests):  # prompt chunks delay these decode rows
-            num_decodes = step.num_rows
+        if step.num_rows and (begun or self.waiting):  # prompt chunks delay these decode rows
             pending = self.waiting.num_tokens_of_first(self.num_free_rows)
             pending += sum(request.num_prefill_tokens for request in begun)  # whole, so that chunks do not shrink
             context = max((request.num_computed_tokens for request in begun), default=0)
-            most = mixed_step_tokens(self.config, num_decodes=num_decodes, num_pending=pending, context=context)
-            budget = max(min(budget, most - num_decodes), 0)
+            most = mixed_step_tokens(self.config, num_decodes=step.num_rows, num_pending=pending, context=context)
+            budget = max(min(budget, most - step.num_rows), 0)
+        if self.waiting.has_several_tenants:  # none waits for the prompts of others
+            budget = self._admit(step, inits, budget, now, is_new=True)
         for request in begun:
-            if budget:
-                budget -= self._plan_chunk(step, request, budget)
+            budget -= self._plan_chunk(step, request, budget) if budget else 0
         self._admit(step, inits, budget, now)
         return step
 
     def commit(self, result: StepResult, now: float) -> StepOutputs:
         """Commit the oldest step in flight: append its tokens, publish full blocks, end and release requests."""
-        step = self._in_flight.popleft()
+        self.committed = step = self._in_flight.popleft()
         assert step.step_id == result.step_id
         self.committed_step_id = step.step_id
         self.with_prompt_logprobs, self.embedded, self.invalid = step.apply_prompt_outputs(result, now)
@@ -227,7 +223,7 @@ class Scheduler:
     def _plan_decodes(self, step: PlannedStep, budget: int) -> int:
         """Plan one token, and drafts, of every decoding request that has room; return the remaining budget."""
         step_id = step.step_id
-        num_rows = len(self.running) + min(len(self.waiting.requests), self.num_free_rows)  # upper bound for this step
+        num_rows = len(self.running) + min(len(self.waiting), self.num_free_rows)  # upper bound for this step
         num_spare = min(budget // 2, self.config.max_num_samples or self.config.max_num_seqs) - num_rows
         host_token_rows: list[tuple[Request, RowPlan]] = []  # decode rows with token_ids
         for request in self._to_visit(step):
@@ -301,22 +297,28 @@ class Scheduler:
         request.last_step = step.step_id
         return end - start
 
-    def _admit(self, step: PlannedStep, inits: list[RequestInit], budget: int, now: float) -> None:
-        """Admit waiting requests, strictly in order, each with blocks for all its tokens.
+    def _admit(self, step: PlannedStep, inits: list[RequestInit], budget: int, now: float, is_new: bool = False) -> int:
+        """Admit waiting requests, strictly in order, each with blocks for all its tokens; return the remaining budget.
 
         One block per running request stays free, so that no request is admitted only to be preempted soon after.
-        Requests at the gate are passed over, and a row is kept for each of them.
+        Requests at the gate are passed over, and a row is kept for each. is_new: of tenants that have no rows.
         """
-        tiers = self.kv.tiers
-        while self.waiting.requests and budget and len(self._free_req_indices) > tiers.num_waiting:
-            request = next((request for request in self.waiting.requests if not tiers.is_waiting(request)), None)
+        tiers, self.is_short_of_pages = self.kv.tiers, False
+        while self.waiting and budget and (num_free := self.num_free_rows - tiers.num_waiting) > 0:
+            holder = self._shares.holder(self.waiting, self.running, 0 if is_new else num_free)
+            request = self.waiting.next(is_passed=tiers.is_waiting, is_held=holder)
             if request is None:
-                return
+                return budget
+            if now > request.latest_start_s and request.first_scheduled_s is None:
+                self.late.append(request)
+                self._finish(request, "error")
+                continue
             if not self.kv.admit(request, num_reserved=len(self.running), now=now):
                 if tiers.is_waiting(request):
                     continue
-                return
-            self.waiting.remove(request)
+                self.is_short_of_pages = True
+                return budget
+            self.waiting.take(request, cost=max(request.cost - request.num_computed_tokens, 0))
             self._running.add(request)
             request.status = Status.RUNNING
             request.req_index = self._free_req_indices.pop()
@@ -326,6 +328,7 @@ class Scheduler:
                 request.num_cached_tokens = request.num_computed_tokens
             inits.append(request.init())
             budget -= self._plan_chunk(step, request, budget)
+        return budget
 
     def _make_room(self, request: Request) -> bool:
         """Preempt requests until its next token has room; return False if it must wait, or was itself preempted.
@@ -369,6 +372,8 @@ class Scheduler:
         """End a request in any state."""
         request.finish_reason = reason
         del self.requests[request.request_id]
+        if request.first_scheduled_s is not None:
+            self.waiting.settle(request.tenant_id, len(request.output_token_ids) - request.num_expected_tokens)
         if request.status is Status.WAITING:
             self.kv.tiers.cancel(request)
             self.waiting.remove(request)

@@ -9,20 +9,31 @@ outputs that the reader has not taken yet are merged. The last output, an error 
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 import msgspec
 
-from engine.interface.errors import EngineDead, Overloaded, ServiceError, ShuttingDown, error_from_code
+from engine.interface.errors import (
+    EngineDead,
+    Overloaded,
+    RateLimited,
+    ServiceError,
+    ShuttingDown,
+    error_from_code,
+)
 from engine.interface.protocol import (
     AbortRequest,
+    Accepted,
     AddRequest,
     AskKv,
     CacheReport,
     EngineReady,
     FromEngine,
+    GrammarLimit,
+    GrammarUse,
     KvSnapshot,
     QueueState,
     RequestFailed,
@@ -30,6 +41,7 @@ from engine.interface.protocol import (
     StepEvents,
     TokenLogprobs,
 )
+from engine.interface.tenant import Rates, Tenant
 from engine.interface.transport import encode_frame, read_messages
 
 logger = logging.getLogger(__name__)
@@ -52,6 +64,7 @@ class RequestOutput(msgspec.Struct):
     cache: CacheReport | None = None
     finish_reason: str | None = None  # in the last output: "stop" | "length" | "abort"
     stop_token_id: int | None = None
+    rates: Rates | None = None  # in the first output, which may have nothing else, if the key has limits a minute
 
 
 class EngineClient(Protocol):
@@ -86,6 +99,14 @@ class EngineClient(Protocol):
         """Request a snapshot of the KV pool; concurrent calls share one. Raises EngineDead, ShuttingDown."""
         ...
 
+    def check_grammar(self, tenant: Tenant) -> None:
+        """Raise RateLimited while the tenant has no grammar_seconds left."""
+        ...
+
+    def spend_grammar_s(self, tenant: Tenant, seconds: float) -> None:
+        """Tell the engine that processor time was spent on a grammar of the tenant."""
+        ...
+
     async def aclose(self) -> None:
         """Close the connection permanently. Open and later requests end with ShuttingDown."""
         ...
@@ -102,6 +123,8 @@ class SocketEngineClient:
         self._task: asyncio.Task[None] | None = None
         self._kv: asyncio.Future[KvSnapshot] | None = None  # the pending request for a snapshot
         self._is_full = False
+        self._retry_after_s = 1  # while it is full
+        self._grammar_limits: dict[str, GrammarLimit] = {}  # by name of the tenant
         self._is_closed = False
         self._greeted = asyncio.Event()
 
@@ -143,6 +166,21 @@ class SocketEngineClient:
             writer.write(encode_frame(AskKv()))
         return await asyncio.shield(self._kv)
 
+    def check_grammar(self, tenant: Tenant) -> None:
+        """See EngineClient.check_grammar."""
+        limit = self._grammar_limits.get(tenant.name) if tenant.grammar_seconds is not None else None
+        rest_s = 0.0 if limit is None else limit.until_s - time.monotonic()
+        if limit is not None and rest_s > 0:
+            raise RateLimited(
+                f"The API key {tenant.name} has used its grammar_seconds, {limit.limit_s:g} a minute.",
+                retry_after_s=math.ceil(rest_s),
+            )
+
+    def spend_grammar_s(self, tenant: Tenant, seconds: float) -> None:
+        """See EngineClient.spend_grammar_s. Does nothing while the engine does not serve."""
+        if self._writer is not None and self._ready is not None:
+            self._writer.write(encode_frame(GrammarUse(tenant, seconds)))
+
     async def aclose(self) -> None:
         """See EngineClient.aclose."""
         self._is_closed = True
@@ -155,7 +193,7 @@ class SocketEngineClient:
     def _send(self, request: AddRequest) -> None:
         writer = self._serving_writer()
         if self._is_full:
-            raise Overloaded(QUEUE_IS_FULL)
+            raise Overloaded(QUEUE_IS_FULL, retry_after_s=self._retry_after_s)
         writer.write(encode_frame(request))
 
     def _serving_writer(self) -> asyncio.StreamWriter:
@@ -196,10 +234,12 @@ class SocketEngineClient:
             kv.exception()  # mark it as retrieved: the caller may have been cancelled
 
     def _dispatch(self, message: FromEngine, now: float) -> None:
-        if isinstance(message, StepEvents | RequestFailed):
+        if isinstance(message, StepEvents | RequestFailed | Accepted):
             self._mailboxes.deliver(message, now)
         elif isinstance(message, QueueState):
-            self._is_full = message.is_full
+            self._is_full, self._retry_after_s = message.is_full, message.retry_after_s
+        elif isinstance(message, GrammarLimit):
+            self._grammar_limits[message.name] = message
         elif isinstance(message, KvSnapshot):
             kv, self._kv = self._kv, None
             if kv is not None:
@@ -250,14 +290,24 @@ class Mailboxes:
         for mailbox in mailboxes.values():
             mailbox.fail(make_error())
 
-    def deliver(self, message: StepEvents | RequestFailed, now: float) -> None:
+    def deliver(self, message: StepEvents | RequestFailed | Accepted, now: float) -> None:
         """Hand on what the engine sent; now: time.monotonic()."""
         if isinstance(message, StepEvents):
             self._deliver_step(message, now)
-            return
-        mailbox = self._by_id.pop(message.request_id, None)
-        if mailbox is not None:
-            mailbox.fail(error_from_code(message.code, message.message, message.param))
+        elif isinstance(message, RequestFailed):
+            mailbox = self._by_id.pop(message.request_id, None)
+            if mailbox is not None:
+                mailbox.fail(
+                    error_from_code(
+                        message.code,
+                        message.message,
+                        message.param,
+                        retry_after_s=message.retry_after_s,
+                        rates=message.rates,
+                    )
+                )
+        elif message.request_id in self._by_id:
+            self._by_id[message.request_id].put(RequestOutput([], arrival_s=now, rates=message.rates))
 
     def _deliver_step(self, events: StepEvents, now: float) -> None:
         started = {entry.row: entry for entry in events.started}
@@ -337,5 +387,6 @@ def _merge(first: RequestOutput, second: RequestOutput) -> None:
     first.embedding += second.embedding
     if second.logprobs is not None:
         first.logprobs = (first.logprobs or []) + second.logprobs
+    first.rates = first.rates or second.rates
     first.arrival_s = second.arrival_s
     first.finish_reason, first.stop_token_id = second.finish_reason, second.stop_token_id

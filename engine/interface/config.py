@@ -1,4 +1,4 @@
-"""Frozen configuration classes of all processes. Imports msgspec only; never torch.
+"""Frozen configuration classes of all processes. Imports msgspec and engine.interface.tenant; never torch.
 
 The launcher creates them once and sends them to its children as JSON. Each process gets only what it needs:
 EngineConfig goes to the engine process, ServerConfig to the HTTP workers, LaunchConfig stays in the launcher.
@@ -8,6 +8,8 @@ The engine derives SchedulerConfig itself, once the size of the KV pool is known
 from typing import Annotated, Literal
 
 import msgspec
+
+from engine.interface.tenant import Tenant
 
 
 class LoraSource(msgspec.Struct, frozen=True):
@@ -78,6 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     overlap_depth: int | None = None  # steps in flight: 2 overlaps host and device (default on cuda), 1 does not
     max_queued_requests: int = 2048  # queued requests at which new ones are refused
     max_queued_tokens: int | None = None  # queued prompt tokens at which new requests are refused
+    max_queue_wait_s: float | None = 30.0  # predicted time to the first token at which new requests are refused
     speculative: SpeculativeConfig | None = None  # None: one token per request and step
 
 
@@ -173,6 +176,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     worker_index: int = 0
     api_key_hashes: list[str] = []  # SHA-256, hex; empty: no key is required
     api_key_roles: dict[str, list[str]] = {}  # by hash; a key that is not here has the default roles
+    api_key_tenants: dict[str, Tenant] = {}  # by hash; a key that is not here has no name and no limits
     priority: str | None = (
         None  # requests that may set `priority`: off | keys | all; None: all, or off with several keys
     )

@@ -2,9 +2,9 @@
 
 Imports msgspec only; never torch. The launcher listens on one unix socket; each child has one connection, with the
 frames of engine/interface/transport.py. A closed connection means that the launcher is dead: the child then exits.
-    child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed,
-                       Serving, Scrape, Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat (engine)
-    launcher → child   State (stage, drain), Keys, ReloadTls, Page, Cancel, Cancelled (worker), Flush, Drain
+    child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed, Serving, Scrape, AskUsage,
+                       Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat (engine)
+    launcher → child   State (stage, drain), Keys, ReloadTls, Page, Ledger, Cancel, Cancelled (worker), Flush, Drain
 """
 
 from typing import Protocol
@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from engine.interface.metrics import MetricsDelta
+from engine.interface.tenant import Tenant
 
 # The engine sends a heartbeat once a second, but never within a step. The longest steps are prompt chunks of 512 tokens
 # on a CPU: 7 TFLOP for 7 B parameters, a few seconds on a server. A supervisor that kills an unhealthy daemon should
@@ -141,11 +142,39 @@ class Drain(msgspec.Struct, tag=True):
 class Keys(msgspec.Struct, tag=True):
     """The hashes of all API keys valid from now on. Sent to workers on connect and on change, if keys are in use.
 
-    roles: by hash; a key that is not there has the default roles.
+    roles: by hash; a key that is not there has the default roles. tenants: by hash, of those with a name.
     """
 
     hashes: list[str]
     roles: dict[str, list[str]] = {}
+    tenants: dict[str, Tenant] = {}
+
+
+class KeyUsage(msgspec.Struct):
+    """What the requests of one name of API keys have used since the daemon's start."""
+
+    key: str
+    requests: int = 0  # accepted HTTP requests
+    refused_requests: int = 0
+    computed_tokens: int = 0  # of prompts
+    cached_tokens: int = 0  # of prompts
+    generated_tokens: int = 0
+    device_seconds: float = 0.0
+    grammar_seconds: float = 0.0
+
+
+class AskUsage(msgspec.Struct, tag=True):
+    """Requests the ledger for a worker. The reply is Ledger with this number."""
+
+    number: int
+
+
+class Ledger(msgspec.Struct, tag=True):
+    """The use of all names of API keys, in alphabetical order."""
+
+    number: int
+    start_s: float  # when the daemon started, in Unix time
+    usage: list[KeyUsage]
 
 
 class ReloadTls(msgspec.Struct, tag=True):
@@ -164,8 +193,9 @@ ToLauncher = (
     | Scrape
     | Cancel
     | Cancelled
+    | AskUsage
 )
-FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys | ReloadTls
+FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys | ReloadTls | Ledger
 
 
 class LauncherChannel(Protocol):
@@ -184,6 +214,15 @@ class LauncherChannel(Protocol):
     @property
     def key_roles(self) -> dict[str, list[str]]:
         """The roles of the last Keys message."""
+        ...
+
+    @property
+    def key_tenants(self) -> dict[str, Tenant]:
+        """The tenants of the last Keys message."""
+        ...
+
+    async def usage(self) -> Ledger:
+        """Return the ledger of the whole daemon."""
         ...
 
     async def scrape(self, *, is_open_metrics: bool = False) -> bytes:

@@ -4,7 +4,10 @@ Every class has a stable `code` for programs. Every message is one sentence that
 HTTP statuses are decided only in server/api/error_replies.py; server/errors.py has the errors of HTTP alone.
 """
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from engine.interface.tenant import Rates
 
 ERRORS_BY_CODE: dict[str, "type[ServiceError]"] = {}  # those that a process may send to another
 
@@ -50,14 +53,25 @@ class GrammarError(RequestError, code="invalid_grammar"):
 
 
 class Overloaded(ServiceError, code="overloaded"):
-    """The queue is full, by requests or by tokens.
+    """The queue is full, by requests or by tokens, or the wait for the first token would be too long.
 
-    retry_after_s: a hint for the client.
+    retry_after_s: when to try again.
     """
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded, code="rate_limit_exceeded"):
+    """A limit of the API key is reached, which the message names.
+
+    rates: its limits a minute, if it has some.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: int = 1, rates: "Rates | None" = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.rates = rates
 
 
 class RequestAborted(ServiceError, code="request_aborted"):
@@ -109,8 +123,19 @@ def phrase_as_sentence(text: str) -> str:
     return sentence(text[:1].upper() + text[1:] if is_word else text)
 
 
-def error_from_code(code: str, message: str, param: str | None = None) -> ServiceError:
-    """Rebuild an error that another process sent as (code, message, param)."""
+def error_from_code(
+    code: str,
+    message: str,
+    param: str | None = None,
+    *,
+    retry_after_s: int | None = None,
+    rates: "Rates | None" = None,
+) -> ServiceError:
+    """Rebuild an error that another process sent."""
     error = ERRORS_BY_CODE.get(code, EngineError)(message)
     error.param = param
+    if isinstance(error, Overloaded) and retry_after_s is not None:
+        error.retry_after_s = retry_after_s
+    if isinstance(error, RateLimited):
+        error.rates = rates
     return error

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine.interface.protocol import CACHE_REASONS
+from engine.interface.tenant import UNNAMED
 
 # Bucket bounds include usual latency targets: 50 to 500 ms and whole seconds to the first token, 10 to 200 ms between
 # tokens
@@ -64,7 +65,7 @@ METRICS: dict[str, Metric] = {
         Metric("e2e_request_latency_seconds", "histogram", "Request received to last token.", "vllm:e2e_request_latency_seconds", buckets=_E2E_S),
         Metric("request_max_num_generation_tokens", "histogram", "Tokens of the longest choice of an answer.", "vllm:request_max_num_generation_tokens", buckets=_LENGTH),
         Metric("requests_rejected_total", "counter", "Requests refused before they reached the engine, by reason; invalid counts 4xx replies to POST requests only.", label="reason",
-               label_values=("invalid", "overloaded", "not_ready", "draining")),
+               label_values=("invalid", "overloaded", "rate_limit_exceeded", "not_ready", "draining")),
         Metric("requests_failed_total", "counter", "Requests that the server failed to complete, by reason.", label="reason", label_values=FAILURES),
         Metric("http_requests_total", "counter", "HTTP requests answered, by route and class of status.", "http_requests_total",
                label=("route", "status"), alias_label=("handler", "status")),
@@ -146,6 +147,10 @@ METRICS: dict[str, Metric] = {
         Metric("iteration_tokens", "histogram", "Tokens computed per engine step.", "vllm:iteration_tokens_total", buckets=_TOKENS),
         Metric("iteration_requests", "histogram", "Requests computed per engine step.", buckets=_ROWS, old_name="iteration_rows"),
         Metric("step_time_seconds", "histogram", "Time between commits of consecutive engine steps.", buckets=_ITL_S),
+        Metric("key_requests_total", "counter", "HTTP requests by the name of their API key: accepted, or refused by a limit of the key or since the queue is too long.", label=("key", "result")),
+        Metric("key_tokens_total", "counter", "Tokens by the name of the API key, as answers report them in their usage: prompt tokens computed and cached, and tokens generated.", label=("key", "kind")),
+        Metric("key_device_seconds_total", "counter", "Time of engine steps by the name of the API key, each split by the tokens of its rows.", label="key", label_values=(UNNAMED,)),
+        Metric("key_grammar_seconds_total", "counter", "Processor time of HTTP workers to test-compile grammars, by the name of the API key.", label="key", label_values=(UNNAMED,)),
         # counted by the launcher
         Metric("ready", "gauge", "1 if /ready answers 200."),
         Metric("engine_up", "gauge", "1 if the engine serves and its loop makes progress."),

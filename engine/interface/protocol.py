@@ -1,9 +1,10 @@
 """Messages between an HTTP worker and the engine. Imports msgspec only; never torch.
 
 Each worker has one connection; frames are length-prefixed msgpack (engine/interface/transport.py).
-    worker → engine   AddRequest … [AbortRequest]; AskKv at any time, with one KvSnapshot as its reply
-    engine → worker   EngineReady once; QueueState on change; StepEvents (columnar, at most one per step and worker)
-                      until the request's row appears in `finished`; or RequestFailed, which also ends the request.
+    worker → engine   AddRequest … [AbortRequest]; AskKv at any time, with one KvSnapshot as its reply; GrammarUse
+    engine → worker   EngineReady once; QueueState and GrammarLimit on change; [Accepted]; StepEvents (columnar, at most
+                      one per step and worker) until the request's row appears in `finished`; or RequestFailed, which
+                      also ends the request.
 A request ends in one of these two ways, or with its connection: EngineClient then raises EngineDead for every open
 request. The engine handles token ids only: text, stop strings and templates stay in the worker. The source of a grammar
 passes through the engine unread, to engine/grammar/compiler.py, which makes token masks from it.
@@ -14,6 +15,8 @@ from collections.abc import Iterable
 from typing import Literal, get_args
 
 import msgspec
+
+from engine.interface.tenant import Charge, Rates, Tenant
 
 # The hidden states that form an embedding: that of the prompt's last token, or the mean over all tokens
 PoolingKind = Literal["last", "mean"]
@@ -143,6 +146,10 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     thinking: ThinkingBudget | None = None  # None: any number of tokens
     open_salt: str = ""  # what cache_salt would be if the client had given none
     pin_s: float = 0.0  # how long its blocks are kept in the prefix cache after its end; 0: as all others
+    tenant: Tenant = Tenant()
+    charge: Charge | None = None  # in the first engine request of an HTTP request; None: charged already
+    counts_prompt: bool = True  # false: an earlier engine request has the same prompt, for which its tenant is charged
+    deadline_s: float | None = None  # time.monotonic() after which nobody waits for it; None: none
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -244,6 +251,29 @@ class QueueState(msgspec.Struct, tag=True):
     """Sent to every worker when the queue becomes full or has room again. Workers refuse requests while it is full."""
 
     is_full: bool
+    retry_after_s: int = 1  # after which there may be room
+
+
+class GrammarUse(msgspec.Struct, tag=True):
+    """Processor time that an HTTP worker spent on a tenant's grammar. Sent for tenants with grammar_seconds."""
+
+    tenant: Tenant
+    seconds: float
+
+
+class GrammarLimit(msgspec.Struct, tag=True):
+    """Sent to every worker when a tenant has spent its grammar_seconds: it compiles none until then."""
+
+    name: str
+    limit_s: float
+    until_s: float  # time.monotonic()
+
+
+class Accepted(msgspec.Struct, tag=True):
+    """The first message about a request of a tenant with limits a minute, if it is accepted."""
+
+    request_id: str
+    rates: Rates
 
 
 class RequestFailed(msgspec.Struct, tag=True, omit_defaults=True):
@@ -253,6 +283,8 @@ class RequestFailed(msgspec.Struct, tag=True, omit_defaults=True):
     code: str
     message: str
     param: str | None = None
+    retry_after_s: int | None = None  # of Overloaded
+    rates: Rates | None = None
 
 
 class AskKv(msgspec.Struct, tag=True):
@@ -363,5 +395,5 @@ class KvSnapshot(msgspec.Struct, tag=True):
     tiers: list[KvTier] = []  # behind the pool, the fastest first
 
 
-ToEngine = AddRequest | AbortRequest | AskKv
-FromEngine = EngineReady | StepEvents | QueueState | RequestFailed | KvSnapshot
+ToEngine = AddRequest | AbortRequest | AskKv | GrammarUse
+FromEngine = EngineReady | StepEvents | QueueState | RequestFailed | KvSnapshot | Accepted | GrammarLimit

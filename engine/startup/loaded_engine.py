@@ -54,6 +54,7 @@ class LoadedEngine:
         overlap_depth: int | None = None,
         max_queued_requests: int = 2048,
         max_queued_tokens: int | None = None,
+        max_queue_wait_s: float | None = None,
         captures_graphs: bool = False,
     ) -> Engine:
         """Return an engine over the runner, with its own scheduler and prefix cache.
@@ -70,6 +71,7 @@ class LoadedEngine:
             overlap_depth=overlap_depth or self.overlap_depth,
             max_queued_requests=max_queued_requests,
             max_queued_tokens=max_queued_tokens,
+            max_queue_wait_s=max_queue_wait_s,
             # several ranks cannot drop a step that one of them has begun
             memory_error=torch.OutOfMemoryError if self.ranks is None else NeverRaised,
             release_memory=self._release_memory,

@@ -213,9 +213,7 @@ class Fp8Config:
 FP8_LEAST_PAIRS = 64
 # (largest average of pairs per expert, config). Of five tiles on an H100, the fastest at 256 and 512 pairs per expert
 # by 8 and 11 % (benchmarks/notes.md)
-_FP8: tuple[tuple[float, Fp8Config], ...] = (
-    (float("inf"), Fp8Config(64, WideTile(128, 4, 4), WideTile(128, 4, 4))),
-)
+_FP8: tuple[tuple[float, Fp8Config], ...] = ((float("inf"), Fp8Config(64, WideTile(128, 4, 4), WideTile(128, 4, 4))),)
 
 
 # Not measured: as many programs as keep the loads of all multiprocessors in flight at one token of Qwen3-30B-A3B

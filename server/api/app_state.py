@@ -11,7 +11,14 @@ from typing import Protocol
 from engine.interface.client import QUEUE_IS_FULL, EngineClient
 from engine.interface.config import ServerConfig
 from engine.interface.control import LauncherChannel
-from engine.interface.errors import InvalidParameter, Overloaded, RequestError, ServiceError, UnsupportedFeature
+from engine.interface.errors import (
+    InvalidParameter,
+    Overloaded,
+    RateLimited,
+    RequestError,
+    ServiceError,
+    UnsupportedFeature,
+)
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import EngineReady
 from server.api.generation_spec import RequestContext
@@ -117,14 +124,31 @@ class AppState:
         return {"x-quire-ignored": ", ".join(names) + (f", and {more} more" if more else "")}
 
     def drop_priority(self, body: Prioritized, record: RequestRecord) -> list[str]:
-        """Remove the priority of a body that may not set it (--priority); return the names of fields without effect."""
+        """Remove the priority of a body that may not set it (--priority); return the names of fields without effect.
+
+        One without a priority gets 0, or its key's ceiling. Raises InvalidParameter for one over the ceiling.
+        """
+        ignored = []
+        if body.priority and not self._may_prioritize(record):
+            body.priority = None
+            ignored = ["priority"]
+        ceiling = record.tenant.priority_ceiling
+        if ceiling is not None:
+            if body.priority is None:
+                body.priority = max(ceiling, 0)
+            elif body.priority < ceiling:
+                raise InvalidParameter(
+                    f"priority is {body.priority}; the API key {record.tenant.name} has the priority_ceiling {ceiling},"
+                    " and a smaller value is an earlier turn.",
+                    param="priority",
+                )
+        return ignored
+
+    def _may_prioritize(self, record: RequestRecord) -> bool:
         who = self.config.priority
         if who is None:
             who = "all" if len(self.launcher.key_hashes or self.config.api_key_hashes) <= 1 else "off"
-        if not body.priority or who == "all" or (who == "keys" and "priority" in record.key_roles):
-            return []
-        body.priority = None
-        return ["priority"]
+        return who == "all" or (who == "keys" and "priority" in record.key_roles)
 
     async def encode_texts(self, texts: Sequence[str], *, param: str) -> list[list[int]]:
         """Return the ids of prompts, up to the first that does not fit the context. Raises as encode_checked() does."""
@@ -140,7 +164,8 @@ class AppState:
 
     def request_context(self, record: RequestRecord) -> RequestContext:
         """Return the facts of a request besides its body, with a new seed."""
-        return RequestContext(record.arrival_s, self.config.request_timeout_s, secrets.randbits(63), record.key_hash)
+        timeout_s, seed = self.config.request_timeout_s, secrets.randbits(63)
+        return RequestContext(record.arrival_s, timeout_s, seed, record.key_hash, record.tenant)
 
     def count_rejected(self, error: ServiceError) -> None:
         """Count a refused request. HttpMetrics counts requests that fail later."""
@@ -151,6 +176,8 @@ class AppState:
                 reason = "draining"
             case NotReady():
                 reason = "not_ready"
+            case RateLimited():
+                reason = "rate_limit_exceeded"
             case Overloaded() | TooManyBodies():
                 reason = "overloaded"
             case RequestError() | HttpError():
@@ -168,5 +195,5 @@ def make_app_state(
     tokenizer = load_tokenizer(folder, chat_template=Path(config.chat_template) if config.chat_template else None)
     defaults = load_generation_defaults(folder, tokenizer_eos_id=tokenizer.eos_id)
     embedding = load_embedding_model(folder, pooling=config.pooling)
-    grammars = GrammarChecker(folder)
+    grammars = GrammarChecker(folder, meter=client)
     return AppState(config, client, launcher, metrics, tokenizer, defaults, created, grammars, embedding)

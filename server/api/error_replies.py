@@ -11,11 +11,13 @@ from engine.interface.errors import (
     OutOfMemory,
     Overloaded,
     PromptTooLong,
+    RateLimited,
     RequestAborted,
     RequestError,
     ServiceError,
     ShuttingDown,
 )
+from server.api.rate_headers import rate_headers
 from server.errors import HttpError
 
 _MAX_MESSAGE_CHARS = 700  # with _MAX_PARAM_CHARS: every error body stays under 4 KB
@@ -115,6 +117,8 @@ def error_reply(error: ServiceError, *, request_id: str, path: str = "") -> Erro
     headers: dict[str, str] = dict(error.headers) if isinstance(error, HttpError) else {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after_s)
+        if isinstance(error, RateLimited):
+            headers |= rate_headers(error.rates)
     elif isinstance(error, EngineDead | ShuttingDown | OutOfMemory):
         headers["retry-after"] = str(_DEAD_RETRY_AFTER_S)
     if status < 500 and status != 429:

@@ -12,6 +12,7 @@ import msgspec
 
 from engine.interface.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
 from engine.interface.protocol import EngineReady, GrammarSpec, SamplingParams
+from engine.interface.tenant import Tenant
 from server.api.limits import LIMITS
 from server.api.prompt_pins import pin_s_of
 from server.api.sampling_fields import ModelFacts, check_ids, wire_values
@@ -21,12 +22,13 @@ from server.generation.generation import GenerationSpec
 
 
 class RequestContext(NamedTuple):
-    """Request data besides the body: arrival, the server's deadline, a drawn seed, the hash of its key."""
+    """Request data besides the body: arrival, the server's deadline, a drawn seed, the hash of its key, its tenant."""
 
     arrival_s: float
     timeout_s: float | None
     seed: int
     key_hash: str = ""
+    tenant: Tenant = Tenant()
 
     def timeout_of(self, timeout_s: float | None) -> float | None:
         """Return the timeout in seconds from arrival of a request with its own `timeout_s`."""
@@ -249,6 +251,7 @@ def _spec(
         open_salt=cache_salt_of(context.key_hash, ""),
         pin_s=pin_s_of(body.prompt_cache_key, body.prompt_cache_retention) if isinstance(body, ChatBody) else 0.0,
         priority=body.priority or 0,
+        tenant=context.tenant,
         grammar=grammar,
         timeout_s=context.timeout_of(body.timeout),
         arrival_s=context.arrival_s,

@@ -24,7 +24,9 @@ async def checked_grammar(
     if constraint is None:
         return None
     record = record_of(request.scope)
-    check = asyncio.create_task(grammars.check(constraint.spec, param=constraint.param, client=record.key_hash))
+    check = asyncio.create_task(
+        grammars.check(constraint.spec, param=constraint.param, client=record.key_hash, tenant=record.tenant)
+    )
     record.cancel = check.cancel
     if record.is_cancelled:
         check.cancel()

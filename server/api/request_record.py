@@ -18,6 +18,7 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Scope
 
+from engine.interface.tenant import Tenant
 from server.generation.generation import Stats
 
 _TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -106,6 +107,7 @@ class RequestRecord(msgspec.Struct):
     has_started: bool = False  # the status line is out
     key_hash: str = ""  # of the API key that came with it, if keys are asked for
     key_roles: Sequence[str] = ()  # of that key
+    tenant: Tenant = Tenant()  # of that key
     answer_id: str = ""  # the id in its answer, once a generation was begun
     cancel: Callable[[], object] | None = None  # ends that generation
     is_cancelled: bool = False

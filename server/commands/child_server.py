@@ -61,6 +61,7 @@ class TemporaryServer:
     def _start(self) -> None:
         started_s = time.monotonic()
         command = [sys.executable, "-m", "server", "serve", "--port", "0", "--log-format", "json"]
+        command += ["--max-queue-wait", "0"]  # its only client has sent no more than it waits for
         command += served_name_flags(self._served_names)
         if self._model is not None:
             folder = Path(self._model).expanduser()

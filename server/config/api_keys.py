@@ -1,5 +1,7 @@
 """API keys: read by the launcher; all other processes have their SHA-256 hashes only. Standard library and
-engine.interface.errors.
+engine.interface.
+
+A line of the key file is KEY [ROLE,ROLE…] [FIELD=VALUE…]; the fields are in server/config/key_limits.py.
 
 Life of a key: flag, file or environment → read_key_hashes (launcher) → ServerConfig.api_key_hashes → KeyRing
 (worker), which finds the key of a request and its roles → cache_salt_of, so that requests of two keys never share
@@ -10,13 +12,17 @@ import hmac
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
+from engine.interface.tenant import Tenant
+from server.config.key_limits import check_names, is_field, parse_tenant
 from server.config.value_types import UsageError
 
 ENVIRONMENT_NAME = "QUIRE_API_KEY"
 ROLES = ("inference", "metrics", "admin", "priority")
 DEFAULT_ROLES = ("inference", "metrics", "admin")  # of a key without roles in the file, or that is in no file
 _MAX_KEY_CHARS = 512
+_UNNAMED_TENANT = Tenant()
 
 
 def read_key_hashes(keys: Sequence[str], *, file: str | None, environment: MutableMapping[str, str]) -> list[str]:
@@ -38,20 +44,36 @@ def read_file_hashes(file: str) -> list[str]:
     return list(read_file_roles(file))
 
 
+class FileKeys(NamedTuple):
+    """The keys of a file by their hashes."""
+
+    roles: dict[str, list[str]]
+    tenants: dict[str, Tenant]  # of keys with a name
+
+
 def read_file_roles(file: str) -> dict[str, list[str]]:
     """Return the roles of each key of a file by its hash, as read_file_hashes() does."""
+    return read_file_keys(file).roles
+
+
+def read_file_keys(file: str) -> FileKeys:
+    """Return the roles and tenants of a file's keys, at least one. Raises StartupError, which never quotes a key."""
     roles: dict[str, list[str]] = {}
+    tenants: dict[str, Tenant] = {}
     for number, line in _read_file(file):
         key, *words = line.split()
-        found = [role for role in ",".join(words).split(",") if role] or list(DEFAULT_ROLES)
+        place = f"--api-key-file {file}: line {number}"
+        names = ",".join(word for word in words if not is_field(word)).split(",")
+        found = [role for role in names if role] or list(DEFAULT_ROLES)
         if not set(found) <= set(ROLES):  # not quoted: it may be a part of the key
-            raise UsageError(
-                f"--api-key-file {file}: line {number} has more than a key, and not only roles, which are"
-                f" {', '.join(ROLES)}."
-            )
+            raise UsageError(f"{place} has more than a key, and not only roles, which are {', '.join(ROLES)}.")
         (key_hash,) = _hashes([key], f"--api-key-file {file}")
         roles[key_hash] = list(dict.fromkeys([*roles.get(key_hash, []), *found]))
-    return roles
+        tenant = parse_tenant(filter(is_field, words), place)
+        if tenant.name and tenants.setdefault(key_hash, tenant) != tenant:
+            raise UsageError(f"{place} has other fields than an earlier line has for the same key.")
+    check_names(tenants, f"--api-key-file {file}")
+    return FileKeys(roles, tenants)
 
 
 def merge_roles(given: Sequence[str], in_file: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -63,9 +85,9 @@ def merge_roles(given: Sequence[str], in_file: Mapping[str, Sequence[str]]) -> d
 
 
 class KeyRing:
-    """The hashes of the valid keys, and their roles, by default DEFAULT_ROLES.
+    """The hashes of the valid keys, their roles, by default DEFAULT_ROLES, and their tenants.
 
-    newer, newer_roles: return the hashes and roles after a reload, and none before the first.
+    newer, newer_roles, newer_tenants: return hashes, roles and tenants after a reload, and none before the first.
     """
 
     def __init__(
@@ -75,16 +97,25 @@ class KeyRing:
         roles: Mapping[str, Sequence[str]] | None = None,
         newer: Callable[[], Sequence[str]] = tuple,
         newer_roles: Callable[[], Mapping[str, Sequence[str]]] = dict,
+        tenants: Mapping[str, Tenant] | None = None,
+        newer_tenants: Callable[[], Mapping[str, Tenant]] = dict,
     ) -> None:
         self._first = hashes
         self._first_roles = roles or {}
         self._newer = newer
         self._newer_roles = newer_roles
+        self._first_tenants = tenants or {}
+        self._newer_tenants = newer_tenants
 
     def roles_of(self, key_hash: str) -> Sequence[str]:
         """Return the roles of a key that find() returned."""
         roles = self._newer_roles() if self._newer() else self._first_roles
         return roles.get(key_hash, DEFAULT_ROLES)
+
+    def tenant_of(self, key_hash: str) -> Tenant:
+        """Return the tenant of a key that find() returned; one without a name if the file has none for it."""
+        tenants = self._newer_tenants() if self._newer() else self._first_tenants
+        return tenants.get(key_hash, _UNNAMED_TENANT)
 
     def find(self, key: str) -> str | None:
         """Return the hash of a key that is known, else None. Takes the same time wherever and however it differs."""

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from engine.interface.config import EngineConfig, LoraSource, ServerConfig
-from server.config.api_keys import merge_roles, read_file_roles, read_key_hashes
+from engine.interface.tenant import Tenant
+from server.config.api_keys import FileKeys, merge_roles, read_file_keys, read_key_hashes
 from server.config.fit_check import check_fits
 from server.config.model_source import resolve_model
 from server.config.packages import check_packages
@@ -47,6 +48,7 @@ class CheckedFlags(NamedTuple):
     traces_endpoint: str | None
     given_key_hashes: list[str]  # of keys that are not in the file
     api_key_roles: dict[str, list[str]]  # of all, by hash
+    api_key_tenants: dict[str, Tenant]  # of those with a name, by hash
 
     @property
     def api_key_hashes(self) -> list[str]:
@@ -62,9 +64,9 @@ def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
         chat_template = readable_file("--chat-template", arguments.chat_template, is_text=True)
     endpoint = traces_endpoint(arguments.otlp_traces_endpoint)
     given = read_key_hashes(arguments.api_key, file=None, environment=os.environ)
-    in_file = {} if arguments.api_key_file is None else read_file_roles(arguments.api_key_file)
+    in_file = FileKeys({}, {}) if arguments.api_key_file is None else read_file_keys(arguments.api_key_file)
     check_packages()
-    return CheckedFlags(chat_template, endpoint, given, merge_roles(given, in_file))
+    return CheckedFlags(chat_template, endpoint, given, merge_roles(given, in_file.roles), in_file.tenants)
 
 
 def find_model(
@@ -93,6 +95,7 @@ def find_model(
         request_timeout_s=arguments.request_timeout,
         api_key_hashes=checked.api_key_hashes,
         api_key_roles=checked.api_key_roles,
+        api_key_tenants=checked.api_key_tenants,
         priority=arguments.priority,
         allowed_hosts=allowed_hosts,
         cors_origins=arguments.cors_origin,
@@ -146,5 +149,6 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         overlap_depth=num_steps_in_flight(arguments.overlap),
         max_queued_requests=arguments.max_queued_requests,
         max_queued_tokens=arguments.max_queued_tokens,
+        max_queue_wait_s=arguments.max_queue_wait or None,
         speculative=speculative_of(arguments),
     )

@@ -172,6 +172,13 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="limit of prompt tokens in the queue (64 full contexts)",
     )
+    add(
+        "--max-queue-wait",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="refuse requests whose first token would come later than in S seconds; 0: never (30)",
+    )
 
 
 def add_tensor_parallel_flags(container: argparse._ActionsContainer, *, help: str) -> None:  # noqa: A002 - argparse's name

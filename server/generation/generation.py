@@ -27,6 +27,7 @@ from engine.interface.protocol import (
     TokenLogprobs,
     pack_token_ids,
 )
+from engine.interface.tenant import Charge, Rates, Tenant
 from server.generation.deadline import Deadline
 from server.generation.events import ChoiceFinished, Event, TextDelta
 from server.generation.message_splitter import MessageSplitter
@@ -89,6 +90,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     open_salt: str = ""  # cache_salt, if the client had given none
     pin_s: float = 0.0  # how long the prompt stays in the prefix cache after its last token; 0: as all others
     priority: int = 0
+    tenant: Tenant = Tenant()
     lora_index: int = 0  # as in AddRequest
     grammar: GrammarSpec | None = None  # what each answer must match, checked to compile
     grammar_param: str | None = None  # the field of the client's request that asks for it
@@ -101,6 +103,11 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     def deadline_s(self) -> float | None:
         """The time.monotonic() at which the request is over."""
         return None if self.timeout_s is None else self.arrival_s + self.timeout_s
+
+    def charge(self) -> Charge:
+        """Return what the whole request asks of its tenant's limits."""
+        num_prompt, num_answers = sum(map(len, self.prompts)), self.n * len(self.prompts)
+        return Charge(num_prompt, self.n * num_prompt + num_answers * self.params.max_tokens)
 
     def text_context(self, index: int) -> tuple[int, ...]:
         """Return the prompt's tokens before the text of choice `index`."""
@@ -120,6 +127,7 @@ class Stats(msgspec.Struct, kw_only=True):
     itl_s: float | None = None  # mean over all tokens after each choice's first
     total_s: float = 0.0
     cache: CacheReport | None = None  # of the first choice
+    rates: Rates | None = None  # of its API key when it was accepted
     finish_reasons: list[str] = []  # distinct ones, in order of arrival
 
 
@@ -192,6 +200,7 @@ class CompletionStream:
             num_output_tokens=sum(choice.num_tokens for choice in choices),
             num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in choices),
             cache=choices[0].cache,
+            rates=choices[0].rates,
             queue_s=None if first is None else first.queue_s,
             prefill_s=None if first is None else first.prefill_s,
             ttft_s=None if first is None else (first.first_s or 0.0) - self.spec.arrival_s,
@@ -253,6 +262,7 @@ class _ChoiceStream:
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.cache: CacheReport | None = None
+        self.rates: Rates | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.queue_s: float | None = None
         self.prefill_s: float | None = None
@@ -282,9 +292,7 @@ class _ChoiceStream:
     def add_request(self) -> AddRequest:
         """Return the request for the engine."""
         spec = self._spec
-        params = spec.params
-        if self.index:
-            params = msgspec.structs.replace(params, seed=(params.seed + self.index) % 2**63)
+        params = msgspec.structs.replace(spec.params, seed=(spec.params.seed + self.index) % 2**63)
         return AddRequest(
             request_id=self.request_id,
             prompt=pack_token_ids(spec.prompts[self.index // spec.n]),
@@ -297,12 +305,17 @@ class _ChoiceStream:
             grammar=spec.grammar,
             lora_index=spec.lora_index,
             thinking=spec.thinking,
+            tenant=spec.tenant,
+            charge=None if self.index else spec.charge(),
+            counts_prompt=self.index % spec.n == 0,
+            deadline_s=spec.deadline_s,
         )
 
     def feed(self, output: RequestOutput) -> list[Event]:
         """Return the events of one engine output. Raises RequestAborted if the request was ended elsewhere."""
         if output.finish_reason == "abort":
             raise RequestAborted("The request was cancelled.")
+        self.rates = output.rates or self.rates
         if output.prompt_logprobs:
             self.prompt_logprobs += output.prompt_logprobs
         if self._spec.is_scoring_only:

@@ -20,6 +20,7 @@ from engine.interface.errors import ServiceError
 from engine.interface.metrics import Metrics
 from server.api.app_state import AppState, make_app_state
 from server.api.error_replies import error_reply
+from server.api.rate_headers import RATE_HEADERS
 from server.api.request_record import OpenRequests, record_of
 from server.config.api_keys import ROLES, KeyRing
 from server.config.version import package_version
@@ -39,6 +40,7 @@ from server.http.routes.pages import docs_routes, kv_page_routes, root_routes
 from server.http.routes.request_body import BodyLimit
 from server.http.routes.responses import responses_routes
 from server.http.routes.tokenize import render_routes, tokenizer_info_routes, tokens_routes
+from server.http.routes.usage import usage_routes
 from server.http.tracing import Tracer
 from server.http.unrouted import RouteGuide
 
@@ -81,6 +83,8 @@ def create_app(
                 roles=config.api_key_roles,
                 newer=lambda: launcher.key_hashes,
                 newer_roles=lambda: launcher.key_roles,
+                tenants=config.api_key_tenants,
+                newer_tenants=lambda: launcher.key_tenants,
             ),
             public=public.routes,
             routes_of={role: router_of(route for route in routes if route.role == role).routes for role in ROLES},
@@ -92,7 +96,14 @@ def create_app(
             allow_origins=config.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-quire-ignored", "x-quire-cache", "retry-after", "traceresponse"],
+            expose_headers=[
+                "x-request-id",
+                "x-quire-ignored",
+                "x-quire-cache",
+                "retry-after",
+                "traceresponse",
+                *RATE_HEADERS,
+            ],
         )
     if config.allowed_hosts is not None:
         app.add_middleware(
@@ -124,6 +135,7 @@ def _routes(app_state: AppState, open_requests: OpenRequests) -> list[ApiRoute]:
         *models_routes(app_state),
         *tokenizer_info_routes(app_state),
         *metrics_routes(app_state),
+        *usage_routes(app_state),
         *kv_routes(app_state),
         *requests_routes(app_state, open_requests),
         *docs_routes(),

@@ -107,6 +107,7 @@ class KeyGuard:
         record = record_of(scope)
         if key_hash is not None:
             record.key_hash, record.key_roles = key_hash, self._keys.roles_of(key_hash)
+            record.tenant = self._keys.tenant_of(key_hash)
         if _matches(self._public, scope):
             return None
         if key_hash is None and presented:

@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from engine.interface.control import (
+    AskUsage,
     Cancel,
     Cancelled,
     Drain,
@@ -23,6 +24,7 @@ from engine.interface.control import (
     FromLauncher,
     Hello,
     Keys,
+    Ledger,
     Page,
     ReloadTls,
     Scrape,
@@ -33,6 +35,7 @@ from engine.interface.control import (
 )
 from engine.interface.errors import EngineError
 from engine.interface.metrics import Metrics, MetricsDelta
+from engine.interface.tenant import Tenant
 from engine.interface.transport import encode_frame, read_messages
 
 _DELTA_INTERVAL_S = 1.0
@@ -70,10 +73,12 @@ class LauncherLink:
         self._state = State(Stage("config"), False)
         self._key_hashes: list[str] = []
         self._key_roles: dict[str, list[str]] = {}
+        self._key_tenants: dict[str, Tenant] = {}
         self._greeted = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._pages: dict[int, asyncio.Future[bytes]] = {}
+        self._ledgers: dict[int, asyncio.Future[Ledger]] = {}
         self._cancels: dict[int, asyncio.Future[bool | None]] = {}
         self._numbers = itertools.count(1)
         self._is_connected = False
@@ -93,6 +98,11 @@ class LauncherLink:
     def key_roles(self) -> dict[str, list[str]]:
         """See LauncherChannel.key_roles."""
         return self._key_roles
+
+    @property
+    def key_tenants(self) -> dict[str, Tenant]:
+        """See LauncherChannel.key_tenants."""
+        return self._key_tenants
 
     @property
     def is_connected(self) -> bool:
@@ -125,6 +135,19 @@ class LauncherLink:
             raise EngineError("The metrics registry did not answer in time.") from None
         finally:
             self._pages.pop(number, None)
+
+    async def usage(self) -> Ledger:
+        """See LauncherChannel.usage. Raises EngineError when the launcher does not answer in time."""
+        number = next(self._numbers)
+        ledger = self._ledgers[number] = asyncio.get_running_loop().create_future()
+        self._send_delta()
+        self._send(AskUsage(number))
+        try:
+            return await asyncio.wait_for(ledger, _SCRAPE_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineError("The ledger did not answer in time.") from None
+        finally:
+            self._ledgers.pop(number, None)
 
     async def cancel(self, request_id: str, *, key_hash: str) -> bool:
         """See LauncherChannel.cancel. Raises EngineError when the launcher or a worker does not answer in time."""
@@ -166,8 +189,11 @@ class LauncherLink:
                     case State():
                         self._state = message
                         self._greeted.set()
-                    case Keys(hashes, roles):
-                        self._key_hashes, self._key_roles = hashes, roles
+                    case Keys(hashes, roles, tenants):
+                        self._key_hashes, self._key_roles, self._key_tenants = hashes, roles, tenants
+                    case Ledger(number):
+                        if number in self._ledgers and not self._ledgers[number].done():
+                            self._ledgers[number].set_result(message)
                     case Flush(number):
                         self._send_delta()
                         self._send(Flushed(number))

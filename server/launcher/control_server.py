@@ -22,6 +22,7 @@ import msgspec
 
 from engine.interface.config import LaunchConfig
 from engine.interface.control import (
+    AskUsage,
     Cancel,
     Cancelled,
     Drain,
@@ -40,8 +41,9 @@ from engine.interface.control import (
 from engine.interface.errors import StartupError
 from engine.interface.metrics import MetricsDelta
 from engine.interface.protocol import EngineReady, FromEngine
+from engine.interface.tenant import Tenant
 from engine.interface.transport import encode_frame, read_messages
-from server.config.api_keys import merge_roles, read_file_roles
+from server.config.api_keys import merge_roles, read_file_keys
 from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.processes import Tasks
 
@@ -106,9 +108,14 @@ class ControlServer:
         )
         self.send(self._state, role="worker")
 
-    def set_keys(self, hashes: list[str], roles: dict[str, list[str]] | None = None) -> None:
-        """Change the API keys and send them to every worker, also to later ones. roles: as in Keys."""
-        self._keys = Keys(hashes, roles or {})
+    def set_keys(
+        self,
+        hashes: list[str],
+        roles: dict[str, list[str]] | None = None,
+        tenants: dict[str, Tenant] | None = None,
+    ) -> None:
+        """Change the API keys and send them to every worker, also to later ones. roles, tenants: as in Keys."""
+        self._keys = Keys(hashes, roles or {}, tenants or {})
         self.send(self._keys, role="worker")
 
     def send(self, message: State | Drain | Keys | ReloadTls, *, role: str, index: int | None = None) -> None:
@@ -164,6 +171,8 @@ class ControlServer:
                     child.flushes.pop(number).set()
             case Scrape():
                 self._tasks.spawn(self._answer_scrape(child, message))
+            case AskUsage(number):
+                self._tasks.spawn(self._answer_usage(child, number))
             case Cancel():
                 self._tasks.spawn(self._answer_cancel(child, message))
             case Cancelled(number, found):
@@ -192,16 +201,25 @@ class ControlServer:
         asker.send(Cancelled(asked.number, None if is_unknown else any(found)))
 
     async def _answer_scrape(self, scraper: _Child, asked: Scrape) -> None:
-        """Collect every other child's counts, then send the page. The scraper has sent its own just before.
+        """Collect every other child's counts, then send the page. The scraper has sent its own just before."""
+        await self._collect(scraper)
+        scraper.send(Page(asked.number, self._registry.render(is_open_metrics=asked.is_open_metrics)))
+
+    async def _answer_usage(self, asker: _Child, number: int) -> None:
+        """Collect every other child's counts, then send the ledger."""
+        await self._collect(asker)
+        asker.send(self._registry.ledger(number))
+
+    async def _collect(self, asker: _Child) -> None:
+        """Merge every other child's counts.
 
         Workers first: once they have answered, what they told the engine before is in its socket, and the engine
         counts that before it answers.
         """
         for role in ("worker", "engine"):
             await self._flush(
-                [child for child in self._children if child is not scraper and self._can_flush(child, role)]
+                [child for child in self._children if child is not asker and self._can_flush(child, role)]
             )
-        scraper.send(Page(asked.number, self._registry.render(is_open_metrics=asked.is_open_metrics)))
 
     async def _flush(self, children: list[_Child]) -> None:
         """Request counts from children and wait until they are merged, or until the timeout."""
@@ -245,13 +263,13 @@ def _source(hello: Hello) -> str:
 
 
 class KeyReloader:
-    """Holds the hashes of the current keys. set_keys: sends them and their roles to the workers."""
+    """Holds the hashes of the current keys. set_keys: sends them, their roles and tenants to the workers."""
 
     def __init__(
         self,
         config: LaunchConfig,
         hashes: Sequence[str],
-        set_keys: Callable[[list[str], dict[str, list[str]]], None],
+        set_keys: Callable[[list[str], dict[str, list[str]], dict[str, Tenant]], None],
     ) -> None:
         self._config = config
         self._hashes = list(hashes)
@@ -266,13 +284,13 @@ class KeyReloader:
             return
         async with self._lock:
             try:
-                from_file = await asyncio.to_thread(read_file_roles, file)
+                from_file = await asyncio.to_thread(read_file_keys, file)
             except StartupError as error:
                 logger.error("api keys not reloaded, the old ones stay valid: %s", error.message)
                 return
-            roles = merge_roles(self._config.given_key_hashes, from_file)
+            roles = merge_roles(self._config.given_key_hashes, from_file.roles)
             old, new = self._hashes, list(roles)
             added, removed = len(set(new) - set(old)), len(set(old) - set(new))
             self._hashes = new
-            self._set_keys(new, roles)
+            self._set_keys(new, roles, from_file.tenants)
             logger.info("api keys reloaded file=%s keys=%d added=%d removed=%d", file, len(new), added, removed)

@@ -16,12 +16,22 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as Example
 
+from engine.interface.control import KeyUsage, Ledger
 from engine.interface.metrics import METRICS, Exemplar, Histogram, Key, Metric, MetricsDelta
 
 _Bucket = tuple[str, float] | tuple[str, float, Example]
 
 _LAUNCHER = "launcher"
 _BUILD_LABELS = ("version", "torch", "cuda", "device", "dtype")  # but the first from the engine, "" until it is ready
+_USAGE_FIELDS = {  # of KeyUsage, by counter and its labels after the key's name
+    ("key_requests_total", "accepted"): "requests",
+    ("key_requests_total", "refused"): "refused_requests",
+    ("key_tokens_total", "computed"): "computed_tokens",
+    ("key_tokens_total", "cached"): "cached_tokens",
+    ("key_tokens_total", "generated"): "generated_tokens",
+    ("key_device_seconds_total",): "device_seconds",
+    ("key_grammar_seconds_total",): "grammar_seconds",
+}
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
@@ -100,6 +110,18 @@ class MetricsRegistry(Collector):
     def set_build(self, build: dict[str, str]) -> None:
         """Set the engine's build labels, once it is ready."""
         self._build |= build
+
+    def ledger(self, number: int) -> Ledger:
+        """Return the counts of all names of API keys, as the reply with this number."""
+        self.merge(self._sample())
+        by_key: dict[str, KeyUsage] = {}
+        for (name, *labels), value in self._counters.items():
+            if name.startswith("key_"):
+                usage = by_key.setdefault(labels[0], KeyUsage(labels[0]))
+                field = _USAGE_FIELDS[name, *labels[1:]]
+                setattr(usage, field, value if field.endswith("seconds") else int(value))
+        start_s = sum(self._gauges["start_time_seconds", ""].values())
+        return Ledger(number, start_s, [by_key[key] for key in sorted(by_key)])
 
     def render(self, *, is_open_metrics: bool = False) -> bytes:
         """Return the whole page in the Prometheus text format 0.0.4, or in OpenMetrics 1.0.0 with exemplars."""

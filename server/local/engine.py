@@ -15,6 +15,7 @@ from engine.interface.client import Mailboxes, RequestOutput
 from engine.interface.config import EngineConfig
 from engine.interface.errors import EngineError, ServiceError, first_line
 from engine.interface.protocol import AbortRequest, AddRequest, EngineReady, KvSnapshot, RequestFailed, StepEvents
+from engine.interface.tenant import Tenant
 
 if TYPE_CHECKING:
     from engine.core.engine import Engine
@@ -74,6 +75,12 @@ class LocalEngine:
     async def kv_snapshot(self) -> KvSnapshot:
         """Refuse: nobody watches this pool."""
         raise EngineError("There is no view of the KV cache without a server.")
+
+    def check_grammar(self, tenant: Tenant) -> None:
+        """Do nothing: there are no keys, so no tenant has limits."""
+
+    def spend_grammar_s(self, tenant: Tenant, seconds: float) -> None:
+        """Do nothing: there are no keys, so no tenant has limits."""
 
     async def run(self) -> None:
         """Iterate the engine whenever it has work, until the task is cancelled. One iteration blocks the event loop."""

@@ -22,10 +22,11 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from engine.interface.config import EngineConfig, ServerConfig
-from engine.interface.control import Stage, State
+from engine.interface.control import Ledger, Stage, State
 from engine.interface.errors import InvalidParameter, ServiceError
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import TokenLogprobs
+from engine.interface.tenant import Tenant
 from server.api.app_state import AppState, make_app_state
 from server.api.chat.request import prepare_chat
 from server.api.collected import collect_choices
@@ -247,10 +248,15 @@ class _NoLauncher:
     state = State(Stage("ready"), is_draining=False)
     key_hashes: list[str] = []  # noqa: RUF012 - a constant of the protocol
     key_roles: dict[str, list[str]] = {}  # noqa: RUF012
+    key_tenants: dict[str, Tenant] = {}  # noqa: RUF012
 
-    async def scrape(self) -> bytes:
+    async def scrape(self, *, is_open_metrics: bool = False) -> bytes:
         """Return no metrics."""
         return b""
+
+    async def usage(self) -> Ledger:
+        """Return that no key was used."""
+        return Ledger(0, 0.0, [])
 
     async def cancel(self, request_id: str, *, key_hash: str) -> bool:
         """Return that no other process has the request."""

@@ -19,13 +19,14 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from engine.interface.child_process import PROJECT_ROOT
 from engine.interface.errors import EngineError, GrammarError, Overloaded, ShuttingDown, error_from_code, sentence
 from engine.interface.protocol import GrammarCheck, GrammarSpec, GrammarVerdict
+from engine.interface.tenant import Tenant
 from server.structured_output.grammar_spec import LARK_FIELD
 
 COMPILE_DEADLINE_S = 5.0  # of run time
@@ -36,7 +37,20 @@ _MAX_OF_CLIENT = 16  # of one API key
 _TURN_DEADLINE_S = 20.0  # for all of a check, beside others
 _COSTLY_S = 0.25  # of processor time
 _TIMEOUT_KEPT_S = 60.0  # a grammar may have been slow because the machine was
+_NO_TENANT = Tenant()
 _GENERATED = re.compile(r"^(at )?\d+\(\d+\): |^failed to compile JSON schema: ")  # places in text that we wrote
+
+
+class GrammarMeter(Protocol):
+    """Limits the processor time that a tenant's grammars may take: EngineClient."""
+
+    def check_grammar(self, tenant: Tenant) -> None:
+        """Raise RateLimited while a tenant has none left."""
+        ...
+
+    def spend_grammar_s(self, tenant: Tenant, seconds: float) -> None:
+        """Charge a tenant."""
+        ...
 
 
 class _Kept(NamedTuple):
@@ -123,8 +137,11 @@ class _CheckProcess:
 class GrammarChecker:
     """Owns the process, and the verdicts on recent grammars. As an async context manager it ends the process."""
 
-    def __init__(self, folder: Path, *, deadline_s: float = COMPILE_DEADLINE_S) -> None:
+    def __init__(
+        self, folder: Path, *, deadline_s: float = COMPILE_DEADLINE_S, meter: GrammarMeter | None = None
+    ) -> None:
         self._folder = folder
+        self._meter = meter
         self._deadline_s = deadline_s
         self._process: _CheckProcess | None = None
         self._verdicts: OrderedDict[bytes, _Kept] = OrderedDict()  # by digest; least recent first
@@ -146,15 +163,19 @@ class GrammarChecker:
         await asyncio.gather(*(trial.task for trial in self._trials.values()), return_exceptions=True)
         self.kill()
 
-    async def check(self, spec: GrammarSpec, *, param: str | None = None, client: str = "") -> GrammarSpec:
-        """Return a grammar that compiles, with its cost. `client`: its key, if keys are asked for.
+    async def check(
+        self, spec: GrammarSpec, *, param: str | None = None, client: str = "", tenant: Tenant = _NO_TENANT
+    ) -> GrammarSpec:
+        """Return a grammar that compiles, with its cost. `client`, `tenant`: its key's, if keys are asked for.
 
         Raises GrammarError, UnsupportedFeature or Overloaded, naming the field.
         """
         key = hashlib.sha256(msgspec.json.encode(spec)).digest()
         verdict = self._kept(key)
         if verdict is None:
-            verdict = await self._ask_with_others(key, spec, client)
+            if self._meter is not None:
+                self._meter.check_grammar(tenant)
+            verdict = await self._ask_with_others(key, spec, client, tenant)
         if verdict.code is not None:
             raise error_from_code(verdict.code, _message(verdict, param), param)
         return msgspec.structs.replace(spec, is_costly=True) if verdict.cpu_s > _COSTLY_S else spec
@@ -172,7 +193,7 @@ class GrammarChecker:
         self._verdicts.move_to_end(key)
         return kept.verdict
 
-    async def _ask_with_others(self, key: bytes, spec: GrammarSpec, client: str) -> GrammarVerdict:
+    async def _ask_with_others(self, key: bytes, spec: GrammarSpec, client: str, tenant: Tenant) -> GrammarVerdict:
         """Wait for the verdict together with other requests. If all leave, the check is given up."""
         trial = self._trials.get(key)
         if trial is None:
@@ -183,7 +204,7 @@ class GrammarChecker:
                     f"Too many grammars of this API key are being compiled; the limit is {_MAX_OF_CLIENT}."
                 )
             # a task of its own: a client that leaves must not end what others wait for
-            trial = self._trials[key] = _Trial(asyncio.create_task(self._try(key, spec)), client)
+            trial = self._trials[key] = _Trial(asyncio.create_task(self._try(key, spec, tenant)), client)
             trial.task.add_done_callback(lambda task: self._forget(key, task))
         trial.num_waiting += 1
         try:
@@ -199,16 +220,22 @@ class GrammarChecker:
         if trial is not None and trial.task is task:  # another may have taken its place
             del self._trials[key]
 
-    async def _try(self, key: bytes, spec: GrammarSpec) -> GrammarVerdict:
+    async def _try(self, key: bytes, spec: GrammarSpec, tenant: Tenant) -> GrammarVerdict:
+        began_s, spent_s = time.monotonic(), None
         try:
             async with asyncio.timeout(_TURN_DEADLINE_S):
                 verdict, kept_s = await self._ask(spec)
+            spent_s = verdict.cpu_s or None
         except TimeoutError:
             process = self._process
             if process is not None and time.monotonic() - process.heard_s > _TURN_DEADLINE_S:  # it hangs
                 await asyncio.to_thread(self._drop, process)
             message = f"Other grammars take so long to compile that this one had no turn within {_TURN_DEADLINE_S:g} s."
             raise Overloaded(message) from None
+        finally:
+            if self._meter is not None:  # one that was killed or given up has no time of its own
+                seconds = min(time.monotonic() - began_s, self._deadline_s) if spent_s is None else spent_s
+                self._meter.spend_grammar_s(tenant, seconds)
         self._verdicts[key] = _Kept(verdict, time.monotonic() + kept_s)
         while len(self._verdicts) > _MAX_VERDICTS:
             self._verdicts.popitem(last=False)

@@ -15,7 +15,7 @@ from tests.chaos.client import Answer
 
 GET_ROUTES = frozenset({"/health", "/ready", "/metrics"})  # of those who watch
 ENGINE_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embeddings"})  # one input, one choice each
-_REFUSED = frozenset({"overloaded", "not_ready", "draining"})
+_REFUSED = frozenset({"overloaded", "rate_limit_exceeded", "not_ready", "draining"})
 _NOT_REJECTED = frozenset({*FAILURES, "slow_client", "client_gone"})
 
 

@@ -123,14 +123,15 @@ class Daemon:
             for pid in self.running(module)
         ]
 
-    def get(self, path: str) -> httpx.Response:
-        """GET a path."""
-        return httpx.get(self.base_url + path, timeout=60)
+    def get(self, path: str, *, key: str | None = None) -> httpx.Response:
+        """GET a path, with an API key."""
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return httpx.get(self.base_url + path, headers=headers, timeout=60)
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, *, key: str | None = None) -> dict[str, float]:
         """Return the metrics page: sample name (labels but model_name as name{label=value}) → value."""
         samples = {}
-        for family in text_string_to_metric_families(self.get("/metrics").text):
+        for family in text_string_to_metric_families(self.get("/metrics", key=key).text):
             for sample in family.samples:
                 labels = [f"{key}={value}" for key, value in sample.labels.items() if key != "model_name"]
                 samples[sample.name + ("{" + ",".join(labels) + "}" if labels else "")] = sample.value

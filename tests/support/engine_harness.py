@@ -21,7 +21,9 @@ from engine.interface.protocol import (
     AddRequest,
     ClientGone,
     FromEngine,
+    GrammarLimit,
     GrammarSpec,
+    QueueState,
     RequestFailed,
     SamplingParams,
     StepEvents,
@@ -29,6 +31,7 @@ from engine.interface.protocol import (
     TokenLogprobs,
     pack_token_ids,
 )
+from engine.interface.tenant import Charge, Tenant
 from tests.support.fake_executor import (
     FakeExecutor,
     FakeProposer,
@@ -38,6 +41,7 @@ from tests.support.fake_executor import (
 )
 
 VOCAB_SIZE = 50
+_NO_TENANT = Tenant()
 
 
 def decode_plan(encoded: bytes) -> StepPlan:
@@ -126,6 +130,7 @@ class Harness:
         enable_prefix_caching: bool = True,
         max_queued_requests: int = 1000,
         max_queued_tokens: int | None = None,
+        max_queue_wait_s: float | None = None,
         executor: type[CheckedExecutor] = CheckedExecutor,
         get_compiler: Callable[[], GrammarCompiler] = no_compiler,
         make_drafter: Callable[[SamplingParams], Drafter | None] | None = None,
@@ -164,6 +169,7 @@ class Harness:
             max_queued_requests=max_queued_requests,
             grammars=Grammars(get_compiler, vocab_size=VOCAB_SIZE),
             max_queued_tokens=max_queued_tokens,
+            max_queue_wait_s=max_queue_wait_s,
             num_loras=2,
             make_drafter=make_drafter,
         )
@@ -175,7 +181,14 @@ class Harness:
         self.messages: list[tuple[int, FromEngine]] = []
         self.transport.send = self._receive_at_client
         self.queue_states: list[bool] = []
-        self.transport.broadcast = lambda message: self.queue_states.append(message.is_full)
+        self.grammar_limits: list[GrammarLimit] = []
+        self.transport.broadcast = self._receive_at_all
+
+    def _receive_at_all(self, message: FromEngine) -> None:
+        if isinstance(message, QueueState):
+            self.queue_states.append(message.is_full)
+        elif isinstance(message, GrammarLimit):
+            self.grammar_limits.append(message)
 
     def add(
         self,
@@ -192,6 +205,10 @@ class Harness:
         thinking: ThinkingBudget | None = None,
         open_salt: str = "",
         pin_s: float = 0.0,
+        tenant: Tenant = _NO_TENANT,
+        charge: Charge | None = None,
+        counts_prompt: bool = True,
+        deadline_s: float | None = None,
         **params,
     ) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, **params)
@@ -212,6 +229,10 @@ class Harness:
             thinking,
             open_salt,
             pin_s,
+            tenant,
+            charge,
+            counts_prompt,
+            deadline_s,
         )
         self.transport.inbox.append((client_id, message))
 

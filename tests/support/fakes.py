@@ -14,9 +14,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 import numpy as np
 
 from engine.interface.client import RequestOutput
-from engine.interface.control import Stage, State
+from engine.interface.control import Ledger, Stage, State
 from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
 from engine.interface.protocol import AddRequest, CacheReport, EngineReady, KvSnapshot, TokenLogprobs
+from engine.interface.tenant import Rates, Tenant
 from engine.tiers.store import BlockStore
 
 READY = EngineReady(
@@ -62,6 +63,9 @@ class FakeEngineClient:
         self.cache = cache
         self.hold = hold
         self.is_full = False
+        self.rates: Rates | None = None  # of every request
+        self.checked_tenants: list[Tenant] = []  # before a grammar was compiled
+        self.spent_grammar_s: list[tuple[Tenant, float]] = []
         self.kv: KvSnapshot | ServiceError = EngineDead("no snapshot was given")
         self.num_kv_asks = 0
         self.submitted: list[AddRequest] = []
@@ -104,11 +108,19 @@ class FakeEngineClient:
             raise self.kv
         return self.kv
 
+    def check_grammar(self, tenant: Tenant) -> None:
+        self.checked_tenants.append(tenant)
+
+    def spend_grammar_s(self, tenant: Tenant, seconds: float) -> None:
+        self.spent_grammar_s.append((tenant, seconds))
+
     async def aclose(self) -> None:
         self._ready = None
         self.fail, self.fail_after = ShuttingDown("The server is shutting down."), 0
 
     async def _answer(self, request: AddRequest) -> AsyncIterator[RequestOutput]:
+        if self.rates is not None:
+            yield RequestOutput([], arrival_s=time.monotonic(), rates=self.rates)
         if request.pooling is not None:
             yield await self._embed(request)
             return
@@ -185,10 +197,15 @@ class FakeLauncherChannel:
         self.page = page
         self.key_hashes: list[str] = []
         self.key_roles: dict[str, list[str]] = {}
+        self.key_tenants: dict[str, Tenant] = {}
+        self.ledger = Ledger(0, 1_790_000_000.0, [])
         self.elsewhere: list[str] = []  # ids of requests that other workers serve
 
     async def scrape(self, *, is_open_metrics: bool = False) -> bytes:
         return self.page + b"# EOF\n" if is_open_metrics else self.page
+
+    async def usage(self) -> Ledger:
+        return self.ledger
 
     async def cancel(self, request_id: str, *, key_hash: str) -> bool:
         return request_id in self.elsewhere

@@ -57,6 +57,7 @@ async def prepare_embeddings(app_state: AppState, body: EmbeddingBody, request: 
         cache_salt=cache_salt_of(context.key_hash, body.cache_salt or ""),
         open_salt=cache_salt_of(context.key_hash, ""),
         priority=body.priority or 0,
+        tenant=context.tenant,
         lora_index=app_state.lora_index(model),
         timeout_s=context.timeout_of(body.timeout),
         arrival_s=context.arrival_s,

@@ -19,6 +19,7 @@ from engine.interface.client import EngineClient, RequestOutput
 from engine.interface.errors import EngineError, RequestAborted
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import AddRequest, PoolingKind, SamplingParams, pack_token_ids
+from engine.interface.tenant import Charge, Rates, Tenant
 from server.api.objects import PromptTokensDetails
 from server.errors import DeadlineExceeded
 from server.generation.generation import Stats
@@ -38,8 +39,15 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True):
     open_salt: str = ""  # cache_salt, if the client had given none
     lora_index: int = 0  # as in AddRequest
     priority: int = 0
+    tenant: Tenant = Tenant()
     timeout_s: float | None = None  # from arrival
     arrival_s: float  # time.monotonic()
+
+    @property
+    def charge(self) -> Charge:
+        """What the whole request asks of its tenant's limits."""
+        num_tokens = sum(map(len, self.inputs))
+        return Charge(num_tokens, num_tokens)
 
 
 class _Window:
@@ -82,6 +90,7 @@ class EmbeddingRun:
         self._ends: dict[int, RequestOutput] = {}  # by input
         self._open: dict[str, None] = {}  # ids that the engine has
         self._is_cancelled = False
+        self._rates: Rates | None = None
 
     async def embed_all(self) -> None:
         """Embed every input. Raises ServiceErrors."""
@@ -117,6 +126,7 @@ class EmbeddingRun:
             num_prompt_tokens=sum(map(len, self.spec.inputs)),
             num_cached_tokens=sum(output.num_cached_tokens or 0 for output in self._ends.values()),
             cache=self._ends[0].cache if 0 in self._ends else None,
+            rates=self._rates,
             queue_s=None if first is None else first.queue_s,
             prefill_s=None if first is None else first.prefill_s,
             total_s=max(last_s - self.spec.arrival_s, 0.0),
@@ -139,6 +149,9 @@ class EmbeddingRun:
                 priority=spec.priority,
                 pooling=spec.pooling,
                 lora_index=spec.lora_index,
+                tenant=spec.tenant,
+                charge=None if index else spec.charge,
+                deadline_s=None if spec.timeout_s is None else spec.arrival_s + spec.timeout_s,
             )
             self._open[request_id] = None
             try:
@@ -151,6 +164,7 @@ class EmbeddingRun:
             raise EngineError("The engine ended the request without a reason.")
 
     def _feed(self, index: int, output: RequestOutput) -> None:
+        self._rates = output.rates or self._rates
         if output.finish_reason == "abort":
             raise RequestAborted("The request was cancelled.")
         if output.finish_reason is not None:

@@ -9,6 +9,7 @@ from server.api.embeddings.request import prepare_embeddings
 from server.api.embeddings.run import EmbeddingList, encode_answer
 from server.api.embeddings.schema import EmbeddingBody
 from server.api.large_bodies import release_body
+from server.api.rate_headers import rate_headers
 from server.api.request_record import record_of
 from server.api.sse import run_while_connected
 from server.http.routes.api_route import ApiRoute
@@ -31,7 +32,8 @@ def embeddings_routes(app_state: AppState) -> list[ApiRoute]:
         await run_while_connected(request.receive, run.embed_all())
         # in a thread, since a large answer takes seconds to write: other requests' streams go on meanwhile
         answer = await asyncio.to_thread(encode_answer, run, model=prepared.model, is_base64=prepared.is_base64)
-        return Response(answer, media_type="application/json", headers=prepared.headers)
+        headers = {**prepared.headers, **rate_headers(run.stats().rates)}
+        return Response(answer, media_type="application/json", headers=headers)
 
     return [
         ApiRoute(

@@ -12,6 +12,7 @@ from engine.interface.errors import ServiceError
 from server.api.app_state import AppState
 from server.api.large_bodies import release_body
 from server.api.objects import cache_header
+from server.api.rate_headers import rate_headers
 from server.api.reply_options import PreparedReply
 from server.api.request_record import RequestRecord, record_of
 from server.api.sse import EventStreamResponse, SseWriter, cancel, run_while_connected, wait_or_gone
@@ -41,7 +42,9 @@ async def answer(app_state: AppState, request: Request, prepared: PreparedReply,
             body = await app_state.work.run(size, lambda: msgspec.json.encode(writer.whole(events)), may_wait=True)
         else:
             body = msgspec.json.encode(writer.whole(events))
-        return Response(body, media_type="application/json", headers={**headers, **cache_header(generation.stats())})
+        stats = generation.stats()
+        headers = {**headers, **cache_header(stats), **rate_headers(stats.rates)}
+        return Response(body, media_type="application/json", headers=headers)
 
     batches = generation.batches()
     first = asyncio.create_task(anext(batches))
@@ -50,6 +53,7 @@ async def answer(app_state: AppState, request: Request, prepared: PreparedReply,
         if first.done():
             first.result()
             headers = {**headers, **cache_header(generation.stats())}
+        headers = {**headers, **rate_headers(generation.stats().rates)}
     except BaseException:
         await batches.aclose()
         raise

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.interface.config import SharingRates
+from engine.interface.tenant import Tenant
 from tests.support.engine_harness import VOCAB_SIZE, Harness, drafters
 
+_TENANTS = [Tenant(), Tenant(), Tenant(name="a"), Tenant(name="b", weight=4.0), Tenant(name="c", kv_share=0.5)]
 _PREFIXES = [[], [7] * 4, [7] * 8, [7] * 8 + [9, 8, 7, 6], list(range(16))]
 
 
@@ -77,6 +79,7 @@ class EngineTraces(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from([None, None, 0, 1]),
         presence_penalty=st.sampled_from([0.0, 1.0]),
         pooling=st.sampled_from([None, None, "last", "mean"]),
+        tenant=st.sampled_from(_TENANTS),
     )
     def add(self, prefix, suffix, max_tokens, salt, lora_index, priority, client_id, **params):
         request_id = f"r{len(self.harness.seen)}"

@@ -9,6 +9,7 @@ import pytest
 from engine.interface.config import LaunchConfig
 from engine.interface.control import Stage, State
 from engine.interface.metrics import Metrics
+from engine.interface.tenant import Tenant
 from server.config.api_keys import KeyRing, read_file_hashes, read_key_hashes
 from server.http.launcher_link import LauncherLink
 from server.launcher.control_server import ControlServer, KeyReloader
@@ -24,12 +25,14 @@ class Reloaded:
         self.given = read_key_hashes(["of-the-flag"], file=None, environment={})
         self.sent: list[list[str]] = []
         self.roles: list[dict[str, list[str]]] = []
+        self.tenants: list[dict[str, Tenant]] = []
         config = LaunchConfig(api_key_file=str(self.file), given_key_hashes=self.given)
         self.reloader = KeyReloader(config, [*self.given, *read_file_hashes(str(self.file))], self.keep)
 
-    def keep(self, hashes: list[str], roles: dict[str, list[str]]) -> None:
+    def keep(self, hashes: list[str], roles: dict[str, list[str]], tenants: dict[str, Tenant]) -> None:
         self.sent.append(hashes)
         self.roles.append(roles)
+        self.tenants.append(tenants)
 
 
 def test_keys_of_the_file_change_and_the_others_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -52,6 +55,15 @@ def test_roles_of_the_file_change_too(tmp_path: Path) -> None:
     ring = KeyRing([], newer=lambda: reloaded.sent[-1], newer_roles=lambda: reloaded.roles[-1])
     assert ring.roles_of(ring.find("one") or "") == ["metrics"]
     assert ring.roles_of(ring.find("of-the-flag") or "") == ["inference", "metrics", "admin"]
+
+
+def test_names_and_limits_of_the_file_change_too(tmp_path: Path) -> None:
+    reloaded = Reloaded(tmp_path, "one name=team weight=2\n")
+    reloaded.file.write_text("one name=team weight=3\n")
+    asyncio.run(reloaded.reloader.reload())
+    ring = KeyRing([], newer=lambda: reloaded.sent[-1], newer_tenants=lambda: reloaded.tenants[-1])
+    assert ring.tenant_of(ring.find("one") or "") == Tenant(name="team", weight=3)
+    assert ring.tenant_of(ring.find("of-the-flag") or "") == Tenant()
 
 
 # rule: Security: SIGHUP reads the key file again, in every worker; a broken file changes nothing; streams go on

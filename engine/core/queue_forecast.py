@@ -1,0 +1,157 @@
+"""QueueForecast: predicts when a request that arrives now would have its first token. Plain Python; never a clock.
+
+The wait is the work in the queue divided by the measured rate at which work is done. Work is time of the device: the
+forecast measures what a prompt token and a generated token cost, by splitting the time of each step by its tokens, over
+about the last ten seconds of steps. How many tokens a request will generate is guessed from what its tenant's requests
+generated, and how much of its prompt the prefix cache has from recent prompts. As tenants take turns by weight
+(engine/core/waiting_queue.py), of each other tenant's queue only so much comes first as its weight allows while the own
+work is done.
+
+A forecast is corrected by its own errors: none of the last 128 requests waited longer than prediction and margin. The
+margin is a tenth of the prediction at least, since errors are known late, and at most the prediction, so that it never
+refuses a request by itself.
+"""
+
+import math
+from collections import deque
+
+from engine.core.planned_step import PlannedStep
+from engine.core.request import Request
+from engine.core.waiting_queue import TenantQueue, WaitingQueue
+
+_MEMORY_S = 10.0  # time of steps after which a step counts for 1/e
+_GUESSED_TOKENS = 256  # of an answer, as the first of those from which the mean is made
+_MEMORY_REQUESTS = 32.0  # requests after which a request counts for 1/e
+_NUM_ERRORS = 128
+_LEAST_MARGIN = 0.1
+_MAX_TENANTS = 1024
+
+
+class _Mean:
+    """A mean in which older values count less. memory: as a sum of weights."""
+
+    def __init__(self, memory: float) -> None:
+        self._memory = memory
+        self._total = self._weight = 0.0
+
+    def add(self, total: float, weight: float) -> None:
+        """Add values with their sum and their number."""
+        kept = math.exp(-weight / self._memory)
+        self._total, self._weight = self._total * kept + total, self._weight * kept + weight
+
+    @property
+    def value(self) -> float | None:
+        return self._total / self._weight if self._weight else None
+
+
+class _Cost:
+    """Seconds of the device per token."""
+
+    def __init__(self) -> None:
+        self.seconds = self.num_tokens = 0.0
+
+    def add(self, kept: float, seconds: float, num_tokens: int) -> None:
+        """Forget all but a part of what was measured, and add a step."""
+        self.seconds = self.seconds * kept + seconds
+        self.num_tokens = self.num_tokens * kept + num_tokens
+
+    @property
+    def per_token(self) -> float:
+        """0 before the first measurement."""
+        return self.seconds / self.num_tokens if self.num_tokens > 1e-3 else 0.0
+
+
+class QueueForecast:
+    """Measures steps, answers and its own errors; the caller passes all times, in seconds."""
+
+    def __init__(self) -> None:
+        self._prompt, self._answer = _Cost(), _Cost()
+        self._answers: dict[str, _Mean] = {}  # tokens, by tenant
+        self._computed = _Mean(_MEMORY_REQUESTS)  # share of a prompt that the prefix cache did not have
+        self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
+        self._margin_s = 0.0
+
+    def observe_step(self, step: PlannedStep, seconds: float) -> None:
+        """Learn from a committed step and the time that it took."""
+        num_prompt = num_answer = 0
+        for _, row in step.singles:
+            if len(row.token_ids) > 1 + row.num_drafts:
+                num_prompt += row.num_tokens
+            else:
+                num_answer += row.num_tokens
+        num_answer += step.num_steady
+        total = num_prompt + num_answer
+        if total and seconds > 0:
+            kept = math.exp(-seconds / _MEMORY_S)
+            self._prompt.add(kept, seconds * num_prompt / total, num_prompt)
+            self._answer.add(kept, seconds * num_answer / total, num_answer)
+
+    def observe_start(self, request: Request) -> None:
+        """Learn from the first token of a request."""
+        self._computed.add(1.0 - request.num_cached_tokens / request.num_prompt_tokens, 1.0)
+        if request.expected_first_s is not None and request.first_token_s is not None:
+            self._errors.append(request.first_token_s - request.expected_first_s)
+            self._margin_s = max(*self._errors, 0.0)
+
+    def observe_end(self, request: Request) -> None:
+        """Learn from the length of an answer."""
+        if request.finish_reason not in ("stop", "length") or request.embedding is not None:
+            return
+        mean = self._answers.get(request.tenant_id)
+        if mean is None:
+            if len(self._answers) >= _MAX_TENANTS:
+                del self._answers[next(iter(self._answers))]
+            mean = self._answers[request.tenant_id] = _Mean(_MEMORY_REQUESTS)
+            mean.add(_GUESSED_TOKENS, 1.0)
+        mean.add(len(request.output_token_ids), 1.0)
+
+    def num_expected_tokens(self, request: Request) -> int:
+        """Return how many tokens a request will probably generate."""
+        mean = self._answers.get(request.tenant_id)
+        guess = _GUESSED_TOKENS if mean is None or mean.value is None else round(mean.value)
+        return min(request.max_output_tokens, max(guess, 1))
+
+    def prefill_s(self, request: Request) -> float:
+        """Return the time from a request's start to its first token; 0: unknown."""
+        return self._work_s(request.num_prompt_tokens, 0)
+
+    def wait_s(self, request: Request, queue: WaitingQueue, *, num_free_rows: int) -> float:
+        """Return the time to the first token of a request that is about to be queued.
+
+        num_free_rows: those that queued requests can take at once; 0 if pages are short.
+        """
+        num_waiting = len(queue)
+        if num_waiting < num_free_rows:
+            return self._work_s(queue.num_tokens + request.num_prompt_tokens, 0)
+        own = queue.queue_of(request.tenant_id)
+        own_s = self._work_s(request.num_tokens, request.num_expected_tokens) + self._ahead_s(request, own)
+        own_s /= max(request.kv_share, 1e-6)
+        others_s = 0.0
+        for other in queue.tenants:
+            if other is not own:
+                other_s = self._work_s(other.num_tokens, other.num_answer_tokens)
+                others_s += min(other_s, own_s * other.weight / request.weight)
+        part = 1.0 - num_free_rows / (num_waiting + 1)
+        return (own_s + others_s) * part + self.prefill_s(request)
+
+    def drain_s(self, queue: WaitingQueue) -> float:
+        """Return the time in which the work of a queue is done; 0: unknown."""
+        return self._work_s(queue.num_tokens, sum(other.num_answer_tokens for other in queue.tenants))
+
+    def margin_s(self, wait_s: float) -> float:
+        """Return what to add to a predicted wait so that most waits are shorter."""
+        return min(max(self._margin_s, _LEAST_MARGIN * wait_s), wait_s)
+
+    def _ahead_s(self, request: Request, own: TenantQueue | None) -> float:
+        """Return the work of the tenant's requests that come first: those of the same or an earlier priority."""
+        if own is None:
+            return 0.0
+        if request.priority >= own.requests[-1].priority:
+            return self._work_s(own.num_tokens, own.num_answer_tokens)
+        ahead = [other for other in own.requests if other.priority <= request.priority]
+        return self._work_s(sum(other.num_tokens for other in ahead), sum(other.num_expected_tokens for other in ahead))
+
+    def _work_s(self, num_tokens: int, num_answer_tokens: int) -> float:
+        computed = self._computed.value
+        num_computed = num_tokens * (1.0 if computed is None else computed)
+        return num_computed * self._prompt.per_token + num_answer_tokens * self._answer.per_token

@@ -1,0 +1,87 @@
+"""QueueLimits: refuses requests for which there is no room in the queue, or whose first token would come too late.
+
+Plain Python; never torch. A request whose grammar compiles is not in the queue yet and counts as if it were.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from engine.core.grammars import Grammars
+from engine.core.queue_forecast import QueueForecast
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
+from engine.interface.errors import Overloaded
+from engine.interface.protocol import AddRequest
+
+TOO_LATE = "This request waited so long that its first token would have come after its timeout."
+
+
+@dataclass(kw_only=True)
+class QueueLimits:
+    """The limits of one queue. max_wait_s: of the predicted time to the first token; None: any."""
+
+    scheduler: Scheduler
+    grammars: Grammars
+    forecast: QueueForecast
+    max_requests: int
+    max_tokens: int | None  # None: any number
+    max_wait_s: float | None
+
+    @property
+    def is_full(self) -> bool:
+        """True while no request can be queued."""
+        num_queued, limit = self._num_tokens, self.max_tokens
+        return self._has_max_requests or (limit is not None and num_queued > 0 and num_queued >= limit)
+
+    def check_room(self, num_prompt: int) -> None:
+        """Raise Overloaded if a prompt would exceed a limit; an empty queue accepts any prompt."""
+        if self._has_max_requests:
+            raise Overloaded(
+                f"The queue is full: {self.max_requests} requests are waiting.", retry_after_s=self.retry_after_s()
+            )
+        num_queued, limit = self._num_tokens, self.max_tokens
+        if limit is not None and num_queued and num_queued + num_prompt > limit:
+            raise Overloaded(
+                f"The queue is full: {num_queued} tokens are waiting, and {num_prompt} more would be over the "
+                f"limit of {limit}.",
+                retry_after_s=self.retry_after_s(),
+            )
+
+    def check_wait(self, request: Request, message: AddRequest, now: float) -> None:
+        """Predict when a request has its first token, and note it. Raises Overloaded if that is too late.
+
+        Only what begins an HTTP request is measured by max_wait_s: its other choices are not refused any more.
+        """
+        num_free_rows = 0 if self.scheduler.is_short_of_pages else self.scheduler.num_free_rows
+        wait_s = self.forecast.wait_s(request, self.scheduler.waiting, num_free_rows=num_free_rows)
+        request.expected_first_s = now + wait_s if wait_s and message.grammar is None else None
+        longest_s, limit_s = wait_s + self.forecast.margin_s(wait_s), self.max_wait_s
+        if message.deadline_s is not None:
+            left_s = message.deadline_s - now
+            if wait_s > left_s:
+                raise Overloaded(
+                    f"The first token would come in about {wait_s:.1f} s, and this request has {max(left_s, 0):.1f} s"
+                    " until its timeout.",
+                    retry_after_s=max(ceil(wait_s - left_s), 1),
+                )
+            request.latest_start_s = message.deadline_s - self.forecast.prefill_s(request)
+        if limit_s is not None and longest_s > limit_s and message.charge is not None:
+            raise Overloaded(
+                f"The first token would come in about {longest_s:.1f} s; the limit is {limit_s:g} s.",
+                retry_after_s=max(ceil(longest_s - limit_s), 1),
+            )
+
+    def retry_after_s(self) -> int:
+        """Return after how many seconds a full queue has room again, for a request or more."""
+        queue = self.scheduler.waiting
+        return max(ceil(self.forecast.drain_s(queue) / max(len(queue), 1)), 1)
+
+    @property
+    def _num_tokens(self) -> int:
+        return self.scheduler.waiting.num_tokens + self.grammars.num_pending_prompt_tokens
+
+    @property
+    def _has_max_requests(self) -> bool:
+        # requests for free rows are not counted: a burst into an idle engine starts at once and is no queue
+        num_waiting = len(self.scheduler.waiting) + len(self.grammars.pending)
+        return num_waiting >= self.max_requests + self.scheduler.num_free_rows
