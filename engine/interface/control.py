@@ -119,11 +119,13 @@ class State(msgspec.Struct, tag=True):
 
     fault: "restarting": from the engine's exit until the next engine is ready; "dead": restarts have failed for a
     minute; "stalled": the engine's loop, or the load of the next engine, makes no progress.
+    was_killed: the last engine's end was a kill from outside (SIGKILL, and not for want of memory).
     """
 
     stage: Stage
     is_draining: bool
     fault: str = ""
+    was_killed: bool = False
 
     @property
     def is_alive(self) -> bool:

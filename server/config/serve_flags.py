@@ -230,6 +230,13 @@ def add_request_flags(group: argparse._ArgumentGroup) -> None:
     add_alias(group, "--strict", reject)
     add("--request-timeout", type=deadline, metavar="S", help="time limit of every request in seconds (none)")
     add(
+        "--max-replays",
+        type=integer(0, 1000),
+        default=2,
+        metavar="N",
+        help="engines in a row that may end under a request before it got a further token; 0: none goes on (2)",
+    )
+    add(
         "--stall-timeout",
         type=seconds,
         default=300.0,

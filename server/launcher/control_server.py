@@ -96,13 +96,19 @@ class ControlServer:
         return self._state
 
     def set_state(
-        self, *, stage: Stage | None = None, is_draining: bool | None = None, fault: str | None = None
+        self,
+        *,
+        stage: Stage | None = None,
+        is_draining: bool | None = None,
+        fault: str | None = None,
+        was_killed: bool | None = None,
     ) -> None:
         """Change the state and send it to every worker."""
         self._state = State(
             self._state.stage if stage is None else stage,
             self._state.is_draining if is_draining is None else is_draining,
             self._state.fault if fault is None else fault,
+            self._state.was_killed if was_killed is None else was_killed,
         )
         self.send(self._state, role="worker")
 

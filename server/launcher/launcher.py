@@ -40,6 +40,7 @@ from server.launcher.processes import (
     end_child,
     is_on_terminal,
     kill_child,
+    num_oom_kills,
     raise_file_limit,
     start_child,
 )
@@ -129,6 +130,7 @@ class Launcher:
         self._serving: set[ChildKey] = set()  # workers that accept connections
         self._failures: dict[ChildKey, EngineFailed] = {}
         self._started_once: set[ChildKey] = set()  # an engine that was ready, a worker that said hello
+        self._is_drained = False  # the workers have ended
         self._tasks = Tasks(on_error=self._on_bug)
 
     @property
@@ -200,21 +202,23 @@ class Launcher:
     async def _keep(self, child: ChildKey, module: str, config: Path, *, pass_fds: Sequence[int] = ()) -> None:
         """Start a child, and again whenever it ends, until drain. A first start that fails ends the daemon."""
         backoff = Backoff(Backoff.LAST_S if child == _ENGINE else Backoff.WORKER_LAST_S)
-        while not self._is_draining:
+        while self._is_kept(child):
             if child in self._started_once:
                 self._registry.count(f"{child[0]}_restarts_total")
-            started_s = time.monotonic()
+            started_s, num_kills = time.monotonic(), num_oom_kills()
             process = self._children[child] = await start_child(module, config, pass_fds=pass_fds)
             returncode = await process.wait()
             await self._control.settle(*child)  # or its last word, which may be "ready", would come after its end
-            if self._is_draining:
+            if not self._is_kept(child):
                 return
+            failure = self._failures.pop(child, None)
             if child == _ENGINE and child in self._started_once:
-                self._downtime.begin(hung_s=self._watch.age_s)
+                was_killed = returncode == -signal.SIGKILL and failure is None and num_oom_kills() == num_kills
+                self._downtime.begin(hung_s=self._watch.age_s, was_killed=was_killed)
                 self._watch.stop()
                 self._watch.load()
-                self._control.set_state(stage=Stage("restarting"), fault=self._downtime.fault)
-            failure = self._failures.pop(child, None)
+                stage, fault = Stage("restarting"), self._downtime.fault
+                self._control.set_state(stage=stage, fault=fault, was_killed=was_killed)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
             if child not in self._started_once or (failure is not None and not self._banner.is_made):
                 self._fail(reason, failure.exit_code if failure else 3)
@@ -227,6 +231,12 @@ class Launcher:
             if not self._serving and child != _ENGINE:
                 await self._stand_in.start(num_ended=backoff.num_ended)
             await asyncio.sleep(delay_s)
+
+    def _is_kept(self, child: ChildKey) -> bool:
+        """Return whether a child is to run: an engine also in a drain, as long as streams may need it to go on."""
+        if child == _ENGINE and child in self._started_once and self._server_config.max_replays:
+            return not self._is_drained
+        return not self._is_draining
 
     def _supervised_state(self) -> State:
         """Return the state for supervisors: HTTP workers that do not come back are a fault as an engine is."""
@@ -321,6 +331,7 @@ class Launcher:
         self._control.send(Drain(timeout_s), role="worker")
         workers = [process for child, process in self._children.items() if child != _ENGINE]
         await asyncio.gather(*(end_child(worker, timeout_s=timeout_s + _DRAIN_GRACE_S) for worker in workers))
+        self._is_drained = True
         await self._control.aclose()
         if (engine := self._children.get(_ENGINE)) is not None:
             is_serving = self._control.state.stage.name == "ready"  # one that loads hears nothing
