@@ -102,6 +102,7 @@ class SocketEngineClient:
         self._metrics = metrics or Metrics()
         self._lost_s: float | None = None  # when the engine ended for which open requests wait; None: none waits
         self._waiting: asyncio.Task[None] | None = None
+        self._had_progress = False  # a request got a token from the present engine
         self._refused: dict[bytes, float] = {}  # digests of poison, and until when
         self._ready: EngineReady | None = None
         self._has_served = False
@@ -266,7 +267,9 @@ class SocketEngineClient:
         mailboxes, self._mailboxes = self._mailboxes, {}
         for request_id, mailbox in mailboxes.items():
             journal = mailbox.journal
-            error = journal.end_engine(is_fault=is_fault, max_replays=self._max_replays)
+            error = journal.end_engine(
+                is_fault=is_fault, had_progress=self._had_progress, max_replays=self._max_replays
+            )
             if error is None:
                 self._mailboxes[request_id] = mailbox
                 continue
@@ -274,6 +277,7 @@ class SocketEngineClient:
             if isinstance(error, PoisonRequest):
                 self._refused[journal.digest] = now + REFUSED_S
             mailbox.fail(error)
+        self._had_progress = False
         self._refused = {digest: until_s for digest, until_s in self._refused.items() if until_s > now}
         for digest, until_s in self._refused.items():
             writer.write(encode_frame(RefuseDigest(digest, until_s)))
@@ -318,6 +322,8 @@ class SocketEngineClient:
         # Most rows of most steps have tokens alone
         with_more = {*started, *finished, *events.logprobs, *events.prompt_logprobs, *events.embeddings}
         mailboxes, token_ids, start = self._mailboxes, events.token_ids, 0
+        if token_ids:
+            self._had_progress = True
         for row, (request_id, num_tokens) in enumerate(zip(events.request_ids, events.num_tokens, strict=True)):
             end = start + num_tokens
             mailbox = mailboxes.get(request_id)

@@ -148,7 +148,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False  # unknown request fields: True: status 400; False: listed in x-quire-ignored
     max_body_bytes: int = 8 * 1024 * 1024
     request_timeout_s: float | None = None  # deadline of every request
-    max_replays: int = 2  # submissions in a row of a request to further engines without a further token; 0: none
+    max_replays: int = 2  # further engines in a row to which open requests go on without a further token; 0: none
     engine_socket: str = ""  # unix socket of the engine
     control_socket: str = ""  # unix socket of the launcher
     worker_index: int = 0

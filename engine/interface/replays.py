@@ -4,10 +4,11 @@ Noise is a hash of seed and position, and matchers, penalties and limits of reas
 prompt with the tokens that its client has is all that the next engine needs: it computes the token after them, which is
 the one that the earlier engine would have sent.
 
-A request is stuck if an engine that had begun it ended before it got a further token. It is given up when it has been
-stuck more often in a row than there are replays. If the end was a fault (not a kill from outside), the request may be
-its cause: it goes on as a suspect, and the engine runs one suspect at a time. Whoever is stuck by a second fault was
-thus alone in being suspected: it is poison.
+If an engine that had begun a request fails before the request got a further token, the request may be the cause: it
+goes on as a suspect, and the engine runs one suspect at a time. A suspect whose engine fails again at the same token
+was thus alone in being suspected: it is poison. A kill from outside is no fault, and accuses nobody.
+A request is also given up when more engines in a row than there are replays have ended under it, by faults or before
+anyone got a token.
 """
 
 import hashlib
@@ -61,16 +62,16 @@ class Journal:
         self._is_begun = True
         self.cache = self.cache or cache
 
-    def end_engine(self, *, is_fault: bool, max_replays: int) -> ServiceError | None:
+    def end_engine(self, *, is_fault: bool, had_progress: bool, max_replays: int) -> ServiceError | None:
         """Record an engine's end. Return the error that ends the request, or None: it is to be submitted again.
 
-        is_fault: a request may be the cause.
+        is_fault: a request may be the cause. had_progress: some request got a token from this engine.
         """
         if len(self._output) > self._num_submitted:
             self._num_stuck = self._num_faults = 0
         if self._is_begun:
-            self._num_stuck += 1
-            self._num_faults = self._num_faults + 1 if is_fault else 0
+            self._num_stuck += is_fault or not had_progress
+            self._num_faults += is_fault
         self._is_begun = False
         if self._num_faults > _MAX_FAULTS:
             return PoisonRequest(

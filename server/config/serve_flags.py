@@ -234,7 +234,7 @@ def add_request_flags(group: argparse._ArgumentGroup) -> None:
         type=integer(0, 1000),
         default=2,
         metavar="N",
-        help="engines in a row that may end under a request before it got a further token; 0: none goes on (2)",
+        help="engines in a row that may end under open requests before any got a further token; 0: none goes on (2)",
     )
     add(
         "--stall-timeout",

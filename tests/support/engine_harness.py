@@ -243,7 +243,7 @@ class Harness:
             if seen.is_aborted:
                 seen.ends.append("abort")
                 continue
-            error = seen.journal.end_engine(is_fault=is_fault, max_replays=max_replays)
+            error = seen.journal.end_engine(is_fault=is_fault, had_progress=True, max_replays=max_replays)
             if error is not None:
                 seen.ends.append(error.code)
             else:

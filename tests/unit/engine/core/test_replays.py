@@ -200,10 +200,10 @@ def test_a_request_is_given_up_when_it_has_been_stuck_more_often_than_there_are_
     stuck = journal()
     for _ in range(2):
         stuck.begin(None)
-        assert stuck.end_engine(is_fault=False, max_replays=2) is None
+        assert stuck.end_engine(is_fault=False, had_progress=False, max_replays=2) is None
         stuck.submit()
     stuck.begin(None)
-    error = stuck.end_engine(is_fault=False, max_replays=2)
+    error = stuck.end_engine(is_fault=False, had_progress=False, max_replays=2)
     assert isinstance(error, EngineDead)
     assert "3 times in a row" in error.message
     assert "2 replays" in error.message
@@ -215,9 +215,17 @@ def test_a_further_token_or_a_queue_is_no_failed_replay() -> None:
         lucky.begin(None)
         lucky.add([number])
         for each in (lucky, queued):
-            assert each.end_engine(is_fault=True, max_replays=1) is None
+            assert each.end_engine(is_fault=True, had_progress=False, max_replays=1) is None
             each.submit()
     assert lucky.num_replays == queued.num_replays == 20
+
+
+def test_kills_while_others_get_on_say_nothing_of_a_request() -> None:
+    late = journal()
+    for _ in range(20):
+        late.begin(None)
+        assert late.end_engine(is_fault=False, had_progress=True, max_replays=1) is None
+        assert not late.submit().is_suspect
 
 
 def test_a_replayed_request_has_what_its_client_has() -> None:
@@ -225,16 +233,16 @@ def test_a_replayed_request_has_what_its_client_has() -> None:
     one.begin(None)
     one.add([7, 8])
     one.add_prompt_logprobs(2)
-    assert one.end_engine(is_fault=True, max_replays=2) is None
+    assert one.end_engine(is_fault=True, had_progress=False, max_replays=2) is None
     message = one.submit()
     assert (message.output, message.num_prompt_logprobs) == (pack_token_ids([7, 8]), 2)
     assert (message.num_replays, message.is_suspect, message.params.seed) == (1, True, 4)
     assert one.num_tokens == 5
-    assert one.end_engine(is_fault=False, max_replays=2) is None
+    assert one.end_engine(is_fault=False, had_progress=False, max_replays=2) is None
     assert one.submit().is_suspect  # it was not begun, so nothing is known of it yet
     one.begin(None)
     one.add([9])
-    assert one.end_engine(is_fault=False, max_replays=2) is None
+    assert one.end_engine(is_fault=False, had_progress=False, max_replays=2) is None
     assert not one.submit().is_suspect
 
 
