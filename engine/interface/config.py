@@ -176,6 +176,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "auto"  # auto (bars on a terminal, key=value elsewhere) | text | json
     log_level: str = "info"
     debug: bool = False  # show tracebacks
+    has_standby: bool = False  # keep a second engine process that takes over when the engine ends
     stall_timeout_s: float = 300.0  # an engine without progress for this time is restarted; 0: never
     api_key_file: str | None = None  # read again on SIGHUP
     given_key_hashes: list[str] = []  # SHA-256 of keys that are not in the file
@@ -192,3 +193,4 @@ class EngineProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     log_format: str = "text"  # text | json
     debug: bool = False
+    is_standby: bool = False  # it waits for Activate, loaded as far as the engine leaves room

@@ -22,7 +22,10 @@ LOAD_STALL_AFTER_S = 300.0
 
 
 class Hello(msgspec.Struct, tag=True):
-    """The first message of a child: its role ("engine" | "worker"), index and pid."""
+    """The first message of a child: its role ("engine" | "standby" | "worker"), index and pid.
+
+    A standby says it once more, as the engine, when it has been activated.
+    """
 
     role: str
     index: int
@@ -36,7 +39,7 @@ class Serving(msgspec.Struct, tag=True):
 class Stage(msgspec.Struct, tag=True, omit_defaults=True):
     """The progress of the engine's start.
 
-    name: imports, config, kernels, ranks, weights, kv_cache, graphs, self_test, ready.
+    name: imports, config, kernels, ranks, weights, kv_cache, graphs, self_test, ready. A standby that waits: standby.
     """
 
     name: str
@@ -139,6 +142,10 @@ class Drain(msgspec.Struct, tag=True):
     timeout_s: float
 
 
+class Activate(msgspec.Struct, tag=True):
+    """Tells a standby that it is the engine from now on: it loads the rest, and serves."""
+
+
 class Keys(msgspec.Struct, tag=True):
     """The hashes of all API keys valid from now on. Sent to workers on connect and on change, if keys are in use.
 
@@ -166,7 +173,7 @@ ToLauncher = (
     | Cancel
     | Cancelled
 )
-FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys | ReloadTls
+FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys | ReloadTls | Activate
 
 
 class LauncherChannel(Protocol):

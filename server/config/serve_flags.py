@@ -236,6 +236,7 @@ def add_request_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="engines in a row that may end under open requests before any got a further token; 0: none goes on (2)",
     )
+    add("--standby", action="store_true", help="keep a second engine process, which takes over when the engine ends")
     add(
         "--stall-timeout",
         type=seconds,

@@ -22,6 +22,7 @@ import msgspec
 
 from engine.interface.config import LaunchConfig
 from engine.interface.control import (
+    Activate,
     Cancel,
     Cancelled,
     Drain,
@@ -117,7 +118,9 @@ class ControlServer:
         self._keys = Keys(hashes, roles or {})
         self.send(self._keys, role="worker")
 
-    def send(self, message: State | Drain | Keys | ReloadTls, *, role: str, index: int | None = None) -> None:
+    def send(
+        self, message: State | Drain | Keys | ReloadTls | Activate, *, role: str, index: int | None = None
+    ) -> None:
         """Send to every connected child of a role, or to the one with `index`."""
         for child in self._children:
             hello = child.hello

@@ -111,3 +111,29 @@ def test_a_drain_ends_at_once_when_nobody_waits(start: Start) -> None:
     daemon.process.send_signal(signal.SIGTERM)
     assert daemon.process.wait(30) == 0
     assert time.monotonic() - began_s < 30
+
+
+def standby_waits(daemon: Daemon, number: int) -> None:
+    wait_for(lambda: daemon.log.count("standby waits") >= number, timeout_s=90, what="a standby")
+
+
+def test_a_standby_takes_over_and_the_next_one_waits(start: Start) -> None:
+    daemon = start("--standby").wait_ready()
+    standby_waits(daemon, 1)
+    first, second = sorted(daemon.running(ENGINE))
+    stream = Stream(daemon, max_tokens=150).wait_started()
+    os.kill(second, signal.SIGKILL)  # it is replaced
+    wait_for(lambda: "standby ended, restarting delay_s=0.5" in daemon.log, timeout_s=60, what="its end")
+    standby_waits(daemon, 2)
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: daemon.log.count("engine ready again") == 1, timeout_s=60, what="the standby")
+    assert daemon.metrics()["quire_engine_restart_seconds"] < 1.0
+    (engine,) = [pid for pid in daemon.running(ENGINE) if pid not in (first, second)][:1]
+    os.kill(engine, signal.SIGKILL)  # before the next standby can take over
+    wait_for(lambda: daemon.log.count("engine ready again") == 2, timeout_s=90, what="ready again")
+    assert stream.wait_end()[-1]["choices"][0]["finish_reason"] == "length"
+    assert daemon.metrics()["quire_engine_restarts_total"] == 2
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(30) == 0
+    assert "Traceback" not in daemon.log
+    wait_for(lambda: not daemon.running(ENGINE), timeout_s=10, what="no engine")
