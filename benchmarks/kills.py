@@ -30,6 +30,7 @@ from benchmarks.http_stream import ReplyError, StreamedReply
 from benchmarks.startup import engine_of
 
 _LISTENING = re.compile(r"listening url=http://([^:]+):(\d+)")
+_READY_AGAIN = "engine ready again"
 _RETRY_S = 0.25
 _POLL_S = 0.02
 _ENDS = {b"[DONE]", "response.completed", "response.incomplete", "message_stop"}
@@ -137,10 +138,11 @@ async def keep_asking(
     return done
 
 
-async def keep_killing(
-    launcher: int, address: tuple[str, int], *, every_s: float, end_s: float
-) -> list[tuple[float, float]]:
-    """Kill each engine when it has served for every_s; return the times of each kill and of the next readiness."""
+async def keep_killing(launcher: int, log: Path, *, every_s: float, end_s: float) -> list[tuple[float, float]]:
+    """Kill each engine when it has served for every_s; return the times of each kill and of the next readiness.
+
+    A launcher's oldest engine process is the one that serves; log: where the launcher tells of the next one.
+    """
     kills: list[tuple[float, float]] = []
     while True:
         if time.monotonic() + every_s >= end_s:
@@ -148,9 +150,8 @@ async def keep_killing(
         await asyncio.sleep(every_s)
         os.kill(engine_of(launcher), signal.SIGKILL)
         killed_s = time.monotonic()
-        while await asyncio.to_thread(is_ready, address):
+        while await asyncio.to_thread(lambda: log.read_text().count(_READY_AGAIN)) <= len(kills):
             await asyncio.sleep(_POLL_S)
-        await asyncio.to_thread(wait_ready, address)
         kills.append((killed_s, time.monotonic()))
 
 
@@ -166,16 +167,11 @@ def wait_started(server: "subprocess.Popen[bytes]", log: Path) -> tuple[str, int
 
 
 def wait_ready(address: tuple[str, int]) -> None:
-    """Wait until the server is ready."""
-    while not is_ready(address):
+    """Poll /ready."""
+    while True:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address[0]}:{address[1]}/ready"):
+            return
         time.sleep(_POLL_S)
-
-
-def is_ready(address: tuple[str, int]) -> bool:
-    """Ask /ready."""
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address[0]}:{address[1]}/ready"):
-        return True
-    return False
 
 
 def figures(
@@ -223,7 +219,7 @@ def spread(values: list[float]) -> dict[str, float]:
     return {name: round(ordered[place], 3) for name, place in places.items()}
 
 
-async def measure(launcher: int, address: tuple[str, int], args: argparse.Namespace) -> dict[str, object]:
+async def measure(launcher: int, address: tuple[str, int], log: Path, args: argparse.Namespace) -> dict[str, object]:
     """Ask undisturbed, then under kills; return the figures."""
     asked = [(kind, path, body) for kind, (path, body) in requests(args.tokens).items()]
     undisturbed = [await ask(address, *each) for each in asked]
@@ -231,7 +227,7 @@ async def measure(launcher: int, address: tuple[str, int], args: argparse.Namesp
         if not each.is_whole:
             raise RuntimeError(f"undisturbed, {each.kind} ended with {each.status} {each.error}")
     end_s = time.monotonic() + args.seconds
-    killing = asyncio.create_task(keep_killing(launcher, address, every_s=args.every, end_s=end_s))
+    killing = asyncio.create_task(keep_killing(launcher, log, every_s=args.every, end_s=end_s))
     clients = [keep_asking(address, number, asked, end_s) for number in range(args.streams)]
     streams = [each for part in await asyncio.gather(*clients) for each in part]
     return figures(streams, await killing, {each.kind: each.texts for each in undisturbed})
@@ -251,11 +247,12 @@ def main() -> int:
         server = subprocess.Popen(command, stderr=log)
         try:
             address = wait_started(server, Path(log.name))
-            outcome = asyncio.run(measure(server.pid, address, args))
+            outcome = asyncio.run(measure(server.pid, address, Path(log.name), args))
         finally:
             server.terminate()
             server.wait(60)
     machine = {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
+    machine["load_average"] = os.getloadavg()[1]  # of five minutes: others may use the cores
     settings = {"streams": args.streams, "seconds": args.seconds, "every_s": args.every, "tokens": args.tokens}
     report = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine, "server_flags": flags}
     report |= {"settings": settings, "figures": outcome}

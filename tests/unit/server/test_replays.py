@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -244,3 +244,23 @@ def test_a_request_without_a_seed_goes_on_with_the_one_that_the_worker_drew(
 
     asyncio.run(run())
     assert mortal.num_ends == 2
+
+
+def test_a_deadline_ends_a_request_that_waits_for_an_engine(mortal: MortalEngine, tmp_path: Path) -> None:
+    path, engine = str(tmp_path / "engine.sock"), ExitStack()
+
+    async def run() -> None:
+        engine.enter_context(mortal.lives(path))
+        async with served(path) as http:
+            body = chat(max_tokens=400, ignore_eos=True, timeout=1.5)
+            asked = [asyncio.create_task(http.post(CHAT, json={**body, "stream": stream})) for stream in (False, True)]
+            await asyncio.sleep(0.2)
+            await asyncio.to_thread(engine.close)  # and none follows
+            whole, stream = await asyncio.gather(*asked)
+            assert (whole.status_code, whole.json()["error"]["code"]) == (408, "deadline_exceeded")
+            assert '"code":"deadline_exceeded"' in stream.text
+            assert stream.text.endswith("data: [DONE]\n\n")
+            refused = await http.post(CHAT, json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+
+    asyncio.run(run())
