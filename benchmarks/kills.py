@@ -251,8 +251,12 @@ def main() -> int:
         finally:
             server.terminate()
             server.wait(60)
-    machine = {"cpus": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()}
-    machine["load_average"] = os.getloadavg()[1]  # of five minutes: others may use the cores
+    machine = {
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg()[1],  # of five minutes: others may use the cores
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
     settings = {"streams": args.streams, "seconds": args.seconds, "every_s": args.every, "tokens": args.tokens}
     report = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine, "server_flags": flags}
     report |= {"settings": settings, "figures": outcome}

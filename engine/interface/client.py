@@ -9,6 +9,7 @@ When the engine ends, open requests wait for the next one and are submitted to i
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _RECONNECT_S = 0.05
 _WAIT_POLL_S = 0.2
+_TOLD_POLL_S = 0.005
+_MAX_TOLD_S = 2.0  # for the launcher to tell how an engine ended, which it does before it starts the next
 QUEUE_IS_FULL = "The queue is full; try again later."
 
 
@@ -82,8 +85,8 @@ class EngineClient(Protocol):
 class SocketEngineClient:
     """EngineClient over the engine's unix socket at `path`. Call start() once, inside the event loop.
 
-    max_replays: as in ServerConfig. was_killed: returns whether the last engine's end was a kill from outside, which no
-    request can have caused. has_given_up: returns True once open requests shall no longer wait for the next engine.
+    max_replays: as in ServerConfig. num_ends, was_killed: return what the launcher last told of engines that have ended
+    (State); None: nothing is waited for. has_given_up: returns True once open requests shall no longer wait for the next engine.
     """
 
     def __init__(
@@ -91,12 +94,15 @@ class SocketEngineClient:
         path: str,
         *,
         max_replays: int = 0,
+        num_ends: Callable[[], int] | None = None,
         was_killed: Callable[[], bool] = lambda: False,
         has_given_up: Callable[[], bool] = lambda: False,
         metrics: Metrics | None = None,
     ) -> None:
         self._path = path
         self._max_replays = max_replays
+        self._num_ends = num_ends or itertools.count().__next__
+        self._num_ends_seen = -1
         self._was_killed = was_killed
         self._has_given_up = has_given_up
         self._metrics = metrics or Metrics()
@@ -312,9 +318,21 @@ class SocketEngineClient:
                 kv.set_result(message)
         else:
             assert self._writer is not None
-            self._ready, self._has_served = message, True
-            self._greeted.set()
-            self._resume(self._writer)
+            self._take_greeting(message, self._writer, until_s=now + _MAX_TOLD_S)
+
+    def _take_greeting(self, message: EngineReady, writer: asyncio.StreamWriter, *, until_s: float) -> None:
+        """Begin to use the engine, as soon as the launcher has told of the earlier one's end."""
+        if self._writer is not writer:
+            return
+        num_ends = self._num_ends()
+        if self._lost_s is not None and num_ends <= self._num_ends_seen and time.monotonic() < until_s:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_TOLD_POLL_S, lambda: self._take_greeting(message, writer, until_s=until_s))
+            return
+        self._num_ends_seen = num_ends
+        self._ready, self._has_served = message, True
+        self._greeted.set()
+        self._resume(writer)
 
     def _dispatch_step(self, events: StepEvents, now: float) -> None:
         started = {entry.row: entry for entry in events.started}

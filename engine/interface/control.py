@@ -122,12 +122,14 @@ class State(msgspec.Struct, tag=True):
 
     fault: "restarting": from the engine's exit until the next engine is ready; "dead": restarts have failed for a
     minute; "stalled": the engine's loop, or the load of the next engine, makes no progress.
-    was_killed: the last engine's end was a kill from outside (SIGKILL, and not for want of memory).
+    num_ends: engines that were ready and have ended. was_killed: the last of them by a kill from outside (SIGKILL, and
+    not for want of memory).
     """
 
     stage: Stage
     is_draining: bool
     fault: str = ""
+    num_ends: int = 0
     was_killed: bool = False
 
     @property

@@ -45,6 +45,7 @@ class WorkerApp:
         self.client = SocketEngineClient(
             config.engine_socket,
             max_replays=config.max_replays,
+            num_ends=lambda: self.launcher.state.num_ends,
             was_killed=lambda: self.launcher.state.was_killed,
             has_given_up=self._has_given_up,
             metrics=self._metrics,

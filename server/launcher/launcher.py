@@ -252,8 +252,7 @@ class Launcher:
                 self._downtime.begin(hung_s=self._watch.age_s, was_killed=was_killed)
                 self._watch.stop()
                 self._watch.load()
-                stage, fault = Stage("restarting"), self._downtime.fault
-                self._control.set_state(stage=stage, fault=fault, was_killed=was_killed)
+                self._control.end_engine(fault=self._downtime.fault, was_killed=was_killed)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
             if child not in self._started_once or (failure is not None and not self._banner.is_made):
                 self._fail(reason, failure.exit_code if failure else 3)

@@ -373,3 +373,28 @@ def test_an_abort_reaches_the_engine_that_runs_the_replay(tmp_path: Path) -> Non
             assert (await reader.end()).outputs[-1].finish_reason == "abort"
 
     run(scenario())
+
+
+def test_the_launcher_tells_how_the_engine_ended_before_requests_go_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        ends = [0]
+        killed: list[bool] = []
+        options = {"num_ends": lambda: ends[0], "was_killed": lambda: bool(killed)}
+        async with connected(tmp_path, **options) as (client, engines):
+            reader = Reader(client, request())
+            await engines.got(1)
+            engines.begin("r")
+            await asyncio.sleep(0.02)
+            engines.end()
+            await until(lambda: client.ready is None)
+            await engines.start()
+            await asyncio.sleep(0.3)
+            assert (client.ready, engines.received) == (None, [])
+            ends[0] += 1
+            killed.append(True)
+            (again,) = await engines.got(1)
+            assert not again.is_suspect
+            engines.tokens("r", 1, reason="stop")
+            assert (await reader.end()).error is None
+
+    run(scenario())
