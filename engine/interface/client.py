@@ -86,7 +86,8 @@ class SocketEngineClient:
     """EngineClient over the engine's unix socket at `path`. Call start() once, inside the event loop.
 
     max_replays: as in ServerConfig. num_ends, was_killed: return what the launcher last told of engines that have ended
-    (State); None: nothing is waited for. has_given_up: returns True once open requests shall no longer wait for the next engine.
+    (State); without num_ends nothing is waited for. has_given_up: returns True once open requests shall no longer wait
+    for the next engine.
     """
 
     def __init__(
