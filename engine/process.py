@@ -101,15 +101,11 @@ class EngineProcess:
         threads = begin_head_start(self._config.engine, may_use_device=not self._config.is_standby)
         gc.disable()  # an import makes hundreds of thousands of objects, and no garbage
         from engine.offline import OfflineEngine  # imports torch, after the launcher was notified
-        from engine.startup.device_choice import resolve_device
 
         gc.freeze()
         gc.enable()
         logger.info("imports done head_start=%d", sum(not thread.is_alive() for thread in threads))
-        # two engines fit side by side if they share no device, no pinned memory and no disk
-        settings = self._config.engine
-        is_alone = settings.tensor_parallel_size == 1 and not settings.kv_host_memory_bytes and settings.kv_disk is None
-        loads_beside = self._config.is_standby and is_alone and resolve_device(settings.device).type == "cpu"
+        loads_beside = self._config.is_standby and OfflineEngine.fits_beside(self._config.engine)
         if self._config.is_standby and not loads_beside:
             for thread in threads:
                 thread.join()
