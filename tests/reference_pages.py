@@ -4,7 +4,7 @@ Generated: the tables of flags.md (tests/configuration_page.py), metrics.md (MET
 limits.md (LIMITS and ROUTE_COSTS), key-file.md (FIELDS) and the sampling parameters of api.md
 (server/api/sampling_fields.py) between their markers, models-by-name.md with models/known_models.json
 (tests/known_models.py), the tables of attacks.md (the newest results of make chaos and make soak), and all of
-api-rules.md (the comments `# rule: …` of the tests).
+api-rules.md (the comments `# rule: …` of the tests) and of promises.md (tests/promises_page.py).
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from server.api.sampling_fields import SamplingField, sampling_fields
 from server.api.schemas import ChatBody, CompletionBody
 from server.config.key_limits import FIELDS
 from server.errors import ClientGone, DeadlineExceeded, HttpError, MethodNotAllowed
-from tests import configuration_page, known_models
+from tests import configuration_page, known_models, promises_page
 from tests.chaos.__main__ import ACTS, Row
 from tests.chaos.__main__ import table as attacks_table
 from tests.soak.__main__ import Kind, process_table, request_table
@@ -313,6 +313,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "key-file.md": key_file_page,
     REFERENCE / "api-rules.md": rules_page,
     REFERENCE / "attacks.md": attacks_page,
+    promises_page.PATH: promises_page.page,
 }
 
 

@@ -24,6 +24,7 @@ from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.step import Executor, StepHandle, StepPlan, TokenMasks
+from engine.core.suspects import Suspects
 from engine.core.tenants import Tenants
 from engine.interface.errors import (
     InvalidParameter,
@@ -43,6 +44,7 @@ from engine.interface.protocol import (
     GrammarLimit,
     GrammarUse,
     QueueState,
+    RefuseDigest,
     RequestFailed,
     SamplingParams,
     ToEngine,
@@ -137,6 +139,7 @@ class Engine:
         self._is_at_disk = False  # nothing can be done, perhaps until the disk has read or written a block
         self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)
+        self._suspects = Suspects(self._find)
         self._kv_view = KvView(
             self.scheduler,
             self._grammars.pending,
@@ -153,6 +156,7 @@ class Engine:
             and not self.scheduler.has_work
             and self._outbox.is_empty
             and not self._grammars.pending
+            and not self._suspects.is_holding
         )
 
     def run_once(self, idle_timeout_s: float | None = None) -> None:
@@ -167,6 +171,8 @@ class Engine:
             was_idle = False
             self._handle(client_id, message)
         self._end_leaving()
+        while self._suspects.is_holding and (suspect := self._suspects.next()) is not None:
+            self._try_add(*suspect)
         if self._grammars.pending or self._grammars.compiling:
             self._queue_compiled()
         if self.scheduler.kv.tiers.disk is not None:
@@ -204,6 +210,8 @@ class Engine:
         """End every request. The next run_once() sends their `finished` rows."""
         for request in self._open_requests():
             self._abort(request.request_id)
+        for client_id, request_id in self._suspects.drop_all():
+            self._outbox.send_end(client_id, request_id, "abort", step_id=self.scheduler.committed_step_id)
 
     def record_state(self) -> None:
         """Update the metrics that are not counted immediately. Call it before draining the metrics."""
@@ -221,6 +229,8 @@ class Engine:
             self._commit()  # all requests wait for the verification of their drafts; here the device waits for the host
             now = self.clock()
             plan = self.scheduler.schedule(now)
+        if self.scheduler.begun:
+            self._outbox.announce(self.scheduler.begun)
         step = self._executor.forward(plan) if plan else None
         if self.overlap_depth > 1:
             self._commit()
@@ -252,13 +262,14 @@ class Engine:
 
     def _handle(self, client_id: int, message: ToEngine | ClientGone) -> None:
         match message:
+            case AddRequest(is_suspect=True):
+                self._suspects.hold(client_id, message)
             case AddRequest():
-                try:
-                    self._add(client_id, message)
-                except ServiceError as error:  # the HTTP worker counts refused requests
-                    self._send_failure(client_id, message.request_id, error)
-                    if message.charge is not None:
-                        self.tenants.count_refused(message.tenant)
+                self._try_add(client_id, message)
+            case RefuseDigest():
+                self._suspects.refuse(message, self.clock())
+            case AbortRequest(request_id, reason) if self._suspects.drop(request_id, client_id):
+                self._outbox.send_end(client_id, request_id, reason, step_id=self.scheduler.committed_step_id)
             case AbortRequest(request_id, reason):
                 request = self._find(request_id)
                 if request is not None and request.client_id == client_id:
@@ -272,6 +283,7 @@ class Engine:
             case ClientGone():
                 self._leaving += [request for request in self._open_requests() if request.client_id == client_id]
                 self._outbox.drop(client_id)
+                self._suspects.drop_client(client_id)
 
     def _end_leaving(self) -> None:
         """End the next requests of closed connections. Nobody receives their rows."""
@@ -288,12 +300,22 @@ class Engine:
             self._stats.record_failed(request)
         self.scheduler.late.clear()
 
+    def _try_add(self, client_id: int, message: AddRequest) -> None:
+        try:
+            self._add(client_id, message)
+        except ServiceError as error:  # the HTTP worker counts refused requests
+            self._send_failure(client_id, message.request_id, error)
+            if message.charge is not None:
+                self.tenants.count_refused(message.tenant)
+
     def _add(self, client_id: int, message: AddRequest) -> None:
-        if self.is_draining:
-            raise Overloaded("The engine is shutting down and takes no new requests.")
         if self._find(message.request_id) is not None:
             raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
-        self._limits.check_room(message.num_prompt_tokens)
+        self._suspects.check(message, self.clock())
+        if not message.num_replays:  # an earlier engine had room for the others
+            if self.is_draining:
+                raise Overloaded("The engine is shutting down and takes no new requests.")
+            self._limits.check_room(message.num_prompt_tokens)
         request = self._request_factory.make(message, client_id=client_id)
         now = self.clock()
         self.tenants.check(message, now)
@@ -304,6 +326,7 @@ class Engine:
             self.scheduler.add(request)
             self._grammars.follow(request)
         else:
+            self._outbox.announce([request])
             self._grammars.defer(request, message.grammar, now)
         rates = self.tenants.open(request, message, now)
         if rates is not None:

@@ -19,7 +19,7 @@ from engine.core.steady_rows import SteadyOutput
 from engine.core.step import StepPlan
 from engine.core.tenants import Tenants
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import ClientGone, Finished, FromEngine, Started, StepEvents, ToEngine
+from engine.interface.protocol import Begun, ClientGone, Finished, FromEngine, Started, StepEvents, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +101,9 @@ class EngineStats:
             return
         metrics.observe("request_decode_time_seconds", last_s - first_s)
         metrics.observe("request_inference_time_seconds", last_s - request.first_scheduled_s)
-        if num_output > 1:
-            metrics.observe("request_time_per_output_token_seconds", (last_s - first_s) / (num_output - 1))
+        num_made = num_output - request.num_replayed_tokens
+        if num_made > 1:
+            metrics.observe("request_time_per_output_token_seconds", (last_s - first_s) / (num_made - 1))
 
     def record_invalid(self, request: Request) -> None:
         """Count and log the end of a request whose output is not finite."""
@@ -119,6 +120,10 @@ class EngineStats:
         """Count a request that the engine accepted and then failed."""
         self._tenants.close(request)
         self._metrics.count("requests_finished_total", label="error")
+
+    def record_dropped(self, reason: str) -> None:
+        """Count a request that ended before it was queued."""
+        self._metrics.count("requests_finished_total", label=reason)
 
     def record_commit(self, num_tokens: int, now: float) -> None:
         """Count a committed step with `num_tokens` output tokens."""
@@ -273,6 +278,16 @@ class Outbox:
         """True if there is nothing to send."""
         return not self._events
 
+    def announce(self, requests: list[Request]) -> None:
+        """Send at once that work on requests begins."""
+        begun: dict[int, Begun] = {}
+        for request in requests:
+            message = begun.setdefault(request.client_id, Begun([], []))
+            message.request_ids.append(request.request_id)
+            message.caches.append(request.cache_report)
+        for client_id, message in begun.items():
+            self._transport.send(client_id, message)
+
     def add_steady(self, output: SteadyOutput) -> None:
         """Add a token each of requests that go on."""
         if not output.token_ids:
@@ -316,6 +331,12 @@ class Outbox:
         events, row = self._add_row(request)
         events.finished.append(Finished(row, reason, None))
         self._stats.record_finished(request)
+
+    def send_end(self, client_id: int, request_id: str, reason: str, *, step_id: int) -> None:
+        """Send the end of a request that has never been made."""
+        end = Finished(0, reason, None)
+        self._transport.send(client_id, StepEvents(step_id, [request_id], [0], [], finished=[end]))
+        self._stats.record_dropped(reason)
 
     def drop(self, client_id: int) -> None:
         """Discard the message for a disconnected client."""

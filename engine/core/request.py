@@ -128,6 +128,7 @@ class Request:
     latest_start_s: float = math.inf  # a later start cannot meet its deadline
     lora_index: int = 0  # its adapter; 0: none
     adapter_digest: bytes = b""  # of the adapter's files; b"": its number names it, for as long as the process lives
+    num_replayed_tokens: int = 0  # the first of its output, which earlier engines made
     packed_prompt: bytes = b""  # its prompt until unpack_prompt(): a queue of long lists would cost memory and time
     num_prompt_tokens: int = field(default=0, init=False)
 
@@ -373,9 +374,9 @@ def check_length(request: Request, config: SchedulerConfig, *, max_num_tokens: i
             f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
         )
     most = max_num_tokens - (request.embedding is None)
-    if num_prompt > most:
+    if request.num_tokens > most:  # a replayed request has output as well
         raise PromptTooLong(
-            f"The prompt has {num_prompt} tokens; at most {most} leave room for {max_num_tokens - most} more"
+            f"The prompt has {request.num_tokens} tokens; at most {most} leave room for {max_num_tokens - most} more"
             f" (max_model_len {config.max_model_len}, KV cache {num_pages} pages)."
         )
 

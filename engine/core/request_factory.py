@@ -6,6 +6,7 @@ fit its tensor raises within a step, and a time that is not a number breaks the 
 """
 
 import math
+from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -84,11 +85,22 @@ class RequestFactory:
             request.thinking = ThinkingState(message.thinking)
             if request.drafter is not None:
                 request.drafter.thinking = request.thinking
+        if message.num_replays:
+            _go_on(request, message)
         return request
 
     def _check(self, message: AddRequest) -> None:
         params = message.params
-        self._check_prompt(message.prompt)
+        self._check_prompt(message.prompt, "prompt")
+        self._check_prompt(message.output, "output")
+        _check_bounds(message.num_prompt_logprobs, "num_prompt_logprobs", (0, max(0, message.num_prompt_tokens - 1)))
+        if message.output and (message.pooling is not None or not message.num_replays):
+            raise InvalidParameter("Only a replayed request for tokens has an output.", param="output")
+        if len(message.output) // 4 >= max(params.max_tokens, 1):
+            raise InvalidParameter(
+                f"The output has {len(message.output) // 4} tokens; of max_tokens = {params.max_tokens} none is left.",
+                param="output",
+            )
         for name, bounds in BOUNDS.items():
             value = getattr(params, name)
             if value is not None:
@@ -116,12 +128,12 @@ class RequestFactory:
         if message.thinking is not None:
             self._check_thinking(message.thinking)
 
-    def _check_prompt(self, prompt: bytes) -> None:
-        """Raise InvalidParameter unless the prompt is a whole number of token ids, and all exist."""
-        if len(prompt) % 4:
-            raise InvalidParameter(f"The prompt has {len(prompt)} bytes; token ids have 4 bytes each.", param="prompt")
-        ids = np.frombuffer(prompt, np.int32)
-        self._check_ids([int(ids.min()), int(ids.max())] if len(ids) else [], "prompt")
+    def _check_prompt(self, packed: bytes, name: str) -> None:
+        """Raise InvalidParameter unless packed tokens are a whole number of token ids, and all exist."""
+        if len(packed) % 4:
+            raise InvalidParameter(f"The {name} has {len(packed)} bytes; token ids have 4 bytes each.", param=name)
+        ids = np.frombuffer(packed, np.int32)
+        self._check_ids([int(ids.min()), int(ids.max())] if len(ids) else [], name)
 
     def _check_thinking(self, budget: ThinkingBudget) -> None:
         _check_bounds(budget.max_tokens, "thinking_token_budget", (0, 2**31 - 1))
@@ -162,6 +174,15 @@ class RequestFactory:
             raise InvalidParameter(
                 f"Token id {wrong} is outside the vocabulary of {self.vocab_size} tokens.", param=name
             )
+
+
+def _go_on(request: Request, message: AddRequest) -> None:
+    """Put a replayed request where an earlier engine left it. Its matcher follows when its grammar is compiled."""
+    request.output_token_ids = array("i", message.output).tolist()
+    request.num_replayed_tokens = len(request.output_token_ids)
+    request.num_prompt_logprobs = message.num_prompt_logprobs
+    if request.thinking is not None:
+        request.thinking.advance(request.output_token_ids)
 
 
 def _check_bounds(value: float, name: str, bounds: tuple[float, float]) -> None:

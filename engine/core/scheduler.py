@@ -42,6 +42,7 @@ class Scheduler:
         self.committed: PlannedStep | None = None  # the last one
         self.late: list[Request] = []  # ended since they could not meet their deadline; the engine empties it
         self.is_short_of_pages = False  # the request whose turn it was had no room at the last admission
+        self.begun: list[Request] = []  # admitted for the first time by the last schedule()
         self.committed_step_id = -1
         self.num_preemptions = 0
         self._in_flight: deque[PlannedStep] = deque()
@@ -93,6 +94,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan | None:
         """Plan the next step, or return None if nothing can run before the next commit."""
         inits: list[RequestInit] = []
+        self.begun = []
         if now >= self.kv.pins.next_due_s:
             self.kv.pins.expire(now)
         step = self._plan(inits, now)
@@ -326,6 +328,7 @@ class Scheduler:
             if request.first_scheduled_s is None:
                 request.first_scheduled_s = now
                 request.num_cached_tokens = request.num_computed_tokens
+                self.begun.append(request)
             inits.append(request.init())
             budget -= self._plan_chunk(step, request, budget)
         return budget

@@ -44,7 +44,14 @@ class WorkerApp:
             on_cancel=self._open_requests.cancel,
             before_send=self.http_metrics.record_state,
         )
-        self.client = SocketEngineClient(config.engine_socket)
+        self.client = SocketEngineClient(
+            config.engine_socket,
+            max_replays=config.max_replays,
+            num_ends=lambda: self.launcher.state.num_ends,
+            was_killed=lambda: self.launcher.state.was_killed,
+            has_given_up=self._has_given_up,
+            metrics=self._metrics,
+        )
 
     async def connect(self) -> None:
         """Connect to the launcher, and to the engine once it listens. Raises OSError without a launcher."""
@@ -74,6 +81,12 @@ class WorkerApp:
         gc.freeze()  # what lives as long as the worker: each full collection would walk it while all threads wait
         gc.set_threshold(COLLECT_EVERY)
         return app
+
+    def _has_given_up(self) -> bool:
+        """Return whether no engine is to be expected soon: restarts fail, or the load of the next one stands still."""
+        state = self.launcher.state
+        is_stuck = state.fault == "stalled" and state.stage.name != "ready"
+        return state.fault == "dead" or is_stuck or not self.launcher.is_connected
 
     async def disconnect_engine(self) -> None:
         """End open requests with an error event, and refuse new ones."""

@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from engine.core.local_client import LocalTransport
-from engine.interface.client import Mailboxes, RequestOutput
 from engine.interface.config import EngineConfig
 from engine.interface.errors import EngineError, ServiceError, first_line
+from engine.interface.mailbox import Mailbox, Mailboxes, RequestOutput
 from engine.interface.protocol import AbortRequest, AddRequest, EngineReady, KvSnapshot, RequestFailed, StepEvents
 from engine.interface.tenant import Tenant
 
@@ -63,9 +63,7 @@ class LocalEngine:
 
     def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """See EngineClient.submit."""
-        return self._mailboxes.outputs(
-            request.request_id, send=lambda: self._send(request), abort=lambda: self.abort(request.request_id)
-        )
+        return self._mailboxes.outputs(request, send=self._send, abort=lambda: self.abort(request.request_id))
 
     def abort(self, request_id: str, *, reason: str = "abort") -> None:
         """See EngineClient.abort."""
@@ -112,10 +110,10 @@ class LocalEngine:
         """See EngineClient.aclose."""
         self.close()
 
-    def _send(self, request: AddRequest) -> None:
+    def _send(self, mailbox: Mailbox) -> None:
         if self._fault:
             raise self._failure()
-        self._transport.inbox.append((0, request))
+        self._transport.inbox.append((0, mailbox.journal.submit()))
         self._has_work.set()
 
     def _failure(self) -> ServiceError:
