@@ -50,8 +50,8 @@ class QueueLimits:
     def check_wait(self, request: Request, message: AddRequest, now: float) -> None:
         """Predict when a request has its first token, and note it. Raises Overloaded if that is too late.
 
-        Only what begins an HTTP request is measured by max_wait_s: its other choices are not refused any more, and nothing is
-        that goes on after the end of an earlier engine.
+        Only what begins an HTTP request is measured by max_wait_s: its other choices are not refused any more. One
+        that goes on after the end of an earlier engine is refused for nothing.
         """
         num_free_rows = 0 if self.scheduler.is_short_of_pages else self.scheduler.num_free_rows
         wait_s = self.forecast.wait_s(request, self.scheduler.waiting, num_free_rows=num_free_rows)

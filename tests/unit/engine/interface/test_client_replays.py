@@ -146,7 +146,7 @@ def test_a_request_waits_and_goes_on_with_the_tokens_that_were_sent(tmp_path: Pa
             await until(lambda: reader.token_ids == [5, 6])
             await restart(client, engines)
             (again,) = await engines.got(1)
-            assert again == request(output=pack_token_ids([5, 6]), num_replays=1, is_suspect=True)
+            assert again == request(output=pack_token_ids([5, 6]), counts_prompt=False, num_replays=1, is_suspect=True)
             engines.tokens("r", 7, reason="length")
             await reader.end()
             assert reader.token_ids == [5, 6, 7]
