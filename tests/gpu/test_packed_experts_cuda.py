@@ -85,12 +85,12 @@ def _problem(shape: str, num_tokens: int, *, skew: float = 1.0) -> Problem:
     return pack_experts(problem, storage, block=block)
 
 
-def _expected(problem: Problem, **options: object) -> torch.Tensor:
+def _expected(problem: Problem) -> torch.Tensor:
     """The specification with float32 activations and the same routing."""
     biases = problem.biases
     if biases is not None:
         biases = moe.ExpertBiases(biases.gate_up.float(), biases.down.float())
-    return dataclasses.replace(problem, x=problem.x.float(), biases=biases).call(moe.fused_moe, **options)
+    return dataclasses.replace(problem, x=problem.x.float(), biases=biases).call(moe.fused_moe)
 
 
 def _is_rounded(problem: Problem) -> bool:
