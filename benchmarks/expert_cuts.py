@@ -5,10 +5,9 @@ from __future__ import annotations
 from benchmarks.moe_problem import MoeShape, MoeWeights
 from kernels.moe.configs import (
     Fp8Config,
+    Fp8Tile,
     PlanesPairsConfig,
     PlanesPairTile,
-    WideConfig,
-    WideTile,
     registers_config,
     uses_pairs,
 )
@@ -22,15 +21,6 @@ _FP8_TILES = (
     (64, 256, 8, 3),
     (128, 128, 8, 3),
     (128, 128, 8, 4),
-)
-# (rows of a tile, columns, inputs of a step, warps, stages) of both products
-_WIDE_TILES = (
-    (64, 128, 128, 4, 3),
-    (64, 128, 64, 4, 4),
-    (128, 128, 64, 4, 3),
-    (128, 128, 64, 8, 3),
-    (128, 128, 128, 8, 3),
-    (256, 128, 64, 8, 3),
 )
 # (outputs, warps, groups at once) of the first and of the second product
 _PAIR_TILES = (
@@ -55,17 +45,10 @@ def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, 
         for up, down in _PAIR_TILES:
             name = f"pairs {up[0]} and {down[0]}, {up[1]} and {down[1]} warps, {up[2]} and {down[2]} at once"
             cuts[name] = PlanesPairsConfig(PlanesPairTile(*up), PlanesPairTile(*down))
-    if kind != "fp8" and num_pairs >= 16 * num_experts:
-        for block_m, width, depth, num_warps, num_stages in _WIDE_TILES:
-            if block_m > 4 * num_pairs / num_experts:
-                continue
-            tile = WideTile(width, num_warps, num_stages, depth=depth)
-            name = f"wide {block_m}x{width}x{depth}, {num_warps} warps, {num_stages} stages"
-            cuts[name] = WideConfig(block_m, tile, tile)
     if kind == "fp8" and num_pairs >= 16 * num_experts:
         for block_m, width, num_warps, num_stages in _FP8_TILES:
             if block_m > 4 * num_pairs / num_experts:
                 continue
-            tile = WideTile(width, num_warps, num_stages)
+            tile = Fp8Tile(width, num_warps, num_stages)
             cuts[f"fp8 {block_m}x{width}, {num_warps} warps, {num_stages} stages"] = Fp8Config(block_m, tile, tile)
     return cuts

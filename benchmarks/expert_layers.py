@@ -4,10 +4,10 @@
 
 A layer is routing, both products and the sum over experts, as kernels.moe.triton.fused_moe launches them. Cuts: the one
 that serving chooses, planes that are unpacked to registers, as all were before, and candidates; the rules are in
-kernels/moe/configs.py. Each cut is first compared with the specification in float32 on inputs of its own: to the
-rounding of bfloat16, or, where it rounds activations to FP8, with the specification that rounds them. 16-bit experts of
-the same sizes are timed beside them. Times are of graphs over steps that choose other experts each time. Needs a CUDA
-device and Triton.
+kernels/moe/configs.py. Each cut is first compared with the specification in float32 on inputs of its own, to the
+rounding of bfloat16; where it rounds activations to FP8, with the specification that rounds them, in bfloat16, since
+other values between the products have other codes in places. 16-bit experts of the same sizes are timed beside them.
+Times are of graphs over steps that choose other experts each time. Needs a CUDA device and Triton.
 """
 
 from __future__ import annotations
@@ -65,13 +65,15 @@ class Layer:
         )  # fmt: skip
 
     def specify(self, step: MoeInputs, rows: torch.Tensor, *, is_rounded: bool) -> torch.Tensor:
-        """Return those rows of a step by the specification with float32 activations."""
-        biases = self.biases and moe.ExpertBiases(self.biases.gate_up.float(), self.biases.down.float())
+        """Return those rows of a step by the specification: in bfloat16 if activations are rounded, else in float32."""
+        x, biases = step.x[rows], self.biases
+        if not is_rounded:
+            x, biases = x.float(), biases and moe.ExpertBiases(biases.gate_up.float(), biases.down.float())
         return moe.fused_moe(
-            step.x[rows].float(), step.logits[rows], self.weights.gate_up, self.weights.down,
+            x, step.logits[rows], self.weights.gate_up, self.weights.down,
             top_k=self.shape.top_k, renormalize=True, round_weights=self.shape.round_weights,
             gate=self.gate, biases=biases, rounding=moe.round_to_fp8 if is_rounded else None,
-        )  # fmt: skip
+        ).float()  # fmt: skip
 
 
 def main() -> None:

@@ -117,12 +117,14 @@ def check(
 
 def describe_cut(shape: MoeShape, num_tokens: int, *, planes: str | None) -> str:
     """Return the config that serving uses for so many tokens. planes: their kind; None: the experts are in none."""
-    is_few = uses_pairs(num_tokens=num_tokens, top_k=shape.top_k, num_experts=shape.num_experts)
-    sizes = {"num_pairs": num_tokens * shape.top_k, "num_experts": shape.num_experts}
+    sizes = {"num_tokens": num_tokens, "top_k": shape.top_k, "num_experts": shape.num_experts}
     if planes is not None:
-        config = planes_config(planes, is_few=is_few, can_round=True, **sizes)
+        config = planes_config(planes, can_round=True, **sizes)
         return "planes, pairs" if isinstance(config, PlanesPairsConfig) else f"planes, {config.block_m} rows"
-    return "pairs" if is_few else f"{grouped_config(itemsize=2, **sizes).block_m} rows"
+    if uses_pairs(**sizes):
+        return "pairs"
+    num_pairs = num_tokens * shape.top_k
+    return f"{grouped_config(num_pairs=num_pairs, num_experts=shape.num_experts, itemsize=2).block_m} rows"
 
 
 def print_best(name: str, num_tokens: int, found: Sequence[Result]) -> None:

@@ -2,7 +2,7 @@
 
 The best of `benchmarks/moe.py --sweep` on an H100 (Qwen3-30B-A3B, Mixtral 8x7B): many loads in flight to stream
 weights if an expert has few tokens, the largest tiles that tensor cores support if it has many. Those of planes: the
-best of `benchmarks/packed_experts.py` on an H200.
+best of `benchmarks/packed_experts.py` on an H200, and of `benchmarks/expert_layers.py` on an H100.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ _PLANES_MANY_IN_SUMS = PlanesConfig(128, PlanesTile(128, 8, 3, 8), PlanesTile(12
 _PLANES_MANY = {
     "mxfp4": PlanesConfig(128, PlanesTile(64, 4, 3, 8), PlanesTile(128, 8, 2, 8), chunk_tokens=64),
     "fp8": _PLANES_MANY_IN_SUMS,
-    "int4": _PLANES_MANY_IN_SUMS,  # not measured: its groups are summed apart as those of fp8
+    "int4": _PLANES_MANY_IN_SUMS,  # of no sweep: its groups are summed apart as those of fp8
 }
 _PLANES_FEW = PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(64, 4, 3), chunk_tokens=None)
 
@@ -176,25 +176,21 @@ class PlanesPairsConfig:
     down: PlanesPairTile  # of which each program has block_n outputs of all of a token's experts
 
 
-@dataclass(frozen=True)
-class WideTile:
-    """Tile sizes of one product of many rows of an expert."""
+# (outputs, warps, groups at once): the fastest of four for one token of MXFP4 on an H100. A layer of gpt-oss takes
+# 43 us, where products in registers take 50. With 2 tokens it takes 77 to 82 instead of 72, with 4 tokens 120 to 129
+# instead of 104. One token of Qwen3-30B-A3B takes 30 to 34 instead of 29 in FP8, and 25 to 26 instead of 24 in 4-bit
+# integers
+_PLANES_PAIRS = PlanesPairsConfig(PlanesPairTile(16, 2, 2), PlanesPairTile(8, 4, 2))
 
-    width: int  # columns of the product: output features, of gate and up both; in FP8 128 or 256, else at most 256
+
+@dataclass(frozen=True)
+class Fp8Tile:
+    """Tile sizes of one product of activations in FP8."""
+
+    width: int  # columns of the product: output features, of gate and up both; 128 or 256
     num_warps: int
     num_stages: int
     group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
-    depth: int = 128  # inputs of a step: a group of the planes; of 4 bits also half of one, 64
-
-
-@dataclass(frozen=True)
-class WideConfig:
-    """Settings of both products of a step whose experts of 4 bits are unpacked to shared memory."""
-
-    block_m: int  # (token, expert) pairs of one expert
-    up: WideTile
-    down: WideTile
-    chunk_tokens: int = 64  # as of GroupedConfig
 
 
 @dataclass(frozen=True)
@@ -202,45 +198,21 @@ class Fp8Config:
     """Settings of both products of a step whose activations are rounded to FP8."""
 
     block_m: int  # (token, expert) pairs of one expert
-    up: WideTile
-    down: WideTile
+    up: Fp8Tile
+    down: Fp8Tile
     chunk_tokens: int = 64  # as of GroupedConfig
 
 
 # Pairs per expert, in the mean, from which activations are rounded to FP8. Fewer are bound by reading the weights,
-# which products in bfloat16 read in as many bytes. Not measured: 64 rows of an expert of Qwen3-30B-A3B take the tensor
-# cores of 16 bits 78 us in all experts, reading them 180
+# which products in bfloat16 read in as many bytes. A layer of Qwen3-30B-A3B on an H100 takes 304 us in registers and
+# 329 in FP8 with 32 pairs per expert, 528 and 391 with 64, 2,488 and 1,398 with 512
 FP8_LEAST_PAIRS = 64
-# (largest average of pairs per expert, config). Of five tiles on an H100, the fastest at 256 and 512 pairs per expert
-# by 8 and 11 % (benchmarks/notes.md)
-_FP8: tuple[tuple[float, Fp8Config], ...] = ((float("inf"), Fp8Config(64, WideTile(128, 4, 4), WideTile(128, 4, 4))),)
-
-
-# Not measured: as many programs as keep the loads of all multiprocessors in flight at one token of Qwen3-30B-A3B
-_PLANES_PAIRS = PlanesPairsConfig(PlanesPairTile(16, 2, 4), PlanesPairTile(16, 4, 2))
-
-
-# Pairs per expert, in the mean, from which 4-bit experts are unpacked to shared memory. Not measured
-WIDE_LEAST_PAIRS = 48
-# (largest average of pairs per expert, config). Not measured: the largest tiles whose sums are in registers and whose
-# stages in shared memory; two programs on a multiprocessor but for 256 rows, so that one unpacks while one multiplies
-_WIDE: tuple[tuple[float, WideConfig], ...] = (
-    (96, WideConfig(64, WideTile(128, 4, 3), WideTile(128, 4, 3))),
-    (768, WideConfig(128, WideTile(128, 4, 3, depth=64), WideTile(128, 4, 3, depth=64))),
-    (float("inf"), WideConfig(256, WideTile(128, 8, 3, depth=64), WideTile(128, 8, 3, depth=64))),
+# (largest average of pairs per expert, config). The best of five for that layer: at 64 pairs per expert the wider tile
+# takes 391 us and the other 423, at 128 both 556, at 256 926 and 842. 128 rows are slower everywhere
+_FP8: tuple[tuple[float, Fp8Config], ...] = (
+    (128, Fp8Config(64, Fp8Tile(256, 8, 3), Fp8Tile(256, 8, 3))),
+    (float("inf"), Fp8Config(64, Fp8Tile(128, 4, 4), Fp8Tile(128, 4, 4))),
 )
-
-
-def wide_config(*, num_pairs: int, num_experts: int) -> WideConfig | None:
-    """Return the config for num_pairs (token, expert) pairs; None: too few."""
-    if num_pairs < WIDE_LEAST_PAIRS * num_experts:
-        return None
-    return next(config for bound, config in _WIDE if num_pairs <= bound * num_experts)
-
-
-def wide_configs() -> list[WideConfig]:
-    """Return every config that is served."""
-    return [config for _, config in _WIDE]
 
 
 def fp8_config(*, num_pairs: int, num_experts: int) -> Fp8Config | None:
@@ -256,21 +228,18 @@ def fp8_configs() -> list[Fp8Config]:
 
 
 def planes_config(
-    kind: str, *, num_pairs: int, num_experts: int, is_few: bool, can_round: bool
-) -> PlanesPairsConfig | PlanesConfig | WideConfig | Fp8Config:
-    """Return the config that serves num_pairs (token, expert) pairs of experts in planes.
+    kind: str, *, num_tokens: int, top_k: int, num_experts: int, can_round: bool
+) -> PlanesPairsConfig | PlanesConfig | Fp8Config:
+    """Return the config that serves so many tokens with experts in planes.
 
-    is_few: uses_pairs. can_round: activations may be rounded to FP8, for experts of FP8.
+    can_round: activations may be rounded to FP8, for experts of FP8.
     """
-    if is_few:
+    if kind == "mxfp4" and num_tokens == 1:
         return _PLANES_PAIRS
-    sizes = {"num_pairs": num_pairs, "num_experts": num_experts}
-    many: WideConfig | Fp8Config | None = None
-    if kind != "fp8":
-        many = wide_config(**sizes)
-    elif can_round:
-        many = fp8_config(**sizes)
-    return registers_config(kind, is_few=False, **sizes) if many is None else many
+    sizes = {"num_pairs": num_tokens * top_k, "num_experts": num_experts}
+    is_few = uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts)
+    rounded = fp8_config(**sizes) if kind == "fp8" and can_round else None
+    return registers_config(kind, is_few=is_few, **sizes) if rounded is None else rounded
 
 
 def planes_configs() -> list[PlanesConfig]:

@@ -3,7 +3,7 @@
 
 Few tokens: route, then two matrix-vector products per pair. Otherwise: route, lay out, gate and up joined, down, and
 the weighted sum over each token's experts in their order, so that results are equal in every run. Experts arranged in
-planes have kernels of their own for both products: of few tokens, of some, and of many, in FP8 or in 16 bits.
+planes have kernels of their own for both products: of one token, of some, and of many in FP8.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from kernels.moe.configs import (
     PairsConfig,
     PlanesConfig,
     PlanesPairsConfig,
-    WideConfig,
     fitting,
     for_packed,
     grouped_config,
@@ -37,10 +36,9 @@ from kernels.moe.triton_fp8 import fp8_down, fp8_up, quantize_planes
 from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
-from kernels.moe.triton_planes_wide import arrange_rows, wide_gemm
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 
-Config = GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | WideConfig | Fp8Config
+Config = GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | Fp8Config
 
 
 def fused_moe(
@@ -115,7 +113,7 @@ def _multiply(
     gate_up: ExpertMatrix,
     down: ExpertMatrix,
     tiles: RowTiles | Routing,
-    config: GroupedConfig | PlanesConfig | WideConfig | Fp8Config,
+    config: GroupedConfig | PlanesConfig | Fp8Config,
     *,
     num_pairs: int,
     gate: Gate,
@@ -136,10 +134,6 @@ def _multiply(
         inner = planes_gemm(x, gate_up, tiles, config.up, gate=gate, bias=up_bias, pdl=pdl, **sizes)
         return planes_gemm(inner, down, tiles, config.down, gate=None, bias=down_bias, pdl=pdl, **sizes)
     assert isinstance(tiles, RowTiles)
-    if isinstance(config, WideConfig):
-        arranged = arrange_rows(x, pdl=pdl)
-        inner = wide_gemm(arranged, gate_up, tiles, config.up, num_pairs=num_pairs, gate=gate, bias=up_bias, pdl=pdl)
-        return wide_gemm(inner, down, tiles, config.down, num_pairs=num_pairs, gate=None, bias=down_bias, pdl=pdl)
     rounded = fp8_up(
         quantize_planes(x, pdl=pdl), gate_up, tiles, config.up,
         num_pairs=num_pairs, gate=gate, dtype=x.dtype, bias=up_bias, pdl=pdl,
@@ -175,13 +169,10 @@ def combine(
 def choose(x: torch.Tensor, gate_up: ExpertMatrix, down: ExpertMatrix, *, top_k: int, num_experts: int) -> Config:
     """Return the config for experts of which a part may be here: an expert has as many pairs on each rank."""
     num_tokens, intermediate_size = x.shape[0], down.shape[2]
-    is_few = uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts)
+    sizes = {"num_tokens": num_tokens, "top_k": top_k, "num_experts": num_experts}
     if isinstance(gate_up, PlanesMatrix):
-        num_pairs, can_round = num_tokens * top_k, x.dtype == torch.bfloat16
-        return planes_config(
-            gate_up.kind, num_pairs=num_pairs, num_experts=num_experts, is_few=is_few, can_round=can_round
-        )  # fmt: skip
-    if is_few:
+        return planes_config(gate_up.kind, can_round=x.dtype == torch.bfloat16, **sizes)
+    if uses_pairs(**sizes):
         return pairs_config(intermediate_size=intermediate_size)
     config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)
     config = config if isinstance(down, torch.Tensor) else for_packed(config)

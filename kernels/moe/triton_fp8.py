@@ -17,7 +17,7 @@ import triton.language as tl
 
 from kernels.linear.reference import FP8
 from kernels.linear.triton_fp8 import larger, scale_of, to_e4m3
-from kernels.moe.configs import WideTile
+from kernels.moe.configs import Fp8Tile
 from kernels.moe.planes import GROUP, PlanesMatrix
 from kernels.moe.reference import Gate
 from kernels.moe.triton_common import gate_and_mul, place_of
@@ -66,7 +66,7 @@ def fp8_up(
     x: PlanesRows,
     w: PlanesMatrix,
     tiles: RowTiles,
-    tile: WideTile,
+    tile: Fp8Tile,
     *,
     num_pairs: int,
     gate: Gate,
@@ -99,7 +99,7 @@ def fp8_down(
     x: PlanesRows,
     w: PlanesMatrix,
     tiles: RowTiles,
-    tile: WideTile,
+    tile: Fp8Tile,
     *,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,

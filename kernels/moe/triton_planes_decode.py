@@ -102,25 +102,6 @@ def int4_scale(words, half, KIND: tl.constexpr):
         return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
-@triton.jit
-def scale_values(values, factors, HAS_PTX: tl.constexpr):
-    """Integers of at most 4 bits and a sign [N, 32] times their rows' factors [N] fp32, in values' dtype.
-
-    In PTX a factor is the sum of two bfloat16, which has 16 of a float16's 11 bits, so that one rounding counts.
-    """
-    if HAS_PTX:
-        high = factors.to(tl.bfloat16)
-        low = (factors - high.to(tl.float32)).to(tl.bfloat16)
-        ASM: tl.constexpr = _SCALE
-        return tl.inline_asm_elementwise(
-            ASM, "=r,r,r,r",
-            [values, tl.broadcast_to(high[:, None], values.shape), tl.broadcast_to(low[:, None], values.shape)],
-            dtype=tl.bfloat16, is_pure=True, pack=2,
-        )  # fmt: skip
-    else:
-        return (values.to(tl.float32) * factors[:, None]).to(values.dtype)
-
-
 def e2m1_asm(plane: int) -> str:
     """PTX for two neighbours of a plane; see kernels/moe/planes.py. $1: their words; $2: the factor, twice."""
     if plane < 3:
@@ -154,10 +135,6 @@ def int4_asm(plane: int, *, has_zero_points: bool) -> str:
     )
 
 
-_SCALE = tl.constexpr(
-    "{ .reg .b32 rest, zero; mov.b32 zero, 0x80008000;"
-    " fma.rn.bf16x2 rest, $1, $3, zero; fma.rn.bf16x2 $0, $1, $2, rest; }"
-)
 _DECLARED = "{ .reg .b32 sign, size, zero; mov.b32 zero, 0x80008000; "
 _E2M1 = tl.constexpr(tuple(e2m1_asm(plane) for plane in range(4)))
 _E4M3 = tl.constexpr(tuple(e4m3_asm(plane) for plane in range(2)))

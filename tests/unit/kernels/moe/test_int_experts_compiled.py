@@ -18,12 +18,11 @@ problem = make_problem(
 problem = pack_integers(problem, STORAGES[sys.argv[1]])
 gate_up, down = problem.gate_up, problem.down
 if sys.argv[2] == "planes":
-    from kernels.moe import triton_planes, triton_planes_pairs, triton_planes_wide
+    from kernels.moe import triton_planes
     from kernels.moe.planes import to_planes
 
     gate_up, down = to_planes(gate_up), to_planes(down)
-    for module in (triton_planes, triton_planes_pairs, triton_planes_wide):
-        module.has_ptx = lambda x: True  # though the tensors are on the CPU
+    triton_planes.has_ptx = lambda x: True  # though the tensors are on the CPU
 with collect_kernels() as kernels:
     for num_tokens in (1, 4, 16, 64, 1024):
         fused_moe(

@@ -23,11 +23,11 @@ problem = make_problem(
 problem = pack_experts(problem, storage, block=128)
 gate_up, down = problem.gate_up, problem.down
 if sys.argv[2] == "planes":
-    from kernels.moe import triton_planes, triton_planes_pairs, triton_planes_wide
+    from kernels.moe import triton_planes, triton_planes_pairs
     from kernels.moe.planes import to_planes
 
     gate_up, down = to_planes(gate_up), to_planes(down)
-    for module in (triton_planes, triton_planes_pairs, triton_planes_wide):
+    for module in (triton_planes, triton_planes_pairs):
         module.has_ptx = lambda x: True  # though the tensors are on the CPU
 with collect_kernels() as kernels:
     for num_tokens in (1, 4, 16, 64, 1024):
@@ -55,40 +55,11 @@ with collect_kernels() as kernels:
             top_k=4, renormalize=True, round_weights=True, pdl=True,
         )
 """
-WIDE_SCRIPT = """
-import sys
-
-from kernels.moe import reference as moe
-from kernels.moe import triton_planes_wide
-from kernels.moe.configs import wide_configs
-from kernels.moe.planes import to_planes
-from kernels.moe.triton import fused_moe
-from tests.unit.kernels.triton_cases.int_experts_problem import STORAGES, pack_integers
-from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
-
-triton_planes_wide.has_ptx = lambda x: True  # though the tensors are on the CPU
-storage = sys.argv[1]
-# gpt-oss with fewer experts, and Qwen3-MoE
-gate, hidden_size, intermediate_size = moe.SILU, 2048, 768
-if storage == "mxfp4":
-    gate, hidden_size, intermediate_size = moe.Gate("clamped", 1.702, 7.0), 2880, 2880
-problem = make_problem(
-    num_tokens=64, num_experts=4, top_k=4, hidden_size=hidden_size, intermediate_size=intermediate_size,
-    dtype=torch.bfloat16, gate=gate, has_biases=storage == "mxfp4",
-)
-problem = pack_integers(problem, STORAGES[storage]) if storage in STORAGES else pack_experts(problem, storage)
-with collect_kernels() as kernels:
-    for config in wide_configs():
-        fused_moe(
-            problem.x, problem.logits, to_planes(problem.gate_up), to_planes(problem.down), config=config, gate=gate,
-            biases=problem.biases, top_k=4, renormalize=True, round_weights=True, pdl=True,
-        )
-"""
 PAIRS_SCRIPT = """
 import sys
 
 from kernels.moe import triton_planes_pairs
-from kernels.moe.configs import PlanesPairsConfig, PlanesPairTile
+from kernels.moe.configs import planes_config
 from kernels.moe.planes import to_planes
 from kernels.moe.triton import fused_moe
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
@@ -98,7 +69,7 @@ problem = make_problem(
     num_tokens=1, num_experts=4, top_k=4, hidden_size=2048, intermediate_size=768, dtype=torch.bfloat16,
 )
 problem = pack_experts(problem, sys.argv[1], block=128)
-config = PlanesPairsConfig(PlanesPairTile(16, 2, 4), PlanesPairTile(16, 4, 2))
+config = planes_config("mxfp4", num_tokens=1, top_k=4, num_experts=4, can_round=True)
 with collect_kernels() as kernels:
     fused_moe(
         problem.x, problem.logits, to_planes(problem.gate_up), to_planes(problem.down), config=config,
@@ -157,19 +128,9 @@ def test_products_of_rounded_activations_run_on_the_tensor_cores_of_8_bits_and_s
     products = [kernel for kernel in compiled if kernel.name in ("_fp8_up_kernel", "_fp8_down_kernel")]
     assert len(products) == 4
     assert all(kernel.has_wgmma and kernel.has_wide_loads and kernel.local_bytes == 0 for kernel in products), products
-    # two programs on a multiprocessor of those with 64 rows
-    assert all(kernel.shared_bytes <= HOPPER_SHARED_BYTES // 2 for kernel in products), products
-
-
-@pytest.mark.full
-@needs_triton
-@pytest.mark.parametrize("storage", ["mxfp4", "awq", "packed"])
-def test_what_is_unpacked_to_shared_memory_is_read_by_wgmma_and_nothing_spills(storage, tmp_path):
-    compiled = compile_kernels(WIDE_SCRIPT, storage, cache=tmp_path)
-    products = [kernel for kernel in compiled if kernel.name == "_wide_kernel"]
-    assert len(products) == 6
-    assert all(kernel.has_wgmma and kernel.has_wide_loads and kernel.local_bytes == 0 for kernel in products), products
     assert max(kernel.shared_bytes for kernel in products) <= HOPPER_SHARED_BYTES, products
+    # of the narrower tiles two programs are on a multiprocessor
+    assert sum(kernel.shared_bytes <= HOPPER_SHARED_BYTES // 2 for kernel in products) >= 2, products
 
 
 @pytest.mark.full

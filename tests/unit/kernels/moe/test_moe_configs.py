@@ -9,7 +9,6 @@ from kernels.moe.configs import (
     Fp8Config,
     PlanesConfig,
     PlanesPairsConfig,
-    WideConfig,
     fitting,
     for_packed,
     grouped_config,
@@ -97,17 +96,38 @@ def test_packed_experts_have_tiles_whose_values_fit_a_threads_registers():
             assert tile.block_n >= 16
 
 
-@pytest.mark.parametrize(("kind", "many"), [("fp8", Fp8Config), ("int4", WideConfig), ("mxfp4", WideConfig)])
+@pytest.mark.parametrize(("kind", "many"), [("fp8", Fp8Config), ("int4", PlanesConfig), ("mxfp4", PlanesConfig)])
 def test_planes_are_multiplied_by_ever_larger_tiles_the_more_tokens_there_are(kind: str, many: type) -> None:
     found = [
-        planes_config(kind, num_pairs=8 * num_tokens, num_experts=128, is_few=num_tokens <= 4, can_round=True)
-        for num_tokens in (1, 4, 5, 64, 512, 1024, 2048, 8192, 32768)
+        planes_config(kind, num_tokens=num_tokens, top_k=8, num_experts=128, can_round=True)
+        for num_tokens in (2, 4, 5, 64, 512, 1024, 2048, 8192, 32768)
     ]
-    assert [type(config) for config in found] == [PlanesPairsConfig] * 2 + [PlanesConfig] * 3 + [many] * 4
+    assert [type(config) for config in found] == [PlanesConfig] * 5 + [many] * 4
     rows = [config.block_m for config in found if not isinstance(config, PlanesPairsConfig)]
     assert rows == sorted(rows)
+    # no two pairs share a tile
+    assert [isinstance(config, PlanesConfig) and config.chunk_tokens is None for config in found[:3]] == [
+        True, True, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "one"), [("mxfp4", PlanesPairsConfig), ("fp8", PlanesConfig), ("int4", PlanesConfig)])
+def test_one_token_has_matrix_vector_products_of_mxfp4(kind: str, one: type) -> None:
+    for top_k, num_experts in ((4, 32), (4, 128), (8, 128)):
+        sizes = {"top_k": top_k, "num_experts": num_experts}
+        assert isinstance(planes_config(kind, num_tokens=1, can_round=True, **sizes), one)
+        assert isinstance(planes_config(kind, num_tokens=2, can_round=True, **sizes), PlanesConfig)
+
+
+def test_rounded_activations_have_the_tiles_that_were_the_fastest_for_their_number() -> None:
+    def width(num_tokens: int) -> int:
+        config = planes_config("fp8", num_tokens=num_tokens, top_k=8, num_experts=128, can_round=True)
+        assert isinstance(config, Fp8Config)
+        return config.up.width
+
+    assert [width(num_tokens) for num_tokens in (1024, 2048, 2049, 8192)] == [256, 256, 128, 128]
 
 
 def test_experts_whose_activations_may_not_be_rounded_are_unpacked_to_registers() -> None:
-    config = planes_config("fp8", num_pairs=65536, num_experts=128, is_few=False, can_round=False)
+    config = planes_config("fp8", num_tokens=8192, top_k=8, num_experts=128, can_round=False)
     assert isinstance(config, PlanesConfig)

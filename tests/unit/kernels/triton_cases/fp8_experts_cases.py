@@ -12,14 +12,14 @@ from triton.runtime import interpreter
 from kernels.linear.reference import quantize_groups
 from kernels.moe import reference as moe
 from kernels.moe import triton as moe_triton
-from kernels.moe.configs import FP8_LEAST_PAIRS, Fp8Config, WideTile, fp8_config
+from kernels.moe.configs import FP8_LEAST_PAIRS, Fp8Config, Fp8Tile, fp8_config
 from kernels.moe.planes import PlanesMatrix, to_planes
 from kernels.moe.triton_fp8 import quantize_planes
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 
 CONFIGS = {
-    "two pieces": Fp8Config(16, WideTile(128, 4, 2, group_m=3), WideTile(128, 4, 2, group_m=2), chunk_tokens=4),
-    "one piece": Fp8Config(32, WideTile(256, 4, 2), WideTile(256, 4, 2)),
+    "two pieces": Fp8Config(16, Fp8Tile(128, 4, 2, group_m=3), Fp8Tile(128, 4, 2, group_m=2), chunk_tokens=4),
+    "one piece": Fp8Config(32, Fp8Tile(256, 4, 2), Fp8Tile(256, 4, 2)),
 }
 GATES = {"silu": moe.SILU, "clamped": moe.Gate("clamped", alpha=1.702, limit=0.7), "relu2": moe.Gate("relu2")}
 
@@ -95,6 +95,19 @@ def test_scales_of_fewer_outputs_than_a_tile_equal_their_specification():
         rows = -(-(matrix.shape[1] // matrix.scales.shape[1]) // 64)
         narrow[name] = dataclasses.replace(matrix, scales=scales[:, :, :rows].contiguous(), rows=64)
     _check(dataclasses.replace(problem, **narrow), CONFIGS["two pieces"])
+
+
+def test_values_between_the_products_are_rounded_to_16_bits_and_then_to_8():
+    """As in the specification of 16 bits: with float32 between the products, other codes are chosen in places."""
+    problem = _problem()
+    half = dataclasses.replace(problem, x=problem.x.half())
+    out = half.call(moe_triton.fused_moe, config=CONFIGS["two pieces"]).float()
+    same, other = (
+        each.call(moe.fused_moe, rounding=moe.round_to_fp8).float()
+        for each in (half, dataclasses.replace(problem, x=half.x.float()))
+    )
+    assert (out - same).norm() < 2e-3 * same.norm()
+    assert (out - other).norm() > 2 * (out - same).norm()
 
 
 @pytest.mark.parametrize("here", [range(1), range(1, 3)])
