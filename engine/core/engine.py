@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 _INVALID_OUTPUT = ModelOutputInvalid(
     "The model's output for this request is not finite (NaN or infinite), so there is no next token."
 )
-_PENDING_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles, or the disk reads
+_PENDING_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles, or a disk or another engine reads
 _MAX_LEAVING = 256  # requests of closed connections that one iteration ends, since decoding rows wait for it
 
 
@@ -102,7 +102,7 @@ class Engine:
         )
         self._idle_work = parts.idle_work
         self._in_flight: StepHandle | None = None
-        self._is_at_disk = False  # nothing can be done, perhaps until the disk has read or written a block
+        self._is_at_tier = False  # nothing can be done, perhaps until a disk or another engine has done something
         self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)
         self._kv_view = KvView(
@@ -117,13 +117,14 @@ class Engine:
             and not self.scheduler.has_work
             and self._outbox.is_empty
             and not self._grammars.pending
+            and not self.scheduler.kv.tiers.is_exchanging
         )
 
     def run_once(self, idle_timeout_s: float | None = None) -> None:
         """Run one iteration of the loop. Blocks for messages only while idle, otherwise only for the previous step."""
         was_idle = self.is_idle
         is_only_compiling = bool(self._grammars.pending) and self._in_flight is None and not self.scheduler.has_work
-        is_patient = is_only_compiling or self._is_at_disk
+        is_patient = is_only_compiling or self._is_at_tier
         patience_s = idle_timeout_s if was_idle else _PENDING_POLL_S if is_patient else 0
         if was_idle and self._idle_work is not None:
             patience_s = 0
@@ -133,7 +134,7 @@ class Engine:
         self._end_leaving()
         if self._grammars.pending or self._grammars.compiling:
             self._queue_compiled()
-        if self.scheduler.kv.tiers.disk is not None:
+        if self.scheduler.kv.tiers.is_polled:
             self.scheduler.kv.tiers.poll(self.clock())
         plan = failure = None
         try:
@@ -174,7 +175,7 @@ class Engine:
         if step is not None and plan is not None:
             step.sample(self._masks(plan) if self._grammars.live else None)
         self._in_flight = step
-        self._is_at_disk = plan is None and self.scheduler.kv.tiers.disk is not None
+        self._is_at_tier = plan is None and self.scheduler.kv.tiers.is_polled
         return plan
 
     def _drop_in_flight(self, reason: str) -> None:
@@ -222,16 +223,14 @@ class Engine:
                 self._stats.record_finished(request)
 
     def _add(self, client_id: int, message: AddRequest) -> None:
-        if self.is_draining:
-            raise Overloaded("The engine is shutting down and takes no new requests.")
         if self._find(message.request_id) is not None:
             raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
-        if self._has_max_requests:
-            raise Overloaded(f"The queue is full: {self.max_queued_requests} requests are waiting.")
-        self._check_queued_tokens(message.num_prompt_tokens)
+        if not message.output:  # an earlier engine had room for the others
+            self._check_room(message)
         request = self._request_factory.make(message, client_id=client_id)
         if message.grammar is None:
             self.scheduler.add(request)
+            self.scheduler.kv.tiers.queued(request)
             self._grammars.follow(request)
         else:
             self._grammars.defer(request, message.grammar, self.clock())
@@ -243,6 +242,7 @@ class Engine:
                 if error is not None:
                     raise error
                 self.scheduler.add(request)
+                self.scheduler.kv.tiers.queued(request)
             except ServiceError as failure:
                 self._fail(request, failure)
 
@@ -284,6 +284,13 @@ class Engine:
         # requests for free rows are not counted: a burst into an idle engine starts at once and is no queue
         num_waiting = len(self.scheduler.waiting.requests) + len(self._grammars.pending)
         return num_waiting >= self.max_queued_requests + self.scheduler.num_free_rows
+
+    def _check_room(self, message: AddRequest) -> None:
+        if self.is_draining:
+            raise Overloaded("The engine is shutting down and takes no new requests.")
+        if self._has_max_requests:
+            raise Overloaded(f"The queue is full: {self.max_queued_requests} requests are waiting.")
+        self._check_queued_tokens(message.num_prompt_tokens)
 
     def _check_queued_tokens(self, num_prompt: int) -> None:
         """Raise Overloaded if a prompt would exceed max_queued_tokens; an empty queue accepts any prompt."""

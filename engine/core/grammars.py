@@ -137,6 +137,10 @@ class Grammars:
             if request.thinking is not None:
                 request.thinking.advance(token_ids)
             matcher = request.matcher
+            if matcher is not None and request.hand_over is not None and request.finish_reason == "length":
+                if matcher.accept(token_ids[0]) and matcher.is_ended:
+                    request.finish_reason = "stop"  # else another engine would go on behind the end of the grammar
+                continue
             if matcher is None or request.finish_reason is not None:
                 continue
             if not matcher.accept(token_ids[0]):  # constrained requests have no drafts
@@ -230,6 +234,8 @@ class Grammars:
         if compiled is not None:
             self._compiled.move_to_end(spec)
             request.matcher = compiled.copy()
+            if not all(request.matcher.accept(token_id) for token_id in request.output_token_ids):
+                return self._fail(request, request.matcher)  # of another engine, which had the same grammar
             return Outcome(request, None)
         if spec in failures:
             return Outcome(request, failures[spec])

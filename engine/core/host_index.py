@@ -10,6 +10,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine.core.page_pool import PagePool
+
+ON_HOST = -1  # in place of a block's number
 Name = tuple[int, bytes]  # a block's group and its key
 
 
@@ -112,3 +115,18 @@ class HostIndex:
         assert sorted([*self._free, *slots, *taken]) == list(range(self.num_slots))
         assert all(name == block.name and not block.is_forgotten for name, block in self._blocks.items())
         assert all(block.is_forgotten and block.num_readers for block in self._leaving)
+
+
+class BothTiers:
+    """Finds blocks of the pool, and those of host memory as ON_HOST."""
+
+    def __init__(self, pool: PagePool, index: HostIndex) -> None:
+        self._pool = pool
+        self._index = index
+
+    def find(self, group: int, key: bytes) -> int | None:
+        """See Blocks.find."""
+        block = self._pool.find(group, key)
+        if block is None and self._index.find((group, key)) is not None:
+            return ON_HOST
+        return block

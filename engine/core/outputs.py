@@ -11,6 +11,7 @@ from typing import Protocol
 
 from engine.core.disk_tier import DiskTier
 from engine.core.host_tier import HostTier
+from engine.core.lower_tiers import LowerTiers
 from engine.core.planned_step import RowOutput
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
@@ -65,6 +66,8 @@ class EngineStats:
         assert request.first_token_s is not None
         queue_s = max(0.0, request.first_scheduled_s - request.arrival_s)  # arrival_s was read by another process
         prefill_s = request.first_token_s - request.first_scheduled_s
+        if request.num_replayed_tokens:
+            return queue_s, prefill_s  # the engine that made its first token has counted it
         num_prompt = request.num_prompt_tokens
         self._num_prompt_tokens += num_prompt
         self._metrics.observe("request_queue_time_seconds", queue_s)
@@ -76,6 +79,8 @@ class EngineStats:
     def record_finished(self, request: Request) -> None:
         """Count a request's end."""
         metrics, num_output = self._metrics, len(request.output_token_ids)
+        if request.is_handed_over:
+            return  # the engine that goes on with it counts it
         metrics.count("requests_finished_total", label=request.finish_reason or "error")
         metrics.observe("request_prompt_tokens", request.num_prompt_tokens)
         metrics.observe("request_generation_tokens", num_output)
@@ -161,6 +166,7 @@ class EngineStats:
             self._record_tier(kv.tiers.host)
         if kv.tiers.disk is not None:
             self._record_disk(kv.tiers.disk)
+        self._record_hand_overs(kv.tiers)
         num_holders, states = len(scheduler.running) + len(scheduler.retiring), kv.layout.states
         num_saved, num_saved_pages = kv.checkpoints.num_findable()
         gauge("kv_cache_states", num_holders * len(states), "live")
@@ -199,6 +205,20 @@ class EngineStats:
         self._count_up_to("kv_disk_copied_bytes_total", counts.read_bytes, "read")
         self._count_up_to("kv_disk_hit_tokens_total", disk.num_found_tokens)
         self._count_up_to("kv_disk_wait_seconds_total", disk.waited_s)
+
+    def _record_hand_overs(self, tiers: LowerTiers) -> None:
+        if tiers.offers is not None:
+            self._metrics.gauge("kv_handover_open_offers", tiers.offers.num_open)
+            self._count_up_to("kv_handover_blocks_total", tiers.offers.num_offered, "offered")
+            self._count_up_to("kv_handover_blocks_total", tiers.offers.num_lost, "evicted")
+        if tiers.arrivals is not None:
+            self._metrics.gauge("kv_handover_peers", len(tiers.arrivals.peers))
+            for event, count in tiers.arrivals.num_blocks.items():
+                self._count_up_to("kv_handover_blocks_total", count, event)
+            for result, count in tiers.arrivals.num_by_result.items():
+                self._count_up_to("kv_handover_requests_total", count, result)
+            self._count_up_to("kv_handover_bytes_total", tiers.arrivals.num_bytes)
+            self._count_up_to("kv_handover_wait_seconds_total", tiers.arrivals.waited_s)
 
     def _count_up_to(self, name: str, total: float, label: str = "") -> None:
         counted = self._counted.get((name, label), 0)
@@ -262,7 +282,7 @@ class Outbox:
             events.prompt_logprobs[row], request.unsent_prompt_logprobs = request.unsent_prompt_logprobs, []
         if output.logprobs is not None:
             events.logprobs[row] = output.logprobs
-        if len(request.output_token_ids) == len(output.token_ids):
+        if len(request.output_token_ids) == request.num_replayed_tokens + len(output.token_ids):
             self._add_start(events, row, request)
         if request.finish_reason is not None:
             events.finished.append(Finished(row, request.finish_reason, request.stop_token_id))

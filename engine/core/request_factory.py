@@ -6,6 +6,7 @@ fit its tensor raises within a step, and a time that is not a number breaks the 
 """
 
 import math
+from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -66,7 +67,10 @@ class RequestFactory:
             if self.adapter_digests and message.lora_index
             else b"",
             packed_prompt=message.prompt,
+            hand_over=message.hand_over,
         )
+        request.output_token_ids = array("i", message.output).tolist()
+        request.num_replayed_tokens = len(request.output_token_ids)
         if message.pooling is not None:
             request.embedding = EmbeddingAccumulator(message.pooling, message.num_prompt_tokens)
         elif not self.can_generate:
@@ -75,13 +79,15 @@ class RequestFactory:
             request.drafter = self.make_drafter(message.params)
         if message.thinking is not None:
             request.thinking = ThinkingState(message.thinking)
+            request.thinking.advance(request.output_token_ids)
             if request.drafter is not None:
                 request.drafter.thinking = request.thinking
         return request
 
     def _check(self, message: AddRequest) -> None:
         params = message.params
-        self._check_prompt(message.prompt)
+        self._check_packed(message.prompt, "prompt")
+        self._check_output(message)
         for name, bounds in BOUNDS.items():
             value = getattr(params, name)
             if value is not None:
@@ -105,12 +111,24 @@ class RequestFactory:
         if message.thinking is not None:
             self._check_thinking(message.thinking)
 
-    def _check_prompt(self, prompt: bytes) -> None:
-        """Raise InvalidParameter unless the prompt is a whole number of token ids, and all exist."""
-        if len(prompt) % 4:
-            raise InvalidParameter(f"The prompt has {len(prompt)} bytes; token ids have 4 bytes each.", param="prompt")
-        ids = np.frombuffer(prompt, np.int32)
-        self._check_ids([int(ids.min()), int(ids.max())] if len(ids) else [], "prompt")
+    def _check_packed(self, packed: bytes, name: str) -> None:
+        """Raise InvalidParameter unless this is a whole number of token ids, and all exist."""
+        if len(packed) % 4:
+            raise InvalidParameter(f"The {name} has {len(packed)} bytes; token ids have 4 bytes each.", param=name)
+        ids = np.frombuffer(packed, np.int32)
+        self._check_ids([int(ids.min()), int(ids.max())] if len(ids) else [], name)
+
+    def _check_output(self, message: AddRequest) -> None:
+        """Raise InvalidParameter unless another engine's output can be continued."""
+        self._check_packed(message.output, "output")
+        num_output, most = len(message.output) // 4, message.params.max_tokens
+        if num_output and (message.pooling is not None or message.params.prompt_logprobs is not None):
+            raise InvalidParameter("Embeddings and prompt_logprobs are of the prompt; this request goes on behind it.")
+        if num_output and num_output >= most:
+            raise InvalidParameter(
+                f"The request goes on behind {num_output} tokens and max_tokens is {most}: none is left.",
+                param="max_tokens",
+            )
 
     def _check_thinking(self, budget: ThinkingBudget) -> None:
         _check_bounds(budget.max_tokens, "thinking_token_budget", (0, 2**31 - 1))

@@ -74,7 +74,7 @@ class Scheduler:
                 f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
             )
         most = self.max_num_tokens - (request.embedding is None)
-        if num_prompt > most:
+        if num_prompt + request.num_replayed_tokens > most:
             raise PromptTooLong(
                 f"The prompt has {num_prompt} tokens; at most {most} leave room for {self.max_num_tokens - most} more"
                 f" (max_model_len {self.config.max_model_len}, KV cache {self.kv.pool.num_usable} pages)."

@@ -70,6 +70,11 @@ class EngineClient(Protocol):
         """True while the engine's queue is full."""
         ...
 
+    @property
+    def engines(self) -> dict[str, bool]:
+        """The engines by name and whether each serves; {}: there is one engine, which has no name."""
+        ...
+
     def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """Iterate over the outputs of a request. The first iteration sends the request.
 
@@ -115,6 +120,11 @@ class SocketEngineClient:
         """See EngineClient.is_full."""
         return self._is_full
 
+    @property
+    def engines(self) -> dict[str, bool]:
+        """See EngineClient.engines."""
+        return {}
+
     async def start(self) -> None:
         """Connect in the background, and reconnect after each engine restart."""
         self._task = asyncio.create_task(self._run(), name="engine-client")
@@ -127,7 +137,7 @@ class SocketEngineClient:
     async def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """See EngineClient.submit."""
         writer = self._serving_writer()
-        if self._is_full:
+        if self._is_full and not request.output:  # an earlier engine had room for the others
             raise Overloaded(QUEUE_IS_FULL)
         mailbox = self._mailboxes[request.request_id] = _Mailbox()
         writer.write(encode_frame(request))

@@ -26,6 +26,27 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     ngram_max: int = 4  # maximum number of compared tokens, to choose among several occurrences
 
 
+class PeerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of an engine among prefill and decode engines (docs/explanation/disaggregation.md)."""
+
+    role: Literal["prefill", "decode"]
+    index: int  # among the engines of its role
+    num_prefill: int  # engines of each role
+    num_decode: int
+    prefill_sockets: list[str] = []  # unix sockets on which prefill engines listen for decode engines, by their numbers
+    transport: str = "shared-memory"  # how blocks are copied: shared-memory | nixl
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of both roles."""
+        return self.num_prefill + self.num_decode
+
+    @property
+    def name(self) -> str:
+        """What /health and the log call it: "prefill-0"."""
+        return f"{self.role}-{self.index}"
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's settings: model, device and limits. None: the engine chooses by model and free memory."""
 
@@ -59,6 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests: int = 2048  # queued requests at which new ones are refused
     max_queued_tokens: int | None = None  # queued prompt tokens at which new requests are refused
     speculative: SpeculativeConfig | None = None  # None: one token per request and step
+    peer: PeerConfig | None = None  # None: it computes prompts and answers alone
 
 
 class CacheGroup(msgspec.Struct, frozen=True):
@@ -148,7 +170,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False  # unknown request fields: True: status 400; False: listed in x-quire-ignored
     max_body_bytes: int = 8 * 1024 * 1024
     request_timeout_s: float | None = None  # deadline of every request
-    engine_socket: str = ""  # unix socket of the engine
+    engine_socket: str = ""  # unix socket of the engine; with several engines, of the first that decodes
+    prefill_sockets: list[str] = []  # unix sockets of the engines that compute long prompts for others
+    decode_sockets: list[str] = []  # then: those of the engines that decode
+    min_prefill_tokens: int = 256  # of a prompt that is computed by one of the first
     control_socket: str = ""  # unix socket of the launcher
     worker_index: int = 0
     api_key_hashes: list[str] = []  # SHA-256, hex; empty: no key is required
@@ -186,6 +211,7 @@ class EngineProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration file of the engine process."""
 
     engine: EngineConfig
+    index: int = 0  # among the daemon's engines
     engine_socket: str
     control_socket: str
     log_level: str = "info"

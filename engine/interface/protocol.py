@@ -128,6 +128,17 @@ def pack_token_ids(token_ids: Iterable[int]) -> bytes:
     return array("i", token_ids).tobytes()
 
 
+class HandOver(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The part of one engine in a request that two engines compute (docs/explanation/disaggregation.md).
+
+    peer: the number of the other engine. is_prefill: this engine gives blocks of the prompt to the other; else it waits
+    for them. `request_id` names the request on both.
+    """
+
+    peer: int
+    is_prefill: bool = False
+
+
 class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     """A validated request. `arrival_s` is time.monotonic() at the HTTP worker (one host, one clock)."""
 
@@ -143,6 +154,8 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     thinking: ThinkingBudget | None = None  # None: any number of tokens
     open_salt: str = ""  # what cache_salt would be if the client had given none
     pin_s: float = 0.0  # how long its blocks are kept in the prefix cache after its end; 0: as all others
+    output: bytes = b""  # pack_token_ids(): the tokens that its client has of another engine; the next one is wanted
+    hand_over: HandOver | None = None  # None: one engine computes all of it
 
     @property
     def prompt_token_ids(self) -> list[int]:

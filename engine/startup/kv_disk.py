@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_SIZE_BYTES = 64 * 2**30
 _SHARE_QUEUED = 4  # of host memory, blocks that wait to be written take at most one part in so many
 _CLOSE_S = 5.0  # to write what is queued when the engine ends
-_DUMMY_SEED = 0  # of Weights.dummy()
+DUMMY_SEED = 0  # of Weights.dummy()
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def weights_before_load(config: EngineConfig) -> FilesDigest | None:
     if config.kv_disk is None:
         return None
     if config.load_format == "dummy":
-        return FilesDigest(digest_of_dummy(seed=_DUMMY_SEED, generator=f"torch {torch.__version__}"), {})
+        return FilesDigest(digest_of_dummy(seed=DUMMY_SEED, generator=f"torch {torch.__version__}"), {})
     memory = DigestMemory(Path(config.kv_disk) / FOLDER_NAME)
     try:
         return weights_digest(weight_files(Path(config.model)), memory)
@@ -103,7 +103,7 @@ class KvDisk:
         self._size_bytes = _size_bytes(config)
         self._host = host
         self._queued_bytes = (config.kv_host_memory_bytes or 0) // _SHARE_QUEUED
-        self._identity = _identity(config, weights, facts, plan).digest()
+        self._identity = cache_identity(config, weights.digest, facts, plan).digest()
         self._threads: StoreThreads | None = None
         self.adapter_digests = [
             adapter_digest(Path(source.folder) / CONFIG_FILE, Path(source.folder) / WEIGHTS_FILE)
@@ -127,9 +127,10 @@ def _size_bytes(config: EngineConfig) -> int:
     return DEFAULT_SIZE_BYTES if config.kv_disk_bytes is None else config.kv_disk_bytes
 
 
-def _identity(config: EngineConfig, weights: FilesDigest, facts: DiskFacts, plan: KVCachePlan) -> CacheIdentity:
+def cache_identity(config: EngineConfig, weights: bytes, facts: DiskFacts, plan: KVCachePlan) -> CacheIdentity:
+    """Return the facts on which the bytes of this cache's blocks depend. weights: what stands for them."""
     return CacheIdentity(
-        weights=weights.digest,
+        weights=weights,
         config_json=(Path(config.model) / "config.json").read_bytes(),
         model_impl=facts.model_impl,
         quantization=facts.quantization,

@@ -35,6 +35,7 @@ from engine.startup.device_choice import (
 )
 from engine.startup.host_memory import check_host_memory, num_host_slots
 from engine.startup.kv_disk import DiskFacts, KvDisk, check_kv_disk, weights_before_load
+from engine.startup.kv_peers import KvPeers, check_peers, with_host_memory
 from engine.startup.limits import choose_limits
 from engine.startup.loaded_engine import LoadedEngine
 from engine.startup.panel import describe_setup, name_of
@@ -121,6 +122,8 @@ def _load(
     config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: RankHost, *, leaves_graphs: bool
 ) -> LoadedEngine:
     on_stage(Stage("config"))
+    check_peers(config)
+    config = with_host_memory(config)
     setup = _decide(config, rank=0)
     plan = setup.plan_pool(has_weights=False)
     taken = config.tensor_parallel_size * (setup.weight_bytes + plan.num_bytes) if setup.device.type == "cpu" else 0
@@ -217,9 +220,14 @@ def _load_beside(
         model, plan, on_graph, facts, graphs=graphs, ranks=ranks, num_host_slots=num_host_slots(config, plan)
     )
     host_pages = loaded.runner.host_pages
-    if digest is None or host_pages is None:
+    if host_pages is None:
         return loaded
-    return dataclasses.replace(loaded, disk=KvDisk(config, digest, _disk_facts(setup), plan, host_pages))
+    model_facts = _disk_facts(setup)
+    return dataclasses.replace(
+        loaded,
+        disk=None if digest is None else KvDisk(config, digest, model_facts, plan, host_pages),
+        peers=None if config.peer is None else KvPeers(config, config.peer, model_facts, plan, host_pages),
+    )
 
 
 def _disk_facts(setup: Setup) -> DiskFacts:

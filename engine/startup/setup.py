@@ -136,8 +136,9 @@ class Setup:
     def measure_memory(self) -> DeviceMemory:
         """Return this rank's device memory now, with the smallest `usable` of all ranks."""
         memory, tp = measure_memory(self.config, self.device), self.tp
-        if self.device.type == "cpu":  # shared by all ranks
-            memory = dataclasses.replace(memory, usable=memory.usable // tp.size)
+        if self.device.type == "cpu":  # shared by all ranks and engines
+            num_engines = 1 if self.config.peer is None else self.config.peer.num_engines
+            memory = dataclasses.replace(memory, usable=memory.usable // (tp.size * num_engines))
         return dataclasses.replace(memory, usable=least(tp, memory.usable, self.device))
 
     @property
@@ -239,6 +240,7 @@ class Setup:
             latent=self.rank_share.latent_sizes,
             has_groups=self.sharing is not None,
             num_host_slots=num_host_slots,
+            shares_host_pages=config.peer is not None,
         )
         # Steps that return hidden states of whole prompts use no graphs, so a model without a head needs none
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager and not self.model_config.is_foreign

@@ -13,6 +13,7 @@ import msgspec
 
 from engine.interface.config import EngineConfig, LoraSource, ServerConfig
 from server.config.api_keys import merge_roles, read_file_roles, read_key_hashes
+from server.config.disaggregation import min_prefill_tokens, peer_of
 from server.config.model_source import check_kernels_package, resolve_model
 from server.config.serve_flags import is_expert_parallel, num_steps_in_flight, speculative_of, traces_endpoint
 from server.config.value_types import UsageError, readable_file, resolve_loras
@@ -84,6 +85,7 @@ def find_model(
         cors_origins=arguments.cors_origin,
         root_path=arguments.root_path,
         otlp_traces_endpoint=checked.traces_endpoint,
+        min_prefill_tokens=min_prefill_tokens(arguments),
     )
     return _engine_config(arguments, str(model.folder), loras), server_config
 
@@ -91,6 +93,7 @@ def find_model(
 def _check_together(arguments: argparse.Namespace) -> None:
     speculative_of(arguments)
     is_expert_parallel(arguments)
+    peer_of(arguments)
     budget, rows = arguments.max_num_batched_tokens, arguments.max_num_seqs
     if budget is not None and rows is not None and budget < rows:
         raise UsageError(
@@ -130,4 +133,5 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         max_queued_requests=arguments.max_queued_requests,
         max_queued_tokens=arguments.max_queued_tokens,
         speculative=speculative_of(arguments),
+        peer=peer_of(arguments),
     )

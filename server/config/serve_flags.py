@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
+from server.config.disaggregation import add_disaggregation_flags
 from server.config.setting import add_alias
 from server.config.value_types import (
     BACKEND_NAMES,
@@ -131,6 +132,7 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--kv-disk", type=text, metavar="DIR", help="folder for blocks of host memory, found after a restart (off)")
     add("--kv-disk-size", type=size, metavar="SIZE", help="the most bytes of --kv-disk (64GiB)")
+    add_disaggregation_flags(group)
     add(
         "--kv-cache-dtype",
         choices=KV_CACHE_DTYPES,

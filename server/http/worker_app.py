@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from engine.interface.client import SocketEngineClient
 from engine.interface.config import ServerConfig
 from engine.interface.metrics import Metrics
+from engine.interface.paired_client import PairedEngineClient
 from server.api.request_record import OpenRequests
 from server.config.version import package_version
 from server.http.app import create_app
@@ -42,12 +43,27 @@ class WorkerApp:
             on_cancel=self._open_requests.cancel,
             before_send=self.http_metrics.record_state,
         )
-        self.client = SocketEngineClient(config.engine_socket)
+        self._sockets = [SocketEngineClient(path) for path in config.prefill_sockets]
+        num_prefill = len(self._sockets)
+        self._sockets += [SocketEngineClient(path) for path in config.decode_sockets or [config.engine_socket]]
+        self.client: SocketEngineClient | PairedEngineClient = self._sockets[0]
+        if num_prefill:
+            self.client = PairedEngineClient(
+                self._sockets[:num_prefill],
+                self._sockets[num_prefill:],
+                min_tokens=config.min_prefill_tokens,
+                metrics=self._metrics,
+            )
 
     async def connect(self) -> None:
         """Connect to the launcher, and to the engine once it listens. Raises OSError without a launcher."""
         await self.launcher.start()
-        await self.client.start()
+        for client in self._sockets:
+            await client.start()
+
+    async def wait_ready(self, *, timeout_s: float) -> None:
+        """Wait up to timeout_s for the greetings of all engines."""
+        await asyncio.gather(*(client.wait_ready(timeout_s=timeout_s) for client in self._sockets))
 
     def make_app(self) -> FastAPI:
         """Load the model's text side and return the app. Raises StartupError."""

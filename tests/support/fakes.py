@@ -62,6 +62,7 @@ class FakeEngineClient:
         self.cache = cache
         self.hold = hold
         self.is_full = False
+        self.engines: dict[str, bool] = {}
         self.kv: KvSnapshot | ServiceError = EngineDead("no snapshot was given")
         self.num_kv_asks = 0
         self.submitted: list[AddRequest] = []
