@@ -124,6 +124,11 @@ class LowerTiers:
         return self.disk is not None or self.arrivals is not None or self.offers is not None
 
     @property
+    def is_urgent(self) -> bool:
+        """True if copies to the host should not wait for a step with rows: another engine waits for them."""
+        return self.offers is not None and self.offers.is_urgent
+
+    @property
     def is_exchanging(self) -> bool:
         """True while blocks are given to another engine, or taken of one."""
         is_taking = self.arrivals is not None and self.arrivals.is_active

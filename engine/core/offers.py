@@ -72,6 +72,11 @@ class Offers:
         return bool(self._giving)
 
     @property
+    def is_urgent(self) -> bool:
+        """True while blocks of a prompt that is whole wait for their copy: its next token waits for them."""
+        return any(giving.give_up_s is not None and giving.pending for giving in self._giving.values())
+
+    @property
     def num_open(self) -> int:
         """Offers that were not taken yet."""
         return sum(len(offers) for offers in self._open.values())

@@ -99,21 +99,25 @@ class Scheduler:
         inits: list[RequestInit] = []
         if now >= self.kv.pins.next_due_s:
             self.kv.pins.expire(now)
-        step = self._plan(inits, now)
-        while not step.num_rows and self.running and not self._in_flight:  # no row has room, and no commit makes some
-            if not self.kv.tiers.give_up_newest():
-                self._preempt_last()
-            step = self._plan(inits, now)
-        if not step.num_rows and self.running:
-            return None
-        if self.kv.tiers.host is not None:
+        step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step(), [], [])
+        if self.kv.tiers.is_urgent:  # copies for which another engine waits go alone, before rows
             step.kv.host = self.kv.tiers.plan(num_reserved=len(self.running))
-        if not step.num_rows and step.kv.host is None:
-            return None
+        if step.kv.host is None:
+            step = self._plan(inits, now)
+            while not step.num_rows and self.running and not self._in_flight:  # no row has room, no commit makes some
+                if not self.kv.tiers.give_up_newest():
+                    self._preempt_last()
+                step = self._plan(inits, now)
+            if not step.num_rows and self.running:
+                return None
+            if self.kv.tiers.host is not None:
+                step.kv.host = self.kv.tiers.plan(num_reserved=len(self.running))
+            if not step.num_rows and step.kv.host is None:
+                return None
         self._next_step_id += 1
         self._in_flight.append(step)
         self._freed, self.kv.pool.dirty = [], []
-        return step.plan(inits, *self._running.take_shares())
+        return step.plan(inits, *(self._running.take_shares() if step.num_rows else ([], 0)))
 
     def _plan(self, inits: list[RequestInit], now: float) -> PlannedStep:
         step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step(), [], [])

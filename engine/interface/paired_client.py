@@ -79,6 +79,7 @@ class PairedEngineClient:
         token_ids: list[int] = []
         num_prompt_logprobs = 0
         self._between[request.request_id] = ""
+        self._num_open[decode] += 1  # blocks are on their way to it
         try:
             async with aclosing(self._outputs(first, prefill)) as outputs:
                 async for output in outputs:
@@ -96,6 +97,7 @@ class PairedEngineClient:
         except Overloaded:
             self._fall_back("full")
         finally:
+            self._num_open[decode] -= 1
             ended = self._between.pop(request.request_id)
         if ended:  # neither engine had it when abort() was called
             yield RequestOutput([], finish_reason=ended)

@@ -1,6 +1,7 @@
 """The flags of prefill and decode engines: --disaggregate, --disaggregate-from, --kv-transport. Never torch."""
 
 import argparse
+import importlib.util
 import re
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,8 @@ def peer_of(arguments: argparse.Namespace) -> "PeerConfig | None":
             f"--disaggregate {shown} hands over blocks of the prefix cache, which --no-prefix-caching disables:"
             " use one of the two."
         )
+    if arguments.kv_transport == "nixl" and importlib.util.find_spec("nixl") is None:
+        raise UsageError("--kv-transport nixl needs NIXL, which is not installed: pip install 'quire[disaggregate]'.")
     from engine.interface.config import PeerConfig
 
     return PeerConfig(
