@@ -89,8 +89,9 @@ class EngineStats:
             return
         metrics.observe("request_decode_time_seconds", last_s - first_s)
         metrics.observe("request_inference_time_seconds", last_s - request.first_scheduled_s)
-        if num_output > 1:
-            metrics.observe("request_time_per_output_token_seconds", (last_s - first_s) / (num_output - 1))
+        num_made = num_output - request.num_replayed_tokens
+        if num_made > 1:
+            metrics.observe("request_time_per_output_token_seconds", (last_s - first_s) / (num_made - 1))
 
     def record_invalid(self, request: Request) -> None:
         """Count and log the end of a request whose output is not finite."""
