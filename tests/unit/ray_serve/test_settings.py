@@ -60,7 +60,7 @@ def test_prefill_and_decode_engines_have_a_device_each_in_one_bundle() -> None:
     assert found.reservation.is_split
     assert found.reservation.bundle() == {"CPU": 3, "GPU": 3}
     assert parse_flags(found.flags).disaggregate == (1, 2)
-    with pytest.raises(ValueError, match="^gpus=2 and disaggregate=1p2d: "):
+    with pytest.raises(ValueError, match=r"^gpus=2 and disaggregate=1p2d: "):
         read_arguments({"disaggregate": "1p2d", "gpus": 2})
 
 
