@@ -82,7 +82,7 @@ def measure_start(folder: str, cache: str, flags: list[str], *, log: str = "") -
         if any(_LATER.search(line) for line in lines):
             read_until(_ALL_CAPTURED)
         all_captured_s = time.monotonic() - started_s
-        os.kill(_engine_of(server.pid), signal.SIGKILL)
+        os.kill(engine_of(server.pid), signal.SIGKILL)
         again = read_until(_AGAIN)
     finally:
         if log:
@@ -128,7 +128,8 @@ def _stage_seconds(text: str) -> list[tuple[str, float]]:
     return [(stage, float(seconds)) for stage, seconds in re.findall(r"(\w+) ([\d.]+) s", text)]
 
 
-def _engine_of(launcher: int) -> int:
+def engine_of(launcher: int) -> int:
+    """Return the pid of a launcher's engine. Raises StopIteration if it has none now."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     return next(int(pid) for pid in children if b"engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes())
 

@@ -16,6 +16,7 @@ from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import PoolingKind, SamplingParams
+from engine.startup.device_choice import resolve_device
 from engine.startup.load import OnStage, load_engine
 from engine.startup.loaded_engine import LoadedEngine
 from engine.tensor_parallel.ranks import RankHost
@@ -67,6 +68,12 @@ class OfflineEngine:
                 leaves_graphs=leaves_graphs,
             )
         )
+
+    @staticmethod
+    def fits_beside(config: EngineConfig) -> bool:
+        """Return whether two engines of a configuration can be loaded: they share no device, pinned memory or disk."""
+        is_plain = config.tensor_parallel_size == 1 and not config.kv_host_memory_bytes and config.kv_disk is None
+        return is_plain and resolve_device(config.device).type == "cpu"
 
     def generate(
         self, prompts: list[list[int]], params: list[SamplingParams], *, lora_indices: Sequence[int] | None = None

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -24,6 +25,7 @@ from engine.core.engine import Engine
 from engine.interface.child_process import die_with_parent
 from engine.interface.config import EngineProcessConfig
 from engine.interface.control import (
+    Activate,
     Drain,
     EngineFailed,
     EngineInfo,
@@ -66,7 +68,7 @@ class EngineProcess:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(config.control_socket)
         self._control = Connection(sock, FromLauncher)
-        self._control.send(Hello("engine", config.index, os.getpid()))
+        self._control.send(Hello("standby" if config.is_standby else "engine", config.index, os.getpid()))
         self._control.send(Stage("imports"))
 
     def run(self) -> int:
@@ -98,13 +100,18 @@ class EngineProcess:
         return 0
 
     def _load(self) -> Engine:
-        threads = begin_head_start(self._config.engine)
+        threads = begin_head_start(self._config.engine, may_use_device=not self._config.is_standby)
         gc.disable()  # an import makes hundreds of thousands of objects, and no garbage
         from engine.offline import OfflineEngine  # imports torch, after the launcher was notified
 
         gc.freeze()
         gc.enable()
         logger.info("imports done head_start=%d", sum(not thread.is_alive() for thread in threads))
+        loads_beside = self._config.is_standby and OfflineEngine.fits_beside(self._config.engine)
+        if self._config.is_standby and not loads_beside:
+            for thread in threads:
+                thread.join()
+            self._stand_by()
         host = RankHost(
             self._on_rank_lost,
             folder=Path(self._config.engine_socket).parent,  # the next daemon removes it after a crash
@@ -117,6 +124,8 @@ class EngineProcess:
         self._ranks = loaded.ranks
         self._control.send(Stage("self_test"))
         offline.self_test()
+        if loads_beside:
+            self._stand_by()
         sizes, limits = loaded.scheduler_config, self._config.engine
         # by default a burst that could run at once is never refused
         most_tokens = limits.max_queued_tokens or max(_MIN_QUEUED_PROMPTS, sizes.max_num_seqs) * sizes.max_model_len
@@ -153,6 +162,19 @@ class EngineProcess:
         self._control.send(EngineInfo(loaded.facts, loaded.build))
         self._control.send(Stage("ready"))
         return engine
+
+    def _stand_by(self) -> None:
+        """Wait until the launcher needs an engine, then be it. Ends the process if the launcher ends."""
+        logger.info("standby waits")
+        self._control.send(Stage("standby"))
+        messages: list[Any] | None = []
+        while messages is not None and Activate() not in messages:
+            select.select([self._control.sock], [], [])
+            messages = self._control.receive()
+        if messages is None:
+            os._exit(0)
+        self._control.send(Hello("engine", 0, os.getpid()))
+        logger.info("standby takes over")
 
     def _fail(self, message: str, exit_code: int) -> int:
         self._control.sock.setblocking(True)

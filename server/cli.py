@@ -223,6 +223,7 @@ def _launch_config(arguments: argparse.Namespace, given_key_hashes: list[str]) -
         log_level=arguments.log_level,
         debug=arguments.debug,
         metrics_compat=arguments.metrics_compat,
+        has_standby=arguments.standby,
         stall_timeout_s=arguments.stall_timeout,
         api_key_file=arguments.api_key_file,
         given_key_hashes=given_key_hashes,

@@ -3,7 +3,7 @@
 Generated: the tables of flags.md (tests/configuration_page.py), metrics.md (METRICS), errors.md (the error classes),
 limits.md (LIMITS and ROUTE_COSTS) and the sampling parameters of api.md (server/api/sampling_fields.py) between their
 markers, the tables of attacks.md (the newest results of make chaos and make soak), and all of api-rules.md (the
-comments `# rule: …` of the tests).
+comments `# rule: …` of the tests) and of promises.md (tests/promises_page.py).
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from server.api.responses.schema import ResponsesBody
 from server.api.sampling_fields import SamplingField, sampling_fields
 from server.api.schemas import ChatBody, CompletionBody
 from server.errors import ClientGone, DeadlineExceeded, HttpError, MethodNotAllowed
-from tests import configuration_page
+from tests import configuration_page, promises_page
 from tests.chaos.__main__ import ACTS, Row
 from tests.chaos.__main__ import table as attacks_table
 from tests.soak.__main__ import Kind, process_table, request_table
@@ -286,6 +286,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "limits.md": limits_page,
     REFERENCE / "api-rules.md": rules_page,
     REFERENCE / "attacks.md": attacks_page,
+    promises_page.PATH: promises_page.page,
 }
 
 

@@ -21,6 +21,7 @@ from engine.core.request_factory import RequestFactory
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import Drafter
 from engine.core.step import Executor, StepHandle, StepPlan, TokenMasks
+from engine.core.suspects import Suspects
 from engine.interface.errors import InvalidParameter, ModelOutputInvalid, OutOfMemory, Overloaded, ServiceError
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
@@ -29,6 +30,7 @@ from engine.interface.protocol import (
     AskKv,
     ClientGone,
     QueueState,
+    RefuseDigest,
     RequestFailed,
     SamplingParams,
     ToEngine,
@@ -105,6 +107,7 @@ class Engine:
         self._is_at_tier = False  # nothing can be done, perhaps until a disk or another engine has done something
         self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)
+        self._suspects = Suspects(self._find)
         self._kv_view = KvView(
             self.scheduler, self._grammars.pending, bytes_per_block=parts.bytes_per_block, clock=parts.clock
         )
@@ -118,6 +121,7 @@ class Engine:
             and self._outbox.is_empty
             and not self._grammars.pending
             and not self.scheduler.kv.tiers.is_exchanging
+            and not self._suspects.is_holding
         )
 
     def run_once(self, idle_timeout_s: float | None = None) -> None:
@@ -132,6 +136,8 @@ class Engine:
             was_idle = False
             self._handle(client_id, message)
         self._end_leaving()
+        while self._suspects.is_holding and (suspect := self._suspects.next()) is not None:
+            self._try_add(*suspect)
         if self._grammars.pending or self._grammars.compiling:
             self._queue_compiled()
         if self.scheduler.kv.tiers.is_polled:
@@ -155,6 +161,8 @@ class Engine:
         """End every request. The next run_once() sends their `finished` rows."""
         for request in self._open_requests():
             self._abort(request.request_id)
+        for client_id, request_id in self._suspects.drop_all():
+            self._outbox.send_end(client_id, request_id, "abort", step_id=self.scheduler.committed_step_id)
 
     def record_state(self) -> None:
         """Update the metrics that are not counted immediately. Call it before draining the metrics."""
@@ -169,6 +177,8 @@ class Engine:
         if plan is None and self._is_speculative:
             self._commit()  # all requests wait for the verification of their drafts; here the device waits for the host
             plan = self.scheduler.schedule(self.clock())
+        if self.scheduler.begun:
+            self._outbox.announce(self.scheduler.begun)
         step = self._executor.forward(plan) if plan else None
         if self.overlap_depth > 1:
             self._commit()
@@ -200,11 +210,14 @@ class Engine:
 
     def _handle(self, client_id: int, message: ToEngine | ClientGone) -> None:
         match message:
+            case AddRequest(is_suspect=True):
+                self._suspects.hold(client_id, message)
             case AddRequest():
-                try:
-                    self._add(client_id, message)
-                except ServiceError as error:  # the HTTP worker counts refused requests
-                    self._send_failure(client_id, message.request_id, error)
+                self._try_add(client_id, message)
+            case RefuseDigest():
+                self._suspects.refuse(message, self.clock())
+            case AbortRequest(request_id, reason) if self._suspects.drop(request_id, client_id):
+                self._outbox.send_end(client_id, request_id, reason, step_id=self.scheduler.committed_step_id)
             case AbortRequest(request_id, reason):
                 request = self._find(request_id)
                 if request is not None and request.client_id == client_id:
@@ -214,6 +227,7 @@ class Engine:
             case ClientGone():
                 self._leaving += [request for request in self._open_requests() if request.client_id == client_id]
                 self._outbox.drop(client_id)
+                self._suspects.drop_client(client_id)
 
     def _end_leaving(self) -> None:
         """End the next requests of closed connections. Nobody receives their rows."""
@@ -222,10 +236,17 @@ class Engine:
             if request.finish_reason is None and self._end(request.request_id, "abort") is not None:
                 self._stats.record_finished(request)
 
+    def _try_add(self, client_id: int, message: AddRequest) -> None:
+        try:
+            self._add(client_id, message)
+        except ServiceError as error:  # the HTTP worker counts refused requests
+            self._send_failure(client_id, message.request_id, error)
+
     def _add(self, client_id: int, message: AddRequest) -> None:
         if self._find(message.request_id) is not None:
             raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
-        if not message.output:  # an earlier engine had room for the others
+        self._suspects.check(message, self.clock())
+        if not (message.num_replays or message.output):  # an earlier engine had room for the others
             self._check_room(message)
         request = self._request_factory.make(message, client_id=client_id)
         if message.grammar is None:
@@ -233,6 +254,7 @@ class Engine:
             self.scheduler.kv.tiers.queued(request)
             self._grammars.follow(request)
         else:
+            self._outbox.announce([request])
             self._grammars.defer(request, message.grammar, self.clock())
 
     def _queue_compiled(self) -> None:

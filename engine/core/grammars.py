@@ -234,8 +234,8 @@ class Grammars:
         if compiled is not None:
             self._compiled.move_to_end(spec)
             request.matcher = compiled.copy()
-            if not all(request.matcher.accept(token_id) for token_id in request.output_token_ids):
-                return self._fail(request, request.matcher)  # of another engine, which had the same grammar
+            if not all(map(request.matcher.accept, request.output_token_ids)):  # of a replayed request
+                return self._fail(request, request.matcher)
             return Outcome(request, None)
         if spec in failures:
             return Outcome(request, failures[spec])

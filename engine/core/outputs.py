@@ -18,7 +18,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.steady_rows import SteadyOutput
 from engine.core.step import StepPlan
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import ClientGone, Finished, FromEngine, Started, StepEvents, ToEngine
+from engine.interface.protocol import Begun, ClientGone, Finished, FromEngine, Started, StepEvents, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +107,10 @@ class EngineStats:
     def record_failed(self) -> None:
         """Count a request that the engine accepted and then failed."""
         self._metrics.count("requests_finished_total", label="error")
+
+    def record_dropped(self, reason: str) -> None:
+        """Count a request that ended before it was queued."""
+        self._metrics.count("requests_finished_total", label=reason)
 
     def record_commit(self, num_tokens: int, now: float) -> None:
         """Count a committed step with `num_tokens` output tokens."""
@@ -265,6 +269,16 @@ class Outbox:
         """True if there is nothing to send."""
         return not self._events
 
+    def announce(self, requests: list[Request]) -> None:
+        """Send at once that work on requests begins."""
+        begun: dict[int, Begun] = {}
+        for request in requests:
+            message = begun.setdefault(request.client_id, Begun([], []))
+            message.request_ids.append(request.request_id)
+            message.caches.append(request.cache_report)
+        for client_id, message in begun.items():
+            self._transport.send(client_id, message)
+
     def add_steady(self, output: SteadyOutput) -> None:
         """Add a token each of requests that go on."""
         if not output.token_ids:
@@ -308,6 +322,12 @@ class Outbox:
         events, row = self._add_row(request)
         events.finished.append(Finished(row, reason, None))
         self._stats.record_finished(request)
+
+    def send_end(self, client_id: int, request_id: str, reason: str, *, step_id: int) -> None:
+        """Send the end of a request that has never been made."""
+        end = Finished(0, reason, None)
+        self._transport.send(client_id, StepEvents(step_id, [request_id], [0], [], finished=[end]))
+        self._stats.record_dropped(reason)
 
     def drop(self, client_id: int) -> None:
         """Discard the message for a disconnected client."""

@@ -115,11 +115,11 @@ class Request:
     client_id: int = 0
     lora_index: int = 0  # its adapter; 0: none
     adapter_digest: bytes = b""  # of the adapter's files; b"": its number names it, for as long as the process lives
+    num_replayed_tokens: int = 0  # the first of its output, which earlier engines made
     packed_prompt: bytes = b""  # its prompt until unpack_prompt(): a queue of long lists would cost memory and time
     num_prompt_tokens: int = field(default=0, init=False)
 
     output_token_ids: list[int] = field(default_factory=list)  # committed only
-    num_replayed_tokens: int = 0  # the first ones of them, which another engine made
     hand_over: HandOver | None = None  # its other engine, if two compute it
     stored_computed_tokens: int = 0  # see num_computed_tokens
     stored_pending_tokens: int = 0  # see num_pending_tokens

@@ -69,8 +69,6 @@ class RequestFactory:
             packed_prompt=message.prompt,
             hand_over=message.hand_over,
         )
-        request.output_token_ids = array("i", message.output).tolist()
-        request.num_replayed_tokens = len(request.output_token_ids)
         if message.pooling is not None:
             request.embedding = EmbeddingAccumulator(message.pooling, message.num_prompt_tokens)
         elif not self.can_generate:
@@ -79,15 +77,24 @@ class RequestFactory:
             request.drafter = self.make_drafter(message.params)
         if message.thinking is not None:
             request.thinking = ThinkingState(message.thinking)
-            request.thinking.advance(request.output_token_ids)
             if request.drafter is not None:
                 request.drafter.thinking = request.thinking
+        if message.num_replays or message.output:
+            _go_on(request, message)
         return request
 
     def _check(self, message: AddRequest) -> None:
         params = message.params
-        self._check_packed(message.prompt, "prompt")
-        self._check_output(message)
+        self._check_prompt(message.prompt, "prompt")
+        self._check_prompt(message.output, "output")
+        _check_bounds(message.num_prompt_logprobs, "num_prompt_logprobs", (0, max(0, message.num_prompt_tokens - 1)))
+        if message.output and message.pooling is not None:
+            raise InvalidParameter("A request for an embedding has no output behind which it goes on.", param="output")
+        if len(message.output) // 4 >= max(params.max_tokens, 1):
+            raise InvalidParameter(
+                f"The output has {len(message.output) // 4} tokens; of max_tokens = {params.max_tokens} none is left.",
+                param="output",
+            )
         for name, bounds in BOUNDS.items():
             value = getattr(params, name)
             if value is not None:
@@ -111,24 +118,12 @@ class RequestFactory:
         if message.thinking is not None:
             self._check_thinking(message.thinking)
 
-    def _check_packed(self, packed: bytes, name: str) -> None:
-        """Raise InvalidParameter unless this is a whole number of token ids, and all exist."""
+    def _check_prompt(self, packed: bytes, name: str) -> None:
+        """Raise InvalidParameter unless packed tokens are a whole number of token ids, and all exist."""
         if len(packed) % 4:
             raise InvalidParameter(f"The {name} has {len(packed)} bytes; token ids have 4 bytes each.", param=name)
         ids = np.frombuffer(packed, np.int32)
         self._check_ids([int(ids.min()), int(ids.max())] if len(ids) else [], name)
-
-    def _check_output(self, message: AddRequest) -> None:
-        """Raise InvalidParameter unless another engine's output can be continued."""
-        self._check_packed(message.output, "output")
-        num_output, most = len(message.output) // 4, message.params.max_tokens
-        if num_output and (message.pooling is not None or message.params.prompt_logprobs is not None):
-            raise InvalidParameter("Embeddings and prompt_logprobs are of the prompt; this request goes on behind it.")
-        if num_output and num_output >= most:
-            raise InvalidParameter(
-                f"The request goes on behind {num_output} tokens and max_tokens is {most}: none is left.",
-                param="max_tokens",
-            )
 
     def _check_thinking(self, budget: ThinkingBudget) -> None:
         _check_bounds(budget.max_tokens, "thinking_token_budget", (0, 2**31 - 1))
@@ -169,6 +164,15 @@ class RequestFactory:
             raise InvalidParameter(
                 f"Token id {wrong} is outside the vocabulary of {self.vocab_size} tokens.", param=name
             )
+
+
+def _go_on(request: Request, message: AddRequest) -> None:
+    """Put a replayed request where an earlier engine left it. Its matcher follows when its grammar is compiled."""
+    request.output_token_ids = array("i", message.output).tolist()
+    request.num_replayed_tokens = len(request.output_token_ids)
+    request.num_prompt_logprobs = message.num_prompt_logprobs
+    if request.thinking is not None:
+        request.thinking.advance(request.output_token_ids)
 
 
 def _check_bounds(value: float, name: str, bounds: tuple[float, float]) -> None:

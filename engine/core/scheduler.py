@@ -38,6 +38,7 @@ class Scheduler:
         self.with_prompt_logprobs: list[Request] = []  # with new prompt log-probabilities from the last commit
         self.embedded: list[Request] = []  # ended with an embedding in the last commit
         self.invalid: list[Request] = []  # ended in the last commit, since their output is not finite
+        self.begun: list[Request] = []  # admitted for the first time by the last schedule()
         self.committed_step_id = -1
         self.num_preemptions = 0
         self._in_flight: deque[PlannedStep] = deque()
@@ -74,10 +75,11 @@ class Scheduler:
                 f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
             )
         most = self.max_num_tokens - (request.embedding is None)
-        if num_prompt + request.num_replayed_tokens > most:
+        if request.num_tokens > most:  # a replayed request has output as well
             raise PromptTooLong(
-                f"The prompt has {num_prompt} tokens; at most {most} leave room for {self.max_num_tokens - most} more"
-                f" (max_model_len {self.config.max_model_len}, KV cache {self.kv.pool.num_usable} pages)."
+                f"The prompt has {request.num_tokens} tokens; at most {most} leave room for "
+                f"{self.max_num_tokens - most} more (max_model_len {self.config.max_model_len}, "
+                f"KV cache {self.kv.pool.num_usable} pages)."
             )
         if request.request_id in self.requests:
             raise InvalidParameter(f"The request id {request.request_id!r} is already being served.")
@@ -97,6 +99,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan | None:
         """Plan the next step, or return None if nothing can run before the next commit."""
         inits: list[RequestInit] = []
+        self.begun = []
         if now >= self.kv.pins.next_due_s:
             self.kv.pins.expire(now)
         step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step(), [], [])
@@ -328,6 +331,7 @@ class Scheduler:
             if request.first_scheduled_s is None:
                 request.first_scheduled_s = now
                 request.num_cached_tokens = request.num_computed_tokens
+                self.begun.append(request)
             inits.append(request.init())
             budget -= self._plan_chunk(step, request, budget)
 

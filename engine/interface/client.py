@@ -4,10 +4,12 @@ SocketEngineClient implements it with one connection per HTTP worker, and reconn
 tests/support/fakes.py has an implementation without processes.
 Life of a request: submit() registers a mailbox under its request_id and sends AddRequest. StepEvents fill the mailbox;
 outputs that the reader has not taken yet are merged. The last output, an error or the end of the iteration removes it.
+When the engine ends, open requests wait for the next one and are submitted to it (engine/interface/replays.py).
 """
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -15,43 +17,32 @@ from typing import Protocol
 
 import msgspec
 
-from engine.interface.errors import EngineDead, Overloaded, ServiceError, ShuttingDown, error_from_code
+from engine.interface.errors import EngineDead, Overloaded, PoisonRequest, ServiceError, ShuttingDown, error_from_code
+from engine.interface.mailbox import Mailbox, RequestOutput, copy_start
+from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
     AddRequest,
     AskKv,
-    CacheReport,
+    Begun,
     EngineReady,
     FromEngine,
     KvSnapshot,
     QueueState,
+    RefuseDigest,
     RequestFailed,
-    Started,
     StepEvents,
-    TokenLogprobs,
 )
+from engine.interface.replays import REFUSED_S
 from engine.interface.transport import encode_frame, read_messages
 
 logger = logging.getLogger(__name__)
 
 _RECONNECT_S = 0.05
+_WAIT_POLL_S = 0.2
+_TOLD_POLL_S = 0.005
+_MAX_TOLD_S = 2.0  # for the launcher to tell how an engine ended, which it does before it starts the next
 QUEUE_IS_FULL = "The queue is full; try again later."
-
-
-class RequestOutput(msgspec.Struct):
-    """The next tokens of one request, in order: several if the reader is slow, none if the request ends without one."""
-
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None = None  # one per token, if requested
-    prompt_logprobs: list[TokenLogprobs] = []  # the next ones of the prompt, which start at its second token
-    embedding: bytes = b""  # float32s, if requested; in the last output
-    arrival_s: float = 0.0  # time.monotonic() when the newest token was read from the socket
-    num_cached_tokens: int | None = None  # in the output with the first tokens, as the next three
-    queue_s: float | None = None
-    prefill_s: float | None = None
-    cache: CacheReport | None = None
-    finish_reason: str | None = None  # in the last output: "stop" | "length" | "abort"
-    stop_token_id: int | None = None
 
 
 class EngineClient(Protocol):
@@ -97,13 +88,38 @@ class EngineClient(Protocol):
 
 
 class SocketEngineClient:
-    """EngineClient over the engine's unix socket at `path`. Call start() once, inside the event loop."""
+    """EngineClient over the engine's unix socket at `path`. Call start() once, inside the event loop.
 
-    def __init__(self, path: str) -> None:
+    max_replays: as in ServerConfig. num_ends, was_killed: return what the launcher last told of engines that have ended
+    (State); without num_ends nothing is waited for. has_given_up: returns True once open requests shall no longer wait
+    for the next engine.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        max_replays: int = 0,
+        num_ends: Callable[[], int] | None = None,
+        was_killed: Callable[[], bool] = lambda: False,
+        has_given_up: Callable[[], bool] = lambda: False,
+        metrics: Metrics | None = None,
+    ) -> None:
         self._path = path
+        self._max_replays = max_replays
+        self._num_ends = num_ends or itertools.count().__next__
+        self._num_ends_seen = -1
+        self._was_killed = was_killed
+        self._has_given_up = has_given_up
+        self._metrics = metrics or Metrics()
+        self._lost_s: float | None = None  # when the engine ended for which open requests wait; None: none waits
+        self._waiting: asyncio.Task[None] | None = None
+        self._had_progress = False  # a request got a token from the present engine
+        self._refused: dict[bytes, float] = {}  # digests of poison, and until when
         self._ready: EngineReady | None = None
+        self._has_served = False
         self._writer: asyncio.StreamWriter | None = None
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
         self._task: asyncio.Task[None] | None = None
         self._kv: asyncio.Future[KvSnapshot] | None = None  # the pending request for a snapshot
         self._is_full = False
@@ -136,11 +152,14 @@ class SocketEngineClient:
 
     async def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """See EngineClient.submit."""
-        writer = self._serving_writer()
+        writer = None if self._can_wait else self._serving_writer()
         if self._is_full and not request.output:  # an earlier engine had room for the others
             raise Overloaded(QUEUE_IS_FULL)
-        mailbox = self._mailboxes[request.request_id] = _Mailbox()
-        writer.write(encode_frame(request))
+        mailbox = self._mailboxes[request.request_id] = Mailbox(request)
+        if writer is None:
+            self._suspend()
+        else:
+            writer.write(encode_frame(mailbox.journal.submit()))
         try:
             while True:
                 output = await mailbox.get()
@@ -155,6 +174,11 @@ class SocketEngineClient:
 
     def abort(self, request_id: str, *, reason: str = "abort") -> None:
         """See EngineClient.abort."""
+        mailbox = self._mailboxes.get(request_id)
+        if mailbox is not None:
+            mailbox.end_reason = reason
+            if self._lost_s is not None:
+                self._end_waiting(request_id)
         if self._writer is not None:
             self._writer.write(encode_frame(AbortRequest(request_id, reason)))
 
@@ -173,7 +197,14 @@ class SocketEngineClient:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        self._disconnected(_shutting_down)
+        self._disconnected()
+        self._fail_open(_shutting_down)
+
+    @property
+    def _can_wait(self) -> bool:
+        """True while no engine serves, and one did when the request was checked: it may wait for the next one."""
+        has_engine = self._ready is not None or not self._has_served
+        return not (has_engine or self._is_closed or not self._max_replays or self._has_given_up())
 
     def _serving_writer(self) -> asyncio.StreamWriter:
         """Return the connection to an engine that serves. Raises ShuttingDown or EngineDead."""
@@ -197,26 +228,95 @@ class SocketEngineClient:
                 logger.warning("engine connection lost error=%r", str(error))
             except Exception:  # after a bug here this worker must still reconnect
                 logger.exception("engine connection dropped after an internal error")
-            self._disconnected(_engine_dead)
+            self._disconnected()
+            self._suspend()
             await asyncio.sleep(_RECONNECT_S)
 
-    def _disconnected(self, make_error: Callable[[], ServiceError]) -> None:
+    def _disconnected(self) -> None:
         if self._writer is not None:
             self._writer.close()
         self._writer = self._ready = None
         self._greeted.clear()
         self._is_full = False
+        kv, self._kv = self._kv, None
+        if kv is not None:
+            kv.set_exception(_shutting_down() if self._is_closed else _engine_dead())
+            kv.exception()  # mark it as retrieved: the caller may have been cancelled
+
+    def _fail_open(self, make_error: Callable[[], ServiceError]) -> None:
+        self._lost_s = None
+        if self._waiting is not None:
+            self._waiting.cancel()
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
             mailbox.fail(make_error())
-        kv, self._kv = self._kv, None
-        if kv is not None:
-            kv.set_exception(make_error())
-            kv.exception()  # mark it as retrieved: the caller may have been cancelled
+
+    def _suspend(self) -> None:
+        """Let the open requests wait for the next engine."""
+        if not self._max_replays:
+            self._fail_open(_engine_dead)
+        if self._lost_s is not None or not self._mailboxes:
+            return
+        self._lost_s = time.monotonic()
+        for request_id, mailbox in list(self._mailboxes.items()):
+            if mailbox.end_reason is not None:
+                self._end_waiting(request_id)
+        logger.warning("the engine ended; open requests wait for the next one requests=%d", len(self._mailboxes))
+        self._waiting = asyncio.create_task(self._watch_wait(), name="engine-wait")
+
+    async def _watch_wait(self) -> None:
+        while not self._has_given_up():
+            await asyncio.sleep(_WAIT_POLL_S)
+        logger.error("no engine to go on with open requests requests=%d", len(self._mailboxes))
+        self._fail_open(_engine_dead)
+
+    def _end_waiting(self, request_id: str) -> None:
+        """End a waiting request that was to be aborted, as the engine would have."""
+        mailbox = self._mailboxes.pop(request_id)
+        mailbox.put(RequestOutput([], finish_reason=mailbox.end_reason))
+
+    def _resume(self, writer: asyncio.StreamWriter) -> None:
+        """Submit the waiting requests to the engine that is ready."""
+        now, lost_s, self._lost_s = time.monotonic(), self._lost_s, None
+        if self._waiting is not None:
+            self._waiting.cancel()
+        is_fault, num_tokens = not self._was_killed(), 0
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        for request_id, mailbox in mailboxes.items():
+            journal = mailbox.journal
+            error = journal.end_engine(
+                is_fault=is_fault, had_progress=self._had_progress, max_replays=self._max_replays
+            )
+            if error is None:
+                self._mailboxes[request_id] = mailbox
+                continue
+            logger.error("request given up request_id=%s code=%s reason=%r", request_id, error.code, error.message)
+            if isinstance(error, PoisonRequest):
+                self._refused[journal.digest] = now + REFUSED_S
+            mailbox.fail(error)
+        self._had_progress = False
+        self._refused = {digest: until_s for digest, until_s in self._refused.items() if until_s > now}
+        for digest, until_s in self._refused.items():
+            writer.write(encode_frame(RefuseDigest(digest, until_s)))
+        num_replays = 0
+        for mailbox in self._mailboxes.values():
+            message = mailbox.journal.submit()
+            writer.write(encode_frame(message))
+            num_replays += message.num_replays > 0
+            num_tokens += mailbox.journal.num_tokens
+        self._metrics.count("request_replays_total", num_replays)
+        if lost_s is not None:
+            logger.warning(
+                "open requests go on requests=%d tokens=%d after_s=%.2f", len(self._mailboxes), num_tokens, now - lost_s
+            )
 
     def _dispatch(self, message: FromEngine, now: float) -> None:
         if isinstance(message, StepEvents):
             self._dispatch_step(message, now)
+        elif isinstance(message, Begun):
+            for request_id, cache in zip(message.request_ids, message.caches, strict=True):
+                if request_id in self._mailboxes:
+                    self._mailboxes[request_id].journal.begin(cache)
         elif isinstance(message, RequestFailed):
             mailbox = self._mailboxes.pop(message.request_id, None)
             if mailbox is not None:
@@ -228,8 +328,22 @@ class SocketEngineClient:
             if kv is not None:
                 kv.set_result(message)
         else:
-            self._ready = message
-            self._greeted.set()
+            assert self._writer is not None
+            self._take_greeting(message, self._writer, until_s=now + _MAX_TOLD_S)
+
+    def _take_greeting(self, message: EngineReady, writer: asyncio.StreamWriter, *, until_s: float) -> None:
+        """Begin to use the engine, as soon as the launcher has told of the earlier one's end."""
+        if self._writer is not writer:
+            return
+        num_ends = self._num_ends()
+        if self._lost_s is not None and num_ends <= self._num_ends_seen and time.monotonic() < until_s:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_TOLD_POLL_S, lambda: self._take_greeting(message, writer, until_s=until_s))
+            return
+        self._num_ends_seen = num_ends
+        self._ready, self._has_served = message, True
+        self._greeted.set()
+        self._resume(writer)
 
     def _dispatch_step(self, events: StepEvents, now: float) -> None:
         started = {entry.row: entry for entry in events.started}
@@ -237,6 +351,8 @@ class SocketEngineClient:
         # Most rows of most steps have tokens alone
         with_more = {*started, *finished, *events.logprobs, *events.prompt_logprobs, *events.embeddings}
         mailboxes, token_ids, start = self._mailboxes, events.token_ids, 0
+        if token_ids:
+            self._had_progress = True
         for row, (request_id, num_tokens) in enumerate(zip(events.request_ids, events.num_tokens, strict=True)):
             end = start + num_tokens
             mailbox = mailboxes.get(request_id)
@@ -249,7 +365,8 @@ class SocketEngineClient:
                 output.prompt_logprobs = events.prompt_logprobs.get(row, [])
                 output.embedding = events.embeddings.get(row, b"")
                 if row in started:
-                    _copy_start(started[row], output)
+                    copy_start(started[row], output)
+                    mailbox.keep_first_start(output)
                 if row in finished:
                     output.finish_reason, output.stop_token_id = finished[row].reason, finished[row].stop_token_id
                 mailbox.put(output)
@@ -262,60 +379,3 @@ def _engine_dead() -> EngineDead:
 
 def _shutting_down() -> ShuttingDown:
     return ShuttingDown("The server is shutting down and cannot finish this request.")
-
-
-class _Mailbox:
-    """Holds the unread output of one request: at most one output, into which later ones are merged, or an error."""
-
-    def __init__(self) -> None:
-        self._output: RequestOutput | None = None
-        self._error: ServiceError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, output: RequestOutput) -> None:
-        """Add an output."""
-        if self._output is None:
-            self._output = output
-        else:
-            _merge(self._output, output)
-        if self._waiter is not None:
-            self._wake(self._waiter)
-
-    def fail(self, error: ServiceError) -> None:
-        """Set the error that get() raises once the unread output is taken."""
-        self._error = error
-        if self._waiter is not None:
-            self._wake(self._waiter)
-
-    async def get(self) -> RequestOutput:
-        """Wait for an output and take it. Raises the error of fail()."""
-        while self._output is None:
-            if self._error is not None:
-                raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        output, self._output = self._output, None
-        return output
-
-    def _wake(self, waiter: asyncio.Future[None]) -> None:
-        self._waiter = None
-        if not waiter.done():  # the reader was cancelled
-            waiter.set_result(None)
-
-
-def _copy_start(source: Started | RequestOutput, output: RequestOutput) -> None:
-    output.num_cached_tokens, output.queue_s = source.num_cached_tokens, source.queue_s
-    output.prefill_s, output.cache = source.prefill_s, source.cache
-
-
-def _merge(first: RequestOutput, second: RequestOutput) -> None:
-    """Append `second` to `first` in place. Only the first output with a token has cached tokens and start times."""
-    if not first.token_ids and second.queue_s is not None:  # `first` has only prompt log-probabilities
-        _copy_start(second, first)
-    first.token_ids += second.token_ids
-    first.prompt_logprobs += second.prompt_logprobs
-    first.embedding += second.embedding
-    if second.logprobs is not None:
-        first.logprobs = (first.logprobs or []) + second.logprobs
-    first.arrival_s = second.arrival_s
-    first.finish_reason, first.stop_token_id = second.finish_reason, second.stop_token_id

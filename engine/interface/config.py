@@ -170,6 +170,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False  # unknown request fields: True: status 400; False: listed in x-quire-ignored
     max_body_bytes: int = 8 * 1024 * 1024
     request_timeout_s: float | None = None  # deadline of every request
+    max_replays: int = 2  # further engines in a row to which open requests go on without a further token; 0: none
     engine_socket: str = ""  # unix socket of the engine; with several engines, of the first that decodes
     prefill_sockets: list[str] = []  # unix sockets of the engines that compute long prompts for others
     decode_sockets: list[str] = []  # then: those of the engines that decode
@@ -200,6 +201,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "auto"  # auto (bars on a terminal, key=value elsewhere) | text | json
     log_level: str = "info"
     debug: bool = False  # show tracebacks
+    has_standby: bool = False  # keep a second engine process that takes over when the engine ends
     stall_timeout_s: float = 300.0  # an engine without progress for this time is restarted; 0: never
     api_key_file: str | None = None  # read again on SIGHUP
     given_key_hashes: list[str] = []  # SHA-256 of keys that are not in the file
@@ -217,3 +219,4 @@ class EngineProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     log_format: str = "text"  # text | json
     debug: bool = False
+    is_standby: bool = False  # it waits for Activate, loaded as far as the engine leaves room

@@ -22,7 +22,10 @@ LOAD_STALL_AFTER_S = 300.0
 
 
 class Hello(msgspec.Struct, tag=True):
-    """The first message of a child: its role ("engine" | "worker"), index and pid."""
+    """The first message of a child: its role ("engine" | "standby" | "worker"), index and pid.
+
+    A standby says it once more, as the engine, when it has been activated.
+    """
 
     role: str
     index: int
@@ -36,7 +39,7 @@ class Serving(msgspec.Struct, tag=True):
 class Stage(msgspec.Struct, tag=True, omit_defaults=True):
     """The progress of the engine's start.
 
-    name: imports, config, kernels, ranks, weights, kv_cache, graphs, self_test, ready.
+    name: imports, config, kernels, ranks, weights, kv_cache, graphs, self_test, ready. A standby that waits: standby.
     """
 
     name: str
@@ -119,11 +122,15 @@ class State(msgspec.Struct, tag=True):
 
     fault: "restarting": from the engine's exit until the next engine is ready; "dead": restarts have failed for a
     minute; "stalled": the engine's loop, or the load of the next engine, makes no progress.
+    num_ends: engines that were ready and have ended. was_killed: the last of them by a kill from outside (SIGKILL, and
+    not for want of memory).
     """
 
     stage: Stage
     is_draining: bool
     fault: str = ""
+    num_ends: int = 0
+    was_killed: bool = False
 
     @property
     def is_alive(self) -> bool:
@@ -135,6 +142,10 @@ class Drain(msgspec.Struct, tag=True):
     """Drains the child: it refuses new requests, finishes the running ones and exits within `timeout_s`."""
 
     timeout_s: float
+
+
+class Activate(msgspec.Struct, tag=True):
+    """Tells a standby that it is the engine from now on: it loads the rest, and serves."""
 
 
 class Keys(msgspec.Struct, tag=True):
@@ -164,7 +175,7 @@ ToLauncher = (
     | Cancel
     | Cancelled
 )
-FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys | ReloadTls
+FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys | ReloadTls | Activate
 
 
 class LauncherChannel(Protocol):

@@ -77,7 +77,11 @@ class OutOfMemory(ServiceError, code="out_of_memory"):
 
 
 class EngineDead(ServiceError, code="engine_dead"):
-    """The engine died while it served this request; the launcher restarts it."""
+    """The engine died while it served this request, and no later engine could go on with it (`--max-replays`)."""
+
+
+class PoisonRequest(EngineError, code="poison_request"):
+    """The engine died twice at the same token of this request; an equal one is refused for ten minutes."""
 
 
 class ShuttingDown(ServiceError, code="server_shutting_down"):

@@ -50,7 +50,7 @@ class Metric(NamedTuple):
 
 
 # fmt: off
-FAILURES = ("deadline_exceeded", "engine_dead", "engine_error", "internal_error", "model_output_invalid", "out_of_memory", "server_shutting_down")
+FAILURES = ("deadline_exceeded", "engine_dead", "engine_error", "internal_error", "model_output_invalid", "out_of_memory", "poison_request", "server_shutting_down")
 _ROLES = ("launcher", "engine", "worker")
 KINDS = ("full", "window", "state")  # of CacheGroup
 # fmt: on
@@ -66,6 +66,7 @@ METRICS: dict[str, Metric] = {
         Metric("requests_rejected_total", "counter", "Requests refused before they reached the engine, by reason; invalid counts 4xx replies to POST requests only.", label="reason",
                label_values=("invalid", "overloaded", "not_ready", "draining")),
         Metric("requests_failed_total", "counter", "Requests that the server failed to complete, by reason.", label="reason", label_values=FAILURES),
+        Metric("request_replays_total", "counter", "Submissions of open requests to the next engine after one had ended."),
         Metric("http_requests_total", "counter", "HTTP requests answered, by route and class of status.", "http_requests_total",
                label=("route", "status"), alias_label=("handler", "status")),
         Metric("http_disconnects_total", "counter", "Clients that left before their answer ended."),

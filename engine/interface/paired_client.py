@@ -16,8 +16,9 @@ from contextlib import aclosing
 
 import msgspec
 
-from engine.interface.client import EngineClient, RequestOutput
+from engine.interface.client import EngineClient
 from engine.interface.errors import EngineDead, Overloaded, PromptTooLong
+from engine.interface.mailbox import RequestOutput
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import AddRequest, EngineReady, HandOver, KvSnapshot, pack_token_ids
 

@@ -1,12 +1,14 @@
 """Messages between an HTTP worker and the engine. Imports msgspec only; never torch.
 
 Each worker has one connection; frames are length-prefixed msgpack (engine/interface/transport.py).
-    worker → engine   AddRequest … [AbortRequest]; AskKv at any time, with one KvSnapshot as its reply
-    engine → worker   EngineReady once; QueueState on change; StepEvents (columnar, at most one per step and worker)
-                      until the request's row appears in `finished`; or RequestFailed, which also ends the request.
-A request ends in one of these two ways, or with its connection: EngineClient then raises EngineDead for every open
-request. The engine handles token ids only: text, stop strings and templates stay in the worker. The source of a grammar
-passes through the engine unread, to engine/grammar/compiler.py, which makes token masks from it.
+    worker → engine   AddRequest … [AbortRequest]; AskKv at any time, with one KvSnapshot as its reply; RefuseDigest
+    engine → worker   EngineReady once; QueueState on change; Begun before the engine works on a request; StepEvents
+                      (columnar, at most one per step and worker) until the request's row appears in `finished`; or
+                      RequestFailed, which also ends the request.
+A request ends in one of these two ways, or with its connection: EngineClient then submits it to the next engine, with
+the tokens that it has (engine/interface/replays.py), or raises EngineDead.
+The engine handles token ids only: text, stop strings and templates stay in the worker. The source of a grammar passes
+through the engine unread, to engine/grammar/compiler.py, which makes token masks from it.
 """
 
 from array import array
@@ -154,7 +156,11 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     thinking: ThinkingBudget | None = None  # None: any number of tokens
     open_salt: str = ""  # what cache_salt would be if the client had given none
     pin_s: float = 0.0  # how long its blocks are kept in the prefix cache after its end; 0: as all others
-    output: bytes = b""  # pack_token_ids(): the tokens that its client has of another engine; the next one is wanted
+    # Of a request that goes on after the end of an earlier engine:
+    output: bytes = b""  # pack_token_ids(): the tokens that its client has; the next one is wanted
+    num_prompt_logprobs: int = 0  # tokens of the prompt after the first whose log-probabilities its client has
+    num_replays: int = 0  # earlier submissions
+    is_suspect: bool = False  # it may have ended an engine: no other suspect runs until it has a further token
     hand_over: HandOver | None = None  # None: one engine computes all of it
 
     @property
@@ -176,6 +182,13 @@ class AbortRequest(msgspec.Struct, tag=True):
 
     request_id: str
     reason: str = "abort"
+
+
+class RefuseDigest(msgspec.Struct, tag=True):
+    """Requests with this digest (engine/interface/replays.py) are refused until time.monotonic() is `until_s`."""
+
+    digest: bytes
+    until_s: float
 
 
 class ClientGone(msgspec.Struct, tag=True):
@@ -251,6 +264,16 @@ class StepEvents(msgspec.Struct, tag=True, omit_defaults=True):
     # row → the next entries of its prompt, from the second token on; all are sent by the first sampled token
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     embeddings: dict[int, bytes] = {}  # row → float32s, not normalised; with its request's Started and Finished
+
+
+class Begun(msgspec.Struct, tag=True):
+    """Sent before the engine first works on requests: if it ends without a further token, that may be their fault.
+
+    caches: what the prefix cache had of each, in the same order; None: its grammar is compiled first.
+    """
+
+    request_ids: list[str]
+    caches: list[CacheReport | None]
 
 
 class QueueState(msgspec.Struct, tag=True):
@@ -357,5 +380,5 @@ class KvSnapshot(msgspec.Struct, tag=True):
     states: KvStates | None = None  # None: the model has none
 
 
-ToEngine = AddRequest | AbortRequest | AskKv
-FromEngine = EngineReady | StepEvents | QueueState | RequestFailed | KvSnapshot
+ToEngine = AddRequest | AbortRequest | AskKv | RefuseDigest
+FromEngine = EngineReady | Begun | StepEvents | QueueState | RequestFailed | KvSnapshot

@@ -27,14 +27,17 @@ _CHUNK_BYTES = 16 * 1024**2
 _MOST_OF_MEMORY = 0.7  # a larger checkpoint would push out its own first files
 
 
-def begin_head_start(config: EngineConfig) -> list[threading.Thread]:
-    """Start the threads that are of use with this configuration, and return them. Does not block."""
+def begin_head_start(config: EngineConfig, *, may_use_device: bool = True) -> list[threading.Thread]:
+    """Start the threads that are of use with this configuration, and return them. Does not block.
+
+    may_use_device: False leaves the CUDA context, which takes memory of the device.
+    """
     work: list[Callable[[], object]] = []
     if config.load_format != "dummy":
         work.append(lambda: read_ahead(Path(config.model)))
     if config.device in ("auto", "cuda"):
         work.append(hash_triton)
-        if config.tensor_parallel_size == 1:  # else each rank has its own device
+        if config.tensor_parallel_size == 1 and may_use_device:  # else each rank has its own device
             work.append(create_context)
     threads = [threading.Thread(target=run, name="head-start", daemon=True) for run in work]
     for thread in threads:

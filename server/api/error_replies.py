@@ -10,6 +10,7 @@ from engine.interface.errors import (
     EngineError,
     OutOfMemory,
     Overloaded,
+    PoisonRequest,
     PromptTooLong,
     RequestAborted,
     RequestError,
@@ -117,7 +118,7 @@ def error_reply(error: ServiceError, *, request_id: str, path: str = "") -> Erro
         headers["retry-after"] = str(error.retry_after_s)
     elif isinstance(error, EngineDead | ShuttingDown | OutOfMemory):
         headers["retry-after"] = str(_DEAD_RETRY_AFTER_S)
-    if status < 500 and status != 429:
+    if (status < 500 and status != 429) or isinstance(error, PoisonRequest):
         headers["x-should-retry"] = "false"  # the openai clients retry 408 and 409 without it
     if speaks_anthropic(path):
         headers["request-id"] = request_id  # the anthropic clients read this name

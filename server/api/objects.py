@@ -35,13 +35,17 @@ class Usage(msgspec.Struct):
 
 
 class Timings(msgspec.Struct):
-    """Durations in milliseconds; null for a phase that did not occur. itl_ms: mean time between tokens."""
+    """Durations in milliseconds; null for a phase that did not occur. itl_ms: mean time between tokens.
+
+    replays: how often the answer went on with another engine, since one had ended; left out if never.
+    """
 
     queue_ms: float | None
     prefill_ms: float | None
     ttft_ms: float | None
     itl_ms: float | None
     total_ms: float
+    replays: int | UnsetType = UNSET
 
 
 class CacheFacts(msgspec.Struct):
@@ -333,6 +337,7 @@ def timings_of(stats: Stats) -> Timings:
         ttft_ms=_ms(stats.ttft_s),
         itl_ms=_ms(stats.itl_s),
         total_ms=round(stats.total_s * 1000, 3),
+        replays=stats.num_replays or UNSET,
     )
 
 

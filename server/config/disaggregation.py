@@ -73,6 +73,10 @@ def peer_of(arguments: argparse.Namespace) -> "PeerConfig | None":
             f"--disaggregate {shown} hands over blocks of the prefix cache, which --no-prefix-caching disables:"
             " use one of the two."
         )
+    if arguments.standby:
+        raise UsageError(
+            f"--disaggregate {shown} has no engine that stands by, which --standby asks for: use one of both."
+        )
     if arguments.kv_transport == "nixl" and importlib.util.find_spec("nixl") is None:
         raise UsageError("--kv-transport nixl needs NIXL, which is not installed: pip install 'quire[disaggregate]'.")
     from engine.interface.config import PeerConfig

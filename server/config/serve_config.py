@@ -78,6 +78,7 @@ def find_model(
         pooling=arguments.pooling,
         strict=arguments.reject_unknown_fields,
         request_timeout_s=arguments.request_timeout,
+        max_replays=arguments.max_replays,
         api_key_hashes=checked.api_key_hashes,
         api_key_roles=checked.api_key_roles,
         priority=arguments.priority,

@@ -232,6 +232,14 @@ def add_request_flags(group: argparse._ArgumentGroup) -> None:
     add_alias(group, "--strict", reject)
     add("--request-timeout", type=deadline, metavar="S", help="time limit of every request in seconds (none)")
     add(
+        "--max-replays",
+        type=integer(0, 1000),
+        default=2,
+        metavar="N",
+        help="engines in a row that may end under open requests before any got a further token; 0: none goes on (2)",
+    )
+    add("--standby", action="store_true", help="keep a second engine process, which takes over when the engine ends")
+    add(
         "--stall-timeout",
         type=seconds,
         default=300.0,

@@ -15,8 +15,9 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.interface.client import EngineClient, RequestOutput
+from engine.interface.client import EngineClient
 from engine.interface.errors import EngineError, GrammarError, RequestAborted
+from engine.interface.mailbox import RequestOutput
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AddRequest,
@@ -120,6 +121,7 @@ class Stats(msgspec.Struct, kw_only=True):
     itl_s: float | None = None  # mean over all tokens after each choice's first
     total_s: float = 0.0
     cache: CacheReport | None = None  # of the first choice
+    num_replays: int = 0  # of the choice with the most: how often it went on with another engine
     finish_reasons: list[str] = []  # distinct ones, in order of arrival
 
 
@@ -192,6 +194,7 @@ class CompletionStream:
             num_output_tokens=sum(choice.num_tokens for choice in choices),
             num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in choices),
             cache=choices[0].cache,
+            num_replays=max(choice.num_replays for choice in choices),
             queue_s=None if first is None else first.queue_s,
             prefill_s=None if first is None else first.prefill_s,
             ttft_s=None if first is None else (first.first_s or 0.0) - self.spec.arrival_s,
@@ -252,6 +255,7 @@ class _ChoiceStream:
         self.request_id = request_id
         self.num_tokens = 0
         self.num_cached_tokens = 0
+        self.num_replays = 0
         self.cache: CacheReport | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.queue_s: float | None = None
@@ -301,6 +305,7 @@ class _ChoiceStream:
 
     def feed(self, output: RequestOutput) -> list[Event]:
         """Return the events of one engine output. Raises RequestAborted if the request was ended elsewhere."""
+        self.num_replays = output.num_replays
         if output.finish_reason == "abort":
             raise RequestAborted("The request was cancelled.")
         if output.prompt_logprobs:

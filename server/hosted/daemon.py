@@ -81,6 +81,7 @@ def _run(flags: Sequence[str], run_dir: RunDir, host_dir: Path) -> int:
         log_level=arguments.log_level,
         debug=arguments.debug,
         metrics_compat=arguments.metrics_compat,
+        has_standby=arguments.standby,
         stall_timeout_s=arguments.stall_timeout,
         api_key_file=arguments.api_key_file,
         given_key_hashes=checked.given_key_hashes,

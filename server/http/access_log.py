@@ -93,6 +93,8 @@ def _fields(scope: Scope, record: RequestRecord) -> dict[str, str | int | float]
         fields["output_tokens"] = stats.num_output_tokens
         if stats.cache is not None:
             fields["cache"] = stats.cache.reason
+        if stats.num_replays:
+            fields["replays"] = stats.num_replays
         for name, seconds in (("queue_ms", stats.queue_s), ("ttft_ms", stats.ttft_s), ("itl_ms", stats.itl_s)):
             if seconds is not None:
                 fields[name] = round(seconds * 1000, 3)
@@ -111,6 +113,8 @@ def _line(fields: Mapping[str, str | int | float]) -> str:
         words.append(f"ttft={fields['ttft_ms']:.0f}ms")
     if "itl_ms" in fields:
         words.append(f"itl={fields['itl_ms']:.1f}ms")
+    if "replays" in fields:
+        words.append(f"replays={fields['replays']}")
     return " ".join([*words, str(fields["outcome"]), str(fields["request_id"])])
 
 

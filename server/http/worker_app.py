@@ -43,16 +43,26 @@ class WorkerApp:
             on_cancel=self._open_requests.cancel,
             before_send=self.http_metrics.record_state,
         )
-        self._sockets = [SocketEngineClient(path) for path in config.prefill_sockets]
-        num_prefill = len(self._sockets)
-        self._sockets += [SocketEngineClient(path) for path in config.decode_sockets or [config.engine_socket]]
-        self.client: SocketEngineClient | PairedEngineClient = self._sockets[0]
-        if num_prefill:
+        decode_sockets = config.decode_sockets or [config.engine_socket]
+        prefill = [SocketEngineClient(path) for path in config.prefill_sockets]
+        if len(decode_sockets) == 1:
+            decode = [
+                SocketEngineClient(
+                    decode_sockets[0],
+                    max_replays=config.max_replays,
+                    num_ends=lambda: self.launcher.state.num_ends,
+                    was_killed=lambda: self.launcher.state.was_killed,
+                    has_given_up=self._has_given_up,
+                    metrics=self._metrics,
+                )
+            ]
+        else:  # their requests go on in another one
+            decode = [SocketEngineClient(path) for path in decode_sockets]
+        self._sockets = [*prefill, *decode]
+        self.client: SocketEngineClient | PairedEngineClient = decode[0]
+        if prefill:
             self.client = PairedEngineClient(
-                self._sockets[:num_prefill],
-                self._sockets[num_prefill:],
-                min_tokens=config.min_prefill_tokens,
-                metrics=self._metrics,
+                prefill, decode, min_tokens=config.min_prefill_tokens, metrics=self._metrics
             )
 
     async def connect(self) -> None:
@@ -88,6 +98,12 @@ class WorkerApp:
         gc.freeze()  # what lives as long as the worker: each full collection would walk it while all threads wait
         gc.set_threshold(COLLECT_EVERY)
         return app
+
+    def _has_given_up(self) -> bool:
+        """Return whether no engine is to be expected soon: restarts fail, or the load of the next one stands still."""
+        state = self.launcher.state
+        is_stuck = state.fault == "stalled" and state.stage.name != "ready"
+        return state.fault == "dead" or is_stuck or not self.launcher.is_connected
 
     async def disconnect_engine(self) -> None:
         """End open requests with an error event, and refuse new ones."""

@@ -22,6 +22,7 @@ import msgspec
 
 from engine.interface.config import LaunchConfig
 from engine.interface.control import (
+    Activate,
     Cancel,
     Cancelled,
     Drain,
@@ -96,22 +97,34 @@ class ControlServer:
         return self._state
 
     def set_state(
-        self, *, stage: Stage | None = None, is_draining: bool | None = None, fault: str | None = None
+        self,
+        *,
+        stage: Stage | None = None,
+        is_draining: bool | None = None,
+        fault: str | None = None,
     ) -> None:
         """Change the state and send it to every worker."""
-        self._state = State(
-            self._state.stage if stage is None else stage,
-            self._state.is_draining if is_draining is None else is_draining,
-            self._state.fault if fault is None else fault,
+        self._state = msgspec.structs.replace(
+            self._state,
+            stage=self._state.stage if stage is None else stage,
+            is_draining=self._state.is_draining if is_draining is None else is_draining,
+            fault=self._state.fault if fault is None else fault,
         )
         self.send(self._state, role="worker")
+
+    def end_engine(self, *, fault: str, was_killed: bool) -> None:
+        """Tell every worker that an engine that was ready has ended."""
+        self._state = msgspec.structs.replace(self._state, num_ends=self._state.num_ends + 1, was_killed=was_killed)
+        self.set_state(stage=Stage("restarting"), fault=fault)
 
     def set_keys(self, hashes: list[str], roles: dict[str, list[str]] | None = None) -> None:
         """Change the API keys and send them to every worker, also to later ones. roles: as in Keys."""
         self._keys = Keys(hashes, roles or {})
         self.send(self._keys, role="worker")
 
-    def send(self, message: State | Drain | Keys | ReloadTls, *, role: str, index: int | None = None) -> None:
+    def send(
+        self, message: State | Drain | Keys | ReloadTls | Activate, *, role: str, index: int | None = None
+    ) -> None:
         """Send to every connected child of a role, or to the one with `index`."""
         for child in self._children:
             hello = child.hello

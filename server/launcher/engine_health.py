@@ -165,7 +165,8 @@ class EngineDowntime:
     """Measures restarts. Life: end (the first engine is ready) → begin (it ended; again at each failed start) → end → …
 
     A restart has failed if its engine did not serve for a minute: it may get ready each time, and end or hang by what
-    it is asked, or by what only work brings out in its device. The time that it hung is no service.
+    it is asked, or by what only work brings out in its device. The time that it hung is no service. A kill from outside
+    tells nothing of that: an engine that served counts as one that would have gone on.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -186,13 +187,15 @@ class EngineDowntime:
         """The fault for State while an engine makes no progress: "stalled", or "dead" after repeated failures."""
         return self._fault_or("stalled")
 
-    def begin(self, *, hung_s: float = 0.0) -> None:
+    def begin(self, *, hung_s: float = 0.0, was_killed: bool = False) -> None:
         """Record that an engine has ended; count from now, unless a previous end is still being counted.
 
-        hung_s: how long it had made no progress.
+        hung_s: how long it had made no progress. was_killed: from outside; if it served, its restart has not failed.
         """
         now_s = self._clock()
         self.served_s, self._ready_s = 0.0 if self._ready_s is None else now_s - hung_s - self._ready_s, None
+        if was_killed and self.served_s > 0:
+            self.served_s = max(self.served_s, Backoff.HEALTHY_S)
         self._num_failed = 0 if self.served_s >= Backoff.HEALTHY_S else self._num_failed + 1
         if self._began_s is None:
             self._began_s = now_s

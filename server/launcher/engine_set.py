@@ -20,7 +20,7 @@ from server.launcher.engine_health import StepWatchdog
 
 logger = logging.getLogger(__name__)
 
-ChildKey = tuple[str, int]  # role ("engine" | "worker"), index
+ChildKey = tuple[str, int]  # role ("engine" | "standby" | "worker"), index
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPU_FILES = "nvidia[0-9]*"
 
@@ -110,6 +110,10 @@ class SideEngines:
     def num_decoding(self) -> int:
         """Of those that decode, the number that serves."""
         return sum(self._specs[key].decodes for key in self._ready_s)
+
+    def decodes(self, child: ChildKey) -> bool:
+        """Return whether a child is one of those that decode."""
+        return child in self._specs and self._specs[child].decodes
 
     def enter(self, child: ChildKey, stage: Stage) -> None:
         """Record a stage of an engine's start."""

@@ -21,7 +21,18 @@ import msgspec
 
 from engine.interface.child_process import describe_exit
 from engine.interface.config import EngineConfig, EngineProcessConfig, LaunchConfig, ServerConfig
-from engine.interface.control import Drain, EngineFailed, EngineInfo, Heartbeat, Hello, ReloadTls, Serving, Stage, State
+from engine.interface.control import (
+    Activate,
+    Drain,
+    EngineFailed,
+    EngineInfo,
+    Heartbeat,
+    Hello,
+    ReloadTls,
+    Serving,
+    Stage,
+    State,
+)
 from engine.interface.errors import StartupError
 from engine.interface.logs import configure_logging
 from server.config.serve_config import WorkerConfig
@@ -41,11 +52,13 @@ from server.launcher.processes import (
     end_child,
     is_on_terminal,
     kill_child,
+    num_oom_kills,
     raise_file_limit,
     start_child,
 )
 from server.launcher.run_dir import RunDir
 from server.launcher.stand_in import StandIn
+from server.launcher.standby import Standby
 from server.launcher.startup_banner import StartupBanner
 from server.launcher.systemd import Notifier, NotifyingConsole
 
@@ -55,6 +68,7 @@ _WORKER_MODULE = "server.http.worker"
 _DRAIN_GRACE_S = 5.0  # what a worker gets beyond its drain timeout to send the last error events
 _ENGINE_END_S = 3.0
 _ENGINE: ChildKey = ("engine", 0)
+_STANDBY: ChildKey = ("standby", 0)
 
 
 def launch(
@@ -131,9 +145,11 @@ class Launcher:
         self._stand_in = StandIn(
             listeners, config, root_path=server_config.root_path, state=lambda: self._control.state
         )
+        self._standby = Standby(self._start_standby, reason=lambda: self._failures.pop(_STANDBY, None))
         self._serving: set[ChildKey] = set()  # workers that accept connections
         self._failures: dict[ChildKey, EngineFailed] = {}
         self._started_once: set[ChildKey] = set()  # an engine that was ready, a worker that said hello
+        self._is_drained = False  # the workers have ended
         self._tasks = Tasks(on_error=self._on_bug)
 
     @property
@@ -158,6 +174,8 @@ class Launcher:
         self._tasks.spawn(self._notifier.watch(state=self._supervised_state))
         for spec in self._engines:
             self._tasks.spawn(self._keep_engine(spec))
+        if self._config.has_standby:
+            self._tasks.spawn(self._standby.run())
         for index in range(self._config.http_workers):
             self._tasks.spawn(self._keep_worker(index))
         try:
@@ -171,7 +189,7 @@ class Launcher:
                 kill_child(process)
             await asyncio.gather(*(process.wait() for process in self._children.values()))
 
-    async def _keep_engine(self, spec: EngineSpec) -> None:
+    def _write_engine_config(self, name: str, spec: EngineSpec, *, is_standby: bool = False) -> Path:
         config = EngineProcessConfig(
             engine=spec.config,
             index=spec.index,
@@ -180,9 +198,25 @@ class Launcher:
             log_level=self._config.log_level,
             log_format=child_log_format(self._config),
             debug=self._config.debug,
+            is_standby=is_standby,
         )
-        path = self._run_dir.write(f"{spec.name}.json", config)
+        return self._run_dir.write(name, config)
+
+    async def _keep_engine(self, spec: EngineSpec) -> None:
+        path = self._write_engine_config(f"{spec.name}.json", spec)
         await self._keep(spec.key, self._engine_module, path, environment=spec.environment)
+
+    async def _start_standby(self) -> asyncio.subprocess.Process:
+        config = self._write_engine_config("standby.json", self._engines[0], is_standby=True)
+        process = self._children[_STANDBY] = await start_child(self._engine_module, config)
+        return process
+
+    def _take_standby(self) -> asyncio.subprocess.Process | None:
+        process = self._standby.take()
+        if process is not None:
+            self._control.send(Activate(), role="standby")
+            del self._children[_STANDBY]
+        return process
 
     async def _keep_worker(self, index: int) -> None:
         listener = self._listeners[index % len(self._listeners)]
@@ -212,41 +246,51 @@ class Launcher:
         """Start a child, and again whenever it ends, until drain. A first start that fails ends the daemon."""
         is_engine = child[0] == "engine"
         backoff = Backoff(Backoff.LAST_S if is_engine else Backoff.WORKER_LAST_S)
-        while not self._is_draining:
+        while self._is_kept(child):
             if child in self._started_once:
                 self._registry.count(f"{child[0]}_restarts_total")
-            started_s = time.monotonic()
-            process = self._children[child] = await start_child(
-                module, config, pass_fds=pass_fds, environment=environment
-            )
+            started_s, num_kills, was_killed = time.monotonic(), num_oom_kills(), False
+            process = self._take_standby() if child == _ENGINE else None
+            if process is None:
+                process = await start_child(module, config, pass_fds=pass_fds, environment=environment)
+            self._children[child] = process
             returncode = await process.wait()
             await self._control.settle(*child)  # or its last word, which may be "ready", would come after its end
-            if self._is_draining:
+            if not self._is_kept(child):
                 return
+            failure = self._failures.pop(child, None)
             if child == _ENGINE and child in self._started_once:
-                self._downtime.begin(hung_s=self._watch.age_s)
+                was_killed = returncode == -signal.SIGKILL and failure is None and num_oom_kills() == num_kills
+                self._downtime.begin(hung_s=self._watch.age_s, was_killed=was_killed)
                 self._watch.stop()
                 self._watch.load()
             served_s = self._sides.end(child) if child in self._sides else time.monotonic() - started_s
-            if is_engine and _ENGINE in self._started_once:
-                self._tell_if_none_decodes()
-            failure = self._failures.pop(child, None)
+            if child == _ENGINE or self._sides.decodes(child):
+                self._tell_if_none_decodes(was_killed=was_killed)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
             if child not in self._started_once or (failure is not None and not self._banner.is_made):
                 self._fail(reason, failure.exit_code if failure else 3)
                 return
             # The load of an engine may take minutes, and is no sign of health
             delay_s = backoff.next(healthy_s=self._downtime.served_s if child == _ENGINE else served_s)
+            if child == _ENGINE and self._standby.process is not None:
+                delay_s = 0.0
             logger.error("%s %d ended, restarting delay_s=%g reason=%r", *child, delay_s, reason)
             self._serving.discard(child)
             if not self._serving and not is_engine:
                 await self._stand_in.start(num_ended=backoff.num_ended)
             await asyncio.sleep(delay_s)
 
-    def _tell_if_none_decodes(self) -> None:
+    def _tell_if_none_decodes(self, *, was_killed: bool) -> None:
         """Publish that the daemon serves no more, if the last engine that decodes has ended."""
         if self._downtime.fault and not self._sides.num_decoding:
-            self._control.set_state(stage=Stage("restarting"), fault=self._downtime.fault)
+            self._control.end_engine(fault=self._downtime.fault, was_killed=was_killed)
+
+    def _is_kept(self, child: ChildKey) -> bool:
+        """Return whether a child is to run: an engine also in a drain, as long as streams may need it to go on."""
+        if child == _ENGINE and child in self._started_once and self._server_config.max_replays:
+            return not self._is_drained
+        return not self._is_draining
 
     def _supervised_state(self) -> State:
         """Return the state for supervisors: HTTP workers that do not come back are a fault as an engine is."""
@@ -260,6 +304,9 @@ class Launcher:
                 self._started_once.add(child)
                 if self._is_draining:
                     self._control.send(Drain(0.0), role="worker", index=hello.index)
+            case Hello(role="standby", pid=pid):
+                if (engine := self._children.get(_ENGINE)) is not None and engine.pid == pid:  # taken before this
+                    self._control.send(Activate(), role="standby")
             case Serving():
                 self._serving.add(child)
                 self._stand_in.stop()
@@ -292,6 +339,7 @@ class Launcher:
         self._banner.stage(stage)
         if stage.name == "ready":
             self._tasks.spawn(self._learn_limits())
+            self._standby.want()
             if _ENGINE not in self._started_once:
                 self._started_once.add(_ENGINE)
                 self._tasks.spawn(self._banner.make(is_draining=lambda: self._is_draining))
@@ -364,6 +412,8 @@ class Launcher:
         self._control.send(Drain(timeout_s), role="worker")
         workers = [process for child, process in self._children.items() if child[0] == "worker"]
         await asyncio.gather(*(end_child(worker, timeout_s=timeout_s + _DRAIN_GRACE_S) for worker in workers))
+        self._is_drained = True
+        self._standby.stop()
         await self._control.aclose()
         is_serving = self._control.state.stage.name == "ready"  # one that loads hears nothing
         timeout_s = _ENGINE_END_S if is_serving else 0.0

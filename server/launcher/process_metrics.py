@@ -77,7 +77,7 @@ class LauncherStats:
         pids: dict[str, list[int]] = {"launcher": [os.getpid()], "engine": [], "worker": []}
         for (role, _), process in self._children.items():
             if process.returncode is None:
-                pids[role].append(process.pid)
+                pids["engine" if role == "standby" else role].append(process.pid)
         for pid in pids["engine"][:]:
             pids["engine"] += self._processes.children(pid)  # the other ranks of its model
         delta, state = self._processes.sample(pids), self._state()

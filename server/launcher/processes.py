@@ -81,6 +81,15 @@ def kill_child(process: asyncio.subprocess.Process) -> None:
             process.kill()
 
 
+def num_oom_kills() -> int:
+    """Return how many processes this machine's kernel has killed for want of memory; 0 where it does not tell."""
+    try:
+        fields = Path("/proc/vmstat").read_text().split()
+    except OSError:
+        return 0
+    return int(fields[fields.index("oom_kill") + 1]) if "oom_kill" in fields else 0
+
+
 def is_on_terminal() -> bool:
     """Return True if SIGHUP comes from this process's terminal: False under nohup, or once the terminal is closed."""
     return sys.stderr.isatty() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN

@@ -162,6 +162,25 @@ def test_a_killed_decode_engine_comes_back_and_is_joined_again(own: Daemon, daem
 
 
 @pytest.mark.full
+def test_requests_go_on_behind_their_tokens_when_the_decode_engine_is_killed(own: Daemon, daemon: Daemon) -> None:
+    prompts = [f"{number}: " + TEXT * 6 for number in range(4)]
+    fields = {"max_tokens": 600, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    answers: dict[str, list[dict]] = {}
+    threads = [
+        threading.Thread(target=lambda p=prompt: answers.update({p: ask(own, p, **fields)})) for prompt in prompts
+    ]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: own.metrics()["quire_generation_tokens_total"] > 100, timeout_s=60, what="tokens")
+    os.kill(pid_of(own, "decode-0"), signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    for prompt in prompts:
+        assert answers[prompt][0]["text"] == ask(daemon, prompt, **fields)[0]["text"]
+    assert own.metrics()["quire_request_replays_total"] == len(prompts)
+
+
+@pytest.mark.full
 def test_several_engines_of_each_side_share_the_requests(start: Callable[..., Daemon], daemon: Daemon) -> None:
     flags = ("--disaggregate", "2p2d", *FLAGS[2:])
     served = start(*flags, "--http-workers", "1").wait_ready()

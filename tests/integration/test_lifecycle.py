@@ -165,7 +165,7 @@ def test_a_killed_launcher_leaves_no_orphans(start: Start) -> None:
 
 # rule: Streams: A failure after the first byte is an event, then `[DONE]`; a stream is never just closed
 def test_a_killed_engine_is_told_to_every_stream_and_comes_back(start: Start) -> None:
-    daemon = start().wait_ready()
+    daemon = start("--max-replays", "0").wait_ready()
     assert post(daemon).status_code == 200
     tokens = daemon.metrics()["quire_generation_tokens_total"]
     streams = [Stream(daemon, max_tokens=4000).wait_started() for _ in range(3)]

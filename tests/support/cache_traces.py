@@ -128,8 +128,12 @@ class Trace:
         has_tier: bool = True,
         check_every: int | None = None,
         change: Callable[[Harness], None] | None = None,
+        crash_rate: float = 0.0,
     ) -> Harness:
-        """Run the trace; raise AssertionError if a token is wrong or an invariant is broken. change: plants a fault."""
+        """Run the trace; raise AssertionError if a token is wrong or an invariant is broken. change: plants a fault.
+
+        crash_rate: after so many of the calls the engine ends, and the requests go on with the next one.
+        """
 
         def make_drafter(params: SamplingParams) -> Drafter:
             return Drafter(LayeredProposer(self.model), num_tokens=num_drafts)
@@ -144,14 +148,16 @@ class Trace:
         )
         harness.expected_tokens = self.model.expected_tokens
         harness.check_every = check_every or self.check_every
-        if self.failures:
-            harness.executor.fails = self._fails
-        kv = harness.scheduler.kv
-        kv.checkpoints.answer_step = self.answer_step * kv.layout.step
+        self._prepare(harness)
         if change is not None:
             change(harness)
+        crashes = random.Random(len(self.calls))
         for name, args, kwargs in self.calls:
             getattr(harness, name)(*args, **kwargs)
+            if crashes.random() < crash_rate:
+                harness.turn(crashes.randint(0, 9))
+                harness.crash(is_fault=crashes.random() < 0.5)
+                self._prepare(harness)
         harness.drain()
         return harness
 
@@ -204,6 +210,12 @@ class Trace:
                     gates_given_up=tier.num_given_up,
                 )
         return counts
+
+    def _prepare(self, harness: Harness) -> None:
+        if self.failures:
+            harness.executor.fails = self._fails
+        kv = harness.scheduler.kv
+        kv.checkpoints.answer_step = self.answer_step * kv.layout.step
 
     def _fails(self, place: str, plan) -> bool:
         return zlib.crc32(f"{place} {plan.step_id} {len(plan.rows)}".encode()) % 400 < self.failures

@@ -20,6 +20,7 @@ from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
     AddRequest,
+    Begun,
     ClientGone,
     FromEngine,
     GrammarSpec,
@@ -31,6 +32,7 @@ from engine.interface.protocol import (
     TokenLogprobs,
     pack_token_ids,
 )
+from engine.interface.replays import Journal
 from tests.support.fake_executor import (
     FakeExecutor,
     FakeProposer,
@@ -110,6 +112,8 @@ class Seen:
     grammar: GrammarSpec | None = None
     thinking: ThinkingBudget | None = None
     num_replayed: int = 0  # of token_ids, those that another engine made
+    journal: Journal | None = None
+    is_aborted: bool = False
 
 
 class Harness:
@@ -151,34 +155,40 @@ class Harness:
             host_tier=host_tier,
             pin_share=pin_share,
         )
-        self.scheduler = Scheduler(config)
-        self.executor = executor(self.scheduler)
-        self.transport = LocalTransport()
-        self.metrics = Metrics()
         self.clock = Clock()
-        parts = EngineParts(
-            executor=self.executor,
-            scheduler=self.scheduler,
-            transport=self.transport,
-            metrics=self.metrics,
-            clock=self.clock,
-            vocab_size=VOCAB_SIZE,
-            overlap_depth=depth,
-            max_queued_requests=max_queued_requests,
-            grammars=Grammars(get_compiler, vocab_size=VOCAB_SIZE),
-            max_queued_tokens=max_queued_tokens,
-            num_loras=2,
-            make_drafter=make_drafter,
-        )
-        self.engine = Engine(parts)
+
+        def start_engine() -> None:
+            self.scheduler = Scheduler(config)
+            self.executor = executor(self.scheduler)
+            self.transport = LocalTransport()
+            self.metrics = Metrics()
+            parts = EngineParts(
+                executor=self.executor,
+                scheduler=self.scheduler,
+                transport=self.transport,
+                metrics=self.metrics,
+                clock=self.clock,
+                vocab_size=VOCAB_SIZE,
+                overlap_depth=depth,
+                max_queued_requests=max_queued_requests,
+                grammars=Grammars(get_compiler, vocab_size=VOCAB_SIZE),
+                max_queued_tokens=max_queued_tokens,
+                num_loras=2,
+                make_drafter=make_drafter,
+            )
+            self.engine = Engine(parts)
+            self.transport.send = self._receive_at_client
+            self.transport.broadcast = lambda message: self.queue_states.append(message.is_full)
+
+        self._start_engine = start_engine
+        start_engine()
         self.expected_tokens = expected_tokens  # what must come of a prompt
         self.check_every = 1  # turns between two checks of the invariants
         self._num_turns = 0
         self.seen: dict[str, Seen] = {}
-        self.messages: list[tuple[int, FromEngine]] = []
-        self.transport.send = self._receive_at_client
+        self.messages: list[tuple[int, FromEngine]] = []  # but Begun
+        self.begun: list[str] = []
         self.queue_states: list[bool] = []
-        self.transport.broadcast = lambda message: self.queue_states.append(message.is_full)
 
     def add(
         self,
@@ -219,13 +229,34 @@ class Harness:
             thinking,
             open_salt,
             pin_s,
-            output,
-            hand_over,
+            output=output,
+            hand_over=hand_over,
         )
-        self.transport.inbox.append((client_id, message))
+        seen.journal = Journal(message)
+        self.transport.inbox.append((client_id, seen.journal.submit()))
 
     def abort(self, request_id: str, client_id: int = 1) -> None:
+        self.seen[request_id].is_aborted = True
         self.transport.inbox.append((client_id, AbortRequest(request_id)))
+
+    def crash(self, *, is_fault: bool = False, max_replays: int = 1000) -> None:
+        """Lose the engine; the clients go on with the next one, as SocketEngineClient does."""
+        spoils = self.executor.spoils
+        gone = {client_id for client_id, message in self.transport.inbox if isinstance(message, ClientGone)}
+        self._start_engine()
+        self.executor.spoils = spoils
+        for seen in self.seen.values():
+            assert seen.journal is not None
+            if seen.ends or seen.is_gone or seen.client_id in gone:
+                continue
+            if seen.is_aborted:
+                seen.ends.append("abort")
+                continue
+            error = seen.journal.end_engine(is_fault=is_fault, had_progress=True, max_replays=max_replays)
+            if error is not None:
+                seen.ends.append(error.code)
+            else:
+                self.transport.inbox.append((seen.client_id, seen.journal.submit()))
 
     def leave(self, client_id: int) -> None:
         """Disconnect a client."""
@@ -316,6 +347,11 @@ class Harness:
             assert vector == []
 
     def _receive_at_client(self, client_id: int, message: FromEngine) -> None:
+        if isinstance(message, Begun):
+            for request_id, cache in zip(message.request_ids, message.caches, strict=True):
+                self.begun.append(request_id)
+                self.seen[request_id].journal.begin(cache)
+            return
         self.messages.append((client_id, message))
         if isinstance(message, RequestFailed):
             seen = self.seen[message.request_id]
@@ -332,6 +368,8 @@ class Harness:
             assert seen.client_id == client_id
             assert not seen.ends, "something came after the end"
             seen.token_ids += events.token_ids[start : start + events.num_tokens[row]]
+            seen.journal.add(events.token_ids[start : start + events.num_tokens[row]])
+            seen.journal.add_prompt_logprobs(len(events.prompt_logprobs.get(row, [])))
             seen.num_logprobs += len(events.logprobs.get(row, []))
             seen.prompt_logprobs += events.prompt_logprobs.get(row, [])
             seen.embedding += events.embeddings.get(row, b"")

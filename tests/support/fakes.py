@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 import numpy as np
 
-from engine.interface.client import RequestOutput
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
+from engine.interface.mailbox import RequestOutput
 from engine.interface.protocol import AddRequest, CacheReport, EngineReady, KvSnapshot, TokenLogprobs
 from engine.tiers.store import BlockStore
 

@@ -1,7 +1,8 @@
 """The real engine process with a device that fails on demand.
 
 The next step with a prompt fails as the file `fault` beside the model tells, once: memory (too little of it for the
-step), device (what a wrong address in a kernel gives).
+step), device (what a wrong address in a kernel gives). With poison, every step fails that begins a request of seven
+tokens, for good.
 """
 
 import sys
@@ -19,8 +20,10 @@ def main() -> int:
     model = Path(process.msgspec.json.decode(Path(sys.argv[1]).read_bytes())["engine"]["model"])
 
     def fail_or_forward(self: ModelRunner, plan):
-        if (model / "fault").exists() and any(row.token_ids for row in plan.rows):
-            fault = (model / "fault").read_text()
+        fault = (model / "fault").read_text() if (model / "fault").exists() else ""
+        if fault == "poison" and any(init.params.max_tokens == 7 for init in plan.inits):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nMore words.")
+        if fault in ("memory", "device") and any(row.token_ids for row in plan.rows):
             (model / "fault").unlink()
             if fault == "memory":
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore words.")

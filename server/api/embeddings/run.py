@@ -15,8 +15,9 @@ from contextlib import aclosing, asynccontextmanager
 import msgspec
 import numpy as np
 
-from engine.interface.client import EngineClient, RequestOutput
+from engine.interface.client import EngineClient
 from engine.interface.errors import EngineError, RequestAborted
+from engine.interface.mailbox import RequestOutput
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import AddRequest, PoolingKind, SamplingParams, pack_token_ids
 from server.api.objects import PromptTokensDetails

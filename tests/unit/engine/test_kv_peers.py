@@ -77,7 +77,8 @@ class Peers:
             self.turn()
             while offline.transport.outbox:
                 events = offline.transport.outbox.popleft()
-                assert isinstance(events, StepEvents), events
+                if not isinstance(events, StepEvents):
+                    continue
                 tokens += events.token_ids
                 if events.finished:
                     return tokens

@@ -126,8 +126,20 @@ class EngineTraces(RuleBasedStateMachine):
         return harness
 
 
-TestEngineTraces = EngineTraces.TestCase
-TestEngineTraces.settings = settings(
+class ReplayTraces(EngineTraces):
+    """The same with engines that end, by a kill or a fault: open requests go on with the next one."""
+
+    @rule(is_fault=st.booleans())
+    def crash(self, is_fault):
+        self.do("crash", is_fault=is_fault)
+
+    @rule(times=st.integers(1, 12))
+    def turn_on(self, times):
+        self.do("turn", times)
+
+
+TestEngineTraces, TestReplayTraces = EngineTraces.TestCase, ReplayTraces.TestCase
+TestEngineTraces.settings = TestReplayTraces.settings = settings(
     max_examples=settings.default.max_examples * 6 // 5,
     stateful_step_count=30,
     deadline=None,

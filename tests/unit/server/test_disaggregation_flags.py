@@ -40,6 +40,7 @@ def test_other_forms_are_refused(form):
         (["--disaggregate-from", "9"], "--disaggregate-from 9 needs --disaggregate"),
         (["--kv-transport", "nixl"], "--kv-transport nixl needs --disaggregate"),
         (["--disaggregate", "1p1d", "--tensor-parallel-size", "2"], "--tensor-parallel-size is 2: use one of the two"),
+        (["--disaggregate", "1p1d", "--standby"], "--standby asks for"),
         (["--disaggregate", "1p1d", "--no-prefix-caching"], "--no-prefix-caching disables: use one of the two"),
     ],
 )

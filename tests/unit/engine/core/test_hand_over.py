@@ -227,8 +227,8 @@ def test_a_request_goes_on_behind_any_number_of_tokens():
     ("output", "params", "says"),
     [
         (pack_token_ids([99]), {}, "Token id 99 is outside"),
-        (pack_token_ids([1, 2]), {"max_tokens": 2}, "2 tokens and max_tokens is 2"),
-        (pack_token_ids([1]), {"prompt_logprobs": 1}, "prompt_logprobs"),
+        (pack_token_ids([1, 2]), {"max_tokens": 2}, "The output has 2 tokens; of max_tokens = 2 none is left"),
+        (pack_token_ids([1]), {"pooling": "mean"}, "A request for an embedding has no output"),
     ],
 )
 def test_wrong_earlier_output_is_refused(output, params, says):

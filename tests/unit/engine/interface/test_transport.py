@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.interface.client import RequestOutput, SocketEngineClient
+from engine.interface.client import SocketEngineClient
 from engine.interface.control import Flush, FromLauncher
 from engine.interface.errors import EngineDead, Overloaded, ServiceError, ShuttingDown
+from engine.interface.mailbox import RequestOutput
 from engine.interface.protocol import (
     AbortRequest,
     AddRequest,

@@ -11,10 +11,10 @@ class Engines:
         self.downtime = EngineDowntime(lambda: self.now_s)
         self.downtime.end()
 
-    def end(self, *, after_s: float, hung_s: float = 0.0) -> str:
+    def end(self, *, after_s: float, hung_s: float = 0.0, was_killed: bool = False) -> str:
         """End the one there is, which may never have been ready; return the fault."""
         self.now_s += after_s + hung_s
-        self.downtime.begin(hung_s=hung_s)
+        self.downtime.begin(hung_s=hung_s, was_killed=was_killed)
         return self.downtime.fault
 
     def replace(self, *, after_s: float) -> str:
@@ -73,3 +73,12 @@ def test_engines_that_get_ready_and_hang_at_once_are_restarts_that_failed() -> N
     assert faults == ["restarting"] * 5 + ["dead"]
     assert engines.downtime.stall_fault == "dead"  # also while the next one hangs
     assert engines.end(after_s=61.0, hung_s=300.0) == "restarting"  # it had served
+
+
+def test_a_kill_from_outside_is_no_failed_restart_of_an_engine_that_served() -> None:
+    engines = Engines()
+    for _ in range(12):
+        assert engines.end(after_s=5.0, was_killed=True) == "restarting"
+        engines.replace(after_s=1.0)
+    faults = [engines.end(after_s=5.0, was_killed=True) for _ in range(7)]  # all but the first while they load
+    assert faults == ["restarting"] * 5 + ["dead"] * 2

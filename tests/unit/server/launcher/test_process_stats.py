@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from server.launcher.process_metrics import ProcessStats
+from server.launcher.processes import num_oom_kills
 
 
 def write_process(proc: Path, pid: int, *, ticks: int, pages: int, num_fds: int) -> None:
@@ -66,3 +67,17 @@ def test_what_a_process_started_is_found_until_it_ends():
 
 def test_a_process_that_is_gone_has_started_none(tmp_path):
     assert ProcessStats(tmp_path).children(7) == []
+
+
+@pytest.mark.parametrize(("text", "count"), [("nr_free 7\noom_kill 3\n", 3), ("nr_free 7\n", 0), (None, 0)])
+def test_kills_for_want_of_memory_are_counted_where_the_kernel_tells(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, count: int
+) -> None:
+    def read_text(path: Path) -> str:
+        assert path == Path("/proc/vmstat")
+        if text is None:
+            raise FileNotFoundError
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert num_oom_kills() == count

@@ -1,0 +1,270 @@
+"""Streams of every kind while the engine is killed again and again: how many are cut, and how long each one pauses.
+
+    python -m benchmarks.kills --streams 200 --seconds 120 --every 5 --json out.json
+First each request is answered once undisturbed. Then so many clients ask them in turn, and the engine gets a SIGKILL
+when it has served for --every seconds. A stream is cut if it ends without its last event; it differs if its text is not
+that of the undisturbed answer. Requests that the server refuses while it has no engine (503) are asked again. Other
+flags are passed to `quire serve`.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.http_stream import ReplyError, StreamedReply
+from benchmarks.startup import engine_of
+
+_LISTENING = re.compile(r"listening url=http://([^:]+):(\d+)")
+_READY_AGAIN = "engine ready again"
+_RETRY_S = 0.25
+_POLL_S = 0.02
+_ENDS = {b"[DONE]", "response.completed", "response.incomplete", "message_stop"}
+_TEXTS = ("content", "reasoning", "text", "delta", "arguments", "partial_json", "thinking")
+_STORY = [{"role": "user", "content": "Tell me a short story about a fox."}]
+_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+_TOOL = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+Body = dict[str, Any]
+
+
+def requests(num_tokens: int) -> dict[str, tuple[str, Body]]:
+    """Return a request of each kind, by name: its path and body. num_tokens: of the longest answers."""
+    chat, free = "/v1/chat/completions", {"messages": _STORY, "max_tokens": num_tokens, "ignore_eos": True}
+    schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": _SCHEMA, "strict": True}}
+    tools = {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "required"}
+    return {
+        "plain": (chat, {**free, "temperature": 0}),
+        "seeded": ("/v1/completions", {"prompt": "Once", "max_tokens": num_tokens, "ignore_eos": True, "seed": 7}),
+        "schema": (chat, {"messages": _STORY, "max_tokens": 60, "seed": 1, "response_format": schema}),
+        "n = 3": (chat, {**free, "max_tokens": num_tokens // 3, "seed": 3, "n": 3}),
+        "tools": (chat, {"messages": _STORY, "max_tokens": 80, "temperature": 0, **tools}),
+        "reasoning": (chat, {**free, "temperature": 0, "reasoning_effort": "low", "thinking_token_budget": 8}),
+        "logprobs": (chat, {**free, "seed": 8, "logprobs": True, "top_logprobs": 3}),
+        "Responses": (
+            "/v1/responses",
+            {"input": "Tell me a story.", "temperature": 0, "max_output_tokens": num_tokens},
+        ),
+        "Messages": ("/v1/messages", {"messages": _STORY, "temperature": 0, "max_tokens": num_tokens}),
+    }
+
+
+@dataclass
+class Streamed:
+    """One stream: when its events came, its text by place, and how it ended."""
+
+    kind: str
+    begun_s: float
+    status: int = 0
+    arrivals_s: list[float] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+    is_whole: bool = False
+    error: str = ""
+
+    def take(self, payload: bytes, now_s: float) -> None:
+        """Add one event."""
+        self.arrivals_s.append(now_s)
+        if payload in _ENDS:
+            self.is_whole = not self.error
+            return
+        event = json.loads(payload)
+        if event.get("error"):
+            self.error = str(event["error"].get("code") or event["error"].get("type"))
+        elif event.get("type") in _ENDS:
+            self.is_whole = not self.error
+        elif event.get("type") not in ("message_start", "response.created", "response.in_progress"):
+            self._fold(event, "")
+
+    def _fold(self, value: object, place: str) -> None:
+        if isinstance(value, dict):
+            own = f"{place}{value.get('index', '')}"
+            for key, part in value.items():
+                self._fold(part, f"{own}.{key}")
+        elif isinstance(value, list):
+            for part in value:
+                self._fold(part, place)
+        elif isinstance(value, str) and place.endswith(_TEXTS):
+            self.texts[place] = self.texts.get(place, "") + value
+
+
+async def ask(address: tuple[str, int], kind: str, path: str, body: Body) -> Streamed:
+    """Send one streaming request and read its whole reply."""
+    streamed, reply = Streamed(kind, time.monotonic()), StreamedReply()
+    data = json.dumps({"model": "quire-demo", **body, "stream": True}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: {address[0]}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    try:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+        while not reply.is_complete and (part := await reader.read(1 << 16)):
+            now_s = time.monotonic()
+            for payload in reply.feed(part):
+                streamed.take(payload, now_s)
+        writer.close()
+    except (OSError, ReplyError) as error:
+        streamed.error = str(error)
+    streamed.status = reply.status
+    return streamed
+
+
+async def keep_asking(
+    address: tuple[str, int], number: int, asked: list[tuple[str, str, Body]], end_s: float
+) -> list[Streamed]:
+    """Ask one request after the other until the time is over; the last answer is awaited."""
+    done: list[Streamed] = []
+    while time.monotonic() < end_s:
+        done.append(await ask(address, *asked[number % len(asked)]))
+        if done[-1].status == 503:
+            await asyncio.sleep(_RETRY_S)
+        else:
+            number += 1
+    return done
+
+
+async def keep_killing(launcher: int, log: Path, *, every_s: float, end_s: float) -> list[tuple[float, float]]:
+    """Kill each engine when it has served for every_s; return the times of each kill and of the next readiness.
+
+    A launcher's oldest engine process is the one that serves; log: where the launcher tells of the next one.
+    """
+    kills: list[tuple[float, float]] = []
+    while True:
+        if time.monotonic() + every_s >= end_s:
+            return kills
+        await asyncio.sleep(every_s)
+        os.kill(engine_of(launcher), signal.SIGKILL)
+        killed_s = time.monotonic()
+        while await asyncio.to_thread(lambda: log.read_text().count(_READY_AGAIN)) <= len(kills):
+            await asyncio.sleep(_POLL_S)
+        kills.append((killed_s, time.monotonic()))
+
+
+def wait_started(server: "subprocess.Popen[bytes]", log: Path) -> tuple[str, int]:
+    """Wait until the daemon has written its address and is ready. Raises RuntimeError if it ends before."""
+    while (found := _LISTENING.search(log.read_text())) is None:
+        if server.poll() is not None:
+            raise RuntimeError(f"the daemon ended before it was ready:\n{log.read_text()}")
+        time.sleep(_POLL_S)
+    address = found[1], int(found[2])
+    wait_ready(address)
+    return address
+
+
+def wait_ready(address: tuple[str, int]) -> None:
+    """Poll /ready."""
+    while True:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address[0]}:{address[1]}/ready"):
+            return
+        time.sleep(_POLL_S)
+
+
+def figures(
+    streams: list[Streamed], kills: list[tuple[float, float]], expected: dict[str, dict[str, str]]
+) -> dict[str, object]:
+    """Return what became of the streams. kills: times of each and of the readiness after it.
+
+    Pauses: of each stream open at a kill, from it until the first event by the next engine.
+    """
+    served = [each for each in streams if each.status != 503]
+    pauses, first = [], []
+    for kill_s, ready_s in kills:
+        by_next = [
+            later - kill_s
+            for each in served
+            if each.begun_s < kill_s
+            and (later := next((at_s for at_s in each.arrivals_s if at_s >= ready_s), None)) is not None
+        ]
+        pauses += by_next
+        first += [min(by_next)] if by_next else []
+    return {
+        "kills": len(kills),
+        "streams": len(served),
+        "streams_of_each_kind": dict(Counter(each.kind for each in served)),
+        "refused_without_an_engine": len(streams) - len(served),
+        "cut": sum(not each.is_whole for each in served),
+        "errors": dict(Counter(each.error for each in served if each.error)),
+        "different": sum(each.texts != expected[each.kind] for each in served if each.is_whole),
+        "different_of_each_kind": dict(
+            Counter(each.kind for each in served if each.is_whole and each.texts != expected[each.kind])
+        ),
+        "streams_open_at_a_kill": len(pauses),
+        "without_an_engine_s": spread([ready_s - kill_s for kill_s, ready_s in kills]),
+        "until_the_first_stream_goes_on_s": spread(first),
+        "pause_of_a_stream_s": spread(pauses),
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return median, 99th percentile and maximum."""
+    ordered = sorted(values)
+    if not ordered:
+        return {}
+    places = {"p50": (len(ordered) - 1) // 2, "p99": (99 * len(ordered) + 99) // 100 - 1, "max": len(ordered) - 1}
+    return {name: round(ordered[place], 3) for name, place in places.items()}
+
+
+async def measure(launcher: int, address: tuple[str, int], log: Path, args: argparse.Namespace) -> dict[str, object]:
+    """Ask undisturbed, then under kills; return the figures."""
+    asked = [(kind, path, body) for kind, (path, body) in requests(args.tokens).items()]
+    undisturbed = [await ask(address, *each) for each in asked]
+    for each in undisturbed:
+        if not each.is_whole:
+            raise RuntimeError(f"undisturbed, {each.kind} ended with {each.status} {each.error}")
+    end_s = time.monotonic() + args.seconds
+    killing = asyncio.create_task(keep_killing(launcher, log, every_s=args.every, end_s=end_s))
+    clients = [keep_asking(address, number, asked, end_s) for number in range(args.streams)]
+    streams = [each for part in await asyncio.gather(*clients) for each in part]
+    return figures(streams, await killing, {each.kind: each.texts for each in undisturbed})
+
+
+def main() -> int:
+    """Start the daemon, measure, print and save; return 1 if a stream was cut."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=__doc__)
+    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--every", type=float, default=5.0, help="seconds that each engine serves")
+    parser.add_argument("--tokens", type=int, default=60, help="of the longest answers")
+    parser.add_argument("--json", default="")
+    args, flags = parser.parse_known_args()
+    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--log-format", "text", *flags]
+    with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
+        server = subprocess.Popen(command, stderr=log)
+        try:
+            address = wait_started(server, Path(log.name))
+            outcome = asyncio.run(measure(server.pid, address, Path(log.name), args))
+        finally:
+            server.terminate()
+            server.wait(60)
+    machine = {
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg()[1],  # of five minutes: others may use the cores
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
+    settings = {"streams": args.streams, "seconds": args.seconds, "every_s": args.every, "tokens": args.tokens}
+    report = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine, "server_flags": flags}
+    report |= {"settings": settings, "figures": outcome}
+    print(json.dumps(report, indent=1))
+    if args.json:
+        Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    return int(bool(outcome["cut"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

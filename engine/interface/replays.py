@@ -1,0 +1,115 @@
+"""Replays: how an open request goes on after its engine has ended. Plain values; never torch, a socket or a clock.
+
+Noise is a hash of seed and position, and matchers, penalties and limits of reasoning follow from the tokens. So a
+prompt with the tokens that its client has is all that the next engine needs: it computes the token after them, which is
+the one that the earlier engine would have sent.
+
+If an engine that had begun a request fails before the request got a further token, the request may be the cause: it
+goes on as a suspect, and the engine runs one suspect at a time. A suspect whose engine fails again at the same token
+was thus alone in being suspected: it is poison. A kill from outside is no fault, and accuses nobody.
+A request is also given up when more engines in a row than there are replays have ended under it, by faults or before
+anyone got a token.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.interface.errors import EngineDead, PoisonRequest, ServiceError
+from engine.interface.protocol import AddRequest, CacheReport
+
+REFUSED_S = 600.0  # how long requests like one that was poison are refused
+_MAX_FAULTS = 1  # in a row, of a request that is replayed
+
+
+class Journal:
+    """One open request, and what its client has of its answer."""
+
+    def __init__(self, request: AddRequest) -> None:
+        self._request = request
+        self._output = array("i", request.output)  # what it goes on behind, and what has come since
+        self._num_prompt_logprobs = 0
+        self._num_submitted = len(self._output)  # output tokens at its last submission
+        self._is_submitted = False  # it has been, at all
+        self._is_begun = False  # by the present engine
+        self._num_stuck = 0  # in a row
+        self._num_faults = 0  # of these ends
+        self.num_replays = 0
+        self.cache: CacheReport | None = None  # of its first admission
+
+    @property
+    def digest(self) -> bytes:
+        """See digest_of()."""
+        return digest_of(self._request)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that a replay computes again: prompt and output."""
+        return self._request.num_prompt_tokens + len(self._output)
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Add output tokens."""
+        self._output.extend(token_ids)
+
+    def add_prompt_logprobs(self, count: int) -> None:
+        """Count log-probabilities of the prompt."""
+        self._num_prompt_logprobs += count
+
+    def begin(self, cache: CacheReport | None) -> None:
+        """Record that the engine works on the request."""
+        self._is_begun = True
+        self.cache = self.cache or cache
+
+    def end_engine(self, *, is_fault: bool, had_progress: bool, max_replays: int) -> ServiceError | None:
+        """Record an engine's end. Return the error that ends the request, or None: it is to be submitted again.
+
+        is_fault: a request may be the cause. had_progress: some request got a token from this engine.
+        """
+        if len(self._output) > self._num_submitted:
+            self._num_stuck = self._num_faults = 0
+        if self._is_begun:
+            self._num_stuck += is_fault or not had_progress
+            self._num_faults += is_fault
+        self._is_begun = False
+        if self._num_faults > _MAX_FAULTS:
+            return PoisonRequest(
+                f"The engine died {self._num_faults} times when it was about to compute token {len(self._output) + 1} "
+                f"of this answer; requests like it are refused for {REFUSED_S / 60:g} minutes."
+            )
+        if self._num_stuck > max_replays:
+            return EngineDead(
+                f"The engine stopped {self._num_stuck} times in a row while it served this request without a further "
+                f"token; the limit is {max_replays} replays (--max-replays)."
+            )
+        return None
+
+    def submit(self) -> AddRequest:
+        """Return the request for the next engine; the first time as it is."""
+        if not self._is_submitted:
+            self._is_submitted = True
+            return self._request
+        self.num_replays += 1
+        self._num_submitted = len(self._output)
+        return msgspec.structs.replace(
+            self._request,
+            output=self._output.tobytes(),
+            num_prompt_logprobs=self._num_prompt_logprobs,
+            num_replays=self.num_replays,
+            is_suspect=self._num_faults > 0,
+            hand_over=None,
+        )
+
+
+def digest_of(request: AddRequest) -> bytes:
+    """Return a hash of what the engine computes for a request: equal for its repetitions, with any seed."""
+    content = (
+        request.prompt,
+        msgspec.structs.replace(request.params, seed=0),
+        request.grammar,
+        request.pooling,
+        request.lora_index,
+        request.thinking,
+    )
+    return hashlib.sha256(msgspec.msgpack.encode(content)).digest()

@@ -1,0 +1,72 @@
+"""Standby: keeps a second engine process, which takes over when the engine ends (--standby). Never torch.
+
+It is loaded beside the engine as far as there is room: wholly on a CPU; with a GPU its imports are done and the weights
+are in the page cache, but nothing is on the device. One is started when the engine is ready, so that it takes no time
+from its load. Imports server.launcher.processes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from engine.interface.child_process import describe_exit
+from engine.interface.control import EngineFailed
+from server.launcher.processes import Backoff
+
+logger = logging.getLogger(__name__)
+
+
+class Standby:
+    """Life: want (the engine is ready) → run starts one → take (the engine ended) → want … Use in one event loop."""
+
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[asyncio.subprocess.Process]],
+        *,
+        reason: Callable[[], EngineFailed | None] = lambda: None,
+    ) -> None:
+        """start: starts the process, which waits for Activate. reason: returns what it said before it ended."""
+        self._start = start
+        self._reason = reason
+        self._is_stopped = False
+        self._wanted = asyncio.Event()
+        self._taken = asyncio.Event()
+        self.process: asyncio.subprocess.Process | None = None
+
+    def want(self) -> None:
+        """Ask for a standby, unless there is one."""
+        if self.process is None:
+            self._wanted.set()
+
+    def take(self) -> asyncio.subprocess.Process | None:
+        """Return the standby, whose process is the caller's from now on, or None if there is none."""
+        process, self.process = self.process, None
+        self._wanted.clear()
+        self._taken.set()
+        return process if process is not None and process.returncode is None else None
+
+    def stop(self) -> None:
+        """Start none from now on."""
+        self._is_stopped = True
+
+    async def run(self) -> None:
+        """Start a standby whenever one is wanted, and another after a delay if it ends untaken."""
+        backoff = Backoff()
+        while not self._is_stopped:
+            await self._wanted.wait()
+            self._wanted.clear()
+            self._taken.clear()
+            process = self.process = await self._start()
+            ended, taken = asyncio.create_task(process.wait()), asyncio.create_task(self._taken.wait())
+            try:
+                await asyncio.wait([ended, taken], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ended.cancel()
+                taken.cancel()
+            if self.process is process and not self._is_stopped:
+                self.process = None
+                delay_s, failure = backoff.next(healthy_s=0.0), self._reason()
+                reason = failure.message if failure else f"It {describe_exit(process.returncode or 0)}."
+                logger.error("standby ended, restarting delay_s=%g reason=%r", delay_s, reason)
+                await asyncio.sleep(delay_s)
+                self._wanted.set()

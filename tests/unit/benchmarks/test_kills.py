@@ -1,0 +1,50 @@
+"""What the benchmark of kills says of streams: which were cut, which differ, and how long they paused."""
+
+import json
+
+from benchmarks.kills import Streamed, figures, requests, spread
+
+
+def stream(kind: str, *events: tuple[float, object], begun_s: float = 0.0, status: int = 200) -> Streamed:
+    made = Streamed(kind, begun_s, status)
+    for at_s, event in events:
+        made.take(event if isinstance(event, bytes) else json.dumps(event).encode(), at_s)
+    return made
+
+
+def delta(text: str, index: int = 0) -> dict:
+    return {"choices": [{"index": index, "delta": {"content": text}}]}
+
+
+def test_a_stream_is_whole_with_its_last_event_and_has_its_text_by_choice() -> None:
+    whole = stream("n = 3", (1, delta("a")), (2, delta("x", 1)), (3, delta("b")), (4, b"[DONE]"))
+    assert whole.is_whole
+    assert sorted(whole.texts.values()) == ["ab", "x"]
+    assert stream("Responses", (1, {"type": "response.incomplete", "response": {}})).is_whole
+    assert stream("Messages", (1, {"type": "message_stop"})).is_whole
+    assert not stream("plain", (1, delta("a"))).is_whole
+    failed = stream("plain", (1, {"error": {"code": "engine_dead"}}), (2, b"[DONE]"))
+    assert (failed.is_whole, failed.error) == (False, "engine_dead")
+
+
+def test_figures_tell_cut_and_different_streams_and_pauses_from_the_kill_on() -> None:
+    streams = [
+        stream("plain", (1.0, delta("ab")), (6.0, delta("c")), (6.1, b"[DONE]")),
+        stream("plain", (1.0, delta("ab")), (3.05, delta("late")), (8.0, b"[DONE]")),  # on its way at the kill
+        stream("plain", (1.0, delta("abc"))),
+        stream("plain", (9.0, delta("abc")), (9.1, b"[DONE]"), begun_s=7.0),
+        stream("plain", status=503),
+    ]
+    found = figures(streams, [(3.0, 5.0)], {"plain": streams[0].texts})
+    assert (found["streams"], found["cut"], found["different"]) == (4, 1, 1)
+    assert found["refused_without_an_engine"] == 1
+    assert found["streams_open_at_a_kill"] == 2
+    assert found["without_an_engine_s"] == {"p50": 2.0, "p99": 2.0, "max": 2.0}
+    assert found["until_the_first_stream_goes_on_s"]["p50"] == 3.0
+    assert found["pause_of_a_stream_s"] == {"p50": 3.0, "p99": 5.0, "max": 5.0}
+
+
+def test_spread_and_kinds() -> None:
+    assert spread([]) == {}
+    assert spread([float(number) for number in range(1, 201)]) == {"p50": 100.0, "p99": 198.0, "max": 200.0}
+    assert len(requests(30)) == 9

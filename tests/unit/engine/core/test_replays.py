@@ -1,0 +1,267 @@
+"""Requests that go on after the end of their engine: the tokens of an undisturbed run, from every commit."""
+
+import logging
+
+import pytest
+
+from engine.core.request_factory import RequestFactory
+from engine.interface.errors import EngineDead, InvalidParameter, PoisonRequest
+from engine.interface.protocol import AddRequest, RefuseDigest, SamplingParams, ThinkingBudget, pack_token_ids
+from engine.interface.replays import Journal, digest_of
+from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
+from tests.support.engine_harness import Harness, drafters
+
+REQUESTS = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"seed": 7, "top_k": 5},
+    "penalties": {"presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+    "logprobs": {"logprobs": 2},
+    "prompt_logprobs": {"prompt_logprobs": 1, "logprobs": 0},
+    "min_tokens": {"min_tokens": 9, "stop_token_ids": list(range(25))},
+    "stop": {"stop_token_ids": [3, 4, 5]},
+    "adapter": {"lora_index": 2},
+    "bad_words": {"bad_words": [[4], [5, 6]]},
+    "thinking": {"thinking": ThinkingBudget(4, [1], 2, [8, 9, 2], is_open=True)},
+    "embedding": {"pooling": "mean"},
+}
+
+
+def run(harness: Harness, options: dict, *, crash_after: int | None = None, is_fault: bool = False) -> Harness:
+    """Run one request beside another, with an end of the engine after so many turns."""
+    harness.add("beside", [9, 8, 7, 6, 5, 4], 12)
+    harness.add("r", list(range(11)), 12, **options)
+    if crash_after is not None:
+        harness.turn(crash_after)
+        harness.crash(is_fault=is_fault)
+    harness.drain()
+    return harness
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_a_request_goes_on_from_every_commit(kind: str, num_drafts: int) -> None:
+    options = REQUESTS[kind]
+    for depth in (1, 2):
+        whole = run(Harness(depth=depth, make_drafter=drafters(num_drafts)), options).seen["r"]
+        for crash_after in range(18):
+            harness = Harness(depth=depth, make_drafter=drafters(num_drafts))
+            seen = run(harness, options, crash_after=crash_after, is_fault=crash_after % 2 == 0).seen["r"]
+            assert (seen.token_ids, seen.ends) == (whole.token_ids, whole.ends)
+            assert (seen.num_logprobs, seen.prompt_logprobs) == (whole.num_logprobs, whole.prompt_logprobs)
+            assert (seen.embedding, seen.num_started) == (whole.embedding, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [KINDS, STATE_KINDS], ids=["kinds", "states"])
+def test_traces_with_ends_of_the_engine_give_the_models_tokens(kinds) -> None:
+    """At both depths, with drafts at one, over layers of any kinds, in pools that are too small."""
+    logging.disable(logging.CRITICAL)
+    num_replays = num_begun_again = 0
+    try:
+        for seed in range(25):
+            trace = Trace.draw(seed, kinds)
+            for depth, num_drafts in ((2, 0), (1, 0), (1 + seed % 2, trace.num_drafts)):
+                try:
+                    harness = trace.replay(depth=depth, num_drafts=num_drafts, crash_rate=0.3)
+                except Exception as error:
+                    raise AssertionError(f"trace {seed} of {kinds}, depth {depth}, drafts {num_drafts}") from error
+                journals = [seen.journal for seen in harness.seen.values()]
+                num_replays += sum(journal.num_replays for journal in journals)
+                num_begun_again += sum(bool(journal.num_replays and journal._num_submitted) for journal in journals)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert num_replays > 200
+    assert num_begun_again > 50
+
+
+def test_what_earlier_engines_made_is_not_counted_again() -> None:
+    harness = Harness()
+    harness.add("r", list(range(11)), 12)
+    harness.turn(6)
+    num_before = len(harness.seen["r"].token_ids)
+    assert 0 < num_before < 10
+    counted = harness.metrics._delta.counters
+    assert (counted["prompt_tokens_total", ""], counted["generation_tokens_total", ""]) == (11, num_before)
+    harness.crash()
+    harness.drain()
+    counted = harness.metrics._delta.counters
+    assert ("prompt_tokens_total", "") not in counted
+    assert counted["generation_tokens_total", ""] == 12 - num_before
+    assert counted["requests_finished_total", "length"] == 1
+    assert harness.metrics._delta.histograms["request_generation_tokens"].sum == 12
+
+
+def test_a_full_queue_refuses_new_requests_and_no_replayed_one() -> None:
+    harness = Harness(max_num_seqs=1, max_queued_requests=2)
+    for name in "abc":
+        harness.add(name, [1, 2, 3], 6)
+    harness.turn(3)
+    harness.crash()
+    harness.transport.inbox.rotate(-1)
+    harness.add("new", [4], 2)
+    harness.transport.inbox.rotate(2)  # it comes before two of the others
+    harness.drain()
+    assert [harness.seen[name].ends for name in "abc"] == [["length"]] * 3
+    assert harness.seen["new"].ends in (["overloaded"], ["length"])
+
+
+def test_suspects_run_one_at_a_time_and_the_others_beside_them() -> None:
+    harness = Harness(max_num_seqs=8, num_pages=65, max_num_batched_tokens=64)
+    for name in ("s0", "s1", "s2"):
+        harness.add(name, [1, 2, 3], 12)
+    harness.turn(4)
+    harness.crash(is_fault=True)
+    harness.add("new", [5, 6], 12)
+    harness.turn(1)
+    assert set(harness.scheduler.requests) == {"s0", "new"}
+    harness.turn(1)
+    assert "s1" not in harness.scheduler.requests  # s0 has no further token yet
+    for _ in range(8):
+        harness.turn(1)
+        unproven = [
+            request
+            for request in harness.scheduler.requests.values()
+            if request.num_replayed_tokens and len(request.output_token_ids) == request.num_replayed_tokens
+        ]
+        assert len(unproven) <= 1
+    assert {"s0", "s1", "s2"} <= set(harness.begun)
+    harness.drain()
+
+
+def test_a_suspect_that_waits_can_be_aborted_and_its_client_can_leave() -> None:
+    harness = Harness()
+    for name, client_id in (("a", 1), ("b", 1), ("c", 2)):
+        harness.add(name, [1, 2, 3], 20, client_id=client_id)
+    harness.turn(4)
+    harness.crash(is_fault=True)
+    harness.turn(1)
+    harness.abort("b")
+    harness.leave(2)
+    harness.turn(1)
+    assert harness.seen["b"].ends == ["abort"]
+    harness.drain()
+    assert harness.seen["c"].ends == []
+
+
+def test_all_suspects_end_with_the_engine() -> None:
+    harness = Harness()
+    for name in "ab":
+        harness.add(name, [1, 2, 3], 20)
+    harness.turn(4)
+    harness.crash(is_fault=True)
+    harness.turn(1)
+    harness.engine.abort_all()
+    harness.drain()
+    assert [harness.seen[name].ends for name in "ab"] == [["abort"], ["abort"]]
+
+
+def test_the_one_that_ends_two_engines_is_poison_and_the_others_go_on() -> None:
+    """The engine faults whenever it computes the fourth token of `bad`, wherever the others are."""
+    harness = Harness(max_num_seqs=8, num_pages=65, max_num_batched_tokens=64)
+    for name in ("a", "bad", "b"):
+        harness.add(name, [len(name), 2, 3], 12)
+    num_faults = 0
+    for _ in range(200):
+        harness.turn(1)
+        bad = harness.scheduler.requests.get("bad")
+        if bad is not None and len(bad.output_token_ids) + bad.num_pending_tokens > 3:
+            num_faults += 1
+            harness.crash(is_fault=True, max_replays=2)
+    harness.drain()
+    assert num_faults == 2
+    assert harness.seen["bad"].ends == [PoisonRequest.code]
+    assert [harness.seen[name].ends for name in "ab"] == [["length"]] * 2
+
+
+def test_what_a_worker_has_refused_is_refused_by_the_engine_until_its_time_is_over() -> None:
+    harness = Harness()
+    params = SamplingParams(max_tokens=8)
+    digest = digest_of(AddRequest("x", pack_token_ids([1, 2]), params, 0.0))
+    harness.transport.inbox.append((1, RefuseDigest(digest, harness.clock.now + 1.0)))
+    harness.add("same", [1, 2], client_id=2, seed=5)
+    harness.add("other", [1, 3])
+    harness.turn(1)
+    assert harness.seen["same"].ends == [PoisonRequest.code]
+    harness.drain()
+    assert harness.seen["other"].ends == ["length"]
+    harness.clock.now += 1.0
+    harness.add("later", [1, 2])
+    harness.drain()
+    assert harness.seen["later"].ends == ["length"]
+
+
+def journal() -> Journal:
+    made = Journal(AddRequest("r", pack_token_ids([1, 2, 3]), SamplingParams(max_tokens=9, seed=4), 0.0))
+    assert made.submit().num_replays == 0
+    return made
+
+
+def test_a_request_is_given_up_when_it_has_been_stuck_more_often_than_there_are_replays() -> None:
+    stuck = journal()
+    for _ in range(2):
+        stuck.begin(None)
+        assert stuck.end_engine(is_fault=False, had_progress=False, max_replays=2) is None
+        stuck.submit()
+    stuck.begin(None)
+    error = stuck.end_engine(is_fault=False, had_progress=False, max_replays=2)
+    assert isinstance(error, EngineDead)
+    assert "3 times in a row" in error.message
+    assert "2 replays" in error.message
+
+
+def test_a_further_token_or_a_queue_is_no_failed_replay() -> None:
+    lucky, queued = journal(), journal()
+    for number in range(20):
+        lucky.begin(None)
+        lucky.add([number])
+        for each in (lucky, queued):
+            assert each.end_engine(is_fault=True, had_progress=False, max_replays=1) is None
+            each.submit()
+    assert lucky.num_replays == queued.num_replays == 20
+
+
+def test_kills_while_others_get_on_say_nothing_of_a_request() -> None:
+    late = journal()
+    for _ in range(20):
+        late.begin(None)
+        assert late.end_engine(is_fault=False, had_progress=True, max_replays=1) is None
+        assert not late.submit().is_suspect
+
+
+def test_a_replayed_request_has_what_its_client_has() -> None:
+    one = journal()
+    one.begin(None)
+    one.add([7, 8])
+    one.add_prompt_logprobs(2)
+    assert one.end_engine(is_fault=True, had_progress=False, max_replays=2) is None
+    message = one.submit()
+    assert (message.output, message.num_prompt_logprobs) == (pack_token_ids([7, 8]), 2)
+    assert (message.num_replays, message.is_suspect, message.params.seed) == (1, True, 4)
+    assert one.num_tokens == 5
+    assert one.end_engine(is_fault=False, had_progress=False, max_replays=2) is None
+    assert one.submit().is_suspect  # it was not begun, so nothing is known of it yet
+    one.begin(None)
+    one.add([9])
+    assert one.end_engine(is_fault=False, had_progress=False, max_replays=2) is None
+    assert not one.submit().is_suspect
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"output": b"123"}, "output"),
+        ({"output": pack_token_ids([99])}, "output"),
+        ({"output": pack_token_ids([1] * 4)}, "output"),
+        ({"output": pack_token_ids([1]), "num_replays": 0}, "output"),
+        ({"output": pack_token_ids([1]), "pooling": "mean"}, "output"),
+        ({"num_prompt_logprobs": 2}, "num_prompt_logprobs"),
+        ({"num_prompt_logprobs": -1}, "num_prompt_logprobs"),
+    ],
+)
+def test_a_replayed_request_is_checked_as_all_are(changes: dict, field: str) -> None:
+    factory = RequestFactory(vocab_size=50, num_loras=0, can_generate=True, make_drafter=None)
+    fields = {"num_replays": 1} | changes
+    message = AddRequest("r", pack_token_ids([1, 2]), SamplingParams(max_tokens=4), 0.0, **fields)
+    with pytest.raises(InvalidParameter) as info:
+        factory.make(message, client_id=1)
+    assert info.value.param == field

@@ -1,0 +1,400 @@
+"""What open requests do between two engines: they wait, go on, are given up or end, and each of them ends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from engine.interface.client import SocketEngineClient
+from engine.interface.errors import EngineDead, PoisonRequest, ServiceError, ShuttingDown
+from engine.interface.mailbox import RequestOutput
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import (
+    AbortRequest,
+    AddRequest,
+    Begun,
+    CacheReport,
+    Finished,
+    RefuseDigest,
+    SamplingParams,
+    Started,
+    StepEvents,
+    ToEngine,
+    pack_token_ids,
+)
+from engine.interface.replays import digest_of
+from engine.interface.transport import encode_frame, read_messages
+from tests.support.fakes import READY
+
+
+class Engines:
+    """One engine after the other on a socket, which say what the test wants."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.received: list[ToEngine] = []
+        self._server: asyncio.Server | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def start(self) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._writer = writer
+            writer.write(encode_frame(READY))
+            async for message in read_messages(reader, ToEngine):
+                self.received.append(message)
+
+        self.received = []
+        self._server = await asyncio.start_unix_server(serve, self.path)
+
+    def end(self) -> None:
+        assert self._server is not None
+        assert self._writer is not None
+        self._server.close()
+        self._writer.close()
+        Path(self.path).unlink(missing_ok=True)
+
+    def begin(self, *request_ids: str, cache: CacheReport | None = None) -> None:
+        self.send(Begun(list(request_ids), [cache] * len(request_ids)))
+
+    def tokens(self, request_id: str, *token_ids: int, reason: str | None = None, started: bool = False) -> None:
+        events = StepEvents(0, [request_id], [len(token_ids)], list(token_ids))
+        if started:
+            events.started = [Started(0, 0, 0.5, 0.25, CacheReport("new", 0, 0))]
+        if reason is not None:
+            events.finished = [Finished(0, reason, None)]
+        self.send(events)
+
+    def send(self, message: object) -> None:
+        assert self._writer is not None
+        self._writer.write(encode_frame(message))
+
+    async def got(self, count: int) -> list[ToEngine]:
+        """Wait for so many messages to the present engine."""
+        await until(lambda: len(self.received) >= count)
+        return self.received
+
+
+class Reader:
+    """Reads the outputs of one request in a task."""
+
+    def __init__(self, client: SocketEngineClient, request: AddRequest) -> None:
+        self.outputs: list[RequestOutput] = []
+        self.error: ServiceError | None = None
+        self.task = asyncio.create_task(self._read(client, request))
+
+    async def _read(self, client: SocketEngineClient, request: AddRequest) -> None:
+        try:
+            async for output in client.submit(request):
+                self.outputs.append(output)
+        except ServiceError as error:
+            self.error = error
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for output in self.outputs for token_id in output.token_ids]
+
+    async def end(self) -> "Reader":
+        await asyncio.wait_for(self.task, 60)
+        return self
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def request(name: str = "r", **fields: object) -> AddRequest:
+    return AddRequest(name, pack_token_ids([1, len(name)]), SamplingParams(max_tokens=8, seed=3), 0.0, **fields)
+
+
+@asynccontextmanager
+async def connected(tmp_path: Path, **options: object) -> AsyncIterator[tuple[SocketEngineClient, Engines]]:
+    engines = Engines(str(tmp_path / "engine.sock"))
+    await engines.start()
+    client = SocketEngineClient(engines.path, **{"max_replays": 2, **options})
+    await client.start()
+    await client.wait_ready(timeout_s=60)
+    try:
+        yield client, engines
+    finally:
+        await client.aclose()
+        engines.end()
+
+
+async def restart(client: SocketEngineClient, engines: Engines) -> None:
+    engines.end()
+    await until(lambda: client.ready is None)
+    await engines.start()
+    await until(lambda: client.ready is not None)
+
+
+def run(scenario) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 120))
+
+
+def test_a_request_waits_and_goes_on_with_the_tokens_that_were_sent(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        metrics = Metrics()
+        async with connected(tmp_path, metrics=metrics) as (client, engines):
+            reader = Reader(client, request())
+            assert await engines.got(1) == [request()]
+            engines.begin("r", cache=CacheReport("all", 1, 1))
+            engines.tokens("r", 5, 6, started=True)
+            await until(lambda: reader.token_ids == [5, 6])
+            await restart(client, engines)
+            (again,) = await engines.got(1)
+            assert again == request(output=pack_token_ids([5, 6]), num_replays=1, is_suspect=True)
+            engines.tokens("r", 7, reason="length")
+            await reader.end()
+            assert reader.token_ids == [5, 6, 7]
+            assert [output.num_replays for output in reader.outputs] == [0, 1]
+            assert reader.outputs[-1].finish_reason == "length"
+        assert metrics.drain().counters["request_replays_total", ""] == 1
+
+    run(scenario())
+
+
+def test_what_a_slow_reader_has_not_taken_is_not_asked_for_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path, was_killed=lambda: True) as (client, engines):
+            outputs = client.submit(request())
+            first = asyncio.create_task(anext(outputs))
+            await engines.got(1)
+            engines.tokens("r", 5)
+            assert (await first).token_ids == [5]
+            engines.tokens("r", 6)  # nobody reads it
+            await asyncio.sleep(0.05)
+            await restart(client, engines)
+            (again,) = await engines.got(1)
+            assert (again.output, again.is_suspect) == (pack_token_ids([5, 6]), False)
+            engines.tokens("r", 7, reason="stop")
+            assert [output.token_ids async for output in outputs] in ([[6, 7]], [[6], [7]])
+
+    run(scenario())
+
+
+def test_the_first_admission_tells_what_was_cached(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path) as (client, engines):
+            reader = Reader(client, request())
+            await engines.got(1)
+            engines.begin("r", cache=CacheReport("all", 1, 2))
+            await restart(client, engines)
+            await engines.got(1)
+            engines.begin("r", cache=CacheReport("new", 0, 0))
+            engines.tokens("r", 5, reason="stop", started=True)
+            (output,) = (await reader.end()).outputs
+            assert (output.num_cached_tokens, output.cache) == (1, CacheReport("all", 1, 2))
+            assert (output.queue_s, output.prefill_s) == (0.5, 0.25)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("reason", ["abort", "stop"])
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "while it waits"])
+def test_a_request_that_is_aborted_ends_without_an_engine(tmp_path: Path, reason: str, is_before: bool) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path) as (client, engines):
+            reader = Reader(client, request())
+            await engines.got(1)
+            if is_before:  # the engine ends before it has done so
+                client.abort("r", reason=reason)
+            engines.end()
+            await until(lambda: client.ready is None)
+            if not is_before:
+                assert not reader.task.done()
+                client.abort("r", reason=reason)
+            await reader.end()
+            assert [output.finish_reason for output in reader.outputs] == [reason]
+            await engines.start()
+            await until(lambda: client.ready is not None)
+            assert [message for message in engines.received if isinstance(message, AddRequest)] == []
+
+    run(scenario())
+
+
+def test_a_client_that_leaves_while_it_waits_is_forgotten(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path) as (client, engines):
+            gone, stays = Reader(client, request("gone")), Reader(client, request())
+            await engines.got(2)
+            engines.end()
+            await until(lambda: client.ready is None)
+            gone.task.cancel()
+            await asyncio.gather(gone.task, return_exceptions=True)
+            await engines.start()
+            (again,) = await engines.got(1)
+            assert again.request_id == "r"
+            engines.tokens("r", 1, reason="stop")
+            await stays.end()
+            assert engines.received == [again]
+
+    run(scenario())
+
+
+def test_a_request_that_was_checked_before_the_end_waits_as_well_and_is_no_replay(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path) as (client, engines):
+            engines.end()
+            await until(lambda: client.ready is None)
+            reader = Reader(client, request())
+            await asyncio.sleep(0.02)
+            await engines.start()
+            assert await engines.got(1) == [request()]
+            engines.tokens("r", 1, reason="stop")
+            assert (await reader.end()).outputs[-1].num_replays == 0
+
+    run(scenario())
+
+
+def test_nobody_waits_without_replays_or_before_the_first_engine(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path, max_replays=0) as (client, engines):
+            reader = Reader(client, request())
+            await engines.got(1)
+            engines.end()
+            assert isinstance((await reader.end()).error, EngineDead)
+            assert isinstance((await Reader(client, request()).end()).error, EngineDead)
+        client = SocketEngineClient(str(tmp_path / "none.sock"), max_replays=2)
+        await client.start()
+        assert isinstance((await Reader(client, request()).end()).error, EngineDead)
+        await client.aclose()
+
+    run(scenario())
+
+
+def test_waiting_ends_when_restarts_have_failed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        hopeless: list[bool] = []
+        async with connected(tmp_path, has_given_up=lambda: bool(hopeless)) as (client, engines):
+            reader = Reader(client, request())
+            await engines.got(1)
+            engines.end()
+            await asyncio.sleep(0.3)
+            assert not reader.task.done()
+            hopeless.append(True)
+            assert isinstance((await reader.end()).error, EngineDead)
+            assert isinstance((await Reader(client, request()).end()).error, EngineDead)
+            await engines.start()
+            await until(lambda: client.ready is not None)
+            later = Reader(client, request("later"))
+            assert await engines.got(1) == [request("later")]
+            engines.tokens("later", 1, reason="stop")
+            assert (await later.end()).error is None
+
+    run(scenario())
+
+
+def test_a_drain_that_ends_while_requests_wait_ends_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path) as (client, engines):
+            reader = Reader(client, request())
+            await engines.got(1)
+            engines.end()
+            await until(lambda: client.ready is None)
+            await client.aclose()
+            assert isinstance((await reader.end()).error, ShuttingDown)
+
+    run(scenario())
+
+
+def test_a_load_that_fails_between_two_engines_counts_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path) as (client, engines):
+            reader = Reader(client, request())
+            await engines.got(1)
+            engines.begin("r")
+            for _ in range(4):  # engines that greet, and end before they begin
+                await restart(client, engines)
+                (message,) = await engines.got(1)
+            assert message.num_replays == 4
+            engines.tokens("r", 1, reason="stop")
+            assert (await reader.end()).error is None
+
+    run(scenario())
+
+
+def test_poison_ends_alone_and_every_later_engine_is_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path) as (client, engines):
+            bad, good = Reader(client, request("bad")), Reader(client, request("good one"))
+            await engines.got(2)
+            for _ in range(2):
+                engines.begin("bad", "good one")
+                engines.tokens("good one", 1)
+                await asyncio.sleep(0.02)
+                await restart(client, engines)
+                received = await engines.got(2)
+            error = (await bad.end()).error
+            assert isinstance(error, PoisonRequest)
+            assert "token 1" in error.message
+            refuse, again = received
+            assert isinstance(refuse, RefuseDigest)
+            assert refuse.digest == digest_of(request("bad"))
+            assert again.request_id == "good one"
+            await restart(client, engines)
+            assert isinstance((await engines.got(2))[0], RefuseDigest)
+            engines.tokens("good one", 1, reason="stop")
+            assert (await good.end()).error is None
+
+    run(scenario())
+
+
+def test_kills_from_outside_make_nobody_poison_and_have_a_limit(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path, was_killed=lambda: True) as (client, engines):
+            reader = Reader(client, request())
+            for number in range(3):
+                (message,) = await engines.got(1)
+                assert (message.num_replays, message.is_suspect) == (number, False)
+                engines.begin("r")
+                await asyncio.sleep(0.02)
+                await restart(client, engines)
+            error = (await reader.end()).error
+            assert isinstance(error, EngineDead)
+            assert "3 times in a row" in error.message
+
+    run(scenario())
+
+
+def test_an_abort_reaches_the_engine_that_runs_the_replay(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path) as (client, engines):
+            reader = Reader(client, request())
+            await engines.got(1)
+            await restart(client, engines)
+            await engines.got(1)
+            client.abort("r")
+            assert (await engines.got(2))[1] == AbortRequest("r")
+            engines.tokens("r", reason="abort")
+            assert (await reader.end()).outputs[-1].finish_reason == "abort"
+
+    run(scenario())
+
+
+def test_the_launcher_tells_how_the_engine_ended_before_requests_go_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        ends = [0]
+        killed: list[bool] = []
+        options = {"num_ends": lambda: ends[0], "was_killed": lambda: bool(killed)}
+        async with connected(tmp_path, **options) as (client, engines):
+            reader = Reader(client, request())
+            await engines.got(1)
+            engines.begin("r")
+            await asyncio.sleep(0.02)
+            engines.end()
+            await until(lambda: client.ready is None)
+            await engines.start()
+            await asyncio.sleep(0.3)
+            assert (client.ready, engines.received) == (None, [])
+            ends[0] += 1
+            killed.append(True)
+            (again,) = await engines.got(1)
+            assert not again.is_suspect
+            engines.tokens("r", 1, reason="stop")
+            assert (await reader.end()).error is None
+
+    run(scenario())

@@ -1,0 +1,115 @@
+"""The second engine process: there is one whenever the engine is ready, and it can be taken once."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from engine.interface.control import EngineFailed
+from server.launcher.standby import Standby
+
+
+@dataclass
+class Process:
+    """A child of which only the end is told."""
+
+    returncode: int | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end(self, returncode: int) -> None:
+        self.returncode = returncode
+        self.ended.set()
+
+    async def wait(self) -> int:
+        await self.ended.wait()
+        return self.returncode or 0
+
+
+class Starts:
+    """Starts such processes."""
+
+    def __init__(self) -> None:
+        self.processes: list[Process] = []
+
+    async def __call__(self) -> Process:
+        self.processes.append(Process())
+        return self.processes[-1]
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def run(scenario) -> None:
+    async def main() -> None:
+        starts = Starts()
+        standby = Standby(starts, reason=lambda: EngineFailed("No room.", 3))
+        task = asyncio.create_task(standby.run())
+        await settle()
+        await scenario(standby, starts)
+        task.cancel()
+
+    asyncio.run(main())
+
+
+def test_one_is_started_when_it_is_wanted_and_taken_once() -> None:
+    async def scenario(standby: Standby, starts: Starts) -> None:
+        assert standby.take() is None
+        assert starts.processes == []
+        standby.want()
+        await settle()
+        standby.want()  # it is there
+        await settle()
+        (process,) = starts.processes
+        assert standby.take() is process
+        assert standby.take() is None
+        await settle()
+        assert len(starts.processes) == 1  # the next is started when the engine is ready
+        standby.want()
+        await settle()
+        process.end(-9)  # as the engine: it is no standby any more
+        await settle()
+        assert standby.take() is starts.processes[1]
+
+    run(scenario)
+
+
+def test_one_that_ends_untaken_is_replaced_after_a_delay(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    delays: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(delay_s: float) -> None:
+        if delay_s:
+            delays.append(delay_s)
+        await sleep(0)
+
+    monkeypatch.setattr("server.launcher.standby.asyncio.sleep", note)
+
+    async def scenario(standby: Standby, starts: Starts) -> None:
+        standby.want()
+        await settle()
+        for _ in range(2):
+            starts.processes[-1].end(3)
+            await settle()
+        assert len(starts.processes) == 3
+        assert delays == [0.5, 1.0]
+        assert "standby ended, restarting delay_s=0.5 reason='No room.'" in caplog.text
+        standby.stop()
+        starts.processes[-1].end(0)
+        await settle()
+        assert len(starts.processes) == 3
+
+    run(scenario)
+
+
+def test_a_dead_standby_is_not_taken() -> None:
+    async def scenario(standby: Standby, starts: Starts) -> None:
+        standby.want()
+        await settle()
+        starts.processes[0].returncode = -9  # its end is not noticed yet
+        assert standby.take() is None
+
+    run(scenario)
