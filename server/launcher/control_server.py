@@ -248,9 +248,11 @@ async def fetch_engine_limits(engine_socket: str) -> EngineReady | None:
     try:
         async for message in read_messages(reader, FromEngine):
             return message if isinstance(message, EngineReady) else None
-        return None
+    except OSError:  # it ended before its greeting was read
+        pass
     finally:
         writer.close()
+    return None
 
 
 def _source(hello: Hello) -> str:

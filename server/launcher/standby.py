@@ -55,8 +55,8 @@ class Standby:
         while not self._is_stopped:
             await self._wanted.wait()
             self._wanted.clear()
-            self._taken.clear()
             process = self.process = await self._start()
+            self._taken.clear()  # there was none to take before
             ended, taken = asyncio.create_task(process.wait()), asyncio.create_task(self._taken.wait())
             try:
                 await asyncio.wait([ended, taken], return_when=asyncio.FIRST_COMPLETED)

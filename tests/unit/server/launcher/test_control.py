@@ -1,6 +1,7 @@
 """The control channel between launcher and workers: state, exact scrapes, and ends, over real sockets."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import wraps
@@ -24,7 +25,7 @@ from engine.interface.errors import EngineError
 from engine.interface.metrics import Metrics
 from engine.interface.transport import encode_frame, read_messages
 from server.http.launcher_link import LauncherLink
-from server.launcher.control_server import ControlServer
+from server.launcher.control_server import ControlServer, fetch_engine_limits
 from server.launcher.metrics_registry import MetricsRegistry
 
 
@@ -310,3 +311,20 @@ async def test_nonsense_costs_its_sender_the_connection_and_nobody_else(tmp_path
         writer.close()
         assert b"quire_build_info" in await worker.scrape()
         await worker.aclose()
+
+
+def test_an_engine_that_ends_before_its_greeting_has_no_limits(tmp_path: Path) -> None:
+    """A connection that was never accepted is reset by the engine's end."""
+    path = str(tmp_path / "engine.sock")
+
+    async def run() -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            asked = asyncio.create_task(fetch_engine_limits(path))
+            await asyncio.sleep(0.1)
+            assert not asked.done()
+        assert await asyncio.wait_for(asked, 60) is None
+        assert await fetch_engine_limits(path) is None
+
+    asyncio.run(run())

@@ -105,6 +105,26 @@ def test_one_that_ends_untaken_is_replaced_after_a_delay(
     run(scenario)
 
 
+def test_one_that_is_asked_for_while_it_starts_is_kept_for_the_next_time() -> None:
+    async def scenario(standby: Standby, starts: Starts) -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def start_slowly() -> Process:
+            begun.set()
+            await go_on.wait()
+            return await starts()
+
+        standby._start = start_slowly
+        standby.want()
+        await begun.wait()
+        assert standby.take() is None
+        go_on.set()
+        await settle()
+        assert standby.take() is starts.processes[0]
+
+    run(scenario)
+
+
 def test_a_dead_standby_is_not_taken() -> None:
     async def scenario(standby: Standby, starts: Starts) -> None:
         standby.want()
