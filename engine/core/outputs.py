@@ -66,8 +66,6 @@ class EngineStats:
         assert request.first_token_s is not None
         queue_s = max(0.0, request.first_scheduled_s - request.arrival_s)  # arrival_s was read by another process
         prefill_s = request.first_token_s - request.first_scheduled_s
-        if request.num_replayed_tokens:
-            return queue_s, prefill_s  # the engine that made its first token has counted it
         num_prompt = request.num_prompt_tokens
         self._num_prompt_tokens += num_prompt
         self._metrics.observe("request_queue_time_seconds", queue_s)
@@ -297,7 +295,7 @@ class Outbox:
             events.prompt_logprobs[row], request.unsent_prompt_logprobs = request.unsent_prompt_logprobs, []
         if output.logprobs is not None:
             events.logprobs[row] = output.logprobs
-        if len(request.output_token_ids) == request.num_replayed_tokens + len(output.token_ids):
+        if len(request.output_token_ids) == len(output.token_ids):
             self._add_start(events, row, request)
         if request.finish_reason is not None:
             events.finished.append(Finished(row, request.finish_reason, request.stop_token_id))

@@ -88,8 +88,10 @@ class RequestFactory:
         self._check_prompt(message.prompt, "prompt")
         self._check_prompt(message.output, "output")
         _check_bounds(message.num_prompt_logprobs, "num_prompt_logprobs", (0, max(0, message.num_prompt_tokens - 1)))
-        if message.output and message.pooling is not None:
-            raise InvalidParameter("A request for an embedding has no output behind which it goes on.", param="output")
+        if message.output and (message.pooling is not None or not (message.num_replays or message.hand_over)):
+            raise InvalidParameter(
+                "Only a replayed request for tokens, or one of two engines, has an output.", param="output"
+            )
         if len(message.output) // 4 >= max(params.max_tokens, 1):
             raise InvalidParameter(
                 f"The output has {len(message.output) // 4} tokens; of max_tokens = {params.max_tokens} none is left.",

@@ -74,12 +74,11 @@ class Scheduler:
             raise InvalidParameter(
                 f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
             )
-        most = self.max_num_tokens - (request.embedding is None)
-        if request.num_tokens > most:  # a replayed request has output as well
+        num_tokens, most = request.num_tokens, self.max_num_tokens - (request.embedding is None)
+        if num_tokens > most:  # a replayed request has output as well
             raise PromptTooLong(
-                f"The prompt has {request.num_tokens} tokens; at most {most} leave room for "
-                f"{self.max_num_tokens - most} more (max_model_len {self.config.max_model_len}, "
-                f"KV cache {self.kv.pool.num_usable} pages)."
+                f"The prompt has {num_tokens} tokens; at most {most} leave room for {self.max_num_tokens - most} more"
+                f" (max_model_len {self.config.max_model_len}, KV cache {self.kv.pool.num_usable} pages)."
             )
         if request.request_id in self.requests:
             raise InvalidParameter(f"The request id {request.request_id!r} is already being served.")
@@ -113,8 +112,7 @@ class Scheduler:
                 step = self._plan(inits, now)
             if not step.num_rows and self.running:
                 return None
-            if self.kv.tiers.host is not None:
-                step.kv.host = self.kv.tiers.plan(num_reserved=len(self.running))
+            step.kv.host = self.kv.tiers.plan(num_reserved=len(self.running))
             if not step.num_rows and step.kv.host is None:
                 return None
         self._next_step_id += 1
@@ -368,10 +366,9 @@ class Scheduler:
 
     def _release_retired(self) -> None:
         """Release the retiring requests whose last step has been committed or dropped."""
-        if self.retiring:
-            retiring, self.retiring = self.retiring, []
-            for request in retiring:
-                self._retire(request)
+        retiring, self.retiring = self.retiring, []
+        for request in retiring:
+            self._retire(request)
 
     def _finish(self, request: Request, reason: str) -> None:
         """End a request in any state."""

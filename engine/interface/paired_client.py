@@ -157,7 +157,7 @@ class PairedEngineClient:
                 return
             if token_ids:
                 request = _behind(request, token_ids)
-            request = msgspec.structs.replace(request, hand_over=None)
+            request = msgspec.structs.replace(request, hand_over=None, num_replays=request.num_replays + 1)
 
     async def _outputs(self, request: AddRequest, client: EngineClient) -> AsyncGenerator[RequestOutput, None]:
         self._num_open[client] += 1

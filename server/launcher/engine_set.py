@@ -13,10 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from engine.interface.config import EngineConfig, PeerConfig, ServerConfig
+from engine.interface.config import EngineConfig, EngineProcessConfig, LaunchConfig, PeerConfig, ServerConfig
 from engine.interface.control import Heartbeat, Stage
 from engine.interface.errors import StartupError
+from server.config.serve_config import WorkerConfig
 from server.launcher.engine_health import StepWatchdog
+from server.launcher.processes import child_log_format
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +84,35 @@ def with_sockets(config: ServerConfig, engines: list[EngineSpec], control_socket
         config,
         prefill_sockets=[engine.socket for engine in engines if not engine.decodes],
         decode_sockets=[engine.socket for engine in engines if engine.decodes],
+    )
+
+
+def engine_config_of(
+    spec: EngineSpec, config: LaunchConfig, control_socket: str, *, is_standby: bool = False
+) -> EngineProcessConfig:
+    """Return the configuration file of an engine process. is_standby: of one that takes the engine's place later."""
+    return EngineProcessConfig(
+        engine=spec.config,
+        index=spec.index,
+        engine_socket=spec.socket,
+        control_socket=control_socket,
+        log_level=config.log_level,
+        log_format=child_log_format(config),
+        debug=config.debug,
+        is_standby=is_standby,
+    )
+
+
+def worker_config_of(server: ServerConfig, config: LaunchConfig, *, listen_fd: int) -> WorkerConfig:
+    """Return the configuration file of an HTTP worker process."""
+    return WorkerConfig(
+        server=server,
+        listen_fd=listen_fd,
+        tls_cert=config.tls_cert,
+        tls_key=config.tls_key,
+        log_level=config.log_level,
+        log_format=child_log_format(config),
+        debug=config.debug,
     )
 
 

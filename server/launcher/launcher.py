@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from engine.interface.child_process import describe_exit
-from engine.interface.config import EngineConfig, EngineProcessConfig, LaunchConfig, ServerConfig
+from engine.interface.config import EngineConfig, LaunchConfig, ServerConfig
 from engine.interface.control import (
     Activate,
     Drain,
@@ -28,32 +28,33 @@ from engine.interface.control import (
     EngineInfo,
     Heartbeat,
     Hello,
-    ReloadTls,
     Serving,
     Stage,
     State,
 )
 from engine.interface.errors import StartupError
-from engine.interface.logs import configure_logging
-from server.config.serve_config import WorkerConfig
-from server.config.serve_flags import Tls, check_tls
 from server.config.version import package_version
 from server.launcher.console import make_console
-from server.launcher.control_server import ControlServer, KeyReloader, fetch_engine_limits
+from server.launcher.control_server import ControlServer, KeyReloader, fetch_engine_limits, reload_tls
 from server.launcher.engine_health import EngineDowntime, StepWatchdog
-from server.launcher.engine_set import ChildKey, EngineSpec, SideEngines, plan_engines, with_sockets
-from server.launcher.listener import owned_socket_file, probe_url
+from server.launcher.engine_set import (
+    ChildKey,
+    EngineSpec,
+    SideEngines,
+    engine_config_of,
+    plan_engines,
+    with_sockets,
+    worker_config_of,
+)
 from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.process_metrics import LauncherStats
 from server.launcher.processes import (
     Backoff,
     Tasks,
-    child_log_format,
     end_child,
     is_on_terminal,
     kill_child,
     num_oom_kills,
-    raise_file_limit,
     start_child,
 )
 from server.launcher.run_dir import RunDir
@@ -63,39 +64,12 @@ from server.launcher.startup_banner import StartupBanner
 from server.launcher.systemd import Notifier, NotifyingConsole
 
 logger = logging.getLogger(__name__)
-_ENGINE_MODULE = "engine.process"
+ENGINE_MODULE = "engine.process"
 _WORKER_MODULE = "server.http.worker"
 _DRAIN_GRACE_S = 5.0  # what a worker gets beyond its drain timeout to send the last error events
 _ENGINE_END_S = 3.0
 _ENGINE: ChildKey = ("engine", 0)
 _STANDBY: ChildKey = ("standby", 0)
-
-
-def launch(
-    config: LaunchConfig,
-    engine_config: EngineConfig,
-    server_config: ServerConfig,
-    listeners: Sequence[socket.socket],
-    *,
-    engine_module: str = _ENGINE_MODULE,
-) -> int:
-    """Run the daemon on `listeners` until it is stopped; return the exit code. Blocks."""
-    configure_logging(level=config.log_level, log_format=child_log_format(config), process="launcher")
-    raise_file_limit()
-    for notice in config.notices:
-        logger.warning("%s", notice)
-    run_dir = RunDir()
-    notifier = Notifier.from_environment(os.environ)
-    try:
-        with owned_socket_file(config):
-            run_dir.tell_url(probe_url(config, listeners[0]))
-            launcher = Launcher(
-                config, engine_config, server_config, listeners, run_dir, engine_module=engine_module, notifier=notifier
-            )
-            return asyncio.run(launcher.run())
-    finally:
-        notifier.close()
-        run_dir.remove()
 
 
 class Launcher:
@@ -109,7 +83,7 @@ class Launcher:
         listeners: Sequence[socket.socket],
         run_dir: RunDir,
         *,
-        engine_module: str = _ENGINE_MODULE,
+        engine_module: str = ENGINE_MODULE,
         notifier: Notifier | None = None,
     ) -> None:
         self._config = config
@@ -133,7 +107,11 @@ class Launcher:
         )
         self._control = ControlServer(registry=self._registry, on_message=self._on_message)
         self._keys = KeyReloader(config, server_config.api_key_hashes, self._control.set_keys)
-        self._watch = StepWatchdog(self._on_stall, on_hang=self._end_main, hang_after_s=config.stall_timeout_s)
+        self._watch = StepWatchdog(
+            self._on_stall,
+            on_hang=lambda: self._end_hung(_ENGINE, self._watch.silence_s),
+            hang_after_s=config.stall_timeout_s,
+        )
         self._notifier = notifier or Notifier(None)
         self._console = NotifyingConsole(make_console(config.log_format, sys.stderr), self._notifier)
         self._banner = StartupBanner(config, server_config, listeners, self._console)
@@ -190,17 +168,9 @@ class Launcher:
             await asyncio.gather(*(process.wait() for process in self._children.values()))
 
     def _write_engine_config(self, name: str, spec: EngineSpec, *, is_standby: bool = False) -> Path:
-        config = EngineProcessConfig(
-            engine=spec.config,
-            index=spec.index,
-            engine_socket=spec.socket,
-            control_socket=self._control_socket,
-            log_level=self._config.log_level,
-            log_format=child_log_format(self._config),
-            debug=self._config.debug,
-            is_standby=is_standby,
+        return self._run_dir.write(
+            name, engine_config_of(spec, self._config, self._control_socket, is_standby=is_standby)
         )
-        return self._run_dir.write(name, config)
 
     async def _keep_engine(self, spec: EngineSpec) -> None:
         path = self._write_engine_config(f"{spec.name}.json", spec)
@@ -220,15 +190,8 @@ class Launcher:
 
     async def _keep_worker(self, index: int) -> None:
         listener = self._listeners[index % len(self._listeners)]
-        config = WorkerConfig(
-            server=msgspec.structs.replace(self.app_config, worker_index=index),
-            listen_fd=listener.fileno(),
-            tls_cert=self._config.tls_cert,
-            tls_key=self._config.tls_key,
-            log_level=self._config.log_level,
-            log_format=child_log_format(self._config),
-            debug=self._config.debug,
-        )
+        server_config = msgspec.structs.replace(self.app_config, worker_index=index)
+        config = worker_config_of(server_config, self._config, listen_fd=listener.fileno())
         path = self._run_dir.write(f"worker-{index}.json", config)
         await self._keep(("worker", index), _WORKER_MODULE, path, pass_fds=[listener.fileno()])
         if len(self._listeners) > 1:
@@ -265,8 +228,12 @@ class Launcher:
                 self._watch.stop()
                 self._watch.load()
             served_s = self._sides.end(child) if child in self._sides else time.monotonic() - started_s
-            if child == _ENGINE or self._sides.decodes(child):
-                self._tell_if_none_decodes(was_killed=was_killed)
+            if (
+                (child == _ENGINE or self._sides.decodes(child))
+                and not self._sides.num_decoding
+                and self._downtime.fault
+            ):
+                self._control.end_engine(fault=self._downtime.fault, was_killed=was_killed)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
             if child not in self._started_once or (failure is not None and not self._banner.is_made):
                 self._fail(reason, failure.exit_code if failure else 3)
@@ -280,11 +247,6 @@ class Launcher:
             if not self._serving and not is_engine:
                 await self._stand_in.start(num_ended=backoff.num_ended)
             await asyncio.sleep(delay_s)
-
-    def _tell_if_none_decodes(self, *, was_killed: bool) -> None:
-        """Publish that the daemon serves no more, if the last engine that decodes has ended."""
-        if self._downtime.fault and not self._sides.num_decoding:
-            self._control.end_engine(fault=self._downtime.fault, was_killed=was_killed)
 
     def _is_kept(self, child: ChildKey) -> bool:
         """Return whether a child is to run: an engine also in a drain, as long as streams may need it to go on."""
@@ -363,9 +325,6 @@ class Launcher:
         else:
             logger.error("engine makes progress again")
 
-    def _end_main(self) -> None:
-        self._end_hung(_ENGINE, self._watch.silence_s)
-
     def _end_hung(self, child: ChildKey, silence_s: float) -> None:
         """End an engine that will not go on; _keep starts the next one."""
         reason = f"The engine made no progress for {silence_s:.0f} s (--stall-timeout) and was killed."
@@ -393,14 +352,7 @@ class Launcher:
             self._on_signal(signal.SIGHUP)
 
     async def _reload(self) -> None:
-        if self._config.tls_cert is not None and self._config.tls_key is not None:
-            try:
-                await asyncio.to_thread(check_tls, Tls(self._config.tls_cert, self._config.tls_key))
-            except StartupError as error:
-                logger.error("tls certificate not reloaded, the old one stays: %s", error.message)
-            else:
-                self._control.send(ReloadTls(), role="worker")
-                logger.info("tls certificate reloaded file=%s", self._config.tls_cert)
+        await reload_tls(self._config, self._control)
         if self._config.api_key_file is not None or self._config.tls_cert is None:
             await self._keys.reload()
 

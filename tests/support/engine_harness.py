@@ -304,7 +304,7 @@ class Harness:
     def _check_seen(self, request_id: str, seen: Seen) -> None:
         if seen.grammar is not None or seen.params.has_filter or seen.thinking is not None:
             assert len(seen.ends) == 1, f"{request_id} ended {seen.ends}"
-            assert seen.num_started == (len(seen.token_ids) > seen.num_replayed)
+            assert seen.num_started == (bool(seen.token_ids) and not seen.num_replayed)
             return
         if seen.pooling is not None:
             self._check_embedding(request_id, seen)
@@ -326,7 +326,7 @@ class Harness:
             assert seen.ends == ["stop" if stopped else "length"]
         else:
             assert seen.token_ids == expected[: len(seen.token_ids)], f"{request_id} has wrong tokens"
-        assert seen.num_started == (len(seen.token_ids) > seen.num_replayed)
+        assert seen.num_started == (bool(seen.token_ids) and not seen.num_replayed)
         if seen.params.logprobs is not None:
             assert seen.num_logprobs == len(seen.token_ids) - seen.num_replayed
         scores = []

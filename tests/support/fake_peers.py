@@ -89,6 +89,7 @@ class FakePeers:
         self.connect()
         self.prompts = {}
         self.continued = set()
+        self.decoded = {}  # by request_id: requests of the decode engine
 
     @property
     def offers(self):
@@ -130,10 +131,15 @@ class FakePeers:
                 **params,
             )
 
+    def num_cached(self, request_id):
+        """Return the tokens that the decode engine did not compute."""
+        return self.decoded[request_id].num_cached_tokens
+
     def turn(self, times=1):
         for _ in range(times):
             self.prefill.turn()
             self.decode.turn()
+            self.decoded |= self.decode.scheduler.requests
             self.go_on()
 
     def drain(self):

@@ -8,7 +8,7 @@ from engine.core.arrivals import STALL_S, Arrivals
 from engine.core.offers import GIVE_UP_S
 from engine.interface.config import CacheGroup, HostTierConfig
 from engine.interface.errors import InvalidParameter
-from engine.interface.protocol import SamplingParams, pack_token_ids
+from engine.interface.protocol import HandOver, SamplingParams, pack_token_ids
 from engine.peers.messages import Taken
 from tests.support.engine_harness import Harness
 from tests.support.fake_peers import FakePeers
@@ -42,7 +42,7 @@ def test_a_prompt_goes_on_with_the_blocks_of_the_other_engine(kind, depth):
     peers.add("a", PROMPT)
     peers.drain()
     assert peers.decode.seen["a"].ends == ["length"]
-    assert peers.decode.seen["a"].num_cached_tokens >= 24
+    assert peers.num_cached("a") >= 24
     assert peers.arrivals.num_by_result == {"complete": 1}
     assert peers.arrivals.num_bytes > 0
     assert peers.offers.num_open == 0
@@ -66,7 +66,7 @@ def test_blocks_that_are_known_are_not_copied_again():
     peers.drain()
     assert peers.arrivals.num_blocks["known"] >= 7
     assert peers.arrivals.num_bytes - num_bytes <= 2
-    assert peers.decode.seen["b"].num_cached_tokens >= 28
+    assert peers.num_cached("b") >= 28
 
 
 def test_a_prompt_that_the_prefill_engine_has_cached_is_offered_whole():
@@ -76,7 +76,7 @@ def test_a_prompt_that_the_prefill_engine_has_cached_is_offered_whole():
     peers.add("a", PROMPT)
     peers.drain()
     assert peers.prefill.seen["a"].num_cached_tokens == 28
-    assert peers.decode.seen["a"].num_cached_tokens == 28
+    assert peers.num_cached("a") == 28
 
 
 @pytest.mark.parametrize("turns", range(0, 24, 2))
@@ -100,7 +100,7 @@ def test_a_request_does_not_wait_for_a_prefill_engine_that_is_silent():
     peers.decode.clock.now += STALL_S + 1
     peers.drain()
     assert peers.arrivals.num_by_result == {"late": 1}
-    assert peers.decode.seen["a"].num_cached_tokens == 0
+    assert peers.num_cached("a") == 0
 
 
 def test_copies_that_fail_cost_a_computation_alone():
@@ -109,7 +109,7 @@ def test_copies_that_fail_cost_a_computation_alone():
     peers.add("a", PROMPT)
     peers.drain()
     assert peers.arrivals.num_blocks["failed"] > 0
-    assert 0 < peers.decode.seen["a"].num_cached_tokens < 28
+    assert 0 < peers.num_cached("a") < 28
 
 
 def test_the_next_process_of_the_decode_engine_gets_the_prompt_from_its_beginning():
@@ -124,7 +124,7 @@ def test_the_next_process_of_the_decode_engine_gets_the_prompt_from_its_beginnin
     peers.connect()
     peers.drain()
     assert peers.offers.num_offered >= num_offered + 7
-    assert peers.decode.seen["a"].num_cached_tokens == 28
+    assert peers.num_cached("a") == 28
 
 
 @pytest.mark.parametrize("turns", range(0, 20, 3))
@@ -215,10 +215,11 @@ def test_penalties_and_seeds_go_on_exactly():
 
 
 def test_a_request_goes_on_behind_any_number_of_tokens():
-    harness = make().decode
+    harness = Harness(executor=LayeredExecutor, groups=FULL, num_pages=120)
+    harness.expected_tokens = LayeredModel(FULL).expected_tokens
     whole = harness.expected_tokens(PROMPT, SamplingParams(max_tokens=12), max_num_tokens=64, lora_index=0)
     for count in (1, 3, 8, 11):
-        harness.add(f"r{count}", PROMPT, 12, output=pack_token_ids(whole[:count]))
+        harness.add(f"r{count}", PROMPT, 12, output=pack_token_ids(whole[:count]), hand_over=HandOver(0))
     harness.drain()
     assert all(seen.token_ids == whole for seen in harness.seen.values())
 
@@ -228,14 +229,14 @@ def test_a_request_goes_on_behind_any_number_of_tokens():
     [
         (pack_token_ids([99]), {}, "Token id 99 is outside"),
         (pack_token_ids([1, 2]), {"max_tokens": 2}, "The output has 2 tokens; of max_tokens = 2 none is left"),
-        (pack_token_ids([1]), {"pooling": "mean"}, "A request for an embedding has no output"),
+        (pack_token_ids([1]), {"pooling": "mean"}, "Only a replayed request for tokens"),
     ],
 )
 def test_wrong_earlier_output_is_refused(output, params, says):
     harness = make().decode
     errors = []
     harness.transport.send = lambda client, message: errors.append(message)
-    harness.add("a", PROMPT, output=output, **params)
+    harness.add("a", PROMPT, output=output, hand_over=HandOver(0), **params)
     harness.engine.run_once(0)
     assert errors[0].code == InvalidParameter.code
     assert says in errors[0].message
