@@ -64,13 +64,14 @@ class EngineProcess:
         self._close_disk: Callable[[], None] = lambda: None
         self._publisher: KvPublisher | None = None
         self._num_counted = [0, 0]  # batches of the publisher in the metrics: published, lost
+        self._close_peers: Callable[[], None] = lambda: None
         self._is_stopping = False
         self._stop_at_s: float | None = None
         self._next_delta_s = self._next_heartbeat_s = 0.0
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(config.control_socket)
         self._control = Connection(sock, FromLauncher)
-        self._control.send(Hello("standby" if config.is_standby else "engine", 0, os.getpid()))
+        self._control.send(Hello("standby" if config.is_standby else "engine", config.index, os.getpid()))
         self._control.send(Stage("imports"))
 
     def run(self) -> int:
@@ -98,6 +99,7 @@ class EngineProcess:
         self._close_disk()
         if self._publisher is not None:
             self._publisher.close()
+        self._close_peers()
         if self._ranks is not None:
             self._ranks.close()
         return 0
@@ -160,6 +162,9 @@ class EngineProcess:
         if loaded.disk is not None:
             loaded.disk.attach(engine.scheduler.kv.tiers)
             self._close_disk = loaded.disk.close
+        if loaded.peers is not None:
+            loaded.peers.attach(engine.scheduler.kv.tiers, on_socket=transport.watch, off_socket=transport.unwatch)
+            self._close_peers = loaded.peers.close
         self._report_kv_events(engine)
         self._measure_memory = loaded.measure_gpu_memory
         self._metrics.gauge("kv_cache_bytes", loaded.plan.num_bytes)
@@ -206,7 +211,10 @@ class EngineProcess:
         """
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.connect(self._config.control_socket)
-            for told in (Hello("engine", 0, os.getpid()), EngineFailed(phrase_as_sentence(message), exit_code)):
+            for told in (
+                Hello("engine", self._config.index, os.getpid()),
+                EngineFailed(phrase_as_sentence(message), exit_code),
+            ):
                 sock.sendall(encode_frame(told))
         os._exit(exit_code)
 
@@ -253,7 +261,11 @@ class EngineProcess:
 def main() -> int:
     """Entry point of `python -m engine.process CONFIG.json`."""
     config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=EngineProcessConfig)
-    configure_logging(level=config.log_level, log_format=config.log_format, process="engine")
+    configure_logging(
+        level=config.log_level,
+        log_format=config.log_format,
+        process="engine" if config.engine.peer is None else config.engine.peer.name,
+    )
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -206,7 +206,7 @@ def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
         print(show_config(parser.settings, arguments, environment=os.environ))
         return 0
     from server.config.serve_config import check_flags, find_model
-    from server.launcher.launcher import launch
+    from server.launcher.launch import launch
     from server.launcher.listener import allowed_hosts_of, bind
 
     checked = check_flags(arguments)

@@ -68,14 +68,16 @@ MAY_IMPORT = {
     "engine.offline": "engine.core engine.interface engine.startup engine.tensor_parallel",
     "engine.tune": "engine.interface engine.offline engine.startup",
     "engine.startup.head_start": "engine.interface",
-    "engine.startup": """engine.core engine.device engine.grammar engine.interface engine.tensor_parallel engine.tiers
+    "engine.startup": """engine.core engine.device engine.grammar engine.interface engine.peers engine.tensor_parallel
+        engine.tiers
         kernels.attention kernels.dispatch kernels.elementwise kernels.ops kernels.precompile models.build models.config
         models.errors models.foreign models.layers models.lora models.parallel models.registry models.weights""",
-    "engine.device": """engine.core engine.interface engine.tensor_parallel kernels.attention kernels.dispatch
-        kernels.elementwise kernels.inputs kernels.ops kernels.sampling kernels.states models.build models.config
-        models.context models.parallel""",
+    "engine.device": """engine.core engine.interface engine.peers engine.tensor_parallel kernels.attention
+        kernels.dispatch kernels.elementwise kernels.inputs kernels.ops kernels.sampling kernels.states models.build
+        models.config models.context models.parallel""",
     "engine.tensor_parallel": "engine.core engine.interface kernels.all_reduce kernels.dispatch models.parallel",
-    "engine.core": "engine.grammar engine.interface engine.tiers",
+    "engine.core": "engine.grammar engine.interface engine.peers engine.tiers",
+    "engine.peers": "engine.interface",
     "engine.grammar": "engine.interface",
     "engine.tiers": "engine.interface",
     "engine.interface": "",

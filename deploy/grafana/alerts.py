@@ -144,6 +144,14 @@ ALERTS = (
         f"Quire on {_WHO} restarts again and again",
         "Engine, HTTP workers or the whole daemon started again {{ $value }} times in 15 minutes.",
     ),
+    Alert(
+        "PrefillMissing",
+        "warning",
+        f"sum by ({_SERVER}) (rate(quire_prefill_fallbacks_total[5m])) > 0",
+        "10m",
+        f"Long prompts of Quire on {_WHO} are computed where they are decoded",
+        "For ten minutes prompts found no prefill engine (--disaggregate): none serves, all are full, or they die.",
+    ),
 )
 
 

@@ -1,7 +1,8 @@
 """Parses the arguments of `serve run deploy.ray.app:build KEY=VALUE …` and quire.yaml. Never imports ray.
 
 Keys of RaySettings are for Ray; `model` and all others are the flags of `quire serve`, with - or _ between words.
-Both sides hear of tensor_parallel_size, a flag: as many devices are reserved for each replica, all on one node.
+Both sides hear of tensor_parallel_size and disaggregate, two flags: as many devices are reserved for each replica, all
+on one node.
 """
 
 from collections.abc import Mapping
@@ -68,18 +69,20 @@ def read_arguments(arguments: Mapping[str, Any]) -> RayArguments:
     if settings.max_replicas is None and settings.replicas == 0:
         raise ValueError("replicas=0 needs max_replicas: without it nothing would ever be served.")
     parsed = parse_flags(flags)
-    size = parsed.tensor_parallel_size
-    gpus = _gpus(settings.gpus, parsed.device, size)
+    size, name = parsed.tensor_parallel_size, f"tensor_parallel_size={parsed.tensor_parallel_size}"
+    if parsed.disaggregate is not None:
+        size, name = sum(parsed.disaggregate), "disaggregate={}p{}d".format(*parsed.disaggregate)
+    gpus = _gpus(settings.gpus, parsed.device, size, name=name)
     reservation = Reservation(cpus=settings.cpus * size, gpus=gpus, is_split=size > 1)
     # Ray hides no GPU from a replica that has none
     device = ["--device=cpu"] if gpus == 0 and parsed.device == "auto" else []
     return RayArguments(settings, reservation, flags + device)
 
 
-def _gpus(said: float | None, device: str, size: int) -> float:
+def _gpus(said: float | None, device: str, size: int, *, name: str) -> float:
     """Return how many GPUs a replica needs. Raises ValueError if what was said is another number.
 
-    said: None for what it needs: none if it is alone and was not sent to a GPU.
+    name: the flag that sets this size. said: None for what it needs: none if it is alone and was not sent to a GPU.
     """
     needed = size if device == "cuda" or (size > 1 and device == "auto") else 0
     gpus = needed if said is None else said
@@ -89,7 +92,7 @@ def _gpus(said: float | None, device: str, size: int) -> float:
         raise ValueError("gpus=0 and device=cuda: gpus=0 reserves no GPU for a replica.")
     if gpus not in (0, size) and (size > 1 or gpus > 1):
         raise ValueError(
-            f"gpus={gpus:g} and tensor_parallel_size={size}: a replica has one whole GPU for each rank of its model:"
+            f"gpus={gpus:g} and {name}: a replica has one whole GPU for each rank or engine of its model:"
             " set both to the same number."
         )
     return gpus

@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 _INVALID_OUTPUT = ModelOutputInvalid(
     "The model's output for this request is not finite (NaN or infinite), so there is no next token."
 )
-_PENDING_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles, or the disk reads
+_PENDING_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles, or a disk or another engine reads
 _MAX_LEAVING = 256  # requests of closed connections that one iteration ends, since decoding rows wait for it
 
 
@@ -136,7 +136,7 @@ class Engine:
         self._in_flight: StepHandle | None = None
         self._events: KvEvents | None = None
         self._publish: Callable[[list[KvEvent]], None] = lambda events: None
-        self._is_at_disk = False  # nothing can be done, perhaps until the disk has read or written a block
+        self._is_at_tier = False  # nothing can be done, perhaps until a disk or another engine has done something
         self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)
         self._suspects = Suspects(self._find)
@@ -156,6 +156,7 @@ class Engine:
             and not self.scheduler.has_work
             and self._outbox.is_empty
             and not self._grammars.pending
+            and not self.scheduler.kv.tiers.is_exchanging
             and not self._suspects.is_holding
         )
 
@@ -163,7 +164,7 @@ class Engine:
         """Run one iteration of the loop. Blocks for messages only while idle, otherwise only for the previous step."""
         was_idle = self.is_idle
         is_only_compiling = bool(self._grammars.pending) and self._in_flight is None and not self.scheduler.has_work
-        is_patient = is_only_compiling or self._is_at_disk
+        is_patient = is_only_compiling or self._is_at_tier
         patience_s = idle_timeout_s if was_idle else _PENDING_POLL_S if is_patient else 0
         if was_idle and self._idle_work is not None:
             patience_s = 0
@@ -175,7 +176,7 @@ class Engine:
             self._try_add(*suspect)
         if self._grammars.pending or self._grammars.compiling:
             self._queue_compiled()
-        if self.scheduler.kv.tiers.disk is not None:
+        if self.scheduler.kv.tiers.is_polled:
             self.scheduler.kv.tiers.poll(self.clock())
         plan = failure = None
         try:
@@ -237,7 +238,7 @@ class Engine:
         if step is not None and plan is not None:
             step.sample(self._masks(plan) if self._grammars.live else None)
         self._in_flight, self._launched_s = step, now
-        self._is_at_disk = plan is None and self.scheduler.kv.tiers.disk is not None
+        self._is_at_tier = plan is None and self.scheduler.kv.tiers.is_polled
         return plan
 
     def _drop_in_flight(self, reason: str) -> None:
@@ -312,7 +313,7 @@ class Engine:
         if self._find(message.request_id) is not None:
             raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
         self._suspects.check(message, self.clock())
-        if not message.num_replays:  # an earlier engine had room for the others
+        if not (message.num_replays or message.output):  # an earlier engine had room for the others
             if self.is_draining:
                 raise Overloaded("The engine is shutting down and takes no new requests.")
             self._limits.check_room(message.num_prompt_tokens)
@@ -324,6 +325,7 @@ class Engine:
         self._limits.check_wait(request, message, now)
         if message.grammar is None:
             self.scheduler.add(request)
+            self.scheduler.kv.tiers.queued(request)
             self._grammars.follow(request)
         else:
             self._outbox.announce([request])
@@ -339,6 +341,7 @@ class Engine:
                 if error is not None:
                     raise error
                 self.scheduler.add(request)
+                self.scheduler.kv.tiers.queued(request)
             except ServiceError as failure:
                 self._fail(request, failure)
 
@@ -425,6 +428,8 @@ class Engine:
         for request in self.scheduler.invalid:
             self._send_failure(request.client_id, request.request_id, _INVALID_OUTPUT)
             self._stats.record_invalid(request)
+        if self.scheduler.kv.tiers.offers is not None:  # now, so that blocks of a whole prompt go first
+            self.scheduler.kv.tiers.poll(now)
 
     def _send_events(self) -> None:
         self._outbox.send(self.scheduler.committed_step_id)

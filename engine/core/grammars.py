@@ -137,6 +137,10 @@ class Grammars:
             if request.thinking is not None:
                 request.thinking.advance(token_ids)
             matcher = request.matcher
+            if matcher is not None and request.hand_over is not None and request.finish_reason == "length":
+                if matcher.accept(token_ids[0]) and matcher.is_ended:
+                    request.finish_reason = "stop"  # else another engine would go on behind the end of the grammar
+                continue
             if matcher is None or request.finish_reason is not None:
                 continue
             if not matcher.accept(token_ids[0]):  # constrained requests have no drafts

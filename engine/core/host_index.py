@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 from engine.core.kv_events import KvEvents, Medium, Name
+from engine.core.page_pool import PagePool
+
+ON_HOST = -1  # in place of a block's number
 
 
 @dataclass(slots=True, eq=False)
@@ -150,3 +153,18 @@ class HostIndex:
     def _tell_removed(self, name: Name) -> None:
         if self.events is not None:
             self.events.removed(Medium.HOST, name)
+
+
+class BothTiers:
+    """Finds blocks of the pool, and those of host memory as ON_HOST."""
+
+    def __init__(self, pool: PagePool, index: HostIndex) -> None:
+        self._pool = pool
+        self._index = index
+
+    def find(self, group: int, key: bytes) -> int | None:
+        """See Blocks.find."""
+        block = self._pool.find(group, key)
+        if block is None and self._index.find((group, key)) is not None:
+            return ON_HOST
+        return block

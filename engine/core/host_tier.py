@@ -19,15 +19,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.core.cache_layout import CacheLayout, GroupLayout
-from engine.core.host_index import HostBlock, HostIndex
+from engine.core.cache_layout import CacheLayout
+from engine.core.host_index import ON_HOST, BothTiers, HostBlock, HostIndex
 from engine.core.kv_events import Name
 from engine.core.page_pool import PagePool
-from engine.core.prefix_hits import Hit, PrefixFinder
+from engine.core.prefix_hits import Hit, PrefixFinder, hit_names
 from engine.core.request import Request
 from engine.interface.config import HostTierConfig
-
-_ON_HOST = -1  # in place of a block's number
 
 
 class Store(NamedTuple):
@@ -77,21 +75,6 @@ class HostCopies:
             yield arrival.block
 
 
-class BothTiers:
-    """Finds blocks of the pool, and those of host memory as _ON_HOST."""
-
-    def __init__(self, pool: PagePool, index: HostIndex) -> None:
-        self._pool = pool
-        self._index = index
-
-    def find(self, group: int, key: bytes) -> int | None:
-        """See Blocks.find."""
-        block = self._pool.find(group, key)
-        if block is None and self._index.find((group, key)) is not None:
-            return _ON_HOST
-        return block
-
-
 def is_worth_copying(config: HostTierConfig, *, num_tokens: int, num_pages: int) -> bool:
     """Return whether copying these pages takes less time than computing the tokens. True if rates are unknown."""
     return not config.token_s or num_pages * config.page_s < num_tokens * config.token_s
@@ -121,6 +104,7 @@ class HostTier:
         self._is_full = [group.kind == "full" for group in layout.groups]
         self._released: OrderedDict[Name, int] = OrderedDict()  # blocks to copy that nobody holds: the next to go first
         self._published: OrderedDict[Name, int] = OrderedDict()  # blocks to copy that requests hold
+        self._wanted: OrderedDict[Name, int] = OrderedDict()  # blocks to copy before all others, see want()
         self.storing: set[Name] = set()  # blocks on their way to host memory
         self._lacked_at = -1  # HostIndex.num_freed when a copy to the host last found no slots
         self.arriving: dict[Name, Arrival] = {}  # blocks on their way to the pool, or due
@@ -137,7 +121,25 @@ class HostTier:
     def has_copies(self) -> bool:
         """True if a step could carry copies."""
         is_stuck = self._lacked_at == self.index.num_freed
-        return bool(self._pool.news or self.gates or ((self._released or self._published) and not is_stuck))
+        is_left = self._wanted or self._released or self._published
+        return bool(self._pool.news or self.gates or (is_left and not is_stuck))
+
+    def want(self, name: Name) -> bool:
+        """Copy a published block to the host before all others, whatever its kind; return False if it cannot come.
+
+        It is lost if it is evicted first: ask again.
+        """
+        if name in self._wanted or name in self.storing or self.index.find(name) is not None:
+            return True
+        block = self._pool.find(*name)
+        if block is None or len(self._pool.pages(block)) > self.index.num_slots:
+            return False
+        self._wanted[name] = block
+        return True
+
+    def is_coming(self, name: Name) -> bool:
+        """Return whether a block that is not on the host yet is about to be copied there."""
+        return name in self.storing or (name in self._wanted and self._pool.find(*name) == self._wanted[name])
 
     def begin(self, request: Request, found: Hit, *, num_spare: int, now: float) -> bool:
         """Let a request wait for blocks if its hit becomes longer than `found` by enough; return whether it waits.
@@ -151,7 +153,7 @@ class HostTier:
         gain = hit.num_tokens - found.num_tokens
         if gain <= 0:
             return False
-        here = [block for blocks in hit.blocks for block in blocks if block != _ON_HOST]
+        here = [block for blocks in hit.blocks for block in blocks if block != ON_HOST]
         missing = list(self._missing(request, hit))
         num_pages = sum(self._layout.groups[index].pages for index, _ in missing)
         growing = sum(len(hit.blocks[group.index]) * group.pages for group in self._layout.growing)
@@ -177,11 +179,11 @@ class HostTier:
         gate = self.gates[request] = Gate(request, now, [])
         self.num_gates += 1
         # all that is here is held before pages are taken, which may evict
-        self._pool.hold(block for blocks in hit.blocks for block in blocks if block != _ON_HOST)
+        self._pool.hold(block for blocks in hit.blocks for block in blocks if block != ON_HOST)
         for index, blocks in enumerate(hit.blocks):
-            names = self._names(request, self._layout.groups[index], hit.num_tokens)
+            names = hit_names(request, self._layout.groups[index], hit.num_tokens)
             for block, name in zip(blocks, names, strict=True):
-                gate.held.append(block if block != _ON_HOST else self._await(gate, name))
+                gate.held.append(block if block != ON_HOST else self._await(gate, name))
         assert gate.num_missing
 
     def _await(self, gate: Gate, name: Name) -> int:
@@ -316,16 +318,10 @@ class HostTier:
     def _missing(self, request: Request, hit: Hit) -> Iterator[Name]:
         """Return the names of the blocks for which the hit needs pages."""
         for index, blocks in enumerate(hit.blocks):
-            names = self._names(request, self._layout.groups[index], hit.num_tokens)
+            names = hit_names(request, self._layout.groups[index], hit.num_tokens)
             for block, name in zip(blocks, names, strict=True):
-                if block == _ON_HOST and name not in self.arriving:
+                if block == ON_HOST and name not in self.arriving:
                     yield name
-
-    def _names(self, request: Request, group: GroupLayout, num_tokens: int) -> list[Name]:
-        """Return the names of a group's blocks in a hit."""
-        end = num_tokens // group.tokens
-        columns = range(end - 1 if group.kind == "state" else group.first_block(num_tokens), end)
-        return [(group.index, request.block_hashes[(column + 1) * group.links - 1]) for column in columns]
 
     def _take_news(self) -> None:
         """Queue the blocks that were published or released since the last step."""
@@ -353,9 +349,10 @@ class HostTier:
     def _next_store(self, num_reserved: int) -> Store | None:
         """Take the next block to copy out of the queues, and slots for it; None: not now."""
         pool = self._pool
-        while queue := self._released or self._published:
+        while queue := self._wanted or self._released or self._published:
             name, block = next(iter(queue.items()))
-            if pool.find(*name) != block or self.index.touch(name) or name in self.storing or pool.is_spent(block):
+            is_spent = queue is not self._wanted and pool.is_spent(block)
+            if pool.find(*name) != block or self.index.touch(name) or name in self.storing or is_spent:
                 del queue[name]
                 self.num_missed += name[1] in pool.evicted[name[0]] and pool.find(*name) is None
                 continue

@@ -93,7 +93,7 @@ class KvCaches:
         self._set_marks(request, hit)
         self.commit_row(request, hit.num_tokens)
         from_tiers = self.tiers.end_wait(request, hit.num_tokens)
-        if not request.num_preemptions:
+        if not (request.num_preemptions or request.num_replayed_tokens):
             self._record_lookup(request, found, hit, from_tiers)
         return True
 

@@ -1,22 +1,25 @@
 """LowerTiers: what is behind the pool of pages, host memory and a disk, as KvCaches and the scheduler see it.
 
-Plain Python; never torch. Both tiers may be missing; a disk needs host memory, through which its blocks pass. A request
-that could be admitted waits first for blocks from the disk, then for blocks from the host, and is then admitted with an
-ordinary hit: begin → is_waiting until it is not → end_wait. Steps carry the copies between host and pool: plan →
-commit, or drop.
+Plain Python; never torch. Both tiers may be missing; a disk needs host memory, through which its blocks pass. A
+decode engine takes blocks of prefill engines into its host memory, too. A request that could be admitted waits first
+for blocks of another engine or from the disk, then for blocks from the host, and is then admitted with an ordinary hit:
+begin → is_waiting until it is not → end_wait. Steps carry the copies between host and pool: plan → commit, or drop.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from engine.core.arrivals import Arrivals, LinksToPrefill
 from engine.core.cache_layout import CacheLayout
 from engine.core.disk_tier import DiskParts, DiskTier
 from engine.core.host_tier import HostCopies, HostTier
 from engine.core.kv_events import KvEvents, Name
+from engine.core.offers import LinksToDecode, Offers
 from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit
 from engine.core.request import Request
 from engine.interface.config import HostTierConfig
+from engine.peers.kv_transport import KvTransport
 
 
 class TierTokens(NamedTuple):
@@ -33,6 +36,9 @@ class LowerTiers:
         """config: None: neither host memory nor a disk."""
         self.host = None if config is None else HostTier(config, layout, pool)
         self.disk: DiskTier | None = None
+        self.offers: Offers | None = None  # of a prefill engine
+        self.arrivals: Arrivals | None = None  # of a decode engine
+        self._pool = pool
         self._config = config
         self._layout = layout
 
@@ -57,6 +63,30 @@ class LowerTiers:
         if self.disk is not None:
             self.disk.events = events
 
+    def open_offers(self, links: LinksToDecode) -> None:
+        """Give the blocks of prompts to decode engines. Host memory must exist. Before the first request."""
+        assert self.host is not None
+        self.offers = Offers(links, self._layout, self.host)
+
+    def open_arrivals(self, links: LinksToPrefill, transport: KvTransport, *, slot_bytes: int) -> None:
+        """Take the blocks of prompts from prefill engines. Host memory must exist. Before the first request."""
+        assert self.host is not None
+        self.arrivals = Arrivals(
+            links,
+            transport,
+            self._layout,
+            self._pool,
+            self.host.index,
+            storing=self.host.storing,
+            slot_bytes=slot_bytes,
+            forget=self._expel,
+        )
+
+    def queued(self, request: Request) -> None:
+        """Note a request that was queued."""
+        if self.offers is not None:
+            self.offers.begin(request)
+
     def begin(self, request: Request, found: Hit, *, num_spare: int, now: float) -> bool:
         """Let a request wait for blocks if its hit becomes longer than `found` by enough; return whether it waits.
 
@@ -64,6 +94,8 @@ class LowerTiers:
         """
         if self.host is None:
             return False
+        if self.arrivals is not None and self.arrivals.begin(request, now):
+            return True
         if self.disk is not None and self.disk.begin(request, now):
             return True
         return self.host.begin(request, found, num_spare=num_spare, now=now)
@@ -78,12 +110,25 @@ class LowerTiers:
         """Return whether a waiting request waits for blocks, before it can be admitted."""
         if self.disk is not None and request in self.disk.waits:
             return True
+        if self.arrivals is not None and request in self.arrivals.waits:
+            return True
         return self.host is not None and request in self.host.gates
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for blocks."""
-        return (0 if self.host is None else len(self.host.gates)) + self.num_at_disk
+        return (0 if self.host is None else len(self.host.gates)) + self.num_outside
+
+    @property
+    def num_outside(self) -> int:
+        """Of them, those that wait for the disk or for a prefill engine: no step can do anything for them."""
+        num_at_disk = 0 if self.disk is None else len(self.disk.waits)
+        return num_at_disk + (0 if self.arrivals is None else len(self.arrivals.waits))
+
+    @property
+    def is_polled(self) -> bool:
+        """True if something may come between two steps: there is a disk, or another engine."""
+        return self.disk is not None or self.arrivals is not None or self.offers is not None
 
     def num_missing(self, request: Request) -> tuple[int, int]:
         """Return how many blocks a request waits for: those on their way from the host, and those from the disk."""
@@ -92,9 +137,15 @@ class LowerTiers:
         return 0 if gate is None else gate.num_missing, 0 if wait is None else wait.num_missing
 
     @property
-    def num_at_disk(self) -> int:
-        """Of them, those that wait for the disk: no step can do anything for them."""
-        return 0 if self.disk is None else len(self.disk.waits)
+    def is_urgent(self) -> bool:
+        """True if copies to the host should not wait for a step with rows: another engine waits for them."""
+        return self.offers is not None and self.offers.is_urgent
+
+    @property
+    def is_exchanging(self) -> bool:
+        """True while blocks are given to another engine, or taken of one."""
+        is_taking = self.arrivals is not None and self.arrivals.is_active
+        return is_taking or (self.offers is not None and self.offers.is_active)
 
     def cancel(self, request: Request) -> None:
         """Let a request that ends no longer wait, if it does."""
@@ -102,15 +153,21 @@ class LowerTiers:
             self.host.cancel(request)
         if self.disk is not None:
             self.disk.cancel(request)
+        if self.arrivals is not None:
+            self.arrivals.cancel(request)
 
     def give_up_newest(self) -> bool:
         """Let a request wait no longer for blocks from the host, for its pages; return False if none does."""
         return self.host is not None and self.host.give_up_newest()
 
     def poll(self, now: float) -> None:
-        """Take what the disk has done. Does not wait."""
+        """Take what the disk and other engines have done. Does not wait."""
         if self.disk is not None:
             self.disk.poll(now)
+        if self.arrivals is not None:
+            self.arrivals.poll(now)
+        if self.offers is not None:
+            self.offers.poll(now)
 
     @property
     def has_copies(self) -> bool:
@@ -137,6 +194,14 @@ class LowerTiers:
             self.host.forget(names)
         if self.disk is not None:
             self.disk.forget(names)
+        if self.offers is not None:
+            self.offers.forget(names)
+
+    def _expel(self, names: list[Name]) -> None:
+        """Let blocks no longer be found in any tier, as a prefill engine asks."""
+        for group, key in names:
+            self._pool.expel(group, key)
+        self.forget(names)
 
     def blocks(self, copies: Iterable[HostCopies | None]) -> list[int]:
         """Return the pool's blocks that are held for requests that wait, and for copies in flight."""
@@ -146,7 +211,9 @@ class LowerTiers:
     def check(self, copies: Iterable[HostCopies | None]) -> None:
         """Assert the invariants of both tiers. copies: of the steps in flight."""
         if self.host is not None:
-            slots = () if self.disk is None else self.disk.slots
+            slots = [] if self.disk is None else list(self.disk.slots)
+            slots += [] if self.arrivals is None else self.arrivals.slots
             self.host.check([step for step in copies if step is not None], slots)
-        if self.disk is not None:
-            self.disk.check()
+        for part in (self.disk, self.arrivals, self.offers):
+            if part is not None:
+                part.check()

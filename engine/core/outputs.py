@@ -11,6 +11,7 @@ from typing import Protocol
 
 from engine.core.disk_tier import DiskTier
 from engine.core.host_tier import HostTier
+from engine.core.lower_tiers import LowerTiers
 from engine.core.planned_step import RowOutput
 from engine.core.queue_forecast import QueueForecast
 from engine.core.request import Request
@@ -93,6 +94,8 @@ class EngineStats:
         self._tenants.close(request)
         self._forecast.observe_end(request)
         metrics, num_output = self._metrics, len(request.output_token_ids)
+        if request.is_handed_over:
+            return  # the engine that goes on with it counts it
         metrics.count("requests_finished_total", label=request.finish_reason or "error")
         metrics.observe("request_prompt_tokens", request.num_prompt_tokens)
         metrics.observe("request_generation_tokens", num_output)
@@ -184,6 +187,7 @@ class EngineStats:
             self._record_tier(kv.tiers.host, num_pinned=0 if kv.pins.host is None else kv.pins.host.num_pages)
         if kv.tiers.disk is not None:
             self._record_disk(kv.tiers.disk)
+        self._record_hand_overs(kv.tiers)
         num_holders, states = len(scheduler.running) + len(scheduler.retiring), kv.layout.states
         num_saved, num_saved_pages = kv.checkpoints.num_findable()
         gauge("kv_cache_states", num_holders * len(states), "live")
@@ -233,6 +237,20 @@ class EngineStats:
         self._count_up_to("kv_disk_copied_bytes_total", counts.read_bytes, "read")
         self._count_up_to("kv_disk_hit_tokens_total", disk.num_found_tokens)
         self._count_up_to("kv_disk_wait_seconds_total", disk.waited_s)
+
+    def _record_hand_overs(self, tiers: LowerTiers) -> None:
+        if tiers.offers is not None:
+            self._metrics.gauge("kv_handover_open_offers", tiers.offers.num_open)
+            self._count_up_to("kv_handover_blocks_total", tiers.offers.num_offered, "offered")
+            self._count_up_to("kv_handover_blocks_total", tiers.offers.num_lost, "evicted")
+        if tiers.arrivals is not None:
+            self._metrics.gauge("kv_handover_peers", len(tiers.arrivals.peers))
+            for event, count in tiers.arrivals.num_blocks.items():
+                self._count_up_to("kv_handover_blocks_total", count, event)
+            for result, count in tiers.arrivals.num_by_result.items():
+                self._count_up_to("kv_handover_requests_total", count, result)
+            self._count_up_to("kv_handover_bytes_total", tiers.arrivals.num_bytes)
+            self._count_up_to("kv_handover_wait_seconds_total", tiers.arrivals.waited_s)
 
     def _count_up_to(self, name: str, total: float, label: str = "") -> None:
         counted = self._counted.get((name, label), 0)

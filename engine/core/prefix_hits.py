@@ -25,6 +25,13 @@ class Hit(NamedTuple):
     num_matched_tokens: int = 0  # the blocks that all full groups have, also those behind the last place for a hit
 
 
+def hit_names(request: Request, group: GroupLayout, num_tokens: int) -> list[tuple[int, bytes]]:
+    """Return group and key of a group's blocks in a hit of so many tokens."""
+    end = num_tokens // group.tokens
+    columns = range(end - 1 if group.kind == "state" else group.first_block(num_tokens), end)
+    return [(group.index, request.block_hashes[(column + 1) * group.links - 1]) for column in columns]
+
+
 class Blocks(Protocol):
     """Knows blocks by their keys: PagePool, or both tiers (engine/core/host_tier.py)."""
 

@@ -51,13 +51,14 @@ class QueueLimits:
         """Predict when a request has its first token, and note it. Raises Overloaded if that is too late.
 
         Only what begins an HTTP request is measured by max_wait_s: its other choices are not refused any more. One
-        that goes on after the end of an earlier engine is refused for nothing.
+        that goes on after the end of an earlier engine, or behind a prefill engine's token, is refused for nothing.
         """
         num_free_rows = 0 if self.scheduler.is_short_of_pages else self.scheduler.num_free_rows
         wait_s = self.forecast.wait_s(request, self.scheduler.waiting, num_free_rows=num_free_rows)
         request.expected_first_s = now + wait_s if wait_s and message.grammar is None else None
         longest_s, limit_s = wait_s + self.forecast.margin_s(wait_s), self.max_wait_s
-        if message.deadline_s is not None and not message.num_replays:  # its client has tokens already, or was let in
+        is_first = not (message.num_replays or message.output)  # else its client has tokens already, or was let in
+        if message.deadline_s is not None and is_first:
             left_s = message.deadline_s - now
             if wait_s > left_s:
                 raise Overloaded(

@@ -26,7 +26,7 @@ from engine.core.step import NO_TOKEN, PoolSpan, PromptLogprobsSpan, RequestInit
 from engine.core.thinking import ThinkingState
 from engine.interface.config import SchedulerConfig
 from engine.interface.errors import InvalidParameter, PromptTooLong
-from engine.interface.protocol import CacheReport, PoolingKind, SamplingParams, TokenLogprobs
+from engine.interface.protocol import CacheReport, HandOver, PoolingKind, SamplingParams, TokenLogprobs
 from engine.interface.tenant import UNNAMED
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ class Request:
     num_prompt_tokens: int = field(default=0, init=False)
 
     stored_output_token_ids: list[int] = field(default_factory=list)  # see output_token_ids
+    hand_over: HandOver | None = None  # its other engine, if two compute it
     stored_computed_tokens: int = 0  # see num_computed_tokens
     stored_pending_tokens: int = 0  # see num_pending_tokens
     num_prefill_tokens: int = 0  # tokens that the host sends after this admission; decoding starts after them
@@ -154,6 +155,7 @@ class Request:
     has_asked_disk: bool = False  # for blocks, since it was last admitted
     found_before_disk: int = 0  # then, if it waited: the tokens of its hit without the disk,
     found_with_disk: int = 0  # and with it
+    has_asked_peer: bool = False  # for blocks of a prefill engine
     has_waited: bool = False  # for blocks from the host, since it was last admitted
     found_here: int = 0  # then: the tokens of its hit without them,
     found_in_all: int = 0  # and with them
@@ -276,6 +278,11 @@ class Request:
     def is_drafted(self) -> bool:
         """True if its newest row has drafts, so that the device does not know the start of its next row."""
         return self.last_step == self.drafted_step
+
+    @property
+    def is_handed_over(self) -> bool:
+        """True if it has ended here and goes on in another engine."""
+        return self.hand_over is not None and self.hand_over.is_prefill and self.finish_reason == "length"
 
     @property
     def has_extras(self) -> bool:

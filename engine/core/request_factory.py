@@ -74,6 +74,7 @@ class RequestFactory:
             weight=message.tenant.weight,
             kv_share=message.tenant.kv_share,
             counts_prompt=message.counts_prompt,
+            hand_over=message.hand_over,
         )
         if message.pooling is not None:
             request.embedding = EmbeddingAccumulator(message.pooling, message.num_prompt_tokens)
@@ -85,7 +86,7 @@ class RequestFactory:
             request.thinking = ThinkingState(message.thinking)
             if request.drafter is not None:
                 request.drafter.thinking = request.thinking
-        if message.num_replays:
+        if message.num_replays or message.output:
             _go_on(request, message)
         return request
 
@@ -94,8 +95,10 @@ class RequestFactory:
         self._check_prompt(message.prompt, "prompt")
         self._check_prompt(message.output, "output")
         _check_bounds(message.num_prompt_logprobs, "num_prompt_logprobs", (0, max(0, message.num_prompt_tokens - 1)))
-        if message.output and (message.pooling is not None or not message.num_replays):
-            raise InvalidParameter("Only a replayed request for tokens has an output.", param="output")
+        if message.output and (message.pooling is not None or not (message.num_replays or message.hand_over)):
+            raise InvalidParameter(
+                "Only a replayed request for tokens, or one of two engines, has an output.", param="output"
+            )
         if len(message.output) // 4 >= max(params.max_tokens, 1):
             raise InvalidParameter(
                 f"The output has {len(message.output) // 4} tokens; of max_tokens = {params.max_tokens} none is left.",

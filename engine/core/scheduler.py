@@ -97,21 +97,24 @@ class Scheduler:
         self.begun = []
         if now >= self.kv.pins.next_due_s:
             self.kv.pins.expire(now)
-        step = self._plan(inits, now)
-        while not step.num_rows and self.running and not self._in_flight:  # no row has room, and no commit makes some
-            if not self.kv.tiers.give_up_newest():
-                self._preempt_last()
-            step = self._plan(inits, now)
-        if not step.num_rows and self.running:
-            return None
-        if self.kv.tiers.host is not None:
+        step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step(), [], [])
+        if self.kv.tiers.is_urgent:  # copies for which another engine waits go alone, before rows
             step.kv.host = self.kv.tiers.plan(num_reserved=len(self.running))
-        if not step.num_rows and step.kv.host is None:
-            return None
+        if step.kv.host is None:
+            step = self._plan(inits, now)
+            while not step.num_rows and self.running and not self._in_flight:  # no row has room, no commit makes some
+                if not self.kv.tiers.give_up_newest():
+                    self._preempt_last()
+                step = self._plan(inits, now)
+            if not step.num_rows and self.running:
+                return None
+            step.kv.host = self.kv.tiers.plan(num_reserved=len(self.running))
+            if not step.num_rows and step.kv.host is None:
+                return None
         self._next_step_id += 1
         self._in_flight.append(step)
         self._freed, self.kv.pool.dirty = [], []
-        return step.plan(inits, *self._running.take_shares())
+        return step.plan(inits, *(self._running.take_shares() if step.num_rows else ([], 0)))
 
     def _plan(self, inits: list[RequestInit], now: float) -> PlannedStep:
         step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step(), [], [])
@@ -366,10 +369,9 @@ class Scheduler:
 
     def _release_retired(self) -> None:
         """Release the retiring requests whose last step has been committed or dropped."""
-        if self.retiring:
-            retiring, self.retiring = self.retiring, []
-            for request in retiring:
-                self._retire(request)
+        retiring, self.retiring = self.retiring, []
+        for request in retiring:
+            self._retire(request)
 
     def _finish(self, request: Request, reason: str) -> None:
         """End a request in any state."""

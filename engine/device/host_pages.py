@@ -21,6 +21,7 @@ from engine.device.device_state import Staging
 from engine.device.kv_cache import KVPool
 from engine.device.memory import format_size, zeros
 from engine.interface.errors import StartupError
+from engine.peers.shared_memory import SharedSlots
 
 BUFFER_BYTES = 64 * 2**20  # on CUDA: pages that are gathered at once, at least one
 _MEASURED_BYTES = 32 * 2**20
@@ -31,8 +32,8 @@ Pairs = list[tuple[int, int]]
 class HostPages:
     """Owns the slots of one rank. Life: begin(plan) → join(), in each step with copies → close()."""
 
-    def __init__(self, pool: KVPool, *, num_slots: int, device: torch.device) -> None:
-        """Raises StartupError if the memory cannot be allocated."""
+    def __init__(self, pool: KVPool, *, num_slots: int, device: torch.device, is_shared: bool = False) -> None:
+        """is_shared: other processes can map the memory. Raises StartupError if it cannot be allocated."""
         numbers = pool.rows.view(torch.uint8)
         if numbers.shape[2] % 4 == 0:
             numbers = numbers.view(torch.int32)  # bits, whatever they mean: fewer to gather
@@ -41,7 +42,11 @@ class HostPages:
         shape = (num_slots, numbers.shape[0], numbers.shape[2])
         page_bytes = shape[1] * shape[2] * numbers.itemsize
         try:
-            self._slots = zeros(shape, numbers.dtype, torch.device("cpu"))
+            self.shared = SharedSlots(num_slots=num_slots, slot_bytes=page_bytes) if is_shared else None
+            if self.shared is None:
+                self._slots = zeros(shape, numbers.dtype, torch.device("cpu"))
+            else:
+                self._slots = torch.from_numpy(self.shared.array).view(numbers.dtype).view(shape)
             if device.type == "cuda":
                 _pin(self._slots)
                 # Memory that is freed while it is pinned could never be pinned again at its address
@@ -66,6 +71,8 @@ class HostPages:
             self._stream.synchronize()
             self._unpin()
         del self._slots
+        if self.shared is not None:
+            self.shared.close()
 
     def begin(self, plan: StepPlan, staging: Staging) -> None:
         """Launch a step's copies, behind all that was launched before. On CUDA it does not block."""

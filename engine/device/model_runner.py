@@ -71,13 +71,14 @@ class ModelRunner:
         latent: LatentSizes | None = None,
         has_groups: bool = False,
         num_host_slots: int = 0,
+        shares_host_pages: bool = False,
     ) -> None:
         """lora_tokens: adapter indices that the model's linear layers read; None: no adapters.
 
         max_num_samples: maximum number of sampled positions of a step with drafts; None: no drafts. num_drafts: the
         most of a row. states: by layer, what this rank keeps of a request. dtype: of the model. latent: sizes of its
         latent attention, if any, on this rank. has_groups: plans may group rows. num_host_slots: pages of host memory
-        behind the pool.
+        behind the pool. shares_host_pages: other processes can map them.
         tp: the ranks that run the same plans; the first samples and broadcasts the tokens.
         """
         self.device = device
@@ -123,7 +124,7 @@ class ModelRunner:
         self._prompt_logprobs = PromptLogprobsComputer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
         self._host_pages: HostPages | None = None
         if num_host_slots:
-            self._host_pages = HostPages(kv_pool, num_slots=num_host_slots, device=device)
+            self._host_pages = HostPages(kv_pool, num_slots=num_host_slots, device=device, is_shared=shares_host_pages)
         self._decode_graphs: DecodeGraphs | None = None
         self.mixed_graphs: MixedGraphs | None = None
 

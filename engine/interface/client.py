@@ -66,6 +66,11 @@ class EngineClient(Protocol):
         """True while the engine's queue is full."""
         ...
 
+    @property
+    def engines(self) -> dict[str, bool]:
+        """The engines by name and whether each serves; {}: there is one engine, which has no name."""
+        ...
+
     def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """Iterate over the outputs of a request. The first iteration sends the request.
 
@@ -146,6 +151,11 @@ class SocketEngineClient:
         """See EngineClient.is_full."""
         return self._is_full
 
+    @property
+    def engines(self) -> dict[str, bool]:
+        """See EngineClient.engines."""
+        return {}
+
     async def start(self) -> None:
         """Connect in the background, and reconnect after each engine restart."""
         self._task = asyncio.create_task(self._run(), name="engine-client")
@@ -210,7 +220,7 @@ class SocketEngineClient:
 
     def _send(self, mailbox: Mailbox) -> None:
         writer = None if self._can_wait else self._serving_writer()
-        if self._is_full:
+        if self._is_full and not mailbox.journal.goes_on:  # an earlier engine had room for the others
             raise Overloaded(QUEUE_IS_FULL, retry_after_s=self._retry_after_s)
         if writer is None:
             self._suspend()

@@ -46,6 +46,27 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     event_format: Literal["array", "map"] = "array"  # of an event in a batch
 
 
+class PeerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of an engine among prefill and decode engines (docs/explanation/disaggregation.md)."""
+
+    role: Literal["prefill", "decode"]
+    index: int  # among the engines of its role
+    num_prefill: int  # engines of each role
+    num_decode: int
+    prefill_sockets: list[str] = []  # unix sockets on which prefill engines listen for decode engines, by their numbers
+    transport: str = "shared-memory"  # how blocks are copied: shared-memory | nixl
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of both roles."""
+        return self.num_prefill + self.num_decode
+
+    @property
+    def name(self) -> str:
+        """What /health and the log call it: "prefill-0"."""
+        return f"{self.role}-{self.index}"
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's settings: model, device and limits. None: the engine chooses by model and free memory."""
 
@@ -82,6 +103,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_tokens: int | None = None  # queued prompt tokens at which new requests are refused
     max_queue_wait_s: float | None = 30.0  # predicted time to the first token at which new requests are refused
     speculative: SpeculativeConfig | None = None  # None: one token per request and step
+    peer: PeerConfig | None = None  # None: it computes prompts and answers alone
 
 
 class CacheGroup(msgspec.Struct, frozen=True):
@@ -172,7 +194,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 8 * 1024 * 1024
     request_timeout_s: float | None = None  # deadline of every request
     max_replays: int = 2  # further engines in a row to which open requests go on without a further token; 0: none
-    engine_socket: str = ""  # unix socket of the engine
+    engine_socket: str = ""  # unix socket of the engine; with several engines, of the first that decodes
+    prefill_sockets: list[str] = []  # unix sockets of the engines that compute long prompts for others
+    decode_sockets: list[str] = []  # then: those of the engines that decode
+    min_prefill_tokens: int = 256  # of a prompt that is computed by one of the first
     control_socket: str = ""  # unix socket of the launcher
     worker_index: int = 0
     api_key_hashes: list[str] = []  # SHA-256, hex; empty: no key is required
@@ -212,6 +237,7 @@ class EngineProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration file of the engine process."""
 
     engine: EngineConfig
+    index: int = 0  # among the daemon's engines
     engine_socket: str
     control_socket: str
     log_level: str = "info"

@@ -133,6 +133,17 @@ def pack_token_ids(token_ids: Iterable[int]) -> bytes:
     return array("i", token_ids).tobytes()
 
 
+class HandOver(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The part of one engine in a request that two engines compute (docs/explanation/disaggregation.md).
+
+    peer: the number of the other engine. is_prefill: this engine gives blocks of the prompt to the other; else it waits
+    for them. `request_id` names the request on both.
+    """
+
+    peer: int
+    is_prefill: bool = False
+
+
 class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     """A validated request. `arrival_s` is time.monotonic() at the HTTP worker (one host, one clock)."""
 
@@ -157,6 +168,7 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     num_prompt_logprobs: int = 0  # tokens of the prompt after the first whose log-probabilities its client has
     num_replays: int = 0  # earlier submissions
     is_suspect: bool = False  # it may have ended an engine: no other suspect runs until it has a further token
+    hand_over: HandOver | None = None  # None: one engine computes all of it
 
     @property
     def prompt_token_ids(self) -> list[int]:

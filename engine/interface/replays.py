@@ -29,9 +29,9 @@ class Journal:
 
     def __init__(self, request: AddRequest) -> None:
         self._request = request
-        self._output = array("i")
+        self._output = array("i", request.output)  # what it goes on behind, and what has come since
         self._num_prompt_logprobs = 0
-        self._num_submitted = 0  # output tokens at its last submission
+        self._num_submitted = len(self._output)  # output tokens at its last submission
         self._is_submitted = False  # it has been, at all
         self._is_begun = False  # by the present engine
         self._num_stuck = 0  # in a row
@@ -48,6 +48,11 @@ class Journal:
     def num_tokens(self) -> int:
         """The number of tokens that a replay computes again: prompt and output."""
         return self._request.num_prompt_tokens + len(self._output)
+
+    @property
+    def goes_on(self) -> bool:
+        """True if another engine has made the first tokens of the answer, before its first submission here."""
+        return bool(self._request.output)
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Add output tokens."""
@@ -98,6 +103,7 @@ class Journal:
             num_prompt_logprobs=self._num_prompt_logprobs,
             num_replays=self.num_replays,
             is_suspect=self._num_faults > 0,
+            hand_over=None,
             charge=None,
             counts_prompt=False,
         )

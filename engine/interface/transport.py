@@ -29,6 +29,7 @@ MAX_UNSENT_BYTES = 64 * 1024 * 1024
 RECEIVE_BUDGET_S = 0.005  # of one SocketTransport.receive(): decoding rows wait for it
 _MAX_BEHIND = 16  # calls for which control messages wait for the messages of workers
 _READ_BYTES = 1 << 18
+_WATCHED = object()  # in place of a client id
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 
@@ -172,6 +173,8 @@ class SocketTransport:
         for key, events in self._selector.select(1.0 if timeout_s is None else timeout_s):
             if key.data is None:
                 self._accept()
+            elif key.data is _WATCHED:
+                pass  # its owner reads it after this call
             elif key.data is self._control:
                 self._control.flush()
                 has_control = bool(events & selectors.EVENT_READ)
@@ -213,6 +216,14 @@ class SocketTransport:
         """Send to every worker."""
         for client_id in list(self._connections):
             self.send(client_id, message)
+
+    def watch(self, sock: socket.socket) -> None:
+        """Let receive() return early when this socket can be read; its owner reads it."""
+        self._selector.register(sock, selectors.EVENT_READ, _WATCHED)
+
+    def unwatch(self, sock: socket.socket) -> None:
+        """End watch(), before the socket is closed."""
+        self._selector.unregister(sock)
 
     def close(self) -> None:
         """Close every worker connection and stop listening."""

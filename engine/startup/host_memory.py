@@ -6,7 +6,7 @@ import msgspec
 
 from engine.device.kv_cache import KVCachePlan
 from engine.device.memory import format_size, free_host_bytes
-from engine.interface.config import EngineConfig, HostTierConfig
+from engine.interface.config import EngineConfig, HostTierConfig, PeerConfig
 from engine.interface.errors import StartupError
 
 logger = logging.getLogger(__name__)
@@ -18,6 +18,9 @@ AUTO_SHARE = 0.25
 AUTO_MOST_BYTES = 16 * 2**30
 # Copies of so long in each direction end before a short decode step does, beside which they run
 _COPIES_OF_A_STEP_S = 0.002
+# An engine that takes prompts of others admits them late if it copies less. The steps of one that computes prompts for
+# others are many times as long
+_COPIES_OF_A_PEER_S = {"decode": 0.004, "prefill": 0.05}
 
 
 def check_host_memory(config: EngineConfig, plan: KVCachePlan, *, taken_bytes: int) -> None:
@@ -84,14 +87,17 @@ def num_host_slots(config: EngineConfig, plan: KVCachePlan) -> int:
     return (config.kv_host_memory_bytes or 0) // (config.tensor_parallel_size * plan.bytes_per_page)
 
 
-def host_tier_config(num_slots: int, *, page_s: float, tokens_per_s: float | None) -> HostTierConfig | None:
+def host_tier_config(
+    num_slots: int, *, page_s: float, tokens_per_s: float | None, peer: PeerConfig | None = None
+) -> HostTierConfig | None:
     """Return the scheduler's part of it; None: there is no host memory.
 
     page_s: seconds to copy a page. tokens_per_s: of prompts, at best; None: unknown.
     """
     if not num_slots:
         return None
-    max_copies = min(max(int(_COPIES_OF_A_STEP_S / page_s), 1), num_slots) if page_s else num_slots
+    copies_s = _COPIES_OF_A_STEP_S if peer is None else _COPIES_OF_A_PEER_S[peer.role]
+    max_copies = min(max(int(copies_s / page_s), 1), num_slots) if page_s else num_slots
     return HostTierConfig(
         num_slots=num_slots,
         max_copies=max_copies,

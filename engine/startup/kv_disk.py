@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_SIZE_BYTES = 64 * 2**30
 _SHARE_QUEUED = 4  # of host memory, blocks that wait to be written take at most one part in so many
 _CLOSE_S = 5.0  # to write what is queued when the engine ends
-_DUMMY_SEED = 0  # of Weights.dummy()
+DUMMY_SEED = 0  # of Weights.dummy()
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def digest_weights(config: EngineConfig) -> bytes | None:
     if config.kv_disk is None:
         return None
     if config.load_format == "dummy":
-        return digest_of_dummy(seed=_DUMMY_SEED, generator=f"torch {torch.__version__}")
+        return digest_of_dummy(seed=DUMMY_SEED, generator=f"torch {torch.__version__}")
     memory = DigestMemory(Path(config.kv_disk) / FOLDER_NAME)
     try:
         return weights_digest(weight_files(Path(config.model)), memory)
@@ -122,7 +122,7 @@ class KvDisk:
         self._size_bytes = _size_bytes(config)
         self._host = host
         self._queued_bytes = (config.kv_host_memory_bytes or 0) // _SHARE_QUEUED
-        self._identity = _identity(config, weights, facts, plan).digest()
+        self._identity = cache_identity(config, weights, facts, plan).digest()
         self._threads: StoreThreads | None = None
         try:
             self.adapter_digests = [
@@ -153,7 +153,8 @@ def _size_bytes(config: EngineConfig) -> int:
     return DEFAULT_SIZE_BYTES if config.kv_disk_bytes is None else config.kv_disk_bytes
 
 
-def _identity(config: EngineConfig, weights: bytes, facts: DiskFacts, plan: KVCachePlan) -> CacheIdentity:
+def cache_identity(config: EngineConfig, weights: bytes, facts: DiskFacts, plan: KVCachePlan) -> CacheIdentity:
+    """Return the facts on which the bytes of this cache's blocks depend. weights: what stands for them."""
     return CacheIdentity(
         weights=weights,
         config_json=(Path(config.model) / "config.json").read_bytes(),

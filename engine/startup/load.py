@@ -36,6 +36,7 @@ from engine.startup.device_choice import (
 )
 from engine.startup.host_memory import check_host_memory, choose_host_memory, num_host_slots
 from engine.startup.kv_disk import DiskFacts, KvDisk, check_kv_disk, digest_weights, stamp_files
+from engine.startup.kv_peers import KvPeers, check_peers, with_host_memory
 from engine.startup.limits import choose_limits
 from engine.startup.loaded_engine import LoadedEngine
 from engine.startup.panel import describe_setup, name_of
@@ -123,6 +124,8 @@ def _load(
 ) -> LoadedEngine:
     on_stage(Stage("config"))
     stamps = stamp_files(config)
+    check_peers(config)
+    config = with_host_memory(config)
     setup = _decide(config, rank=0)
     plan = setup.plan_pool(has_weights=False)
     taken = config.tensor_parallel_size * (setup.weight_bytes + plan.num_bytes) if setup.device.type == "cpu" else 0
@@ -225,10 +228,15 @@ def _load_beside(
         model, plan, on_graph, facts, graphs=graphs, ranks=ranks, num_host_slots=num_host_slots(config, plan)
     )
     host_pages = loaded.runner.host_pages
-    if digest is None or host_pages is None:
+    if host_pages is None:
         return loaded
-    disk = KvDisk(config, _disk_facts(setup), plan, host_pages, weights=digest, stamps=stamps)
-    return dataclasses.replace(loaded, disk=disk)
+    model_facts = _disk_facts(setup)
+    disk = peers = None
+    if digest is not None:
+        disk = KvDisk(config, model_facts, plan, host_pages, weights=digest, stamps=stamps)
+    if config.peer is not None:
+        peers = KvPeers(config, config.peer, model_facts, plan, host_pages)
+    return dataclasses.replace(loaded, disk=disk, peers=peers)
 
 
 def _disk_facts(setup: Setup) -> DiskFacts:

@@ -23,6 +23,7 @@ from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import SchedulerConfig, SpeculativeConfig
 from engine.interface.metrics import Metrics
 from engine.startup.kv_disk import KvDisk
+from engine.startup.kv_peers import KvPeers
 from engine.tensor_parallel.process_group import leave_ranks
 from engine.tensor_parallel.ranks import NeverRaised, RankedExecutor, Ranks
 from models.config.model_config import ModelConfig
@@ -45,6 +46,7 @@ class LoadedEngine:
     ranks: Ranks | None = None  # the other ranks of a split model
     captures: GraphCaptures | None = None  # of the runner; None: it has no graphs
     disk: KvDisk | None = None  # behind host memory; whoever serves attaches it
+    peers: KvPeers | None = None  # engines with which it exchanges blocks; whoever serves attaches them
 
     def engine(
         self,
@@ -107,6 +109,8 @@ class LoadedEngine:
         """Release the model's memory, and end the other ranks."""
         if self.disk is not None:
             self.disk.close()
+        if self.peers is not None:
+            self.peers.close()
         self.runner.close()
         if self.ranks is not None:
             self.ranks.close()

@@ -138,8 +138,9 @@ class Setup:
     def measure_memory(self) -> DeviceMemory:
         """Return this rank's device memory now, with the smallest `usable` of all ranks."""
         memory, tp = measure_memory(self.config, self.device), self.tp
-        if self.device.type == "cpu":  # shared by all ranks
-            memory = dataclasses.replace(memory, usable=memory.usable // tp.size)
+        if self.device.type == "cpu":  # shared by all ranks and engines
+            num_engines = 1 if self.config.peer is None else self.config.peer.num_engines
+            memory = dataclasses.replace(memory, usable=memory.usable // (tp.size * num_engines))
         return dataclasses.replace(memory, usable=least(tp, memory.usable, self.device))
 
     @property
@@ -241,6 +242,7 @@ class Setup:
             latent=self.rank_share.latent_sizes,
             has_groups=self.sharing is not None,
             num_host_slots=num_host_slots,
+            shares_host_pages=config.peer is not None,
         )
         # Steps that return hidden states of whole prompts use no graphs, so a model without a head needs none
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager and not self.model_config.is_foreign
@@ -253,11 +255,12 @@ class Setup:
             num_host_slots,
             page_s=runner.measure_host_page_s(),
             tokens_per_s=None if times is None else times.tokens_at_best_rate(1.0),
+            peer=config.peer,
         )
         return LoadedEngine(
             runner=runner,
             scheduler_config=msgspec.structs.replace(self._scheduler_config(plan, limits, times), host_tier=host_tier),
-            overlap_depth=config.overlap_depth or (2 if device.type == "cuda" else 1),
+            overlap_depth=config.overlap_depth or _default_depth(config, device),
             facts=facts,
             compiler_loader=self.compiler_loader,
             model_config=self.model_config,
@@ -307,6 +310,11 @@ class Setup:
             # above the size with nearly the best rate, a draft costs as much as a token
             max_num_samples=None if limits.max_num_samples is None else min(limits.max_num_samples, efficient),
         )
+
+
+def _default_depth(config: EngineConfig, device: torch.device) -> int:
+    """Return the steps in flight. A prefill engine's steps are long, and its blocks would leave a step later."""
+    return 2 if device.type == "cuda" and (config.peer is None or config.peer.role == "decode") else 1
 
 
 def _longest_step(config: EngineConfig, limits: Limits, times: StepTimes | None) -> int:

@@ -124,6 +124,11 @@ def weights_digest(paths: Sequence[Path], memory: DigestMemory) -> bytes:
     return _joined((path.name.encode(), found[path] or b"") for path in paths)
 
 
+def weights_stamp(paths: Sequence[Path]) -> bytes:
+    """Return what stands for files of weights within one host, without reading them. Raises OSError."""
+    return _joined((str(path).encode(), repr(_stamp(path)).encode()) for path in paths)
+
+
 def digest_of_dummy(*, seed: int, generator: str) -> bytes:
     """Return what stands for random weights. generator: the library and version that draws them."""
     return blake2b(f"dummy {seed} {generator}".encode(), digest_size=DIGEST_BYTES).digest()

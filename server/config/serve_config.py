@@ -15,16 +15,12 @@ import msgspec
 from engine.interface.config import EngineConfig, LoraSource, ServerConfig
 from engine.interface.tenant import Tenant
 from server.config.api_keys import FileKeys, merge_roles, read_file_keys, read_key_hashes
+from server.config.disaggregation import min_prefill_tokens, peer_of
 from server.config.fit_check import check_fits
+from server.config.kv_flags import check_kv_events
 from server.config.model_source import resolve_model
 from server.config.packages import check_packages
-from server.config.serve_flags import (
-    check_kv_events,
-    is_expert_parallel,
-    num_steps_in_flight,
-    speculative_of,
-    traces_endpoint,
-)
+from server.config.serve_flags import is_expert_parallel, num_steps_in_flight, speculative_of, traces_endpoint
 from server.config.value_types import UsageError, readable_file, resolve_loras
 from server.text.embedding_model import load_embedding_model
 
@@ -102,6 +98,7 @@ def find_model(
         cors_origins=arguments.cors_origin,
         root_path=arguments.root_path,
         otlp_traces_endpoint=checked.traces_endpoint,
+        min_prefill_tokens=min_prefill_tokens(arguments),
     )
     return _engine_config(arguments, str(model.folder), loras), server_config
 
@@ -110,6 +107,7 @@ def _check_together(arguments: argparse.Namespace) -> None:
     speculative_of(arguments)
     check_kv_events(arguments)
     is_expert_parallel(arguments)
+    peer_of(arguments)
     budget, rows = arguments.max_num_batched_tokens, arguments.max_num_seqs
     if budget is not None and rows is not None and budget < rows:
         raise UsageError(
@@ -152,4 +150,5 @@ def _engine_config(arguments: argparse.Namespace, folder: str, loras: list[LoraS
         max_queued_tokens=arguments.max_queued_tokens,
         max_queue_wait_s=arguments.max_queue_wait or None,
         speculative=speculative_of(arguments),
+        peer=peer_of(arguments),
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
+from server.config.kv_flags import add_kv_flags
 from server.config.setting import add_alias
 from server.config.value_types import (
     BACKEND_NAMES,
@@ -22,14 +23,12 @@ from server.config.value_types import (
     deadline,
     depth_overlaps,
     integer,
-    kv_events,
     named_folder,
     readable_file,
     seconds,
     share,
     share_or_none,
     size,
-    size_or_word,
     text,
 )
 
@@ -129,17 +128,7 @@ def add_memory_flags(group: argparse._ArgumentGroup) -> None:
     add_alias(group, "--max-num-mixed-tokens", decode_step_tokens)
     add("--block-size", type=integer(1, 1024), metavar="N", help="tokens per KV block (16)")
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB or 512MB")
-    add(
-        "--kv-host-memory",
-        type=size_or_word,
-        default="off",
-        metavar="SIZE",
-        help="host memory for blocks that leave the KV cache, e.g. 32GiB, or auto: a share of it on cuda",
-    )
-    add("--kv-disk", type=text, metavar="DIR", help="folder for blocks of host memory, found after a restart (off)")
-    add("--kv-disk-size", type=size, metavar="SIZE", help="the most bytes of --kv-disk (64GiB)")
-    events_help = "events of the prefix cache for routers, in vLLM's form (off)"
-    add("--kv-events-config", type=kv_events, metavar="JSON", help=events_help)
+    add_kv_flags(group)
     add(
         "--kv-cache-dtype",
         choices=KV_CACHE_DTYPES,
@@ -363,22 +352,6 @@ def has_opentelemetry() -> bool:
         return all(importlib.util.find_spec(name) is not None for name in _OPENTELEMETRY)
     except ModuleNotFoundError:  # not even its parent
         return False
-
-
-def check_kv_events(arguments: argparse.Namespace) -> None:
-    """Raise UsageError if events of the prefix cache are asked for and cannot be published."""
-    if arguments.kv_events_config is None:
-        return
-    if arguments.no_prefix_caching:
-        raise UsageError(
-            "--kv-events-config publishes what the prefix cache has, and --no-prefix-caching disables that:"
-            " use one of the two."
-        )
-    if importlib.util.find_spec("zmq") is None:
-        raise UsageError(
-            "--kv-events-config publishes over ZeroMQ, and the package pyzmq is not installed:"
-            " pip install 'quire[zmq]'."
-        )
 
 
 def add_speculative_flags(group: argparse._ActionsContainer) -> None:

@@ -88,9 +88,7 @@ def _run(flags: Sequence[str], run_dir: RunDir, host_dir: Path) -> int:
     )
     engine_config, server_config = find_model(arguments, checked)
     launcher = Launcher(launch_config, engine_config, server_config, [], run_dir)
-    engine_socket, control_socket = launcher.sockets
-    app_config = msgspec.structs.replace(server_config, engine_socket=engine_socket, control_socket=control_socket)
-    (host_dir / APP_FILE).write_bytes(msgspec.json.encode(app_config))
+    (host_dir / APP_FILE).write_bytes(msgspec.json.encode(launcher.app_config))
     return asyncio.run(launcher.run())
 
 

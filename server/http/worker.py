@@ -73,7 +73,7 @@ async def serve(config: WorkerConfig) -> int:
     if (
         launcher.state.stage.name == "ready"
     ):  # a restarted worker must know the engine's limits before its first request
-        await worker.client.wait_ready(timeout_s=_GREETING_S)
+        await worker.wait_ready(timeout_s=_GREETING_S)
     server = _Server(_uvicorn_config(app, config), on_start=launcher.serve)
     launcher.on_reload_tls = lambda: _reload_tls(server.config)
     worker.http_metrics.num_connections = lambda: len(server.server_state.connections)

@@ -10,9 +10,10 @@ import gc
 
 from fastapi import FastAPI
 
-from engine.interface.client import SocketEngineClient
+from engine.interface.client import EngineClient, SocketEngineClient
 from engine.interface.config import ServerConfig
 from engine.interface.metrics import Metrics
+from engine.interface.paired_client import PairedEngineClient
 from server.api.request_record import OpenRequests
 from server.config.version import package_version
 from server.http.app import create_app
@@ -44,19 +45,37 @@ class WorkerApp:
             on_cancel=self._open_requests.cancel,
             before_send=self.http_metrics.record_state,
         )
-        self.client = SocketEngineClient(
-            config.engine_socket,
-            max_replays=config.max_replays,
-            num_ends=lambda: self.launcher.state.num_ends,
-            was_killed=lambda: self.launcher.state.was_killed,
-            has_given_up=self._has_given_up,
-            metrics=self._metrics,
-        )
+        decode_sockets = config.decode_sockets or [config.engine_socket]
+        prefill = [SocketEngineClient(path) for path in config.prefill_sockets]
+        if len(decode_sockets) == 1:
+            decode = [
+                SocketEngineClient(
+                    decode_sockets[0],
+                    max_replays=config.max_replays,
+                    num_ends=lambda: self.launcher.state.num_ends,
+                    was_killed=lambda: self.launcher.state.was_killed,
+                    has_given_up=self._has_given_up,
+                    metrics=self._metrics,
+                )
+            ]
+        else:  # their requests go on in another one
+            decode = [SocketEngineClient(path) for path in decode_sockets]
+        self._sockets = [*prefill, *decode]
+        self.client: EngineClient = decode[0]
+        if prefill:
+            self.client = PairedEngineClient(
+                prefill, decode, min_tokens=config.min_prefill_tokens, metrics=self._metrics
+            )
 
     async def connect(self) -> None:
         """Connect to the launcher, and to the engine once it listens. Raises OSError without a launcher."""
         await self.launcher.start()
-        await self.client.start()
+        for client in self._sockets:
+            await client.start()
+
+    async def wait_ready(self, *, timeout_s: float) -> None:
+        """Wait up to timeout_s for the greetings of all engines."""
+        await asyncio.gather(*(client.wait_ready(timeout_s=timeout_s) for client in self._sockets))
 
     def make_app(self) -> FastAPI:
         """Load the model's text side and return the app. Raises StartupError."""

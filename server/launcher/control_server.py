@@ -45,6 +45,7 @@ from engine.interface.protocol import EngineReady, FromEngine
 from engine.interface.tenant import Tenant
 from engine.interface.transport import encode_frame, read_messages
 from server.config.api_keys import merge_roles, read_file_keys
+from server.config.serve_flags import Tls, check_tls
 from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.processes import Tasks
 
@@ -309,3 +310,16 @@ class KeyReloader:
             self._hashes = new
             self._set_keys(new, roles, from_file.tenants)
             logger.info("api keys reloaded file=%s keys=%d added=%d removed=%d", file, len(new), added, removed)
+
+
+async def reload_tls(config: LaunchConfig, control: ControlServer) -> None:
+    """Check the TLS files again, in a thread, and let every HTTP worker read them. Without TLS this does nothing."""
+    if config.tls_cert is None or config.tls_key is None:
+        return
+    try:
+        await asyncio.to_thread(check_tls, Tls(config.tls_cert, config.tls_key))
+    except StartupError as error:
+        logger.error("tls certificate not reloaded, the old one stays: %s", error.message)
+    else:
+        control.send(ReloadTls(), role="worker")
+        logger.info("tls certificate reloaded file=%s", config.tls_cert)

@@ -13,14 +13,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from engine.interface.child_process import describe_exit
-from engine.interface.config import EngineConfig, EngineProcessConfig, LaunchConfig, ServerConfig
+from engine.interface.config import EngineConfig, LaunchConfig, ServerConfig
 from engine.interface.control import (
     Activate,
     Drain,
@@ -28,31 +28,33 @@ from engine.interface.control import (
     EngineInfo,
     Heartbeat,
     Hello,
-    ReloadTls,
     Serving,
     Stage,
     State,
 )
 from engine.interface.errors import StartupError
-from engine.interface.logs import configure_logging
-from server.config.serve_config import WorkerConfig
-from server.config.serve_flags import Tls, check_tls
 from server.config.version import package_version
 from server.launcher.console import make_console
-from server.launcher.control_server import ControlServer, KeyReloader, fetch_engine_limits
+from server.launcher.control_server import ControlServer, KeyReloader, fetch_engine_limits, reload_tls
 from server.launcher.engine_health import EngineDowntime, StepWatchdog
-from server.launcher.listener import owned_socket_file, probe_url
+from server.launcher.engine_set import (
+    ChildKey,
+    EngineSpec,
+    SideEngines,
+    engine_config_of,
+    plan_engines,
+    with_sockets,
+    worker_config_of,
+)
 from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.process_metrics import LauncherStats
 from server.launcher.processes import (
     Backoff,
     Tasks,
-    child_log_format,
     end_child,
     is_on_terminal,
     kill_child,
     num_oom_kills,
-    raise_file_limit,
     start_child,
 )
 from server.launcher.run_dir import RunDir
@@ -62,40 +64,12 @@ from server.launcher.startup_banner import StartupBanner
 from server.launcher.systemd import Notifier, NotifyingConsole
 
 logger = logging.getLogger(__name__)
-_ENGINE_MODULE = "engine.process"
+ENGINE_MODULE = "engine.process"
 _WORKER_MODULE = "server.http.worker"
 _DRAIN_GRACE_S = 5.0  # what a worker gets beyond its drain timeout to send the last error events
 _ENGINE_END_S = 3.0
-ChildKey = tuple[str, int]  # role ("engine" | "standby" | "worker"), index
 _ENGINE: ChildKey = ("engine", 0)
 _STANDBY: ChildKey = ("standby", 0)
-
-
-def launch(
-    config: LaunchConfig,
-    engine_config: EngineConfig,
-    server_config: ServerConfig,
-    listeners: Sequence[socket.socket],
-    *,
-    engine_module: str = _ENGINE_MODULE,
-) -> int:
-    """Run the daemon on `listeners` until it is stopped; return the exit code. Blocks."""
-    configure_logging(level=config.log_level, log_format=child_log_format(config), process="launcher")
-    raise_file_limit()
-    for notice in config.notices:
-        logger.warning("%s", notice)
-    run_dir = RunDir()
-    notifier = Notifier.from_environment(os.environ)
-    try:
-        with owned_socket_file(config):
-            run_dir.tell_url(probe_url(config, listeners[0]))
-            launcher = Launcher(
-                config, engine_config, server_config, listeners, run_dir, engine_module=engine_module, notifier=notifier
-            )
-            return asyncio.run(launcher.run())
-    finally:
-        notifier.close()
-        run_dir.remove()
 
 
 class Launcher:
@@ -109,16 +83,21 @@ class Launcher:
         listeners: Sequence[socket.socket],
         run_dir: RunDir,
         *,
-        engine_module: str = _ENGINE_MODULE,
+        engine_module: str = ENGINE_MODULE,
         notifier: Notifier | None = None,
     ) -> None:
         self._config = config
-        self._engine_config = engine_config
         self._server_config = server_config
         self._listeners = listeners
         self._run_dir = run_dir
         self._engine_module = engine_module
-        self._engine_socket = str(run_dir.path / "engine.sock")
+        self._engines = plan_engines(engine_config, run_dir.path, environment=os.environ)
+        self._sides = SideEngines(
+            self._engines[1:],
+            hang_after_s=config.stall_timeout_s,
+            on_hang=self._end_hung,
+        )
+        self._held_ready: Stage | None = None  # of the first engine's first start, until the others are ready
         self._control_socket = str(run_dir.path / "control.sock")
         self._registry = MetricsRegistry(
             model_name=server_config.served_model_names[0],
@@ -128,7 +107,11 @@ class Launcher:
         )
         self._control = ControlServer(registry=self._registry, on_message=self._on_message)
         self._keys = KeyReloader(config, server_config.api_key_hashes, self._control.set_keys)
-        self._watch = StepWatchdog(self._on_stall, on_hang=self._end_hung, hang_after_s=config.stall_timeout_s)
+        self._watch = StepWatchdog(
+            self._on_stall,
+            on_hang=lambda: self._end_hung(_ENGINE, self._watch.silence_s),
+            hang_after_s=config.stall_timeout_s,
+        )
         self._notifier = notifier or Notifier(None)
         self._console = NotifyingConsole(make_console(config.log_format, sys.stderr), self._notifier)
         self._banner = StartupBanner(config, server_config, listeners, self._console)
@@ -148,9 +131,9 @@ class Launcher:
         self._tasks = Tasks(on_error=self._on_bug)
 
     @property
-    def sockets(self) -> tuple[str, str]:
-        """The paths of the engine's socket and of the control socket."""
-        return self._engine_socket, self._control_socket
+    def app_config(self) -> ServerConfig:
+        """The configuration of a worker, with the sockets of the engines and of the launcher."""
+        return with_sockets(self._server_config, self._engines, self._control_socket)
 
     @property
     def _is_draining(self) -> bool:
@@ -167,7 +150,8 @@ class Launcher:
         logger.info("listening url=%s", self._banner.url)
         self._banner.begin(self._control.state.stage)
         self._tasks.spawn(self._notifier.watch(state=self._supervised_state))
-        self._tasks.spawn(self._keep_engine())
+        for spec in self._engines:
+            self._tasks.spawn(self._keep_engine(spec))
         if self._config.has_standby:
             self._tasks.spawn(self._standby.run())
         for index in range(self._config.http_workers):
@@ -183,23 +167,17 @@ class Launcher:
                 kill_child(process)
             await asyncio.gather(*(process.wait() for process in self._children.values()))
 
-    def _write_engine_config(self, name: str, *, is_standby: bool = False) -> Path:
-        config = EngineProcessConfig(
-            engine=self._engine_config,
-            engine_socket=self._engine_socket,
-            control_socket=self._control_socket,
-            log_level=self._config.log_level,
-            log_format=child_log_format(self._config),
-            debug=self._config.debug,
-            is_standby=is_standby,
+    def _write_engine_config(self, name: str, spec: EngineSpec, *, is_standby: bool = False) -> Path:
+        return self._run_dir.write(
+            name, engine_config_of(spec, self._config, self._control_socket, is_standby=is_standby)
         )
-        return self._run_dir.write(name, config)
 
-    async def _keep_engine(self) -> None:
-        await self._keep(_ENGINE, self._engine_module, self._write_engine_config("engine.json"))
+    async def _keep_engine(self, spec: EngineSpec) -> None:
+        path = self._write_engine_config(f"{spec.name}.json", spec)
+        await self._keep(spec.key, self._engine_module, path, environment=spec.environment)
 
     async def _start_standby(self) -> asyncio.subprocess.Process:
-        config = self._write_engine_config("standby.json", is_standby=True)
+        config = self._write_engine_config("standby.json", self._engines[0], is_standby=True)
         process = self._children[_STANDBY] = await start_child(self._engine_module, config)
         return process
 
@@ -212,35 +190,32 @@ class Launcher:
 
     async def _keep_worker(self, index: int) -> None:
         listener = self._listeners[index % len(self._listeners)]
-        config = WorkerConfig(
-            server=msgspec.structs.replace(
-                self._server_config,
-                engine_socket=self._engine_socket,
-                control_socket=self._control_socket,
-                worker_index=index,
-            ),
-            listen_fd=listener.fileno(),
-            tls_cert=self._config.tls_cert,
-            tls_key=self._config.tls_key,
-            log_level=self._config.log_level,
-            log_format=child_log_format(self._config),
-            debug=self._config.debug,
-        )
+        server_config = msgspec.structs.replace(self.app_config, worker_index=index)
+        config = worker_config_of(server_config, self._config, listen_fd=listener.fileno())
         path = self._run_dir.write(f"worker-{index}.json", config)
         await self._keep(("worker", index), _WORKER_MODULE, path, pass_fds=[listener.fileno()])
         if len(self._listeners) > 1:
             listener.close()  # or the kernel would still assign connections to the worker that has ended
 
-    async def _keep(self, child: ChildKey, module: str, config: Path, *, pass_fds: Sequence[int] = ()) -> None:
+    async def _keep(
+        self,
+        child: ChildKey,
+        module: str,
+        config: Path,
+        *,
+        pass_fds: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start a child, and again whenever it ends, until drain. A first start that fails ends the daemon."""
-        backoff = Backoff(Backoff.LAST_S if child == _ENGINE else Backoff.WORKER_LAST_S)
+        is_engine = child[0] == "engine"
+        backoff = Backoff(Backoff.LAST_S if is_engine else Backoff.WORKER_LAST_S)
         while self._is_kept(child):
             if child in self._started_once:
                 self._registry.count(f"{child[0]}_restarts_total")
-            started_s, num_kills = time.monotonic(), num_oom_kills()
+            started_s, num_kills, was_killed = time.monotonic(), num_oom_kills(), False
             process = self._take_standby() if child == _ENGINE else None
             if process is None:
-                process = await start_child(module, config, pass_fds=pass_fds)
+                process = await start_child(module, config, pass_fds=pass_fds, environment=environment)
             self._children[child] = process
             returncode = await process.wait()
             await self._control.settle(*child)  # or its last word, which may be "ready", would come after its end
@@ -252,19 +227,24 @@ class Launcher:
                 self._downtime.begin(hung_s=self._watch.age_s, was_killed=was_killed)
                 self._watch.stop()
                 self._watch.load()
+            served_s = self._sides.end(child) if child in self._sides else time.monotonic() - started_s
+            if (
+                (child == _ENGINE or self._sides.decodes(child))
+                and not self._sides.num_decoding
+                and self._downtime.fault
+            ):
                 self._control.end_engine(fault=self._downtime.fault, was_killed=was_killed)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
             if child not in self._started_once or (failure is not None and not self._banner.is_made):
                 self._fail(reason, failure.exit_code if failure else 3)
                 return
             # The load of an engine may take minutes, and is no sign of health
-            healthy_s = self._downtime.served_s if child == _ENGINE else time.monotonic() - started_s
-            delay_s = backoff.next(healthy_s=healthy_s)
+            delay_s = backoff.next(healthy_s=self._downtime.served_s if child == _ENGINE else served_s)
             if child == _ENGINE and self._standby.process is not None:
                 delay_s = 0.0
             logger.error("%s %d ended, restarting delay_s=%g reason=%r", *child, delay_s, reason)
             self._serving.discard(child)
-            if not self._serving and child != _ENGINE:
+            if not self._serving and not is_engine:
                 await self._stand_in.start(num_ended=backoff.num_ended)
             await asyncio.sleep(delay_s)
 
@@ -292,11 +272,15 @@ class Launcher:
             case Serving():
                 self._serving.add(child)
                 self._stand_in.stop()
+            case Stage() if child in self._sides:
+                self._enter_side(child, message)
             case Stage() if child == _ENGINE:
                 self._enter(message)
             case Heartbeat() if child == _ENGINE:
                 self._watch.beat(message)
-            case EngineInfo(rows, build):
+            case Heartbeat() if child in self._sides:
+                self._sides.beat(child, message)
+            case EngineInfo(rows, build) if child == _ENGINE:
                 self._banner.add_facts(rows)
                 self._registry.set_build(build)
             case EngineFailed():
@@ -304,12 +288,16 @@ class Launcher:
 
     def _enter(self, stage: Stage) -> None:
         """Record the stage of the engine's start. The first start may be slow: see server/launcher/engine_health.py."""
+        if stage.name == "ready" and any(spec.key not in self._started_once for spec in self._engines[1:]):
+            self._held_ready = stage
+            return
         if stage.name == "ready":
             self._watch.start()
             self._downtime.end()
         elif _ENGINE in self._started_once and stage != self._control.state.stage:
             self._watch.load()
-        self._control.set_state(stage=stage, fault=self._downtime.fault)
+        if stage.name == "ready" or not self._sides.num_decoding or _ENGINE not in self._started_once:
+            self._control.set_state(stage=stage, fault=self._downtime.fault)
         self._banner.stage(stage)
         if stage.name == "ready":
             self._tasks.spawn(self._learn_limits())
@@ -318,6 +306,18 @@ class Launcher:
                 self._started_once.add(_ENGINE)
                 self._tasks.spawn(self._banner.make(is_draining=lambda: self._is_draining))
 
+    def _enter_side(self, child: ChildKey, stage: Stage) -> None:
+        """Record the stage of an engine beside the first. If it decodes, the daemon serves by it."""
+        self._sides.enter(child, stage)
+        if stage.name != "ready":
+            return
+        self._started_once.add(child)
+        held, self._held_ready = self._held_ready, None
+        if held is not None:
+            self._enter(held)
+        elif _ENGINE in self._started_once and self._sides.num_decoding:
+            self._control.set_state(stage=stage, fault="")
+
     def _on_stall(self, is_stalled: bool) -> None:
         self._control.set_state(fault=self._downtime.stall_fault if is_stalled else self._downtime.fault)
         if is_stalled:
@@ -325,14 +325,14 @@ class Launcher:
         else:
             logger.error("engine makes progress again")
 
-    def _end_hung(self) -> None:
+    def _end_hung(self, child: ChildKey, silence_s: float) -> None:
         """End an engine that will not go on; _keep starts the next one."""
-        reason = f"The engine made no progress for {self._watch.silence_s:.0f} s (--stall-timeout) and was killed."
-        self._failures[_ENGINE] = EngineFailed(reason, 1)
-        kill_child(self._children[_ENGINE])
+        reason = f"The engine made no progress for {silence_s:.0f} s (--stall-timeout) and was killed."
+        self._failures[child] = EngineFailed(reason, 1)
+        kill_child(self._children[child])
 
     async def _learn_limits(self) -> None:
-        ready = await fetch_engine_limits(self._engine_socket)
+        ready = await fetch_engine_limits(self._engines[0].socket)
         if ready is not None:  # else it died again; the next one will say
             self._registry.set_cache_config(block_size=ready.block_size, num_blocks=ready.num_blocks)
 
@@ -352,14 +352,7 @@ class Launcher:
             self._on_signal(signal.SIGHUP)
 
     async def _reload(self) -> None:
-        if self._config.tls_cert is not None and self._config.tls_key is not None:
-            try:
-                await asyncio.to_thread(check_tls, Tls(self._config.tls_cert, self._config.tls_key))
-            except StartupError as error:
-                logger.error("tls certificate not reloaded, the old one stays: %s", error.message)
-            else:
-                self._control.send(ReloadTls(), role="worker")
-                logger.info("tls certificate reloaded file=%s", self._config.tls_cert)
+        await reload_tls(self._config, self._control)
         if self._config.api_key_file is not None or self._config.tls_cert is None:
             await self._keys.reload()
 
@@ -374,9 +367,10 @@ class Launcher:
         self._is_drained = True
         self._standby.stop()
         await self._control.aclose()
-        if (engine := self._children.get(_ENGINE)) is not None:
-            is_serving = self._control.state.stage.name == "ready"  # one that loads hears nothing
-            await end_child(engine, timeout_s=_ENGINE_END_S if is_serving else 0.0)
+        is_serving = self._control.state.stage.name == "ready"  # one that loads hears nothing
+        timeout_s = _ENGINE_END_S if is_serving else 0.0
+        engines = [process for child, process in self._children.items() if child[0] == "engine"]
+        await asyncio.gather(*(end_child(engine, timeout_s=timeout_s) for engine in engines))
         logger.info("stopped")
         if not self._exit.done():
             self._exit.set_result(0)

@@ -3,7 +3,8 @@ prometheus_client; never torch.
 
 Children send MetricsDelta messages; merge() adds them up, render() writes the Prometheus text page: each metric under
 its quire_* name, under its old name if it was renamed and, if compat is "vllm", under vLLM's name. Counts survive the
-restart of a child, because they are kept here. A gauge is the sum over the processes that set it and are running.
+restart of a child, because they are kept here. A gauge is the sum over the processes that set it and
+are running, a ratio their mean.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ _USAGE_FIELDS = {  # of KeyUsage, by counter and its labels after the key's name
     ("key_device_seconds_total",): "device_seconds",
     ("key_grammar_seconds_total",): "grammar_seconds",
 }
+_MEANS = ("kv_cache_usage_ratio",)  # of several engines; all other gauges are sums
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
@@ -157,7 +159,8 @@ class MetricsRegistry(Collector):
         for (name, *labels), value in self._counters.items():
             samples[name].append((labels, value))
         for (name, *labels), by_source in self._gauges.items():
-            samples[name].append((labels, sum(by_source.values())))
+            total = sum(by_source.values())
+            samples[name].append((labels, total / max(len(by_source), 1) if name in _MEANS else total))
         return samples
 
     def _family(

@@ -11,7 +11,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,13 @@ class Backoff:
         return delay_s
 
 
-async def start_child(module: str, config: Path, *, pass_fds: Sequence[int] = ()) -> asyncio.subprocess.Process:
-    """Start `python -m module config` from the project's root, so that no other package shadows ours."""
+async def start_child(
+    module: str, config: Path, *, pass_fds: Sequence[int] = (), environment: Mapping[str, str] | None = None
+) -> asyncio.subprocess.Process:
+    """Start `python -m module config` from the project's root, so that no other package shadows ours.
+
+    environment: variables beside the launcher's own.
+    """
     launcher_pid = os.getpid()
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -54,6 +59,7 @@ async def start_child(module: str, config: Path, *, pass_fds: Sequence[int] = ()
         cwd=PROJECT_ROOT,
         stdin=asyncio.subprocess.DEVNULL,
         pass_fds=pass_fds,
+        env={**os.environ, **environment} if environment else None,
         process_group=0,
         preexec_fn=lambda: die_with(launcher_pid),
     )

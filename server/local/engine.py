@@ -61,6 +61,11 @@ class LocalEngine:
         """False: the engine itself refuses a request for which its queue has no room."""
         return False
 
+    @property
+    def engines(self) -> dict[str, bool]:
+        """See EngineClient.engines."""
+        return {}
+
     def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """See EngineClient.submit."""
         return self._mailboxes.outputs(request, send=self._send, abort=lambda: self.abort(request.request_id))

@@ -17,8 +17,17 @@ from server.config.setting import nearest
 from server.config.value_types import UsageError
 from server.hosted.daemon import parse_flags
 
-# flags of a server's queue and of keys, which a process without clients has not
-_OF_A_SERVER = ("model", "served_model_name", "max_queued_requests", "max_queued_tokens", "prompt_cache_budget")
+# flags of a server's queue, of keys and of several engines, which a process without clients has not
+_OF_A_SERVER = (
+    "model",
+    "served_model_name",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "prompt_cache_budget",
+    "disaggregate",
+    "disaggregate_from",
+    "kv_transport",
+)
 
 
 def read_settings(model: str | None, settings: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:

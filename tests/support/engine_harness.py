@@ -1,5 +1,6 @@
 """An engine over FakeExecutor, driven turn by turn, with every invariant checked after every turn, or after some."""
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ from engine.interface.protocol import (
     FromEngine,
     GrammarLimit,
     GrammarSpec,
+    HandOver,
     QueueState,
     RequestFailed,
     SamplingParams,
@@ -113,6 +115,7 @@ class Seen:
     lora_index: int = 0
     grammar: GrammarSpec | None = None
     thinking: ThinkingBudget | None = None
+    num_replayed: int = 0  # of token_ids, those that another engine made
     journal: Journal | None = None
     is_aborted: bool = False
 
@@ -219,11 +222,15 @@ class Harness:
         charge: Charge | None = None,
         counts_prompt: bool = True,
         deadline_s: float | None = None,
+        output: bytes = b"",
+        hand_over: HandOver | None = None,
         **params,
     ) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, **params)
         seen = Seen(prompt, sampling, client_id, grammar=grammar, pooling=pooling, lora_index=lora_index)
         seen.thinking = thinking
+        seen.token_ids = array("i", output).tolist()
+        seen.num_replayed = len(seen.token_ids)
         self.seen[request_id] = seen
         packed = pack_token_ids(prompt)
         message = AddRequest(
@@ -243,6 +250,8 @@ class Harness:
             charge,
             counts_prompt,
             deadline_s,
+            output=output,
+            hand_over=hand_over,
         )
         seen.journal = Journal(message)
         self.transport.inbox.append((client_id, seen.journal.submit()))
@@ -285,7 +294,7 @@ class Harness:
             if self._num_turns % self.check_every == 0:
                 self.scheduler.check()
             is_given_up = self.executor.num_failures > num_failures
-            is_at_disk = self.scheduler.kv.tiers.num_at_disk > 0  # no step can bring its blocks
+            is_at_disk = self.scheduler.kv.tiers.num_outside > 0  # no step can bring its blocks
             has_requests = bool(self.scheduler.waiting.requests or self.scheduler.running) and not is_at_disk
             if nothing_in_flight and not is_given_up and has_requests:
                 assert self.engine._in_flight is not None, "something could run, but nothing was planned"
@@ -316,7 +325,7 @@ class Harness:
     def _check_seen(self, request_id: str, seen: Seen) -> None:
         if seen.grammar is not None or seen.params.has_filter or seen.thinking is not None:
             assert len(seen.ends) == 1, f"{request_id} ended {seen.ends}"
-            assert seen.num_started == bool(seen.token_ids)
+            assert seen.num_started == (bool(seen.token_ids) and not seen.num_replayed)
             return
         if seen.pooling is not None:
             self._check_embedding(request_id, seen)
@@ -338,9 +347,9 @@ class Harness:
             assert seen.ends == ["stop" if stopped else "length"]
         else:
             assert seen.token_ids == expected[: len(seen.token_ids)], f"{request_id} has wrong tokens"
-        assert seen.num_started == bool(seen.token_ids)
+        assert seen.num_started == (bool(seen.token_ids) and not seen.num_replayed)
         if seen.params.logprobs is not None:
-            assert seen.num_logprobs == len(seen.token_ids)
+            assert seen.num_logprobs == len(seen.token_ids) - seen.num_replayed
         scores = []
         if seen.params.prompt_logprobs is not None:
             scores = [fake_prompt_logprob(position, token_id) for position, token_id in enumerate(seen.prompt)][1:]

@@ -66,6 +66,7 @@ class FakeEngineClient:
         self.rates: Rates | None = None  # of every request
         self.checked_tenants: list[Tenant] = []  # before a grammar was compiled
         self.spent_grammar_s: list[tuple[Tenant, float]] = []
+        self.engines: dict[str, bool] = {}
         self.kv: KvSnapshot | ServiceError = EngineDead("no snapshot was given")
         self.num_kv_asks = 0
         self.submitted: list[AddRequest] = []

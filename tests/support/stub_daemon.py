@@ -5,7 +5,7 @@ import sys
 from engine.interface.config import EngineConfig, LaunchConfig, ServerConfig
 from engine.interface.errors import StartupError
 from server.launcher.engine_health import LoadWatchdog
-from server.launcher.launcher import launch
+from server.launcher.launch import launch
 from server.launcher.listener import bind
 
 

@@ -20,10 +20,11 @@ _DETAILS = {
 
 
 class Health(msgspec.Struct):
-    """The reply of GET /health; detail: the fault."""
+    """The reply of GET /health; detail: the fault; engines: of --disaggregate, by name: "ready" or "missing"."""
 
     status: str
     detail: str | msgspec.UnsetType = msgspec.UNSET
+    engines: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Ready(msgspec.Struct):
@@ -47,9 +48,12 @@ def health_routes(app_state: AppState) -> list[ApiRoute]:
         state = app_state.launcher.state
         is_lost = state.stage.name == "ready" and app_state.client.ready is None
         fault = state.fault or ("restarting" if is_lost else "")
-        if not fault:
-            return JSONResponse({"status": "ok"})
-        answer = {"status": f"engine {fault}", "detail": _DETAILS[fault]}
+        served = app_state.client.engines
+        answer: dict[str, object] = {"status": f"engine {fault}" if fault else "ok"}
+        if fault:
+            answer["detail"] = _DETAILS[fault]
+        if served:
+            answer["engines"] = {name: "ready" if is_ready else "missing" for name, is_ready in served.items()}
         return JSONResponse(answer, status_code=200 if state.is_alive else 503)
 
     async def ready() -> Response:

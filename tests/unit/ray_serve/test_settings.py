@@ -55,6 +55,15 @@ def test_a_split_model_has_a_device_for_each_rank_in_one_bundle(
     assert parse_flags(found.flags).tensor_parallel_size == 4
 
 
+def test_prefill_and_decode_engines_have_a_device_each_in_one_bundle() -> None:
+    found = read_arguments({"disaggregate": "1p2d", "device": "cuda"})
+    assert found.reservation.is_split
+    assert found.reservation.bundle() == {"CPU": 3, "GPU": 3}
+    assert parse_flags(found.flags).disaggregate == (1, 2)
+    with pytest.raises(ValueError, match=r"^gpus=2 and disaggregate=1p2d: "):
+        read_arguments({"disaggregate": "1p2d", "gpus": 2})
+
+
 @pytest.mark.parametrize(
     ("gpus", "size"), [(2, 1), ("2", None), (1, 2), (4, 2), (0.5, 2), (1.5, 1), (2.5, 2), ("inf", 1)]
 )

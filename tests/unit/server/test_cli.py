@@ -13,8 +13,7 @@ from engine.interface.errors import StartupError
 from server.cli import main
 from server.commands.child_server import served_name_flags
 from server.config.value_types import size
-from server.launcher import launcher as launch
-from server.launcher import listener
+from server.launcher import launch, listener
 
 ROOT = Path(__file__).parents[3]
 

@@ -99,11 +99,11 @@ def test_others_run_while_a_request_waits_for_the_disk():
     disk.polls_until_done = 30
     harness.add("again", prompt, 4)
     harness.turn()
-    assert harness.scheduler.kv.tiers.num_at_disk == 1
+    assert harness.scheduler.kv.tiers.num_outside == 1
     harness.add("other", [30, 31, 32], 4)
     harness.turn(12)
     assert harness.seen["other"].ends == ["length"]
-    assert harness.scheduler.kv.tiers.num_at_disk == 1
+    assert harness.scheduler.kv.tiers.num_outside == 1
     harness.drain()
     assert harness.seen["again"].num_cached_tokens >= 16
 
@@ -132,7 +132,7 @@ def test_a_disk_that_hangs_costs_a_wait_and_no_request():
     disk.is_hanging = True
     harness.add("again", prompt, 4)
     harness.turn(3)
-    assert harness.scheduler.kv.tiers.num_at_disk == 1
+    assert harness.scheduler.kv.tiers.num_outside == 1
     harness.clock.now += STALL_S
     harness.turn(20)
     assert harness.seen["again"].ends == ["length"]
@@ -154,7 +154,7 @@ def test_after_a_stall_no_request_waits_until_something_has_come_back():
     taken = len(harness.scheduler.kv.tiers.disk.slots)
     harness.add("second", [*prompt[:12], 1, 2, 3, 4], 4)
     harness.turn()
-    assert harness.scheduler.kv.tiers.num_at_disk == 0
+    assert harness.scheduler.kv.tiers.num_outside == 0
     assert len(harness.scheduler.kv.tiers.disk.slots) == taken
     disk.is_hanging = False
     harness.drain()
@@ -168,7 +168,7 @@ def test_a_request_that_ends_while_it_waits_leaves_nothing():
     harness.turn()
     harness.abort("again")
     harness.turn()
-    assert harness.scheduler.kv.tiers.num_at_disk == 0
+    assert harness.scheduler.kv.tiers.num_outside == 0
     harness.drain()
     settle(harness, disk)
     assert harness.scheduler.kv.tiers.disk.slots == []

@@ -7,7 +7,7 @@ import pytest
 
 from engine.interface.config import KvEventsConfig
 from server.cli import serve_parser
-from server.config.serve_flags import check_kv_events
+from server.config.kv_flags import check_kv_events
 from server.config.value_types import UsageError, kv_events
 
 

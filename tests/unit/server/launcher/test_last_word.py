@@ -61,7 +61,7 @@ def test_an_engine_that_ends_as_it_gets_ready_is_gone(run_dir: RunDir, monkeypat
         seen.append((state.stage.name, state.fault))
         if len(seen) == 3:
             raise InterruptedError("enough")
-        return Blink(launcher.sockets[1])
+        return Blink(launcher.app_config.control_socket)
 
     monkeypatch.setattr(launch, "start_child", start)
     engine_config = EngineConfig(model=str(DEMO_FOLDER))

@@ -1,0 +1,213 @@
+"""PairedEngineClient: an EngineClient over prefill engines and decode engines. Plain asyncio; never torch.
+
+A request with a long prompt goes to a prefill engine, which makes its first token and gives the blocks of the prompt to
+a decode engine meanwhile. Then it goes to that decode engine with this token, which goes on behind it. Its client sees
+one stream.
+
+A prefill engine that is missing, full, or dies before the first token costs a request nothing but time: the decode
+engine computes the prompt. If a decode engine dies, the next one that serves goes on behind the tokens that the client
+has; if there is none, the request ends as with any engine that dies.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from engine.interface.client import EngineClient
+from engine.interface.errors import EngineDead, Overloaded, PromptTooLong, RateLimited
+from engine.interface.mailbox import RequestOutput
+from engine.interface.metrics import Metrics
+from engine.interface.protocol import AddRequest, EngineReady, HandOver, KvSnapshot, pack_token_ids
+from engine.interface.tenant import Tenant
+
+FALLBACKS = ("missing", "full", "died")  # reasons why a long prompt was not computed by a prefill engine
+
+
+class PairedEngineClient:
+    """Owns the clients of all engines, each of which is started by its caller. Use inside one event loop."""
+
+    def __init__(
+        self,
+        prefill: Sequence[EngineClient],
+        decode: Sequence[EngineClient],
+        *,
+        min_tokens: int,
+        metrics: Metrics,
+    ) -> None:
+        """prefill, decode: by the numbers of the engines. min_tokens: of a prompt that goes to a prefill engine."""
+        self._prefill = prefill
+        self._decode = decode
+        self._min_tokens = min_tokens
+        self._metrics = metrics
+        self._num_open: Counter[EngineClient] = Counter()  # requests
+        self._between: dict[str, str] = {}  # requests before their decode engine, and the reason to end them, or ""
+
+    @property
+    def ready(self) -> EngineReady | None:
+        """The limits of a decode engine that serves; None: none does."""
+        return next((client.ready for client in self._decode if client.ready is not None), None)
+
+    @property
+    def is_full(self) -> bool:
+        """True while the queues of all decode engines that serve are full."""
+        serving = [client for client in self._decode if client.ready is not None]
+        return bool(serving) and all(client.is_full for client in serving)
+
+    @property
+    def engines(self) -> dict[str, bool]:
+        """The engines by name, "prefill-0", and whether each serves."""
+        sides = (("prefill", self._prefill), ("decode", self._decode))
+        return {f"{side}-{i}": client.ready is not None for side, clients in sides for i, client in enumerate(clients)}
+
+    async def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+        """See EngineClient.submit."""
+        is_single = request.pooling is not None or request.params.max_tokens == 1  # nothing is left to decode
+        decode = self._choose(self._decode) or self._decode[0]
+        prefill = self._choose_prefill(request)
+        if prefill is None:
+            async for output in self._go_on(request, decode):
+                yield output
+            return
+        first = request
+        if not is_single:
+            first = msgspec.structs.replace(
+                request,
+                params=msgspec.structs.replace(request.params, max_tokens=1),
+                hand_over=HandOver(self._decode.index(decode), is_prefill=True),
+            )
+        token_ids: list[int] = []
+        num_prompt_logprobs = 0
+        self._between[request.request_id] = ""
+        self._num_open[decode] += 1  # blocks are on their way to it
+        try:
+            async with aclosing(self._outputs(first, prefill)) as outputs:
+                async for output in outputs:
+                    num_prompt_logprobs += len(output.prompt_logprobs)
+                    token_ids += output.token_ids
+                    if not is_single and output.finish_reason == "length":
+                        output.finish_reason = None  # the decode engine goes on
+                        yield output
+                        break
+                    yield output
+                    if output.finish_reason is not None:
+                        return
+        except EngineDead:
+            self._fall_back("died")
+            request = _charged(request)
+        except RateLimited:
+            raise
+        except Overloaded:
+            self._fall_back("full")
+        finally:
+            self._num_open[decode] -= 1
+            ended = self._between.pop(request.request_id)
+        if ended:  # neither engine had it when abort() was called
+            yield RequestOutput([], finish_reason=ended)
+            return
+        if token_ids:
+            peer = self._prefill.index(prefill)
+            request = msgspec.structs.replace(_behind(request, token_ids), hand_over=HandOver(peer))
+        async for output in self._go_on(request, decode, num_prompt_logprobs=0 if token_ids else num_prompt_logprobs):
+            yield output
+
+    def abort(self, request_id: str, *, reason: str = "abort") -> None:
+        """See EngineClient.abort."""
+        if request_id in self._between:
+            self._between[request_id] = reason
+        for client in (*self._prefill, *self._decode):
+            client.abort(request_id, reason=reason)
+
+    async def kv_snapshot(self) -> KvSnapshot:
+        """Request a snapshot of the KV pool of the first decode engine that serves. See EngineClient.kv_snapshot."""
+        return await (self._choose(self._decode) or self._decode[0]).kv_snapshot()
+
+    def check_grammar(self, tenant: Tenant) -> None:
+        """See EngineClient.check_grammar."""
+        for client in self._decode:
+            client.check_grammar(tenant)
+
+    def spend_grammar_s(self, tenant: Tenant, seconds: float) -> None:
+        """Tell the first decode engine that serves. See EngineClient.spend_grammar_s."""
+        serving = next((client for client in self._decode if client.ready is not None), self._decode[0])
+        serving.spend_grammar_s(tenant, seconds)
+
+    async def aclose(self) -> None:
+        """See EngineClient.aclose."""
+        await asyncio.gather(*(client.aclose() for client in (*self._prefill, *self._decode)))
+
+    async def _go_on(
+        self, request: AddRequest, decode: EngineClient, *, num_prompt_logprobs: int = 0
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Iterate over what decode engines make of a request, one after another if they die.
+
+        num_prompt_logprobs: the first entries of its prompt that the client has.
+        """
+        while True:
+            token_ids: list[int] = []
+            try:
+                async with aclosing(self._outputs(request, decode)) as outputs:
+                    async for output in outputs:
+                        num_known = min(num_prompt_logprobs, len(output.prompt_logprobs))
+                        num_prompt_logprobs -= num_known
+                        output.prompt_logprobs = output.prompt_logprobs[num_known:]
+                        token_ids += output.token_ids
+                        yield output
+                        if output.finish_reason is not None:
+                            return
+                return
+            except EngineDead:
+                others = [client for client in self._decode if client is not decode]
+                following = self._choose(others)
+                if following is None or (request.params.prompt_logprobs is not None and not token_ids):
+                    raise
+                decode = following
+            except PromptTooLong:
+                if not request.output:
+                    raise
+                yield RequestOutput([], finish_reason="length")  # no token has room behind those that the client has
+                return
+            if token_ids:
+                request = _behind(request, token_ids)
+            replay = msgspec.structs.replace(request, hand_over=None, num_replays=request.num_replays + 1)
+            request = _charged(replay)
+
+    async def _outputs(self, request: AddRequest, client: EngineClient) -> AsyncGenerator[RequestOutput, None]:
+        self._num_open[client] += 1
+        try:
+            async with aclosing(client.submit(request)) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            self._num_open[client] -= 1
+
+    def _choose_prefill(self, request: AddRequest) -> EngineClient | None:
+        """Return a prefill engine for a request, or None if it is to be computed where it is decoded."""
+        if request.num_prompt_tokens < self._min_tokens or request.output:
+            return None
+        chosen = self._choose(self._prefill)
+        if chosen is None:
+            self._fall_back("missing" if all(client.ready is None for client in self._prefill) else "full")
+        return chosen
+
+    def _choose(self, clients: Sequence[EngineClient]) -> EngineClient | None:
+        """Return the client with the fewest open requests of those that serve and have room; None: there is none."""
+        serving = [client for client in clients if client.ready is not None and not client.is_full]
+        return min(serving, key=lambda client: self._num_open[client], default=None)
+
+    def _fall_back(self, reason: str) -> None:
+        self._metrics.count("prefill_fallbacks_total", label=reason)
+
+
+def _behind(request: AddRequest, token_ids: list[int]) -> AddRequest:
+    """Return the request that goes on behind further tokens. All log-probabilities of the prompt have come by then."""
+    params = msgspec.structs.replace(request.params, prompt_logprobs=None)
+    behind = msgspec.structs.replace(request, params=params, output=request.output + pack_token_ids(token_ids))
+    return _charged(behind)
+
+
+def _charged(request: AddRequest) -> AddRequest:
+    """Return the request for a further engine: its tenant was charged by the first one, where limits applied."""
+    return msgspec.structs.replace(request, charge=None, counts_prompt=False)

@@ -1,0 +1,121 @@
+"""KvPeers: the engines with which one engine exchanges blocks, from --disaggregate to its tiers. Imports torch.
+
+Life: check_peers() and with_host_memory(), before anything is loaded → KvPeers, with the loaded model → attach() to the
+engine that serves → close().
+"""
+
+from __future__ import annotations
+
+import logging
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+import torch
+
+from engine.core.lower_tiers import LowerTiers
+from engine.device.host_pages import HostPages
+from engine.device.kv_cache import KVCachePlan
+from engine.device.memory import format_size, free_host_bytes
+from engine.interface.config import EngineConfig, PeerConfig
+from engine.interface.errors import StartupError
+from engine.interface.units import GIB
+from engine.peers.links import DecodeLinks, OnSocket, PrefillLinks
+from engine.peers.messages import PeerHello
+from engine.peers.nixl import NixlTransport, import_nixl
+from engine.peers.shared_memory import HAS_MEMFD, SharedMemory
+from engine.startup.kv_disk import DUMMY_SEED, DiskFacts, cache_identity
+from engine.tiers.identity import digest_of_dummy, weights_stamp
+from models.weights.checkpoint import weight_files
+
+logger = logging.getLogger(__name__)
+
+_MOST_HOST_BYTES = 16 * GIB  # by default, of each engine
+_HOST_PART = 4  # by default all engines together take one part in so many of free memory
+
+
+def check_peers(config: EngineConfig) -> None:
+    """Raise StartupError if this engine cannot exchange blocks."""
+    peer = config.peer
+    if peer is None:
+        return
+    if not HAS_MEMFD:
+        raise StartupError("--disaggregate shares host memory between processes by memfd_create, which Linux has.")
+    if peer.transport == "nixl":
+        try:
+            import_nixl()
+        except ImportError as error:
+            raise StartupError(
+                f"--kv-transport nixl needs NIXL: pip install 'quire[disaggregate]' ({error})."
+            ) from error
+
+
+def with_host_memory(config: EngineConfig) -> EngineConfig:
+    """Return the configuration with host memory for an engine that exchanges blocks, if no size is given."""
+    if config.peer is None or config.kv_host_memory_bytes is not None:
+        return config
+    num_engines = config.peer.num_engines
+    size = min(free_host_bytes() // (_HOST_PART * num_engines), _MOST_HOST_BYTES)
+    logger.info("host memory for blocks of other engines size=%r", format_size(size))
+    return msgspec.structs.replace(config, kv_host_memory_bytes=size)
+
+
+class KvPeers:
+    """The engine's links to its peers, and the transport between their host memories."""
+
+    def __init__(
+        self, config: EngineConfig, peer: PeerConfig, facts: DiskFacts, plan: KVCachePlan, host: HostPages
+    ) -> None:
+        """Raises StartupError if NIXL cannot be used here."""
+        assert host.shared is not None
+        self._peer = peer
+        self._host = host
+        self._facts = _facts(config, facts, plan)
+        self._transport: SharedMemory | NixlTransport
+        if peer.transport == "nixl":
+            try:
+                self._transport = NixlTransport(host.shared.array)
+            except Exception as error:  # NIXL's errors have no common class
+                raise StartupError(f"--kv-transport nixl cannot be used here: {error}.") from error
+        else:
+            self._transport = SharedMemory(host.shared)
+        self._links: PrefillLinks | DecodeLinks | None = None
+
+    def attach(self, tiers: LowerTiers, *, on_socket: OnSocket, off_socket: OnSocket) -> None:
+        """Let an engine that has served nothing exchange blocks. on_socket, off_socket: of its selector."""
+        peer = self._peer
+        if peer.role == "prefill":
+            path = peer.prefill_sockets[peer.index]
+            links = PrefillLinks(
+                path, self._facts, lambda: self._transport.memory, on_socket=on_socket, off_socket=off_socket
+            )
+            tiers.open_offers(links)
+            self._links = links
+        else:
+            hello = PeerHello(peer.index, self._facts)
+            self._links = DecodeLinks(peer.prefill_sockets, hello, on_socket=on_socket, off_socket=off_socket)
+            tiers.open_arrivals(self._links, self._transport, slot_bytes=self._host.page_bytes)
+        logger.info("blocks are exchanged role=%s index=%d transport=%s", peer.role, peer.index, peer.transport)
+
+    def close(self) -> None:
+        """End the links and the copies. The engine must have ended."""
+        if self._links is not None:
+            self._links.close()
+        self._transport.close()
+
+
+def _facts(config: EngineConfig, facts: DiskFacts, plan: KVCachePlan) -> dict[str, str]:
+    """Return what must be equal on both sides, each with the name that a sentence gives it."""
+    if config.load_format == "dummy":
+        weights = digest_of_dummy(seed=DUMMY_SEED, generator=f"torch {torch.__version__}")
+    else:
+        try:
+            weights = weights_stamp(weight_files(Path(config.model)))
+        except OSError as error:
+            raise StartupError(f"{config.model}: weights cannot be read: {error.strerror or error}.") from error
+    identity = cache_identity(config, weights, facts, plan)
+    named = {name: value for name in identity.__struct_fields__ if (value := getattr(identity, name)) is not None}
+    told = {name: value.hex() if isinstance(value, bytes) else str(value) for name, value in named.items()}
+    told["config_json"] = blake2b(identity.config_json, digest_size=8).hexdigest()
+    told["loras"] = ", ".join(f"{source.name}={source.folder}" for source in config.loras)
+    return told

@@ -1,0 +1,202 @@
+"""A prefill engine and a decode engine in real processes: answers as of one engine, also when one is killed."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from tests.integration.conftest import needs_proc
+from tests.support.daemon import Daemon, command_line, wait_for
+
+pytestmark = needs_proc
+FLAGS = (
+    "--disaggregate",
+    "1p1d",
+    "--disaggregate-from",
+    "16",
+    "--kv-host-memory",
+    "32MiB",
+    "--kv-cache-memory",
+    "64MiB",
+)
+TEXT = "The quire is a gathering of leaves, folded once and sewn through the fold. "
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "required": ["n"]}
+BODIES = {
+    "greedy": {"max_tokens": 24, "temperature": 0},
+    "seeded": {"max_tokens": 24, "temperature": 0.9, "top_p": 0.95, "seed": 11},
+    "penalties": {"max_tokens": 24, "temperature": 0.7, "seed": 2, "presence_penalty": 0.6, "frequency_penalty": 0.4},
+    "logprobs": {"max_tokens": 12, "temperature": 0.5, "seed": 4, "logprobs": 3, "ignore_eos": True},
+    "prompt_logprobs": {"max_tokens": 4, "temperature": 0, "prompt_logprobs": 1},
+    "two": {"max_tokens": 16, "temperature": 1.0, "seed": 5, "n": 2},
+    "grammar": {
+        "max_tokens": 40,
+        "temperature": 0.8,
+        "seed": 6,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}},
+    },
+    "choice": {"max_tokens": 8, "temperature": 0, "structured_outputs": {"choice": ["a", "quire"]}},
+    "stop": {"max_tokens": 30, "temperature": 0, "stop": ["e"]},
+    "single": {"max_tokens": 1, "temperature": 0},
+    "bias": {"max_tokens": 6, "temperature": 0, "min_tokens": 3, "logit_bias": {"40": 5}},
+}
+
+
+def ask(daemon: Daemon, prompt: str, **fields: object) -> list[dict]:
+    body = {"model": "quire-demo", "prompt": prompt, **fields}
+    reply = httpx.post(f"{daemon.base_url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    choices = reply.json()["choices"]
+    for choice in choices:  # their last bits depend on how a token is computed: in a chunk, or by itself
+        logprobs = choice["logprobs"] or {"token_logprobs": []}
+        logprobs["token_logprobs"] = [round(number, 3) + 0.0 for number in logprobs["token_logprobs"]]
+        logprobs.pop("top_logprobs", None)
+    return choices
+
+
+def pid_of(daemon: Daemon, name: str) -> int:
+    """Return the process of an engine, once it runs."""
+    found: list[int] = []
+
+    def runs() -> bool:
+        engines = daemon.running("engine.process")
+        found[:] = [pid for pid in engines if any(word.endswith(f"/{name}.json") for word in command_line(pid))]
+        return bool(found)
+
+    wait_for(runs, timeout_s=60, what=name)
+    return found[0]
+
+
+@pytest.fixture
+def pair(daemon_with: Callable[..., Daemon]) -> Daemon:
+    return daemon_with(*FLAGS)
+
+
+@pytest.fixture
+def own(start: Callable[..., Daemon]) -> Daemon:
+    return start(*FLAGS, "--http-workers", "1").wait_ready()
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_answers_are_those_of_one_engine(name: str, pair: Daemon, daemon: Daemon) -> None:
+    prompt = f"{name}: " + TEXT * 6
+    assert ask(pair, prompt, **BODIES[name]) == ask(daemon, prompt, **BODIES[name])
+
+
+def test_a_stream_is_one_stream(pair: Daemon, daemon: Daemon) -> None:
+    texts = []
+    for served in (pair, daemon):
+        body = {"messages": [{"role": "user", "content": TEXT * 5}], "stream": True, "temperature": 0, "max_tokens": 20}
+        with httpx.stream("POST", f"{served.base_url}/v1/chat/completions", json=body, timeout=60) as reply:
+            lines = [line for line in reply.iter_lines() if '"delta"' in line]
+        texts.append([line.partition('"choices"')[2].partition('"timings"')[0] for line in lines])
+    assert texts[0] == texts[1]
+
+
+def test_metrics_and_health_tell_both_sides(pair: Daemon) -> None:
+    before = pair.metrics()
+    ask(pair, "metrics: " + TEXT * 8, max_tokens=4, temperature=0)
+    after = pair.metrics()
+
+    def grown(name: str) -> float:
+        return after[name] - before.get(name, 0)
+
+    assert grown("quire_kv_handover_requests_total{result=complete}") == 1
+    assert grown("quire_kv_handover_blocks_total{event=offered}") > 4
+    assert grown("quire_kv_handover_bytes_total") > 0
+    assert (
+        sum(grown(f"quire_requests_finished_total{{finished_reason={reason}}}") for reason in ("stop", "length")) == 1
+    )
+    assert after["quire_kv_handover_peers"] == 1
+    assert 0 <= after["quire_kv_cache_usage_ratio"] <= 1
+    assert pair.get("/health").json() == {"status": "ok", "engines": {"prefill-0": "ready", "decode-0": "ready"}}
+    assert pair.get("/kv/snapshot").status_code == 200
+
+
+def test_short_prompts_are_computed_where_they_are_decoded(pair: Daemon) -> None:
+    name = "quire_kv_handover_blocks_total{event=offered}"
+    before = pair.metrics()[name]
+    assert ask(pair, "Hello", max_tokens=4, temperature=0)
+    assert pair.metrics()[name] == before
+
+
+@pytest.mark.full
+def test_a_killed_prefill_engine_costs_no_request(own: Daemon, daemon: Daemon) -> None:
+    prompts = [f"{number}: " + TEXT * 40 for number in range(6)]
+    answers: dict[str, list[dict]] = {}
+    threads = [
+        threading.Thread(target=lambda p=prompt: answers.update({p: ask(own, p, max_tokens=24, temperature=0)}))
+        for prompt in prompts
+    ]
+    killed = pid_of(own, "prefill-0")
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: own.metrics()["quire_kv_handover_blocks_total{event=offered}"] > 20, timeout_s=30, what="offers")
+    os.kill(killed, signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    for prompt in prompts:
+        assert answers[prompt] == ask(daemon, prompt, max_tokens=24, temperature=0)
+    assert own.get("/ready").status_code == 200
+    assert ask(own, "while it is gone, perhaps: " + TEXT * 6, max_tokens=4, temperature=0)
+    assert sum(own.metrics()[f"quire_prefill_fallbacks_total{{reason={reason}}}"] for reason in ("died", "missing"))
+    wait_for(
+        lambda: own.get("/health").json()["engines"]["prefill-0"] == "ready", timeout_s=90, what="its next process"
+    )
+    before = own.metrics()["quire_kv_handover_requests_total{result=complete}"]
+    ask(own, "after its return: " + TEXT * 6, max_tokens=4, temperature=0)
+    assert own.metrics()["quire_kv_handover_requests_total{result=complete}"] == before + 1
+
+
+@pytest.mark.full
+def test_a_killed_decode_engine_comes_back_and_is_joined_again(own: Daemon, daemon: Daemon) -> None:
+    os.kill(pid_of(own, "decode-0"), signal.SIGKILL)
+    wait_for(lambda: own.get("/ready").status_code != 200, timeout_s=30, what="its loss")
+    assert own.get("/health").json()["status"] == "engine restarting"
+    wait_for(lambda: own.get("/ready").status_code == 200, timeout_s=90, what="its next process")
+    prompt = "after its return: " + TEXT * 6
+    assert ask(own, prompt, max_tokens=8, temperature=0) == ask(daemon, prompt, max_tokens=8, temperature=0)
+    assert own.metrics()["quire_kv_handover_requests_total{result=complete}"] == 1
+
+
+@pytest.mark.full
+def test_requests_go_on_behind_their_tokens_when_the_decode_engine_is_killed(own: Daemon, daemon: Daemon) -> None:
+    prompts = [f"{number}: " + TEXT * 6 for number in range(4)]
+    fields = {"max_tokens": 600, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    answers: dict[str, list[dict]] = {}
+    threads = [
+        threading.Thread(target=lambda p=prompt: answers.update({p: ask(own, p, **fields)})) for prompt in prompts
+    ]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: own.metrics()["quire_generation_tokens_total"] > 100, timeout_s=60, what="tokens")
+    os.kill(pid_of(own, "decode-0"), signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    for prompt in prompts:
+        assert answers[prompt][0]["text"] == ask(daemon, prompt, **fields)[0]["text"]
+    assert own.metrics()["quire_request_replays_total"] == len(prompts)
+
+
+@pytest.mark.full
+def test_several_engines_of_each_side_share_the_requests(start: Callable[..., Daemon], daemon: Daemon) -> None:
+    flags = ("--disaggregate", "2p2d", *FLAGS[2:])
+    served = start(*flags, "--http-workers", "1").wait_ready()
+    prompts = [f"{number}: " + TEXT * 8 for number in range(8)]
+    answers: dict[str, list[dict]] = {}
+    threads = [
+        threading.Thread(target=lambda p=prompt: answers.update({p: ask(served, p, max_tokens=16, temperature=0)}))
+        for prompt in prompts
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for prompt in prompts:
+        assert answers[prompt] == ask(daemon, prompt, max_tokens=16, temperature=0)
+    os.kill(pid_of(served, "decode-0"), signal.SIGKILL)
+    wait_for(lambda: served.get("/health").json()["engines"]["decode-0"] == "missing", timeout_s=30, what="its loss")
+    assert served.get("/ready").status_code == 200
+    assert ask(served, prompts[0], max_tokens=16, temperature=0) == answers[prompts[0]]

@@ -1,0 +1,184 @@
+"""Requests of one stream go to a prefill engine, then to a decode engine; losses cost no token."""
+
+import asyncio
+
+import pytest
+
+from engine.interface.errors import EngineDead, Overloaded, PromptTooLong
+from engine.interface.metrics import Metrics
+from engine.interface.paired_client import PairedEngineClient
+from engine.interface.protocol import AddRequest, HandOver, SamplingParams, pack_token_ids
+from tests.support.fakes import READY, FakeEngineClient
+
+ANSWER = [11, 12, 13, 14]
+DEAD = EngineDead("It died.")
+
+
+def behind(request):
+    """Return the rest of the answer, as an engine that goes on behind the request's output."""
+    return ANSWER[len(request.output) // 4 :]
+
+
+class Pair:
+    def __init__(self, *, num_prefill=1, num_decode=1, min_tokens=4):
+        self.prefill = [FakeEngineClient(behind) for _ in range(num_prefill)]
+        self.decode = [FakeEngineClient(behind) for _ in range(num_decode)]
+        self.metrics = Metrics()
+        self.client = PairedEngineClient(self.prefill, self.decode, min_tokens=min_tokens, metrics=self.metrics)
+
+    async def outputs(self, prompt=(1, 2, 3, 4, 5), *, request_id="a", **params):
+        params.setdefault("max_tokens", 4)
+        request = AddRequest(request_id, pack_token_ids(prompt), SamplingParams(**params), arrival_s=0.0)
+        return [output async for output in self.client.submit(request)]
+
+    def run(self, **params):
+        return asyncio.run(self.outputs(**params))
+
+    def fallbacks(self):
+        return {key[1]: n for key, n in self.metrics.drain().counters.items() if key[0] == "prefill_fallbacks_total"}
+
+
+def tokens_of(outputs):
+    return [token_id for output in outputs for token_id in output.token_ids]
+
+
+def test_the_first_token_comes_from_the_prefill_engine_and_the_rest_from_the_decode_engine():
+    pair = Pair()
+    outputs = pair.run()
+    assert tokens_of(outputs) == ANSWER
+    assert [output.finish_reason for output in outputs] == [None, None, None, "stop"]
+    (first,), (second,) = pair.prefill[0].submitted, pair.decode[0].submitted
+    assert first.params.max_tokens == 1
+    assert first.hand_over == HandOver(0, is_prefill=True)
+    assert second.params.max_tokens == 4
+    assert second.hand_over == HandOver(0)
+    assert second.output == pack_token_ids([11])
+    assert pair.fallbacks() == {}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "side"),
+    [((1, 2, 3), {}, "decode"), ((1, 2, 3, 4), {"max_tokens": 1}, "prefill")],
+)
+def test_short_prompts_and_single_tokens_need_one_engine(prompt, params, side):
+    pair = Pair()
+    outputs = pair.run(prompt=prompt, **params)
+    assert tokens_of(outputs) == ANSWER[: params.get("max_tokens", 4)]
+    used, unused = (pair.prefill, pair.decode) if side == "prefill" else (pair.decode, pair.prefill)
+    assert used[0].submitted[0].hand_over is None
+    assert unused[0].submitted == []
+
+
+def test_a_request_that_ends_with_its_first_token_is_not_handed_over():
+    pair = Pair()
+    outputs = pair.run(stop_token_ids=[11])
+    assert [output.finish_reason for output in outputs] == ["stop"]
+    assert pair.decode[0].submitted == []
+
+
+@pytest.mark.parametrize(("fail", "reason"), [(DEAD, "died"), (Overloaded("It is full."), "full")])
+def test_a_prefill_engine_that_fails_before_the_first_token_is_replaced(fail, reason):
+    pair = Pair()
+    pair.prefill[0].fail = fail
+    assert tokens_of(pair.run()) == ANSWER
+    (request,) = pair.decode[0].submitted
+    assert request.hand_over is None
+    assert request.output == b""
+    assert pair.fallbacks() == {reason: 1}
+
+
+@pytest.mark.parametrize(("attribute", "value", "reason"), [("ready", None, "missing"), ("is_full", True, "full")])
+def test_without_a_prefill_engine_prompts_are_computed_where_they_are_decoded(attribute, value, reason):
+    pair = Pair()
+    setattr(pair.prefill[0], attribute, value)
+    assert tokens_of(pair.run()) == ANSWER
+    assert pair.prefill[0].submitted == []
+    assert pair.fallbacks() == {reason: 1}
+
+
+def test_a_decode_engine_that_dies_is_replaced_behind_the_last_token():
+    pair = Pair(num_decode=2)
+    pair.decode[0].fail, pair.decode[0].fail_after = DEAD, 2
+    assert tokens_of(pair.run()) == ANSWER
+    (request,) = pair.decode[1].submitted
+    assert request.output == pack_token_ids([11, 12, 13])
+    assert request.hand_over is None
+
+
+def test_the_only_decode_engine_that_dies_ends_the_request():
+    pair = Pair()
+    pair.decode[0].fail, pair.decode[0].fail_after = DEAD, 1
+    with pytest.raises(EngineDead):
+        pair.run()
+
+
+def test_a_context_that_the_first_token_fills_is_the_end():
+    pair = Pair()
+    pair.decode[0].fail = PromptTooLong("no room")
+    outputs = pair.run()
+    assert tokens_of(outputs) == [11]
+    assert outputs[-1].finish_reason == "length"
+
+
+def test_requests_go_to_the_engine_with_the_fewest():
+    pair = Pair(num_prefill=2, num_decode=2)
+
+    async def three() -> None:
+        await asyncio.gather(*(pair.outputs(request_id=name) for name in "abcd"))
+
+    asyncio.run(three())
+    assert [len(client.submitted) for client in pair.prefill] == [2, 2]
+    assert [len(client.submitted) for client in pair.decode] == [2, 2]
+    for client in pair.decode:
+        assert all(request.hand_over is not None for request in client.submitted)
+    for i, client in enumerate(pair.prefill):
+        given = {request.request_id: request.hand_over.peer for request in client.submitted}
+        for request_id, peer in given.items():
+            taken = [request for request in pair.decode[peer].submitted if request.request_id == request_id]
+            assert [request.hand_over.peer for request in taken] == [i]
+
+
+def test_an_abort_between_the_engines_ends_the_request():
+    pair = Pair()
+
+    async def abort_after_first() -> list[str | None]:
+        request = AddRequest("a", pack_token_ids(range(5)), SamplingParams(max_tokens=4), arrival_s=0.0)
+        reasons = []
+        async for output in pair.client.submit(request):
+            reasons.append(output.finish_reason)
+            if len(reasons) == 1:
+                pair.client.abort("a", reason="abort")
+        return reasons
+
+    assert asyncio.run(abort_after_first()) == [None, "abort"]
+    assert pair.decode[0].submitted == []
+
+
+def test_a_reader_that_leaves_aborts_at_the_engine_that_has_the_request():
+    pair = Pair()
+
+    async def leave() -> None:
+        request = AddRequest("a", pack_token_ids(range(5)), SamplingParams(max_tokens=4), arrival_s=0.0)
+        outputs = pair.client.submit(request)
+        for _ in range(2):
+            await anext(outputs)
+        await outputs.aclose()
+
+    asyncio.run(leave())
+    assert pair.decode[0].aborted == ["a"]
+    assert pair.prefill[0].aborted == []
+    assert not any(pair.client._num_open.values())
+
+
+def test_state_is_that_of_the_decode_engines():
+    pair = Pair(num_decode=2)
+    assert pair.client.ready == READY
+    assert pair.client.engines == {"prefill-0": True, "decode-0": True, "decode-1": True}
+    pair.decode[0].is_full = True
+    assert not pair.client.is_full
+    pair.decode[1].ready = None
+    assert pair.client.is_full
+    pair.prefill[0].ready = None
+    assert pair.client.engines == {"prefill-0": False, "decode-0": True, "decode-1": False}
+    pair.decode[0].ready = None
+    assert pair.client.ready is None

@@ -1,0 +1,106 @@
+"""The engines of a daemon: their parts, sockets and GPUs, and what becomes known of those beside the first."""
+
+import asyncio
+
+import pytest
+
+from engine.interface.config import EngineConfig, PeerConfig, ServerConfig
+from engine.interface.control import Heartbeat, Stage
+from engine.interface.errors import StartupError
+from server.launcher.engine_set import SideEngines, plan_engines, with_sockets
+
+
+def config(num_prefill, num_decode, *, device="cpu"):
+    peer = PeerConfig(role="decode", index=0, num_prefill=num_prefill, num_decode=num_decode)
+    return EngineConfig(model="m", device=device, peer=peer)
+
+
+def test_a_single_engine_has_no_part(tmp_path):
+    (spec,) = plan_engines(EngineConfig(model="m"), tmp_path, environment={})
+    assert (spec.key, spec.name, spec.socket, spec.environment) == (
+        ("engine", 0),
+        "engine",
+        f"{tmp_path}/engine.sock",
+        {},
+    )
+    told = with_sockets(ServerConfig(model="m", served_model_names=["m"]), [spec], "control")
+    assert (told.engine_socket, told.prefill_sockets, told.decode_sockets) == (spec.socket, [], [])
+
+
+def test_each_engine_has_its_part_and_its_sockets(tmp_path):
+    specs = plan_engines(config(2, 2), tmp_path, environment={})
+    assert [spec.name for spec in specs] == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
+    assert [spec.index for spec in specs] == [0, 1, 2, 3]
+    assert len({spec.socket for spec in specs}) == 4
+    peers = [spec.config.peer for spec in specs]
+    assert all(peer.prefill_sockets == peers[0].prefill_sockets for peer in peers)
+    assert len(set(peers[0].prefill_sockets)) == 2
+    assert not {spec.socket for spec in specs} & set(peers[0].prefill_sockets)
+    told = with_sockets(ServerConfig(model="m", served_model_names=["m"]), specs, "control")
+    assert told.decode_sockets == [specs[0].socket, specs[1].socket]
+    assert told.prefill_sockets == [specs[2].socket, specs[3].socket]
+
+
+def test_each_engine_has_a_gpu_of_its_own(tmp_path):
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl"):
+        (tmp_path / name).touch()
+    specs = plan_engines(config(1, 1, device="auto"), tmp_path, environment={}, devices=tmp_path)
+    assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["0", "1"]
+    environment = {"CUDA_VISIBLE_DEVICES": "3, GPU-5f"}
+    specs = plan_engines(config(1, 1, device="cuda"), tmp_path, environment=environment, devices=tmp_path)
+    assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["3", "GPU-5f"]
+
+
+def test_too_few_gpus_are_a_sentence(tmp_path):
+    with pytest.raises(StartupError, match="1p2d needs 3 GPUs, one for each engine, and 2 can be seen") as raised:
+        plan_engines(config(1, 2, device="auto"), tmp_path, environment={"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert raised.value.exit_code == 2
+    with pytest.raises(StartupError, match="and 0 can be seen"):
+        plan_engines(config(1, 1, device="cuda"), tmp_path, environment={}, devices=tmp_path)
+
+
+def test_without_gpus_and_on_the_cpu_no_variable_is_set(tmp_path):
+    for device in ("auto", "cpu"):
+        specs = plan_engines(config(1, 1, device=device), tmp_path, environment={}, devices=tmp_path)
+        assert [spec.environment for spec in specs] == [{}, {}]
+
+
+def test_the_first_decoding_engine_is_not_counted_beside_the_others(tmp_path):
+    async def live() -> None:
+        now, hung = [0.0], []
+        specs = plan_engines(config(1, 2), tmp_path, environment={})[1:]
+        sides = SideEngines(specs, hang_after_s=0.0, on_hang=lambda *args: hung.append(args), clock=lambda: now[0])
+        decode, prefill = ("engine", 1), ("engine", 2)
+        assert ("engine", 0) not in sides
+        assert decode in sides
+        sides.enter(decode, Stage("weights"))
+        assert sides.num_decoding == 0
+        for key in (decode, prefill):
+            sides.enter(key, Stage("ready"))
+        sides.beat(prefill, Heartbeat(0, 0, 1))
+        assert sides.num_decoding == 1
+        now[0] = 8.0
+        assert sides.end(decode) == 8.0
+        assert sides.num_decoding == 0
+        assert sides.end(decode) == 0.0
+        assert not hung
+
+    asyncio.run(live())
+
+
+def test_a_side_engine_that_hangs_is_reported(tmp_path):
+    async def hang() -> list[object]:
+        hung = []
+        specs = plan_engines(config(1, 1), tmp_path, environment={})[1:]
+        sides = SideEngines(specs, hang_after_s=0.05, on_hang=lambda key, age_s: hung.append(key))
+        watch = sides._watches["engine", 1]
+        watch._stall_after_s = 0.01
+        sides.enter(("engine", 1), Stage("ready"))
+        sides.beat(("engine", 1), Heartbeat(1, 0, 5))
+        for _ in range(100):
+            await asyncio.sleep(0.02)
+            if hung:
+                break
+        return hung
+
+    assert asyncio.run(hang()) == [("engine", 1)]
