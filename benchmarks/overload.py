@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.core.engine import Engine, EngineParts
+from engine.core.engine import Engine
+from engine.core.engine_parts import EngineParts
 from engine.core.local_client import LocalTransport
 from engine.core.scheduler import Scheduler
 from engine.core.step import StepPlan, StepResult, TokenMasks

@@ -22,7 +22,8 @@ from typing import Any
 import msgspec
 
 from benchmarks.report import BenchError, format_table, host_facts, now, write_report
-from engine.core.engine import Engine, EngineParts
+from engine.core.engine import Engine
+from engine.core.engine_parts import EngineParts
 from engine.core.scheduler import Scheduler
 from engine.core.step import StepPlan, StepResult, TokenMasks
 from engine.interface.config import SchedulerConfig

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from engine.core.cache_layout import CacheLayout
-from engine.core.host_index import HostIndex, Name
+from engine.core.host_index import HostIndex
+from engine.core.kv_events import Name
 from engine.core.page_pool import PagePool
 from engine.core.request import Request
 from engine.peers.kv_transport import KvTransport, Reading

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from engine.interface.config import SchedulerConfig
-from engine.interface.protocol import LayerKind
+from engine.interface.kv_snapshot import LayerKind
 
 NEVER = 1 << 62  # tokens
 

@@ -10,20 +10,18 @@ made it large fail, the others are computed again.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
+from engine.core.engine_parts import EngineParts
 from engine.core.grammars import Grammars, no_compiler
 from engine.core.kv_events import KvEvent, KvEvents
 from engine.core.kv_snapshot import KvView
-from engine.core.outputs import EngineStats, Outbox, Transport
+from engine.core.outputs import EngineStats, Outbox
 from engine.core.queue_forecast import QueueForecast
 from engine.core.queue_limits import TOO_LATE, QueueLimits
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
-from engine.core.scheduler import Scheduler
-from engine.core.speculative import Drafter
-from engine.core.step import Executor, StepHandle, StepPlan, TokenMasks
+from engine.core.step import StepHandle, StepPlan, TokenMasks
 from engine.core.suspects import Suspects
 from engine.core.tenants import Tenants
 from engine.interface.errors import (
@@ -34,7 +32,6 @@ from engine.interface.errors import (
     RateLimited,
     ServiceError,
 )
-from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
     Accepted,
@@ -46,7 +43,6 @@ from engine.interface.protocol import (
     QueueState,
     RefuseDigest,
     RequestFailed,
-    SamplingParams,
     ToEngine,
 )
 
@@ -57,37 +53,6 @@ _INVALID_OUTPUT = ModelOutputInvalid(
 )
 _PENDING_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles, or a disk or another engine reads
 _MAX_LEAVING = 256  # requests of closed connections that one iteration ends, since decoding rows wait for it
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineParts:
-    """The collaborators and the limits of an Engine."""
-
-    executor: Executor
-    scheduler: Scheduler
-    transport: Transport
-    metrics: Metrics
-    clock: Callable[[], float]  # seconds
-    vocab_size: int
-    overlap_depth: int = 2  # steps in flight: 2 overlaps host and device, 1 does not
-    max_queued_requests: int = 2048  # requests
-    max_queued_tokens: int | None = None  # None: any number
-    max_queue_wait_s: float | None = None  # predicted time to the first token at which new requests are refused
-    # the executor raises it if the device has too little memory for a step
-    memory_error: type[Exception] = MemoryError
-    # called after a memory_error: waits for all launched steps, then frees unused memory
-    release_memory: Callable[[], None] = lambda: None
-    grammars: Grammars | None = None  # None: requests with a grammar fail
-    can_generate: bool = True  # False: only requests for embeddings are accepted
-    num_loras: int = 0  # adapters of the executor
-    adapter_digests: Sequence[bytes] = ()  # of their files, in order; (): prefixes are not known by other processes
-    # called for each generating request without grammar and token filter; None: no speculation
-    make_drafter: Callable[[SamplingParams], Drafter | None] | None = None
-    bytes_per_block: int = 0  # size of a page on each rank, for KV snapshots and metrics
-    num_ranks: int = 1
-    # a short piece of work, called in iterations without messages and requests until it returns False; a request that
-    # arrives meanwhile waits for its end
-    idle_work: Callable[[], bool] | None = None
 
 
 class Engine:

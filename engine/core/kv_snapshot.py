@@ -20,7 +20,7 @@ from engine.core.outputs import Transport
 from engine.core.page_pool import PagePool
 from engine.core.request import BlockTable, Request
 from engine.core.scheduler import Scheduler
-from engine.interface.protocol import KvGroup, KvKind, KvRequest, KvSnapshot, KvStates, KvTier
+from engine.interface.kv_snapshot import KvGroup, KvKind, KvRequest, KvSnapshot, KvStates, KvTier
 
 MAX_LISTED = 512  # requests without blocks: bounds the snapshot's size with a long queue
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.core.cache_layout import CacheLayout
-from engine.core.host_index import HostBlock, Name
+from engine.core.host_index import HostBlock
 from engine.core.host_tier import HostTier
+from engine.core.kv_events import Name
 from engine.core.prefix_hits import PrefixFinder, hit_names
 from engine.core.request import Request, Status
 from engine.peers.messages import Forget, HandedOver, Offer, OfferedBlock, Taken, ToDecode

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from engine.core.cache_layout import CacheLayout, GroupLayout
 from engine.core.late_blocks import LateBlocks
 from engine.core.request import Request
-from engine.interface.protocol import LayerKind
+from engine.interface.kv_snapshot import LayerKind
 
 
 class Hit(NamedTuple):

@@ -13,7 +13,8 @@ from engine.core.cache_layout import CacheLayout, GroupLayout
 from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit
 from engine.core.request import Request, link_hash, root_hash
-from engine.interface.protocol import CacheReason, CacheReport, LayerKind
+from engine.interface.kv_snapshot import CacheReason, LayerKind
+from engine.interface.protocol import CacheReport
 
 _NUM_CONTINUATIONS = 1 << 15
 _NUM_ADAPTERS = 8

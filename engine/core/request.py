@@ -24,8 +24,6 @@ import numpy as np
 from engine.core.speculative import Drafter
 from engine.core.step import NO_TOKEN, PoolSpan, PromptLogprobsSpan, RequestInit
 from engine.core.thinking import ThinkingState
-from engine.interface.config import SchedulerConfig
-from engine.interface.errors import InvalidParameter, PromptTooLong
 from engine.interface.protocol import CacheReport, HandOver, PoolingKind, SamplingParams, TokenLogprobs
 from engine.interface.tenant import UNNAMED
 
@@ -368,24 +366,6 @@ class Request:
     def root_hash(self) -> bytes:
         """Return the parent of the first hash."""
         return root_hash(self.cache_salt, self.adapter)
-
-
-def check_length(request: Request, config: SchedulerConfig, *, max_num_tokens: int, num_pages: int) -> None:
-    """Raise PromptTooLong or InvalidParameter for a request that could never be served.
-
-    max_num_tokens: of the longest request that runs alone; num_pages: of the pool.
-    """
-    num_prompt, max_tokens = request.num_prompt_tokens, request.params.max_tokens
-    if not num_prompt or max_tokens < 1:
-        raise InvalidParameter(
-            f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
-        )
-    most = max_num_tokens - (request.embedding is None)
-    if request.num_tokens > most:  # a replayed request has output as well
-        raise PromptTooLong(
-            f"The prompt has {request.num_tokens} tokens; at most {most} leave room for {max_num_tokens - most} more"
-            f" (max_model_len {config.max_model_len}, KV cache {num_pages} pages)."
-        )
 
 
 def root_hash(cache_salt: str, adapter: bytes) -> bytes:

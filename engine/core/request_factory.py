@@ -15,7 +15,8 @@ import numpy as np
 from engine.core.request import EmbeddingAccumulator, Request
 from engine.core.speculative import Drafter
 from engine.core.thinking import ThinkingState
-from engine.interface.errors import InvalidParameter, UnsupportedFeature
+from engine.interface.config import SchedulerConfig
+from engine.interface.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
 from engine.interface.protocol import AddRequest, SamplingParams, ThinkingBudget
 
 # By field of SamplingParams. The server's bounds are within these.
@@ -177,6 +178,24 @@ class RequestFactory:
             raise InvalidParameter(
                 f"Token id {wrong} is outside the vocabulary of {self.vocab_size} tokens.", param=name
             )
+
+
+def check_length(request: Request, config: SchedulerConfig, *, max_num_tokens: int, num_pages: int) -> None:
+    """Raise PromptTooLong or InvalidParameter for a request that could never be served.
+
+    max_num_tokens: of the longest request that runs alone; num_pages: of the pool.
+    """
+    num_prompt, max_tokens = request.num_prompt_tokens, request.params.max_tokens
+    if not num_prompt or max_tokens < 1:
+        raise InvalidParameter(
+            f"The prompt has {num_prompt} tokens and max_tokens is {max_tokens}; both must be at least 1."
+        )
+    most = max_num_tokens - (request.embedding is None)
+    if request.num_tokens > most:  # a replayed request has output as well
+        raise PromptTooLong(
+            f"The prompt has {request.num_tokens} tokens; at most {most} leave room for {max_num_tokens - most} more"
+            f" (max_model_len {config.max_model_len}, KV cache {num_pages} pages)."
+        )
 
 
 def _go_on(request: Request, message: AddRequest) -> None:

@@ -2,8 +2,7 @@
 
 There is no prefill phase: a request has num_tokens, of which num_computed_tokens are launched, and each step lets the
 second catch up with the first. schedule() may run while an earlier step is still on the device: a request whose last
-token is not read yet is planned nevertheless (num_pending_tokens); the row is dropped at its commit if that token ended
-the request.
+token is not read yet is planned nevertheless (num_pending_tokens); its row is dropped at commit if that token ended it.
 Retire at commit: a request that leaves `running` (finish, abort, preemption) keeps its blocks and its req_index until
 the last step that contains it is committed, since the device still reads and writes them.
 Most decoding requests are steady: a step visits few of them (engine/core/steady_rows.py).
@@ -14,7 +13,8 @@ from collections import deque
 
 from engine.core.kv_caches import KvCaches
 from engine.core.planned_step import DraftCounts, PlannedStep, StepOutputs, add_drafts, apply_samples
-from engine.core.request import Request, Status, check_length
+from engine.core.request import Request, Status
+from engine.core.request_factory import check_length
 from engine.core.steady_rows import RunningRequests
 from engine.core.step import RequestInit, RowPlan, StepPlan, StepResult
 from engine.core.step_budget import mixed_step_tokens
@@ -106,9 +106,8 @@ class Scheduler:
                 if not self.kv.tiers.give_up_newest():
                     self._preempt_last()
                 step = self._plan(inits, now)
-            if not step.num_rows and self.running:
-                return None
-            step.kv.host = self.kv.tiers.plan(num_reserved=len(self.running))
+            if step.num_rows or not self.running:
+                step.kv.host = self.kv.tiers.plan(num_reserved=len(self.running))
             if not step.num_rows and step.kv.host is None:
                 return None
         self._next_step_id += 1
@@ -141,8 +140,7 @@ class Scheduler:
         self.committed_step_id = step.step_id
         self.with_prompt_logprobs, self.embedded, self.invalid = step.apply_prompt_outputs(result, now)
         saves = [save for save in step.kv.saves if save.request.finish_reason is None]
-        outputs = StepOutputs([], [])
-        end = 0
+        outputs, end = StepOutputs([], []), 0
         for part in step.steady:
             first, end = end, end + len(part.requests)
             token_ids = result.token_ids[first:end]
@@ -227,7 +225,6 @@ class Scheduler:
 
     def _plan_decodes(self, step: PlannedStep, budget: int) -> int:
         """Plan one token, and drafts, of every decoding request that has room; return the remaining budget."""
-        step_id = step.step_id
         num_rows = len(self.running) + min(len(self.waiting), self.num_free_rows)  # upper bound for this step
         num_spare = min(budget // 2, self.config.max_num_samples or self.config.max_num_seqs) - num_rows
         host_token_rows: list[tuple[Request, RowPlan]] = []  # decode rows with token_ids
@@ -259,12 +256,12 @@ class Scheduler:
             (host_token_rows if row.token_ids else step.singles).append((request, row))
             request.num_computed_tokens = start + row.num_tokens
             request.num_pending_tokens += row.num_tokens
-            request.last_step = step_id
+            request.last_step = step.step_id
             if row.num_drafts:
-                request.drafted_step = step_id
+                request.drafted_step = step.step_id
             budget -= row.num_tokens
         step.singles.extend(host_token_rows)
-        step.steady.extend(self._running.plan_steady(step_id))
+        step.steady.extend(self._running.plan_steady(step.step_id))
         return budget - step.num_steady
 
     def _to_visit(self, step: PlannedStep) -> list[Request]:
@@ -398,8 +395,6 @@ class Scheduler:
         self._freed.append(request.req_index)
         self._free_req_indices.append(request.req_index)
         request.req_index = -1
-        if request.finish_reason is None:
-            request.status = Status.WAITING
+        request.status = Status.WAITING if request.finish_reason is None else Status.FINISHED
+        if request.status is Status.WAITING:
             self.waiting.add(request)
-        else:
-            request.status = Status.FINISHED

@@ -19,6 +19,7 @@ from typing import Protocol
 import msgspec
 
 from engine.interface.errors import EngineDead, Overloaded, PoisonRequest, RateLimited, ServiceError, ShuttingDown
+from engine.interface.kv_snapshot import KvSnapshot
 from engine.interface.mailbox import Mailbox, Mailboxes, RequestOutput
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
@@ -31,7 +32,6 @@ from engine.interface.protocol import (
     FromEngine,
     GrammarLimit,
     GrammarUse,
-    KvSnapshot,
     QueueState,
     RefuseDigest,
     RequestFailed,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.interface.protocol import CACHE_REASONS
+from engine.interface.kv_snapshot import CACHE_REASONS
 from engine.interface.tenant import UNNAMED
 
 # Bucket bounds include usual latency targets: 50 to 500 ms and whole seconds to the first token, 10 to 200 ms between

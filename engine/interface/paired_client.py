@@ -18,9 +18,10 @@ import msgspec
 
 from engine.interface.client import EngineClient
 from engine.interface.errors import EngineDead, Overloaded, PromptTooLong, RateLimited
+from engine.interface.kv_snapshot import KvSnapshot
 from engine.interface.mailbox import RequestOutput
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import AddRequest, EngineReady, HandOver, KvSnapshot, pack_token_ids
+from engine.interface.protocol import AddRequest, EngineReady, HandOver, pack_token_ids
 from engine.interface.tenant import Tenant
 
 FALLBACKS = ("missing", "full", "died")  # reasons why a long prompt was not computed by a prefill engine

@@ -11,7 +11,8 @@ from functools import partial
 
 import torch
 
-from engine.core.engine import Engine, EngineParts
+from engine.core.engine import Engine
+from engine.core.engine_parts import EngineParts
 from engine.core.grammars import Grammars
 from engine.core.outputs import Transport
 from engine.core.scheduler import Scheduler

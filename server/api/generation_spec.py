@@ -18,7 +18,7 @@ from server.api.prompt_pins import pin_s_of
 from server.api.sampling_fields import ModelFacts, check_ids, wire_values
 from server.api.schemas import RESERVED_TEMPLATE_KWARGS, ChatBody, CompletionBody
 from server.config.api_keys import cache_salt_of
-from server.generation.generation import GenerationSpec
+from server.generation.spec import GenerationSpec
 
 
 class RequestContext(NamedTuple):

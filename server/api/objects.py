@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.interface.protocol import CacheReason, LayerKind
-from server.generation.generation import Stats
+from engine.interface.kv_snapshot import CacheReason, LayerKind
+from server.generation.spec import Stats
 
 
 class PromptTokensDetails(msgspec.Struct):

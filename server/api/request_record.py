@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from engine.interface.tenant import Tenant
-from server.generation.generation import Stats
+from server.generation.spec import Stats
 
 _TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1

@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from engine.interface.metrics import FAILURES, Exemplar, Metrics
 from server.api.request_record import NO_ROUTE, RequestRecord, route_of, trace_context
-from server.generation.generation import Stats
+from server.generation.spec import Stats
 
 _CLASSES = ("2xx", "4xx", "5xx")
 _CLIENT_LEFT = 499

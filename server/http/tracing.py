@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from engine.interface.metrics import FAILURES
 from server.api.request_record import RequestRecord, TraceContext, route_of, trace_context
-from server.generation.generation import Stats
+from server.generation.spec import Stats
 
 _EXPORT_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 2.0

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from engine.core.local_client import LocalTransport
 from engine.interface.config import EngineConfig
 from engine.interface.errors import EngineError, ServiceError, first_line
+from engine.interface.kv_snapshot import KvSnapshot
 from engine.interface.mailbox import Mailbox, Mailboxes, RequestOutput
-from engine.interface.protocol import AbortRequest, AddRequest, EngineReady, KvSnapshot, RequestFailed, StepEvents
+from engine.interface.protocol import AbortRequest, AddRequest, EngineReady, RequestFailed, StepEvents
 from engine.interface.tenant import Tenant
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 import time
 from array import array
 
-from engine.interface.protocol import KvGroup, KvRequest, KvSnapshot, KvStates
+from engine.interface.kv_snapshot import KvGroup, KvRequest, KvSnapshot, KvStates
 from tests.support.fakes import FakeEngineClient
 
 NUM_BLOCKS, NUM_REQUESTS = 40_000, 500

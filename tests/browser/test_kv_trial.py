@@ -8,7 +8,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from engine.interface.protocol import KvKind, KvRequest, KvSnapshot
+from engine.interface.kv_snapshot import KvKind, KvRequest, KvSnapshot
 from tests.browser.test_kv_page import live
 from tests.support.fakes import FakeEngineClient, FakeLauncherChannel
 from tests.unit.server.conftest import Harness, serving, write_model_folder

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine.interface.protocol import SamplingParams
 from server.api.sse import ReplyHead
 from server.generation.events import ChoiceFinished, Event, TextDelta, ToolArguments, ToolCallStart
-from server.generation.generation import GenerationSpec, Stats
+from server.generation.spec import GenerationSpec, Stats
 
 HEAD = ReplyHead("id_1", 1_700_000_000, "tiny")
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from engine.core.engine import Engine, EngineParts
+from engine.core.engine import Engine
+from engine.core.engine_parts import EngineParts
 from engine.core.grammars import Grammars, no_compiler
 from engine.core.local_client import LocalTransport
 from engine.core.scheduler import Scheduler

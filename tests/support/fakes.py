@@ -15,8 +15,9 @@ import numpy as np
 
 from engine.interface.control import Ledger, Stage, State
 from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
+from engine.interface.kv_snapshot import KvSnapshot
 from engine.interface.mailbox import RequestOutput
-from engine.interface.protocol import AddRequest, CacheReport, EngineReady, KvSnapshot, TokenLogprobs
+from engine.interface.protocol import AddRequest, CacheReport, EngineReady, TokenLogprobs
 from engine.interface.tenant import Rates, Tenant
 from engine.tiers.store import BlockStore
 

@@ -23,7 +23,7 @@ from engine.interface.protocol import AddRequest, PoolingKind, SamplingParams, p
 from engine.interface.tenant import Charge, Rates, Tenant
 from server.api.objects import PromptTokensDetails
 from server.errors import DeadlineExceeded
-from server.generation.generation import Stats
+from server.generation.spec import Stats
 
 _NOTHING_SAMPLED = SamplingParams(max_tokens=1)
 

@@ -10,7 +10,7 @@ from server.api.completions.writer import TextWriter
 from server.api.large_bodies import with_body
 from server.api.objects import ChatChunk, ChatCompletion, TextCompletion
 from server.api.schemas import ChatBody, CompletionBody
-from server.generation.generation import GenerationSpec
+from server.generation.spec import GenerationSpec
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import answer
 from server.http.routes.request_body import read_body

@@ -14,7 +14,7 @@ import msgspec
 
 from engine.interface.client import EngineClient
 from engine.interface.errors import EngineError
-from engine.interface.protocol import CacheReason, KvRequest, KvSnapshot, KvTier, LayerKind
+from engine.interface.kv_snapshot import CacheReason, KvRequest, KvSnapshot, KvTier, LayerKind
 
 INTERVAL_S = 0.25
 _ANSWER_TIMEOUT_S = 5.0  # a step on a CPU may take seconds

@@ -15,7 +15,8 @@ from engine.core.kv_snapshot import MAX_LISTED, KvView, TableRuns, count_in_tabl
 from engine.core.request import BlockTable, Request
 from engine.interface.config import CacheGroup
 from engine.interface.errors import UnsupportedFeature
-from engine.interface.protocol import AskKv, ClientGone, FromEngine, GrammarSpec, KvGroup, KvSnapshot, KvStates
+from engine.interface.kv_snapshot import KvGroup, KvSnapshot, KvStates
+from engine.interface.protocol import AskKv, ClientGone, FromEngine, GrammarSpec
 from engine.interface.transport import FrameDecoder, encode_frame
 from tests.support.cache_traces import Trace
 from tests.support.engine_harness import Harness

@@ -12,13 +12,13 @@ import pytest
 from engine.interface.client import SocketEngineClient
 from engine.interface.control import Flush, FromLauncher
 from engine.interface.errors import EngineDead, Overloaded, ServiceError, ShuttingDown
+from engine.interface.kv_snapshot import KvSnapshot
 from engine.interface.mailbox import RequestOutput
 from engine.interface.protocol import (
     AbortRequest,
     AddRequest,
     ClientGone,
     Finished,
-    KvSnapshot,
     QueueState,
     SamplingParams,
     Started,

@@ -5,7 +5,8 @@ from hashlib import sha256
 
 import pytest
 
-from engine.interface.protocol import CACHE_REASONS, CacheReport
+from engine.interface.kv_snapshot import CACHE_REASONS
+from engine.interface.protocol import CacheReport
 from server.api.sse import wait_or_gone
 from server.http.routes import reply as reply_module
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, stream_chunks

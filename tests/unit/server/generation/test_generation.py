@@ -11,7 +11,8 @@ from engine.interface.protocol import SamplingParams
 from server.api.collected import collect_choices
 from server.errors import DeadlineExceeded
 from server.generation.events import ChoiceFinished
-from server.generation.generation import CompletionStream, GenerationSpec
+from server.generation.generation import CompletionStream
+from server.generation.spec import GenerationSpec
 from server.text.tokenizer import load_tokenizer
 from tests.support.fakes import FakeEngineClient
 

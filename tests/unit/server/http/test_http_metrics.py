@@ -9,7 +9,7 @@ from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, ModelOutputInvalid, OutOfMemory, Overloaded
 from engine.interface.metrics import METRICS, Metrics
 from server.api.request_record import RequestRecord, TraceContext
-from server.generation.generation import Stats
+from server.generation.spec import Stats
 from server.http.metrics import HttpMetrics
 from tests.support.fakes import FakeLauncherChannel
 from tests.unit.server.conftest import CHAT

@@ -16,7 +16,7 @@ import pytest
 
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, EngineError
-from engine.interface.protocol import KvGroup, KvKind, KvRequest, KvSnapshot, KvStates, KvTier
+from engine.interface.kv_snapshot import KvGroup, KvKind, KvRequest, KvSnapshot, KvStates, KvTier
 from server.config.api_keys import read_key_hashes
 from server.http.routes.kv_feed import KvFeed
 from tests.support.daemon import wait_for
