@@ -99,7 +99,8 @@ class Journal:
             num_replays=self.num_replays,
             is_suspect=self._num_faults > 0,
             charge=None,
-            counts_prompt=False,
+            # an engine that ended before the first token has not counted it
+            counts_prompt=self._request.counts_prompt and not self._output,
         )
 
 
