@@ -65,7 +65,8 @@ class Journal:
     def end_engine(self, *, is_fault: bool, had_progress: bool, max_replays: int) -> ServiceError | None:
         """Record an engine's end. Return the error that ends the request, or None: it is to be submitted again.
 
-        is_fault: a request may be the cause. had_progress: some request got a token from this engine.
+        is_fault: a request may be the cause. had_progress: some request got a token, or its embedding, from
+        this engine.
         """
         if len(self._output) > self._num_submitted:
             self._num_stuck = self._num_faults = 0
