@@ -159,10 +159,10 @@ class _Open:
 
     __slots__ = ("account", "num_counted", "num_tokens")
 
-    def __init__(self, account: _Account, num_tokens: int) -> None:
+    def __init__(self, account: _Account, num_tokens: int, *, num_counted: int) -> None:
         self.account = account
         self.num_tokens = num_tokens  # prompt and max_tokens
-        self.num_counted = 0  # generated tokens in the ledger
+        self.num_counted = num_counted  # generated tokens in the ledger; an earlier engine counted what it made
 
 
 class Tenants:
@@ -215,7 +215,7 @@ class Tenants:
         account = self._account(tenant)
         num_tokens = message.num_prompt_tokens + request.max_output_tokens
         account.num_open_tokens += num_tokens
-        self._open[request] = _Open(account, num_tokens)
+        self._open[request] = _Open(account, num_tokens, num_counted=request.num_replayed_tokens)
         if message.charge is None:
             return None
         self._metrics.count("key_requests_total", label=(request.tenant_name, "accepted"))
