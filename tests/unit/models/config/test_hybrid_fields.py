@@ -180,6 +180,11 @@ def test_attention_of_lfm2_is_listed_in_two_ways_and_its_width_is_adjusted():
             "layers_block_type 'window' is not supported",
         ),
         (
+            "Lfm2",
+            KV_HEADS | {"layer_types": ["conv", "full_attention", "conv"], "full_attn_idxs": [0]},
+            r"full_attn_idxs \[0\] are not the layers \[1\] that layer_types has",
+        ),
+        (
             "NemotronH",
             NEMOTRON | {"layers_block_type": ["mamba", "attention", "mlp"], "hybrid_override_pattern": "M-*"},
             "layers_block_type and hybrid_override_pattern name other kinds of layers: remove one",
