@@ -231,7 +231,7 @@ def _read_layer_types(
         raise ModelError(f"{where}: layer_types has {len(layer_types)} entries for {num_layers} layers")
     unknown = sorted(set(layer_types) - {"full_attention", other})
     if unknown:
-        raise ModelError(f"{where}: layer_types {unknown} are not supported")
+        raise ModelError(f"{where}: layer_types {unknown} are not supported: served are 'full_attention' and {other!r}")
     return tuple(kind == other for kind in layer_types)
 
 

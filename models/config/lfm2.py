@@ -73,7 +73,13 @@ def find_conv_layers(config: Fields, num_layers: int) -> tuple[Mixer, ...]:
                 f"{config.where}: layer_types must be a list of 'conv' and 'full_attention' for {num_layers} layers,"
                 f" found {kinds!r}"
             )
-        indices = [layer for layer in range(num_layers) if kinds[layer] == "full_attention"]
+        listed = [layer for layer in range(num_layers) if kinds[layer] == "full_attention"]
+        if indices is not None and indices != listed:
+            raise ModelError(
+                f"{config.where}: full_attn_idxs {indices!r} are not the layers {listed} that layer_types has as"
+                " full_attention: remove one"
+            )
+        indices = listed
     if indices is None:
         indices = list(range(num_layers))
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < num_layers for index in indices):

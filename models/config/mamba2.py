@@ -254,19 +254,31 @@ def read_num_blocks(config: Fields, architecture: Architecture) -> int:
 
 
 def read_block_kinds(config: Fields, architecture: Architecture) -> list[str]:
-    """Return the kind of each layer by its name: a key of _MIXERS, or for Nemotron-H "mlp" or "moe"."""
-    served = {*_MIXERS, "mlp", "moe"} if architecture.recurrence == "nemotron" else set(_MIXERS)
-    pattern = config.get("hybrid_override_pattern") if architecture.recurrence == "nemotron" else None
-    name = "layer_types" if config.get("layers_block_type") is None else "layers_block_type"
+    """Return the kind of each layer by its name: a key of _MIXERS, or for Nemotron-H "mlp" or "moe".
+
+    Raises ModelError, also if two spellings of the list disagree.
+    """
+    is_nemotron = architecture.recurrence == "nemotron"
+    names = ("layers_block_type", "layer_types", *(("hybrid_override_pattern",) if is_nemotron else ()))
+    given = [name for name in names if config.get(name) is not None] or ["layer_types"]
+    served = {*_MIXERS, "mlp", "moe"} if is_nemotron else set(_MIXERS)
+    lists = [_read_kinds(config, name, served) for name in given]
+    for name, kinds in zip(given[1:], lists[1:], strict=True):
+        if [_MIXERS.get(kind, kind) for kind in kinds] != [_MIXERS.get(kind, kind) for kind in lists[0]]:
+            raise ModelError(f"{config.where}: {given[0]} and {name} name other kinds of layers: remove one")
+    return lists[0]
+
+
+def _read_kinds(config: Fields, name: str, served: set[str]) -> list[str]:
+    """Read one spelling of the kinds of all layers: a list of names, or a text with a letter for each."""
     kinds = config.get(name)
-    config.pass_over("layer_types")
-    if kinds is None and pattern is not None:
-        unknown = sorted(set(pattern) - set(_LETTERS)) if isinstance(pattern, str) else [pattern]
+    if name == "hybrid_override_pattern":
+        unknown = sorted(set(kinds) - set(_LETTERS)) if isinstance(kinds, str) else [kinds]
         if unknown:
             raise ModelError(
                 f"{config.where}: hybrid_override_pattern must be letters of {''.join(_LETTERS)}, found {unknown[0]!r}"
             )
-        return [_LETTERS[letter] for letter in pattern]
+        return [_LETTERS[letter] for letter in kinds]
     if not isinstance(kinds, list) or not kinds:
         raise ModelError(f"{config.where}: {name} must be a list with the kind of each layer, found {kinds!r}")
     unknown = [kind for kind in kinds if not isinstance(kind, str) or kind not in served]

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from models.errors import ModelError
 from models.foreign.interface import PROBE, rule_of
+from models.registry import is_served
 
 _NUM_TOKENS = 3
 # Keyword arguments of an attention that change nothing for a causal text model in evaluation
@@ -121,6 +122,8 @@ class _Recorder:
         if query.shape[1] % key.shape[1] != 0:
             raise self._refusal(f"{query.shape[1]} query heads are no multiple of {key.shape[1]} key heads")
         window, scaling, softcap = (options.get(option) for option in ("sliding_window", "scaling", "softcap"))
+        if window is not None and window < 1:
+            raise ModelError(f"{self.name}: sliding_window must be a positive integer, found {window!r}")
         self._check_sinks(options.get("s_aux"), num_heads=query.shape[1])
         if getattr(module, "is_causal", True) is False:
             raise self._refusal("an attention also sees later tokens")
@@ -159,6 +162,11 @@ def refuse_class(cls: type[PreTrainedModel], config: PreTrainedConfig) -> None:
     if config.is_encoder_decoder:
         raise ModelError(f"{name}: an encoder and a decoder; Quire serves decoders only")
     if parts := [part.removesuffix("_config") for part in config.sub_configs if part in _PARTS]:
+        if is_served(name):
+            raise ModelError(
+                f"{name}: a model of several parts ({', '.join(parts)}), whose text part transformers' own class does"
+                " not compute by itself; Quire's own layers do: leave --model-impl transformers out"
+            )
         raise ModelError(
             f"{name}: a model of several parts ({', '.join(parts)}), whose text part Quire cannot serve by itself; of"
             " other such models it can (docs/reference/models.md)"

@@ -179,6 +179,21 @@ def test_attention_of_lfm2_is_listed_in_two_ways_and_its_width_is_adjusted():
             NEMOTRON | {"layers_block_type": ["mamba", "window", "attention"]},
             "layers_block_type 'window' is not supported",
         ),
+        (
+            "Lfm2",
+            KV_HEADS | {"layer_types": ["conv", "full_attention", "conv"], "full_attn_idxs": [0]},
+            r"full_attn_idxs \[0\] are not the layers \[1\] that layer_types has",
+        ),
+        (
+            "NemotronH",
+            NEMOTRON | {"layers_block_type": ["mamba", "attention", "mlp"], "hybrid_override_pattern": "M-*"},
+            "layers_block_type and hybrid_override_pattern name other kinds of layers: remove one",
+        ),
+        (
+            "GraniteMoeHybrid",
+            GRANITE | {"layers_block_type": ["attention", "mamba", "mamba"]},
+            "layers_block_type and layer_types name other kinds of layers: remove one",
+        ),
         ("NemotronH", NEMOTRON | {"hybrid_override_pattern": "ME*", "n_shared_experts": 2}, "n_shared_experts is not"),
         ("NemotronH", NEMOTRON | {"hybrid_override_pattern": "ME*", "mlp_hidden_act": "silu"}, "'silu' is not supp"),
         ("NemotronH", NEMOTRON | {"hybrid_override_pattern": "ME*", "n_group": 3}, "n_group 3 does not cut 8 experts"),

@@ -57,6 +57,21 @@ def test_a_model_of_several_parts_is_refused_as_one(tmp_path: Path, name: str) -
     assert name in str(caught.value)
 
 
+def test_a_model_whose_text_quire_serves_is_referred_to_its_own_layers(tmp_path: Path) -> None:
+    config = transformers.Gemma3Config()
+    folder = write(tmp_path, config, "Gemma3ForConditionalGeneration")
+    with pytest.raises(ModelError, match=r"several parts .*Quire's own layers do: leave --model-impl transformers out"):
+        read_config(folder, "transformers")
+
+
+@pytest.mark.parametrize("window", [0, -3])
+def test_a_window_of_no_token_is_refused_with_its_field(tmp_path: Path, window: int) -> None:
+    config = transformers.Starcoder2Config(**SIZES, num_key_value_heads=2)
+    folder = write(tmp_path, config, "Starcoder2ForCausalLM", sliding_window=window)
+    with pytest.raises(ModelError, match=f"sliding_window must be a positive integer, found {window}"):
+        read_config(folder)
+
+
 @pytest.mark.parametrize(
     ("config", "name", "words"),
     [
