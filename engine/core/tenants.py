@@ -47,7 +47,10 @@ class TenantShares:
 
     def check(self, request: Request) -> None:
         """Raise InvalidParameter for a request that exceeds its tenant's share by itself."""
-        num_pages, most = self._num_pages(request), self._most_pages(request)
+        hand_over, num_tokens = request.hand_over, request.max_num_tokens
+        if hand_over is not None and hand_over.is_prefill:  # refused by the other engine it would end after a token
+            num_tokens = min(request.num_prompt_tokens + hand_over.max_tokens, self._kv.max_num_tokens)
+        num_pages, most = self._kv.layout.num_pages(num_tokens), self._most_pages(request)
         if num_pages > most:
             raise InvalidParameter(
                 f"Prompt and max_tokens together may take {num_pages} pages of the KV cache; the kv_share"
@@ -159,10 +162,10 @@ class _Open:
 
     __slots__ = ("account", "num_counted", "num_tokens")
 
-    def __init__(self, account: _Account, num_tokens: int) -> None:
+    def __init__(self, account: _Account, num_tokens: int, *, num_counted: int) -> None:
         self.account = account
         self.num_tokens = num_tokens  # prompt and max_tokens
-        self.num_counted = 0  # generated tokens in the ledger
+        self.num_counted = num_counted  # generated tokens in the ledger, those of an earlier engine among them
 
 
 class Tenants:
@@ -215,7 +218,7 @@ class Tenants:
         account = self._account(tenant)
         num_tokens = message.num_prompt_tokens + request.max_output_tokens
         account.num_open_tokens += num_tokens
-        self._open[request] = _Open(account, num_tokens)
+        self._open[request] = _Open(account, num_tokens, num_counted=request.num_replayed_tokens)
         if message.charge is None:
             return None
         self._metrics.count("key_requests_total", label=(request.tenant_name, "accepted"))
