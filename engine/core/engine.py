@@ -294,7 +294,7 @@ class Engine:
             self._grammars.follow(request)
         else:
             self._outbox.announce([request])
-            self._grammars.defer(request, message.grammar, now)
+            self._grammars.defer(request, message.grammar, now, is_replayed=message.num_replays > 0)
         rates = self.tenants.open(request, message, now)
         if rates is not None:
             self._transport.send(client_id, Accepted(request.request_id, rates))

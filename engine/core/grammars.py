@@ -9,6 +9,7 @@ steps and aborts need no code here. Without constrained requests the loop only t
 """
 
 import logging
+import math
 import queue
 import threading
 from collections import OrderedDict, deque
@@ -40,6 +41,14 @@ class Outcome(NamedTuple):
 
     request: Request
     error: ServiceError | None
+
+
+class _Wanted(NamedTuple):
+    """The grammar for which a pending request waits, since a time."""
+
+    spec: GrammarSpec
+    since_s: float
+    is_replayed: bool
 
 
 class TokenFilter:
@@ -75,7 +84,8 @@ class Grammars:
         self._vocab_size = vocab_size
         self.pending: dict[str, Request] = {}  # requests whose grammar compiles, by request_id
         self.num_pending_prompt_tokens = 0  # total length of their prompts
-        self._wanted: dict[str, tuple[GrammarSpec, float]] = {}  # by request_id: grammar and deadline
+        self._wanted: dict[str, _Wanted] = {}  # by request_id
+        self._progress_s = -math.inf  # when the last grammar was compiled, or failed
         self.live: dict[Request, TokenFilter | None] = {}  # the queued and running constrained requests
         self._compiled: OrderedDict[GrammarSpec, Matcher] = OrderedDict()  # initial states; least recently used first
         self.compiling: set[GrammarSpec] = set()  # queued in a thread, or with a result for pop_compiled()
@@ -87,11 +97,15 @@ class Grammars:
         self._vocabulary = self._bits_below(vocab_size)
         self._valid: np.ndarray | None = None  # [num_words] uint32: tokens of both model and compiler
 
-    def defer(self, request: Request, spec: GrammarSpec, now: float) -> None:
-        """Keep a request until its grammar is compiled."""
+    def defer(self, request: Request, spec: GrammarSpec, now: float, *, is_replayed: bool = False) -> None:
+        """Keep a request until its grammar is compiled.
+
+        is_replayed: an earlier engine had taken it. All grammars of that engine are compiled again, so it waits as long
+        as others become ready.
+        """
         self.pending[request.request_id] = request
         self.num_pending_prompt_tokens += request.num_tokens
-        self._wanted[request.request_id] = (spec, now + COMPILE_TIMEOUT_S)
+        self._wanted[request.request_id] = _Wanted(spec, now, is_replayed)
         if spec not in self._compiled and spec not in self.compiling:
             self._start_threads()
             self.compiling.add(spec)
@@ -117,6 +131,7 @@ class Grammars:
         while self._done:
             spec, result = self._done.popleft()
             self.compiling.discard(spec)
+            self._progress_s = now
             if isinstance(result, ServiceError):
                 failures[spec] = result
             else:
@@ -229,7 +244,7 @@ class Grammars:
     def _compile_outcome(
         self, request_id: str, failures: dict[GrammarSpec, ServiceError], now: float
     ) -> Outcome | None:
-        request, (spec, deadline_s) = self.pending[request_id], self._wanted[request_id]
+        request, (spec, since_s, is_replayed) = self.pending[request_id], self._wanted[request_id]
         compiled = self._compiled.get(spec)
         if compiled is not None:
             self._compiled.move_to_end(spec)
@@ -239,7 +254,7 @@ class Grammars:
             return Outcome(request, None)
         if spec in failures:
             return Outcome(request, failures[spec])
-        if now >= deadline_s:
+        if now >= COMPILE_TIMEOUT_S + (max(since_s, self._progress_s) if is_replayed else since_s):
             return Outcome(request, GrammarError(f"The grammar was not compiled within {COMPILE_TIMEOUT_S:g} s."))
         return None
 

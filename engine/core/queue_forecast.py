@@ -107,10 +107,11 @@ class QueueForecast:
         mean.add(len(request.output_token_ids), 1.0)
 
     def num_expected_tokens(self, request: Request) -> int:
-        """Return how many tokens a request will probably generate."""
+        """Return how many tokens a request will probably generate, without those that earlier engines made."""
         mean = self._answers.get(request.tenant_id)
         guess = _GUESSED_TOKENS if mean is None or mean.value is None else round(mean.value)
-        return min(request.max_output_tokens, max(guess, 1))
+        num_made = request.num_replayed_tokens
+        return min(request.max_output_tokens - num_made, max(guess - num_made, 1))
 
     def prefill_s(self, request: Request) -> float:
         """Return the time from a request's start to its first token; 0: unknown."""

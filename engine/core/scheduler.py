@@ -375,7 +375,8 @@ class Scheduler:
         request.finish_reason = reason
         del self.requests[request.request_id]
         if request.first_scheduled_s is not None:
-            self.waiting.settle(request.tenant_id, len(request.output_token_ids) - request.num_expected_tokens)
+            num_generated = len(request.output_token_ids) - request.num_replayed_tokens
+            self.waiting.settle(request.tenant_id, num_generated - request.num_expected_tokens)
         if request.status is Status.WAITING:
             self.kv.tiers.cancel(request)
             self.waiting.remove(request)

@@ -165,7 +165,7 @@ class _Open:
     def __init__(self, account: _Account, num_tokens: int, *, num_counted: int) -> None:
         self.account = account
         self.num_tokens = num_tokens  # prompt and max_tokens
-        self.num_counted = num_counted  # generated tokens in the ledger, those of an earlier engine among them
+        self.num_counted = num_counted  # generated tokens in the ledger; an earlier engine counted what it made
 
 
 class Tenants:

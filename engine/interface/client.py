@@ -127,7 +127,7 @@ class SocketEngineClient:
         self._metrics = metrics or Metrics()
         self._lost_s: float | None = None  # when the engine ended for which open requests wait; None: none waits
         self._waiting: asyncio.Task[None] | None = None
-        self._had_progress = False  # a request got a token from the present engine
+        self._had_progress = False  # a request got a token or its embedding from the present engine
         self._refused: dict[bytes, float] = {}  # digests of poison, and until when
         self._ready: EngineReady | None = None
         self._has_served = False
@@ -294,13 +294,12 @@ class SocketEngineClient:
         mailbox = self._mailboxes.by_id.pop(request_id)
         mailbox.put(RequestOutput([], finish_reason=mailbox.end_reason))
 
-    def _resume(self, writer: asyncio.StreamWriter) -> None:
-        """Submit the waiting requests to the engine that is ready."""
+    def _resume(self, writer: asyncio.StreamWriter, *, is_fault: bool) -> None:
+        """Submit the waiting requests to the engine that is ready. is_fault: one of them may have ended the last."""
         now, lost_s, self._lost_s = time.monotonic(), self._lost_s, None
         if self._waiting is not None:
             self._waiting.cancel()
-        is_fault, num_tokens = not self._was_killed(), 0
-        by_id = self._mailboxes.by_id
+        num_tokens, by_id = 0, self._mailboxes.by_id
         for request_id, mailbox in list(by_id.items()):
             journal = mailbox.journal
             error = journal.end_engine(
@@ -331,7 +330,7 @@ class SocketEngineClient:
 
     def _dispatch(self, message: FromEngine, now: float) -> None:
         if isinstance(message, StepEvents | RequestFailed | Accepted):
-            self._had_progress |= isinstance(message, StepEvents) and bool(message.token_ids)
+            self._had_progress |= isinstance(message, StepEvents) and bool(message.token_ids or message.embeddings)
             self._mailboxes.deliver(message, now)
         elif isinstance(message, Begun):
             self._mailboxes.begin(message)
@@ -348,18 +347,22 @@ class SocketEngineClient:
             self._take_greeting(message, self._writer, until_s=now + _MAX_TOLD_S)
 
     def _take_greeting(self, message: EngineReady, writer: asyncio.StreamWriter, *, until_s: float) -> None:
-        """Begin to use the engine, as soon as the launcher has told of the earlier one's end."""
+        """Begin to use the engine, as soon as the launcher has told of the earlier one's end.
+
+        If it tells of none, the connection was lost and not the engine, which accuses no request.
+        """
         if self._writer is not writer:
             return
         num_ends = self._num_ends()
-        if self._lost_s is not None and num_ends <= self._num_ends_seen and time.monotonic() < until_s:
+        has_ended = num_ends > self._num_ends_seen
+        if self._lost_s is not None and not has_ended and time.monotonic() < until_s:
             loop = asyncio.get_running_loop()
             loop.call_later(_TOLD_POLL_S, lambda: self._take_greeting(message, writer, until_s=until_s))
             return
         self._num_ends_seen = num_ends
         self._ready, self._has_served = message, True
         self._greeted.set()
-        self._resume(writer)
+        self._resume(writer, is_fault=has_ended and not self._was_killed())
 
 
 def _engine_dead() -> EngineDead:

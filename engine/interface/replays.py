@@ -70,7 +70,8 @@ class Journal:
     def end_engine(self, *, is_fault: bool, had_progress: bool, max_replays: int) -> ServiceError | None:
         """Record an engine's end. Return the error that ends the request, or None: it is to be submitted again.
 
-        is_fault: a request may be the cause. had_progress: some request got a token from this engine.
+        is_fault: a request may be the cause. had_progress: some request got a token, or its embedding, from
+        this engine.
         """
         if len(self._output) > self._num_submitted:
             self._num_stuck = self._num_faults = 0
@@ -105,7 +106,8 @@ class Journal:
             is_suspect=self._num_faults > 0,
             hand_over=None,
             charge=None,
-            counts_prompt=False,
+            # an engine that ended before the first token has not counted it
+            counts_prompt=self._request.counts_prompt and not self._output,
         )
 
 

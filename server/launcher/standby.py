@@ -7,6 +7,7 @@ from its load. Imports server.launcher.processes.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from engine.interface.child_process import describe_exit
@@ -56,6 +57,7 @@ class Standby:
             await self._wanted.wait()
             self._wanted.clear()
             process = self.process = await self._start()
+            started_s = time.monotonic()
             self._taken.clear()  # there was none to take before
             ended, taken = asyncio.create_task(process.wait()), asyncio.create_task(self._taken.wait())
             try:
@@ -65,7 +67,7 @@ class Standby:
                 taken.cancel()
             if self.process is process and not self._is_stopped:
                 self.process = None
-                delay_s, failure = backoff.next(healthy_s=0.0), self._reason()
+                delay_s, failure = backoff.next(healthy_s=time.monotonic() - started_s), self._reason()
                 reason = failure.message if failure else f"It {describe_exit(process.returncode or 0)}."
                 logger.error("standby ended, restarting delay_s=%g reason=%r", delay_s, reason)
                 await asyncio.sleep(delay_s)

@@ -299,6 +299,31 @@ def test_a_pending_request_has_a_deadline():
     closed.event.set()
 
 
+def test_a_replayed_request_waits_for_its_grammar_while_others_become_ready():
+    closed = ClosedToCostly()
+    harness = Harness(get_compiler=closed)
+    costly = msgspec.structs.replace(choice_grammar(["ab"]), is_costly=True)
+    harness.add("replayed", [1], grammar=costly)
+    harness.turn()
+    harness.crash()
+    harness.add("late", [1], grammar=costly)
+    for text in ("b", "bb", "bbb"):
+        harness.add(text, [1], grammar=choice_grammar([text]))
+        harness.clock.now += COMPILE_TIMEOUT_S * 0.8
+        for _ in range(2000):
+            harness.turn()
+            if harness.seen[text].ends:
+                break
+            time.sleep(0.005)
+        assert answer(harness, text) == text
+    assert harness.seen["late"].ends == ["invalid_grammar"]
+    assert not harness.seen["replayed"].ends
+    harness.clock.now += COMPILE_TIMEOUT_S
+    harness.drain()
+    assert harness.seen["replayed"].ends == ["invalid_grammar"]
+    closed.event.set()
+
+
 @DEPTHS
 def test_many_choices_share_one_compilation_and_no_state(depth):
     opened = Closed()

@@ -1,6 +1,7 @@
 """Requests that go on after the end of their engine: the tokens of an undisturbed run, from every commit."""
 
 import logging
+from collections import Counter
 
 import pytest
 
@@ -8,6 +9,7 @@ from engine.core.request_factory import RequestFactory
 from engine.interface.errors import EngineDead, InvalidParameter, PoisonRequest
 from engine.interface.protocol import AddRequest, RefuseDigest, SamplingParams, ThinkingBudget, pack_token_ids
 from engine.interface.replays import Journal, digest_of
+from engine.interface.tenant import Charge, Tenant
 from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
 from tests.support.engine_harness import Harness, drafters
 
@@ -89,6 +91,37 @@ def test_what_earlier_engines_made_is_not_counted_again() -> None:
     assert counted["generation_tokens_total", ""] == 12 - num_before
     assert counted["requests_finished_total", "length"] == 1
     assert harness.metrics._delta.histograms["request_generation_tokens"].sum == 12
+
+
+@pytest.mark.parametrize("crash_after", [0, 1, 6])
+def test_the_ledger_of_all_engines_has_each_token_once(crash_after: int) -> None:
+    harness = Harness()
+    harness.add("r", list(range(11)), 12, tenant=Tenant(name="team"), charge=Charge(11, 23))
+    ledger: Counter[str] = Counter()
+    for is_last in (False, True):
+        if is_last:
+            harness.drain()
+        else:
+            harness.turn(crash_after)
+        harness.engine.record_state()
+        for (name, *labels), number in harness.metrics._delta.counters.items():
+            if name == "key_tokens_total" and labels[0] == "team":
+                ledger[labels[1]] += number
+        if not is_last:
+            harness.crash()
+    assert ledger == {"computed": 11, "generated": 12, "cached": 0}
+
+
+def test_turns_are_charged_for_what_an_engine_makes_itself() -> None:
+    harness = Harness()
+    harness.add("r", list(range(11)), 12)
+    harness.turn(6)
+    num_made = len(harness.seen["r"].token_ids)
+    harness.crash()
+    harness.turn()
+    request = harness.scheduler.requests["r"]
+    assert request.num_expected_tokens == 12 - num_made
+    harness.drain()
 
 
 def test_a_full_queue_refuses_new_requests_and_no_replayed_one() -> None:

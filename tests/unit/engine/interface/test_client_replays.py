@@ -398,3 +398,44 @@ def test_the_launcher_tells_how_the_engine_ended_before_requests_go_on(tmp_path:
             assert (await reader.end()).error is None
 
     run(scenario())
+
+
+def test_a_lost_connection_to_an_engine_that_lives_accuses_nobody(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("engine.interface.client._MAX_TOLD_S", 0.1)
+
+    async def scenario() -> None:
+        async with connected(tmp_path, num_ends=lambda: 0) as (client, engines):
+            reader = Reader(client, request())
+            for number in range(3):
+                (message,) = await engines.got(1)
+                assert (message.num_replays, message.is_suspect) == (number, False)
+                engines.begin("r")
+                await asyncio.sleep(0.02)
+                if number < 2:
+                    await restart(client, engines)
+            engines.tokens("r", 1, reason="stop")
+            assert (await reader.end()).error is None
+
+    run(scenario())
+
+
+def test_an_embedding_is_progress(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path, was_killed=lambda: True) as (client, engines):
+            long = Reader(client, request("long", pooling="mean"))
+            for number in range(4):
+                short = Reader(client, request(f"short {number}", pooling="mean"))
+                await engines.got(2)
+                engines.begin("long", f"short {number}")
+                done = StepEvents(0, [f"short {number}"], [0], [], embeddings={0: b"1234"})
+                done.finished = [Finished(0, "stop", None)]
+                engines.send(done)
+                assert (await short.end()).error is None
+                await restart(client, engines)
+            await engines.got(1)
+            assert long.error is None
+            client.abort("long")
+            engines.tokens("long", reason="abort")
+            await long.end()
+
+    run(scenario())

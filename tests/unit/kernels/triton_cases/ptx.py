@@ -64,7 +64,7 @@ def _permute(a: int, b: int, selector: int) -> int:
     return int.from_bytes(bytes(result), "little")
 
 
-def _multiply_pairs(a: int, b: int, dtype: torch.dtype, added: int = 0) -> int:
+def _multiply_pairs(a: int, b: int, dtype: torch.dtype, added: int | None = None) -> int:
     # In float64, which has all products, and numbers below the normal ones
-    x, y, z = (torch.tensor([value], dtype=torch.uint32).view(dtype).double() for value in (a, b, added))
-    return int((x * y + z).to(dtype).view(torch.int32))
+    x, y, z = (torch.tensor([value or 0], dtype=torch.uint32).view(dtype).double() for value in (a, b, added))
+    return int((x * y if added is None else x * y + z).to(dtype).view(torch.int32))  # -0 + 0 is 0

@@ -105,6 +105,26 @@ def test_one_that_ends_untaken_is_replaced_after_a_delay(
     run(scenario)
 
 
+def test_one_that_lived_for_a_minute_is_replaced_as_the_first_was(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s, sleep = [0.0], asyncio.sleep
+    monkeypatch.setattr("server.launcher.standby.asyncio.sleep", lambda delay_s: sleep(0))
+    monkeypatch.setattr("server.launcher.standby.time.monotonic", lambda: now_s[0])
+
+    async def scenario(standby: Standby, starts: Starts) -> None:
+        standby.want()
+        await settle()
+        for lived_s in (0.0, 0.0, 60.0):
+            now_s[0] += lived_s
+            starts.processes[-1].end(-9)
+            await settle()
+
+    run(scenario)
+    delays = [record.getMessage().split("delay_s=")[1].split()[0] for record in caplog.records]
+    assert delays == ["0.5", "1", "0.5"]
+
+
 def test_one_that_is_asked_for_while_it_starts_is_kept_for_the_next_time() -> None:
     async def scenario(standby: Standby, starts: Starts) -> None:
         begun, go_on = asyncio.Event(), asyncio.Event()
