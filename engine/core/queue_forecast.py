@@ -3,7 +3,8 @@
 The wait is the work in the queue divided by the measured rate at which work is done. Work is time of the device: the
 forecast measures what a prompt token and a generated token cost, by splitting the time of each step by its tokens, over
 about the last ten seconds of steps. How many tokens a request will generate is guessed from what its tenant's requests
-generated, and how much of its prompt the prefix cache has from recent prompts. As tenants take turns by weight
+generated, and how much of its prompt the prefix cache has from recent prompts. A prompt that a prefill engine computed
+is no work. As tenants take turns by weight
 (engine/core/waiting_queue.py), of each other tenant's queue only so much comes first as its weight allows while the own
 work is done.
 
@@ -123,21 +124,21 @@ class QueueForecast:
         """
         num_waiting = len(queue)
         if num_waiting < num_free_rows:
-            return self._work_s(queue.num_tokens + request.num_prompt_tokens, 0)
+            return self._work_s(queue.num_work_tokens + request.num_prompt_tokens, 0)
         own = queue.queue_of(request.tenant_id)
-        own_s = self._work_s(request.num_tokens, request.num_expected_tokens) + self._ahead_s(request, own)
+        own_s = self._work_s(request.num_work_tokens, request.num_expected_tokens) + self._ahead_s(request, own)
         own_s /= max(request.kv_share, 1e-6)
         others_s = 0.0
         for other in queue.tenants:
             if other is not own:
-                other_s = self._work_s(other.num_tokens, other.num_answer_tokens)
+                other_s = self._work_s(other.num_work_tokens, other.num_answer_tokens)
                 others_s += min(other_s, own_s * other.weight / request.weight)
         part = 1.0 - num_free_rows / (num_waiting + 1)
         return (own_s + others_s) * part + self.prefill_s(request)
 
     def drain_s(self, queue: WaitingQueue) -> float:
         """Return the time in which the work of a queue is done; 0: unknown."""
-        return self._work_s(queue.num_tokens, sum(other.num_answer_tokens for other in queue.tenants))
+        return self._work_s(queue.num_work_tokens, sum(other.num_answer_tokens for other in queue.tenants))
 
     def margin_s(self, wait_s: float) -> float:
         """Return what to add to a predicted wait so that most waits are shorter."""
@@ -148,9 +149,11 @@ class QueueForecast:
         if own is None:
             return 0.0
         if request.priority >= own.requests[-1].priority:
-            return self._work_s(own.num_tokens, own.num_answer_tokens)
+            return self._work_s(own.num_work_tokens, own.num_answer_tokens)
         ahead = [other for other in own.requests if other.priority <= request.priority]
-        return self._work_s(sum(other.num_tokens for other in ahead), sum(other.num_expected_tokens for other in ahead))
+        return self._work_s(
+            sum(other.num_work_tokens for other in ahead), sum(other.num_expected_tokens for other in ahead)
+        )
 
     def _work_s(self, num_tokens: int, num_answer_tokens: int) -> float:
         computed = self._computed.value

@@ -258,6 +258,12 @@ class Request:
         return self.num_prompt_tokens + len(self.stored_output_token_ids) + self.stored_pending_tokens
 
     @property
+    def num_work_tokens(self) -> int:
+        """The tokens that are computed once it is admitted, if the prefix cache has none: 0 if a prefill engine did."""
+        is_given = self.hand_over is not None and not self.hand_over.is_prefill and not self.num_preemptions
+        return 0 if is_given else self.num_tokens
+
+    @property
     def cost(self) -> int:
         """The tokens that its tenant is charged for when it is served; 0 after a preemption."""
         return 0 if self.num_preemptions else self.num_tokens + self.num_expected_tokens

@@ -47,7 +47,10 @@ class TenantShares:
 
     def check(self, request: Request) -> None:
         """Raise InvalidParameter for a request that exceeds its tenant's share by itself."""
-        num_pages, most = self._num_pages(request), self._most_pages(request)
+        hand_over, num_tokens = request.hand_over, request.max_num_tokens
+        if hand_over is not None and hand_over.is_prefill:  # refused by the other engine it would end after a token
+            num_tokens = min(request.num_prompt_tokens + hand_over.max_tokens, self._kv.max_num_tokens)
+        num_pages, most = self._kv.layout.num_pages(num_tokens), self._most_pages(request)
         if num_pages > most:
             raise InvalidParameter(
                 f"Prompt and max_tokens together may take {num_pages} pages of the KV cache; the kv_share"

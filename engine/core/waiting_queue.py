@@ -23,7 +23,7 @@ by_order = attrgetter("sort_key")
 class TenantQueue:
     """The queued requests of one tenant, in order, and its account of tokens."""
 
-    __slots__ = ("deficit", "num_answer_tokens", "num_tokens", "quantum", "requests", "tenant_id")
+    __slots__ = ("deficit", "num_answer_tokens", "num_tokens", "num_work_tokens", "quantum", "requests", "tenant_id")
 
     def __init__(self, tenant_id: str) -> None:
         self.tenant_id = tenant_id
@@ -31,6 +31,7 @@ class TenantQueue:
         self.requests: list[Request] = []
         self.deficit = 0.0  # tokens that it may still be served in this visit; below 0: it was served more
         self.num_tokens = 0  # of its requests
+        self.num_work_tokens = 0  # see Request.num_work_tokens
         self.num_answer_tokens = 0  # that they are expected to generate
 
     @property
@@ -45,6 +46,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self.tenants: list[TenantQueue] = []  # with requests, in the order of their visits; others only read it
         self.num_tokens = 0
+        self.num_work_tokens = 0  # see Request.num_work_tokens
         self._num_requests = 0
         self._by_id: dict[str, TenantQueue] = {}
         self._seen: set[str] = set()  # the first two tenants
@@ -84,6 +86,8 @@ class WaitingQueue:
         queue.num_tokens += request.num_tokens
         queue.num_answer_tokens += request.num_expected_tokens
         self.num_tokens += request.num_tokens
+        queue.num_work_tokens += request.num_work_tokens
+        self.num_work_tokens += request.num_work_tokens
         self._num_requests += 1
         if len(self.tenants) == 1 and len(queue.requests) == 1:
             queue.deficit = queue.quantum
@@ -124,6 +128,8 @@ class WaitingQueue:
         queue.num_tokens -= request.num_tokens
         queue.num_answer_tokens -= request.num_expected_tokens
         self.num_tokens -= request.num_tokens
+        queue.num_work_tokens -= request.num_work_tokens
+        self.num_work_tokens -= request.num_work_tokens
         self._num_requests -= 1
         if not queue.requests:  # what it was given and did not use is lost
             del self._by_id[request.tenant_id]
@@ -156,8 +162,10 @@ class WaitingQueue:
         for queue in self.tenants:
             assert queue.requests == sorted(queue.requests, key=by_order) != []
             assert queue.num_tokens == sum(request.num_tokens for request in queue.requests)
+            assert queue.num_work_tokens == sum(request.num_work_tokens for request in queue.requests)
             assert queue.num_answer_tokens == sum(request.num_expected_tokens for request in queue.requests)
         assert self.num_tokens == sum(queue.num_tokens for queue in self.tenants)
+        assert self.num_work_tokens == sum(queue.num_work_tokens for queue in self.tenants)
         assert self._num_requests == sum(len(queue.requests) for queue in self.tenants)
 
     def _num_rounds(self, place: int, request: Request) -> int:

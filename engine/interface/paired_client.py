@@ -77,7 +77,7 @@ class PairedEngineClient:
             first = msgspec.structs.replace(
                 request,
                 params=msgspec.structs.replace(request.params, max_tokens=1),
-                hand_over=HandOver(self._decode.index(decode), is_prefill=True),
+                hand_over=HandOver(self._decode.index(decode), is_prefill=True, max_tokens=request.params.max_tokens),
             )
         token_ids: list[int] = []
         num_prompt_logprobs = 0

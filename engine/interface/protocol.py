@@ -131,11 +131,13 @@ class HandOver(msgspec.Struct, frozen=True, omit_defaults=True):
     """The part of one engine in a request that two engines compute (docs/explanation/disaggregation.md).
 
     peer: the number of the other engine. is_prefill: this engine gives blocks of the prompt to the other; else it waits
-    for them. `request_id` names the request on both.
+    for them. max_tokens: for a prefill engine, of the whole answer, which its tenant's share must hold. `request_id`
+    names the request on both.
     """
 
     peer: int
     is_prefill: bool = False
+    max_tokens: int = 1
 
 
 class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):

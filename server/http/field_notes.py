@@ -159,6 +159,7 @@ _ANSWERED = {
     "done": "How far the stage is, 0 to 1.",
     "embedding": "The vector, as numbers or as base64.",
     "encrypted_content": "The reasoning in a form that is sent back with the next request.",
+    "engines": "With --disaggregate: each engine by name, ready or missing.",
     "eos_token": "The token at the end of a text, or null.",
     "error": "What went wrong.",
     "finish_reason": "Why it ended: stop, length or tool_calls; null while it goes on.",

@@ -113,7 +113,7 @@ class FakePeers:
 
     def add(self, request_id, prompt, max_tokens=8, **params):
         self.prompts[request_id] = (prompt, max_tokens, params)
-        self.prefill.add(request_id, prompt, 1, hand_over=HandOver(0, is_prefill=True), **params)
+        self.prefill.add(request_id, prompt, 1, hand_over=HandOver(0, is_prefill=True, max_tokens=max_tokens), **params)
 
     def go_on(self):
         """Send the requests that have their first token to the decode engine."""
@@ -128,7 +128,7 @@ class FakePeers:
                 max_tokens,
                 hand_over=HandOver(0),
                 output=pack_token_ids(seen.token_ids),
-                **params,
+                **params | {"charge": None, "counts_prompt": False},
             )
 
     def num_cached(self, request_id):

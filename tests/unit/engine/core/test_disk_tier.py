@@ -311,7 +311,7 @@ def test_a_snapshot_shows_the_tiers_and_what_a_request_waits_for():
     assert (below.num_outgoing, below.num_waiting, below.is_paused) == (len(disk.log), 1, True)
     (row,) = snapshot.requests
     assert (row.state, row.num_host_blocks, row.num_disk_blocks) == ("waiting", 0, len(disk.log))
-    while harness.scheduler.kv.tiers.num_at_disk:
+    while harness.scheduler.kv.tiers.num_outside:
         harness.turn()
     (row,) = (snapshot := view.snapshot()).requests
     assert (row.state, row.num_disk_blocks) == ("waiting", 0)

@@ -8,7 +8,8 @@ from engine.core.arrivals import STALL_S, Arrivals
 from engine.core.offers import GIVE_UP_S
 from engine.interface.config import CacheGroup, HostTierConfig
 from engine.interface.errors import InvalidParameter
-from engine.interface.protocol import HandOver, SamplingParams, pack_token_ids
+from engine.interface.protocol import HandOver, RequestFailed, SamplingParams, pack_token_ids
+from engine.interface.tenant import Charge, Tenant
 from engine.peers.messages import Taken
 from tests.support.engine_harness import Harness
 from tests.support.fake_peers import FakePeers
@@ -240,6 +241,41 @@ def test_wrong_earlier_output_is_refused(output, params, says):
     harness.engine.run_once(0)
     assert errors[0].code == InvalidParameter.code
     assert says in errors[0].message
+
+
+def test_a_tenant_is_charged_once_for_a_request_of_two_engines():
+    peers = make()
+    peers.add("a", PROMPT, 8, tenant=Tenant(name="team"), charge=Charge(30, 38))
+    peers.drain()
+    counts = {}
+    for harness in (peers.prefill, peers.decode):
+        harness.engine.record_state()
+        for (name, *labels), n in harness.metrics.drain().counters.items():
+            if name in ("key_requests_total", "key_tokens_total") and labels[0] == "team" and n:
+                counts[labels[1]] = counts.get(labels[1], 0) + n
+    assert counts == {"accepted": 1, "computed": 30, "generated": 8}
+
+
+def test_a_request_over_its_tenants_share_is_refused_before_its_first_token():
+    peers = make(num_pages=101)
+    peers.add("a", PROMPT, 20, tenant=Tenant(kv_share=0.1))
+    peers.prefill.turn()
+    ((_, failure),) = [entry for entry in peers.prefill.messages if isinstance(entry[1], RequestFailed)]
+    assert "may take 13 pages of the KV cache; the kv_share 0.1 of this API key is 10" in failure.message
+
+
+def test_a_full_queue_takes_what_a_prefill_engine_has_begun():
+    harness = Harness(num_pages=120, max_num_seqs=1, max_queued_requests=1, max_queue_wait_s=1e-6)
+    for request_id in ("running", "queued"):
+        harness.add(request_id, PROMPT, 20)
+        harness.turn(3)
+    harness.add("refused", PROMPT, 20, charge=Charge(30, 50))
+    token_ids = harness.expected_tokens(PROMPT, SamplingParams(max_tokens=20), max_num_tokens=64, lora_index=0)[:1]
+    harness.add("begun", PROMPT, 20, output=pack_token_ids(token_ids), hand_over=HandOver(0), deadline_s=-1.0)
+    harness.drain()
+    failed = [message.request_id for _, message in harness.messages if isinstance(message, RequestFailed)]
+    assert failed == ["refused"]
+    assert harness.seen["begun"].ends == ["length"]
 
 
 @pytest.mark.parametrize("seed", range(12))

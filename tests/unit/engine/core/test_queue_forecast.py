@@ -6,7 +6,7 @@ from benchmarks.overload import Arrival, Simulation, measure
 from engine.core.queue_forecast import QueueForecast
 from engine.core.request import Request
 from engine.core.waiting_queue import WaitingQueue
-from engine.interface.protocol import RequestFailed, SamplingParams
+from engine.interface.protocol import HandOver, RequestFailed, SamplingParams
 from engine.interface.tenant import Charge, Tenant
 from tests.support.engine_harness import Harness
 
@@ -61,6 +61,15 @@ def test_what_the_prefix_cache_has_is_no_work() -> None:
         cached.num_cached_tokens = 90
         forecast.observe_start(cached)
     assert forecast.wait_s(request(), queue_of(request()), num_free_rows=2) == pytest.approx(0.02)
+
+
+def test_a_prompt_that_a_prefill_engine_computed_is_no_work() -> None:
+    forecast, given = measured(), [request(num_prompt=5000) for _ in range(2)]
+    for other in given:
+        other.hand_over = HandOver(0)
+    assert forecast.wait_s(request(), queue_of(*given), num_free_rows=3) == pytest.approx(0.1)
+    assert forecast.wait_s(request(), queue_of(*given), num_free_rows=0) == pytest.approx(0.5 * 2 + 0.6 + 0.1)
+    assert forecast.drain_s(queue_of(*given)) == pytest.approx(1.0)
 
 
 def test_later_priorities_are_not_ahead() -> None:

@@ -4,12 +4,14 @@ import asyncio
 
 import pytest
 
-from engine.interface.errors import EngineDead, Overloaded, PromptTooLong
+from engine.interface.errors import EngineDead, Overloaded, PromptTooLong, RateLimited
 from engine.interface.metrics import Metrics
 from engine.interface.paired_client import PairedEngineClient
 from engine.interface.protocol import AddRequest, HandOver, SamplingParams, pack_token_ids
+from engine.interface.tenant import Charge, Tenant
 from tests.support.fakes import READY, FakeEngineClient
 
+CHARGE = Charge(5, 9)
 ANSWER = [11, 12, 13, 14]
 DEAD = EngineDead("It died.")
 
@@ -28,7 +30,7 @@ class Pair:
 
     async def outputs(self, prompt=(1, 2, 3, 4, 5), *, request_id="a", **params):
         params.setdefault("max_tokens", 4)
-        request = AddRequest(request_id, pack_token_ids(prompt), SamplingParams(**params), arrival_s=0.0)
+        request = AddRequest(request_id, pack_token_ids(prompt), SamplingParams(**params), arrival_s=0.0, charge=CHARGE)
         return [output async for output in self.client.submit(request)]
 
     def run(self, **params):
@@ -49,10 +51,12 @@ def test_the_first_token_comes_from_the_prefill_engine_and_the_rest_from_the_dec
     assert [output.finish_reason for output in outputs] == [None, None, None, "stop"]
     (first,), (second,) = pair.prefill[0].submitted, pair.decode[0].submitted
     assert first.params.max_tokens == 1
-    assert first.hand_over == HandOver(0, is_prefill=True)
+    assert first.hand_over == HandOver(0, is_prefill=True, max_tokens=4)
     assert second.params.max_tokens == 4
     assert second.hand_over == HandOver(0)
     assert second.output == pack_token_ids([11])
+    assert (first.charge, first.counts_prompt) == (CHARGE, True)
+    assert (second.charge, second.counts_prompt) == (None, False)
     assert pair.fallbacks() == {}
 
 
@@ -76,15 +80,36 @@ def test_a_request_that_ends_with_its_first_token_is_not_handed_over():
     assert pair.decode[0].submitted == []
 
 
-@pytest.mark.parametrize(("fail", "reason"), [(DEAD, "died"), (Overloaded("It is full."), "full")])
-def test_a_prefill_engine_that_fails_before_the_first_token_is_replaced(fail, reason):
+@pytest.mark.parametrize(
+    ("fail", "reason", "charge"), [(DEAD, "died", None), (Overloaded("It is full."), "full", CHARGE)]
+)
+def test_a_prefill_engine_that_fails_before_the_first_token_is_replaced(fail, reason, charge):
     pair = Pair()
     pair.prefill[0].fail = fail
     assert tokens_of(pair.run()) == ANSWER
     (request,) = pair.decode[0].submitted
     assert request.hand_over is None
     assert request.output == b""
+    assert request.charge == charge  # who took the request has charged it
     assert pair.fallbacks() == {reason: 1}
+
+
+def test_a_key_that_has_reached_its_limit_is_not_served_by_another_engine():
+    pair = Pair()
+    pair.prefill[0].fail = RateLimited("The API key team has reached requests_per_minute, 2.")
+    with pytest.raises(RateLimited):
+        pair.run()
+    assert pair.decode[0].submitted == []
+    assert pair.fallbacks() == {}
+
+
+def test_one_decode_engine_counts_the_time_of_grammars():
+    pair = Pair(num_decode=2)
+    pair.decode[0].ready = None
+    pair.client.spend_grammar_s(Tenant(name="team"), 2.0)
+    pair.client.check_grammar(Tenant(name="team"))
+    assert [client.spent_grammar_s for client in pair.decode] == [[], [(Tenant(name="team"), 2.0)]]
+    assert all(client.checked_tenants == [Tenant(name="team")] for client in pair.decode)
 
 
 @pytest.mark.parametrize(("attribute", "value", "reason"), [("ready", None, "missing"), ("is_full", True, "full")])

@@ -66,3 +66,5 @@ def test_what_cannot_be_published_is_refused_before_the_start(monkeypatch):
         check_kv_events(serve_parser({}).parse_args(arguments))
     with pytest.raises(UsageError, match=r"--no-prefix-caching disables that: use one of the two"):
         check_kv_events(serve_parser({}).parse_args([*arguments, "--no-prefix-caching"]))
+    with pytest.raises(UsageError, match=r"--disaggregate 1p2d has several: use one of the two"):
+        check_kv_events(serve_parser({}).parse_args([*arguments, "--disaggregate", "1p2d"]))
