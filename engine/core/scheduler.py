@@ -43,8 +43,7 @@ class Scheduler:
         self.late: list[Request] = []  # ended since they could not meet their deadline; the engine empties it
         self.is_short_of_pages = False  # the request whose turn it was had no room at the last admission
         self.begun: list[Request] = []  # admitted for the first time by the last schedule()
-        self.committed_step_id = -1
-        self.num_preemptions = 0
+        self.committed_step_id, self.num_preemptions = -1, 0
         self._in_flight: deque[PlannedStep] = deque()
         self._free_req_indices = list(range(config.max_num_seqs))[::-1]
         self._freed: list[int] = []  # req_indices to name in the next plan
