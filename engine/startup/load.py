@@ -217,6 +217,14 @@ def _load_beside(
             format_size(plan.state_bytes),
             format_size(plan.num_bytes),
         )
+    state = plan.pages.state
+    if state is not None and config.enable_prefix_caching and state.save_tokens > 64:
+        logger.warning(
+            "prefix hits end at multiples of hit_tokens=%d only, where states are saved: a --block-size that divides 64"
+            " has more of them block_size=%d",
+            state.save_tokens,
+            plan.block_size,
+        )
     facts = describe_setup(
         dataclasses.replace(setup, model_config=whole), plan, model, backends=BACKENDS, weights_s=weights_s
     )

@@ -301,3 +301,14 @@ def test_a_state_saved_in_an_answer_is_that_of_its_tokens(
     results = offline.generate(turns, SECOND)
     assert tokens(results) == expected
     assert [result.num_cached_tokens for result in results] == [128, 128, 256]
+
+
+@pytest.mark.parametrize(("block_size", "hit_tokens"), [(16, None), (48, 192)])
+def test_a_block_size_that_costs_hits_is_told(
+    block_size: int, hit_tokens: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    offline = load_hybrid(*LAYERS["delta rule"], block_size=block_size)
+    told = [record.getMessage() for record in caplog.records if "prefix hits end" in record.getMessage()]
+    offline.loaded.close()
+    assert len(told) == (hit_tokens is not None)
+    assert all(f"hit_tokens={hit_tokens} " in text for text in told)
