@@ -157,7 +157,8 @@ def test_a_model_without_any_attention_is_refused(tmp_path: Path) -> None:
     config = make_configs()["lfm2"]
     config.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
-    for changes in ({"layer_types": ["conv"] * len(raw["layer_types"])}, {"layer_types": None, "full_attn_idxs": []}):
+    convolutions = ["conv"] * len(raw["layer_types"])
+    for changes in ({"layer_types": convolutions, "full_attn_idxs": []}, {"layer_types": None, "full_attn_idxs": []}):
         (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": ["Lfm2ForCausalLM"]} | changes))
         with pytest.raises(StartupError, match=r"none of its . layers has attention"):
             OfflineEngine.load(EngineConfig(model=str(tmp_path), device="cpu", load_format="dummy"))
