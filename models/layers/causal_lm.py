@@ -157,10 +157,9 @@ class CausalLM(nn.Module):
         self.layers = nn.ModuleList()
         for i in range(config.num_layers):
             self.layers.append(make_layer(LayerParts(config, inner / f"layers.{i}", tp, method, i, caches[i], factors)))
-            if config.quantization is not None:
-                # What a layer's matrices took as they were read is large: with a small matrix of the next layer in it,
-                # it would serve no other large one (gpt-oss-120b: 5 GiB and more)
-                w.give_back_unused()
+            # What a layer's matrices took as they were read is large: with a small matrix of the next layer in it, it
+            # would serve no other large one, and be lost to the KV cache (gpt-oss-120b: 5 GiB and more)
+            w.give_back_unused()
         self.norm = hidden_norm(config, inner, last_norm)
         self.lm_head: LMHead | None = None
         if not config.has_lm_head:
