@@ -96,7 +96,7 @@ def index_of_missing_shards(folder: Path) -> None:
         (cut_weights, "safetensors"),
         (fill_weights_with_noise, "safetensors"),
         (index_of_missing_shards, "model-00001-of-00001.safetensors"),
-        (lambda folder: edit_config(folder, architectures=["NoSuchForCausalLM"]), "LlamaForCausalLM"),
+        (lambda folder: edit_config(folder, architectures=["NoSuchForCausalLM"]), "quire models lists"),
         (lambda folder: edit_config(folder, num_hidden_layers=7, layer_types=None), "layers.6"),
         (lambda folder: edit_config(folder, num_hidden_layers=5, layer_types=None), "layers.5"),
         (lambda folder: edit_config(folder, hidden_size="big"), "hidden_size"),
