@@ -81,7 +81,7 @@ def test_it_works_inside_a_running_event_loop(llm: LLM) -> None:
     ("fields", "error", "words"),
     [
         ({"temperature": 9}, InvalidParameter, "temperature should be less than or equal to 2, got 9"),
-        ({"temperatur": 1}, InvalidParameter, "The field temperatur is unknown"),
+        ({"warmth": 1}, InvalidParameter, "The field warmth is unknown"),
         ({"n": 2}, InvalidParameter, "n is a field of HTTP requests alone"),
         ({"max_tokens": 10_000}, PromptTooLong, "512 tokens"),
     ],
