@@ -39,7 +39,6 @@ from engine.interface.control import (
 from engine.interface.errors import StartupError, first_line, phrase_as_sentence
 from engine.interface.logs import configure_logging
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import EngineReady
 from engine.interface.transport import Connection, SocketTransport, encode_frame
 from engine.kv_publisher import EventEncoder, KvPublisher
 from engine.startup.head_start import begin_head_start
@@ -136,18 +135,7 @@ class EngineProcess:
         sizes, limits = loaded.scheduler_config, self._config.engine
         # by default a burst that could run at once is never refused
         most_tokens = limits.max_queued_tokens or max(_MIN_QUEUED_PROMPTS, sizes.max_num_seqs) * sizes.max_model_len
-        ready = EngineReady(
-            max_model_len=sizes.max_model_len,
-            max_num_seqs=sizes.max_num_seqs,
-            max_num_batched_tokens=sizes.max_num_batched_tokens,
-            num_blocks=sizes.num_pages,
-            block_size=sizes.block_size,
-            vocab_size=loaded.model_config.vocab_size,
-            max_queued_requests=limits.max_queued_requests,
-            hidden_size=loaded.model_config.hidden_size,
-            max_queued_tokens=most_tokens,
-            can_generate=loaded.model_config.has_lm_head,
-        )
+        ready = loaded.greeting(max_queued_requests=limits.max_queued_requests, max_queued_tokens=most_tokens)
         transport = SocketTransport(
             self._config.engine_socket, ready, control=self._control, on_control=self._on_control
         )

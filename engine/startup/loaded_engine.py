@@ -23,6 +23,7 @@ from engine.device.model_runner import ModelRunner
 from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import SchedulerConfig, SpeculativeConfig
 from engine.interface.metrics import Metrics
+from engine.interface.protocol import EngineReady
 from engine.startup.kv_disk import KvDisk
 from engine.startup.kv_peers import KvPeers
 from engine.tensor_parallel.process_group import leave_ranks
@@ -48,6 +49,22 @@ class LoadedEngine:
     captures: GraphCaptures | None = None  # of the runner; None: it has no graphs
     disk: KvDisk | None = None  # behind host memory; whoever serves attaches it
     peers: KvPeers | None = None  # engines with which it exchanges blocks; whoever serves attaches them
+
+    def greeting(self, *, max_queued_requests: int, max_queued_tokens: int) -> EngineReady:
+        """Return what a client is told first. max_queued_requests, max_queued_tokens: the bounds of its queue."""
+        sizes = self.scheduler_config
+        return EngineReady(
+            max_model_len=sizes.max_model_len,
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            num_blocks=sizes.num_pages,
+            block_size=sizes.block_size,
+            vocab_size=self.model_config.vocab_size,
+            max_queued_requests=max_queued_requests,
+            hidden_size=self.model_config.hidden_size,
+            max_queued_tokens=max_queued_tokens,
+            can_generate=self.model_config.has_lm_head,
+        )
 
     def engine(
         self,

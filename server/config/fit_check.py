@@ -1,7 +1,7 @@
 """ask_engine(): what the engine's arithmetic says of this machine and of a model, without its weights. Never torch.
 
 The arithmetic runs in a separate process (engine/startup/fit.py), because it imports torch. ask_of_flags() makes the
-question from the flags of `quire serve`. Imports engine.interface.
+question from the flags of `quire serve` and `quire doctor`. Imports engine.interface.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import msgspec
 from engine.interface.child_process import PROJECT_ROOT
 from engine.interface.errors import StartupError
 from engine.interface.fit_report import Ask, Diagnosis
+from server.config.serve_flags import is_expert_parallel
 
 _TIMEOUT_S = 180.0
 
@@ -35,10 +36,10 @@ def ask_engine(ask: Ask) -> Diagnosis:
     raise StartupError(f"The engine's part of the check failed: {reason}.")
 
 
-def ask_of_flags(arguments: argparse.Namespace, folder: Path) -> Ask:
-    """Return the question for a model folder with the parsed flags of `quire serve`."""
+def ask_of_flags(arguments: argparse.Namespace, *, folder: str | None = None) -> Ask:
+    """Return the question with the parsed flags of `quire serve` or `quire doctor`. folder: of the model, if any."""
     return Ask(
-        folder=str(folder),
+        folder=folder,
         dtype=arguments.dtype,
         kv_cache_dtype=arguments.kv_cache_dtype,
         quantization=arguments.quantization,
@@ -52,12 +53,12 @@ def ask_of_flags(arguments: argparse.Namespace, folder: Path) -> Ask:
         block_size=arguments.block_size,
         kv_cache_memory_bytes=arguments.kv_cache_memory,
         num_gpus=arguments.tensor_parallel_size,
-        is_expert_parallel=arguments.expert_parallel,
+        is_expert_parallel=is_expert_parallel(arguments),
     )
 
 
 def check_fits(arguments: argparse.Namespace, folder: Path) -> None:
     """Raise StartupError if a model with only its configuration in `folder` could not be served with these flags."""
-    report = ask_engine(ask_of_flags(arguments, folder)).model
+    report = ask_engine(ask_of_flags(arguments, folder=str(folder))).model
     if report is not None and report.problem is not None:
         raise StartupError(report.problem)

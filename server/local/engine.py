@@ -36,18 +36,9 @@ class LocalEngine:
         loaded = offline.loaded
         if loaded.disk is not None:
             loaded.disk.attach(self._engine.scheduler.kv.tiers)
-        sizes = loaded.scheduler_config
-        self.ready: EngineReady | None = EngineReady(
-            max_model_len=sizes.max_model_len,
-            max_num_seqs=sizes.max_num_seqs,
-            max_num_batched_tokens=sizes.max_num_batched_tokens,
-            num_blocks=sizes.num_pages,
-            block_size=sizes.block_size,
-            vocab_size=loaded.model_config.vocab_size,
+        self.ready: EngineReady | None = loaded.greeting(
             max_queued_requests=self._engine.max_queued_requests,
-            hidden_size=loaded.model_config.hidden_size,
             max_queued_tokens=2**62,  # prompts wait in the caller's lists
-            can_generate=loaded.model_config.has_lm_head,
         )
 
     @classmethod

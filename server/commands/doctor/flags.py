@@ -7,7 +7,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from server.config.help_format import add_short_help
-from server.config.serve_flags import add_tensor_parallel_flags, is_expert_parallel
+from server.config.serve_flags import add_tensor_parallel_flags
 from server.config.value_types import (
     DTYPES,
     KV_CACHE_DTYPES,
@@ -98,30 +98,16 @@ def add_doctor(commands: "argparse._SubParsersAction[AnyParser]", formatter: typ
 def _doctor(arguments: argparse.Namespace) -> int:
     import sys
 
+    import msgspec
+
     from engine.interface.config import LaunchConfig
-    from engine.interface.fit_report import Ask
     from server.commands.doctor.report import to_json, to_text
     from server.commands.doctor.run import Question, look
+    from server.config.fit_check import ask_of_flags
 
     if arguments.tune:
         _check_tune(arguments)
-    ask = Ask(
-        dtype=arguments.dtype,
-        kv_cache_dtype=arguments.kv_cache_dtype,
-        quantization=arguments.quantization,
-        model_impl=arguments.model_impl,
-        device=arguments.device,
-        gpu_memory=arguments.gpu_memory,
-        gpu_memory_utilization=arguments.gpu_memory_utilization,
-        max_model_len=arguments.max_model_len,
-        max_num_seqs=arguments.max_num_seqs,
-        max_num_batched_tokens=arguments.max_num_batched_tokens,
-        max_decode_step_tokens=arguments.max_decode_step_tokens,
-        block_size=arguments.block_size,
-        kv_cache_memory_bytes=arguments.kv_cache_memory,
-        num_gpus=arguments.tensor_parallel_size,
-        is_expert_parallel=is_expert_parallel(arguments),
-    )
+    ask = msgspec.structs.replace(ask_of_flags(arguments), gpu_memory=arguments.gpu_memory)
     address = LaunchConfig(host=arguments.host, port=arguments.port)
     report = look(Question(arguments.model, arguments.revision, arguments.pooling, ask, address))
     print(to_json(report) if arguments.json else to_text(report, is_terminal=sys.stdout.isatty()))
