@@ -1,7 +1,9 @@
 """AppState: the state shared by the routes of one HTTP worker, and the first checks of a request. Never torch."""
 
+import asyncio
 import re
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +35,8 @@ from server.text.tokenizer import Tokenizer, load_tokenizer
 
 _UNSAFE_IN_HEADER = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_IGNORED_SHOWN = 32
+_GREETING_S = 2.0  # for the greeting of an engine that serves: HTTP workers hear of it one after another
+_GREETING_POLL_S = 0.01
 
 
 class Prioritized(Protocol):
@@ -68,22 +72,34 @@ class AppState:
             raise NotReady(f"The model is not ready yet: {name}{progress}.")
         return ready
 
-    def check_room(self) -> None:
+    async def wait_served(self) -> EngineReady:
+        """Return limits(); wait a moment for an engine that serves and has not greeted this worker. Raises the same."""
+        end_s = time.monotonic() + _GREETING_S
+        while self.client.ready is None and self._is_served and time.monotonic() < end_s:
+            await asyncio.sleep(_GREETING_POLL_S)
+        return self.limits()
+
+    @property
+    def _is_served(self) -> bool:
+        state = self.launcher.state
+        return state.stage.name == "ready" and not state.is_draining
+
+    async def check_room(self) -> None:
         """Refuse a generating request before any work is done for it.
 
         Raises Draining, NotReady, Overloaded, or UnsupportedFeature if the model does not generate.
         """
-        if not self.limits().can_generate:
+        if not (await self.wait_served()).can_generate:
             raise UnsupportedFeature(
                 f"{self.config.served_model_names[0]} makes embeddings and no text, since it has no language-model"
                 " head: use /v1/embeddings.",
                 param="model",
             )
-        self.check_queue()
+        await self.check_queue()
 
-    def check_queue(self) -> None:
+    async def check_queue(self) -> None:
         """Refuse a request that would wait too long in the queue. Raises Draining, NotReady or Overloaded."""
-        self.limits()
+        await self.wait_served()
         if self.client.is_full:
             raise Overloaded(QUEUE_IS_FULL)
 

@@ -192,7 +192,7 @@ class LLM:
             raise
 
     async def _prepare(self, body: CompletionBody | ChatBody) -> PreparedReply:
-        self._state.check_room()
+        await self._state.check_room()
         if isinstance(body, ChatBody):
             return await prepare_chat(self._state, body, self._request())
         return await prepare_completion(self._state, body, self._request())

@@ -98,8 +98,9 @@ class Target:
         self._folder, self._flags = folder, flags
         self._seen: set[int] = set()  # every process there was
         self.daemon = self._start()
-        self.text = self.ask_normally()[0].text
-        assert self.text
+        first = self.ask_normally()[0]
+        assert first.text, f"{first.outcome} {first.error}"
+        self.text = first.text
         self._first_mib = self.memory_mib()
 
     def _start(self) -> Daemon:

@@ -20,7 +20,7 @@ def embeddings_routes(app_state: AppState) -> list[ApiRoute]:
     """Return the route, bound to one worker's state."""
 
     async def create_embeddings(request: Request) -> Response:
-        app_state.check_queue()  # before the body is read
+        await app_state.check_queue()  # before the body is read
         app_state.embedding_model()
         body = await read_body(request, EmbeddingBody)
         prepared = await prepare_embeddings(app_state, body, request)

@@ -21,7 +21,7 @@ def chat_routes(app_state: AppState) -> list[ApiRoute]:
     """Return the route, bound to one worker's state."""
 
     async def create_chat_completion(request: Request) -> Response:
-        app_state.check_room()  # before the body is read
+        await app_state.check_room()  # before the body is read
         body = await read_body(request, ChatBody)
         chat = await prepare_chat(app_state, body, request)
         return await answer(app_state, request, chat, ChatWriter(chat, tokenizer=app_state.tokenizer))
@@ -43,7 +43,7 @@ def completions_routes(app_state: AppState) -> list[ApiRoute]:
     """Return the route, bound to one worker's state."""
 
     async def create_completion(request: Request) -> Response:
-        app_state.check_room()  # before the body is read
+        await app_state.check_room()  # before the body is read
         body = await read_body(request, CompletionBody)
         completion = await prepare_completion(app_state, body, request)
         spec = completion.generation.spec

@@ -40,8 +40,7 @@ def kv_routes(app_state: AppState) -> list[ApiRoute]:
     feed = KvFeed(app_state.client, model=app_state.config.served_model_names[0])
 
     async def snapshot() -> Response:
-        if app_state.client.ready is None:
-            app_state.limits()  # raises what /ready says
+        await app_state.wait_served()
         return Response((await feed.next()).body, media_type="application/json", headers=_NEVER_KEPT)
 
     async def stream_head() -> Response:

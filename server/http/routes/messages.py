@@ -20,7 +20,7 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
     """Return the routes, bound to one worker's state."""
 
     async def create_message(request: Request) -> Response:
-        app_state.check_room()  # before the body is read
+        await app_state.check_room()  # before the body is read
         body = await read_body(request, MessagesBody)
         equivalent = await with_body(request, lambda: translate_messages(body))
         chat = await prepare_equivalent(app_state, equivalent, request, id_prefix="msg_", shrinks_max_tokens=True)
@@ -34,7 +34,7 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
         return await answer(app_state, request, chat, writer)
 
     async def count_tokens(request: Request) -> Response:
-        app_state.limits()
+        await app_state.wait_served()
         body = await read_body(request, CountTokensBody)
         app_state.model_name(body.model)
         equivalent = await with_body(request, lambda: translate_count(body))

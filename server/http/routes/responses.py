@@ -30,7 +30,7 @@ def responses_routes(app_state: AppState) -> list[ApiRoute]:
     """Return the routes, bound to one worker's state."""
 
     async def create_response(request: Request) -> Response:
-        app_state.check_room()  # before the body is read
+        await app_state.check_room()  # before the body is read
         body = await read_body(request, ResponsesBody)
         equivalent = await with_body(request, lambda: translate_responses(body))
         chat = await prepare_equivalent(app_state, equivalent, request, id_prefix="resp_")

@@ -36,7 +36,7 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
     """Return the routes, bound to one worker's state."""
 
     async def tokenize(request: Request) -> Response:
-        limits = app_state.limits()
+        limits = await app_state.wait_served()
         body = await read_body(request, TokenizeBody)
         app_state.model_name(body.model)
         headers = app_state.ignored_header(sorted(body.model_extra or {}))
@@ -54,7 +54,7 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
         return Response(answer, media_type="application/json", headers=headers)
 
     async def detokenize(request: Request) -> Response:
-        limits = app_state.limits()
+        limits = await app_state.wait_served()
         body = await read_body(request, DetokenizeBody)
         app_state.model_name(body.model)
         headers = app_state.ignored_header(sorted(body.model_extra or {}))

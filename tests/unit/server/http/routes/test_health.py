@@ -1,6 +1,7 @@
 """What orchestrators and people look at: readiness, health, metrics, documents."""
 
 import re
+import threading
 
 import pytest
 
@@ -33,6 +34,24 @@ def test_ready_follows_the_launcher(harness):
     check_error(reply, 503, "draining")
     assert reply.headers["retry-after"]
     assert app.get("/health").status_code == 200
+
+
+def test_a_request_waits_a_moment_for_an_engine_that_greets_this_worker_later_than_another(harness):
+    app = harness("Hello.")
+    ready, app.client.ready = app.client.ready, None
+    later = threading.Timer(0.2, lambda: setattr(app.client, "ready", ready))
+    later.start()
+    assert app.chat().json()["choices"][0]["message"]["content"] == "Hello."
+    later.join()
+
+
+def test_a_request_waits_no_longer_for_an_engine_that_has_ended(harness):
+    app = harness(launcher=(launcher := FakeLauncherChannel()))
+    app.client.ready = None
+    later = threading.Timer(0.2, lambda: setattr(launcher, "state", State(Stage("restarting"), False)))
+    later.start()
+    check_error(app.chat(), 503, "not_ready")
+    assert later.finished.is_set()
 
 
 # rule: Endpoints: `/health` is 503 only if the engine makes no progress or does not come back
