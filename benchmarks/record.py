@@ -1,4 +1,4 @@
-"""One GPU measures the figures of docs/explanation/performance.md: `python -m benchmarks.record FOLDER`.
+"""One GPU measures the figures of docs/reference/measurements.md: `python -m benchmarks.record FOLDER`.
 
 Each script runs in its own process and writes JSON to FOLDER. The dense shapes of the first tables come first (about
 seven minutes on an H100), then one group of rows for each kind of model. A failed script is named, and the others still

@@ -16,7 +16,7 @@ from models.config.model_config import ModelConfig
 logger = logging.getLogger(__name__)
 
 # Below this, float32 weights fit in a core's cache, and waking a second thread costs more than it computes
-# (docs/explanation/performance.md)
+# (docs/reference/measurements.md)
 SMALL_PARAMETERS = 20_000_000
 _KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "int8")
 _FP8_CAPABILITY = (8, 9)  # the first with fp8 conversion in hardware and in Triton
