@@ -83,8 +83,8 @@ MAY_IMPORT = {
     "engine.interface": "",
     "models": """kernels.elementwise kernels.moe kernels.ops models.config models.context models.errors models.layers
         models.parallel models.quantization models.weights""",
-    "models.lora": """kernels.lora kernels.ops models.build models.config models.errors models.fields models.parallel
-        models.quantization models.weights""",
+    "models.lora": """kernels.linear kernels.lora kernels.ops models.build models.config models.errors models.fields
+        models.parallel models.quantization models.weights""",
     "models.foreign": """kernels.attention kernels.elementwise models.config models.context models.errors
         models.registry""",
     "models.build": "models.config models.context models.parallel models.registry models.weights",
@@ -115,7 +115,7 @@ MAY_IMPORT = {
         kernels.lora kernels.mamba2 kernels.moe kernels.sampling""",
     "kernels.precompile": "",
     "kernels.sampling": "kernels.attention",
-    "kernels.linear": "kernels.attention kernels.dispatch kernels.e2m1",
+    "kernels.linear": "kernels.attention kernels.dispatch kernels.e2m1 kernels.elementwise",
     "kernels.moe": "kernels.e2m1 kernels.elementwise kernels.linear",
     "kernels.attention": "kernels.dispatch kernels.elementwise",
     "kernels.all_reduce": "kernels.elementwise",

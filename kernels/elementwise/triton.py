@@ -22,7 +22,7 @@ def rms_norm(
     block = triton.next_power_of_2(rows.shape[1])
     _rms_norm_kernel[(rows.shape[0],)](
         rows, None, weight, out, None, rows.stride(0), 0, eps,
-        SIZE=rows.shape[1], BLOCK=block, HAS_RESIDUAL=False, PDL=pdl, num_warps=_row_warps(block), launch_pdl=pdl,
+        SIZE=rows.shape[1], BLOCK=block, HAS_RESIDUAL=False, PDL=pdl, num_warps=row_warps(block), launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -37,7 +37,7 @@ def add_rms_norm(
     block = triton.next_power_of_2(rows.shape[1])
     _rms_norm_kernel[(rows.shape[0],)](
         rows, residual_rows, weight, normed, new_residual, rows.stride(0), residual_rows.stride(0), eps,
-        SIZE=rows.shape[1], BLOCK=block, HAS_RESIDUAL=True, PDL=pdl, num_warps=_row_warps(block), launch_pdl=pdl,
+        SIZE=rows.shape[1], BLOCK=block, HAS_RESIDUAL=True, PDL=pdl, num_warps=row_warps(block), launch_pdl=pdl,
     )  # fmt: skip
     return normed, new_residual
 
@@ -51,7 +51,7 @@ def layer_norm(
     block = triton.next_power_of_2(rows.shape[1])
     _layer_norm_kernel[(rows.shape[0],)](
         rows, None, weight, bias, out, None, rows.stride(0), 0, eps, SIZE=rows.shape[1], BLOCK=block,
-        HAS_RESIDUAL=False, HAS_BIAS=bias is not None, PDL=pdl, num_warps=_row_warps(block), launch_pdl=pdl,
+        HAS_RESIDUAL=False, HAS_BIAS=bias is not None, PDL=pdl, num_warps=row_warps(block), launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -73,7 +73,7 @@ def add_layer_norm(
     _layer_norm_kernel[(rows.shape[0],)](
         rows, residual_rows, weight, bias, normed, new_residual, rows.stride(0), residual_rows.stride(0), eps,
         SIZE=rows.shape[1], BLOCK=block, HAS_RESIDUAL=True, HAS_BIAS=bias is not None, PDL=pdl,
-        num_warps=_row_warps(block), launch_pdl=pdl,
+        num_warps=row_warps(block), launch_pdl=pdl,
     )  # fmt: skip
     return normed, new_residual
 
@@ -90,15 +90,16 @@ def xielu(x: torch.Tensor, constants: torch.Tensor, *, pdl: bool = False) -> tor
 
 def silu_and_mul(x: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
     """Equal elementwise.silu_and_mul. x: [T, 2 * I], last dimension dense; returns [T, I]."""
-    return _gate_and_mul(x, is_gelu=False, pdl=pdl)
+    return gate_and_mul(x, is_gelu=False, pdl=pdl)
 
 
 def gelu_tanh_and_mul(x: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
     """Equal elementwise.gelu_tanh_and_mul. x: [T, 2 * I], last dimension dense; returns [T, I]."""
-    return _gate_and_mul(x, is_gelu=True, pdl=pdl)
+    return gate_and_mul(x, is_gelu=True, pdl=pdl)
 
 
-def _gate_and_mul(x: torch.Tensor, *, is_gelu: bool, pdl: bool) -> torch.Tensor:
+def gate_and_mul(x: torch.Tensor, *, is_gelu: bool, pdl: bool) -> torch.Tensor:
+    """Compute silu_and_mul, or gelu_tanh_and_mul."""
     num_tokens, size = x.shape[0], x.shape[1] // 2
     out = torch.empty(num_tokens, size, dtype=x.dtype, device=x.device)
     block = min(1024, triton.next_power_of_2(size))
@@ -118,7 +119,7 @@ def _activate(x: torch.Tensor, constants: torch.Tensor | None, *, pdl: bool) -> 
     return out
 
 
-def _row_warps(block: int) -> int:
+def row_warps(block: int) -> int:
     """Return the warps that give each thread one 16-byte load of bf16, if possible."""
     return min(16, max(1, block // 256))
 
@@ -141,11 +142,17 @@ def _rms_norm_kernel(
         residual = tl.load(residual_ptr + row * stride_residual + columns, mask=mask, other=0.0)
         x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
         tl.store(sum_ptr + row * SIZE + columns, x, mask=mask)
+    product = rms_normed(x, weight, eps, SIZE)
+    tl.store(normed_ptr + row * SIZE + columns, product.to(normed_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def rms_normed(x, weight, eps, SIZE: tl.constexpr):
+    """A row of SIZE values and zeros behind them, normed, in fp32."""
     x_fp32 = x.to(tl.float32)
     inverse_rms = tl.rsqrt(tl.sum(x_fp32 * x_fp32, 0) / SIZE + eps)
     normed = (x_fp32 * inverse_rms).to(weight.dtype)
-    product = weight.to(tl.float32) * normed.to(tl.float32)
-    tl.store(normed_ptr + row * SIZE + columns, product.to(normed_ptr.dtype.element_ty), mask=mask)
+    return weight.to(tl.float32) * normed.to(tl.float32)
 
 
 @triton.jit
@@ -226,10 +233,15 @@ def _gate_and_mul_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     gate = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0)
     up = tl.load(x_ptr + row * stride_x + SIZE + columns, mask=mask, other=0.0)
+    tl.store(out_ptr + row * SIZE + columns, gated(gate, up, IS_GELU).to(gate.dtype), mask=mask)
+
+
+@triton.jit
+def gated(gate, up, IS_GELU: tl.constexpr):
+    """The activation of gate, rounded to its dtype, times up, in fp32."""
     gate_fp32 = gate.to(tl.float32)
     logit = gate_fp32
     if IS_GELU:  # (1 + tanh(u)) / 2 is the sigmoid of 2 * u; the factor is 2 * sqrt(2 / pi)
         logit = 1.5957691216057308 * (gate_fp32 + 0.044715 * gate_fp32 * gate_fp32 * gate_fp32)
     activated = (gate_fp32 / (1.0 + tl.exp(-logit))).to(gate.dtype)
-    product = activated.to(tl.float32) * up.to(tl.float32)
-    tl.store(out_ptr + row * SIZE + columns, product.to(gate.dtype), mask=mask)
+    return activated.to(tl.float32) * up.to(tl.float32)

@@ -18,16 +18,25 @@ import torch
 from torch.nn import functional
 
 from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
-from kernels.linear import float4, onednn, reference, w8a8
+from kernels.linear import float4, onednn, reference, rounding, w8a8
 from kernels.linear.float4 import Float4Weight
 from kernels.linear.int4_cpu import Int4Matrix, int4_linear
 from kernels.linear.lut4_configs import float4_gemm_config, lut4_gemm_config
 from kernels.linear.onednn import Int8Matrix
 from kernels.linear.reference import IntWeight, Lut4Weight
+from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.linear.scaled8_configs import scaled8_config
 
 if HAS_TRITON:
-    from kernels.linear import triton_bitsandbytes, triton_float4, triton_fp8, triton_int, triton_lut4, triton_scaled8
+    from kernels.linear import (
+        triton_bitsandbytes,
+        triton_float4,
+        triton_fp8,
+        triton_int,
+        triton_lut4,
+        triton_rounded,
+        triton_scaled8,
+    )
     from kernels.linear.triton_gemv import allocate_scratch, can_gemv, gemv
     from kernels.linear.triton_split_k import SplitKScratch
 
@@ -40,13 +49,21 @@ _FEW_ROWS = 16  # rows of x up to which streaming the weights is faster than tor
 _EXACT_ROWS = 256
 
 
-def _has_twin(x: torch.Tensor) -> bool:
+def has_twin(x: torch.Tensor) -> bool:
+    """Return True if Triton rounds x to e4m3."""
     return on_triton(x) and _capability(x.device) >= (8, 9)
 
 
-quantize_rows = op(reference.quantize_rows, lambda: triton_fp8.quantize_rows, can_run=_has_twin)
-quantize_by = op(reference.quantize_by, lambda: triton_fp8.quantize_by, can_run=_has_twin)
-quantize_groups = op(reference.quantize_groups, lambda: triton_fp8.quantize_groups, can_run=_has_twin)
+def rounds_before(weight: torch.Tensor) -> bool:
+    """Return True if the op before a product of this e4m3 matrix may round its input: not on GPUs without e4m3."""
+    return not weight.is_cuda or has_twin(weight)
+
+
+quantize_rows = op(reference.quantize_rows, lambda: triton_fp8.quantize_rows, can_run=has_twin)
+quantize_by = op(reference.quantize_by, lambda: triton_fp8.quantize_by, can_run=has_twin)
+quantize_groups = op(reference.quantize_groups, lambda: triton_fp8.quantize_groups, can_run=has_twin)
+add_rms_norm_rounded = op(rounding.add_rms_norm_rounded, lambda: triton_rounded.add_rms_norm_rounded, can_run=has_twin)
+gate_and_mul_rounded = op(rounding.gate_and_mul_rounded, lambda: triton_rounded.gate_and_mul_rounded, can_run=has_twin)
 quantize_rows_int8 = op(w8a8.quantize_rows_int8, lambda: triton_scaled8.quantize_rows_int8)
 quantize_by_int8 = op(w8a8.quantize_by_int8, lambda: triton_scaled8.quantize_by_int8)
 
@@ -169,15 +186,27 @@ class Fp8BlockLinear:
         columns: int,
     ) -> torch.Tensor:
         """x: [T, K]; w, scales: as quantize_blocks(…, rows, columns) returns; returns [T, N], of x's dtype."""
-        rounded = quantize_groups(x, columns)
-        if not _has_twin(x):
-            return reference.blocks_linear(*rounded, w, scales, bias, x.dtype, rows=rows, columns=columns)
+        return self.multiply(round_rows(x, Rounding(columns)), w, scales, bias, rows=rows, columns=columns)
+
+    def multiply(
+        self,
+        x: RoundedRows,
+        w: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        rows: int,
+        columns: int,
+    ) -> torch.Tensor:
+        """Multiply rows that are rounded in runs of `columns`; see __call__."""
+        if not has_twin(x.values):
+            return reference.blocks_linear(x.values, x.scales, w, scales, bias, x.dtype, rows=rows, columns=columns)
         if self._scratch is None:
-            self._scratch = triton_scaled8.allocate_scratch(x.device)
-        config = scaled8_config(num_rows=x.shape[0], n=w.shape[0], k=w.shape[1], block_k=columns)
+            self._scratch = triton_scaled8.allocate_scratch(w.device)
+        config = scaled8_config(num_rows=x.values.shape[0], n=w.shape[0], k=w.shape[1], block_k=columns)
         return triton_scaled8.blocks_linear(
-            *rounded, w, scales, bias, self._scratch,
-            rows=rows, columns=columns, dtype=x.dtype, config=config, pdl=has_pdl(x.device),
+            x.values, x.scales, w, scales, bias, self._scratch,
+            rows=rows, columns=columns, dtype=x.dtype, config=config, pdl=has_pdl(w.device),
         )  # fmt: skip
 
 
@@ -218,6 +247,17 @@ class Int8Linear:
         )
 
 
+def round_rows(x: torch.Tensor, how: Rounding) -> RoundedRows:
+    """See kernels.linear.rounding.round_rows."""
+    if how.columns is not None:
+        values, scales = quantize_groups(x, how.columns)
+    elif how.scale is not None:
+        values, scales = quantize_by(x, how.scale)
+    else:
+        values, scales = quantize_rows(x)
+    return RoundedRows(values, scales, x.dtype)
+
+
 def rows_linear(
     x: torch.Tensor,
     x_scales: torch.Tensor,
@@ -227,7 +267,7 @@ def rows_linear(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """See kernels.linear.reference.rows_linear."""
-    if _has_twin(x) and x.shape[0] <= (_FEW_ROWS if _has_rowwise_product(w) else triton_fp8.MAX_ROWS):
+    if has_twin(x) and x.shape[0] <= (_FEW_ROWS if _has_rowwise_product(w) else triton_fp8.MAX_ROWS):
         return triton_fp8.rows_linear(x, x_scales, w, w_scales, bias, dtype, pdl=has_pdl(x.device))
     if _has_rowwise_product(w):
         return _scaled_mm(x, x_scales, w, w_scales, bias, dtype)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from kernels.elementwise.reference import KVScales
+from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.ops import norm_rope_write_kv
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
@@ -160,6 +161,11 @@ class SelfAttention(nn.Module):
         self.o_proj = RowLinear(w, part, has_bias=config.has_output_bias, method=method, tp=tp)
 
     @property
+    def rounding(self) -> Rounding | None:
+        """How the norm before may round the hidden states."""
+        return self.qkv_proj.rounding
+
+    @property
     def key_bias(self) -> torch.Tensor | None:
         """Return the bias added to this rank's keys before RoPE, [num_kv_heads * head_dim], or None."""
         bias = self.qkv_proj.bias
@@ -167,7 +173,7 @@ class SelfAttention(nn.Module):
             return None
         return bias[: sum(self._outputs)].split(self._outputs)[1]
 
-    def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> LayerOutput:
+    def forward(self, hidden: torch.Tensor | RoundedRows, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
         qkv = self.qkv_proj(hidden)
         if not self.has_output_gate:

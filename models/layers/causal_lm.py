@@ -19,13 +19,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kernels.linear.rounding import RoundedRows, Rounding
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention, SelfAttention
 from models.layers.linear import HeadProduct, make_linear_method
 from models.layers.mlp import GatedMLP, PlainMLP
 from models.layers.moe import SparseMLP
-from models.layers.norm import LayerNorm, RMSNorm, UnitRMSNorm, add_and_norm, hidden_norm
+from models.layers.norm import LayerNorm, RMSNorm, UnitRMSNorm, add_and_norm, add_and_norm_for, hidden_norm
 from models.layers.rotary import make_cos_sin_caches, make_query_factors
 from models.layers.routing import ExpertNames
 from models.parallel import LayerOutput, TensorParallel, whole
@@ -226,8 +227,8 @@ class DecoderLayer(nn.Module):
         self, hidden: LayerOutput, residual: torch.Tensor | None, ctx: ForwardContext
     ) -> tuple[LayerOutput, torch.Tensor]:
         """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
-        normed, residual = add_and_norm(self.attention_norm, hidden, residual)
-        normed, residual = self.mlp_norm.add(self.self_attn(normed, ctx), residual)
+        normed, residual = add_and_norm_for(self.self_attn, self.attention_norm, hidden, residual)
+        normed, residual = add_and_norm_for(self.mlp, self.mlp_norm, self.self_attn(normed, ctx), residual)
         return self.mlp(normed), residual
 
 
@@ -276,7 +277,12 @@ class Scaled(nn.Module):
         self.branch = branch
         self.factor = factor
 
-    def forward(self, hidden: torch.Tensor, *ctx: ForwardContext) -> LayerOutput:
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the norm before may round the hidden states."""
+        return getattr(self.branch, "rounding", None)
+
+    def forward(self, hidden: torch.Tensor | RoundedRows, *ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]; ctx: passed on if the branch takes it."""
         return self.branch(hidden, *ctx) * self.factor
 
@@ -289,7 +295,12 @@ class Normed(nn.Module):
         self.branch = branch
         self.norm = norm
 
-    def forward(self, hidden: torch.Tensor, *ctx: ForwardContext) -> torch.Tensor:
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the norm before may round the hidden states."""
+        return getattr(self.branch, "rounding", None)
+
+    def forward(self, hidden: torch.Tensor | RoundedRows, *ctx: ForwardContext) -> torch.Tensor:
         """hidden: [T, hidden_size] → [T, hidden_size]; ctx: passed on if the branch takes it."""
         return self.norm(whole(self.branch(hidden, *ctx)))
 

@@ -13,12 +13,13 @@ from torch import nn
 
 from kernels.linear.onednn import can_pack, pack
 from kernels.linear.ops import DenseLinear, Int8Linear
+from kernels.linear.rounding import RoundedRows
 from kernels.linear.w8a8 import quantize_matrix_int8
 from models.config.model_config import ModelConfig
 from models.lora.linear import with_adapters
 from models.parallel import LayerOutput, TensorParallel
 from models.quantization.int8 import Int8Params, make_int8_params
-from models.quantization.linear_method import LinearMethod, LinearPart
+from models.quantization.linear_method import LinearMethod, LinearPart, apply_linear, rounding_of
 from models.quantization.schemes import PerLayer, Unquantized
 from models.weights.weights import Weights
 
@@ -30,11 +31,12 @@ class ColumnLinear(nn.Module):
         super().__init__()
         self.method = with_adapters(method, w)
         self.params = self.method.load(w, parts)
+        self.rounding = rounding_of(self.method, self.params)  # how the op before may round x
         self.bias = _load_biases(w, parts) if has_bias else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | RoundedRows) -> torch.Tensor:
         """x: [T, in_features], whole → [T, outputs of this rank], the parts side by side."""
-        return self.method.apply(self.params, x, self.bias)
+        return apply_linear(self.method, self.params, x, self.bias)
 
 
 class RowLinear(nn.Module):
@@ -58,13 +60,14 @@ class RowLinear(nn.Module):
         self.tp = tp
         self.is_partial = is_partial
         self.params = self.method.load(w, [part])
+        self.rounding = rounding_of(self.method, self.params)  # how the op before may round x
         bias = (w / part.name).tensor("bias", (part.out_features,)) if has_bias else None
         # The sum over ranks must contain the bias only once
         self.bias = bias if tp.rank == 0 else None
 
-    def forward(self, x: torch.Tensor) -> LayerOutput:
+    def forward(self, x: torch.Tensor | RoundedRows) -> LayerOutput:
         """x: [T, inputs of this rank] → [T, out_features], the same on every rank unless it is a partial sum."""
-        out = self.method.apply(self.params, x, self.bias)
+        out = apply_linear(self.method, self.params, x, self.bias)
         return out if self.is_partial else self.tp.sum_late(out)
 
 

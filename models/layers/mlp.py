@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kernels.linear.ops import gate_and_mul_rounded
+from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.ops import gelu_tanh_and_mul, relu_squared, silu_and_mul, xielu
 from models.config.model_config import ModelConfig
 from models.layers.linear import ColumnLinear, RowLinear, column_part, row_part
@@ -35,6 +37,7 @@ class GatedMLP(nn.Module):
         super().__init__()
         intermediate_size = intermediate_size or config.intermediate_size
         self.activate_and_mul = _ACTIVATIONS[config.activation]
+        self.is_gelu = config.activation == "gelu_tanh"
         self.gate_factor = config.multipliers.mlp_gate
         parts = [
             column_part(name, out_features=intermediate_size, in_features=config.hidden_size, tp=tp)
@@ -44,11 +47,19 @@ class GatedMLP(nn.Module):
         part = row_part("down_proj", out_features=config.hidden_size, in_features=intermediate_size, tp=tp)
         self.down_proj = RowLinear(w, part, has_bias=config.has_mlp_bias, method=method, tp=tp, is_partial=is_partial)
 
-    def forward(self, hidden: torch.Tensor) -> LayerOutput:
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the norm before may round the hidden states."""
+        return self.gate_up_proj.rounding
+
+    def forward(self, hidden: torch.Tensor | RoundedRows) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
         gate_up = self.gate_up_proj(hidden)
         if self.gate_factor != 1.0:
             gate_up.chunk(2, dim=-1)[0].mul_(self.gate_factor)
+        rounding = self.down_proj.rounding
+        if rounding is not None:
+            return self.down_proj(gate_and_mul_rounded(gate_up, rounding, is_gelu=self.is_gelu))
         return self.down_proj(self.activate_and_mul(gate_up))
 
 

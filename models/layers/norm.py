@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from kernels.linear.ops import add_rms_norm_rounded, round_rows
+from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.ops import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from models.config.model_config import ModelConfig
 from models.parallel import LayerOutput, PartialSum, TensorParallel, whole
@@ -33,6 +35,15 @@ class RMSNorm(nn.Module):
         if isinstance(x, PartialSum):
             return x.add_rms_norm(residual, self.weight, self.eps)
         return add_rms_norm(x, residual, self.weight, self.eps)
+
+    def add_rounded(
+        self, x: LayerOutput, residual: torch.Tensor, rounding: Rounding
+    ) -> tuple[RoundedRows, torch.Tensor]:
+        """Do what add() does, and round the normed rows. x, residual: [T, size]."""
+        if isinstance(x, PartialSum):
+            normed, residual = self.add(x, residual)
+            return round_rows(normed, rounding), residual
+        return add_rms_norm_rounded(x, residual, self.weight, self.eps, rounding)
 
 
 class UnitRMSNorm(nn.Module):
@@ -60,6 +71,13 @@ class LayerNorm(nn.Module):
         """See RMSNorm.add."""
         return add_layer_norm(whole(x), residual, self.weight, self.bias, self.eps)
 
+    def add_rounded(
+        self, x: LayerOutput, residual: torch.Tensor, rounding: Rounding
+    ) -> tuple[RoundedRows, torch.Tensor]:
+        """See RMSNorm.add_rounded."""
+        normed, residual = self.add(x, residual)
+        return round_rows(normed, rounding), residual
+
 
 def hidden_norm(config: ModelConfig, w: Weights, name: str) -> RMSNorm | LayerNorm:
     """Make the config's norm over hidden_size."""
@@ -75,6 +93,16 @@ def add_and_norm(
         return norm.add(hidden, residual)
     residual = whole(hidden)
     return norm(residual), residual
+
+
+def add_and_norm_for(
+    branch: nn.Module, norm: RMSNorm | LayerNorm, hidden: LayerOutput, residual: torch.Tensor | None
+) -> tuple[torch.Tensor | RoundedRows, torch.Tensor]:
+    """Compute add_and_norm for a branch, which may want its input rounded (its property `rounding`)."""
+    rounding: Rounding | None = getattr(branch, "rounding", None)
+    if rounding is None or residual is None:
+        return add_and_norm(norm, hidden, residual)
+    return norm.add_rounded(hidden, residual, rounding)
 
 
 class SplitRMSNorm(nn.Module):

@@ -18,13 +18,14 @@ from typing import cast
 
 import torch
 
+from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.lora.reference import MAX_PARTS, LoraWeights
 from kernels.ops import LoraTokens
 from models.build import build
 from models.config.model_config import ModelConfig
 from models.lora.adapter import Adapter, LowRank
 from models.parallel import TensorParallel
-from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart
+from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart, apply_linear, rounding_of
 from models.weights.weights import Projection, Weights
 
 _LEAST_RANK = 16  # smallest operand size of the matrix units
@@ -115,6 +116,15 @@ class LoraLinear:
         if params.adapters is not None and self._tokens is not None:
             self._tokens.add(out, x, params.adapters)
         return out
+
+    def rounding(self, params: LoraParams) -> Rounding | None:
+        """See TakesRoundedRows.rounding: adapters multiply the input as it is."""
+        has_base = params.adapters is None and self._tokens is not None
+        return rounding_of(self._method, params.base) if has_base else None
+
+    def apply_rounded(self, params: LoraParams, x: RoundedRows, bias: torch.Tensor | None) -> torch.Tensor:
+        """See TakesRoundedRows.apply_rounded."""
+        return apply_linear(self._method, params.base, x, bias)
 
 
 def with_adapters(method: LinearMethod, w: Weights) -> LinearMethod:

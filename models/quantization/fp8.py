@@ -15,6 +15,7 @@ import torch
 
 from kernels.linear import ops as linear_ops
 from kernels.linear.reference import FP8, quantize_blocks, quantize_rows
+from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.moe.planes import fp8_planes_bytes
 from kernels.moe.storage import Fp8Matrix
 from models.errors import ModelError
@@ -131,6 +132,15 @@ class Fp8BlockMethod:
         sizes = {"rows": params.rows, "columns": self._scheme.columns}
         return self._linear(x, params.weight, params.scales, bias, **sizes)
 
+    def rounding(self, params: Fp8BlockParams) -> Rounding | None:
+        """See TakesRoundedRows.rounding: by the columns of a block."""
+        return Rounding(self._scheme.columns) if linear_ops.rounds_before(params.weight) else None
+
+    def apply_rounded(self, params: Fp8BlockParams, x: RoundedRows, bias: torch.Tensor | None) -> torch.Tensor:
+        """See TakesRoundedRows.apply_rounded."""
+        sizes = {"rows": params.rows, "columns": self._scheme.columns}
+        return self._linear.multiply(x, params.weight, params.scales, bias, **sizes)
+
 
 @dataclass(frozen=True)
 class Fp8Params:
@@ -189,11 +199,15 @@ class Fp8:
 
     def apply(self, params: Fp8Params, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
-        if params.input_scale is not None:
-            quantized, x_scales = linear_ops.quantize_by(x, params.input_scale)
-        else:
-            quantized, x_scales = linear_ops.quantize_rows(x)
-        return linear_ops.rows_linear(quantized, x_scales, params.weight, params.scales, bias, x.dtype)
+        return self.apply_rounded(params, linear_ops.round_rows(x, Rounding(scale=params.input_scale)), bias)
+
+    def rounding(self, params: Fp8Params) -> Rounding | None:
+        """See TakesRoundedRows.rounding: by token, or by the static scale."""
+        return Rounding(scale=params.input_scale) if linear_ops.rounds_before(params.weight) else None
+
+    def apply_rounded(self, params: Fp8Params, x: RoundedRows, bias: torch.Tensor | None) -> torch.Tensor:
+        """See TakesRoundedRows.apply_rounded."""
+        return linear_ops.rows_linear(x.values, x.scales, params.weight, params.scales, bias, x.dtype)
 
     def load_each(self, w: Weights, experts: range, parts: Sequence[LinearPart]) -> Fp8Matrix:
         """Read `weight` and `weight_scale` of each part of each expert, all scales first; see EachExpert.load_each.

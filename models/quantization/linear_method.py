@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from kernels.linear.rounding import RoundedRows, Rounding
 from models.weights.weights import Weights
 
 # A method's data of one layer, usually tensors under the method's own names; opaque to layers
@@ -51,3 +52,31 @@ class LinearMethod(Protocol):
     def apply(self, params: LinearParams, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x @ weight.T + bias. x: [T, in]; bias: [out]; returns [T, out], of x's dtype."""
         ...
+
+
+@runtime_checkable
+class TakesRoundedRows(Protocol):
+    """A LinearMethod that rounds its input, which the op before it may do instead."""
+
+    def rounding(self, params: LinearParams) -> Rounding | None:
+        """Return how these params' input is rounded; None: it is not, or not by other ops."""
+        ...
+
+    def apply_rounded(self, params: LinearParams, x: RoundedRows, bias: torch.Tensor | None) -> torch.Tensor:
+        """Do what apply() does with an input that is rounded as rounding() says."""
+        ...
+
+
+def rounding_of(method: LinearMethod, params: LinearParams) -> Rounding | None:
+    """Return how a method's input may be rounded before it; None: not at all."""
+    return method.rounding(params) if isinstance(method, TakesRoundedRows) else None
+
+
+def apply_linear(
+    method: LinearMethod, params: LinearParams, x: torch.Tensor | RoundedRows, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return method.apply() of rows as they are, or apply_rounded() of rounded ones, which the method asked for."""
+    if isinstance(x, RoundedRows):
+        assert isinstance(method, TakesRoundedRows)
+        return method.apply_rounded(params, x, bias)
+    return method.apply(params, x, bias)

@@ -17,12 +17,13 @@ import torch
 
 from kernels.linear.onednn import can_pack, pack
 from kernels.linear.ops import DenseLinear
+from kernels.linear.rounding import RoundedRows, Rounding
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization import awq, bitsandbytes, compressed_tensors, float4, fp8, gptq, int8, mxfp4
 from models.quantization.config import QuantizationConfig, Scheme, check_share, naming_scheme
 from models.quantization.integers import Int4OnLoad
-from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart
+from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart, apply_linear, rounding_of
 from models.quantization.shards import read_dense
 from models.weights.weights import Weights
 
@@ -88,6 +89,14 @@ class PerLayer:
         biases: Sequence[Any] = (None,) * len(params.sizes) if bias is None else bias.split(params.sizes)
         outputs = map(lambda method, own, part: method.apply(own, x, part), params.methods, params.params, biases)
         return torch.cat(tuple(outputs), dim=-1)
+
+    def rounding(self, params: RoutedParams) -> Rounding | None:
+        """See TakesRoundedRows.rounding: the method's, if there is one for all parts."""
+        return rounding_of(params.methods[0], params.params[0]) if len(params.methods) == 1 else None
+
+    def apply_rounded(self, params: RoutedParams, x: RoundedRows, bias: torch.Tensor | None) -> torch.Tensor:
+        """See TakesRoundedRows.apply_rounded."""
+        return apply_linear(params.methods[0], params.params[0], x, bias)
 
     def _method_of(self, scheme: Scheme | None) -> LinearMethod:
         if scheme is None or scheme in self._methods:

@@ -19,6 +19,7 @@ from kernels.linear import ops as linear_ops
 from kernels.linear import reference
 from kernels.linear.float4 import make_float4_weight
 from kernels.linear.reference import make_int_weight, make_lut4_weight
+from kernels.linear.rounding import Rounding
 from kernels.linear.w8a8 import quantize_rows_int8
 from kernels.lora.reference import LoraWeights
 from kernels.states import StateMetadata, StateView
@@ -151,6 +152,8 @@ CASES: dict[str, Callable[[], object]] = {
     "xielu": lambda: ops.xielu(X, torch.ones(4)),
     "silu_and_mul": lambda: ops.silu_and_mul(X),
     "gelu_tanh_and_mul": lambda: ops.gelu_tanh_and_mul(X),
+    "add_rms_norm_rounded": lambda: linear_ops.add_rms_norm_rounded(X, X, torch.ones(128), 1e-6, Rounding(32)),
+    "gate_and_mul_rounded": lambda: linear_ops.gate_and_mul_rounded(X, Rounding(), is_gelu=False),
     "causal_conv": lambda: ops.causal_conv(X[:, :8], W[:8, :4], None, *state(8, 3), has_silu=True),
     "gated_delta_rule": gated_delta_rule,
     "delta_gates": lambda: ops.delta_gates(X, X, torch.ones(128), torch.ones(128)),
@@ -171,6 +174,9 @@ CASES: dict[str, Callable[[], object]] = {
     "IntLinear": multiply_int,
     "quantize_rows": lambda: linear_ops.quantize_rows(X),
     "quantize_by": lambda: linear_ops.quantize_by(X, torch.tensor(0.1)),
+    "has_twin": lambda: linear_ops.has_twin(X),
+    "rounds_before": lambda: linear_ops.rounds_before(W),
+    "round_rows": lambda: linear_ops.round_rows(X, Rounding(64)),
     "quantize_groups": lambda: linear_ops.quantize_groups(X, 64),
     "rows_linear": multiply_fp8_rows,
     "Fp8BlockLinear": multiply_fp8_blocks,

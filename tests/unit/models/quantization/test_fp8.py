@@ -9,7 +9,9 @@ from transformers import LlamaConfig, OlmoHybridConfig, Phi3Config, Qwen3_5TextC
 
 from benchmarks import quantized_weights
 from benchmarks.quantized_weights import requantize
+from kernels.linear import ops as linear_ops
 from kernels.linear import reference as quant_fp8
+from kernels.linear import rounding
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.layers.linear import ColumnLinear, RowLinear
@@ -121,6 +123,22 @@ def linears_of(folder):
     for name, module in model.named_modules():
         if isinstance(module, ColumnLinear | RowLinear):
             yield name, module, 192 if name.endswith("down_proj") else 128
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "on load"])
+def test_inputs_that_the_op_before_rounds_give_the_same_logits(source, tmp_path, kind, monkeypatch):
+    folder, quantization = source, "fp8"
+    if kind != "on load":
+        store, config = KINDS[kind]
+        folder, quantization = requantize(source, tmp_path / "fp8", store, config), "auto"
+    num_rounded = []
+    round_before = rounding.round_rows
+    monkeypatch.setattr(rounding, "round_rows", lambda *args: num_rounded.append(1) or round_before(*args))
+    logits = logits_of(folder, quantization)
+    assert len(num_rounded) == 5  # norms, less the first layer's before attention, and activations
+    monkeypatch.setattr(linear_ops, "rounds_before", lambda _: False)
+    assert torch.equal(logits_of(folder, quantization), logits)
+    assert len(num_rounded) == 5
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,65 @@
+"""Norms and gated activations that write e4m3 on the device: bit for bit what two kernels write."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.linear import ops as linear_ops
+from kernels.linear.ops import add_rms_norm_rounded, gate_and_mul_rounded
+from kernels.linear.rounding import Rounding
+from kernels.ops import add_rms_norm, gelu_tanh_and_mul, silu_and_mul
+
+pytestmark = pytest.mark.gpu
+DTYPES = [torch.bfloat16, torch.float16]
+ROUNDINGS = {"rows": None, "runs of 128": 128, "runs of 32": 32, "known": 0.01}
+
+
+def rounding_of(kind: str) -> Rounding:
+    value = ROUNDINGS[kind]
+    if isinstance(value, float):
+        return Rounding(scale=torch.tensor(value, device="cuda"))
+    return Rounding(value)
+
+
+def assert_same(found, expected):
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found.scales, expected.scales, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
+
+
+@pytest.mark.parametrize("kind", ROUNDINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 4096), (7, 5120), (300, 2048), (64, 1000), (2, 16384), (33, 96)])
+def test_a_norm_that_rounds_is_a_norm_and_a_rounding(kind, dtype, num_rows, size):
+    x, residual = torch.randn(2, num_rows, size, device="cuda").to(dtype).unbind()
+    weights = [torch.randn(size, device="cuda").to(dtype), torch.randn(size, device="cuda")]
+    for weight in weights:
+        found, total = add_rms_norm_rounded(x, residual, weight, 1e-5, rounding_of(kind))
+        normed, expected_total = add_rms_norm(x, residual, weight, 1e-5)
+        assert torch.equal(total, expected_total)
+        assert_same(found, linear_ops.round_rows(normed, rounding_of(kind)))
+
+
+@pytest.mark.parametrize("kind", ROUNDINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_gelu", [False, True])
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 14336), (8, 14336), (300, 3072), (5, 1000), (3, 28672), (33, 96)])
+def test_an_activation_that_rounds_is_an_activation_and_a_rounding(kind, dtype, is_gelu, num_rows, size):
+    x = (torch.randn(num_rows, 2 * size, device="cuda") * 3).to(dtype)
+    found = gate_and_mul_rounded(x, rounding_of(kind), is_gelu=is_gelu)
+    gated = gelu_tanh_and_mul(x) if is_gelu else silu_and_mul(x)
+    assert_same(found, linear_ops.round_rows(gated, rounding_of(kind)))
+
+
+def test_they_are_captured_in_a_graph():
+    x, residual = torch.randn(2, 4, 4096, device="cuda", dtype=torch.bfloat16).unbind()
+    weight = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
+    expected, _ = add_rms_norm_rounded(x, residual, weight, 1e-5, Rounding())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found, _ = add_rms_norm_rounded(x, residual, weight, 1e-5, Rounding())
+    found.values.view(torch.uint8).zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_same(found, expected)

@@ -1,0 +1,68 @@
+"""Norms and gated activations that write 8-bit floats, through Triton's interpreter: their two twins in one kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.elementwise import triton as elementwise
+from kernels.linear import triton_fp8, triton_rounded
+from kernels.linear.rounding import RoundedRows, Rounding
+
+ROUNDINGS = {"rows": Rounding(), "runs": Rounding(64), "known": Rounding(scale=torch.tensor(0.25))}
+
+
+def rounded_after(x: torch.Tensor, rounding: Rounding) -> tuple[torch.Tensor, torch.Tensor]:
+    if rounding.columns is not None:
+        return triton_fp8.quantize_groups(x, rounding.columns)
+    return triton_fp8.quantize_rows(x) if rounding.scale is None else triton_fp8.quantize_by(x, rounding.scale)
+
+
+def assert_same(rounded: RoundedRows, expected: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype) -> None:
+    assert rounded.dtype == dtype
+    torch.testing.assert_close(rounded.scales, expected[1], rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(rounded.values.float(), expected[0].float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ROUNDINGS)
+@pytest.mark.parametrize("size", [32, 96, 300])
+@pytest.mark.parametrize("weight_dtype", [torch.float16, torch.float32])
+def test_a_norm_that_rounds_is_a_norm_and_a_rounding(kind, size, weight_dtype):
+    x, residual = torch.randn(2, 5, size, dtype=torch.float16).unbind()
+    wide = torch.randn(5, 2 * size, dtype=torch.float16)
+    weight = torch.randn(size, dtype=weight_dtype)
+    for left in (x, wide[:, size:]):
+        rounded, total = triton_rounded.add_rms_norm_rounded(left, residual, weight, 1e-5, ROUNDINGS[kind])
+        normed, expected_total = elementwise.add_rms_norm(left, residual, weight, 1e-5)
+        assert torch.equal(total, expected_total)
+        assert_same(rounded, rounded_after(normed, ROUNDINGS[kind]), torch.float16)
+
+
+@pytest.mark.parametrize("kind", ROUNDINGS)
+@pytest.mark.parametrize("is_gelu", [False, True])
+@pytest.mark.parametrize("size", [32, 200, 2100])
+def test_an_activation_that_rounds_is_an_activation_and_a_rounding(kind, is_gelu, size):
+    x = torch.randn(3, 2 * size, dtype=torch.float16)
+    rounded = triton_rounded.gate_and_mul_rounded(x, ROUNDINGS[kind], is_gelu=is_gelu)
+    expected = elementwise.gate_and_mul(x, is_gelu=is_gelu, pdl=False)
+    assert_same(rounded, rounded_after(expected, ROUNDINGS[kind]), torch.float16)
+
+
+def test_a_row_too_wide_for_one_program_is_rounded_by_two_kernels():
+    x = torch.randn(1, 2 * 16_400, dtype=torch.float16)
+    rounded = triton_rounded.gate_and_mul_rounded(x, Rounding(), is_gelu=False)
+    assert_same(rounded, triton_fp8.quantize_rows(elementwise.silu_and_mul(x)), torch.float16)
+
+
+@pytest.mark.parametrize("kind", ROUNDINGS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_spoils_what_it_would_spoil_in_two_kernels(kind, bad):
+    x, residual = torch.randn(2, 3, 256, dtype=torch.float16).unbind()
+    x[1, 130] = bad
+    weight = torch.ones(256, dtype=torch.float16)
+    rounded, _ = triton_rounded.add_rms_norm_rounded(x, residual, weight, 1e-5, ROUNDINGS[kind])
+    normed, _ = elementwise.add_rms_norm(x, residual, weight, 1e-5)
+    assert_same(rounded, rounded_after(normed, ROUNDINGS[kind]), torch.float16)
+    assert rounded.values[[0, 2]].float().isfinite().all()
+    gated = triton_rounded.gate_and_mul_rounded(x, ROUNDINGS[kind], is_gelu=False)
+    assert_same(gated, rounded_after(elementwise.silu_and_mul(x), ROUNDINGS[kind]), torch.float16)
