@@ -69,8 +69,9 @@ MAY_IMPORT = {
     "engine.tune": "engine.interface engine.offline engine.startup",
     "engine.startup.head_start": "engine.interface",
     "engine.startup": """engine.core engine.device engine.grammar engine.interface engine.peers engine.tensor_parallel
-        engine.tiers kernels.attention kernels.dispatch kernels.elementwise kernels.native kernels.ops kernels.precompile
-        models.build models.config models.errors models.foreign models.layers models.lora models.parallel models.registry models.weights""",
+        engine.tiers kernels.attention kernels.dispatch kernels.elementwise kernels.native kernels.ops
+        kernels.precompile models.build models.config models.errors models.foreign models.layers models.lora
+        models.parallel models.registry models.weights""",
     "engine.device": """engine.core engine.interface engine.peers engine.tensor_parallel kernels.attention
         kernels.dispatch kernels.elementwise kernels.inputs kernels.ops kernels.sampling kernels.states models.build
         models.config models.context models.parallel""",

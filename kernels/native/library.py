@@ -42,6 +42,7 @@ _FUNCTIONS = {
     "norm_rope_write_kv": (_P,) * 9 + (_N,) * 10 + (_F,),
     "attend": (_P,) * 6 + (_N,) * 14 + (_F,),
     "quantize_rows": (_P,) * 3 + (_N,) * 2 + (_F,),
+    "unpack_int4": (_P,) * 3 + (_N,) * 3,
 }
 
 _loaded: list[ctypes.CDLL] = []  # a registry of at most one: a process has one kind of CPU

@@ -133,6 +133,16 @@ def quantize_rows(x: torch.Tensor, *, least: float) -> tuple[torch.Tensor, torch
     return values, scales
 
 
+def unpack_int4(packed: torch.Tensor, scales_zeros: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Return [K, N] bf16 of an Int4Matrix in blocks of 64 outputs (kernels/linear/int4_cpu.py)."""
+    num_outputs, num_inputs = packed.shape[0], 2 * packed.shape[1]
+    out = torch.empty(num_inputs, num_outputs, dtype=torch.bfloat16)
+    _library().unpack_int4(
+        packed.data_ptr(), scales_zeros.data_ptr(), out.data_ptr(), num_outputs, num_inputs, group_size
+    )  # fmt: skip
+    return out
+
+
 def _loaded_for(x: torch.Tensor) -> bool:
     return loaded() is not None and x.device.type == "cpu"
 

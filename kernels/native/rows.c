@@ -388,3 +388,46 @@ void quantize_rows(const bf16 *x, uint8_t *values, float *scales, int64_t rows, 
     Round args = {x, values, scales, dim, least};
     share(round_rows, &args, rows, dim);
 }
+
+/* ---- 4-bit weights ---- */
+
+enum { OUTPUTS = 64 }; /* of a block of torch's order on a CPU with AVX-512 */
+
+typedef struct {
+    const uint8_t *packed;
+    const bf16 *scales_zeros;
+    bf16 *out;
+    int64_t n, k, group;
+} Unpack;
+
+static void unpack_blocks(const void *data, int64_t first, int64_t last)
+{
+    const Unpack *a = data;
+    float scales[OUTPUTS], zeros[OUTPUTS];
+    for (int64_t block = first; block < last; block++) {
+        const uint8_t *restrict packed = a->packed + block * a->k * (OUTPUTS / 2);
+        bf16 *restrict out = a->out + block * OUTPUTS;
+        for (int64_t k = 0; k < a->k; k++, packed += OUTPUTS / 2, out += a->n) {
+            if (k % a->group == 0) {
+                const bf16 *pairs = a->scales_zeros + (k / a->group * a->n + block * OUTPUTS) * 2;
+                for (int64_t i = 0; i < OUTPUTS; i++) {
+                    scales[i] = wide(pairs[2 * i]);
+                    zeros[i] = wide(pairs[2 * i + 1]);
+                }
+            }
+            for (int64_t i = 0; i < OUTPUTS / 2; i++) {
+                out[i] = narrow((float)((packed[i] & 15) - 8) * scales[i] + zeros[i]);
+                out[i + OUTPUTS / 2] =
+                    narrow((float)((packed[i] >> 4) - 8) * scales[i + OUTPUTS / 2] + zeros[i + OUTPUTS / 2]);
+            }
+        }
+    }
+}
+
+/* packed: [n / 64, k, 32], each byte of one input of outputs i and i + 32; scales_zeros: [k / group, n, 2];
+ * out: [k, n], (value - 8) * scale + zero. */
+void unpack_int4(const uint8_t *packed, const bf16 *scales_zeros, bf16 *out, int64_t n, int64_t k, int64_t group)
+{
+    Unpack args = {packed, scales_zeros, out, n, k, group};
+    share(unpack_blocks, &args, n / OUTPUTS, OUTPUTS * k);
+}

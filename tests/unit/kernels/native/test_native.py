@@ -13,7 +13,9 @@ from kernels.attention.base import AttentionMetadata
 from kernels.attention.torch_ref import TorchAttention
 from kernels.elementwise import cpu
 from kernels.linear import onednn
+from kernels.linear.int4_cpu import _is_in_blocks, int4_linear, pack_int4
 from kernels.linear.onednn import can_pack_int8, pack_int8
+from kernels.linear.reference import make_int_weight
 from kernels.native import library
 from kernels.native.library import Compilation, compiled_beside, loaded, unload
 from kernels.native.ops import takes_attention, takes_rows
@@ -188,6 +190,31 @@ def test_activations_that_are_not_finite_give_products_that_are_not(both: Both[t
     found, _ = both(lambda: onednn.int8_linear(x, matrix, None))
     assert not found[:2].isfinite().any()
     assert found[2].isfinite().all()
+
+
+@pytest.mark.parametrize(("n", "k", "group_size"), [(64, 64, 32), (192, 256, 64), (128, 256, 256)])
+@pytest.mark.parametrize("has_zeros", [True, False])
+def test_4_bit_products_of_many_rows_equal_those_of_few(
+    both: Both[torch.Tensor], n: int, k: int, group_size: int, has_zeros: bool
+) -> None:
+    codes = torch.randint(0, 16, (n, k)).to(torch.uint8)
+    zeros = torch.randint(0, 16, (k // group_size, n)).to(torch.uint8) if has_zeros else None
+    scales = (torch.rand(k // group_size, n) + 0.5) / 64
+    matrix = pack_int4(make_int_weight(codes, scales, zeros, bits=4, order=None), BF16)
+    if not matrix.is_in_blocks:
+        pytest.skip("torch packs 4-bit weights in another order on this CPU")
+    for rows in (23, 24, 64):
+        x = draw(rows, k)
+        found, expected = both(lambda x=x: int4_linear(x, matrix, None))
+        largest = expected.float().abs().max().item()
+        torch.testing.assert_close(found, expected, atol=0.01 * largest, rtol=0.02)
+
+
+def test_an_order_that_is_not_known_is_not_unpacked() -> None:
+    codes = torch.randint(0, 16, (64, 64)).to(torch.uint8)
+    other = torch.randint(0, 256, (64, 32)).to(torch.uint8)
+    assert not _is_in_blocks(other, codes)
+    assert not _is_in_blocks(other[:48], codes[:48])
 
 
 def test_several_threads_give_the_same_numbers(both: Both[torch.Tensor]) -> None:
