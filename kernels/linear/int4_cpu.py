@@ -20,7 +20,7 @@ _MIDDLE = 8
 _BLOCK_OUTPUTS = 64  # of torch's order on a CPU with AVX-512
 # Rows of x from which unpacking the matrix for a product in bf16 is faster than torch's product, which unpacks it again
 # for every four rows
-_UNPACKED_ROWS = 24
+_UNPACKED_ROWS = 32
 _INNER_TILES = 2  # an argument of torch's packing that the CPU ignores
 
 

@@ -63,14 +63,14 @@ class Compilation:
         found = next((path for name in _COMPILERS if (path := shutil.which(name)) is not None), None)
         if found is None or _loaded:
             return None
-        folder = tempfile.TemporaryDirectory(prefix="quire-native-")
-        flags = (*_FLAGS, *(_X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else ()))
-        command = [found, *flags, "-o", str(Path(folder.name) / "rows.so"), str(_SOURCE), "-lm"]
         try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                       stderr=subprocess.PIPE)  # fmt: skip
-        except OSError as error:
-            folder.cleanup()
+            folder = tempfile.TemporaryDirectory(prefix="quire-native-")
+            flags = (*_FLAGS, *(_X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else ()))
+            command = [found, *flags, "-o", str(Path(folder.name) / "rows.so"), str(_SOURCE), "-lm"]
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+        except OSError as error:  # a folder that is left is removed with its object
             logger.warning("native kernels not compiled compiler=%r error=%r", found, str(error))
             return None
         return cls(found, process, folder, time.monotonic())
