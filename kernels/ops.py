@@ -42,7 +42,7 @@ layer_norm = op(elementwise.layer_norm, lambda: elementwise_triton.layer_norm)
 add_layer_norm = op(elementwise.add_layer_norm, lambda: elementwise_triton.add_layer_norm)
 relu_squared = op(elementwise.relu_squared, lambda: elementwise_triton.relu_squared)
 xielu = op(elementwise.xielu, lambda: elementwise_triton.xielu)
-silu_and_mul = op(elementwise.silu_and_mul, lambda: elementwise_triton.silu_and_mul)
+silu_and_mul = op(elementwise.silu_and_mul, lambda: elementwise_triton.silu_and_mul, cpu=elementwise_cpu.silu_and_mul)
 gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: elementwise_triton.gelu_tanh_and_mul)
 norm_rope_write_kv = op(
     elementwise.norm_rope_write_kv,

@@ -69,9 +69,9 @@ MAY_IMPORT = {
     "engine.tune": "engine.interface engine.offline engine.startup",
     "engine.startup.head_start": "engine.interface",
     "engine.startup": """engine.core engine.device engine.grammar engine.interface engine.peers engine.tensor_parallel
-        engine.tiers
-        kernels.attention kernels.dispatch kernels.elementwise kernels.ops kernels.precompile models.build models.config
-        models.errors models.foreign models.layers models.lora models.parallel models.registry models.weights""",
+        engine.tiers kernels.attention kernels.dispatch kernels.elementwise kernels.native kernels.ops
+        kernels.precompile models.build models.config models.errors models.foreign models.layers models.lora
+        models.parallel models.registry models.weights""",
     "engine.device": """engine.core engine.interface engine.peers engine.tensor_parallel kernels.attention
         kernels.dispatch kernels.elementwise kernels.inputs kernels.ops kernels.sampling kernels.states models.build
         models.config models.context models.parallel""",
@@ -115,9 +115,9 @@ MAY_IMPORT = {
         kernels.lora kernels.mamba2 kernels.moe kernels.sampling""",
     "kernels.precompile": "",
     "kernels.sampling": "kernels.attention",
-    "kernels.linear": "kernels.attention kernels.dispatch kernels.e2m1 kernels.elementwise",
+    "kernels.linear": "kernels.attention kernels.dispatch kernels.e2m1 kernels.elementwise kernels.native",
     "kernels.moe": "kernels.e2m1 kernels.elementwise kernels.linear",
-    "kernels.attention": "kernels.dispatch kernels.elementwise",
+    "kernels.attention": "kernels.dispatch kernels.elementwise kernels.native",
     "kernels.all_reduce": "kernels.elementwise",
     "kernels.causal_conv": "kernels.states kernels.states_triton",
     "kernels.delta_rule": "kernels.states kernels.states_triton",
@@ -126,7 +126,8 @@ MAY_IMPORT = {
     "kernels.states_triton": "kernels.states",
     "kernels.inputs": "",
     "kernels.lora": "",
-    "kernels.elementwise": "",
+    "kernels.elementwise": "kernels.native",
+    "kernels.native": "",
     "kernels.dispatch": "",
     "kernels.e2m1": "",
     "benchmarks": """engine.core engine.interface engine.offline engine.startup engine.tensor_parallel engine.tiers

@@ -49,6 +49,7 @@ from kernels.attention.flash import FlashAttention
 from kernels.attention.torch_ref import TorchAttention
 from kernels.attention.triton_backend import TritonAttention
 from kernels.dispatch import HAS_TRITON
+from kernels.native.library import compiled_beside
 from models.build import Model, build
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
@@ -303,6 +304,12 @@ def _load_weights(setup: Setup, on_stage: OnStage, detail: str) -> Model:
         on_stage(Stage("weights", done, total, unit="bytes", detail=detail))
 
     on_stage(Stage("weights", detail=detail))
+    is_compiled = setup.device.type == "cpu" and setup.dtype == torch.bfloat16
+    with compiled_beside(is_wanted=is_compiled and setup.model_config.num_parameters >= SMALL_PARAMETERS):
+        return _read_weights(setup, progress)
+
+
+def _read_weights(setup: Setup, progress: Callable[[int, int], None]) -> Model:
     config, device, dtype = setup.config, setup.device, setup.dtype
     adapters = None if setup.adapters is None else setup.adapters.stack()
     is_dummy = config.load_format == "dummy"

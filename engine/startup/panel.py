@@ -16,6 +16,7 @@ from engine.startup.setup import Setup
 from kernels.attention.base import AttentionBackend
 from kernels.dispatch import HAS_TRITON
 from kernels.elementwise.reference import FP8, INT8
+from kernels.native.library import loaded
 from models.build import Model
 from models.config.model_config import ModelConfig
 from models.foreign.choose import describe_class
@@ -45,6 +46,8 @@ def describe_setup(
         "Device": describe_device(setup.device) if size == 1 else f"{size} × {describe_device(setup.device)}",
         "Weights": f"{format_size(setup.weight_bytes)}{each} {kind} in {weights_s:.1f} s",
     }
+    if setup.device.type == "cpu" and loaded() is not None:
+        facts["Device"] += ", with kernels in C that were compiled at this start"
     if (computed_by := describe_class(setup.model_config)) is not None:
         facts["Computed by"] = computed_by
     name, is_foreign = setup.model_config.architecture, setup.model_config.is_foreign

@@ -1,7 +1,7 @@
 """TorchAttention: paged attention in plain torch, the oracle of every other backend, and the backend for CPU and MPS.
 
-Decode rows are computed by one batched gather and one SDPA call, so they cost no Python per row. The other rows are
-computed one by one; their lengths are read on the host, which syncs a GPU. GPU serving uses another backend.
+Decode rows are computed by one gather and one SDPA call, or by kernels/native from the pool, without Python per row.
+The other rows are computed one by one; their lengths are read on the host, which syncs a GPU, so GPUs use others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.nn import functional
 from kernels.attention.base import AttentionMetadata, AttentionSpec
 from kernels.attention.torch_shared import attend_by_groups
 from kernels.elementwise.reference import FP8, INT8, UNSCALED, KVScales, from_fp8, from_int8
+from kernels.native.ops import attend, takes_attention
 
 _LARGE_TOKEN = 256  # numbers in a token's keys from which one row's attention takes longer than its call
 
@@ -36,9 +37,8 @@ class TorchAttention:
     @classmethod
     def refuse(cls, spec: AttentionSpec) -> str | None:
         """Refuse only head counts that are invalid for grouped-query attention."""
-        if spec.num_heads % spec.num_kv_heads != 0:
-            return f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
-        return None
+        is_valid = spec.num_heads % spec.num_kv_heads == 0
+        return None if is_valid else f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         """Do nothing: see AttentionBackend.prepare."""
@@ -79,6 +79,12 @@ class TorchAttention:
             out[first : first + len(decodes)] = attend_by_groups(
                 q[first : first + len(decodes)], metadata, decodes, read,
                 block_size=k_cache.shape[1], scale=rule.scale, softcap=softcap, sinks=sinks,
+            )  # fmt: skip
+        elif len(decodes) and rule.is_plain and takes_attention(q, k_cache, v_cache):
+            rows, first = slice(decodes.start, decodes.stop), q.shape[0] - len(decodes) if decodes.start else 0
+            attend(
+                q[first:], k_cache, v_cache, out[first:], metadata.seq_lens[rows], metadata.block_table[rows],
+                scale=rule.scale, sliding_window=sliding_window, chunk=chunk, max_seq_len=metadata.max_seq_len,
             )  # fmt: skip
         elif len(decodes) and _takes_rows_alone(q, k_cache, rule):
             first = 0 if decodes.start == 0 else q.shape[0] - len(decodes)

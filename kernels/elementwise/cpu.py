@@ -2,7 +2,8 @@
 
 A decode step of a small batch takes longer to start these ops than to compute them, so what counts is their number.
 Sums are in fp32 and each result is rounded once, where the reference rounds every product as transformers does: they
-differ by roundings of the dtype. What a function does not take it hands to the reference.
+differ by roundings of the dtype. What a function does not take it hands to the reference. Where kernels/native is
+loaded, its functions compute the same in one call each.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from torch.nn import functional
 
 from kernels.elementwise import reference
 from kernels.elementwise.reference import UNSCALED, KVScales
+from kernels.native import ops as native
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See reference.rms_norm."""
+    if native.takes_rows(x, weight):
+        return native.rms_norm(x, weight, eps)
     if weight.dtype != x.dtype:
         return reference.rms_norm(x, weight, eps)
     return functional.rms_norm(x, weight.shape, weight, eps)
@@ -25,8 +29,15 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See reference.add_rms_norm."""
+    if x.shape == residual.shape and native.takes_rows(x, residual, weight):
+        return native.add_rms_norm(x, residual, weight, eps)
     new_residual = x + residual
     return rms_norm(new_residual, weight, eps), new_residual
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """See reference.silu_and_mul."""
+    return native.silu_and_mul(x) if x.ndim == 2 and native.takes_rows(x) else reference.silu_and_mul(x)
 
 
 def norm_rope_write_kv(
@@ -52,6 +63,10 @@ def norm_rope_write_kv(
             qkv, q_weight, k_weight, eps, positions, cos_sin_cache, k_cache, v_cache, slot_mapping,
             num_heads=num_heads, kv_scales=kv_scales, is_interleaved=is_interleaved, norms_rotated=norms_rotated,
         )  # fmt: skip
+    if native.takes_rope(qkv, (q_weight, k_weight), cos_sin_cache, k_cache, v_cache):
+        return native.norm_rope_write_kv(
+            qkv, q_weight, k_weight, eps, positions, cos_sin_cache, k_cache, v_cache, slot_mapping, num_heads=num_heads
+        )
     heads = qkv.unflatten(-1, (-1, head_dim))
     num_turned = num_heads + num_kv_heads
     wide = heads[:, :num_turned].float()

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 import torch
 
 from kernels.linear.reference import IntWeight, unpack_int
+from kernels.native.ops import takes_rows, unpack_int4
 
 _GROUP_SIZES = (32, 64, 128, 256)
 _OUTPUTS = 16
 _MIDDLE = 8
+_BLOCK_OUTPUTS = 64  # of torch's order on a CPU with AVX-512
+# Rows of x from which unpacking the matrix for a product in bf16 is faster than torch's product, which unpacks it again
+# for every four rows
+_UNPACKED_ROWS = 32
 _INNER_TILES = 2  # an argument of torch's packing that the CPU ignores
 
 
@@ -30,6 +35,8 @@ class Int4Matrix:
     group_size: int
     # [K] int64: the layer's input at each position; None: unchanged order
     order: torch.Tensor | None
+    # packed is [N / 64, K, 32], each byte of one input of outputs i and i + 32 of the 64
+    is_in_blocks: bool = False
 
     @property
     def out_features(self) -> int:
@@ -52,11 +59,14 @@ def pack_int4(weight: IntWeight, dtype: torch.dtype) -> Int4Matrix:
     """Repack a matrix. dtype: of x."""
     scales = weight.scales.float()
     zeros = (_MIDDLE - weight.zeros) * scales
+    codes = unpack_int(weight)
+    packed = torch._convert_weight_to_int4pack_for_cpu(codes.int(), _INNER_TILES)
     return Int4Matrix(
-        packed=torch._convert_weight_to_int4pack_for_cpu(unpack_int(weight).int(), _INNER_TILES),
+        packed=packed,
         scales_zeros=torch.stack((scales, zeros), dim=-1).to(dtype).contiguous(),
         group_size=weight.group_size,
         order=weight.order,
+        is_in_blocks=_is_in_blocks(packed, codes),
     )
 
 
@@ -65,5 +75,26 @@ def int4_linear(x: torch.Tensor, weight: Int4Matrix, bias: torch.Tensor | None) 
     if x.shape[0] == 0:
         return x.new_empty(0, weight.out_features)
     x = x.contiguous() if weight.order is None else x.index_select(1, weight.order)
-    out = torch._weight_int4pack_mm_for_cpu(x, weight.packed, weight.group_size, weight.scales_zeros)
+    if x.shape[0] >= _UNPACKED_ROWS and weight.is_in_blocks and takes_rows(x, weight.scales_zeros):
+        out = x @ unpack_int4(weight.packed, weight.scales_zeros, weight.group_size)
+    else:
+        out = torch._weight_int4pack_mm_for_cpu(x, weight.packed, weight.group_size, weight.scales_zeros)
     return out if bias is None else out.add_(bias)
+
+
+def _is_in_blocks(packed: torch.Tensor, codes: torch.Tensor) -> bool:
+    """Return True if packed has the order in which it can be unpacked, which depends on the CPU and on torch.
+
+    packed: of codes, [N, K] uint8. The first and the last block are compared.
+    """
+    num_outputs, num_inputs = codes.shape
+    if num_outputs % _BLOCK_OUTPUTS:
+        return False
+    for block in (0, num_outputs // _BLOCK_OUTPUTS - 1):
+        rows = codes[block * _BLOCK_OUTPUTS : (block + 1) * _BLOCK_OUTPUTS].T
+        low, high = rows.chunk(2, dim=1)
+        start = block * _BLOCK_OUTPUTS
+        found = packed[start : start + _BLOCK_OUTPUTS].reshape(num_inputs, _BLOCK_OUTPUTS // 2)
+        if not torch.equal(found, high << 4 | low):
+            return False
+    return True

@@ -18,6 +18,7 @@ from torch.nn import functional
 from kernels.dispatch import has_bf16_products, has_int8_products
 from kernels.linear.reference import MIN_SCALE
 from kernels.linear.w8a8 import INT8_MAX
+from kernels.native.ops import quantize_rows, takes_rows
 
 _PACKED_FOR_ROWS = 32  # rows of x for which oneDNN chooses the order; others read the same order as fast
 # Rows of x from which a product in fp32, of a matrix that is unpacked for it, is faster on an Intel core without AMX:
@@ -89,15 +90,17 @@ def int8_linear(
     """
     if x.shape[0] == 0:
         return x.new_empty(0, w.scales.shape[0])
-    if input_scale is None:
+    if input_scale is None and takes_rows(x):
+        values, scales = quantize_rows(x, least=MIN_SCALE)
+    elif input_scale is None:
         scales = torch.linalg.vector_norm(x, float("inf"), -1, True, dtype=torch.float32)
         scales.mul_(1.0 / INT8_MAX).clamp_(min=MIN_SCALE)
-        values = (x / scales).round_()
+        values = (x / scales).round_().add_(_SHIFT).to(torch.uint8)
     else:
         scales = input_scale.view(1, 1)  # a scalar would leave the quotient in x's dtype
-        values = (x / scales).round_().clamp_(-INT8_MAX, INT8_MAX)
+        values = (x / scales).round_().clamp_(-INT8_MAX, INT8_MAX).add_(_SHIFT).to(torch.uint8)
     sums = torch.ops.onednn.qlinear_pointwise(
-        values.add_(_SHIFT).to(torch.uint8), 1.0, _SHIFT, w.packed, w.scales, w.zeros, None,
+        values, 1.0, _SHIFT, w.packed, w.scales, w.zeros, None,
         1.0, 0, torch.float32, "none", [], "",
     )  # fmt: skip
     if bias is not None:

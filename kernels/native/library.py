@@ -1,0 +1,133 @@
+"""Compiles rows.c on this machine and declares its functions; the ops of bf16 on the CPU take it where it is loaded.
+
+Compilation.start() runs the C compiler beside the loading of weights; finish() waits and loads the library. A machine
+without a compiler, or whose compiler fails, has the ops of torch. No result is kept on disk, so nothing that another
+program wrote is ever loaded. loaded() is None until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_SOURCE = Path(__file__).with_name("rows.c")
+_COMPILERS = ("cc", "gcc", "clang")
+# Sums may be reordered, so that loops become vectors; numbers that are not finite keep their meaning
+_FLAGS = (
+    "-std=gnu11", "-O3", "-march=native", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
+    "-fno-signed-zeros", "-fassociative-math", "-ffp-contract=fast",
+)  # fmt: skip
+_X86_FLAGS = ("-mprefer-vector-width=512",)
+_TIMEOUT_S = 60.0
+
+_P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+# name → its arguments: pointers, numbers, floats
+_FUNCTIONS = {
+    "use_threads": (_P,) * 3 + (_N,),
+    "rms_norm": (_P,) * 5 + (_N,) * 2 + (_F,),
+    "silu_and_mul": (_P,) * 2 + (_N,) * 2,
+    "norm_rope_write_kv": (_P,) * 9 + (_N,) * 10 + (_F,),
+    "attend": (_P,) * 6 + (_N,) * 14 + (_F,),
+    "quantize_rows": (_P,) * 3 + (_N,) * 2 + (_F,),
+    "unpack_int4": (_P,) * 3 + (_N,) * 3,
+}
+
+_loaded: list[ctypes.CDLL] = []  # a registry of at most one: a process has one kind of CPU
+
+
+@dataclass
+class Compilation:
+    """A C compiler at work, with its folder."""
+
+    compiler: str
+    process: subprocess.Popen[bytes]
+    folder: tempfile.TemporaryDirectory[str]
+    started_s: float
+
+    @classmethod
+    def start(cls) -> Compilation | None:
+        """Start to compile; None if there is no compiler, or the library is loaded."""
+        found = next((path for name in _COMPILERS if (path := shutil.which(name)) is not None), None)
+        if found is None or _loaded:
+            return None
+        try:
+            folder = tempfile.TemporaryDirectory(prefix="quire-native-")
+            flags = (*_FLAGS, *(_X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else ()))
+            command = [found, *flags, "-o", str(Path(folder.name) / "rows.so"), str(_SOURCE), "-lm"]
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+        except OSError as error:  # a folder that is left is removed with its object
+            logger.warning("native kernels not compiled compiler=%r error=%r", found, str(error))
+            return None
+        return cls(found, process, folder, time.monotonic())
+
+    def finish(self) -> bool:
+        """Wait for the compiler and load its library; return whether it is loaded. Blocks, for a minute at most."""
+        with self.folder:
+            try:
+                _, message = self.process.communicate(timeout=_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.communicate()
+                message = f"not done after {_TIMEOUT_S:.0f} s".encode()
+            try:
+                if self.process.returncode != 0:
+                    raise OSError(message.decode(errors="replace")[-400:])
+                library = ctypes.CDLL(str(Path(self.folder.name) / "rows.so"))
+            except OSError as error:
+                logger.warning("native kernels not compiled compiler=%r error=%r", self.compiler, str(error))
+                return False
+        for name, arguments in _FUNCTIONS.items():
+            function = library[name]
+            function.argtypes, function.restype = arguments, None
+            setattr(library, name, function)
+        _share_threads(library)
+        _loaded[:] = [library]
+        logger.info("native kernels compiler=%r compiled_s=%.2f", self.compiler, time.monotonic() - self.started_s)
+        return True
+
+
+@contextlib.contextmanager
+def compiled_beside(*, is_wanted: bool) -> Iterator[None]:
+    """Compile and load the library, if it is wanted, while the body of the `with` statement runs."""
+    compilation = Compilation.start() if is_wanted else None
+    try:
+        yield
+    finally:
+        if compilation is not None:
+            compilation.finish()
+
+
+def loaded() -> ctypes.CDLL | None:
+    """Return the library, or None before finish()."""
+    return _loaded[0] if _loaded else None
+
+
+def unload() -> None:
+    """Return to the ops of torch."""
+    _loaded.clear()
+
+
+def _share_threads(library: ctypes.CDLL) -> None:
+    """Give the library torch's own threads, if they are those of GNU OpenMP, whose entry points torch makes global."""
+    try:
+        everything = ctypes.CDLL(None)
+        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        entries = [ctypes.cast(everything[name], _P) for name in names]
+    except (OSError, AttributeError, TypeError):  # TypeError: Windows has no such handle
+        entries = [_P(None)] * 3
+    library.use_threads(*entries, torch.get_num_threads())

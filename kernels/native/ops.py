@@ -1,0 +1,165 @@
+"""The functions of rows.c on tensors. Each is called only with what its takes_… accepts, and while loaded() is there.
+
+Specifications: kernels/elementwise/cpu.py, kernels/attention/torch_ref.py and kernels/linear/onednn.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from kernels.native.library import loaded
+
+_MAX_HEAD = 256  # rows.c: MAX_HEAD
+_MAX_GROUP = 16  # rows.c: MAX_GROUP
+
+
+def takes_rows(x: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Return True if the library is loaded and these are dense bf16 tensors on the CPU, not empty."""
+    if not _loaded_for(x) or x.numel() == 0:
+        return False
+    return all(other.dtype == torch.bfloat16 and other.is_contiguous() for other in (x, *others))
+
+
+def takes_rope(
+    qkv: torch.Tensor,
+    weights: tuple[torch.Tensor | None, torch.Tensor | None],
+    cos_sin_cache: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+) -> bool:
+    """Return True if norm_rope_write_kv computes these: whole heads turn, and keys are as long as values."""
+    head_dim = k_cache.shape[3]
+    given = [weight for weight in weights if weight is not None]
+    is_whole = cos_sin_cache.shape[1] == head_dim <= _MAX_HEAD and head_dim % 2 == 0 and k_cache.shape == v_cache.shape
+    is_dense = cos_sin_cache.is_contiguous() and cos_sin_cache.dtype in (torch.bfloat16, torch.float32)
+    return is_whole and is_dense and _has_dense_tokens(k_cache, v_cache) and takes_rows(qkv, *given)
+
+
+def takes_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
+    """Return True if attend computes queries [N, H, D] over this pool."""
+    heads, kv_heads = q.shape[1], k_cache.shape[2]
+    is_small = max(k_cache.shape[3], v_cache.shape[3]) <= _MAX_HEAD and heads <= kv_heads * _MAX_GROUP
+    return is_small and _has_dense_tokens(k_cache, v_cache) and takes_rows(q)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See kernels.elementwise.reference.rms_norm."""
+    out, dim = torch.empty_like(x), x.shape[-1]
+    _library().rms_norm(
+        x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None, x.numel() // dim, dim, eps,
+    )  # fmt: skip
+    return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See kernels.elementwise.reference.add_rms_norm."""
+    out, total, dim = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
+    _library().rms_norm(
+        x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
+        x.numel() // dim, dim, eps,
+    )  # fmt: skip
+    return out, total
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """See kernels.elementwise.reference.silu_and_mul."""
+    num_rows, dim = x.shape[0], x.shape[1] // 2
+    out = x.new_empty(num_rows, dim)
+    _library().silu_and_mul(x.data_ptr(), out.data_ptr(), num_rows, dim)
+    return out
+
+
+def norm_rope_write_kv(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    num_heads: int,
+) -> torch.Tensor:
+    """See kernels.elementwise.reference.norm_rope_write_kv."""
+    num_rows, (block_size, num_kv_heads, head_dim) = qkv.shape[0], k_cache.shape[1:]
+    positions, slot_mapping = positions.long().contiguous(), slot_mapping.long().contiguous()
+    q = qkv.new_empty(num_rows, num_heads, head_dim)
+    _library().norm_rope_write_kv(
+        qkv.data_ptr(), _pointer(q_weight), _pointer(k_weight), positions.data_ptr(), slot_mapping.data_ptr(),
+        cos_sin_cache.data_ptr(), q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), num_rows, num_heads,
+        num_kv_heads, head_dim, block_size, k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1),
+        cos_sin_cache.dtype == torch.float32, eps,
+    )  # fmt: skip
+    return q
+
+
+def attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    chunk: int | None,
+    max_seq_len: int,
+) -> None:
+    """Write the attention of rows of one token, the first N of q and out, [T, H, D]; seq_lens: [N].
+
+    out is dense; block_table: [N, max_blocks].
+    """
+    (num_heads, head_dim), (block_size, num_kv_heads), num_rows = q.shape[1:], k_cache.shape[1:3], seq_lens.shape[0]
+    seq_lens, block_table = seq_lens.int().contiguous(), block_table.int().contiguous()
+    _library().attend(
+        q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), seq_lens.data_ptr(),
+        block_table.data_ptr(), num_rows, num_heads, num_kv_heads, head_dim, v_cache.shape[3], block_table.shape[1],
+        block_size, k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1), sliding_window or 0,
+        chunk or 0, max_seq_len, scale,
+    )  # fmt: skip
+
+
+def quantize_rows(x: torch.Tensor, *, least: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x, [T, K], rounded by row to integers + 128, uint8, and the rows' scales, [T, 1] fp32, `least` or more."""
+    values, scales = torch.empty(x.shape, dtype=torch.uint8), torch.empty(x.shape[0], 1)
+    _library().quantize_rows(x.data_ptr(), values.data_ptr(), scales.data_ptr(), x.shape[0], x.shape[1], least)
+    return values, scales
+
+
+def unpack_int4(packed: torch.Tensor, scales_zeros: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Return [K, N] bf16 of an Int4Matrix in blocks of 64 outputs (kernels/linear/int4_cpu.py)."""
+    num_outputs, num_inputs = packed.shape[0], 2 * packed.shape[1]
+    out = torch.empty(num_inputs, num_outputs, dtype=torch.bfloat16)
+    _library().unpack_int4(
+        packed.data_ptr(), scales_zeros.data_ptr(), out.data_ptr(), num_outputs, num_inputs, group_size
+    )  # fmt: skip
+    return out
+
+
+def _loaded_for(x: torch.Tensor) -> bool:
+    return loaded() is not None and x.device.type == "cpu"
+
+
+def _library() -> ctypes.CDLL:
+    library = loaded()
+    assert library is not None
+    return library
+
+
+def _pointer(x: torch.Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def _has_dense_tokens(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
+    """Return True if the heads of a token lie side by side in both caches, in bf16."""
+    return all(
+        cache.dtype == torch.bfloat16 and cache.stride(3) == 1 and cache.stride(2) == cache.shape[3]
+        for cache in (k_cache, v_cache)
+    )
