@@ -88,7 +88,9 @@ def _first_that_answers(parts: SplitResult, bases: list[str], api_key: str) -> t
             reply = httpx.get(url, headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=tls)
         except httpx.HTTPError as error:
             other = other_scheme(url)
-            reason = f"its URL is {other}" if other else str(error) or type(error).__name__
+            reason = str(error) or type(error).__name__
+            if other is not None:
+                reason = f"the server there speaks {other.partition(':')[0]}, not {parts.scheme}"
             raise BenchError(f"No server answers at {url}: {reason}.") from error
         if reply.status_code in (401, 403):
             raise BenchError(f"{url} answers HTTP {reply.status_code}: it wants a key, or another one: --api-key KEY.")
