@@ -34,7 +34,8 @@ class Script(NamedTuple):
 
 def main() -> int:
     """Run the chosen scripts; return 1 if one failed or was not begun."""
-    args = _parser().parse_args()
+    parser = _parser()
+    args = parser.parse_args()
     chosen = [
         script
         for script in scripts()
@@ -44,6 +45,8 @@ def main() -> int:
         for script in chosen:
             print(f"{script.name}: python -m {' '.join(script.command)}")
         return 0
+    if args.folder is None:
+        parser.error("a folder is needed, for the JSON files (--list alone needs none)")
     args.folder.mkdir(parents=True, exist_ok=True)
     suffix = f"{args.hardware}-{datetime.now(UTC).date()}.json"
     end_s = time.monotonic() + args.max_seconds
@@ -64,7 +67,7 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.record", description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", help="where the JSON files go")
     parser.add_argument("--hardware", default="h100", help="a word for the file names")
     parser.add_argument("--only", nargs="+", choices=_KINDS, default=_KINDS)
     parser.add_argument("--shapes", nargs="+", metavar="NAME", help="only scripts whose shape begins with one of these")

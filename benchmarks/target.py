@@ -10,6 +10,7 @@ from benchmarks.load import LoadConfig
 from benchmarks.load_client import run_load
 from benchmarks.load_connection import RequestTiming
 from benchmarks.report import BenchError
+from server.config.other_scheme import other_scheme
 
 _TIMEOUT_S = 15.0
 _REFUSED = ("HTTP 400", "HTTP 404", "HTTP 405", "HTTP 422", "HTTP 501")  # statuses that reject the request itself
@@ -86,7 +87,11 @@ def _first_that_answers(parts: SplitResult, bases: list[str], api_key: str) -> t
         try:
             reply = httpx.get(url, headers=headers, timeout=_TIMEOUT_S, trust_env=False, verify=tls)
         except httpx.HTTPError as error:
-            raise BenchError(f"No server answers at {url}: {str(error) or type(error).__name__}.") from error
+            other = other_scheme(url)
+            reason = str(error) or type(error).__name__
+            if other is not None:
+                reason = f"the server there speaks {other.partition(':')[0]}, not {parts.scheme}"
+            raise BenchError(f"No server answers at {url}: {reason}.") from error
         if reply.status_code in (401, 403):
             raise BenchError(f"{url} answers HTTP {reply.status_code}: it wants a key, or another one: --api-key KEY.")
         if reply.status_code >= 500:

@@ -79,7 +79,7 @@ class _Tuner:
         each = _PROMPT_TOKENS + _ANSWER_TOKENS
         requests = [size for size in _REQUESTS if size <= min(limits.max_num_seqs, room // each)]
         self._time([self._prompt(8)] * 2, 2)  # what the first steps alone do
-        answers = self._rates("requests at once", requests, self._answers_per_s)
+        answers = self._rates("at once", requests, self._answers_per_s)
         prompts = self._rates("tokens a step", steps, self._prompts_per_s)
         return Measured(dtype=self._dtype, prompts=prompts, answers=answers)
 

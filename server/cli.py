@@ -106,10 +106,15 @@ def serve_parser(environment: Mapping[str, str]) -> SettingsParser:
 
 
 def _check_command(parser: SettingsParser, argv: Sequence[str]) -> None:
-    """End with a sentence that says what to type instead, if the first word is no command."""
+    """End with a sentence that says what to type instead, if the first word is no command, or a flag of one."""
     commands = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    if argv and not argv[0].startswith("-") and argv[0] not in commands:
+    if not argv or argv[0] in commands:
+        return
+    if not argv[0].startswith("-"):
         parser.error(about_command(argv[0], argv[1:], commands))
+    flag = argv[0].partition("=")[0]
+    if flag not in parser._option_string_actions and flag in commands["serve"]._option_string_actions:
+        parser.error(f"{flag} is a flag of serve, and the command comes first: quire serve {flag} …")
 
 
 def _end(number: int, _: FrameType | None) -> None:

@@ -15,10 +15,12 @@ import httpx
 import msgspec
 
 from engine.interface.errors import StartupError
+from server.config.other_scheme import other_scheme
 
 _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {0x09: "\t", 0x0A: "\n"}
 _MAX_ERROR_CHARACTERS = 500
 _PROBE_TIMEOUT_S = 5.0
+_SPEAKS = {"http": "speaks HTTP without TLS", "https": "speaks TLS"}
 Handler = Callable[[int, FrameType | None], object]
 _STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -112,12 +114,23 @@ def error_message(status: int, body: bytes) -> str:
 
 
 def transport_message(endpoint: ServerEndpoint, error: httpx.HTTPError) -> str:
-    """Return the reason for a missing or incomplete reply."""
+    """Return the reason for a missing or incomplete reply. May connect once more, to try the other scheme."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return f"The TLS certificate of {endpoint.url} is not trusted: {error}."
+    if not isinstance(error, httpx.TimeoutException) and (other := other_scheme(endpoint.url)) is not None:
+        return f"The server at {endpoint.url} {_SPEAKS[other.partition(':')[0]]}: its URL is {other}."
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return f"No server answers at {endpoint.url}."
     if isinstance(error, httpx.TimeoutException):
         return f"{endpoint.url} did not reply in time."
     return f"The connection to {endpoint.url} was lost: {str(error) or type(error).__name__}."
+
+
+def nobody_message(endpoint: ServerEndpoint, hint: str) -> str:
+    """Return the sentence on an address where served_models() found nobody. hint: what to do, without a full stop."""
+    if (other := other_scheme(endpoint.url)) is not None:
+        hint = f"the server there {_SPEAKS[other.partition(':')[0]]}, so its URL is {other}"
+    return f"No server with OpenAI's API answers at {endpoint.url}: {hint}."
 
 
 def stopping_signals() -> list[signal.Signals]:

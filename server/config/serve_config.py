@@ -18,7 +18,7 @@ from server.config.api_keys import FileKeys, merge_roles, read_file_keys, read_k
 from server.config.disaggregation import min_prefill_tokens, peer_of
 from server.config.fit_check import check_fits
 from server.config.kv_flags import check_kv_events
-from server.config.model_source import resolve_model
+from server.config.model_source import local_folder, resolve_model
 from server.config.packages import check_packages
 from server.config.serve_flags import is_expert_parallel, num_steps_in_flight, speculative_of, traces_endpoint
 from server.config.value_types import UsageError, readable_file, resolve_loras
@@ -55,6 +55,8 @@ class CheckedFlags(NamedTuple):
 def check_flags(arguments: argparse.Namespace) -> CheckedFlags:
     """Check combinations of flags, and read the files that flags name. Raises StartupError."""
     _check_together(arguments)
+    if arguments.model is not None:
+        local_folder(arguments.model, revision=arguments.revision)  # a wrong name is told before a port in use
     chat_template = None
     if arguments.chat_template is not None:
         chat_template = readable_file("--chat-template", arguments.chat_template, is_text=True)

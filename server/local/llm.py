@@ -96,23 +96,27 @@ class LLM:
         self.close()
 
     @overload
-    def generate(self, prompts: str, *, stream: Literal[False] = False, **fields: Any) -> Answer: ...
+    def generate(self, prompts: str | Sequence[int], *, stream: Literal[False] = False, **fields: Any) -> Answer: ...
     @overload
     def generate(
         self, prompts: Sequence[str] | Sequence[Sequence[int]], *, stream: Literal[False] = False, **fields: Any
     ) -> list[Answer]: ...
     @overload
-    def generate(self, prompts: str, *, stream: Literal[True], **fields: Any) -> Iterator[str]: ...
+    def generate(self, prompts: str | Sequence[int], *, stream: Literal[True], **fields: Any) -> Iterator[str]: ...
     def generate(
-        self, prompts: str | Sequence[str] | Sequence[Sequence[int]], *, stream: bool = False, **fields: Any
+        self,
+        prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        stream: bool = False,
+        **fields: Any,
     ) -> Answer | list[Answer] | Iterator[str]:
-        """Continue texts, or prompts as token ids: one Answer for one text, a list for a list, in its order.
+        """Continue texts, or prompts as token ids: one Answer for one prompt, a list for a list, in its order.
 
         fields: those of POST /v1/completions, such as max_tokens (16 unless given), temperature, top_p, stop, seed,
-        logprobs. stream: an iterator over the pieces of one text's answer. Raises ServiceErrors.
+        logprobs. stream: an iterator over the pieces of one prompt's answer. Raises ServiceErrors.
         """
-        if isinstance(prompts, str):
-            body = _body(CompletionBody, {"prompt": prompts, **fields})
+        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+            body = _body(CompletionBody, {"prompt": _listed(prompts), **fields})
             return self._stream(body) if stream else self._answers([body])[0]
         _check_stream(is_list=True, stream=stream)
         return self._answers([_body(CompletionBody, {"prompt": _listed(prompt), **fields}) for prompt in prompts])
@@ -309,8 +313,9 @@ def _body(schema: type[Body], fields: dict[str, Any]) -> Body:
     return parse_body(schema, fields)
 
 
-def _listed(prompt: str | Sequence[int]) -> str | list[int]:
-    return prompt if isinstance(prompt, str) else list(prompt)
+def _listed(prompt: object) -> object:
+    """Return a prompt of token ids as the list that the schema knows; what else was given, for the schema to judge."""
+    return list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else prompt
 
 
 def _check_stream(*, is_list: bool, stream: bool) -> None:

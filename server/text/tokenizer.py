@@ -123,11 +123,11 @@ class Tokenizer:
         for begin in range(0, len(text), _PIECE_CHARS):
             num_tokens += len(self.encode(text[begin : begin + _PIECE_CHARS], add_special_tokens=False))
             if num_tokens > 2 * max_tokens:
-                raise PromptTooLong(
-                    f"{limit} is {max_tokens} tokens, but the first {begin + _PIECE_CHARS} of the prompt's {len(text)} "
-                    f"characters alone are {num_tokens} tokens.",
-                    param=param,
-                )
+                end = begin + _PIECE_CHARS
+                counted = f"the prompt's {len(text)} characters are"
+                if end < len(text):
+                    counted = f"the first {end} of the prompt's {len(text)} characters alone are"
+                raise PromptTooLong(f"{limit} is {max_tokens} tokens, but {counted} {num_tokens} tokens.", param=param)
 
     def encode_checked(
         self, texts: Sequence[str], *, max_model_len: int, max_total: int, param: str

@@ -32,6 +32,7 @@ from server.commands.server_target import (
     ToolError,
     handled,
     make_endpoint,
+    nobody_message,
     served_models,
     stopping_signals,
 )
@@ -149,7 +150,7 @@ class Batch:
         endpoint = make_endpoint(arguments.url or DEFAULT_URL, arguments.api_key, os.environ)
         if served_models(endpoint) is None:
             hint = "start one with quire serve, or name a model with --model"
-            raise ToolError(f"No server with OpenAI's API answers at {endpoint.url}: {hint}.")
+            raise ToolError(nobody_message(endpoint, hint))
         yield endpoint
 
 

@@ -27,6 +27,7 @@ from server.commands.server_target import (
     leave,
     make_client,
     make_endpoint,
+    nobody_message,
     served_models,
     transport_message,
 )
@@ -51,7 +52,7 @@ def chat_server(arguments: argparse.Namespace, stream: TextIO) -> Iterator[tuple
             message = f"{endpoint.url} serves {', '.join(names) or 'nothing'}, not {arguments.model}."
             raise ToolError(message, exit_code=2)
     elif arguments.url is not None:
-        raise ToolError(f"No server with OpenAI's API answers at {endpoint.url}: start one with quire serve.")
+        raise ToolError(nobody_message(endpoint, "start one with quire serve"))
     with TemporaryServer(arguments.model, served_names=[], stream=stream) as own:
         own_names = served_models(own.endpoint)
         if not own_names:

@@ -25,10 +25,10 @@ _GOOD_SHARE = 0.95  # of the best rate: the smallest size that has it is chosen
 
 
 class Choice(NamedTuple):
-    """A setting, and its reason in one sentence."""
+    """A setting, and its reason in one sentence. value: None where the default stays."""
 
     key: str
-    value: str
+    value: str | None
     reason: str
 
 
@@ -65,15 +65,23 @@ def choose(report: TuneReport, given: dict[str, str]) -> list[Choice]:
         choices.append(Choice("dtype", best.dtype, f"Answer tokens per second, at most: {reason}."))
     requests = None
     if best.answers and "max-num-seqs" not in given:
-        requests = _smallest_good(best.answers)
-        reason = f"Answer tokens per second by requests at once: {_listed(best.answers)}. {_RULE}"
-        choices.append(Choice("max-num-seqs", str(requests.size), reason))
+        requests = _smallest_good(best.answers, is_complete=report.is_complete)
+        reason = f"Answer tokens per second by requests at once: {_listed(best.answers)}."
+        choices.append(_choice("max-num-seqs", requests, reason))
     if best.prompts and "max-num-batched-tokens" not in given:
-        step = _smallest_good(best.prompts).size
-        least = requests.size if requests is not None else int(given.get("max-num-seqs", 1))
-        reason = f"Prompt tokens per second by tokens a step: {_listed(best.prompts)}. {_RULE}"
-        choices.append(Choice("max-num-batched-tokens", str(max(step, least)), reason))
+        step = _smallest_good(best.prompts, is_complete=report.is_complete)
+        least = int(given["max-num-seqs"]) if "max-num-seqs" in given else requests
+        reason = f"Prompt tokens per second by tokens a step: {_listed(best.prompts)}."
+        # a step has a token for each request
+        size = None if step is None or least is None else max(step, least)
+        choices.append(_choice("max-num-batched-tokens", size, reason))
     return choices
+
+
+def _choice(key: str, size: int | None, reason: str) -> Choice:
+    if size is None:
+        return Choice(key, None, f"{reason} The time was over before the best was known: the default stays.")
+    return Choice(key, str(size), f"{reason} {_RULE}")
 
 
 _RULE = f"The smallest with {_GOOD_SHARE:.0%} of the best: more would only make each token wait longer."
@@ -86,11 +94,12 @@ def to_yaml(report: TuneReport, model: str | None, given: dict[str, str]) -> str
         f"# Context: {report.max_model_len:,} tokens; the KV cache holds {report.kv_cache_tokens:,}.",
     ]
     if not report.is_complete:
-        lines.append("# The time was over before all sizes were measured: larger ones may be better.")
+        lines.append("# The time was over before all sizes were measured.")
     if model is not None:
         lines.append(f"model: {msgspec.json.encode(model).decode()}")
     for choice in choose(report, given):
-        lines += ["", f"# {choice.reason}", f"{choice.key}: {choice.value}"]
+        is_default = choice.value is None
+        lines += ["", f"# {choice.reason}", f"# {choice.key}:" if is_default else f"{choice.key}: {choice.value}"]
     if given:
         lines += ["", "# As given."]
         lines += [f"{key}: {msgspec.json.encode(value).decode()}" for key, value in given.items()]
@@ -101,9 +110,11 @@ def _speed(measured: Measured) -> float:
     return max((rate.tokens_per_s for rate in measured.answers), default=0.0)
 
 
-def _smallest_good(rates: list[Rate]) -> Rate:
+def _smallest_good(rates: list[Rate], *, is_complete: bool) -> int | None:
+    """Return the smallest size with nearly the best rate; None if it is the last of those there was time for."""
     best = max(rate.tokens_per_s for rate in rates)
-    return next(rate for rate in rates if rate.tokens_per_s >= _GOOD_SHARE * best)
+    size = next(rate.size for rate in rates if rate.tokens_per_s >= _GOOD_SHARE * best)
+    return size if is_complete or size != rates[-1].size else None
 
 
 def _listed(rates: list[Rate]) -> str:

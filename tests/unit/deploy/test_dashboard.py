@@ -136,6 +136,23 @@ def test_rows_below_the_first_are_folded_and_hold_their_panels(name: str) -> Non
     assert len(ids) == len(set(ids))
 
 
+def test_the_page_has_every_row_and_the_number_of_alerts() -> None:
+    page = Path("docs/how-to/dashboards.md").read_text(encoding="utf-8")
+    rows = [panel["title"] for made in DASHBOARDS.values() for panel in made["panels"] if panel["type"] == "row"]
+    assert [title for title in rows if f"| {title.replace('$gpu', '…')} | " not in page] == []
+    assert f"the {('ten', 'eleven', 'twelve', 'thirteen', 'fourteen')[len(ALERTS) - 10]} alerts of the" in page
+
+
+def test_the_row_of_gpus_comes_once_for_each_server_that_has_one() -> None:
+    made = DASHBOARDS["quire-details"]
+    (row,) = (panel for panel in made["panels"] if panel.get("repeat") == "gpu")
+    (gpu,) = (variable for variable in made["templating"]["list"] if variable["name"] == "gpu")
+    assert "quire_gpu_memory_total_bytes" in gpu["definition"]
+    assert gpu["definition"].endswith("> 0)")  # a server without a GPU exports 0: it is no value of the variable
+    assert (gpu["hide"], gpu["includeAll"], gpu["allValue"]) == (2, True, None)
+    assert all("$gpu" in target["expr"] for panel in row["panels"] for target in panel["targets"])
+
+
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_restarts_and_releases_are_marked_and_alerts_and_pages_linked(name: str) -> None:
     made = DASHBOARDS[name]

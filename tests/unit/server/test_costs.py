@@ -62,8 +62,11 @@ def test_a_text_too_long_to_count_is_encoded_in_pieces_up_to_twice_the_limit(har
 
 def test_without_a_bound_for_a_tokens_text_pieces_are_counted(harness, tmp_path, encoded):
     app = harness(folder=write_model_folder(tmp_path / "m", tokenizer=with_lost_text()))
-    assert check_error(app.complete(prompt=TEXT * 60_000), 400, "context_length_exceeded")["param"] == "prompt"
-    assert encoded == [65_536]
+    error = check_error(app.complete(prompt=TEXT * 60_000), 400, "context_length_exceeded")
+    assert (error["param"], encoded) == ("prompt", [65_536])
+    assert "the first 65536 of the prompt's 840000 characters alone are" in error["message"]
+    error = check_error(app.complete(prompt=TEXT * 600), 400, "context_length_exceeded")
+    assert "but the prompt's 8400 characters are" in error["message"]
 
 
 def with_lost_text():

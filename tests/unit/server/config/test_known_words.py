@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import shlex
+import socket
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,20 @@ def test_a_folder_of_the_cache_is_named_by_its_id(tmp_path: Path) -> None:
     (tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots").mkdir(parents=True)
     with pytest.raises(StartupError, match=r"quire serve Qwen/Qwen3-0\.6B"):
         resolve_model(str(tmp_path / "models--Qwen--Qwen3-0.6B"))
+
+
+def test_a_word_of_ollama_is_answered_before_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "llama3.2:1b", "--port", port]) == 2
+        assert "quire serve meta-llama/Llama-3.2-1B-Instruct" in capsys.readouterr().err
+        assert main(["serve", "--port", port]) == 3
+        assert f"Port {port} on 127.0.0.1 is in use" in capsys.readouterr().err
+
+
+def test_a_flag_of_serve_before_the_command_is_told_where_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("--port", "--port=8000", "--max-model-len"):
+        with pytest.raises(SystemExit):
+            main([word, "8000"])
+        flag = word.partition("=")[0]
+        assert f"{flag} is a flag of serve, and the command comes first: quire serve {flag}" in capsys.readouterr().err

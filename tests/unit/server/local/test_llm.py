@@ -47,6 +47,9 @@ def test_token_ids_are_prompts_too(llm: LLM) -> None:
     assert (answer.num_prompt_tokens, len(answer.token_ids), answer.finish_reason) == (3, 3, "length")
     assert answer.logprobs is not None
     assert len(answer.logprobs) == 3
+    assert llm.generate([5, 6, 7], max_tokens=3, ignore_eos=True).token_ids == answer.token_ids
+    with pytest.raises(InvalidParameter, match="prompt"):
+        llm.generate(["a", 3])  # type: ignore[list-item]
 
 
 def test_a_stream_is_the_answer_in_pieces_and_may_be_left(llm: LLM) -> None:

@@ -51,6 +51,16 @@ def test_the_file_is_one_that_serve_takes(tmp_path: Path) -> None:
     assert "before all sizes" in to_yaml(TuneReport(measured=[FAST], is_complete=False), None, {})
 
 
+def test_a_size_that_was_still_getting_better_when_the_time_was_over_stays_at_its_default() -> None:
+    entry = Measured(dtype="bfloat16", answers=[Rate(1, 20.0), Rate(8, 97.0), Rate(32, 50.0)], prompts=[Rate(128, 5.0)])
+    text = to_yaml(TuneReport(measured=[entry], is_complete=False), None, {})
+    assert "max-num-seqs: 8\n" in text
+    assert "128: 5. The time was over before the best was known: the default stays.\n# max-num-batched-tokens:" in text
+    entry = Measured(dtype="bfloat16", answers=[Rate(1, 20.0), Rate(8, 97.0)], prompts=[Rate(128, 9.0), Rate(256, 5.0)])
+    chosen = {choice.key: choice.value for choice in choose(TuneReport(measured=[entry], is_complete=False), {})}
+    assert chosen == {"max-num-seqs": None, "max-num-batched-tokens": None}
+
+
 def test_no_file_is_overwritten_and_a_problem_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "quire.yaml"
     path.write_text("port: 1")
