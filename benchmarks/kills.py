@@ -5,7 +5,7 @@
 First each request is answered once undisturbed. Then so many clients ask them in turn, and the engine gets a SIGKILL
 when it has served for --every seconds. A stream is cut if it ends without its last event; it differs if its text is not
 that of the undisturbed answer. Requests that the server refuses while it has no engine (503) are asked again. Other
-flags are passed to `quire serve`.
+flags are passed to `quire serve`; with --standby an engine is killed no sooner than the next one is loaded beside it.
 
 A run ends after --seconds or, counted with those of the file, after --kills; SIGTERM ends it earlier. With --resume it
 goes on with the file of an earlier run that had the same settings.
@@ -38,6 +38,7 @@ from benchmarks.startup import engine_of
 
 _LISTENING = re.compile(r"listening url=http://([^:]+):(\d+)")
 _READY_AGAIN = "engine ready again"
+_STANDBY_WAITS = "standby waits"
 _RETRY_S = 0.25
 _POLL_S = 0.02
 _ENDS = {b"[DONE]", "response.completed", "response.incomplete", "message_stop"}
@@ -132,11 +133,15 @@ async def ask(address: tuple[str, int], kind: str, path: str, body: Body) -> Str
 
 
 class Kill(msgspec.Struct):
-    """One kill. ready_s: when the next engine was ready; load: processes that wanted a core, mean of a minute."""
+    """One kill. ready_s: when the next engine was ready; load: processes that wanted a core, mean of a minute.
+
+    standby_s: seconds in which the standby for this kill was loaded, beside what served; None: there is none.
+    """
 
     killed_s: float
     ready_s: float
     load: float
+    standby_s: float | None = None
 
 
 class Tally(msgspec.Struct, kw_only=True):
@@ -150,6 +155,7 @@ class Tally(msgspec.Struct, kw_only=True):
     without_an_engine_s: list[float] = []  # one for each kill
     until_the_first_stream_goes_on_s: list[float] = []
     pause_of_a_stream_s: list[float] = []
+    until_a_standby_is_loaded_s: list[float] = []
     loads: list[float] = []
 
 
@@ -168,7 +174,7 @@ async def keep_asking(
 
 
 async def keep_killing(
-    launcher: int, log: Path, *, every_s: float, end_s: float, most: float, is_over: asyncio.Event
+    launcher: int, log: Path, *, every_s: float, end_s: float, most: float, has_standby: bool, is_over: asyncio.Event
 ) -> list[Kill]:
     """Kill each engine when it has served for every_s, until end_s or `most` kills; then set is_over.
 
@@ -176,18 +182,28 @@ async def keep_killing(
     last kill the streams have every_s to go on.
     """
     kills: list[Kill] = []
+    ready_s = time.monotonic()
     while not is_over.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(is_over.wait(), every_s)
         if is_over.is_set() or len(kills) >= most or time.monotonic() >= end_s:
             break
+        standby_s = None
+        if has_standby:
+            standby_s = await _wait_told(log, _STANDBY_WAITS, len(kills)) - ready_s
         os.kill(engine_of(launcher), signal.SIGKILL)
         killed_s = time.monotonic()
-        while await asyncio.to_thread(lambda: log.read_text().count(_READY_AGAIN)) <= len(kills):
-            await asyncio.sleep(_POLL_S)
-        kills.append(Kill(killed_s, time.monotonic(), os.getloadavg()[0]))
+        ready_s = await _wait_told(log, _READY_AGAIN, len(kills))
+        kills.append(Kill(killed_s, ready_s, os.getloadavg()[0], standby_s))
     is_over.set()
     return kills
+
+
+async def _wait_told(log: Path, words: str, num_before: int) -> float:
+    """Wait until a log has words more often than before; return the time."""
+    while await asyncio.to_thread(lambda: log.read_text().count(words)) <= num_before:
+        await asyncio.sleep(_POLL_S)
+    return time.monotonic()
 
 
 def wait_started(server: "subprocess.Popen[bytes]", log: Path) -> tuple[str, int]:
@@ -236,6 +252,7 @@ def tally(streams: list[Streamed], kills: list[Kill], expected: dict[str, dict[s
         without_an_engine_s=[round(kill.ready_s - kill.killed_s, 3) for kill in kills],
         until_the_first_stream_goes_on_s=[round(pause_s, 3) for pause_s in first],
         pause_of_a_stream_s=[round(pause_s, 3) for pause_s in pauses],
+        until_a_standby_is_loaded_s=[round(kill.standby_s, 3) for kill in kills if kill.standby_s is not None],
         loads=[round(kill.load, 1) for kill in kills],
     )
 
@@ -264,6 +281,7 @@ def figures(total: Tally) -> dict[str, object]:
         "without_an_engine_s": spread(total.without_an_engine_s),
         "until_the_first_stream_goes_on_s": spread(total.until_the_first_stream_goes_on_s),
         "pause_of_a_stream_s": spread(total.pause_of_a_stream_s),
+        "until_a_standby_is_loaded_s": spread(total.until_a_standby_is_loaded_s),
     }
 
 
@@ -277,19 +295,21 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 async def measure(
-    launcher: int, address: tuple[str, int], log: Path, args: argparse.Namespace, *, most: float
+    launcher: int, address: tuple[str, int], log: Path, args: argparse.Namespace, *, most: float, has_standby: bool
 ) -> Tally:
     """Ask undisturbed, then under at most so many kills; return what came of it."""
+    is_over = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, is_over.set)
     asked = [(kind, path, body) for kind, (path, body) in requests(args.tokens).items()]
     undisturbed = [await ask(address, *each) for each in asked]
     for each in undisturbed:
         if not each.is_whole:
             raise RuntimeError(f"undisturbed, {each.kind} ended with {each.status} {each.error}")
-    is_over = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, is_over.set)
     end_s = time.monotonic() + args.seconds
     killing = asyncio.create_task(
-        keep_killing(launcher, log, every_s=args.every, end_s=end_s, most=most, is_over=is_over)
+        keep_killing(
+            launcher, log, every_s=args.every, end_s=end_s, most=most, has_standby=has_standby, is_over=is_over
+        )
     )
     clients = [keep_asking(address, number, asked, is_over) for number in range(args.streams)]
     streams = [each for part in await asyncio.gather(*clients) for each in part]
@@ -351,7 +371,9 @@ def run(args: argparse.Namespace, flags: list[str], *, most: float) -> Tally:
         server = subprocess.Popen(command, stderr=log)
         try:
             address = wait_started(server, Path(log.name))
-            return asyncio.run(measure(server.pid, address, Path(log.name), args, most=most))
+            return asyncio.run(
+                measure(server.pid, address, Path(log.name), args, most=most, has_standby="--standby" in flags)
+            )
         finally:
             server.terminate()
             server.wait(60)
