@@ -184,13 +184,12 @@ async def keep_killing(
     kills: list[Kill] = []
     ready_s = time.monotonic()
     while not is_over.is_set():
+        loaded = asyncio.create_task(_wait_told(log, _STANDBY_WAITS, len(kills))) if has_standby else None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(is_over.wait(), every_s)
         if is_over.is_set() or len(kills) >= most or time.monotonic() >= end_s:
             break
-        standby_s = None
-        if has_standby:
-            standby_s = await _wait_told(log, _STANDBY_WAITS, len(kills)) - ready_s
+        standby_s = await loaded - ready_s if loaded is not None else None
         os.kill(engine_of(launcher), signal.SIGKILL)
         killed_s = time.monotonic()
         ready_s = await _wait_told(log, _READY_AGAIN, len(kills))
