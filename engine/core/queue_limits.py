@@ -10,8 +10,8 @@ from engine.core.grammars import Grammars
 from engine.core.queue_forecast import QueueForecast
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from engine.interface.errors import Overloaded
-from engine.interface.protocol import AddRequest
+from engine.interface.errors import Overloaded, RateLimited, ServiceError
+from engine.interface.protocol import AddRequest, RequestFailed
 
 TOO_LATE = "This request waited so long that its first token would have come after its timeout."
 
@@ -67,7 +67,7 @@ class QueueLimits:
                     retry_after_s=max(ceil(wait_s - left_s), 1),
                 )
             request.latest_start_s = message.deadline_s - self.forecast.prefill_s(request)
-        if limit_s is not None and longest_s > limit_s and message.charge is not None:
+        if limit_s is not None and longest_s > limit_s and message.charge is not None and is_first:
             raise Overloaded(
                 f"The first token would come in about {longest_s:.1f} s; the limit is {limit_s:g} s.",
                 retry_after_s=max(ceil(longest_s - limit_s), 1),
@@ -87,3 +87,13 @@ class QueueLimits:
         # requests for free rows are not counted: a burst into an idle engine starts at once and is no queue
         num_waiting = len(self.scheduler.waiting) + len(self.grammars.pending)
         return num_waiting >= self.max_requests + self.scheduler.num_free_rows
+
+
+def failure_of(request_id: str, error: ServiceError) -> RequestFailed:
+    """Return the message that ends a request with an error."""
+    failure = RequestFailed(request_id, error.code, error.message, error.param)
+    if isinstance(error, Overloaded):
+        failure.retry_after_s = error.retry_after_s
+    if isinstance(error, RateLimited):
+        failure.rates = error.rates
+    return failure
