@@ -113,9 +113,9 @@ class Streamed:
             self.texts[place] = self.texts.get(place, "") + value
 
 
-async def ask(address: tuple[str, int], kind: str, path: str, body: Body) -> Streamed:
-    """Send one streaming request and read its whole reply."""
-    streamed, reply = Streamed(kind, time.monotonic()), StreamedReply()
+async def ask(address: tuple[str, int], kind: str, path: str, body: Body, *, into: Streamed | None = None) -> Streamed:
+    """Send one streaming request and read its whole reply. into: where to keep what comes, for others to see."""
+    streamed, reply = into or Streamed(kind, time.monotonic()), StreamedReply()
     data = json.dumps({"model": "quire-demo", **body, "stream": True}).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: {address[0]}\r\ncontent-type: application/json\r\nconnection: close\r\n"
     try:

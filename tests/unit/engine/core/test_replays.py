@@ -1,6 +1,7 @@
 """Requests that go on after the end of their engine: the tokens of an undisturbed run, from every commit."""
 
 import logging
+import random
 from collections import Counter
 
 import msgspec
@@ -8,11 +9,19 @@ import pytest
 
 from engine.core.request_factory import RequestFactory
 from engine.interface.errors import EngineDead, InvalidParameter, PoisonRequest
-from engine.interface.protocol import AddRequest, RefuseDigest, SamplingParams, ThinkingBudget, pack_token_ids
+from engine.interface.protocol import (
+    AddRequest,
+    GrammarSpec,
+    RefuseDigest,
+    SamplingParams,
+    ThinkingBudget,
+    pack_token_ids,
+)
 from engine.interface.replays import Journal, digest_of
 from engine.interface.tenant import Charge, Tenant
 from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
 from tests.support.engine_harness import Harness, Seen, drafters
+from tests.support.grammar_tokens import compiler
 
 REQUESTS = {
     "greedy": {"temperature": 0.0},
@@ -26,6 +35,16 @@ REQUESTS = {
     "bad_words": {"bad_words": [[4], [5, 6]]},
     "thinking": {"thinking": ThinkingBudget(4, [1], 2, [8, 9, 2], is_open=True)},
     "embedding": {"pooling": "mean"},
+    "grammar": {"grammar": GrammarSpec('start: /"[a-c]{4,30}"/'), "seed": 3},
+    "grammar_with_stop_tokens": {"grammar": GrammarSpec("start: /[0-9]{6,40}/"), "seed": 5, "stop_token_ids": [0]},
+    "grammar_in_reasoning": {
+        "grammar": GrammarSpec("start: /[0-9ab]{9,40}/"),
+        "thinking": ThinkingBudget(4, [23], 25, [24, 25], is_open=True),
+    },
+    "allowed": {"allowed_token_ids": [3, 5, 7, 9], "seed": 2},
+    "bias": {"logit_bias": {4: 3.0, 9: -100.0}, "seed": 2},
+    "salt": {"cache_salt": "tenant", "open_salt": "other"},
+    "pin": {"pin_s": 1000.0, "priority": 1},
 }
 
 
@@ -45,13 +64,60 @@ def run(harness: Harness, options: dict, *, crash_after: int | None = None, is_f
 def test_a_request_goes_on_from_every_commit(kind: str, num_drafts: int) -> None:
     options = REQUESTS[kind]
     for depth in (1, 2):
-        whole = run(Harness(depth=depth, make_drafter=drafters(num_drafts)), options).seen["r"]
+        whole = run(Harness(depth=depth, make_drafter=drafters(num_drafts), get_compiler=compiler), options).seen["r"]
+        assert whole.ends[0] in ("length", "stop")
         for crash_after in range(18):
-            harness = Harness(depth=depth, make_drafter=drafters(num_drafts))
+            harness = Harness(depth=depth, make_drafter=drafters(num_drafts), get_compiler=compiler)
             seen = run(harness, options, crash_after=crash_after, is_fault=crash_after % 2 == 0).seen["r"]
             assert (seen.token_ids, seen.ends) == (whole.token_ids, whole.ends)
             assert (seen.num_logprobs, seen.prompt_logprobs) == (whole.num_logprobs, whole.prompt_logprobs)
             assert (seen.embedding, seen.num_started) == (whole.embedding, 1)
+
+
+def run_crowd(seed: int, *, depth: int, num_drafts: int, crash_rate: float) -> Harness:
+    """Run requests of all kinds, some of them with three choices, in a pool that is small for them.
+
+    crash_rate: after so many turns the engine ends; the first time by a fault, then by kills, which accuse nobody.
+    """
+    rng = random.Random(seed)
+    harness = Harness(
+        depth=depth,
+        num_pages=rng.randint(14, 40),
+        max_num_seqs=rng.randint(1, 6),
+        max_num_batched_tokens=rng.randint(4, 24),
+        make_drafter=drafters(num_drafts),
+        get_compiler=compiler,
+    )
+    ends, faults = random.Random(seed + 1), [True]
+    for number in range(rng.randint(4, 12)):
+        options = REQUESTS[rng.choice(list(REQUESTS))]
+        prompt, num_choices = [rng.randrange(50) for _ in range(rng.randint(1, 14))], rng.choice([1, 1, 3])
+        for choice in range(1 if "pooling" in options else num_choices):
+            own = options | ({"seed": options.get("seed", 0) + choice, "counts_prompt": not choice})
+            harness.add(f"r{number}-{choice}", prompt, 12, client_id=1 + number % 2, **own)
+        for _ in range(rng.randint(0, 6)):
+            harness.turn()
+            if ends.random() < crash_rate:
+                harness.crash(is_fault=bool(faults and faults.pop()))
+    for _ in range(200):
+        harness.turn()
+        if ends.random() < crash_rate:
+            harness.crash(is_fault=bool(faults and faults.pop()))
+    harness.drain()
+    return harness
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_crowds_of_all_kinds_go_on_from_any_commit(seed: int) -> None:
+    for depth, num_drafts in ((1, 0), (2, 0), (1 + seed % 2, 3)):
+        whole = run_crowd(seed, depth=depth, num_drafts=num_drafts, crash_rate=0.0).seen
+        ended = run_crowd(seed, depth=depth, num_drafts=num_drafts, crash_rate=0.15).seen
+        assert sum(seen.journal.num_replays for seen in ended.values()) > 5
+        for name, seen in ended.items():
+            assert (seen.token_ids, seen.ends) == (whole[name].token_ids, whole[name].ends), name
+            assert seen.num_logprobs == whole[name].num_logprobs
+            assert seen.prompt_logprobs == whole[name].prompt_logprobs
+            assert seen.embedding == whole[name].embedding
 
 
 @pytest.mark.slow
