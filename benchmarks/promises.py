@@ -31,6 +31,10 @@ class Part:
             return [program, *words, f"ARGS={self.option} {path}"]
         return [sys.executable, *words, self.option, str(path)]
 
+    def has_file(self, folder: Path = RESULTS) -> bool:
+        """Return whether it has been measured."""
+        return any(folder.glob(f"{self.stem}-[0-9]*.json"))
+
     def newest(self, folder: Path = RESULTS) -> Path:
         """Return its newest file. Raises ValueError if there is none."""
         return max(folder.glob(f"{self.stem}-[0-9]*.json"))

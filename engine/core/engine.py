@@ -18,8 +18,7 @@ from engine.core.kv_events import KvEvent, KvEvents
 from engine.core.kv_snapshot import KvView
 from engine.core.outputs import EngineStats, Outbox
 from engine.core.queue_forecast import QueueForecast
-from engine.core.queue_limits import TOO_LATE, QueueLimits, failure_of
-from engine.core.queue_news import QueueNews
+from engine.core.queue_limits import TOO_LATE, QueueLimits, QueueNews, failure_of
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
 from engine.core.step import StepHandle, StepPlan, TokenMasks

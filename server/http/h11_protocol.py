@@ -231,6 +231,10 @@ class _JoinedWrites:
         if self._held:
             self.write_now(b"")
 
+    def is_closing(self) -> bool:
+        """Return whether the connection is closed, or about to be."""
+        return self._transport.is_closing()
+
     def close(self) -> None:
         """Close the connection, once all is written."""
         self.flush()

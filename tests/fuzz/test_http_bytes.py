@@ -140,7 +140,7 @@ def test_a_real_daemon_survives_them(tmp_path):
         count("connections with bytes, to a daemon", statuses)
         assert all(status < 500 for status in statuses), pieces
 
-    with Daemon("--device", "cpu", "--max-model-len", "256", folder=tmp_path) as daemon:
+    with Daemon("--device", "cpu", "--max-model-len", "256", "--allowed-host", "x", folder=tmp_path) as daemon:
         parts = urlparse(daemon.wait_ready().base_url)
         address = parts.hostname or "", parts.port or 0
         survives()
