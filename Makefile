@@ -1,7 +1,8 @@
 # make serve · make test · make lint: each sets itself up first, in .venv, on a machine with Python 3.11 or newer and pip.
 #   make serve ARGS="./my-model --port 8123"     make test ARGS="-k tokenizer"     PIP_ARGS: more flags for pip
 # make test-demo · make test-clients · make test-openapi · make test-templates · make test-browser · make test-monitoring ·
-# make fuzz · make chaos · make soak: slower, with downloads, or of what is not shipped, and left out of make test.
+# make fuzz · make chaos · make soak · make promises: slower, with downloads, or of what is not shipped, and left out of
+# make test.
 # make test-deploy builds the container and runs proxies, systemd and more: as root, on Debian or Ubuntu.
 # The clients get environments of their own; the templates are those of two packages, of which
 # nothing is installed; the browser is an installed Chromium, Prometheus an installed one as well.
@@ -33,7 +34,7 @@ BARE_TESTS := tests/unit $(addprefix tests/integration/test_,serving.py quantize
 STRICT := engine.core engine.interface engine.grammar server.api
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-unit test-full test-bare coverage test-demo test-clients test-openapi test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz chaos soak lint format hooks supply-chain release clean
+.PHONY: help serve test test-unit test-full test-bare coverage test-demo test-clients test-openapi test-templates models-page reference-pages configuration-page test-browser test-monitoring test-deploy fuzz chaos soak promises lint format hooks supply-chain release clean
 
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
@@ -56,6 +57,7 @@ help:
 	@echo 'make fuzz    throw hostile input at the server; ARGS="--hypothesis-profile=long" for longer'
 	@echo 'make chaos   attack a server for minutes: crowds, bombs, stopped and killed processes; ARGS="--seed N" for the same again'
 	@echo 'make soak HOURS=2   a steady mixed load, and how fast each process grows'
+	@echo 'make promises   measure what docs/reference/promises.md shows; ARGS="kills drain" for parts'
 	@echo 'make lint    check style, types and spelling'
 	@echo 'make format  apply the style'
 	@echo 'make hooks   have git check style, types and spelling before each commit'
@@ -126,6 +128,9 @@ chaos: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak --hours $(HOURS) $(ARGS)
+
+promises: $(STAMP)
+	$(BIN)/python -m benchmarks.promises $(ARGS)
 
 supply-chain: $(SUPPLY_CHAIN)/.installed
 	for step in "lock --check" "sbom build/sbom" bandit audit; do $(SUPPLY_CHAIN)/bin/python deploy/supply_chain.py $$step || exit; done

@@ -31,7 +31,14 @@ from engine.core.scheduler import Scheduler
 from engine.core.step import StepPlan, StepResult, TokenMasks
 from engine.interface.config import SchedulerConfig
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import AddRequest, RequestFailed, SamplingParams, StepEvents, pack_token_ids
+from engine.interface.protocol import (
+    AddRequest,
+    QueueCosts,
+    RequestFailed,
+    SamplingParams,
+    StepEvents,
+    pack_token_ids,
+)
 from engine.interface.tenant import Charge, Tenant
 
 NUM_ROWS = 64
@@ -135,6 +142,7 @@ class Simulation:
             )
         )
         self.outcomes: dict[str, Outcome] = {}
+        self.told: list[QueueCosts] = []  # what the next engine would be told
 
     def run(self, load: Iterator[Arrival], *, until_s: float, num_open: int | None = None) -> list[Outcome]:
         """Send a load in its order, and return the outcomes at the end.
@@ -192,6 +200,8 @@ class Simulation:
                 for finished in message.finished:
                     outcome = self.outcomes[message.request_ids[finished.row]]
                     outcome.end_s = now_s - outcome.arrival.at_s
+            elif isinstance(message, QueueCosts):
+                self.told.append(message)
 
 
 def poisson(rate: float, *, seed: int, tenant: str = "load") -> Iterator[Arrival]:

@@ -1,77 +1,247 @@
 """docs/reference/promises.md: what the server promises, and the newest measurement of each. make reference-pages.
 
-A row comes from a file of benchmarks/results and names the command that wrote it. A promise without a measurement of
-its own has no row.
+A table comes from files of benchmarks/results and names the commands that wrote them (benchmarks/promises.py). A
+promise without a measurement of its own has no row.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.promises import PARTS
+
 ROOT = Path(__file__).parent.parent
 PATH = ROOT / "docs" / "reference" / "promises.md"
-_RESULTS = ROOT / "benchmarks" / "results"
+Report = dict[str, Any]
 _HEAD = """\
 # Promises
 
 What the server promises its clients, and what was measured of it.
-Each table names its command and its file; `make reference-pages` writes this page from the newest files.
+`python -m benchmarks.promises` measures all of it, `python -m benchmarks.promises PART` a part; \
+`make reference-pages` writes this page from the newest files.
+The measurements ran beside other programs on the same cores, so the times are upper bounds.
 """
 _KILLS = """\
 ## A request outlives its engine
 
 When the engine dies, [open requests go on](life-cycle.md#open-requests-go-on) with the tokens of an undisturbed run.
-The engine is killed (SIGKILL) whenever it has served for some seconds, under streams of nine kinds: {kinds}.
+The engine is killed (SIGKILL) when it has served for 5 s, under streams of nine kinds: {kinds}.
+With `--standby` it is killed no sooner than the [standby](life-cycle.md#standby) is loaded.
 A stream is cut if it ends without its last event; it differs if its text is not that of the undisturbed answer.
 A stream's pause is from the kill until its first event by the next engine.
 In this time the next engine starts, and computes prompts and answers of all open requests once more.
+"""
+_DRAIN = """\
+## A drain cuts nobody
+
+SIGTERM comes while all streams are open; they have the [drain timeout](life-cycle.md#drain) of {timeout} s to end.
+New requests get a 503, and no connection once the workers have ended.
+"""
+_OVERLOAD = """\
+## An overloaded server serves at its capacity
+
+At {load:g} times the capacity, requests are refused whose first token \
+[would come later than](../explanation/queues.md) `--max-queue-wait`, {limit:g} s.
+Goodput is requests in a second whose first token came within {limit:g} s.
+The simulation runs the engine's loop and scheduler with the step times of an H100, equal on every machine.
+"""
+_FAIRNESS = """\
+## A key's flood delays no other key
+
+One key sends 500 requests at once; another one sends a request each second.
+"""
+_FUZZ = """\
+## Hostile input is answered below 500
+
+`make fuzz` draws inputs with Hypothesis from a corpus of attacks: {examples:,} for each property.
+"""
+_SOAK = """\
+## Memory does not grow
+
+A steady mixed load of ten kinds of requests; the slope is \
+that of the line of least squares after the warm-up ([endurance](attacks.md#endurance)).
+"""
+_ATTACKS = """\
+## Attacks leave the server as it was
+
+After each [act](attacks.md#acts-of-make-chaos) normal requests get the same text, \
+the counters agree with the clients, and no block of the KV cache is held.
 """
 
 
 def page() -> str:
     """Return what the page should be."""
-    runs = {name: newest(f"kills{suffix}-cpu") for name, suffix in (("", ""), ("`--standby`", "-standby"))}
-    kinds = ", ".join(next(iter(runs.values()))[1]["figures"]["streams_of_each_kind"])
-    return "\n".join([_HEAD, _KILLS.format(kinds=kinds), *kill_rows(runs), ""])
+    killed = {name: _report(f"kills{name}") for name in ("-200-streams", "", "-standby")}
+    drained, simulated = _report("drain"), _report("overload")
+    overloaded = {"simulated H100": simulated}
+    if PARTS["overload-daemon"].has_file():
+        overloaded["demo model, CPU"] = _report("overload-daemon")
+    kinds = ", ".join(killed[""]["figures"]["streams_of_each_kind"])
+    timeout = f"{drained['settings']['drain_timeout_s']:g}"
+    limit_s = simulated["limited"]["max_queue_wait_s"]
+    return "\n".join(
+        [
+            _HEAD,
+            _KILLS.format(kinds=kinds),
+            *kill_rows(list(killed.values())),
+            *_sources("kills-200-streams", "kills", "kills-standby"),
+            _DRAIN.format(timeout=timeout),
+            *drain_rows(drained),
+            *_sources("drain"),
+            _OVERLOAD.format(load=simulated["load"], limit=limit_s),
+            *overload_rows(overloaded, limit_s),
+            *_sources("overload", *["overload-daemon"] * (len(overloaded) - 1)),
+            _FAIRNESS,
+            *fairness_rows(overloaded),
+            "",
+            _FUZZ.format(examples=_report("fuzz")["max_examples"]),
+            *fuzz_rows(_report("fuzz")),
+            *_sources("fuzz"),
+            _SOAK,
+            *soak_rows(_report("soak")),
+            *_sources("soak"),
+            _ATTACKS,
+            *attack_rows(_report("attacks")),
+            *_sources("attacks"),
+        ]
+    )
 
 
-def newest(name: str) -> tuple[Path, dict[str, Any]]:
-    """Return the newest file of a measurement, and what it says."""
-    path = max(_RESULTS.glob(f"{name}-[0-9]*.json"))
-    return path, json.loads(path.read_bytes())
-
-
-def kill_rows(runs: dict[str, tuple[Path, dict[str, Any]]]) -> Iterator[str]:
-    """Yield a table with a column for each run of benchmarks.kills, by the flags of its server."""
-    reports = [report for _, report in runs.values()]
+def kill_rows(reports: Sequence[Report]) -> Iterator[str]:
+    """Yield a table with a column for each run of benchmarks.kills."""
     figures = [report["figures"] for report in reports]
-    yield _row(["", *(f"demo model, CPU{flags and ', '}{flags}" for flags in runs)])
-    yield _row(["---"] * (1 + len(runs)))
+    flags = [" ".join(report["server_flags"]) for report in reports]
+    yield _row(["", *(f"demo model, CPU{flag and f', `{flag}`'}" for flag in flags)])
+    yield _row(["---"] * (1 + len(reports)))
     yield _row(["kills", *(f"{each['kills']}" for each in figures)])
     yield _row(["streams at once", *(f"{report['settings']['streams']}" for report in reports)])
-    yield _row(["streams", *(f"{each['streams']}" for each in figures)])
+    yield _row(["streams", *(f"{each['streams']:,}" for each in figures)])
     yield _row(["streams that were cut", *(f"**{each['cut']}**" for each in figures)])
     yield _row(["streams with another text", *(f"**{each['different']}**" for each in figures)])
     for field, label in (
         ("without_an_engine_s", "without an engine, p50 / p99, s"),
         ("until_the_first_stream_goes_on_s", "until the first stream goes on, p50 / p99, s"),
         ("pause_of_a_stream_s", "pause of a stream, p50 / p99, s"),
+        ("until_a_standby_is_loaded_s", "until the next standby is loaded, p50 / p99, s"),
     ):
-        yield _row([label, *(f"{each[field]['p50']:.2f} / {each[field]['p99']:.2f}" for each in figures)])
-    load = [f"{report['machine']['load_average']:.0f}" for report in reports]
-    cores = [f"{report['machine']['cpus']}, {at}" for report, at in zip(reports, load, strict=True)]
-    yield _row(["cores, and processes that wanted one", *cores])
-    yield _row(["file", *(f"[{path.name}](../../benchmarks/results/{path.name})" for path, _ in runs.values())])
+        spreads = [each.get(field) for each in figures]
+        yield _row([label, *(f"{each['p50']:.2f} / {each['p99']:.2f}" if each else "–" for each in spreads)])
+    yield _row(["cores, and processes that wanted one", *map(_load, reports)])
+
+
+def drain_rows(report: Report) -> Iterator[str]:
+    """Yield the table of benchmarks.drain."""
+    figures, settings = report["figures"], report["settings"]
+    exits = figures["until_the_server_ended_s"]
+    refused = ", ".join(f"{number:,} × {name}" for name, number in figures["new_requests"].items())
+    yield _row(["", "demo model, CPU"])
+    yield _row(["---"] * 2)
+    yield _row(["SIGTERMs, exit codes", f"{figures['rounds']}, {', '.join(sorted(figures['exit_codes']))}"])
+    yield _row(["streams at once", f"{settings['streams']}"])
+    yield _row(["streams", f"{figures['streams']}"])
+    yield _row(["streams that were cut", f"**{figures['cut']}**"])
+    yield _row(["streams with another text", f"**{figures['different']}**"])
+    yield _row(["until the server has ended, p50 / most, s", f"{exits['p50']:.2f} / {exits['max']:.2f}"])
+    yield _row(["new requests meanwhile", refused])
+    yield _row(["cores, and processes that wanted one", _load(report)])
+
+
+def overload_rows(reports: dict[str, Report], limit_s: float) -> Iterator[str]:
+    """Yield a table with two columns for each run: with the limit of the wait, and without."""
+    runs = [(name, report, report[kind]) for name, report in reports.items() for kind in ("limited", "unlimited")]
+    limits = [f"`--max-queue-wait {run['max_queue_wait_s'] or 0:g}`" for _, _, run in runs]
+    yield _row(["", *(f"{name}, {limit}" for (name, _, _), limit in zip(runs, limits, strict=True))])
+    yield _row(["---"] * (1 + len(runs)))
+    yield _row(["capacity, requests a second", *(_capacity(report, run) for _, report, run in runs)])
+    yield _row(["load, requests a second", *(f"{run['requests_per_s']:.1f}" for _, _, run in runs)])
+    yield _row(
+        [
+            f"first tokens within {limit_s:g} s, of the capacity",
+            *(f"**{_share(r['goodput_ratio'])}**" for _, _, r in runs),
+        ]
+    )
+    yield _row(["refused", *(_share(run["refused_share"]) for _, _, run in runs)])
+    yield _row(["of those accepted, late", *(_share(run["late_share"]) for _, _, run in runs)])
+    longest = [run["refusal_max_s"] if run["refused_share"] else None for _, _, run in runs]
+    yield _row(["longest time to a refusal, s", *("–" if each is None else f"{each:.2f}" for each in longest)])
+    if len(reports) > 1:
+        loads = [f"{run['load_average']:.0f}" if "load_average" in run else "–" for _, _, run in runs]
+        yield _row(["processes that wanted a core", *loads])
+
+
+def fairness_rows(reports: dict[str, Report]) -> Iterator[str]:
+    """Yield a table with a column for each run."""
+    fairness = [report["fairness"] for report in reports.values()]
+    yield _row(["time to the first token", *reports])
+    yield _row(["---"] * (1 + len(reports)))
+    yield _row(["alone, median, s", *(f"{each['alone_p50_s']:.3f}" for each in fairness)])
+    yield _row(["beside 500 requests of another key, median, s", *(f"{each['beside_p50_s']:.3f}" for each in fairness)])
+    yield _row(["ratio", *(f"**{each['fairness_ratio']:.2f}**" for each in fairness)])
+
+
+def fuzz_rows(report: Report) -> Iterator[str]:
+    """Yield a table of the inputs by kind."""
+    yield _row(["input", "number"])
+    yield _row(["---"] * 2)
+    for kind, number in report["inputs"].items():
+        yield _row([kind, f"{number:,}"])
+    replies = ", ".join(f"{number:,} × {name}" for name, number in report["statuses"].items())
+    yield _row(["replies", replies])
+    yield _row(["replies with 5xx", f"**{report['num_5xx']}**"])
+    yield _row(["tests that failed", f"**{report['failed_tests']}**"])
+
+
+def soak_rows(report: Report) -> Iterator[str]:
+    """Yield a table of the processes that live through the whole run."""
+    num_requests = sum(number for kind in report["requests"].values() for number in kind["outcomes"].values())
+    yield _row(["", *(process["process"].rsplit(" ", 1)[0] for process in report["processes"])])
+    yield _row(["---"] * (1 + len(report["processes"])))
+    yield _row(["slope, MiB an hour", *(f"{process['slope_mib_h']:+.1f}" for process in report["processes"])])
+    yield _row(["memory at the end, MiB", *(f"{process['last_mib']:.0f}" for process in report["processes"])])
     yield ""
-    yield "```"
-    for _, report in runs.values():
-        settings, flags = report["settings"], report["server_flags"]
-        names = {"streams": "streams", "seconds": "seconds", "every": "every_s"}
-        words = [f"--{flag} {settings[name]:g}" for flag, name in names.items()]
-        yield " ".join(["python -m benchmarks.kills", *words, *flags])
-    yield "```"
+    yield f"{report['hours']:g} hours, {num_requests:,} requests, {len(report['faults'])} faults."
 
 
-def _row(cells: list[str]) -> str:
+def attack_rows(report: Report) -> Iterator[str]:
+    """Yield a table of all acts together."""
+    acts = report["acts"]
+    outcomes = [(name, number) for act in acts for name, number in act["outcomes"].items()]
+    cut = sum(number for name, number in outcomes if name == "cut")
+    wrong = sum(number for name, number in outcomes if name.startswith("500"))
+    yield _row(["", "demo model, CPU"])
+    yield _row(["---"] * 2)
+    yield _row(["acts, requests", f"{len(acts)}, {sum(act['num_requests'] for act in acts):,}"])
+    yield _row(["streams cut, all by a SIGKILL of their HTTP worker", f"{cut}"])
+    yield _row(["replies with 500", f"**{wrong}**"])
+    yield _row(["restart after SIGKILL, longest, s", f"{max(act['restart_s'] or 0 for act in acts):.1f}"])
+
+
+def _report(name: str) -> Report:
+    found: Report = json.loads(PARTS[name].newest().read_bytes())
+    return found
+
+
+def _sources(*names: str) -> list[str]:
+    """Return the files and the commands of parts, with empty lines around."""
+    paths = [PARTS[name].newest() for name in names]
+    links = ", ".join(f"[{path.name}](../../benchmarks/results/{path.name})" for path in paths)
+    commands = [PARTS[name].command for name in names]
+    return ["", f"Files: {links}" if len(paths) > 1 else f"File: {links}", "", "```", *commands, "```", ""]
+
+
+def _load(report: Report) -> str:
+    return f"{report['machine']['cpus']}, {report['machine']['load_average']:.0f}"
+
+
+def _capacity(report: Report, run: Report) -> str:
+    measured = run.get("capacity_per_s", [report.get("capacity_per_s")])
+    return " and ".join(f"{each:.1f}" for each in measured)
+
+
+def _share(part: float) -> str:
+    return f"{part:.0%}".replace("%", " %")
+
+
+def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"

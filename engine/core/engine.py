@@ -18,7 +18,7 @@ from engine.core.kv_events import KvEvent, KvEvents
 from engine.core.kv_snapshot import KvView
 from engine.core.outputs import EngineStats, Outbox
 from engine.core.queue_forecast import QueueForecast
-from engine.core.queue_limits import TOO_LATE, QueueLimits
+from engine.core.queue_limits import TOO_LATE, QueueLimits, QueueNews, failure_of
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
 from engine.core.step import StepHandle, StepPlan, TokenMasks
@@ -29,7 +29,6 @@ from engine.interface.errors import (
     ModelOutputInvalid,
     OutOfMemory,
     Overloaded,
-    RateLimited,
     ServiceError,
 )
 from engine.interface.protocol import (
@@ -40,9 +39,8 @@ from engine.interface.protocol import (
     ClientGone,
     GrammarLimit,
     GrammarUse,
-    QueueState,
+    QueueCosts,
     RefuseDigest,
-    RequestFailed,
     ToEngine,
 )
 
@@ -65,7 +63,6 @@ class Engine:
         self.max_queued_requests = parts.max_queued_requests
         self.tenants = Tenants(parts.metrics)
         self.forecast = QueueForecast()
-        self._is_full = False  # the state in the last QueueState
         self.is_draining = False  # set by the process: new requests are refused, running ones are finished
         self._executor = parts.executor
         self._transport = parts.transport
@@ -87,6 +84,7 @@ class Engine:
             max_tokens=parts.max_queued_tokens,
             max_wait_s=parts.max_queue_wait_s,
         )
+        self._queue_news = QueueNews(self._limits, self.forecast, self._transport)
         self._is_speculative = parts.make_drafter is not None
         self._launched_s = self._committed_s = 0.0  # the step in flight, and the last commit
         self._stats = EngineStats(
@@ -104,7 +102,11 @@ class Engine:
         self._is_at_tier = False  # nothing can be done, perhaps until a disk or another engine has done something
         self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)
-        self._suspects = Suspects(self._find)
+        self._suspects = Suspects(
+            self._find,
+            is_empty=lambda: self._in_flight is None and not self._open_requests(),
+            transport=self._transport,
+        )
         self._kv_view = KvView(
             self.scheduler,
             self._grammars.pending,
@@ -137,8 +139,7 @@ class Engine:
             was_idle = False
             self._handle(client_id, message)
         self._end_leaving()
-        while self._suspects.is_holding and (suspect := self._suspects.next()) is not None:
-            self._try_add(*suspect)
+        self._let_in()
         if self._grammars.pending or self._grammars.compiling:
             self._queue_compiled()
         if self.scheduler.kv.tiers.is_polled:
@@ -155,7 +156,7 @@ class Engine:
             self._publish(self._events.take())
         self._end_late()
         self._stats.record_turn(plan, self.clock())
-        self._tell_if_full()
+        self._queue_news.tell(self.clock())
         if self._kv_view.askers:
             self._kv_view.answer(self._transport)
         if was_idle and self._idle_work is not None and not self._idle_work():
@@ -228,12 +229,15 @@ class Engine:
 
     def _handle(self, client_id: int, message: ToEngine | ClientGone) -> None:
         match message:
-            case AddRequest(is_suspect=True):
+            case AddRequest() if self._suspects.holds(message):
                 self._suspects.hold(client_id, message)
+                self._let_in()
             case AddRequest():
                 self._try_add(client_id, message)
             case RefuseDigest():
                 self._suspects.refuse(message, self.clock())
+            case QueueCosts():
+                self.forecast.begin_with(message)
             case AbortRequest(request_id, reason) if self._suspects.drop(request_id, client_id):
                 self._outbox.send_end(client_id, request_id, reason, step_id=self.scheduler.committed_step_id)
             case AbortRequest(request_id, reason):
@@ -266,12 +270,17 @@ class Engine:
             self._stats.record_failed(request)
         self.scheduler.late.clear()
 
+    def _let_in(self) -> None:
+        """Add the requests that need no longer wait for a suspect."""
+        while self._suspects.is_holding and (held := self._suspects.next()) is not None:
+            self._try_add(*held)
+
     def _try_add(self, client_id: int, message: AddRequest) -> None:
         try:
             self._add(client_id, message)
         except ServiceError as error:  # the HTTP worker counts refused requests
             self._send_failure(client_id, message.request_id, error)
-            if message.charge is not None:
+            if message.charge is not None and not message.is_charged:
                 self.tenants.count_refused(message.tenant)
 
     def _add(self, client_id: int, message: AddRequest) -> None:
@@ -294,9 +303,9 @@ class Engine:
             self._grammars.follow(request)
         else:
             self._outbox.announce([request])
-            self._grammars.defer(request, message.grammar, now, is_replayed=message.num_replays > 0)
+            self._grammars.defer(request, message.grammar, now)
         rates = self.tenants.open(request, message, now)
-        if rates is not None:
+        if message.charge is not None and not message.is_charged:
             self._transport.send(client_id, Accepted(request.request_id, rates))
 
     def _queue_compiled(self) -> None:
@@ -330,12 +339,7 @@ class Engine:
         self._stats.record_failed(request)
 
     def _send_failure(self, client_id: int, request_id: str, error: ServiceError) -> None:
-        failure = RequestFailed(request_id, error.code, error.message, error.param)
-        if isinstance(error, Overloaded):
-            failure.retry_after_s = error.retry_after_s
-        if isinstance(error, RateLimited):
-            failure.rates = error.rates
-        self._transport.send(client_id, failure)
+        self._transport.send(client_id, failure_of(request_id, error))
 
     def _open_requests(self) -> list[Request]:
         return [*self.scheduler.requests.values(), *self._grammars.pending.values()]
@@ -343,13 +347,6 @@ class Engine:
     def _find(self, request_id: str) -> Request | None:
         """Return a request that has not ended (running, queued, or waiting for its grammar), or None."""
         return self.scheduler.requests.get(request_id) or self._grammars.pending.get(request_id)
-
-    def _tell_if_full(self) -> None:
-        """Send QueueState when the queue becomes full or has room again, so that workers can refuse requests."""
-        is_full = self._limits.is_full
-        if is_full != self._is_full:
-            self._is_full = is_full
-            self._transport.broadcast(QueueState(is_full, self._limits.retry_after_s()))
 
     def _abort(self, request_id: str, reason: str = "abort") -> None:
         request = self._end(request_id, reason)

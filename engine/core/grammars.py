@@ -22,12 +22,12 @@ from engine.core.planned_step import RowOutput
 from engine.core.request import Request
 from engine.core.step import StepPlan, TokenMasks
 from engine.grammar.compiler import GrammarCompiler, Matcher
-from engine.interface.errors import GrammarError, ServiceError, UnsupportedFeature
+from engine.interface.errors import GrammarError, Overloaded, ServiceError, UnsupportedFeature
 from engine.interface.protocol import GrammarSpec, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-COMPILE_TIMEOUT_S = 15.0  # the server has test-compiled the grammar before, with a shorter timeout
+COMPILE_TIMEOUT_S = 15.0  # of one grammar: the server has test-compiled it before, with a shorter timeout
 _LANES = (False, True, True)  # one thread each: is_costly of the grammars that it compiles
 _STACK_BYTES = 16 << 20  # far more than in the test compilation, since a stack overflow ends the process
 _MAX_CACHED = 32  # compiled grammars
@@ -48,7 +48,6 @@ class _Wanted(NamedTuple):
 
     spec: GrammarSpec
     since_s: float
-    is_replayed: bool
 
 
 class TokenFilter:
@@ -85,7 +84,9 @@ class Grammars:
         self.pending: dict[str, Request] = {}  # requests whose grammar compiles, by request_id
         self.num_pending_prompt_tokens = 0  # total length of their prompts
         self._wanted: dict[str, _Wanted] = {}  # by request_id
-        self._progress_s = -math.inf  # when the last grammar was compiled, or failed
+        self._progress_s = dict.fromkeys(_LANES, -math.inf)  # when the last of a lane was compiled, or failed
+        self._taken: deque[GrammarSpec] = deque()  # by a thread, since the last pop_compiled()
+        self._taken_s: dict[GrammarSpec, float] = {}  # when a thread took one that is not compiled yet
         self.live: dict[Request, TokenFilter | None] = {}  # the queued and running constrained requests
         self._compiled: OrderedDict[GrammarSpec, Matcher] = OrderedDict()  # initial states; least recently used first
         self.compiling: set[GrammarSpec] = set()  # queued in a thread, or with a result for pop_compiled()
@@ -97,19 +98,16 @@ class Grammars:
         self._vocabulary = self._bits_below(vocab_size)
         self._valid: np.ndarray | None = None  # [num_words] uint32: tokens of both model and compiler
 
-    def defer(self, request: Request, spec: GrammarSpec, now: float, *, is_replayed: bool = False) -> None:
+    def defer(self, request: Request, spec: GrammarSpec, now: float) -> None:
         """Keep a request until its grammar is compiled.
 
-        is_replayed: an earlier engine had taken it. All grammars of that engine are compiled again, so it waits as long
-        as others become ready.
+        It waits as long as grammars before it become ready: a new engine compiles all those of its replays at once.
         """
         self.pending[request.request_id] = request
         self.num_pending_prompt_tokens += request.num_tokens
-        self._wanted[request.request_id] = _Wanted(spec, now, is_replayed)
-        if spec not in self._compiled and spec not in self.compiling:
-            self._start_threads()
-            self.compiling.add(spec)
-            self._todo[spec.is_costly].put(spec)
+        self._wanted[request.request_id] = _Wanted(spec, now)
+        if spec not in self._compiled:
+            self._begin(spec)
 
     def follow(self, request: Request) -> None:
         """Add a request that is about to be queued to the live ones, if it has a matcher or a token filter."""
@@ -128,10 +126,15 @@ class Grammars:
     def pop_compiled(self, now: float) -> list[Outcome]:
         """Remove and return the pending requests whose grammar is compiled, or (with an error) has failed."""
         failures: dict[GrammarSpec, ServiceError] = {}
+        while self._taken:
+            spec = self._taken.popleft()
+            if spec in self.compiling:
+                self._taken_s[spec] = now
         while self._done:
             spec, result = self._done.popleft()
             self.compiling.discard(spec)
-            self._progress_s = now
+            self._taken_s.pop(spec, None)
+            self._progress_s[spec.is_costly] = now
             if isinstance(result, ServiceError):
                 failures[spec] = result
             else:
@@ -244,7 +247,7 @@ class Grammars:
     def _compile_outcome(
         self, request_id: str, failures: dict[GrammarSpec, ServiceError], now: float
     ) -> Outcome | None:
-        request, (spec, since_s, is_replayed) = self.pending[request_id], self._wanted[request_id]
+        request, (spec, since_s) = self.pending[request_id], self._wanted[request_id]
         compiled = self._compiled.get(spec)
         if compiled is not None:
             self._compiled.move_to_end(spec)
@@ -254,9 +257,29 @@ class Grammars:
             return Outcome(request, None)
         if spec in failures:
             return Outcome(request, failures[spec])
-        if now >= COMPILE_TIMEOUT_S + (max(since_s, self._progress_s) if is_replayed else since_s):
-            return Outcome(request, GrammarError(f"The grammar was not compiled within {COMPILE_TIMEOUT_S:g} s."))
-        return None
+        taken_s = self._taken_s.get(spec)
+        if taken_s is not None:
+            is_over = now >= max(taken_s, since_s) + COMPILE_TIMEOUT_S
+            error = GrammarError(f"The grammar was not compiled within {COMPILE_TIMEOUT_S:g} s.")
+            return Outcome(request, error) if is_over else None
+        self._begin(spec)  # again, if a request failed in a compiled one
+        if now < max(since_s, self._progress_s[spec.is_costly]) + COMPILE_TIMEOUT_S:
+            return None
+        return Outcome(
+            request,
+            Overloaded(
+                f"The grammars of other requests are compiled before this one's, and none of them was ready for "
+                f"{COMPILE_TIMEOUT_S:g} s.",
+                retry_after_s=math.ceil(COMPILE_TIMEOUT_S),
+            ),
+        )
+
+    def _begin(self, spec: GrammarSpec) -> None:
+        """Queue a grammar for its lane's threads, unless it is there."""
+        if spec not in self.compiling:
+            self._start_threads()
+            self.compiling.add(spec)
+            self._todo[spec.is_costly].put(spec)
 
     def _fail(self, request: Request, matcher: Matcher) -> Outcome:
         """Report a matcher's error and drop the compiled grammar, whose shared state may be the cause."""
@@ -279,6 +302,7 @@ class Grammars:
     def _compile(self, todo: queue.SimpleQueue[GrammarSpec]) -> None:
         while True:
             spec = todo.get()
+            self._taken.append(spec)
             outcome: Matcher | ServiceError
             try:
                 self._compiler = self._get_compiler()

@@ -11,6 +11,9 @@ work is done.
 A forecast is corrected by its own errors: none of the last 128 requests waited longer than prediction and margin. The
 margin is a tenth of the prediction at least, since errors are known late, and at most the prediction, so that it never
 refuses a request by itself.
+
+costs() and begin_with() carry the measurements from one engine to the next. They count there as a little of its own:
+as two seconds of steps, and eight answers of each tenant.
 """
 
 import math
@@ -19,6 +22,7 @@ from collections import deque
 from engine.core.planned_step import PlannedStep
 from engine.core.request import Request
 from engine.core.waiting_queue import TenantQueue, WaitingQueue
+from engine.interface.protocol import QueueCosts
 
 _MEMORY_S = 10.0  # time of steps after which a step counts for 1/e
 _GUESSED_TOKENS = 256  # of an answer, as the first of those from which the mean is made
@@ -26,6 +30,9 @@ _MEMORY_REQUESTS = 32.0  # requests after which a request counts for 1/e
 _NUM_ERRORS = 128
 _LEAST_MARGIN = 0.1
 _MAX_TENANTS = 1024
+_MAX_TOLD_TENANTS = 64
+_EARLIER_S = 2.0  # of steps, as which the costs of an earlier engine count
+_EARLIER_REQUESTS = 8.0
 
 
 class _Mean:
@@ -35,6 +42,14 @@ class _Mean:
         self._memory = memory
         self._total = self._weight = 0.0
 
+    @classmethod
+    def of(cls, told: tuple[float, float]) -> "_Mean":
+        """Make the mean of an earlier engine's requests, from its value and its weight."""
+        value, weight = told
+        mean, weight = cls(_MEMORY_REQUESTS), min(weight, _EARLIER_REQUESTS)
+        mean.add(value * weight, weight)
+        return mean
+
     def add(self, total: float, weight: float) -> None:
         """Add values with their sum and their number."""
         kept = math.exp(-weight / self._memory)
@@ -42,7 +57,13 @@ class _Mean:
 
     @property
     def value(self) -> float | None:
+        """The mean, or None before the first value."""
         return self._total / self._weight if self._weight else None
+
+    @property
+    def value_and_weight(self) -> tuple[float, float]:
+        """The mean, 0 before the first value, and its weight."""
+        return self.value or 0.0, self._weight
 
 
 class _Cost:
@@ -51,7 +72,7 @@ class _Cost:
     def __init__(self) -> None:
         self.seconds = self.num_tokens = 0.0
 
-    def add(self, kept: float, seconds: float, num_tokens: int) -> None:
+    def add(self, kept: float, seconds: float, num_tokens: float) -> None:
         """Forget all but a part of what was measured, and add a step."""
         self.seconds = self.seconds * kept + seconds
         self.num_tokens = self.num_tokens * kept + num_tokens
@@ -66,6 +87,7 @@ class QueueForecast:
     """Measures steps, answers and its own errors; the caller passes all times, in seconds."""
 
     def __init__(self) -> None:
+        self.num_steps = 0  # that were measured
         self._prompt, self._answer = _Cost(), _Cost()
         self._answers: dict[str, _Mean] = {}  # tokens, by tenant
         self._computed = _Mean(_MEMORY_REQUESTS)  # share of a prompt that the prefix cache did not have
@@ -84,6 +106,7 @@ class QueueForecast:
         total = num_prompt + num_answer
         if total and seconds > 0:
             kept = math.exp(-seconds / _MEMORY_S)
+            self.num_steps += 1
             self._prompt.add(kept, seconds * num_prompt / total, num_prompt)
             self._answer.add(kept, seconds * num_answer / total, num_answer)
 
@@ -98,13 +121,37 @@ class QueueForecast:
         """Learn from the length of an answer."""
         if request.finish_reason not in ("stop", "length") or request.embedding is not None:
             return
-        mean = self._answers.get(request.tenant_id)
+        mean = self._answers.pop(request.tenant_id, None)
         if mean is None:
             if len(self._answers) >= _MAX_TENANTS:
                 del self._answers[next(iter(self._answers))]
-            mean = self._answers[request.tenant_id] = _Mean(_MEMORY_REQUESTS)
+            mean = _Mean(_MEMORY_REQUESTS)
             mean.add(_GUESSED_TOKENS, 1.0)
+        self._answers[request.tenant_id] = mean  # the last one: of the tenant whose answer ended last
         mean.add(len(request.output_token_ids), 1.0)
+
+    def costs(self) -> QueueCosts:
+        """Return what was measured, for the next engine."""
+        told = list(self._answers.items())[-_MAX_TOLD_TENANTS:]
+        return QueueCosts(
+            self._prompt.seconds,
+            self._prompt.num_tokens,
+            self._answer.seconds,
+            self._answer.num_tokens,
+            self._computed.value_and_weight,
+            {tenant_id: mean.value_and_weight for tenant_id, mean in told},
+        )
+
+    def begin_with(self, costs: QueueCosts) -> None:
+        """Take an earlier engine's measurements. Does nothing once steps have been measured."""
+        if self.num_steps:
+            return
+        part = min(1.0, _EARLIER_S / max(costs.prompt_s + costs.answer_s, 1e-9))
+        self._prompt, self._answer = _Cost(), _Cost()
+        self._prompt.add(1.0, costs.prompt_s * part, costs.num_prompt_tokens * part)
+        self._answer.add(1.0, costs.answer_s * part, costs.num_answer_tokens * part)
+        self._computed = _Mean.of(costs.computed)
+        self._answers = {tenant_id: _Mean.of(told) for tenant_id, told in costs.answers.items()}
 
     def num_expected_tokens(self, request: Request) -> int:
         """Return how many tokens a request will probably generate, without those that earlier engines made."""
@@ -133,8 +180,9 @@ class QueueForecast:
             if other is not own:
                 other_s = self._work_s(other.num_work_tokens, other.num_answer_tokens)
                 others_s += min(other_s, own_s * other.weight / request.weight)
-        part = 1.0 - num_free_rows / (num_waiting + 1)
-        return (own_s + others_s) * part + self.prefill_s(request)
+        part = 1.0 - num_free_rows / (num_waiting + 1)  # of the work; the rest fills rows, after its prompts
+        first_s = self._work_s(queue.num_work_tokens, 0) * (1.0 - part)
+        return (own_s + others_s) * part + first_s + self.prefill_s(request)
 
     def drain_s(self, queue: WaitingQueue) -> float:
         """Return the time in which the work of a queue is done; 0: unknown."""

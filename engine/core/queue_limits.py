@@ -1,18 +1,21 @@
 """QueueLimits: refuses requests for which there is no room in the queue, or whose first token would come too late.
 
-Plain Python; never torch. A request whose grammar compiles is not in the queue yet and counts as if it were.
+QueueNews: tells the HTTP workers of it. Plain Python; never torch. A request whose grammar compiles is not in the queue
+yet and counts as if it were.
 """
 
 from dataclasses import dataclass
 from math import ceil
 
 from engine.core.grammars import Grammars
+from engine.core.outputs import Transport
 from engine.core.queue_forecast import QueueForecast
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from engine.interface.errors import Overloaded
-from engine.interface.protocol import AddRequest
+from engine.interface.errors import Overloaded, RateLimited, ServiceError
+from engine.interface.protocol import AddRequest, QueueState, RequestFailed
 
+_NEWS_S = 1.0  # between two tellings of the costs
 TOO_LATE = "This request waited so long that its first token would have come after its timeout."
 
 
@@ -67,7 +70,7 @@ class QueueLimits:
                     retry_after_s=max(ceil(wait_s - left_s), 1),
                 )
             request.latest_start_s = message.deadline_s - self.forecast.prefill_s(request)
-        if limit_s is not None and longest_s > limit_s and message.charge is not None:
+        if limit_s is not None and longest_s > limit_s and message.charge is not None and is_first:
             raise Overloaded(
                 f"The first token would come in about {longest_s:.1f} s; the limit is {limit_s:g} s.",
                 retry_after_s=max(ceil(longest_s - limit_s), 1),
@@ -87,3 +90,40 @@ class QueueLimits:
         # requests for free rows are not counted: a burst into an idle engine starts at once and is no queue
         num_waiting = len(self.scheduler.waiting) + len(self.grammars.pending)
         return num_waiting >= self.max_requests + self.scheduler.num_free_rows
+
+
+class QueueNews:
+    """Tells every HTTP worker whether the queue is full, and what the forecast has measured.
+
+    Workers refuse requests while it is full. They hand the costs to the next engine, whose first forecasts would know
+    nothing otherwise.
+    """
+
+    def __init__(self, limits: QueueLimits, forecast: QueueForecast, transport: Transport) -> None:
+        self._limits = limits
+        self._forecast = forecast
+        self._transport = transport
+        self._is_full = False
+        self._num_steps = 0  # measured when the costs were told
+        self._next_costs_s = 0.0
+
+    def tell(self, now: float) -> None:
+        """Send QueueState when the queue becomes full or has room again, and QueueCosts if there are new ones."""
+        is_full = self._limits.is_full
+        if is_full != self._is_full:
+            self._is_full = is_full
+            self._transport.broadcast(QueueState(is_full, self._limits.retry_after_s()))
+        if now >= self._next_costs_s and self._forecast.num_steps > self._num_steps:
+            self._next_costs_s = now + _NEWS_S
+            self._num_steps = self._forecast.num_steps
+            self._transport.broadcast(self._forecast.costs())
+
+
+def failure_of(request_id: str, error: ServiceError) -> RequestFailed:
+    """Return the message that ends a request with an error."""
+    failure = RequestFailed(request_id, error.code, error.message, error.param)
+    if isinstance(error, Overloaded):
+        failure.retry_after_s = error.retry_after_s
+    if isinstance(error, RateLimited):
+        failure.rates = error.rates
+    return failure

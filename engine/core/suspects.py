@@ -2,70 +2,87 @@
 
 A suspect (AddRequest.is_suspect) was in a step when an engine failed. Two of them in one step could not be told apart
 if this engine fails as well, so one is let in at a time: the next follows when it has a further token or has ended.
-All other requests run beside it.
+All other requests run beside it, unless it is isolated (AddRequest.is_isolated), or is let in while no other request is
+open: then nothing else is let in meanwhile. Of those that are wholly alone the worker is told (Alone): if this engine
+fails too, they are the cause. An isolated one is not alone if requests of another HTTP worker came before it.
 """
 
 from collections import deque
 from collections.abc import Callable
 
+from engine.core.outputs import Transport
 from engine.core.request import Request
 from engine.interface.errors import PoisonRequest
-from engine.interface.protocol import AddRequest, RefuseDigest
+from engine.interface.protocol import AddRequest, Alone, RefuseDigest
 from engine.interface.replays import REFUSED_S, digest_of
+
+_Held = tuple[int, AddRequest]
 
 
 class Suspects:
-    """The suspects that wait to be let in, the one that was, and the digests that are refused."""
+    """The requests that wait to be let in, the suspect that was, and the digests that are refused."""
 
-    def __init__(self, find: Callable[[str], Request | None]) -> None:
-        """find: returns a request that has not ended, by its request_id."""
+    def __init__(
+        self,
+        find: Callable[[str], Request | None],
+        *,
+        is_empty: Callable[[], bool],
+        transport: Transport,
+    ) -> None:
+        """find: returns a request that has not ended, by its request_id. is_empty: no request is open or in a step."""
         self._find = find
-        self._held: deque[tuple[int, AddRequest]] = deque()  # with their client ids
-        self._current = ""  # the request_id of the one let in; "": none
+        self._is_empty = is_empty
+        self._transport = transport
+        self._isolated: deque[_Held] = deque()  # with their client ids
+        self._held: deque[_Held] = deque()  # other suspects
+        self._behind: deque[_Held] = deque()  # no suspects, behind one that is isolated
+        self._current = ""  # the request_id of the suspect let in last; "": none
+        self._is_gated = False  # nothing is let in until that one has a further token
         self._refused: dict[bytes, float] = {}
 
     @property
     def is_holding(self) -> bool:
         """True while one waits."""
-        return bool(self._held)
+        return bool(self._isolated or self._held or self._behind)
 
-    @property
-    def num_held(self) -> int:
-        """The number of those that wait."""
-        return len(self._held)
+    def holds(self, message: AddRequest) -> bool:
+        """Return whether a request has to wait here."""
+        return message.is_suspect or bool(self._isolated or self._behind) or (self._is_gated and self._is_unproven)
 
     def hold(self, client_id: int, message: AddRequest) -> None:
-        """Let a suspect wait."""
-        self._held.append((client_id, message))
+        """Let a request wait."""
+        queue = self._isolated if message.is_isolated else self._held if message.is_suspect else self._behind
+        queue.append((client_id, message))
 
-    def next(self) -> tuple[int, AddRequest] | None:
-        """Return the suspect to let in now, or None."""
-        request = self._find(self._current) if self._current else None
-        if not self._held or (request is not None and len(request.output_token_ids) <= request.num_replayed_tokens):
+    def next(self) -> _Held | None:
+        """Return the request to let in now, or None."""
+        if self._is_unproven and (self._is_gated or self._isolated or not self._behind):
             return None
-        client_id, message = self._held.popleft()
-        self._current = message.request_id
+        queue = next((queue for queue in (self._isolated, self._behind, self._held) if queue), None)
+        if queue is None:
+            return None
+        client_id, message = queue.popleft()
+        if message.is_suspect:
+            is_alone = self._is_empty()
+            self._current = message.request_id
+            self._is_gated = message.is_isolated or is_alone
+            if is_alone:
+                self._transport.send(client_id, Alone(message.request_id))
         return client_id, message
-
-    def has(self, request_id: str) -> bool:
-        """Return whether a request waits here."""
-        return any(message.request_id == request_id for _, message in self._held)
 
     def drop(self, request_id: str, client_id: int) -> bool:
         """Drop a waiting request of a client; return whether there was one."""
-        before = len(self._held)
-        kept = [held for held in self._held if (held[0], held[1].request_id) != (client_id, request_id)]
-        self._held = deque(kept)
-        return len(kept) < before
+        return self._drop(lambda held: (held[0], held[1].request_id) == (client_id, request_id)) > 0
 
     def drop_client(self, client_id: int) -> None:
         """Drop the waiting requests of a client that has gone."""
-        self._held = deque(held for held in self._held if held[0] != client_id)
+        self._drop(lambda held: held[0] == client_id)
 
     def drop_all(self) -> list[tuple[int, str]]:
         """Drop all that wait; return their client ids and request ids."""
-        held, self._held = self._held, deque()
-        return [(client_id, message.request_id) for client_id, message in held]
+        dropped = [(client_id, message.request_id) for queue in self._queues for client_id, message in queue]
+        self._drop(lambda held: True)
+        return dropped
 
     def refuse(self, message: RefuseDigest, now: float) -> None:
         """Refuse requests with a digest from now on."""
@@ -76,6 +93,25 @@ class Suspects:
         """Raise PoisonRequest for a request that is refused."""
         if self._refused and self._refused.get(digest_of(message), 0.0) > now:
             raise PoisonRequest(
-                f"A request like this one has ended the engine twice; such requests are refused for "
+                f"A request like this one has ended the engine again and again; such requests are refused for "
                 f"{REFUSED_S / 60:g} minutes."
             )
+
+    @property
+    def _queues(self) -> tuple[deque[_Held], ...]:
+        return self._isolated, self._behind, self._held
+
+    @property
+    def _is_unproven(self) -> bool:
+        """True while the suspect let in last has no further token and has not ended."""
+        request = self._find(self._current) if self._current else None
+        return request is not None and len(request.output_token_ids) <= request.num_replayed_tokens
+
+    def _drop(self, is_dropped: Callable[[_Held], bool]) -> int:
+        num_dropped = 0
+        for queue in self._queues:
+            kept = [held for held in queue if not is_dropped(held)]
+            num_dropped += len(queue) - len(kept)
+            queue.clear()
+            queue.extend(kept)
+        return num_dropped

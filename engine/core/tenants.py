@@ -96,15 +96,18 @@ class MinuteWindow:
         self._used = 0.0
         self._slots: deque[tuple[float, float]] = deque()  # when each leaves the window, and its amount
 
-    def add(self, amount: float, now: float) -> None:
-        """Use an amount, whatever is left."""
+    def add(self, amount: float, now: float, *, at_s: float = math.inf) -> None:
+        """Use an amount, whatever is left. at_s: it was used then, if that is before now."""
         self.used(now)
-        end_s = (math.floor(now / _SLOT_S) + 1) * _SLOT_S + _MINUTE_S
-        if self._slots and self._slots[-1][0] >= end_s:
-            end_s, before = self._slots.pop()
-            self._slots.append((end_s, before + amount))
-        else:
-            self._slots.append((end_s, amount))
+        end_s = (math.floor(min(now, at_s) / _SLOT_S) + 1) * _SLOT_S + _MINUTE_S
+        if end_s <= now:
+            return
+        later: list[tuple[float, float]] = []  # slots, all but a few times none
+        while self._slots and self._slots[-1][0] > end_s:
+            later.append(self._slots.pop())
+        before = self._slots.pop()[1] if self._slots and self._slots[-1][0] == end_s else 0.0
+        self._slots.append((end_s, before + amount))
+        self._slots.extend(reversed(later))
         self._used += amount
 
     def used(self, now: float) -> float:
@@ -184,7 +187,7 @@ class Tenants:
         The latter if they never will.
         """
         tenant, charge = message.tenant, message.charge
-        if not tenant.name or charge is None:
+        if not tenant.name or charge is None or message.is_charged:
             return
         account = self._account(tenant)
         self._check_ever(tenant, charge.num_prompt_tokens, charge.num_tokens)
@@ -221,9 +224,12 @@ class Tenants:
         self._open[request] = _Open(account, num_tokens, num_counted=request.num_replayed_tokens)
         if message.charge is None:
             return None
+        at_s = message.arrival_s if message.is_charged else now  # the windows of an earlier engine have ended with it
+        account.requests.add(1, now, at_s=at_s)
+        account.tokens.add(message.charge.num_prompt_tokens, now, at_s=at_s)
+        if message.is_charged:
+            return None
         self._metrics.count("key_requests_total", label=(request.tenant_name, "accepted"))
-        account.requests.add(1, now)
-        account.tokens.add(message.charge.num_prompt_tokens, now)
         return account.rates(now) if tenant.has_rates else None
 
     def name_of(self, tenant: Tenant) -> str:

@@ -26,12 +26,14 @@ from engine.interface.protocol import (
     AbortRequest,
     Accepted,
     AddRequest,
+    Alone,
     AskKv,
     Begun,
     EngineReady,
     FromEngine,
     GrammarLimit,
     GrammarUse,
+    QueueCosts,
     QueueState,
     RefuseDigest,
     RequestFailed,
@@ -129,6 +131,7 @@ class SocketEngineClient:
         self._waiting: asyncio.Task[None] | None = None
         self._had_progress = False  # a request got a token or its embedding from the present engine
         self._refused: dict[bytes, float] = {}  # digests of poison, and until when
+        self._costs: QueueCosts | None = None  # what engines have measured
         self._ready: EngineReady | None = None
         self._has_served = False
         self._writer: asyncio.StreamWriter | None = None
@@ -316,12 +319,14 @@ class SocketEngineClient:
         self._refused = {digest: until_s for digest, until_s in self._refused.items() if until_s > now}
         for digest, until_s in self._refused.items():
             writer.write(encode_frame(RefuseDigest(digest, until_s)))
+        if self._costs is not None:
+            writer.write(encode_frame(self._costs))
         num_replays = 0
-        for mailbox in by_id.values():
-            message = mailbox.journal.submit()
+        messages = [mailbox.journal.submit() for mailbox in by_id.values()]
+        for message in sorted(messages, key=lambda message: (not message.is_isolated, not message.is_suspect)):
             writer.write(encode_frame(message))
             num_replays += message.num_replays > 0
-            num_tokens += mailbox.journal.num_tokens
+            num_tokens += message.num_prompt_tokens + len(message.output) // 4
         self._metrics.count("request_replays_total", num_replays)
         if lost_s is not None:
             logger.warning(
@@ -334,6 +339,10 @@ class SocketEngineClient:
             self._mailboxes.deliver(message, now)
         elif isinstance(message, Begun):
             self._mailboxes.begin(message)
+        elif isinstance(message, Alone):
+            self._mailboxes.isolate(message)
+        elif isinstance(message, QueueCosts):
+            self._costs = message
         elif isinstance(message, QueueState):
             self._is_full, self._retry_after_s = message.is_full, message.retry_after_s
         elif isinstance(message, GrammarLimit):

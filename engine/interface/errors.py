@@ -95,7 +95,7 @@ class EngineDead(ServiceError, code="engine_dead"):
 
 
 class PoisonRequest(EngineError, code="poison_request"):
-    """The engine died twice at the same token of this request; an equal one is refused for ten minutes."""
+    """Engines died at the same token of this request, at last while it was alone; it is refused for ten minutes."""
 
 
 class ShuttingDown(ServiceError, code="server_shutting_down"):

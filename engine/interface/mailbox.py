@@ -9,6 +9,7 @@ from engine.interface.errors import ServiceError, error_from_code
 from engine.interface.protocol import (
     Accepted,
     AddRequest,
+    Alone,
     Begun,
     CacheReport,
     RequestFailed,
@@ -82,6 +83,11 @@ class Mailboxes:
             if request_id in self.by_id:
                 self.by_id[request_id].journal.begin(cache)
 
+    def isolate(self, message: Alone) -> None:
+        """Record that a request is alone in the engine."""
+        if message.request_id in self.by_id:
+            self.by_id[message.request_id].journal.isolate()
+
     def deliver(self, message: StepEvents | RequestFailed | Accepted, now: float) -> None:
         """Hand on what the engine sent; now: time.monotonic()."""
         if isinstance(message, StepEvents):
@@ -99,7 +105,10 @@ class Mailboxes:
                     )
                 )
         elif message.request_id in self.by_id:
-            self.by_id[message.request_id].put(RequestOutput([], arrival_s=now, rates=message.rates))
+            mailbox = self.by_id[message.request_id]
+            mailbox.journal.accept()
+            if message.rates is not None:
+                mailbox.put(RequestOutput([], arrival_s=now, rates=message.rates))
 
     def _deliver_step(self, events: StepEvents, now: float) -> None:
         started = {entry.row: entry for entry in events.started}

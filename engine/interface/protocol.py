@@ -2,10 +2,10 @@
 
 Each worker has one connection; frames are length-prefixed msgpack (engine/interface/transport.py).
     worker → engine   AddRequest … [AbortRequest]; AskKv at any time, with one KvSnapshot as its reply; GrammarUse;
-                      RefuseDigest
-    engine → worker   EngineReady once; QueueState and GrammarLimit on change; [Accepted]; Begun before the engine works
-                      on a request; StepEvents (columnar, at most one per step and worker) until the request's row
-                      appears in `finished`; or RequestFailed, which also ends the request.
+                      RefuseDigest; QueueCosts of an earlier engine
+    engine → worker   EngineReady once; QueueState, QueueCosts and GrammarLimit on change; [Accepted]; [Alone]; Begun
+                      before the engine works on a request; StepEvents (columnar, at most one per step and worker) until
+                      the request's row appears in `finished`; or RequestFailed, which also ends the request.
 A request ends in one of these two ways, or with its connection: EngineClient then submits it to the next engine, with
 the tokens that it has (engine/interface/replays.py), or raises EngineDead.
 The engine handles token ids only: text, stop strings and templates stay in the worker. The source of a grammar passes
@@ -164,6 +164,8 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     num_prompt_logprobs: int = 0  # tokens of the prompt after the first whose log-probabilities its client has
     num_replays: int = 0  # earlier submissions
     is_suspect: bool = False  # it may have ended an engine: no other suspect runs until it has a further token
+    is_isolated: bool = False  # it may have ended two: no other request is let in until it has a further token
+    is_charged: bool = False  # an earlier engine has accepted it, and counted it in the ledger
     hand_over: HandOver | None = None  # None: one engine computes all of it
 
     @property
@@ -301,11 +303,31 @@ class GrammarLimit(msgspec.Struct, tag=True):
     until_s: float  # time.monotonic()
 
 
+class QueueCosts(msgspec.Struct, tag=True):
+    """What the queue's forecast has measured: to every worker now and then, and from them to the next engine.
+
+    seconds: of the device, of steps that computed so many tokens of prompts, and of answers. Means with their weights.
+    """
+
+    prompt_s: float
+    num_prompt_tokens: float
+    answer_s: float
+    num_answer_tokens: float
+    computed: tuple[float, float]  # the share of a prompt that the prefix cache did not have
+    answers: dict[str, tuple[float, float]]  # tokens of an answer, by tenant; those that ended last
+
+
 class Accepted(msgspec.Struct, tag=True):
-    """The first message about a request of a tenant with limits a minute, if it is accepted."""
+    """The first message about a request with a charge, if it is accepted. rates: if its tenant has limits a minute."""
 
     request_id: str
-    rates: Rates
+    rates: Rates | None = None
+
+
+class Alone(msgspec.Struct, tag=True):
+    """Before Begun, of a suspect: no other request is open, and none is let in until it has a further token."""
+
+    request_id: str
 
 
 class RequestFailed(msgspec.Struct, tag=True, omit_defaults=True):
@@ -323,5 +345,16 @@ class AskKv(msgspec.Struct, tag=True):
     """Requests one KvSnapshot, which is sent after the next iteration of the loop."""
 
 
-ToEngine = AddRequest | AbortRequest | AskKv | GrammarUse | RefuseDigest
-FromEngine = EngineReady | Begun | StepEvents | QueueState | RequestFailed | KvSnapshot | Accepted | GrammarLimit
+ToEngine = AddRequest | AbortRequest | AskKv | GrammarUse | RefuseDigest | QueueCosts
+FromEngine = (
+    EngineReady
+    | Begun
+    | StepEvents
+    | QueueState
+    | RequestFailed
+    | KvSnapshot
+    | Accepted
+    | Alone
+    | GrammarLimit
+    | QueueCosts
+)

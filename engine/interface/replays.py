@@ -5,8 +5,11 @@ prompt with the tokens that its client has is all that the next engine needs: it
 the one that the earlier engine would have sent.
 
 If an engine that had begun a request fails before the request got a further token, the request may be the cause: it
-goes on as a suspect, and the engine runs one suspect at a time. A suspect whose engine fails again at the same token
-was thus alone in being suspected: it is poison. A kill from outside is no fault, and accuses nobody.
+goes on as a suspect, and the engine runs one suspect at a time, beside requests that are none. If that engine fails as
+well, one of those may have been the cause, so the suspect goes on isolated: the engine lets in no other request until
+it has a further token. A request is poison if its engine has failed twice or more at the same token, the last time
+while it was alone in it. So no request is blamed for another one, however long its prompt takes to compute. A kill
+from outside is no fault, and accuses nobody.
 A request is also given up when more engines in a row than there are replays have ended under it, by faults or before
 anyone got a token.
 """
@@ -21,7 +24,7 @@ from engine.interface.errors import EngineDead, PoisonRequest, ServiceError
 from engine.interface.protocol import AddRequest, CacheReport
 
 REFUSED_S = 600.0  # how long requests like one that was poison are refused
-_MAX_FAULTS = 1  # in a row, of a request that is replayed
+_MANY_FAULTS = 2  # in a row, after which a request is isolated; or poison, if it was alone at the last
 
 
 class Journal:
@@ -34,6 +37,8 @@ class Journal:
         self._num_submitted = len(self._output)  # output tokens at its last submission
         self._is_submitted = False  # it has been, at all
         self._is_begun = False  # by the present engine
+        self._is_alone = False  # in it
+        self._is_accepted = False  # by the present engine or an earlier one
         self._num_stuck = 0  # in a row
         self._num_faults = 0  # of these ends
         self.num_replays = 0
@@ -62,9 +67,17 @@ class Journal:
         """Count log-probabilities of the prompt."""
         self._num_prompt_logprobs += count
 
+    def accept(self) -> None:
+        """Record that an engine has accepted the request, and counted it for its tenant."""
+        self._is_accepted = True
+
+    def isolate(self) -> None:
+        """Record that no other request is open in the engine until this one has a further token."""
+        self._is_alone = True
+
     def begin(self, cache: CacheReport | None) -> None:
         """Record that the engine works on the request."""
-        self._is_begun = True
+        self._is_begun = self._is_accepted = True
         self.cache = self.cache or cache
 
     def end_engine(self, *, is_fault: bool, had_progress: bool, max_replays: int) -> ServiceError | None:
@@ -78,11 +91,13 @@ class Journal:
         if self._is_begun:
             self._num_stuck += is_fault or not had_progress
             self._num_faults += is_fault
-        self._is_begun = False
-        if self._num_faults > _MAX_FAULTS:
+        is_proof = self._is_begun and self._is_alone and is_fault
+        self._is_begun = self._is_alone = False
+        if self._num_faults >= _MANY_FAULTS and is_proof:
             return PoisonRequest(
                 f"The engine died {self._num_faults} times when it was about to compute token {len(self._output) + 1} "
-                f"of this answer; requests like it are refused for {REFUSED_S / 60:g} minutes."
+                f"of this answer, the last time with no other request; requests like it are refused for "
+                f"{REFUSED_S / 60:g} minutes."
             )
         if self._num_stuck > max_replays:
             return EngineDead(
@@ -104,8 +119,9 @@ class Journal:
             num_prompt_logprobs=self._num_prompt_logprobs,
             num_replays=self.num_replays,
             is_suspect=self._num_faults > 0,
+            is_isolated=self._num_faults >= _MANY_FAULTS,
+            is_charged=self._is_accepted,
             hand_over=None,
-            charge=None,
             # an engine that ended before the first token has not counted it
             counts_prompt=self._request.counts_prompt and not self._output,
         )

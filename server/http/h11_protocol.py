@@ -222,14 +222,19 @@ class _JoinedWrites:
         self._held += data
 
     def write_now(self, data: bytes) -> None:
-        """Write the data behind what is held."""
+        """Write the data behind what is held. What comes once the connection closes is lost."""
         held, self._held = self._held, b""
-        self._transport.write(held + data)
+        if not self._transport.is_closing():  # uvloop raises for one that is closed
+            self._transport.write(held + data)
 
     def flush(self) -> None:
         """Write what is held."""
         if self._held:
             self.write_now(b"")
+
+    def is_closing(self) -> bool:
+        """Return whether the connection is closed, or about to be."""
+        return self._transport.is_closing()
 
     def close(self) -> None:
         """Close the connection, once all is written."""

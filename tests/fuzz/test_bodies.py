@@ -14,6 +14,7 @@ from server.api.schemas import ChatBody, CompletionBody, TokenizeBody
 from server.api.strict_json import parse_json
 from server.errors import MalformedBody
 from tests.fuzz.conftest import seeds
+from tests.fuzz.counts import count
 from tests.support.fakes import FakeEngineClient, FakeLauncherChannel
 from tests.unit.server.conftest import CHAT, COMPLETIONS, Harness, stream_chunks, write_model_folder
 
@@ -33,6 +34,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Harness:
 
 
 def check(reply) -> None:
+    count("requests with a JSON body", [reply.status_code])
     if reply.status_code != 200:
         assert reply.status_code in (400, 404, 408), reply.text
         if not speaks_anthropic(reply.request.url.path):
@@ -58,6 +60,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 # rule: Errors: NaN, infinities, numbers too large, lone surrogates are 400
 @given(damaged() | st.binary(max_size=40))
 def test_what_parses_is_what_the_standard_library_reads(body):
+    count("bodies parsed")
     try:
         value = parse_json(body)
     except MalformedBody:

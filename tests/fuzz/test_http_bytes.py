@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.conftest import seeds
+from tests.fuzz.counts import count
 from tests.support.daemon import Daemon, wait_for
 from tests.support.fakes import FakeEngineClient, FakeLauncherChannel
 from tests.unit.server.conftest import Harness, serving, write_model_folder
@@ -97,7 +98,9 @@ def check_healthy(address: tuple[str, int]) -> None:
 def test_the_corpus_gets_its_answers(address, errors, path):
     expected = [status for status in path.name.split(".")[-2].split("-") if status != "none"]
     received = exchange(address, [path.read_bytes()], quiet_s=0.3, num_answers=len(expected))
-    assert [status.decode() for status in STATUS.findall(received)] == expected
+    statuses = [status.decode() for status in STATUS.findall(received)]
+    count("connections with bytes", map(int, statuses))
+    assert statuses == expected
     assert not errors
 
 
@@ -121,6 +124,7 @@ def connections(draw: st.DrawFn) -> list[bytes]:
 def test_any_bytes_are_answered_below_500_or_closed(address, errors, pieces):
     received = exchange(address, pieces)
     statuses = [int(status) for status in STATUS.findall(received)]
+    count("connections with bytes", statuses)
     assert all(status < 500 for status in statuses), pieces
     assert not received or received.startswith(b"HTTP/1.1 "), pieces
     assert not errors
@@ -132,9 +136,11 @@ def test_a_real_daemon_survives_them(tmp_path):
     @given(connections())
     def survives(pieces):
         received = exchange(address, pieces)
-        assert all(int(status) < 500 for status in STATUS.findall(received)), pieces
+        statuses = [int(status) for status in STATUS.findall(received)]
+        count("connections with bytes, to a daemon", statuses)
+        assert all(status < 500 for status in statuses), pieces
 
-    with Daemon("--device", "cpu", "--max-model-len", "256", folder=tmp_path) as daemon:
+    with Daemon("--device", "cpu", "--max-model-len", "256", "--allowed-host", "x", folder=tmp_path) as daemon:
         parts = urlparse(daemon.wait_ready().base_url)
         address = parts.hostname or "", parts.port or 0
         survives()

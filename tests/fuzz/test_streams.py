@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from server.config.model_source import resolve_model
 from tests.fuzz.conftest import seeds
+from tests.fuzz.counts import count
 from tests.support.fakes import READY, FakeEngineClient, FakeLauncherChannel
 from tests.unit.server.conftest import Harness, chat_text, stream_chunks, write_model_folder
 
@@ -32,6 +33,7 @@ def answers(app: Harness, ids: list[int], size: int, **fields: object) -> tuple[
     """Return one answer whole, and its stream's chunks."""
     app.client.script, app.client.tokens_per_delta = ids, size
     whole, streamed = app.chat(max_tokens=200, **fields), app.chat(max_tokens=200, stream=True, **fields)
+    count("answers of any tokens, whole and streamed", [whole.status_code, streamed.status_code])
     assert (whole.status_code, streamed.status_code) == (200, 200), whole.text
     return whole.json(), stream_chunks(streamed.text)
 

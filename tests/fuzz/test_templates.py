@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from server.config.model_source import resolve_model
 from server.text.tokenizer import Tokenizer, load_tokenizer
 from tests.fuzz.conftest import seeds
+from tests.fuzz.counts import count
 from tests.unit.server.conftest import write_model_folder
 
 TEXTS = [path.read_bytes().decode() for path in seeds("texts")]
@@ -41,6 +42,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[int]:
+    count("conversations rendered")
     roles = ["system", *["user", "assistant"] * len(texts)]
     messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
     return tokenizer.encode_chat(tokenizer.render_chat(messages))

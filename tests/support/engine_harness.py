@@ -20,13 +20,16 @@ from engine.interface.errors import ModelOutputInvalid
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
+    Accepted,
     AddRequest,
+    Alone,
     Begun,
     ClientGone,
     FromEngine,
     GrammarLimit,
     GrammarSpec,
     HandOver,
+    QueueCosts,
     QueueState,
     RequestFailed,
     SamplingParams,
@@ -193,6 +196,7 @@ class Harness:
         self.check_every = 1  # turns between two checks of the invariants
         self._num_turns = 0
         self.seen: dict[str, Seen] = {}
+        self.costs: QueueCosts | None = None  # the last ones told
         self.messages: list[tuple[int, FromEngine]] = []  # but Begun
         self.begun: list[str] = []
         self.queue_states: list[bool] = []
@@ -201,6 +205,8 @@ class Harness:
     def _receive_at_all(self, message: FromEngine) -> None:
         if isinstance(message, QueueState):
             self.queue_states.append(message.is_full)
+        elif isinstance(message, QueueCosts):
+            self.costs = message
         elif isinstance(message, GrammarLimit):
             self.grammar_limits.append(message)
 
@@ -267,6 +273,9 @@ class Harness:
         gone = {client_id for client_id, message in self.transport.inbox if isinstance(message, ClientGone)}
         self._start_engine()
         self.executor.spoils = spoils
+        if self.costs is not None:
+            self.transport.inbox.append((1, self.costs))
+        submitted: list[tuple[int, AddRequest]] = []
         for seen in self.seen.values():
             assert seen.journal is not None
             if seen.ends or seen.is_gone or seen.client_id in gone:
@@ -278,7 +287,9 @@ class Harness:
             if error is not None:
                 seen.ends.append(error.code)
             else:
-                self.transport.inbox.append((seen.client_id, seen.journal.submit()))
+                submitted.append((seen.client_id, seen.journal.submit()))
+        submitted.sort(key=lambda each: (not each[1].is_isolated, not each[1].is_suspect))
+        self.transport.inbox.extend(submitted)
 
     def leave(self, client_id: int) -> None:
         """Disconnect a client."""
@@ -374,7 +385,12 @@ class Harness:
                 self.begun.append(request_id)
                 self.seen[request_id].journal.begin(cache)
             return
+        if isinstance(message, Alone):
+            self.seen[message.request_id].journal.isolate()
+            return
         self.messages.append((client_id, message))
+        if isinstance(message, Accepted):
+            self.seen[message.request_id].journal.accept()
         if isinstance(message, RequestFailed):
             seen = self.seen[message.request_id]
             if seen.client_id == client_id:

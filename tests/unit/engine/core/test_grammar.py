@@ -288,40 +288,97 @@ def test_the_tokens_of_a_pending_request_are_queued_tokens():
     assert harness.engine._grammars.num_pending_prompt_tokens == 0
 
 
-def test_a_pending_request_has_a_deadline():
-    closed = Closed()
-    harness = Harness(get_compiler=closed)
-    harness.add("a", [1], grammar=choice_grammar(["ab"]))
-    harness.turn()
-    harness.clock.now += COMPILE_TIMEOUT_S
-    harness.drain()
-    assert harness.seen["a"].ends == ["invalid_grammar"]
-    closed.event.set()
+def turn_until(harness, is_done):
+    """Turn until the threads that compile have come so far."""
+    for _ in range(2000):
+        harness.turn()
+        if is_done():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it did not happen")
 
 
-def test_a_replayed_request_waits_for_its_grammar_while_others_become_ready():
+def test_a_grammar_that_takes_too_long_fails_its_requests_alone():
     closed = ClosedToCostly()
     harness = Harness(get_compiler=closed)
     costly = msgspec.structs.replace(choice_grammar(["ab"]), is_costly=True)
-    harness.add("replayed", [1], grammar=costly)
-    harness.turn()
-    harness.crash()
+    harness.add("a", [1], grammar=costly)
+    turn_until(harness, lambda: harness.engine._grammars._taken_s)
+    harness.clock.now += COMPILE_TIMEOUT_S * 0.8
     harness.add("late", [1], grammar=costly)
+    harness.turn()
+    harness.clock.now += COMPILE_TIMEOUT_S * 0.4
+    harness.turn()
+    assert harness.seen["a"].ends == ["invalid_grammar"]
+    assert not harness.seen["late"].ends  # it came later
+    harness.clock.now += COMPILE_TIMEOUT_S
+    harness.turn()
+    assert harness.seen["late"].ends == ["invalid_grammar"]
+    closed.event.set()
+    harness.drain()
+
+
+@pytest.mark.parametrize("is_replayed", [False, True])
+def test_a_request_waits_for_its_grammar_while_those_before_it_become_ready(is_replayed):
+    """So its grammar is not blamed for the time that others take."""
+    turnstile = Turnstile()
+    harness = Harness(get_compiler=turnstile, max_num_seqs=8, num_pages=100)
+    if is_replayed:
+        harness.add("last", [1], grammar=choice_grammar(["last"]))
+        harness.turn()
+        turnstile.release()
+        harness.crash()
+        held, inbox = list(harness.transport.inbox), harness.transport.inbox
+        inbox.clear()
     for text in ("b", "bb", "bbb"):
         harness.add(text, [1], grammar=choice_grammar([text]))
+    if is_replayed:
+        inbox.extend(held)
+    else:
+        harness.add("last", [1], grammar=choice_grammar(["last"]))
+    for text in ("b", "bb", "bbb"):
+        harness.turn()
         harness.clock.now += COMPILE_TIMEOUT_S * 0.8
-        for _ in range(2000):
-            harness.turn()
-            if harness.seen[text].ends:
-                break
-            time.sleep(0.005)
+        turnstile.release()
+        turn_until(harness, lambda text=text: harness.seen[text].ends)
         assert answer(harness, text) == text
-    assert harness.seen["late"].ends == ["invalid_grammar"]
-    assert not harness.seen["replayed"].ends
+        assert not harness.seen["last"].ends
+    turnstile.release()
+    harness.drain()
+    assert answer(harness, "last") == "last"
+
+
+def test_a_request_behind_a_grammar_that_hangs_is_refused_for_load_and_not_for_its_grammar():
+    closed = Closed()
+    harness = Harness(get_compiler=closed)
+    harness.add("hangs", [1], grammar=choice_grammar(["ab"]))
+    turn_until(harness, lambda: harness.engine._grammars._taken_s)
+    harness.add("behind", [1], grammar=choice_grammar(["b"]))
+    harness.turn()
     harness.clock.now += COMPILE_TIMEOUT_S
     harness.drain()
-    assert harness.seen["replayed"].ends == ["invalid_grammar"]
+    assert harness.seen["hangs"].ends == ["invalid_grammar"]
+    assert harness.seen["behind"].ends == ["overloaded"]
+    assert harness.messages[-1][1].retry_after_s == COMPILE_TIMEOUT_S
     closed.event.set()
+
+
+class Turnstile(Closed):
+    """Compiles one grammar for each release()."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = threading.Semaphore(0)
+
+    def __call__(self):
+        return self
+
+    def release(self):
+        self.places.release()
+
+    def compile(self, spec):
+        assert self.places.acquire(timeout=30)
+        return super().compile(spec)
 
 
 @DEPTHS

@@ -1,12 +1,15 @@
 """The predicted wait, refusals by it, and deadlines that cannot be met."""
 
+from itertools import islice
+
+import msgspec
 import pytest
 
-from benchmarks.overload import Arrival, Simulation, measure
+from benchmarks.overload import Arrival, Simulation, measure, poisson
 from engine.core.queue_forecast import QueueForecast
 from engine.core.request import Request
 from engine.core.waiting_queue import WaitingQueue
-from engine.interface.protocol import HandOver, RequestFailed, SamplingParams
+from engine.interface.protocol import HandOver, QueueCosts, RequestFailed, SamplingParams
 from engine.interface.tenant import Charge, Tenant
 from tests.support.engine_harness import Harness
 
@@ -87,6 +90,56 @@ def test_answers_are_expected_as_long_as_earlier_ones() -> None:
         forecast.observe_end(ended)
     assert forecast.num_expected_tokens(asked) == pytest.approx(20, abs=1)
     assert forecast.num_expected_tokens(request(max_tokens=5)) == 5
+
+
+def burst(costs: QueueCosts | None) -> tuple[list[float], list[float]]:
+    """Return the predicted and the true waits of 300 requests that come at once to a fresh engine."""
+    simulation = Simulation(max_queue_wait_s=None)
+    if costs is not None:
+        simulation.transport.inbox.append((0, costs))
+    load = [arrival._replace(at_s=0.0) for arrival in islice(poisson(1.0, seed=5), 300)]
+    simulation.run(iter(load), until_s=1e-6)
+    predicted = {id_: each.expected_first_s for id_, each in simulation.engine.scheduler.requests.items()}
+    outcomes = {f"{each.arrival.tenant}-{each.arrival.number}": each for each in simulation.run(iter(()), until_s=60.0)}
+    found = [(predicted[id_], each.ttft_s) for id_, each in outcomes.items() if each.ttft_s and each.ttft_s > 1.0]
+    return [first_s or 0.0 for first_s, _ in found], [ttft_s for _, ttft_s in found]
+
+
+def test_a_fresh_engine_predicts_by_what_an_earlier_one_measured() -> None:
+    earlier = Simulation(max_queue_wait_s=2.0)
+    earlier.run(poisson(60.0, seed=1), until_s=20.0)
+    told = [message for message in earlier.told if isinstance(message, QueueCosts)]
+    assert 15 <= len(told) <= 21
+    predicted, true = burst(told[-1])
+    assert len(true) > 200
+    assert all(0.5 < first_s / wait_s < 2.0 for first_s, wait_s in zip(predicted, true, strict=True))
+    assert not any(burst(None)[0])  # it knows nothing by itself
+
+
+def test_measurements_of_an_earlier_engine_count_little_and_never_replace_its_own() -> None:
+    forecast = measured()
+    for number in range(100):
+        for tenant in (f"t{number}", "busy"):
+            ended = request(tenant)
+            ended.finish_reason, ended.output_token_ids = "stop", [1] * 20
+            forecast.observe_end(ended)
+    costs = msgspec.msgpack.decode(msgspec.msgpack.encode(forecast.costs()), type=QueueCosts)
+    assert len(costs.answers) == 64
+    assert "t0" not in costs.answers
+    fresh = QueueForecast()
+    fresh.begin_with(costs)
+    assert fresh.wait_s(request("busy"), queue_of(request()), num_free_rows=0) == pytest.approx(1.3)
+    assert fresh.num_expected_tokens(request("busy", max_tokens=1000)) == forecast.num_expected_tokens(
+        request("busy", max_tokens=1000)
+    )
+    for _ in range(16):
+        ended = request("busy")
+        ended.finish_reason, ended.output_token_ids = "stop", [1] * 200
+        fresh.observe_end(ended)
+    assert fresh.num_expected_tokens(request("busy", max_tokens=1000)) > 120
+    fresh.num_steps = 1
+    fresh.begin_with(QueueForecast().costs())
+    assert fresh.wait_s(request("busy"), queue_of(request()), num_free_rows=0) > 1.0
 
 
 def test_errors_widen_the_margin_but_never_beyond_the_prediction() -> None:

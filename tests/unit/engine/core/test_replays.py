@@ -1,17 +1,27 @@
 """Requests that go on after the end of their engine: the tokens of an undisturbed run, from every commit."""
 
 import logging
+import random
 from collections import Counter
 
+import msgspec
 import pytest
 
 from engine.core.request_factory import RequestFactory
 from engine.interface.errors import EngineDead, InvalidParameter, PoisonRequest
-from engine.interface.protocol import AddRequest, RefuseDigest, SamplingParams, ThinkingBudget, pack_token_ids
+from engine.interface.protocol import (
+    AddRequest,
+    GrammarSpec,
+    RefuseDigest,
+    SamplingParams,
+    ThinkingBudget,
+    pack_token_ids,
+)
 from engine.interface.replays import Journal, digest_of
 from engine.interface.tenant import Charge, Tenant
 from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
-from tests.support.engine_harness import Harness, drafters
+from tests.support.engine_harness import Harness, Seen, drafters
+from tests.support.grammar_tokens import compiler
 
 REQUESTS = {
     "greedy": {"temperature": 0.0},
@@ -25,6 +35,16 @@ REQUESTS = {
     "bad_words": {"bad_words": [[4], [5, 6]]},
     "thinking": {"thinking": ThinkingBudget(4, [1], 2, [8, 9, 2], is_open=True)},
     "embedding": {"pooling": "mean"},
+    "grammar": {"grammar": GrammarSpec('start: /"[a-c]{4,30}"/'), "seed": 3},
+    "grammar_with_stop_tokens": {"grammar": GrammarSpec("start: /[0-9]{6,40}/"), "seed": 5, "stop_token_ids": [0]},
+    "grammar_in_reasoning": {
+        "grammar": GrammarSpec("start: /[0-9ab]{9,40}/"),
+        "thinking": ThinkingBudget(4, [23], 25, [24, 25], is_open=True),
+    },
+    "allowed": {"allowed_token_ids": [3, 5, 7, 9], "seed": 2},
+    "bias": {"logit_bias": {4: 3.0, 9: -100.0}, "seed": 2},
+    "salt": {"cache_salt": "tenant", "open_salt": "other"},
+    "pin": {"pin_s": 1000.0, "priority": 1},
 }
 
 
@@ -44,13 +64,60 @@ def run(harness: Harness, options: dict, *, crash_after: int | None = None, is_f
 def test_a_request_goes_on_from_every_commit(kind: str, num_drafts: int) -> None:
     options = REQUESTS[kind]
     for depth in (1, 2):
-        whole = run(Harness(depth=depth, make_drafter=drafters(num_drafts)), options).seen["r"]
+        whole = run(Harness(depth=depth, make_drafter=drafters(num_drafts), get_compiler=compiler), options).seen["r"]
+        assert whole.ends[0] in ("length", "stop")
         for crash_after in range(18):
-            harness = Harness(depth=depth, make_drafter=drafters(num_drafts))
+            harness = Harness(depth=depth, make_drafter=drafters(num_drafts), get_compiler=compiler)
             seen = run(harness, options, crash_after=crash_after, is_fault=crash_after % 2 == 0).seen["r"]
             assert (seen.token_ids, seen.ends) == (whole.token_ids, whole.ends)
             assert (seen.num_logprobs, seen.prompt_logprobs) == (whole.num_logprobs, whole.prompt_logprobs)
             assert (seen.embedding, seen.num_started) == (whole.embedding, 1)
+
+
+def run_crowd(seed: int, *, depth: int, num_drafts: int, crash_rate: float) -> Harness:
+    """Run requests of all kinds, some of them with three choices, in a pool that is small for them.
+
+    crash_rate: after so many turns the engine ends; the first time by a fault, then by kills, which accuse nobody.
+    """
+    rng = random.Random(seed)
+    harness = Harness(
+        depth=depth,
+        num_pages=rng.randint(14, 40),
+        max_num_seqs=rng.randint(1, 6),
+        max_num_batched_tokens=rng.randint(4, 24),
+        make_drafter=drafters(num_drafts),
+        get_compiler=compiler,
+    )
+    ends, faults = random.Random(seed + 1), [True]
+    for number in range(rng.randint(4, 12)):
+        options = REQUESTS[rng.choice(list(REQUESTS))]
+        prompt, num_choices = [rng.randrange(50) for _ in range(rng.randint(1, 14))], rng.choice([1, 1, 3])
+        for choice in range(1 if "pooling" in options else num_choices):
+            own = options | ({"seed": options.get("seed", 0) + choice, "counts_prompt": not choice})
+            harness.add(f"r{number}-{choice}", prompt, 12, client_id=1 + number % 2, **own)
+        for _ in range(rng.randint(0, 6)):
+            harness.turn()
+            if ends.random() < crash_rate:
+                harness.crash(is_fault=bool(faults and faults.pop()))
+    for _ in range(200):
+        harness.turn()
+        if ends.random() < crash_rate:
+            harness.crash(is_fault=bool(faults and faults.pop()))
+    harness.drain()
+    return harness
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_crowds_of_all_kinds_go_on_from_any_commit(seed: int) -> None:
+    for depth, num_drafts in ((1, 0), (2, 0), (1 + seed % 2, 3)):
+        whole = run_crowd(seed, depth=depth, num_drafts=num_drafts, crash_rate=0.0).seen
+        ended = run_crowd(seed, depth=depth, num_drafts=num_drafts, crash_rate=0.15).seen
+        assert sum(seen.journal.num_replays for seen in ended.values()) > 5
+        for name, seen in ended.items():
+            assert (seen.token_ids, seen.ends) == (whole[name].token_ids, whole[name].ends), name
+            assert seen.num_logprobs == whole[name].num_logprobs
+            assert seen.prompt_logprobs == whole[name].prompt_logprobs
+            assert seen.embedding == whole[name].embedding
 
 
 @pytest.mark.slow
@@ -91,6 +158,28 @@ def test_what_earlier_engines_made_is_not_counted_again() -> None:
     assert counted["generation_tokens_total", ""] == 12 - num_before
     assert counted["requests_finished_total", "length"] == 1
     assert harness.metrics._delta.histograms["request_generation_tokens"].sum == 12
+
+
+def test_a_request_that_no_engine_has_accepted_is_counted_by_the_next_one() -> None:
+    """And one that was accepted is not counted again, but is in the windows of its limits."""
+    tenant = Tenant(name="team", requests_per_minute=2, tokens_per_minute=1000)
+    harness = Harness()
+    harness.add("accepted", [1, 2, 3], 20, tenant=tenant, charge=Charge(3, 23))
+    harness.turn(2)
+    harness.add("sent", [1, 2, 4], 20, tenant=tenant, charge=Charge(3, 23))
+    for is_again in (False, True):
+        harness.crash()
+        harness.turn(2)
+        counted = harness.metrics._delta.counters["key_requests_total", "team", "accepted"]
+        assert counted == (0 if is_again else 1)
+        harness.add(f"third{is_again}", [1], 4, tenant=tenant, charge=Charge(1, 5))
+        harness.turn()
+        assert harness.seen[f"third{is_again}"].ends == ["rate_limit_exceeded"]
+    harness.clock.now += 61
+    harness.crash()  # a request that came a minute ago is in no window
+    harness.add("later", [1], 4, tenant=tenant, charge=Charge(1, 5))
+    harness.drain()
+    assert harness.seen["later"].ends == ["length"]
 
 
 @pytest.mark.parametrize("crash_after", [0, 1, 6])
@@ -138,7 +227,16 @@ def test_a_full_queue_refuses_new_requests_and_no_replayed_one() -> None:
     assert harness.seen["new"].ends in (["overloaded"], ["length"])
 
 
-def test_suspects_run_one_at_a_time_and_the_others_beside_them() -> None:
+def unproven(harness: Harness) -> list[str]:
+    """The replayed requests that are open and have no further token."""
+    return [
+        request.request_id
+        for request in harness.scheduler.requests.values()
+        if request.num_replayed_tokens and len(request.output_token_ids) == request.num_replayed_tokens
+    ]
+
+
+def test_suspects_run_one_at_a_time_the_first_alone_and_the_others_beside_the_rest() -> None:
     harness = Harness(max_num_seqs=8, num_pages=65, max_num_batched_tokens=64)
     for name in ("s0", "s1", "s2"):
         harness.add(name, [1, 2, 3], 12)
@@ -146,19 +244,62 @@ def test_suspects_run_one_at_a_time_and_the_others_beside_them() -> None:
     harness.crash(is_fault=True)
     harness.add("new", [5, 6], 12)
     harness.turn(1)
-    assert set(harness.scheduler.requests) == {"s0", "new"}
+    assert set(harness.scheduler.requests) == {"s0"}
     harness.turn(1)
-    assert "s1" not in harness.scheduler.requests  # s0 has no further token yet
+    assert set(harness.scheduler.requests) == {"s0"}  # it has no further token yet
+    is_beside = False
     for _ in range(8):
         harness.turn(1)
-        unproven = [
-            request
-            for request in harness.scheduler.requests.values()
-            if request.num_replayed_tokens and len(request.output_token_ids) == request.num_replayed_tokens
-        ]
-        assert len(unproven) <= 1
+        assert len(unproven(harness)) <= 1
+        is_beside |= "new" in harness.scheduler.requests and bool({"s1", "s2"} & set(unproven(harness)))
+    assert is_beside
     assert {"s0", "s1", "s2"} <= set(harness.begun)
     harness.drain()
+
+
+def test_nothing_is_let_in_beside_a_request_that_may_have_ended_two_engines() -> None:
+    """Its prompt is long, and the culprit is another request, which comes while it is computed."""
+    harness = Harness(max_num_seqs=8, num_pages=65, max_num_batched_tokens=4)
+    harness.add("long", list(range(3, 33)), 6)
+    harness.turn(3)
+    harness.crash(is_fault=True, max_replays=9)
+    harness.add("short", [3], 6, client_id=2)  # before the suspect, so that they are together
+    harness.transport.inbox.rotate(1)
+    harness.turn(3)
+    assert set(harness.scheduler.requests) == {"long", "short"}
+    harness.crash(is_fault=True, max_replays=9)
+    assert not harness.seen["long"].ends
+    harness.add("new", [2], 6, client_id=2)
+    for _ in range(4):
+        harness.turn()
+        assert set(harness.scheduler.requests) == {"long"}
+    harness.abort("new", client_id=2)
+    harness.turn()
+    assert harness.seen["new"].ends == ["abort"]
+    harness.drain()
+    assert [harness.seen[name].ends for name in ("long", "short")] == [["length"]] * 2
+
+
+def test_an_isolated_request_waits_for_a_suspect_and_its_client_may_leave() -> None:
+    harness = Harness(max_num_seqs=8, num_pages=65, max_num_batched_tokens=4)
+    message = AddRequest("x", pack_token_ids(list(range(3, 30))), SamplingParams(max_tokens=4), 0.0, num_replays=1)
+    suspect = msgspec.structs.replace(message, request_id="suspect", is_suspect=True)
+    isolated = msgspec.structs.replace(suspect, request_id="isolated", is_isolated=True, num_replays=2)
+    harness.add("running", [2], 40)
+    harness.turn(3)
+    suspects = harness.engine._suspects
+    for client_id, each in ((1, suspect), (2, isolated)):
+        harness.seen[each.request_id] = Seen(list(range(3, 30)), each.params, client_id, journal=Journal(each))
+        harness.transport.inbox.append((client_id, each))
+    harness.add("behind", [4], 3)
+    harness.turn(2)
+    assert set(harness.scheduler.requests) == {"running", "suspect"}
+    assert suspects.is_holding
+    harness.leave(2)
+    harness.turn(2)
+    assert "behind" in harness.scheduler.requests
+    harness.drain()
+    assert "isolated" not in harness.begun
 
 
 def test_a_suspect_that_waits_can_be_aborted_and_its_client_can_leave() -> None:
@@ -188,10 +329,11 @@ def test_all_suspects_end_with_the_engine() -> None:
     assert [harness.seen[name].ends for name in "ab"] == [["abort"], ["abort"]]
 
 
-def test_the_one_that_ends_two_engines_is_poison_and_the_others_go_on() -> None:
+@pytest.mark.parametrize("names", [("bad",), ("bad", "a", "b"), ("a", "bad", "b"), ("a", "b", "bad")])
+def test_the_one_that_ends_an_engine_alone_is_poison_and_the_others_go_on(names: tuple[str, ...]) -> None:
     """The engine faults whenever it computes the fourth token of `bad`, wherever the others are."""
     harness = Harness(max_num_seqs=8, num_pages=65, max_num_batched_tokens=64)
-    for name in ("a", "bad", "b"):
+    for name in names:
         harness.add(name, [len(name), 2, 3], 12)
     num_faults = 0
     for _ in range(200):
@@ -201,9 +343,24 @@ def test_the_one_that_ends_two_engines_is_poison_and_the_others_go_on() -> None:
             num_faults += 1
             harness.crash(is_fault=True, max_replays=2)
     harness.drain()
-    assert num_faults == 2
+    assert num_faults == (2 if names[0] == "bad" else 3)  # the first suspect is let in alone
     assert harness.seen["bad"].ends == [PoisonRequest.code]
-    assert [harness.seen[name].ends for name in "ab"] == [["length"]] * 2
+    assert [harness.seen[name].ends for name in names if name != "bad"] == [["length"]] * (len(names) - 1)
+
+
+def test_no_long_request_is_poison_for_the_faults_of_others() -> None:
+    """Each engine faults as soon as a further request begins, while the prompt of `long` is still computed."""
+    harness = Harness(max_num_seqs=8, num_pages=65, max_num_batched_tokens=4)
+    harness.add("long", list(range(3, 33)), 6)
+    for number in range(3):
+        harness.add(f"culprit{number}", [2, 3], 6, client_id=2)
+        for _ in range(40):
+            harness.turn()
+            if f"culprit{number}" in harness.scheduler.requests:
+                harness.crash(is_fault=True, max_replays=2)
+                break
+    harness.drain()
+    assert harness.seen["long"].ends == ["length"]
 
 
 def test_what_a_worker_has_refused_is_refused_by_the_engine_until_its_time_is_over() -> None:

@@ -13,10 +13,13 @@ from engine.interface.mailbox import RequestOutput
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
+    Accepted,
     AddRequest,
+    Alone,
     Begun,
     CacheReport,
     Finished,
+    QueueCosts,
     RefuseDigest,
     SamplingParams,
     Started,
@@ -25,6 +28,7 @@ from engine.interface.protocol import (
     pack_token_ids,
 )
 from engine.interface.replays import digest_of
+from engine.interface.tenant import Charge
 from engine.interface.transport import encode_frame, read_messages
 from tests.support.fakes import READY
 
@@ -146,7 +150,9 @@ def test_a_request_waits_and_goes_on_with_the_tokens_that_were_sent(tmp_path: Pa
             await until(lambda: reader.token_ids == [5, 6])
             await restart(client, engines)
             (again,) = await engines.got(1)
-            assert again == request(output=pack_token_ids([5, 6]), counts_prompt=False, num_replays=1, is_suspect=True)
+            assert again == request(
+                output=pack_token_ids([5, 6]), counts_prompt=False, num_replays=1, is_suspect=True, is_charged=True
+            )
             engines.tokens("r", 7, reason="length")
             await reader.end()
             assert reader.token_ids == [5, 6, 7]
@@ -322,12 +328,18 @@ def test_poison_ends_alone_and_every_later_engine_is_told(tmp_path: Path) -> Non
         async with connected(tmp_path) as (client, engines):
             bad, good = Reader(client, request("bad")), Reader(client, request("good one"))
             await engines.got(2)
-            for _ in range(2):
-                engines.begin("bad", "good one")
-                engines.tokens("good one", 1)
+            for number in range(3):
+                if number < 2:  # with others in the engine nobody knows whose fault it is
+                    engines.begin("bad", "good one")
+                    engines.tokens("good one", 1)
+                else:
+                    engines.send(Alone("bad"))
+                    engines.begin("bad")
                 await asyncio.sleep(0.02)
                 await restart(client, engines)
                 received = await engines.got(2)
+                is_isolated = [message.is_isolated for message in received if isinstance(message, AddRequest)]
+                assert is_isolated == [[False, False], [True, False], [False]][number]
             error = (await bad.end()).error
             assert isinstance(error, PoisonRequest)
             assert "token 1" in error.message
@@ -437,5 +449,39 @@ def test_an_embedding_is_progress(tmp_path: Path) -> None:
             client.abort("long")
             engines.tokens("long", reason="abort")
             await long.end()
+
+    run(scenario())
+
+
+def test_a_request_is_charged_once_by_the_engine_that_accepts_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        charge = Charge(1, 9)
+        async with connected(tmp_path, was_killed=lambda: True) as (client, engines):
+            names = ("sent", "accepted", "begun")
+            readers = [Reader(client, request(name, charge=charge)) for name in names]
+            await engines.got(3)
+            engines.send(Accepted("accepted"))
+            engines.begin("begun")
+            await asyncio.sleep(0.02)
+            await restart(client, engines)
+            again = {message.request_id: message for message in await engines.got(3)}
+            assert [again[name].is_charged for name in names] == [False, True, True]
+            assert all(message.charge == charge for message in again.values())
+            for name in names:
+                engines.tokens(name, 1, reason="stop")
+            for reader in readers:
+                assert (await reader.end()).error is None
+
+    run(scenario())
+
+
+def test_an_engine_is_told_the_costs_that_an_earlier_one_measured(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        costs = QueueCosts(1.0, 1000.0, 2.0, 100.0, (0.5, 3.0), {"team": (40.0, 5.0)})
+        async with connected(tmp_path) as (client, engines):
+            engines.send(costs)
+            await asyncio.sleep(0.02)
+            await restart(client, engines)
+            assert await engines.got(1) == [costs]
 
     run(scenario())

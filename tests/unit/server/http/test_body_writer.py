@@ -189,6 +189,9 @@ class Written(asyncio.Transport):
     def close(self) -> None:
         self.parts.append(b"closed")
 
+    def is_closing(self) -> bool:
+        return b"closed" in self.parts
+
 
 def test_a_head_is_written_with_what_follows_in_the_same_turn_of_the_loop_or_alone_at_its_end():
     async def run() -> list[bytes]:
@@ -207,6 +210,20 @@ def test_a_head_is_written_with_what_follows_in_the_same_turn_of_the_loop_or_alo
         return transport.parts
 
     assert asyncio.run(run()) == [b"head first", b"second", b"end of it", b"last", b"closed"]
+
+
+def test_what_is_held_while_the_connection_closes_is_lost_without_an_error():
+    """uvloop raises for a write to a closed transport, in a callback whose traceback would be in the log."""
+
+    async def run() -> tuple[list[bytes], bool]:
+        transport = Written()
+        joined = _JoinedWrites(transport, asyncio.get_running_loop())
+        joined.write(b"late")
+        transport.close()
+        await asyncio.sleep(0)
+        return transport.parts, joined.is_closing()
+
+    assert asyncio.run(run()) == ([b"closed"], True)
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -139,6 +139,16 @@ def test_a_body_in_many_chunks_is_read_once(url, monkeypatch):
     assert sum(copied) < 10 * len(chunks)
 
 
+def test_a_client_that_waits_for_100_continue_gets_it_and_then_its_answer(url):
+    body = json.dumps({"prompt": "a"}).encode()
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+    with connect(url) as connection:
+        connection.sendall(head + b"Content-Length: %d\r\n" % len(body) + CLOSE)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(body)
+        assert read_reply(connection)[0] == 200
+
+
 def check_error_of_body(reply: tuple[int, dict[str, str], bytes]) -> None:
     """A chat body without messages."""
     assert (reply[0], json.loads(reply[2])["error"]["code"]) == (400, "malformed_json")
