@@ -35,7 +35,7 @@ KINDS = (
 )  # fmt: skip
 
 LONG_EVERY = 32  # of the traces, one is replayed all ways and checked after every turn
-_WAYS = [(2, False), (2, True), (2, False), (2, True), (1, False), (1, True)]  # depth, and whether it drafts
+_WAYS = [(2, False), (2, True)] * 5 + [(1, False), (1, True)]  # depth, and whether it drafts
 
 
 class TraceExecutor(ScarceExecutor, LayeredExecutor):
