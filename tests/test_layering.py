@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -209,6 +210,15 @@ class Tree:
 @functools.cache
 def _parse(text: str) -> ast.Module:
     return ast.parse(text)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def trees_are_no_garbage() -> Iterator[None]:
+    """Let the collector rest, which would visit the trees of all files again and again; drop them at the end."""
+    gc.disable()
+    yield
+    _parse.cache_clear()
+    gc.enable()
 
 
 @functools.cache

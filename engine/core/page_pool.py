@@ -276,18 +276,20 @@ class PagePool:
         """Assert invariant 1 (docs/explanation/architecture.md). held: the number of holders, by block."""
         assert self._ref_counts == [held.get(block, 0) for block in range(len(self._ref_counts))]
         cached = [*self._cached, *self._kept]
-        lent = [page for block in [*held, *cached] for page in self.pages(block)]
-        assert sorted(lent + self._blank) == list(range(1, self.num_usable + 1))
-        assert self.num_free == len(self._blank) + sum(len(self.pages(block)) for block in cached)
-        for block in [*held, *cached]:
-            assert len(self.pages(block)) == self._sizes[self._group_of[block]]
-        for group, size in enumerate(self._sizes):
-            assert self.num_held[group] == size * sum(self._group_of[block] == group for block in held)
-            assert self.num_cached[group] == size * sum(self._group_of[block] == group for block in cached)
+        lent = self._blank.copy()
+        for blocks, num_pages in ((held, self.num_held), (cached, self.num_cached)):
+            counts = [0] * len(self._sizes)
+            for block in blocks:
+                pages, group = self.pages(block), self._group_of[block]
+                assert len(pages) == self._sizes[group]
+                counts[group] += len(pages)
+                lent += pages
+            assert counts == num_pages
+        assert sorted(lent) == list(range(1, self.num_usable + 1))
+        assert self.num_free == len(self._blank) + sum(self.num_cached)
         for group, published in enumerate(self._published):
-            for key, block in published.items():
-                assert self._hash_of[block] == key
-                assert self._group_of[block] == group
+            assert all(self._hash_of[block] == key for key, block in published.items())
+            assert all(self._group_of[block] == group for block in published.values())
         assert len(self.published) == sum(key is not None for key in self._hash_of)
         assert all(self._hash_of[block] is not None for block in [*cached, *self._pinned])
         assert set(self._kept) == self._pinned.intersection(cached)

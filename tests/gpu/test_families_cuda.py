@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 NUM_TOKENS = 40
 
 
-def _wide(kind: str) -> transformers.PreTrainedConfig:
+def wide_config(kind: str) -> transformers.PreTrainedConfig:
     """The tiny config of the unit tests, with heads of 64 as the kernels take them."""
     config = config_of(kind)
     config.hidden_size, config.head_dim, config.tie_word_embeddings = 256, 64, False
@@ -52,7 +52,7 @@ def test_cuda_gives_the_cpus_tokens(kind: str, tmp_path: Path) -> None:
     if kind.startswith("mistral4") and Version(transformers.__version__) < Version("5.18"):
         pytest.skip("this transformers has no class for the text part alone")
     torch.backends.cuda.matmul.allow_tf32 = False
-    save_checkpoint(tmp_path, _wide(kind))
+    save_checkpoint(tmp_path, wide_config(kind))
     expected = _tokens(tmp_path, device="cpu")
     assert all(len(set(token_ids)) > 3 for token_ids in expected)
     for enforce_eager in (False, True):

@@ -137,4 +137,4 @@ def test_a_standby_takes_over_and_the_next_one_waits(start: Start) -> None:
     daemon.process.send_signal(signal.SIGTERM)
     assert daemon.process.wait(30) == 0
     assert "Traceback" not in daemon.log
-    wait_for(lambda: not daemon.running(ENGINE), timeout_s=10, what="no engine")
+    wait_for(lambda: not daemon.running(ENGINE), timeout_s=60, what="no engine")

@@ -1,13 +1,15 @@
-"""Random traces over drawn groups of layers: one engine's calls, replayed at both depths, with drafts, without cache.
+"""Random traces over drawn groups of layers: one engine's calls, replayed at a drawn depth, with drafts or without.
 
 Trace.draw() makes one from a seed: adds, aborts, priorities, pools so small that requests are preempted, steps given
 up, next turns of conversations, shared prefixes that part, salts and adapters, pins, groups of rows, small and slow
 host memory. replay() runs it and compares every token with the model's, checks the invariants after some turns, and
 that nothing is held at the end.
 
-Many small traces find more than few large ones in the same time, so sizes are drawn as well. What the invariants say
-stays broken, or shows in a token: so a check after every eighth turn finds most of it as well, and most of the time is
-left to the engine. Every eighth trace is checked after every turn. To find the turn in another: replay(check_every=1).
+Many small traces find more than few large ones in the same time, so sizes are drawn as well. For the same reason a
+trace is replayed one way: each replay compares all tokens with the model's, which are one for all ways, so another way
+of the same trace tells less than another trace. What the invariants say stays broken, or shows in a token: so a check
+after every eighth turn finds most of it as well, and most of the time is left to the engine. Every 32nd trace is
+a long one: replayed all ways, and checked after every turn. To find the turn in another: replay(check_every=1).
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ KINDS = (
     "chunk window", *STATE_KINDS,
 )  # fmt: skip
 
+LONG_EVERY = 32  # of the traces, one is replayed all ways and checked after every turn
+_WAYS = [(2, False), (2, True)] * 5 + [(1, False), (1, True)]  # depth, and whether it drafts
+
 
 class TraceExecutor(ScarceExecutor, LayeredExecutor):
     """Computes from pages, and has too little memory for some steps."""
@@ -46,6 +51,8 @@ class Trace:
     num_drafts: int
     failures: int  # of 100 steps
     check_every: int = 8  # turns between two checks of the invariants
+    is_long: bool = False
+    way: tuple[int, bool] = (2, False)  # depth, and whether it drafts: of the only replay, unless it is long
     answer_step: int = 0  # places for hits from one saved state of an answer to the next
     host_tier: HostTierConfig | None = None
     calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = field(default_factory=list)
@@ -78,23 +85,25 @@ class Trace:
             settings["num_pages"] = 1 + least + rng.randint(0, least // 2)
         settings["pin_share"] = random.Random(seed).choice([0.25, 0.6])
         settings["sharing"] = random.Random(seed + 1).choice([None, *(SharingRates(chunk_tokens=n) for n in (1, 8))])
-        trace.check_every = 1 if seed % 8 == 0 else 8
+        trace.is_long = seed % LONG_EVERY == 0
+        trace.check_every = 1 if trace.is_long else 8
         trace._draw_calls(rng, num_requests=rng.randint(12, 20) if is_tiered else None)
         trace.answer_step = rng.choice([1, 1, 2, 4])
         if is_tiered or rng.random() < 0.6:
             num_slots = rng.choice([rng.randint(1, least), rng.randint(1, 6 * least)])
             trace.host_tier = HostTierConfig(num_slots=num_slots, max_copies=rng.choice([1, 1, 2, 4, 16]))
+        trace.way = rng.choice(_WAYS)
         return trace
 
     def _draw_calls(self, rng: random.Random, *, num_requests: int | None) -> None:
         """num_requests: that leave each other time, mostly; None: fewer, in a hurry."""
         model = self.model
         stems = [[rng.randrange(VOCAB_SIZE) for _ in range(40)] for _ in range(2)]
-        most_tokens = rng.choice([6, 16, 24])
+        most_tokens = rng.choice([4, 8, 20])
         asked: list[tuple[list[int], SamplingParams, dict[str, object]]] = []
         pins = random.Random(sum(stems[0]))  # beside the other draws, which faults are known by
         times = [1, 2, 4, 9] if num_requests is None else [2, 9, 20, 30]
-        for number in range(num_requests or rng.randint(2, rng.choice([4, 8, 16]))):
+        for number in range(num_requests or rng.randint(2, rng.choice([3, 6, 12]))):
             options: dict[str, object] = {
                 "priority": rng.randint(0, 1),
                 "cache_salt": rng.choice(["", "", "", "tenant"]),
@@ -161,21 +170,23 @@ class Trace:
         harness.drain()
         return harness
 
-    def replay_all(self, *, is_long: bool = False) -> Counter[str]:
-        """Replay at both depths, and with drafts at one of them; count what happened.
+    def replay_all(self) -> Counter[str]:
+        """Replay one way, drawn; count what happened.
 
-        is_long: with drafts at both, without the cache, and each drafted one again: the same calls give the same plans.
+        A long one: at both depths, with drafts at both, without the cache, and each drafted one again: the same calls
+        give the same plans.
         """
         counts: Counter[str] = Counter()
         most = self.num_drafts
-        ways = [(2, 0, True, True), (1, 0, True, True), (1 + len(self.calls) % 2, most, True, True)]
-        if is_long:
-            ways = [*ways[:2], (2, most, True, True), (1, most, True, True), (2, 0, True, False), (2, 0, False, True)]
+        ways = [(self.way[0], most * self.way[1], True, True)]
+        if self.is_long:
+            ways = [(2, 0, True, True), (1, 0, True, True), (2, most, True, True), (1, most, True, True)]
+            ways += [(2, 0, True, False), (2, 0, False, True)]
         salted = {args[0] for name, args, options in self.calls if name == "add" and options["cache_salt"]}
         for depth, num_drafts, is_caching, has_tier in ways:
             harness = self.replay(depth=depth, num_drafts=num_drafts, is_caching=is_caching, has_tier=has_tier)
             drafts, kv = harness.scheduler.drafts, harness.scheduler.kv
-            if num_drafts and is_long:
+            if num_drafts and self.is_long:
                 twin = self.replay(depth=depth, num_drafts=num_drafts)
                 assert twin.executor.plans == harness.executor.plans
             counts += Counter(

@@ -91,11 +91,12 @@ class CheckedExecutor(FakeExecutor):
 
     def forward(self, plan: StepPlan):
         assert plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
-        retiring = {request.req_index for request in self.scheduler.retiring}
-        assert not any(row.req_index in retiring for row in plan.rows)
-        if any(row.num_drafts for row in plan.rows):
+        if self.scheduler.retiring:
+            retiring = {request.req_index for request in self.scheduler.retiring}
+            assert retiring.isdisjoint(array("i", plan.req_index))
+        if any(row.num_drafts for row in plan.singles):
             config = self.scheduler.config
-            assert sum(row.num_samples for row in plan.rows) <= (config.max_num_samples or config.max_num_seqs)
+            assert plan.num_samples <= (config.max_num_samples or config.max_num_seqs)
         self.last_plan = plan
         return super().forward(plan)
 

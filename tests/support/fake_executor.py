@@ -33,6 +33,7 @@ class FakeExecutor:
         self.plans: list[bytes] = []  # JSON, in launch order
         self._pool: list[tuple[int, int]] = [(-1, -1)] * (num_pages * block_size)  # fake_kv by slot
         self._rows: dict[int, _FakeRow] = {}  # by req_index
+        self._plan_rows: list[RowPlan] = []  # of the step that runs: StepPlan.rows makes a new list each time
         self._launched: deque[_FakeStep] = deque()
 
     def forward(self, plan: StepPlan) -> "_FakeStep":
@@ -51,6 +52,7 @@ class FakeExecutor:
         while step.result is None:
             launched = self._launched.popleft()
             assert msgspec.json.encode(launched.plan) == launched.encoded, "a plan was changed after its launch"
+            self._plan_rows = launched.plan.rows
             launched.result = self._execute(launched.plan, launched.allowed)
 
     def _execute(self, plan: StepPlan, allowed: dict[int, list[int]]) -> StepResult:
@@ -60,14 +62,15 @@ class FakeExecutor:
             assert init.req_index not in self._rows, "a req_index is initialised while in use"
             self._rows[init.req_index] = _FakeRow(init.params, init.lora_index)
         self._prepare(plan)
-        assert len({row.req_index for row in plan.rows}) == len(plan.rows), "two rows of one request"
-        has_chunk = [bool(row.token_ids) for row in plan.rows]
+        rows = self._plan_rows
+        assert len({row.req_index for row in rows}) == len(rows), "two rows of one request"
+        has_chunk = [bool(row.token_ids) for row in rows]
         assert has_chunk == sorted(has_chunk), "decode rows come first"
-        for row in plan.rows:
+        for row in rows:
             self._write(row, self._rows[row.req_index])
         self._group(plan)
         result = StepResult(plan.step_id, [])
-        for place, row in enumerate(plan.rows):
+        for place, row in enumerate(rows):
             if row.prompt_logprobs is not None:
                 assert row.start <= row.prompt_logprobs.start
                 assert row.prompt_logprobs.start + len(row.prompt_logprobs.token_ids) <= row.start + row.num_tokens
@@ -89,7 +92,7 @@ class FakeExecutor:
         for req_index, *share in plan.shares:
             self._rows[req_index].share = share
         leaders: dict[int, _FakeRow] = {}
-        for row in plan.rows:
+        for row in self._plan_rows:
             state = self._rows[row.req_index]
             number, tokens = state.share
             is_member = plan.is_grouped and number and row.num_tokens == 1 and row.start + 1 > tokens

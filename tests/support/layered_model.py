@@ -150,6 +150,7 @@ class LayeredExecutor(CheckedExecutor):
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler)
         self.groups = scheduler.config.cache_groups
+        self._has_states = any(group.kind == "state" for group in self.groups)
         num_tables = [group.num_tables for group in self.groups]
         self._first_tables = [sum(num_tables[:g]) for g in range(len(self.groups))]
         num_pages = scheduler.config.num_pages
@@ -189,13 +190,15 @@ class LayeredExecutor(CheckedExecutor):
 
     def _execute(self, plan: StepPlan, allowed: dict[int, list[int]]) -> StepResult:
         result = super()._execute(plan, allowed)
-        self.num_grouped += sum(self._rows[row.req_index].leader is not None for row in plan.rows)
+        self.num_grouped += sum(self._rows[row.req_index].leader is not None for row in self._plan_rows)
         if plan.step_id % 2:
             self._copy_beside(plan)
         return result
 
     def _copy_beside(self, plan: StepPlan) -> None:
         """Copy to and from the host: before the rows of one step, and behind those of the next."""
+        if not (plan.copies_from_host or plan.copies_to_host):
+            return
         targets = [page for _, page in plan.copies_from_host] + [page for page, _ in plan.copies_to_host]
         assert len(set(targets)) == len(targets)
         assert not {slot for slot, _ in plan.copies_from_host} & {slot for _, slot in plan.copies_to_host}
@@ -210,7 +213,9 @@ class LayeredExecutor(CheckedExecutor):
     def _prepare(self, plan: StepPlan) -> None:
         for init in plan.inits:
             self._init(init)
-        for row in plan.rows:
+        for row in self._plan_rows:
+            if not row.new_blocks:
+                continue
             layered = self._layered[row.req_index]
             for table, first, pages in row.new_blocks:
                 assert 0 not in pages, "page 0 belongs to padding rows"
@@ -223,7 +228,7 @@ class LayeredExecutor(CheckedExecutor):
         self._copy(plan.copies_in)
         self._copy(plan.copies_out)  # before drafts are settled, as engine/device/model_runner.py does
         starting = {init.req_index for init in plan.inits}
-        for row in plan.rows:
+        for row in self._plan_rows:
             self._settle(row, self._layered[row.req_index], is_first=row.req_index in starting)
         self.num_restored += len(plan.copies_in)
         self.num_saved += len(plan.copies_out)
@@ -247,10 +252,6 @@ class LayeredExecutor(CheckedExecutor):
                     self._store(g, layered, fold(self._load(g, layered), taken))
             layered.state_len += len(taken)
         assert layered.state_len == row.start or not self._has_states
-
-    @property
-    def _has_states(self) -> bool:
-        return any(group.kind == "state" for group in self.groups)
 
     def _next_token(self, history: object, count: int) -> int:
         return next_token(history, count)

@@ -246,15 +246,25 @@ def test_a_request_without_a_seed_goes_on_with_the_one_that_the_worker_drew(
     assert mortal.num_ends == 2
 
 
-def test_a_deadline_ends_a_request_that_waits_for_an_engine(mortal: MortalEngine, tmp_path: Path) -> None:
+def test_a_deadline_ends_a_request_that_waits_for_an_engine(
+    mortal: MortalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, engine = str(tmp_path / "engine.sock"), ExitStack()
+    submit, submitted = SocketEngineClient.submit, []
+
+    def see(self, message):
+        submitted.append(message)
+        return submit(self, message)
+
+    monkeypatch.setattr(SocketEngineClient, "submit", see)
 
     async def run() -> None:
         engine.enter_context(mortal.lives(path))
         async with served(path) as http:
             body = chat(max_tokens=400, ignore_eos=True, timeout=1.5)
             asked = [asyncio.create_task(http.post(CHAT, json={**body, "stream": stream})) for stream in (False, True)]
-            await asyncio.sleep(0.2)
+            while len(submitted) < 2:
+                await asyncio.sleep(0.01)
             await asyncio.to_thread(engine.close)  # and none follows
             whole, stream = await asyncio.gather(*asked)
             assert (whole.status_code, whole.json()["error"]["code"]) == (408, "deadline_exceeded")

@@ -18,7 +18,7 @@ from tests.support.layered_model import LayeredExecutor, LayeredModel
 
 SECONDS = float(os.environ.get("QUIRE_TRACE_SECONDS", "6"))
 FIRST_SEED = int(os.environ.get("QUIRE_TRACE_SEED", "0"))
-NUM_AT_LEAST = 200  # on a slow machine it takes longer
+NUM_AT_LEAST = 400  # on a slow machine it takes longer
 FULL_SECONDS = 45
 FULL_FIRST_SEED = 1_000_000
 
@@ -31,7 +31,7 @@ def run(kinds, seconds, num_at_least, first_seed, *, is_tiered=False):
         while counts["traces"] < num_at_least or time.monotonic() - began_s < seconds:
             seed = first_seed + counts["traces"]
             try:
-                counts += Trace.draw(seed, kinds, is_tiered=is_tiered).replay_all(is_long=seed % 8 == 0)
+                counts += Trace.draw(seed, kinds, is_tiered=is_tiered).replay_all()
             except Exception as error:
                 raise AssertionError(f"trace {seed} of {kinds}") from error
             counts["traces"] += 1
@@ -49,7 +49,7 @@ def run(kinds, seconds, num_at_least, first_seed, *, is_tiered=False):
 )
 def test_every_trace_gives_the_models_tokens(seconds, first_seed):
     counts = run(KINDS, seconds, NUM_AT_LEAST, first_seed)
-    happened = {name for name, count in counts.items() if count > counts["traces"] / 8}
+    happened = {name for name, count in counts.items() if count > counts["traces"] / 12}
     assert happened >= {
         "preemptions", "hit_tokens", "evictions", "accepted_drafts", "zeroed_pages", "failed_steps", "restored_pages",
         "saved_pages", "pins_expired", "pins_over_budget", "pins_reused", "grouped_rows",
@@ -58,10 +58,10 @@ def test_every_trace_gives_the_models_tokens(seconds, first_seed):
 
 @pytest.mark.slow
 def test_all_that_can_happen_to_a_request_happens_to_states():
-    counts = run(STATE_KINDS, 0, 150, FIRST_SEED)
+    counts = run(STATE_KINDS, 0, 400, FIRST_SEED)
     rare = {name for name in ("preemptions", "aborts", "salted_hit_tokens", "adapter_hit_tokens") if counts[name] < 10}
     assert not rare
-    happened = {name for name, count in counts.items() if count > counts["traces"] / 2}
+    happened = {name for name, count in counts.items() if count > counts["traces"] / 4}
     assert happened >= {
         "hit_tokens", "evictions", "accepted_drafts", "rejected_drafts", "zeroed_pages", "failed_steps",
         "restored_pages", "saved_pages", "states_in_answers",
@@ -71,12 +71,12 @@ def test_all_that_can_happen_to_a_request_happens_to_states():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_traces", "first_seed"),
-    [(30, FIRST_SEED), pytest.param(200, FULL_FIRST_SEED, marks=pytest.mark.full)],
+    [(60, FIRST_SEED), pytest.param(200, FULL_FIRST_SEED, marks=pytest.mark.full)],
     ids=["", "more"],
 )
 def test_blocks_that_were_in_host_memory_give_the_same_tokens(num_traces, first_seed):
     counts = run(KINDS, 0, num_traces, first_seed, is_tiered=True)
-    happened = {name for name, count in counts.items() if count > counts["traces"] / 8}
+    happened = {name for name, count in counts.items() if count > counts["traces"] / 12}
     assert happened >= {
         "pages_to_host", "pages_from_host", "host_tokens", "host_evictions", "missed_by_the_host", "preemptions",
         "failed_steps", "aborts", "restored_pages",

@@ -189,7 +189,7 @@ class Closed:
         self.num_compiled = 0
 
     def __call__(self):
-        self.event.wait(10)
+        self.event.wait(60)
         return self
 
     @property

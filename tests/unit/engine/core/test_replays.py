@@ -127,7 +127,7 @@ def test_traces_with_ends_of_the_engine_give_the_models_tokens(kinds) -> None:
     logging.disable(logging.CRITICAL)
     num_replays = num_begun_again = 0
     try:
-        for seed in range(25):
+        for seed in range(50):
             trace = Trace.draw(seed, kinds)
             for depth, num_drafts in ((2, 0), (1, 0), (1 + seed % 2, trace.num_drafts)):
                 try:
