@@ -3,9 +3,10 @@
 Blocks of any group are copied, named as in the prefix cache: keys and values, windows, saved states.
 
 To the host: PagePool lists the blocks that were published or that nobody holds any more (PagePool.news). Each step
-copies some of them, first those that nobody holds, since they can be evicted. The step holds them until its commit,
-and they can be found in host memory from then on. A block that is evicted before its turn is lost. Spent blocks, and
-blocks of windows and states that a request still holds, are not copied: most of them are never looked for.
+copies some of them (CopyCosts), first those that nobody holds, since they can be evicted. The step holds them until
+its commit, and they can be found in host memory from then on. The pool reuses blocks that wait for their turn after
+those that need no copy; one that is evicted nevertheless is lost. Spent blocks, and blocks of windows and states that a
+request still holds, are not copied: most of them are never looked for.
 
 From the host: when a request could be admitted, begin() looks for a longer hit with both tiers together. If it is worth
 it, the tier takes pages for the missing blocks, and holds them with the blocks that the pool has: the request waits at
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout
+from engine.core.copy_costs import CopyCosts
 from engine.core.host_index import ON_HOST, BothTiers, HostBlock, HostIndex
 from engine.core.kv_events import Name
 from engine.core.page_pool import PagePool
@@ -75,11 +77,6 @@ class HostCopies:
             yield arrival.block
 
 
-def is_worth_copying(config: HostTierConfig, *, num_tokens: int, num_pages: int) -> bool:
-    """Return whether copying these pages takes less time than computing the tokens. True if rates are unknown."""
-    return not config.token_s or num_pages * config.page_s < num_tokens * config.token_s
-
-
 class HostTier:
     """Owns host memory's index, the queue of copies to it, and the gate. O(1) per block, but for begin()."""
 
@@ -97,7 +94,7 @@ class HostTier:
         self.num_pages_to_host = 0
         self.num_pages_from_host = 0
         self.waited_s = 0.0  # at the gate, over all requests
-        self._config = config
+        self.costs = CopyCosts(config)
         self._layout = layout
         self._pool = pool
         self._finder = PrefixFinder(layout, self.both)
@@ -158,7 +155,7 @@ class HostTier:
         num_pages = sum(self._layout.groups[index].pages for index, _ in missing)
         growing = sum(len(hit.blocks[group.index]) * group.pages for group in self._layout.growing)
         needed = self._layout.num_pages(request.num_tokens) - growing + self._pool.num_new(here) + num_pages
-        if needed > num_spare or not is_worth_copying(self._config, num_tokens=gain, num_pages=num_pages):
+        if needed > num_spare or not self.costs.is_worth_copying(num_tokens=gain, num_pages=num_pages):
             self.num_too_costly += 1
             return False
         request.has_waited = True
@@ -202,13 +199,13 @@ class HostTier:
         gate.num_missing += 1
         return arrival.block
 
-    def plan(self, *, num_reserved: int) -> HostCopies | None:
+    def plan(self, *, most: int, num_reserved: int) -> HostCopies | None:
         """Return the copies of the step that is about to be launched, or None. Call it when its rows are planned.
 
-        num_reserved: running requests; for each of them a block stays free.
+        most: pages in each direction, see CopyCosts. num_reserved: running requests; for each a block stays free.
         """
         copies = HostCopies()
-        num_left = self._config.max_copies
+        num_left = most
         while self._due and num_left > 0:
             arrival = self._due.popleft()
             if not arrival.waiters:
@@ -219,8 +216,8 @@ class HostTier:
             pages = self._pool.pages(arrival.block)
             copies.from_host += zip(arrival.source.slots, pages, strict=True)
             num_left -= len(pages)
-        self._take_news()
-        num_left = self._config.max_copies
+        self.take_news()
+        num_left = most
         while num_left > 0 and (store := self._next_store(num_reserved)) is not None:
             copies.stores.append(store)
             pages = self._pool.pages(store.block)
@@ -323,8 +320,8 @@ class HostTier:
                 if block == ON_HOST and name not in self.arriving:
                     yield name
 
-    def _take_news(self) -> None:
-        """Queue the blocks that were published or released since the last step."""
+    def take_news(self) -> None:
+        """Queue the blocks that were published or released since the last call. Before the pool reuses blocks."""
         pool = self._pool
         news, pool.news = pool.news or [], []
         for block in news:
@@ -338,6 +335,7 @@ class HostTier:
                 self._published.pop(name, None)
                 self._released[name] = block
                 self._released.move_to_end(name)
+                pool.await_copy(block)
             elif self._is_full[name[0]] and name not in self._released:
                 self._published[name] = block
         if len(self._released) + len(self._published) > 2 * pool.num_usable:  # most of them are evicted
@@ -354,11 +352,14 @@ class HostTier:
             is_spent = queue is not self._wanted and pool.is_spent(block)
             if pool.find(*name) != block or self.index.touch(name) or name in self.storing or is_spent:
                 del queue[name]
+                if pool.find(*name) == block:
+                    pool.settle(block)
                 self.num_missed += name[1] in pool.evicted[name[0]] and pool.find(*name) is None
                 continue
             num_pages = len(pool.pages(block))
             if num_pages > self.index.num_slots:
                 del queue[name]
+                pool.settle(block)
                 continue
             if pool.is_cached(block) and num_pages > pool.num_free - num_reserved * self._layout.reserve:
                 return None

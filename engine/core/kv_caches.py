@@ -99,6 +99,7 @@ class KvCaches:
 
     def begin_step(self) -> StepKv:
         """Begin to plan a step."""
+        self.tiers.take_news()
         return StepKv(self.pool.dirty)
 
     def fit(self, request: Request, end: int, *, num_reserved: int) -> int:

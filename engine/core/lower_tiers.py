@@ -7,7 +7,7 @@ begin → is_waiting until it is not → end_wait. Steps carry the copies betwee
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.arrivals import Arrivals, LinksToPrefill
 from engine.core.cache_layout import CacheLayout
@@ -20,6 +20,9 @@ from engine.core.prefix_hits import Hit
 from engine.core.request import Request
 from engine.interface.config import HostTierConfig
 from engine.peers.kv_transport import KvTransport
+
+if TYPE_CHECKING:
+    from engine.core.planned_step import PlannedStep
 
 
 class TierTokens(NamedTuple):
@@ -174,9 +177,18 @@ class LowerTiers:
         """True if a step could carry copies from or to the host, though nothing runs."""
         return self.host is not None and self.host.has_copies
 
-    def plan(self, *, num_reserved: int) -> HostCopies | None:
+    def take_news(self) -> None:
+        """Note what was published and released; before the pool lends pages of blocks that nobody holds."""
+        if self.host is not None:
+            self.host.take_news()
+
+    def plan(self, step: "PlannedStep", *, num_reserved: int) -> HostCopies | None:
         """Return the copies of a step whose rows are planned; see HostTier.plan."""
-        return None if self.host is None else self.host.plan(num_reserved=num_reserved)
+        if self.host is None:
+            return None
+        num_prompt_tokens, num_decodes = step.num_tokens()
+        most = self.host.costs.most_pages(num_prompt_tokens=num_prompt_tokens, num_decodes=num_decodes)
+        return self.host.plan(most=most, num_reserved=num_reserved)
 
     def commit(self, copies: HostCopies | None, now: float) -> list[tuple[int, int]]:
         """Publish what a committed step has copied; return group and block of those that came from the host."""

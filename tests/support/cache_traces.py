@@ -83,7 +83,13 @@ class Trace:
         trace.answer_step = rng.choice([1, 1, 2, 4])
         if is_tiered or rng.random() < 0.6:
             num_slots = rng.choice([rng.randint(1, least), rng.randint(1, 6 * least)])
-            trace.host_tier = HostTierConfig(num_slots=num_slots, max_copies=rng.choice([1, 1, 2, 4, 16]))
+            max_copies, bounds = rng.choice([1, 1, 2, 4, 16]), random.Random(seed + 2)
+            trace.host_tier = HostTierConfig(
+                num_slots=num_slots,
+                max_copies=max_copies,
+                max_copies_beside=bounds.choice([None, 1, max_copies]),
+                copies_per_token=bounds.choice([0.0, 0.3]),
+            )
         return trace
 
     def _draw_calls(self, rng: random.Random, *, num_requests: int | None) -> None:
