@@ -393,8 +393,7 @@ class Engine:
         for request in self.scheduler.invalid:
             self._send_failure(request.client_id, request.request_id, _INVALID_OUTPUT)
             self._stats.record_invalid(request)
-        if self.scheduler.kv.tiers.offers is not None:  # now, so that blocks of a whole prompt go first
-            self.scheduler.kv.tiers.poll(now)
+        self.scheduler.kv.tiers.end_commit(now, self.forecast)
 
     def _send_events(self) -> None:
         self._outbox.send(self.scheduler.committed_step_id)

@@ -17,64 +17,16 @@ not held until then: what waits for pages must hold none. A block that several r
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout
 from engine.core.copy_costs import CopyCosts
-from engine.core.host_index import ON_HOST, BothTiers, HostBlock, HostIndex
+from engine.core.host_copies import Arrival, Gate, HostCopies, Store
+from engine.core.host_index import ON_HOST, BothTiers, HostIndex
 from engine.core.kv_events import Name
 from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit, PrefixFinder, hit_names
 from engine.core.request import Request
 from engine.interface.config import HostTierConfig
-
-
-class Store(NamedTuple):
-    """A block that a step copies to the host."""
-
-    name: Name
-    block: int
-    slots: list[int]
-
-
-@dataclass(slots=True, eq=False)
-class Arrival:
-    """A block that is copied from the host, and the requests that wait for it."""
-
-    source: HostBlock
-    block: int
-    waiters: list["Gate"]
-    is_planned: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Gate:
-    """A request that waits for blocks."""
-
-    request: Request
-    began_s: float
-    held: list[int]  # what the hit consists of, group after group
-    arrivals: list[Arrival] = field(default_factory=list)
-    num_missing: int = 0  # arrivals that are not committed
-
-
-@dataclass(slots=True)
-class HostCopies:
-    """The copies of a step."""
-
-    to_host: list[tuple[int, int]] = field(default_factory=list)  # (page, slot)
-    from_host: list[tuple[int, int]] = field(default_factory=list)  # (slot, page)
-    stores: list[Store] = field(default_factory=list)
-    arrivals: list[Arrival] = field(default_factory=list)
-
-    @property
-    def blocks(self) -> Iterator[int]:
-        """The blocks that the step holds until its commit."""
-        for store in self.stores:
-            yield store.block
-        for arrival in self.arrivals:
-            yield arrival.block
 
 
 class HostTier:
@@ -134,6 +86,21 @@ class HostTier:
         self._wanted[name] = block
         return True
 
+    def swap_out(self, request: Request) -> None:
+        """Copy what a preempted request would find, and nobody else holds, before other blocks, if it is worth it."""
+        self.take_news()
+        hit, pool = self._finder.find(request), self._pool
+        if not hit.num_tokens:
+            return
+        missing = list(self._missing(request, hit))
+        for index, blocks in enumerate(hit.blocks):
+            names = hit_names(request, self._layout.groups[index], hit.num_tokens)
+            missing += [name for name, block in zip(names, blocks, strict=True) if pool.is_cached(block)]
+        num_pages = sum(self._layout.groups[index].pages for index, _ in missing)
+        if self.costs.is_worth_swapping(num_tokens=hit.num_tokens, num_pages=num_pages):
+            for name in missing:
+                self.want(name)
+
     def is_coming(self, name: Name) -> bool:
         """Return whether a block that is not on the host yet is about to be copied there."""
         return name in self.storing or (name in self._wanted and self._pool.find(*name) == self._wanted[name])
@@ -155,7 +122,8 @@ class HostTier:
         num_pages = sum(self._layout.groups[index].pages for index, _ in missing)
         growing = sum(len(hit.blocks[group.index]) * group.pages for group in self._layout.growing)
         needed = self._layout.num_pages(request.num_tokens) - growing + self._pool.num_new(here) + num_pages
-        if needed > num_spare or not self.costs.is_worth_copying(num_tokens=gain, num_pages=num_pages):
+        is_worth = self.costs.is_worth_swapping if request.num_preemptions else self.costs.is_worth_copying
+        if needed > num_spare or not is_worth(num_tokens=gain, num_pages=num_pages):
             self.num_too_costly += 1
             return False
         request.has_waited = True
@@ -389,6 +357,8 @@ class HostTier:
 
     def _close(self, gate: Gate, now: float) -> None:
         self.waited_s += now - gate.began_s
+        num_pages = sum(len(arrival.source.slots) for arrival in gate.arrivals)
+        self.costs.observe_gate(num_pages=num_pages, seconds=now - gate.began_s)
         self._release(gate)
 
     def _release(self, gate: Gate) -> None:

@@ -81,6 +81,11 @@ class QueueForecast:
             self._prompt.add(kept, seconds * num_prompt / total, num_prompt)
             self._answer.add(kept, seconds * num_answer / total, num_answer)
 
+    @property
+    def prompt_cost(self) -> tuple[float, float]:
+        """Seconds of the device for prompt tokens, and their number, of late."""
+        return self._prompt.seconds, self._prompt.num_tokens
+
     def observe_start(self, request: Request) -> None:
         """Learn from the first token of a request."""
         self._computed.add(1.0 - request.num_cached_tokens / request.num_prompt_tokens, 1.0)
