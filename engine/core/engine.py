@@ -67,6 +67,7 @@ class Engine:
         self.forecast = QueueForecast()
         self._is_full = False  # the state in the last QueueState
         self.is_draining = False  # set by the process: new requests are refused, running ones are finished
+        self.is_leaving = False  # set by the process: workers are told that the queue is full
         self._executor = parts.executor
         self._transport = parts.transport
         self._request_factory = RequestFactory(
@@ -346,7 +347,7 @@ class Engine:
 
     def _tell_if_full(self) -> None:
         """Send QueueState when the queue becomes full or has room again, so that workers can refuse requests."""
-        is_full = self._limits.is_full
+        is_full = self.is_leaving or self._limits.is_full
         if is_full != self._is_full:
             self._is_full = is_full
             self._transport.broadcast(QueueState(is_full, self._limits.retry_after_s()))

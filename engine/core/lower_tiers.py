@@ -161,6 +161,11 @@ class LowerTiers:
         is_taking = self.arrivals is not None and self.arrivals.is_active
         return is_taking or (self.offers is not None and self.offers.is_active)
 
+    @property
+    def is_lending(self) -> bool:
+        """True while another engine may read blocks of host memory that were offered to it."""
+        return self.offers is not None and self.offers.num_open > 0
+
     def cancel(self, request: Request) -> None:
         """Let a request that ends no longer wait, if it does."""
         if self.host is not None:

@@ -108,7 +108,9 @@ class PairedEngineClient:
         if ended:  # neither engine had it when abort() was called
             yield RequestOutput([], finish_reason=ended)
             return
-        if token_ids:
+        if not token_ids:
+            decode = self._choose([decode]) or self._choose(self._decode) or decode  # it may be full since, or leave
+        else:
             peer = self._prefill.index(prefill)
             request = msgspec.structs.replace(_behind(request, token_ids), hand_over=HandOver(peer))
         async for output in self._go_on(request, decode, num_prompt_logprobs=0 if token_ids else num_prompt_logprobs):

@@ -200,3 +200,53 @@ def test_several_engines_of_each_side_share_the_requests(start: Callable[..., Da
     wait_for(lambda: served.get("/health").json()["engines"]["decode-0"] == "missing", timeout_s=30, what="its loss")
     assert served.get("/ready").status_code == 200
     assert ask(served, prompts[0], max_tokens=16, temperature=0) == answers[prompts[0]]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["prefill-0", "decode-0", "decode-1"])
+def test_an_engine_that_is_told_to_end_under_load_loses_no_request(
+    name: str, start: Callable[..., Daemon], daemon: Daemon
+) -> None:
+    flags = ("--disaggregate", "1p2d", *FLAGS[2:], "--http-workers", "1", "--drain-timeout", "120")
+    served = start(*flags).wait_ready()
+    prompts = [f"{number}: " + TEXT * 20 for number in range(6)]
+    fields = {"max_tokens": 30, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    answers: dict[str, list[dict]] = {}
+    threads = [
+        threading.Thread(target=lambda p=prompt: answers.update({p: ask(served, p, **fields)})) for prompt in prompts
+    ]
+    left = pid_of(served, name)
+    for thread in threads[:4]:
+        thread.start()
+    wait_for(lambda: served.metrics()["quire_generation_tokens_total"] > 4, timeout_s=60, what="tokens")
+    os.kill(left, signal.SIGTERM)
+    for thread in threads[4:]:  # while it leaves
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for prompt in prompts:
+        assert answers[prompt][0]["text"] == ask(daemon, prompt, **fields)[0]["text"]
+    wait_for(lambda: pid_of(served, name) != left, timeout_s=60, what="its next process")
+    wait_for(lambda: served.get("/health").json()["engines"][name] == "ready", timeout_s=90, what="its return")
+    assert served.metrics()["quire_request_replays_total"] == 0, "requests ended where they were"
+    assert served.metrics()["quire_engine_restarts_total"] == 1
+
+
+@pytest.mark.full
+def test_the_only_decode_engine_is_told_to_end_and_its_requests_go_on_with_the_next(
+    own: Daemon, daemon: Daemon
+) -> None:
+    prompts = [f"{number}: " + TEXT * 6 for number in range(3)]
+    fields = {"max_tokens": 100, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    answers: dict[str, list[dict]] = {}
+    threads = [
+        threading.Thread(target=lambda p=prompt: answers.update({p: ask(own, p, **fields)})) for prompt in prompts
+    ]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: own.metrics()["quire_generation_tokens_total"] > 20, timeout_s=60, what="tokens")
+    os.kill(pid_of(own, "decode-0"), signal.SIGTERM)
+    for thread in threads:
+        thread.join()
+    for prompt in prompts:
+        assert answers[prompt][0]["text"] == ask(daemon, prompt, **fields)[0]["text"]
