@@ -3,6 +3,8 @@
     python -m engine.process CONFIG.json        (an EngineProcessConfig; written by the launcher)
 Only the launcher ends this process. It ignores SIGINT and SIGTERM, which a terminal or an init system sends to the
 whole process group. It exits when the control connection closes and, on Linux, is killed when the launcher dies.
+One of several engines asks the launcher at SIGTERM whether it may leave: AskLeave → Leave → its requests end, other
+engines take what it lends them, and it exits; the launcher starts the next.
 """
 
 import contextlib
@@ -26,6 +28,7 @@ from engine.interface.child_process import die_with_parent
 from engine.interface.config import EngineProcessConfig
 from engine.interface.control import (
     Activate,
+    AskLeave,
     Drain,
     EngineFailed,
     EngineInfo,
@@ -34,6 +37,7 @@ from engine.interface.control import (
     FromLauncher,
     Heartbeat,
     Hello,
+    Leave,
     Stage,
 )
 from engine.interface.errors import StartupError, first_line, phrase_as_sentence
@@ -66,6 +70,8 @@ class EngineProcess:
         self._close_peers: Callable[[], None] = lambda: None
         self._is_stopping = False
         self._stop_at_s: float | None = None
+        self._leave_at_s: float | None = None  # at the latest
+        self._was_terminated = False  # SIGTERM came
         self._next_delta_s = self._next_heartbeat_s = 0.0
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(config.control_socket)
@@ -86,6 +92,8 @@ class EngineProcess:
             return self._fail(f"{type(error).__name__} while loading: {first_line(error)} (--debug shows where)", 3)
         gc.collect()
         gc.freeze()
+        if self._config.engine.peer is not None:
+            signal.signal(signal.SIGTERM, self._on_terminated)
         try:
             while not self._is_stopping:
                 engine.run_once()
@@ -221,6 +229,21 @@ class EngineProcess:
                     if self._engine is not None:
                         self._engine.is_draining = True
 
+                case Leave(timeout_s):
+                    self._leave_at_s = time.monotonic() + timeout_s
+                    if self._engine is not None:
+                        self._engine.is_leaving = timeout_s > 0
+                    logger.info("leaving timeout_s=%g", timeout_s)
+
+    def _on_terminated(self, number: int, frame: object) -> None:
+        self._was_terminated = True
+
+    def _has_left(self, engine: Engine, now: float) -> bool:
+        """Return whether this engine was let go and is done, or its time is over."""
+        if self._leave_at_s is None:
+            return False
+        return now >= self._leave_at_s or (engine.is_idle and not engine.scheduler.kv.tiers.is_lending)
+
     def _send_metrics(self) -> None:
         if self._engine is not None:
             self._engine.record_state()
@@ -242,6 +265,12 @@ class EngineProcess:
         if now >= self._next_delta_s:
             self._send_metrics()
             self._next_delta_s = now + _DELTA_INTERVAL_S
+        if self._was_terminated:
+            self._was_terminated = False
+            self._control.send(AskLeave())
+        if self._engine is not None and self._has_left(self._engine, now):
+            logger.info("left is_done=%s", self._engine.is_idle)
+            self._is_stopping = True
         if self._stop_at_s is not None and now >= self._stop_at_s and self._engine is not None:
             self._engine.abort_all()
 

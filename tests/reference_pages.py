@@ -45,7 +45,7 @@ _GROUPS = {  # the first pattern that a name matches decides; what matches none 
     "keys": r"key_",
     "request": r"time_to_first|inter_token|e2e_|request_",
     "outcome": r"requests_|http_",
-    "engine": r"prompt_|generation_|num_|spec_|iteration_|step_",
+    "engine": r"prompt_|generation_|num_|preempted_|spec_|iteration_|step_",
     "memory": r"kv_|prefix_|gpu_",
     "daemon": "",
 }

@@ -31,9 +31,13 @@ SATURATION = Row(
         Panel(
             "timeseries",
             "Preemptions",
-            "Requests per second that gave up their blocks and are computed again: work done twice.",
+            "Requests per second that gave up their blocks, and those that go on: swapped from host memory, or computed"
+            " again, which is work done twice.",
             "cps",
-            (Query(rate("quire_num_preemptions_total"), "preemptions"),),
+            (
+                Query(rate("quire_num_preemptions_total"), "preemptions"),
+                Query(rate("quire_preempted_requests_resumed_total", by="by"), "{{by}}"),
+            ),
         ),
         percentiles(
             "Step time",

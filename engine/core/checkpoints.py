@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout, GroupLayout
-from engine.core.host_tier import HostCopies
+from engine.core.host_copies import HostCopies
 from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit
 from engine.core.request import BlockTable, Request

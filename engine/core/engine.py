@@ -64,6 +64,7 @@ class Engine:
         self.tenants = Tenants(parts.metrics)
         self.forecast = QueueForecast()
         self.is_draining = False  # set by the process: new requests are refused, running ones are finished
+        self.is_leaving = False  # set by the process: workers are told that the queue is full
         self._executor = parts.executor
         self._transport = parts.transport
         self._request_factory = RequestFactory(
@@ -156,7 +157,7 @@ class Engine:
             self._publish(self._events.take())
         self._end_late()
         self._stats.record_turn(plan, self.clock())
-        self._queue_news.tell(self.clock())
+        self._queue_news.tell(self.clock(), is_leaving=self.is_leaving)
         if self._kv_view.askers:
             self._kv_view.answer(self._transport)
         if was_idle and self._idle_work is not None and not self._idle_work():
@@ -390,8 +391,7 @@ class Engine:
         for request in self.scheduler.invalid:
             self._send_failure(request.client_id, request.request_id, _INVALID_OUTPUT)
             self._stats.record_invalid(request)
-        if self.scheduler.kv.tiers.offers is not None:  # now, so that blocks of a whole prompt go first
-            self.scheduler.kv.tiers.poll(now)
+        self.scheduler.kv.tiers.end_commit(now, self.forecast)
 
     def _send_events(self) -> None:
         self._outbox.send(self.scheduler.committed_step_id)

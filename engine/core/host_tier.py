@@ -3,9 +3,10 @@
 Blocks of any group are copied, named as in the prefix cache: keys and values, windows, saved states.
 
 To the host: PagePool lists the blocks that were published or that nobody holds any more (PagePool.news). Each step
-copies some of them, first those that nobody holds, since they can be evicted. The step holds them until its commit,
-and they can be found in host memory from then on. A block that is evicted before its turn is lost. Spent blocks, and
-blocks of windows and states that a request still holds, are not copied: most of them are never looked for.
+copies some of them (CopyCosts), first those that nobody holds, since they can be evicted. The step holds them until
+its commit, and they can be found in host memory from then on. The pool reuses blocks that wait for their turn after
+those that need no copy; one that is evicted nevertheless is lost. Spent blocks, and blocks of windows and states that a
+request still holds, are not copied: most of them are never looked for.
 
 From the host: when a request could be admitted, begin() looks for a longer hit with both tiers together. If it is worth
 it, the tier takes pages for the missing blocks, and holds them with the blocks that the pool has: the request waits at
@@ -16,68 +17,16 @@ not held until then: what waits for pages must hold none. A block that several r
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from engine.core.cache_layout import CacheLayout
-from engine.core.host_index import ON_HOST, BothTiers, HostBlock, HostIndex
+from engine.core.copy_costs import CopyCosts
+from engine.core.host_copies import Arrival, Gate, HostCopies, Store
+from engine.core.host_index import ON_HOST, BothTiers, HostIndex
 from engine.core.kv_events import Name
 from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit, PrefixFinder, hit_names
 from engine.core.request import Request
 from engine.interface.config import HostTierConfig
-
-
-class Store(NamedTuple):
-    """A block that a step copies to the host."""
-
-    name: Name
-    block: int
-    slots: list[int]
-
-
-@dataclass(slots=True, eq=False)
-class Arrival:
-    """A block that is copied from the host, and the requests that wait for it."""
-
-    source: HostBlock
-    block: int
-    waiters: list["Gate"]
-    is_planned: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Gate:
-    """A request that waits for blocks."""
-
-    request: Request
-    began_s: float
-    held: list[int]  # what the hit consists of, group after group
-    arrivals: list[Arrival] = field(default_factory=list)
-    num_missing: int = 0  # arrivals that are not committed
-
-
-@dataclass(slots=True)
-class HostCopies:
-    """The copies of a step."""
-
-    to_host: list[tuple[int, int]] = field(default_factory=list)  # (page, slot)
-    from_host: list[tuple[int, int]] = field(default_factory=list)  # (slot, page)
-    stores: list[Store] = field(default_factory=list)
-    arrivals: list[Arrival] = field(default_factory=list)
-
-    @property
-    def blocks(self) -> Iterator[int]:
-        """The blocks that the step holds until its commit."""
-        for store in self.stores:
-            yield store.block
-        for arrival in self.arrivals:
-            yield arrival.block
-
-
-def is_worth_copying(config: HostTierConfig, *, num_tokens: int, num_pages: int) -> bool:
-    """Return whether copying these pages takes less time than computing the tokens. True if rates are unknown."""
-    return not config.token_s or num_pages * config.page_s < num_tokens * config.token_s
 
 
 class HostTier:
@@ -97,7 +46,7 @@ class HostTier:
         self.num_pages_to_host = 0
         self.num_pages_from_host = 0
         self.waited_s = 0.0  # at the gate, over all requests
-        self._config = config
+        self.costs = CopyCosts(config)
         self._layout = layout
         self._pool = pool
         self._finder = PrefixFinder(layout, self.both)
@@ -137,6 +86,21 @@ class HostTier:
         self._wanted[name] = block
         return True
 
+    def swap_out(self, request: Request) -> None:
+        """Copy what a preempted request would find, and nobody else holds, before other blocks, if it is worth it."""
+        self.take_news()
+        hit, pool = self._finder.find(request), self._pool
+        if not hit.num_tokens:
+            return
+        missing = list(self._missing(request, hit))
+        for index, blocks in enumerate(hit.blocks):
+            names = hit_names(request, self._layout.groups[index], hit.num_tokens)
+            missing += [name for name, block in zip(names, blocks, strict=True) if pool.is_cached(block)]
+        num_pages = sum(self._layout.groups[index].pages for index, _ in missing)
+        if self.costs.is_worth_swapping(num_tokens=hit.num_tokens, num_pages=num_pages):
+            for name in missing:
+                self.want(name)
+
     def is_coming(self, name: Name) -> bool:
         """Return whether a block that is not on the host yet is about to be copied there."""
         return name in self.storing or (name in self._wanted and self._pool.find(*name) == self._wanted[name])
@@ -158,7 +122,8 @@ class HostTier:
         num_pages = sum(self._layout.groups[index].pages for index, _ in missing)
         growing = sum(len(hit.blocks[group.index]) * group.pages for group in self._layout.growing)
         needed = self._layout.num_pages(request.num_tokens) - growing + self._pool.num_new(here) + num_pages
-        if needed > num_spare or not is_worth_copying(self._config, num_tokens=gain, num_pages=num_pages):
+        is_worth = self.costs.is_worth_swapping if request.num_preemptions else self.costs.is_worth_copying
+        if needed > num_spare or not is_worth(num_tokens=gain, num_pages=num_pages):
             self.num_too_costly += 1
             return False
         request.has_waited = True
@@ -202,13 +167,13 @@ class HostTier:
         gate.num_missing += 1
         return arrival.block
 
-    def plan(self, *, num_reserved: int) -> HostCopies | None:
+    def plan(self, *, most: int, num_reserved: int) -> HostCopies | None:
         """Return the copies of the step that is about to be launched, or None. Call it when its rows are planned.
 
-        num_reserved: running requests; for each of them a block stays free.
+        most: pages in each direction, see CopyCosts. num_reserved: running requests; for each a block stays free.
         """
         copies = HostCopies()
-        num_left = self._config.max_copies
+        num_left = most
         while self._due and num_left > 0:
             arrival = self._due.popleft()
             if not arrival.waiters:
@@ -219,8 +184,8 @@ class HostTier:
             pages = self._pool.pages(arrival.block)
             copies.from_host += zip(arrival.source.slots, pages, strict=True)
             num_left -= len(pages)
-        self._take_news()
-        num_left = self._config.max_copies
+        self.take_news()
+        num_left = most
         while num_left > 0 and (store := self._next_store(num_reserved)) is not None:
             copies.stores.append(store)
             pages = self._pool.pages(store.block)
@@ -323,8 +288,8 @@ class HostTier:
                 if block == ON_HOST and name not in self.arriving:
                     yield name
 
-    def _take_news(self) -> None:
-        """Queue the blocks that were published or released since the last step."""
+    def take_news(self) -> None:
+        """Queue the blocks that were published or released since the last call. Before the pool reuses blocks."""
         pool = self._pool
         news, pool.news = pool.news or [], []
         for block in news:
@@ -338,6 +303,7 @@ class HostTier:
                 self._published.pop(name, None)
                 self._released[name] = block
                 self._released.move_to_end(name)
+                pool.await_copy(block)
             elif self._is_full[name[0]] and name not in self._released:
                 self._published[name] = block
         if len(self._released) + len(self._published) > 2 * pool.num_usable:  # most of them are evicted
@@ -354,11 +320,14 @@ class HostTier:
             is_spent = queue is not self._wanted and pool.is_spent(block)
             if pool.find(*name) != block or self.index.touch(name) or name in self.storing or is_spent:
                 del queue[name]
+                if pool.find(*name) == block:
+                    pool.settle(block)
                 self.num_missed += name[1] in pool.evicted[name[0]] and pool.find(*name) is None
                 continue
             num_pages = len(pool.pages(block))
             if num_pages > self.index.num_slots:
                 del queue[name]
+                pool.settle(block)
                 continue
             if pool.is_cached(block) and num_pages > pool.num_free - num_reserved * self._layout.reserve:
                 return None
@@ -388,6 +357,8 @@ class HostTier:
 
     def _close(self, gate: Gate, now: float) -> None:
         self.waited_s += now - gate.began_s
+        num_pages = sum(len(arrival.source.slots) for arrival in gate.arrivals)
+        self.costs.observe_gate(num_pages=num_pages, seconds=now - gate.began_s)
         self._release(gate)
 
     def _release(self, gate: Gate) -> None:

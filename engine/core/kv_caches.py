@@ -99,6 +99,7 @@ class KvCaches:
 
     def begin_step(self) -> StepKv:
         """Begin to plan a step."""
+        self.tiers.take_news()
         return StepKv(self.pool.dirty)
 
     def fit(self, request: Request, end: int, *, num_reserved: int) -> int:
@@ -257,6 +258,7 @@ class KvCaches:
         request.tables, request.restores = [], []
         self.pins.keep(request)
         request.num_computed_tokens = request.num_held_tokens = request.next_due_tokens = 0
+        self.tiers.note_freed(request)
 
     def taint(self, requests: list[Request]) -> None:
         """Take the requests' blocks out of the prefix cache, the hits too; once free, their pages are zeroed."""

@@ -6,13 +6,15 @@ for blocks of another engine or from the disk, then for blocks from the host, an
 begin → is_waiting until it is not → end_wait. Steps carry the copies between host and pool: plan → commit, or drop.
 """
 
+from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.arrivals import Arrivals, LinksToPrefill
 from engine.core.cache_layout import CacheLayout
 from engine.core.disk_tier import DiskParts, DiskTier
-from engine.core.host_tier import HostCopies, HostTier
+from engine.core.host_copies import HostCopies
+from engine.core.host_tier import HostTier
 from engine.core.kv_events import KvEvents, Name
 from engine.core.offers import LinksToDecode, Offers
 from engine.core.page_pool import PagePool
@@ -20,6 +22,10 @@ from engine.core.prefix_hits import Hit
 from engine.core.request import Request
 from engine.interface.config import HostTierConfig
 from engine.peers.kv_transport import KvTransport
+
+if TYPE_CHECKING:
+    from engine.core.planned_step import PlannedStep
+    from engine.core.queue_forecast import QueueForecast
 
 
 class TierTokens(NamedTuple):
@@ -38,6 +44,9 @@ class LowerTiers:
         self.disk: DiskTier | None = None
         self.offers: Offers | None = None  # of a prefill engine
         self.arrivals: Arrivals | None = None  # of a decode engine
+        # preempted requests that were admitted again: with blocks from the host, or without
+        self.num_resumed: Counter[str] = Counter()
+        self.num_resumed_tokens: Counter[str] = Counter()  # theirs, by where they came from
         self._pool = pool
         self._config = config
         self._layout = layout
@@ -104,6 +113,11 @@ class LowerTiers:
         """Return how many tokens of an admitted request's hit are owed to these tiers."""
         num_host = 0 if self.host is None else self.host.end_wait(request, num_hit_tokens)
         num_disk = 0 if self.disk is None else self.disk.end_wait(request, num_hit_tokens)
+        if request.num_preemptions:
+            self.num_resumed["swapped" if num_host else "computed"] += 1
+            self.num_resumed_tokens["host"] += num_host
+            self.num_resumed_tokens["pool"] += num_hit_tokens - num_host
+            self.num_resumed_tokens["computed"] += request.num_tokens - num_hit_tokens
         return TierTokens(num_host, min(num_disk, num_host))
 
     def is_waiting(self, request: Request) -> bool:
@@ -147,6 +161,11 @@ class LowerTiers:
         is_taking = self.arrivals is not None and self.arrivals.is_active
         return is_taking or (self.offers is not None and self.offers.is_active)
 
+    @property
+    def is_lending(self) -> bool:
+        """True while another engine may read blocks of host memory that were offered to it."""
+        return self.offers is not None and self.offers.num_open > 0
+
     def cancel(self, request: Request) -> None:
         """Let a request that ends no longer wait, if it does."""
         if self.host is not None:
@@ -174,9 +193,31 @@ class LowerTiers:
         """True if a step could carry copies from or to the host, though nothing runs."""
         return self.host is not None and self.host.has_copies
 
-    def plan(self, *, num_reserved: int) -> HostCopies | None:
+    def note_freed(self, request: Request) -> None:
+        """Note a request whose blocks were released: one that was preempted may need them again soon."""
+        if self.host is not None and request.finish_reason is None:
+            self.host.swap_out(request)
+
+    def end_commit(self, now: float, forecast: "QueueForecast") -> None:
+        """Take what other engines have done, if they wait for blocks of prompts, and learn what prompts take."""
+        if self.offers is not None:  # now, so that blocks of a whole prompt go first
+            self.poll(now)
+        if self.host is not None:
+            seconds, num_tokens = forecast.prompt_cost
+            self.host.costs.observe_prompts(seconds=seconds, num_tokens=num_tokens)
+
+    def take_news(self) -> None:
+        """Note what was published and released; before the pool lends pages of blocks that nobody holds."""
+        if self.host is not None:
+            self.host.take_news()
+
+    def plan(self, step: "PlannedStep", *, num_reserved: int) -> HostCopies | None:
         """Return the copies of a step whose rows are planned; see HostTier.plan."""
-        return None if self.host is None else self.host.plan(num_reserved=num_reserved)
+        if self.host is None:
+            return None
+        num_prompt_tokens, num_decodes = step.num_tokens()
+        most = self.host.costs.most_pages(num_prompt_tokens=num_prompt_tokens, num_decodes=num_decodes)
+        return self.host.plan(most=most, num_reserved=num_reserved)
 
     def commit(self, copies: HostCopies | None, now: float) -> list[tuple[int, int]]:
         """Publish what a committed step has copied; return group and block of those that came from the host."""

@@ -157,6 +157,10 @@ class EngineStats:
         """
         scheduler, kv = self._scheduler, self._scheduler.kv
         self._count_up_to("num_preemptions_total", scheduler.num_preemptions)
+        for way, count in kv.tiers.num_resumed.items():
+            self._count_up_to("preempted_requests_resumed_total", count, way)
+        for source, count in kv.tiers.num_resumed_tokens.items():
+            self._count_up_to("preempted_tokens_resumed_total", count, source)
         self._count_up_to("prefix_cache_queries_total", kv.num_queried_tokens)
         self._count_up_to("prefix_cache_hits_total", kv.num_hit_tokens)
         self._count_up_to("prefix_cache_evictions_total", sum(kv.pool.num_evictions))

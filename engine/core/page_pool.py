@@ -3,8 +3,9 @@
 Plain Python; never torch. A block is the pages_per_block pages of one group that are held, cached and reused together;
 its number is that of its first page. Page 0 belongs to padding rows and is never lent.
 A page's life: blank → of a held block (count 1) → of a published block, which others may hold, too (count 2, 3, …) → of
-a cached block: held by nobody and still findable, reused in least-recently-used order → blank again. Pinned blocks
-are reused after all others (engine/core/pins.py).
+a cached block: held by nobody and still findable, reused in least-recently-used order → blank again. Cached blocks that
+are about to be copied to host memory are reused after those that need no copy, and pinned blocks after all others
+(engine/core/pins.py).
 A page that is lent to a kind of group other than before is dirty: its bytes may be no finite numbers of this kind.
 Blocks with values that are not finite are tainted: no longer published, and their pages dirty once they are free.
 """
@@ -54,7 +55,8 @@ class PagePool:
         self._blank = list(range(num_pages - 1, 0, -1))  # taken from the end
         self._cached: OrderedDict[int, None] = OrderedDict()  # blocks, in order of reuse
         self.lost_pins: list[int] = []  # blocks whose pins ended with their place in the cache, until Pins takes it
-        self._kept: OrderedDict[int, None] = OrderedDict()  # those that are pinned, reused after them
+        self._awaited: OrderedDict[int, None] = OrderedDict()  # those that wait for a copy, reused after them
+        self._kept: OrderedDict[int, None] = OrderedDict()  # those that are pinned, reused after both
         self._pinned: set[int] = set()  # published blocks, held or cached
         self._spent: set[int] = set()  # of these, the ones that are hardly worth keeping
         self._num_spent = 0  # their pages
@@ -115,7 +117,19 @@ class PagePool:
 
     def is_cached(self, block: int) -> bool:
         """Return whether nobody holds a block, which can be found."""
-        return block in self._cached or block in self._kept
+        return block in self._cached or block in self._awaited or block in self._kept
+
+    def await_copy(self, block: int) -> None:
+        """Let a cached block be reused after those that wait for no copy, until it is copied; a pinned one stays."""
+        if block in self._cached and block not in self._spent:
+            del self._cached[block]
+            self._awaited[block] = None
+
+    def settle(self, block: int) -> None:
+        """Let a block wait for no copy any longer, if it does."""
+        if block in self._awaited:
+            del self._awaited[block]
+            self._cached[block] = None
 
     @property
     def num_pinned(self) -> int:
@@ -228,6 +242,7 @@ class PagePool:
         """Let a cached block be reused first; one that is held or pinned stays as it is."""
         if self._ref_counts[block] or block in self._pinned:
             return
+        self.settle(block)
         self._cached.move_to_end(block, last=False)
         if block not in self._spent:
             self._spent.add(block)
@@ -275,7 +290,7 @@ class PagePool:
     def check(self, held: dict[int, int]) -> None:
         """Assert invariant 1 (docs/explanation/architecture.md). held: the number of holders, by block."""
         assert self._ref_counts == [held.get(block, 0) for block in range(len(self._ref_counts))]
-        cached = [*self._cached, *self._kept]
+        cached = [*self._cached, *self._awaited, *self._kept]
         lent = self._blank.copy()
         for blocks, num_pages in ((held, self.num_held), (cached, self.num_cached)):
             counts = [0] * len(self._sizes)
@@ -306,7 +321,7 @@ class PagePool:
 
     def _evict(self) -> int:
         """Make the pages of a cached block blank, and take the first."""
-        block = next(iter(self._cached or self._kept))
+        block = next(iter(self._cached or self._awaited or self._kept))
         self._uncache(block)
         group, key = self._group_of[block], self._hash_of[block]
         assert key is not None
@@ -320,9 +335,10 @@ class PagePool:
         return block
 
     def _uncache(self, block: int) -> None:
-        if block in self._kept:
-            del self._kept[block]
-            return
+        for others in (self._kept, self._awaited):
+            if block in others:
+                del others[block]
+                return
         del self._cached[block]
         if block in self._spent:
             self._spent.remove(block)

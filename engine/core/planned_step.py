@@ -96,6 +96,16 @@ class PlannedStep(NamedTuple):
         """The number of rows."""
         return self.num_steady + len(self.singles)
 
+    def num_tokens(self) -> tuple[int, int]:
+        """Return its prompt tokens, and the tokens of rows that decode, drafts included."""
+        num_prompt, num_decode = 0, self.num_steady
+        for _, row in self.singles:
+            if len(row.token_ids) > 1 + row.num_drafts:
+                num_prompt += row.num_tokens
+            else:
+                num_decode += row.num_tokens
+        return num_prompt, num_decode
+
     def starts(self) -> list[tuple[Request, int]]:
         """Return each row's request and start, in the order of its plan."""
         steady = [pair for part in self.steady for pair in zip(part.requests, part.starts(), strict=True)]

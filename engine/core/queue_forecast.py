@@ -96,19 +96,18 @@ class QueueForecast:
 
     def observe_step(self, step: PlannedStep, seconds: float) -> None:
         """Learn from a committed step and the time that it took."""
-        num_prompt = num_answer = 0
-        for _, row in step.singles:
-            if len(row.token_ids) > 1 + row.num_drafts:
-                num_prompt += row.num_tokens
-            else:
-                num_answer += row.num_tokens
-        num_answer += step.num_steady
+        num_prompt, num_answer = step.num_tokens()
         total = num_prompt + num_answer
         if total and seconds > 0:
             kept = math.exp(-seconds / _MEMORY_S)
             self.num_steps += 1
             self._prompt.add(kept, seconds * num_prompt / total, num_prompt)
             self._answer.add(kept, seconds * num_answer / total, num_answer)
+
+    @property
+    def prompt_cost(self) -> tuple[float, float]:
+        """Seconds of the device for prompt tokens, and their number, of late."""
+        return self._prompt.seconds, self._prompt.num_tokens
 
     def observe_start(self, request: Request) -> None:
         """Learn from the first token of a request."""

@@ -107,9 +107,12 @@ class QueueNews:
         self._num_steps = 0  # measured when the costs were told
         self._next_costs_s = 0.0
 
-    def tell(self, now: float) -> None:
-        """Send QueueState when the queue becomes full or has room again, and QueueCosts if there are new ones."""
-        is_full = self._limits.is_full
+    def tell(self, now: float, *, is_leaving: bool = False) -> None:
+        """Send QueueState when the queue becomes full or has room again, and QueueCosts if there are new ones.
+
+        is_leaving: the queue is called full, for other engines to take what comes.
+        """
+        is_full = is_leaving or self._limits.is_full
         if is_full != self._is_full:
             self._is_full = is_full
             self._transport.broadcast(QueueState(is_full, self._limits.retry_after_s()))

@@ -98,7 +98,7 @@ class Scheduler:
             self.kv.pins.expire(now)
         step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step(), [], [])
         if self.kv.tiers.is_urgent:  # copies for which another engine waits go alone, before rows
-            step.kv.host = self.kv.tiers.plan(num_reserved=len(self.running))
+            step.kv.host = self.kv.tiers.plan(step, num_reserved=len(self.running))
         if step.kv.host is None:
             step = self._plan(inits, now)
             while not step.num_rows and self.running and not self._in_flight:  # no row has room, no commit makes some
@@ -106,7 +106,7 @@ class Scheduler:
                     self._preempt_last()
                 step = self._plan(inits, now)
             if step.num_rows or not self.running:
-                step.kv.host = self.kv.tiers.plan(num_reserved=len(self.running))
+                step.kv.host = self.kv.tiers.plan(step, num_reserved=len(self.running))
             if not step.num_rows and step.kv.host is None:
                 return None
         self._next_step_id += 1

@@ -147,7 +147,10 @@ class HostTierConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory behind the KV pool (engine/core/host_tier.py)."""
 
     num_slots: int  # pages that it has room for
-    max_copies: int  # pages that a step copies in each direction, or the pages of one block if these are more
+    # Pages that a step copies in each direction (engine/core/copy_costs.py), or those of one block if these are more
+    max_copies: int  # at least so many, unless decode rows wait for the step
+    max_copies_beside: int | None = None  # beside decode rows; None: max_copies
+    copies_per_token: float = 0.0  # for each prompt token of the step
     page_s: float = 0.0  # seconds to copy a page from the host
     token_s: float = 0.0  # seconds to compute a prompt token; 0: unknown
 

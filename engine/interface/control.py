@@ -3,8 +3,9 @@
 Imports msgspec only; never torch. The launcher listens on one unix socket; each child has one connection, with the
 frames of engine/interface/transport.py. A closed connection means that the launcher is dead: the child then exits.
     child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed, Serving, Scrape, AskUsage,
-                       Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat (engine)
-    launcher → child   State (stage, drain), Keys, ReloadTls, Page, Ledger, Cancel, Cancelled (worker), Flush, Drain
+                       Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat, AskLeave (engine)
+    launcher → child   State (stage, drain), Keys, ReloadTls, Page, Ledger, Cancel, Cancelled (worker), Flush, Drain,
+                       Leave (engine)
 """
 
 from typing import Protocol
@@ -146,6 +147,19 @@ class Drain(msgspec.Struct, tag=True):
     timeout_s: float
 
 
+class AskLeave(msgspec.Struct, tag=True):
+    """One of several engines was sent SIGTERM: it asks to end and to be started again. The reply is Leave, or none."""
+
+
+class Leave(msgspec.Struct, tag=True):
+    """Lets an engine end once it has finished its requests and others have taken its blocks, or after `timeout_s`.
+
+    It takes requests that come nevertheless. 0: at once, since no other engine could take new ones.
+    """
+
+    timeout_s: float
+
+
 class Activate(msgspec.Struct, tag=True):
     """Tells a standby that it is the engine from now on: it loads the rest, and serves."""
 
@@ -205,8 +219,9 @@ ToLauncher = (
     | Cancel
     | Cancelled
     | AskUsage
+    | AskLeave
 )
-FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys | ReloadTls | Activate | Ledger
+FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys | ReloadTls | Activate | Ledger | Leave
 
 
 class LauncherChannel(Protocol):

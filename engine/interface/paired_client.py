@@ -17,7 +17,7 @@ from contextlib import aclosing
 import msgspec
 
 from engine.interface.client import EngineClient
-from engine.interface.errors import EngineDead, Overloaded, PromptTooLong, RateLimited
+from engine.interface.errors import EngineDead, InvalidParameter, Overloaded, PromptTooLong, RateLimited
 from engine.interface.kv_snapshot import KvSnapshot
 from engine.interface.mailbox import RequestOutput
 from engine.interface.metrics import Metrics
@@ -62,6 +62,18 @@ class PairedEngineClient:
         """The engines by name, "prefill-0", and whether each serves."""
         sides = (("prefill", self._prefill), ("decode", self._decode))
         return {f"{side}-{i}": client.ready is not None for side, clients in sides for i, client in enumerate(clients)}
+
+    def client_of(self, engine: str | None) -> tuple[str, EngineClient]:
+        """Return an engine's name and client; None: the first that decodes and serves. Raises InvalidParameter."""
+        names = list(self.engines)
+        if engine is None:
+            num_prefill = len(self._prefill)
+            serving = [i for i, client in enumerate(self._decode) if client.ready is not None]
+            engine = names[num_prefill + (serving[0] if serving else 0)]
+        if engine not in names:
+            names_all = ", ".join(names)
+            raise InvalidParameter(f"engine: {engine[:100]!r} is none of this server's: {names_all}.", param="engine")
+        return engine, [*self._prefill, *self._decode][names.index(engine)]
 
     async def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """See EngineClient.submit."""
@@ -108,7 +120,9 @@ class PairedEngineClient:
         if ended:  # neither engine had it when abort() was called
             yield RequestOutput([], finish_reason=ended)
             return
-        if token_ids:
+        if not token_ids:
+            decode = self._choose([decode]) or self._choose(self._decode) or decode  # it may be full since, or leave
+        else:
             peer = self._prefill.index(prefill)
             request = msgspec.structs.replace(_behind(request, token_ids), hand_over=HandOver(peer))
         async for output in self._go_on(request, decode, num_prompt_logprobs=0 if token_ids else num_prompt_logprobs):
@@ -123,7 +137,7 @@ class PairedEngineClient:
 
     async def kv_snapshot(self) -> KvSnapshot:
         """Request a snapshot of the KV pool of the first decode engine that serves. See EngineClient.kv_snapshot."""
-        return await (self._choose(self._decode) or self._decode[0]).kv_snapshot()
+        return await self.client_of(None)[1].kv_snapshot()
 
     def check_grammar(self, tenant: Tenant) -> None:
         """See EngineClient.check_grammar."""

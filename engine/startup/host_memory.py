@@ -12,12 +12,17 @@ from engine.interface.errors import StartupError
 logger = logging.getLogger(__name__)
 
 # What `auto` takes, on CUDA: this share of what is free, within the cgroup's limit, and at most so much. It is pinned
-# at the start, which takes its time for each GiB, and is lost for other programs. Not the default: steps with copies
-# of 2 ms in each direction took 4.8 % longer on an H100, whether or not a block is ever asked for again
+# at the start, which takes its time for each GiB, and is lost for other programs. Not the default: decode steps with
+# copies of 2 ms in each direction took 4.8 % longer on an H100, and those with 1 ms are not measured
 AUTO_SHARE = 0.25
 AUTO_MOST_BYTES = 16 * 2**30
-# Copies of so long in each direction end before a short decode step does, beside which they run
+# Copies of so long in each direction, in a step without decode rows and in one with them, for which they wait. Of 2 ms
+# in a decode step of 6.3 ms it took 4.8 % longer on an H100; 3 % are wanted
 _COPIES_OF_A_STEP_S = 0.002
+_COPIES_BESIDE_DECODES_S = 0.001
+# Of the time that the step's prompt tokens take: less than the 16 % of 1 ms in 6.3 ms. Prompts of Llama 3.1 8B on an
+# H100 fill a GiB of blocks in 0.3 s, which needs 27 GB/s
+_COPIES_OF_PROMPTS = 0.125
 # An engine that takes prompts of others admits them late if it copies less. The steps of one that computes prompts for
 # others are many times as long
 _COPIES_OF_A_PEER_S = {"decode": 0.004, "prefill": 0.05}
@@ -97,10 +102,18 @@ def host_tier_config(
     if not num_slots:
         return None
     copies_s = _COPIES_OF_A_STEP_S if peer is None else _COPIES_OF_A_PEER_S[peer.role]
-    max_copies = min(max(int(copies_s / page_s), 1), num_slots) if page_s else num_slots
+    beside_s = _COPIES_BESIDE_DECODES_S if peer is None else copies_s
+    token_s = 1 / tokens_per_s if tokens_per_s else 0.0
     return HostTierConfig(
         num_slots=num_slots,
-        max_copies=max_copies,
+        max_copies=_num_copies(copies_s, page_s, num_slots),
+        max_copies_beside=_num_copies(beside_s, page_s, num_slots),
+        copies_per_token=_COPIES_OF_PROMPTS * token_s / page_s if page_s else 0.0,
         page_s=page_s,
-        token_s=1 / tokens_per_s if tokens_per_s else 0.0,
+        token_s=token_s,
     )
+
+
+def _num_copies(copies_s: float, page_s: float, num_slots: int) -> int:
+    """Return how many pages are copied in this time; all if the rate is unknown."""
+    return min(max(int(copies_s / page_s), 1), num_slots) if page_s else num_slots

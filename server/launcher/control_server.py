@@ -32,6 +32,7 @@ from engine.interface.control import (
     FromLauncher,
     Hello,
     Keys,
+    Leave,
     Page,
     ReloadTls,
     Scrape,
@@ -131,7 +132,7 @@ class ControlServer:
         self.send(self._keys, role="worker")
 
     def send(
-        self, message: State | Drain | Keys | ReloadTls | Activate, *, role: str, index: int | None = None
+        self, message: State | Drain | Keys | ReloadTls | Activate | Leave, *, role: str, index: int | None = None
     ) -> None:
         """Send to every connected child of a role, or to the one with `index`."""
         for child in self._children:

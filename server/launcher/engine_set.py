@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from engine.interface.config import EngineConfig, EngineProcessConfig, LaunchConfig, PeerConfig, ServerConfig
-from engine.interface.control import Heartbeat, Stage
+from engine.interface.control import Heartbeat, Leave, Stage
 from engine.interface.errors import StartupError
 from server.config.serve_config import WorkerConfig
 from server.launcher.engine_health import StepWatchdog
@@ -131,6 +131,7 @@ class SideEngines:
         self._clock = clock
         self._specs = {spec.key: spec for spec in specs}
         self._ready_s: dict[ChildKey, float] = {}
+        self._leaving: set[ChildKey] = set()  # the first engine, too
         self._watches = {key: self._watch(key, hang_after_s, on_hang) for key in self._specs}
 
     def __contains__(self, child: ChildKey) -> bool:
@@ -145,6 +146,25 @@ class SideEngines:
     def decodes(self, child: ChildKey) -> bool:
         """Return whether a child is one of those that decode."""
         return child in self._specs and self._specs[child].decodes
+
+    def let_leave(self, child: ChildKey, *, timeout_s: float, first_serves: bool) -> Leave | None:
+        """Let an engine end that was asked to; return what to tell it, or None if it does not serve.
+
+        It gets `timeout_s` if another engine decodes, which can take all new requests.
+        """
+        is_first = child not in self._specs
+        if not (first_serves if is_first else child in self._ready_s):
+            return None
+        others = self.num_decoding if is_first else self.num_decoding - self.decodes(child) + first_serves
+        self._leaving.add(child)
+        logger.info("engine leaves index=%d others=%d", child[1], others)
+        return Leave(timeout_s if others else 0.0)
+
+    def has_left(self, child: ChildKey) -> bool:
+        """Return whether an engine that has ended had been let go."""
+        is_leaving = child in self._leaving
+        self._leaving.discard(child)
+        return is_leaving
 
     def enter(self, child: ChildKey, stage: Stage) -> None:
         """Record a stage of an engine's start."""

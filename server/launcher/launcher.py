@@ -23,6 +23,7 @@ from engine.interface.child_process import describe_exit
 from engine.interface.config import EngineConfig, LaunchConfig, ServerConfig
 from engine.interface.control import (
     Activate,
+    AskLeave,
     Drain,
     EngineFailed,
     EngineInfo,
@@ -221,9 +222,10 @@ class Launcher:
             await self._control.settle(*child)  # or its last word, which may be "ready", would come after its end
             if not self._is_kept(child):
                 return
-            failure = self._failures.pop(child, None)
+            failure, has_left = self._failures.pop(child, None), self._sides.has_left(child)
             if child == _ENGINE and child in self._started_once:
                 was_killed = returncode == -signal.SIGKILL and failure is None and num_oom_kills() == num_kills
+                was_killed |= has_left
                 self._downtime.begin(hung_s=self._watch.age_s, was_killed=was_killed)
                 self._watch.stop()
                 self._watch.load()
@@ -240,9 +242,10 @@ class Launcher:
                 return
             # The load of an engine may take minutes, and is no sign of health
             delay_s = backoff.next(healthy_s=self._downtime.served_s if child == _ENGINE else served_s)
-            if child == _ENGINE and self._standby.process is not None:
+            if has_left or (child == _ENGINE and self._standby.process is not None):
                 delay_s = 0.0
-            logger.error("%s %d ended, restarting delay_s=%g reason=%r", *child, delay_s, reason)
+            level = logging.INFO if has_left else logging.ERROR
+            logger.log(level, "%s %d ended, restarting delay_s=%g reason=%r", *child, delay_s, reason)
             self._serving.discard(child)
             if not self._serving and not is_engine:
                 await self._stand_in.start(num_ended=backoff.num_ended)
@@ -285,6 +288,10 @@ class Launcher:
                 self._registry.set_build(build)
             case EngineFailed():
                 self._failures[child] = message
+            case AskLeave() if not self._is_draining:
+                serves, timeout_s = not self._downtime.fault, self._config.drain_timeout_s
+                if (leave := self._sides.let_leave(child, timeout_s=timeout_s, first_serves=serves)) is not None:
+                    self._control.send(leave, role=child[0], index=child[1])
 
     def _enter(self, stage: Stage) -> None:
         """Record the stage of the engine's start. The first start may be slow: see server/launcher/engine_health.py."""

@@ -55,7 +55,10 @@ def check_server(deployment: Manifest) -> None:
     _check_end(pod, container, drain_s=arguments["drain_timeout"])
     _check_security(pod, container)
     _check_volumes(pod, container, arguments)
-    _check_gpus(pod, container, num_gpus=arguments["tensor_parallel_size"])
+    num_engines = sum(arguments["disaggregate"] or (1,))
+    _check_gpus(pod, container, num_gpus=num_engines * arguments["tensor_parallel_size"])
+    if isinstance(size := arguments["kv_host_memory"], int):
+        _check_memory(container, num_bytes=num_engines * size)
 
 
 def check_arguments(container: Manifest) -> dict[str, Any]:
@@ -131,8 +134,16 @@ def _check_gpus(pod: Manifest, container: Manifest, *, num_gpus: int) -> None:
     limits = container["resources"]["limits"]
     if "nvidia.com/gpu" not in limits:
         return
-    assert limits["nvidia.com/gpu"] == str(num_gpus), "--tensor-parallel-size is another number"
+    assert limits["nvidia.com/gpu"] == str(num_gpus), "--tensor-parallel-size or --disaggregate is another number"
     (name,) = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
     (volume,) = [volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == name]
     assert volume["medium"] == "Memory"
     assert volume["sizeLimit"] == "1Gi", "without a limit: half of the node's memory"
+
+
+def _check_memory(container: Manifest, *, num_bytes: int) -> None:
+    """Host memory behind the KV caches is taken at the start: it must be there, and leave half as much for the rest."""
+    for kind in ("requests", "limits"):
+        memory = container["resources"][kind]["memory"]
+        assert memory.endswith("Gi")
+        assert int(memory.removesuffix("Gi")) * 2**30 >= num_bytes * 1.5, f"{kind}: --kv-host-memory leaves too little"

@@ -15,7 +15,7 @@ import yaml
 from tests.deploy.conftest import need
 from tests.deploy.manifests import KUBERNETES, ROOT, Manifest, check_arguments, check_server, load, one
 
-OVERLAYS = ("cpu", "gpu", "llm-d")
+OVERLAYS = ("cpu", "gpu", "disaggregated", "llm-d")
 OLDEST = "1.30"  # as docs/how-to/kubernetes.md says
 SELECTORS = {
     "Service": "selector",
@@ -148,6 +148,22 @@ def test_a_number_of_gpus_that_the_server_does_not_use_is_found() -> None:
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     container["resources"]["limits"]["nvidia.com/gpu"] = "2"
     with pytest.raises(AssertionError, match="--tensor-parallel-size"):
+        check_server(deployment)
+
+
+def test_a_pod_with_two_kinds_of_engines_has_a_gpu_for_each_and_memory_for_their_blocks() -> None:
+    deployment = one(render(KUBERNETES / "overlays/disaggregated"), "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    arguments = check_arguments(container)
+    assert (arguments["disaggregate"], arguments["device"]) == ((1, 1), "cuda")
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    container["args"] += ["--disaggregate=1p2d", "--kv-host-memory=10GiB"]
+    with pytest.raises(AssertionError, match="--disaggregate"):
+        check_server(deployment)
+    container["resources"]["limits"]["nvidia.com/gpu"] = "3"
+    check_server(deployment)
+    container["args"].append("--kv-host-memory=32GiB")
+    with pytest.raises(AssertionError, match="--kv-host-memory"):
         check_server(deployment)
 
 

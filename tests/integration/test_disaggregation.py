@@ -46,7 +46,7 @@ BODIES = {
 
 def ask(daemon: Daemon, prompt: str, **fields: object) -> list[dict]:
     body = {"model": "quire-demo", "prompt": prompt, **fields}
-    reply = httpx.post(f"{daemon.base_url}/v1/completions", json=body, timeout=60)
+    reply = httpx.post(f"{daemon.base_url}/v1/completions", json=body, timeout=180)
     assert reply.status_code == 200, reply.text
     choices = reply.json()["choices"]
     for choice in choices:  # their last bits depend on how a token is computed: in a chunk, or by itself
@@ -112,7 +112,12 @@ def test_metrics_and_health_tell_both_sides(pair: Daemon) -> None:
     assert after["quire_kv_handover_peers"] == 1
     assert 0 <= after["quire_kv_cache_usage_ratio"] <= 1
     assert pair.get("/health").json() == {"status": "ok", "engines": {"prefill-0": "ready", "decode-0": "ready"}}
-    assert pair.get("/kv/snapshot").status_code == 200
+    shown = {name: pair.get(f"/kv/snapshot{query}").json() for name, query in (
+        ("", ""), ("decode-0", "?engine=decode-0"), ("prefill-0", "?engine=prefill-0"),
+    )}  # fmt: skip
+    assert [state["engine"] for state in shown.values()] == ["decode-0", "decode-0", "prefill-0"]
+    assert shown[""]["engines"] == ["prefill-0", "decode-0"]
+    assert pair.get("/kv/snapshot?engine=decode-7").status_code == 400
 
 
 def test_short_prompts_are_computed_where_they_are_decoded(pair: Daemon) -> None:
@@ -200,3 +205,53 @@ def test_several_engines_of_each_side_share_the_requests(start: Callable[..., Da
     wait_for(lambda: served.get("/health").json()["engines"]["decode-0"] == "missing", timeout_s=30, what="its loss")
     assert served.get("/ready").status_code == 200
     assert ask(served, prompts[0], max_tokens=16, temperature=0) == answers[prompts[0]]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["prefill-0", "decode-0", "decode-1"])
+def test_an_engine_that_is_told_to_end_under_load_loses_no_request(
+    name: str, start: Callable[..., Daemon], daemon: Daemon
+) -> None:
+    flags = ("--disaggregate", "1p2d", *FLAGS[2:], "--http-workers", "1", "--drain-timeout", "120")
+    served = start(*flags).wait_ready()
+    prompts = [f"{number}: " + TEXT * 20 for number in range(6)]
+    fields = {"max_tokens": 30, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    answers: dict[str, list[dict]] = {}
+    threads = [
+        threading.Thread(target=lambda p=prompt: answers.update({p: ask(served, p, **fields)})) for prompt in prompts
+    ]
+    left = pid_of(served, name)
+    for thread in threads[:4]:
+        thread.start()
+    wait_for(lambda: served.metrics()["quire_generation_tokens_total"] > 4, timeout_s=60, what="tokens")
+    os.kill(left, signal.SIGTERM)
+    for thread in threads[4:]:  # while it leaves
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for prompt in prompts:
+        assert answers[prompt][0]["text"] == ask(daemon, prompt, **fields)[0]["text"]
+    wait_for(lambda: pid_of(served, name) != left, timeout_s=120, what="its next process")
+    wait_for(lambda: served.get("/health").json()["engines"][name] == "ready", timeout_s=180, what="its return")
+    assert served.metrics()["quire_request_replays_total"] == 0, "requests ended where they were"
+    assert served.metrics()["quire_engine_restarts_total"] == 1
+
+
+@pytest.mark.full
+def test_the_only_decode_engine_is_told_to_end_and_its_requests_go_on_with_the_next(
+    own: Daemon, daemon: Daemon
+) -> None:
+    prompts = [f"{number}: " + TEXT * 6 for number in range(3)]
+    fields = {"max_tokens": 100, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    answers: dict[str, list[dict]] = {}
+    threads = [
+        threading.Thread(target=lambda p=prompt: answers.update({p: ask(own, p, **fields)})) for prompt in prompts
+    ]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: own.metrics()["quire_generation_tokens_total"] > 20, timeout_s=60, what="tokens")
+    os.kill(pid_of(own, "decode-0"), signal.SIGTERM)
+    for thread in threads:
+        thread.join()
+    for prompt in prompts:
+        assert answers[prompt][0]["text"] == ask(daemon, prompt, **fields)[0]["text"]

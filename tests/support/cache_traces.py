@@ -61,8 +61,13 @@ class Trace:
         self.model = LayeredModel(self.groups)  # it knows what it generated before
 
     @classmethod
-    def draw(cls, seed: int, kinds: Sequence[str] = KINDS, *, is_tiered: bool = False) -> Trace:
-        """Make the trace of a seed. is_tiered: many requests find blocks in host memory alone."""
+    def draw(
+        cls, seed: int, kinds: Sequence[str] = KINDS, *, is_tiered: bool = False, is_crowded: bool = False
+    ) -> Trace:
+        """Make the trace of a seed. is_tiered: many requests find blocks in host memory alone.
+
+        is_crowded: many requests are preempted, and host memory has room for all.
+        """
         rng = random.Random(seed)
         unit = rng.choice([1, 2, 4])
         groups = tuple(_draw_group(rng, kind, unit) for kind in rng.choice(kinds).split())
@@ -89,9 +94,20 @@ class Trace:
         trace.check_every = 1 if trace.is_long else 8
         trace._draw_calls(rng, num_requests=rng.randint(12, 20) if is_tiered else None)
         trace.answer_step = rng.choice([1, 1, 2, 4])
-        if is_tiered or rng.random() < 0.6:
+        if is_crowded:
+            settings |= {"num_pages": 1 + least, "max_num_seqs": 6}
+            costs = random.Random(seed).choice([{}, {"page_s": 0.001, "token_s": 0.001}])
+            trace.host_tier = HostTierConfig(num_slots=20 * least, max_copies=16, **costs)
+        elif is_tiered or rng.random() < 0.6:
             num_slots = rng.choice([rng.randint(1, least), rng.randint(1, 6 * least)])
-            trace.host_tier = HostTierConfig(num_slots=num_slots, max_copies=rng.choice([1, 1, 2, 4, 16]))
+            max_copies, bounds = rng.choice([1, 1, 2, 4, 16]), random.Random(seed + 2)
+            trace.host_tier = HostTierConfig(
+                num_slots=num_slots,
+                max_copies=max_copies,
+                max_copies_beside=bounds.choice([None, 1, max_copies]),
+                copies_per_token=bounds.choice([0.0, 0.3]),
+                **bounds.choice([{}, {"page_s": 0.001, "token_s": 0.0005}]),
+            )
         trace.way = rng.choice(_WAYS)
         return trace
 
@@ -219,6 +235,8 @@ class Trace:
                     host_evictions=tier.index.num_evictions,
                     missed_by_the_host=tier.num_missed,
                     gates_given_up=tier.num_given_up,
+                    swaps=kv.tiers.num_resumed["swapped"],
+                    computed_after_all=kv.tiers.num_resumed["computed"],
                 )
         return counts
 

@@ -1,13 +1,18 @@
-"""Routes GET /kv/snapshot and /kv/stream: the KV cache state for the page at /kv. With API keys both need one."""
+"""Routes GET /kv/snapshot and /kv/stream: the KV cache state for the page at /kv. With API keys both need one.
+
+Of several engines (--disaggregate) they show the one that ?engine= names, or the first that decodes and serves.
+"""
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 from fastapi import Response
 
-from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
+from engine.interface.client import EngineClient
+from engine.interface.errors import EngineDead, InvalidParameter, ServiceError, ShuttingDown
+from engine.interface.paired_client import PairedEngineClient
 from server.api.app_state import AppState
 from server.api.sse import EventStreamResponse
 from server.http.routes.api_route import ApiRoute
@@ -35,19 +40,43 @@ class End(msgspec.Struct, tag="end", tag_field="event"):
     detail: str
 
 
-def kv_routes(app_state: AppState) -> list[ApiRoute]:
-    """Return the routes, bound to one worker's state. Their viewers share one feed."""
-    feed = KvFeed(app_state.client, model=app_state.config.served_model_names[0])
+class _Feeds:
+    """The feeds of one worker, one for each engine that somebody has looked at; an engine's viewers share it."""
 
-    async def snapshot() -> Response:
+    def __init__(self, client: EngineClient, *, model: str) -> None:
+        self._client = client
+        self._model = model
+        self._feeds: dict[str | None, KvFeed] = {}
+
+    def choose(self, engine: str | None) -> KvFeed:
+        """Return the feed of an engine; None: of the one that serves. Raises InvalidParameter."""
+        client, engines = self._client, list(self._client.engines)
+        if isinstance(client, PairedEngineClient):
+            engine, client = client.client_of(engine)
+        elif engine is not None:
+            raise InvalidParameter(
+                f"engine: {engine[:100]!r} cannot be chosen, since this server has one engine.", param="engine"
+            )
+        if engine not in self._feeds:
+            self._feeds[engine] = KvFeed(client, model=self._model, engine=engine, engines=engines)
+        return self._feeds[engine]
+
+
+def kv_routes(app_state: AppState) -> list[ApiRoute]:
+    """Return the routes, bound to one worker's state."""
+    feeds = _Feeds(app_state.client, model=app_state.config.served_model_names[0])
+
+    async def snapshot(engine: str | None = None) -> Response:
+        feeds.choose(engine)
         await app_state.wait_served()
-        return Response((await feed.next()).body, media_type="application/json", headers=_NEVER_KEPT)
+        return Response((await feeds.choose(engine).next()).body, media_type="application/json", headers=_NEVER_KEPT)
 
     async def stream_head() -> Response:
         return Response(media_type=EventStreamResponse.media_type, headers=_NEVER_KEPT)
 
-    async def stream() -> Response:
-        events = _events(app_state, feed)
+    async def stream(engine: str | None = None) -> Response:
+        feeds.choose(engine)
+        events = _events(app_state, lambda: feeds.choose(engine))
         return EventStreamResponse(events, headers=_NEVER_KEPT, on_disconnect=_nothing, close=events.aclose)
 
     return [
@@ -57,7 +86,7 @@ def kv_routes(app_state: AppState) -> list[ApiRoute]:
             summary="Who holds which block of the KV cache",
             answer=KvState,
             role="admin",
-            error_statuses=(503,),
+            error_statuses=(400, 503),
         ),
         ApiRoute(methods=("HEAD",), path="/kv/stream", handler=stream_head, role="admin"),
         # not in the document: it has no end, so that tools that read all of it would wait
@@ -65,10 +94,12 @@ def kv_routes(app_state: AppState) -> list[ApiRoute]:
     ]
 
 
-async def _events(app_state: AppState, feed: KvFeed) -> AsyncGenerator[bytes, None]:
-    """Yield snapshots, four a second at most, until the server drains."""
-    revision, told = 0, ""
+async def _events(app_state: AppState, choose: Callable[[], KvFeed]) -> AsyncGenerator[bytes, None]:
+    """Yield snapshots, four a second at most, until the server drains. choose: returns the feed to show now."""
+    revision, told, feed = 0, "", choose()
     while not app_state.launcher.state.is_draining:
+        if (chosen := choose()) is not feed:
+            feed, revision = chosen, 0
         try:
             shown = await feed.next()
         except ShuttingDown:

@@ -7,7 +7,7 @@ as JSON once: the engine's request ids (`ID-CHOICE`, server/generation/generatio
 import asyncio
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -133,9 +133,14 @@ class KvHolder(msgspec.Struct):
 
 
 class KvState(msgspec.Struct):
-    """The answer of GET /kv/snapshot. time: Unix seconds; cached_runs: free blocks whose content can still be found."""
+    """The answer of GET /kv/snapshot. time: Unix seconds; cached_runs: free blocks whose content can still be found.
+
+    engine: of several, the one whose pool this is. engines: all of them.
+    """
 
     model: str
+    engine: str | None
+    engines: list[str]
     time: float
     step_id: int
     pool: KvPool
@@ -159,9 +164,19 @@ class KvFeed:
     """The feed of one worker. Without viewers it holds the last snapshot, and no task and no timer."""
 
     def __init__(
-        self, client: EngineClient, *, model: str, interval_s: float = INTERVAL_S, wall: Callable[[], float] = time.time
+        self,
+        client: EngineClient,
+        *,
+        model: str,
+        engine: str | None = None,
+        engines: Sequence[str] = (),
+        interval_s: float = INTERVAL_S,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        """client: of the engine that is shown. engine, engines: its name and all names, if there are several."""
         self._client = client
+        self._engine = engine
+        self._engines = list(engines)
         self._model = model
         self._interval_s = interval_s
         self._wall = wall
@@ -191,7 +206,8 @@ class KvFeed:
         if key != self._key or self._shown is None:
             self._key = key
             revision += 1
-        body = _encoder.encode(state_of(snapshot, model=self._model, wall_s=wall_s))
+        state = state_of(snapshot, model=self._model, wall_s=wall_s, engine=self._engine, engines=self._engines)
+        body = _encoder.encode(state)
         next_s = asked_s + max(self._interval_s, min(snapshot.cost_s / _MAX_SHARE, _MAX_AGE_S))
         self._shown = Shown(body, revision, wall_s, next_s)
         return self._shown
@@ -202,7 +218,9 @@ class KvFeed:
             task.exception()  # marks the error as retrieved, because no viewer may be waiting
 
 
-def state_of(snapshot: KvSnapshot, *, model: str, wall_s: float) -> KvState:
+def state_of(
+    snapshot: KvSnapshot, *, model: str, wall_s: float, engine: str | None = None, engines: Sequence[str] = ()
+) -> KvState:
     """Return a snapshot in the form of the API. wall_s: the Unix time at which it was made."""
     pool = KvPool(
         num_blocks=snapshot.num_blocks,
@@ -232,6 +250,8 @@ def state_of(snapshot: KvSnapshot, *, model: str, wall_s: float) -> KvState:
         begin = end
     return KvState(
         model=model,
+        engine=engine,
+        engines=list(engines),
         time=round(wall_s, 3),
         step_id=snapshot.step_id,
         pool=pool,

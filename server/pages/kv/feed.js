@@ -54,7 +54,9 @@ class Feed {
   async #connect(controller) {
     const key = sessionStorage.getItem(KEY_NAME);
     const headers = key ? { authorization: `Bearer ${key}` } : {};
-    const reply = await fetch("kv/stream", { headers, cache: "no-store", signal: controller.signal });
+    const engine = new URLSearchParams(location.search).get("engine");
+    const path = engine ? `kv/stream?engine=${encodeURIComponent(engine)}` : "kv/stream";
+    const reply = await fetch(path, { headers, cache: "no-store", signal: controller.signal });
     if (reply.status === 401) {
       this.isWanted = false;
       this.on.keyNeeded(Boolean(key));

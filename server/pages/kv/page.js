@@ -23,6 +23,7 @@ function showSnapshot(answer) {
   byId("key-form").hidden = true;
   byId("main").hidden = false;
   setText(byId("model"), snapshot.model);
+  showEngines(answer);
   showLive();
   byId("requests").dataset.states = snapshot.pool.states ? "some" : "none";
   showTiles();
@@ -37,6 +38,20 @@ function showSnapshot(answer) {
   const unlisted = byId("unlisted");
   unlisted.hidden = !snapshot.numUnlisted;
   setText(unlisted, `and ${count(snapshot.numUnlisted)} more in the queue`);
+}
+
+/** Of several engines: a link to the cache of each. */
+function showEngines({ engine, engines }) {
+  const nav = byId("engines");
+  nav.hidden = !engines.length;
+  if (nav.children.length !== engines.length) nav.replaceChildren(...engines.map(() => document.createElement("a")));
+  engines.forEach((name, place) => {
+    const link = nav.children[place];
+    setText(link, name);
+    link.href = `?engine=${encodeURIComponent(name)}`;
+    if (name === engine) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  });
 }
 
 /** The engine is idle: only ages grow. */

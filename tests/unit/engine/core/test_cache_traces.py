@@ -23,15 +23,15 @@ FULL_SECONDS = 45
 FULL_FIRST_SEED = 1_000_000
 
 
-def run(kinds, seconds, num_at_least, first_seed, *, is_tiered=False):
-    """Replay traces until the time is over; return what happened in them."""
+def run(kinds, seconds, num_at_least, first_seed, **options):
+    """Replay traces until the time is over; return what happened in them. options: of Trace.draw()."""
     logging.disable(logging.CRITICAL)  # steps that were given up
     counts, began_s = Counter(), time.monotonic()
     try:
         while counts["traces"] < num_at_least or time.monotonic() - began_s < seconds:
             seed = first_seed + counts["traces"]
             try:
-                counts += Trace.draw(seed, kinds, is_tiered=is_tiered).replay_all()
+                counts += Trace.draw(seed, kinds, **options).replay_all()
             except Exception as error:
                 raise AssertionError(f"trace {seed} of {kinds}") from error
             counts["traces"] += 1
@@ -81,6 +81,18 @@ def test_blocks_that_were_in_host_memory_give_the_same_tokens(num_traces, first_
         "pages_to_host", "pages_from_host", "host_tokens", "host_evictions", "missed_by_the_host", "preemptions",
         "failed_steps", "aborts", "restored_pages",
     }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_traces", "first_seed"),
+    [(40, FIRST_SEED), pytest.param(200, FULL_FIRST_SEED, marks=pytest.mark.full)],
+    ids=["", "more"],
+)
+def test_swapped_requests_have_the_same_tokens(num_traces, first_seed):
+    counts = run(KINDS, 0, num_traces, first_seed, is_crowded=True)
+    happened = {name for name, count in counts.items() if count > counts["traces"] / 8}
+    assert happened >= {"preemptions", "swaps", "computed_after_all", "pages_from_host"}
 
 
 def test_what_each_kind_holds_and_lacks_is_counted():

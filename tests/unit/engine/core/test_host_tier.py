@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.core.host_tier import is_worth_copying
+from engine.core.copy_costs import CopyCosts
 from engine.interface.config import CacheGroup, HostTierConfig, SharingRates
 from tests.support.engine_harness import Harness, decode_plan
 from tests.support.layered_model import LayeredExecutor, LayeredModel
@@ -165,10 +165,10 @@ def test_a_running_request_gets_the_pages_of_the_gate():
     harness.turn()
     assert harness.scheduler.kv.tiers.num_waiting == 1
     tier = harness.scheduler.kv.tiers.host
-    tier._config = HostTierConfig(num_slots=60, max_copies=0)  # as slow as can be
+    tier.costs = CopyCosts(HostTierConfig(num_slots=60, max_copies=0))  # as slow as can be
     while harness.scheduler.kv.tiers.num_waiting:
         harness.turn()
-    tier._config = HostTierConfig(num_slots=60, max_copies=1)
+    tier.costs = CopyCosts(HostTierConfig(num_slots=60, max_copies=1))
     harness.drain()
     assert tier.num_given_up == 1
     assert harness.seen["long"].ends == ["length"]
@@ -200,10 +200,11 @@ def test_what_it_does_is_counted():
 
 
 def test_rates_decide_what_is_worth_a_copy():
-    costs = HostTierConfig(num_slots=1, max_copies=1, page_s=0.01, token_s=0.001)
-    assert is_worth_copying(costs, num_tokens=16, num_pages=1)
-    assert not is_worth_copying(costs, num_tokens=16, num_pages=2)
-    assert is_worth_copying(HostTierConfig(num_slots=1, max_copies=1), num_tokens=1, num_pages=99)
+    costs = CopyCosts(HostTierConfig(num_slots=1, max_copies=1, page_s=0.01, token_s=0.001))
+    assert costs.is_worth_copying(num_tokens=16, num_pages=1)
+    assert not costs.is_worth_copying(num_tokens=16, num_pages=2)
+    unknown = CopyCosts(HostTierConfig(num_slots=1, max_copies=1))
+    assert unknown.is_worth_copying(num_tokens=1, num_pages=99)
 
 
 def test_an_engine_without_requests_copies_what_is_left():

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from engine.interface.config import EngineConfig, PeerConfig, ServerConfig
-from engine.interface.control import Heartbeat, Stage
+from engine.interface.control import Heartbeat, Leave, Stage
 from engine.interface.errors import StartupError
 from server.launcher.engine_set import SideEngines, plan_engines, with_sockets
 
@@ -104,3 +104,23 @@ def test_a_side_engine_that_hangs_is_reported(tmp_path):
         return hung
 
     assert asyncio.run(hang()) == [("engine", 1)]
+
+
+def test_an_engine_gets_time_to_leave_if_another_one_can_take_its_requests(tmp_path):
+    async def live() -> None:
+        sides = SideEngines(plan_engines(config(1, 2), tmp_path, environment={})[1:], hang_after_s=0.0, on_hang=print)
+        first, decode, prefill = ("engine", 0), ("engine", 1), ("engine", 2)
+        assert sides.let_leave(prefill, timeout_s=9.0, first_serves=True) is None, "it does not serve yet"
+        assert sides.let_leave(first, timeout_s=9.0, first_serves=False) is None
+        assert sides.let_leave(first, timeout_s=9.0, first_serves=True) == Leave(0.0), "no other one decodes"
+        assert sides.has_left(first)
+        assert not sides.has_left(first)
+        for key in (decode, prefill):
+            sides.enter(key, Stage("ready"))
+        assert sides.let_leave(first, timeout_s=9.0, first_serves=True) == Leave(9.0)
+        assert sides.let_leave(prefill, timeout_s=9.0, first_serves=False) == Leave(9.0)
+        assert sides.let_leave(decode, timeout_s=9.0, first_serves=True) == Leave(9.0)
+        assert sides.let_leave(decode, timeout_s=9.0, first_serves=False) == Leave(0.0)
+        assert not sides.has_left(("worker", 0))
+
+    asyncio.run(live())

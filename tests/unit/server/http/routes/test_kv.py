@@ -17,11 +17,13 @@ import pytest
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead, EngineError
 from engine.interface.kv_snapshot import KvGroup, KvKind, KvRequest, KvSnapshot, KvStates, KvTier
+from engine.interface.metrics import Metrics
+from engine.interface.paired_client import PairedEngineClient
 from server.config.api_keys import read_key_hashes
 from server.http.routes.kv_feed import KvFeed
 from tests.support.daemon import wait_for
-from tests.support.fakes import FakeEngineClient
-from tests.unit.server.conftest import check_error, serving
+from tests.support.fakes import FakeEngineClient, FakeLauncherChannel
+from tests.unit.server.conftest import Harness, check_error, serving
 
 
 def make_snapshot(step_id=7, cost_s=0.001, **changes):
@@ -367,3 +369,34 @@ def test_the_document_describes_the_snapshot(harness):
     assert "503" in responses
     reference = responses["200"]["content"]["application/json"]["schema"]["$ref"]
     assert "pool" in document["components"]["schemas"][reference.rpartition("/")[2]]["properties"]
+
+
+@pytest.fixture
+def pair(model_folder):
+    sides = {name: FakeEngineClient([]) for name in ("prefill-0", "decode-0", "decode-1")}
+    for step_id, client in enumerate(sides.values()):
+        client.kv = make_snapshot(step_id)
+    prefill, *decode = sides.values()
+    client = PairedEngineClient([prefill], decode, min_tokens=4, metrics=Metrics())
+    return Harness(model_folder, client, FakeLauncherChannel()), decode
+
+
+def test_of_several_engines_the_one_that_is_named_is_shown(pair):
+    app, decode = pair
+    for query, name, step_id in (
+        ("", "decode-0", 1), ("?engine=prefill-0", "prefill-0", 0), ("?engine=decode-1", "decode-1", 2),
+    ):  # fmt: skip
+        answer = app.get("/kv/snapshot" + query).json()
+        assert (answer["engine"], answer["step_id"]) == (name, step_id)
+        assert answer["engines"] == ["prefill-0", "decode-0", "decode-1"]
+    decode[0]._ready = None
+    assert app.get("/kv/snapshot").json()["engine"] == "decode-1"
+
+
+def test_an_engine_that_there_is_not_is_refused_with_the_names(pair, app):
+    for path in ("/kv/snapshot", "/kv/stream"):
+        error = check_error(pair[0].get(f"{path}?engine=decode-2"), 400, "invalid_parameter")
+        assert "'decode-2'" in error["message"]
+        assert "prefill-0, decode-0, decode-1" in error["message"]
+        assert "one engine" in check_error(app.get(f"{path}?engine=decode-0"), 400, "invalid_parameter")["message"]
+    assert (app.get("/kv/snapshot").json()["engine"], app.get("/kv/snapshot").json()["engines"]) == (None, [])
