@@ -23,7 +23,7 @@ from models.quantization import awq, bitsandbytes, compressed_tensors, float4, f
 from models.quantization.config import QuantizationConfig, Scheme, check_share, naming_scheme
 from models.quantization.integers import Int4OnLoad
 from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart
-from models.quantization.shards import read_dense
+from models.quantization.shards import StoredPart, read_dense
 from models.weights.weights import Weights
 
 
@@ -61,7 +61,10 @@ class PerLayer:
         self._methods: dict[Scheme | None, LinearMethod] = {None: Unquantized()}
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> RoutedParams:
-        """Load neighbouring parts with equal schemes as one matrix; see LinearMethod.load."""
+        """Load neighbouring parts with equal schemes as one matrix; see LinearMethod.load.
+
+        From headers alone (Weights.headers) quantised parts are checked, and nothing is loaded.
+        """
         groups: list[tuple[Scheme | None, str, list[LinearPart]]] = []
         for part in parts:
             name = w.projection(part.name, part.out_features).name
@@ -77,7 +80,12 @@ class PerLayer:
         for scheme, name, group in groups:
             with naming_scheme(self._config, name, layer=w.full_name("").removesuffix(".")):
                 methods.append(self._method_of(scheme))
-                params.append(methods[-1].load(w, group))
+                if w.headers is None or scheme is None:
+                    params.append(methods[-1].load(w, group))
+                    continue
+                for part in group:
+                    stored = StoredPart.locate(w, part)
+                    w.headers.expect(stored.name, scheme.expected(stored))
         sizes = tuple(sum(part.outputs for part in group) for *_, group in groups)
         return RoutedParams(tuple(methods), tuple(params), sizes)
 
