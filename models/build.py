@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -49,3 +50,16 @@ def build(config: ModelConfig, w: Weights, tp: TensorParallel) -> Model:
     drafts = (f"model.layers.{config.num_layers + index}." for index in range(config.num_draft_layers))
     w.finish(has_tied_embeddings=needs_no_head, ignored_prefixes=(*architecture.ignored_prefixes, *drafts))
     return model
+
+
+def check_headers(config: ModelConfig, folder: Path, tp: TensorParallel, *, dtype: torch.dtype) -> None:
+    """Check the names, shapes and dtypes of a folder's tensors against what a build reads; no values are read.
+
+    Does nothing if the folder has no files of weights. Raises ModelError.
+    """
+    weights = Weights.of_headers(folder, dtype=dtype)
+    assert weights.headers is not None
+    if weights.headers.is_empty:
+        return
+    with torch.inference_mode():
+        build(config, weights, tp)

@@ -59,7 +59,7 @@ def _load_experts(w: Weights, config: ModelConfig, experts: ExpertsConfig, tp: T
             down_4bit = scheme.load_all(w, share, part, takes_turns=False)
         return ExpertWeights(gate_up_4bit, down_4bit, biases, first)
     on_load = on_load_scheme(config.quantization, names)
-    if on_load is not None:
+    if on_load is not None and w.headers is None:
         read_up, read_down = _read_each(w, share, hidden_size, size)
         with naming:
             ups, downs = on_load.quantize_each(share.here, read_up), on_load.quantize_each(share.here, read_down)

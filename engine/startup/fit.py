@@ -30,6 +30,7 @@ from engine.startup.load import BACKENDS
 from engine.startup.setup import Setup
 from kernels.attention.base import AttentionBackend, select_backend
 from kernels.attention.torch_ref import TorchAttention
+from models.build import check_headers
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.foreign.choose import describe_class, read_config
@@ -127,6 +128,8 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
         max_num_seqs=most,
         num_requests={size: min(plan.num_requests(size), most) for size in lens},
     )
+    if not model.is_foreign:
+        check_headers(model, folder, tp, dtype=dtype)
 
 
 def _layers(pages: PagePlan, kv_dtype: torch.dtype) -> list[LayersReport]:

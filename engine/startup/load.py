@@ -50,7 +50,7 @@ from kernels.attention.torch_ref import TorchAttention
 from kernels.attention.triton_backend import TritonAttention
 from kernels.dispatch import HAS_TRITON
 from kernels.native.library import compiled_beside
-from models.build import Model, build
+from models.build import Model, build, check_headers
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.foreign.choose import read_config
@@ -128,6 +128,8 @@ def _load(
     check_peers(config)
     config = with_host_memory(config)
     setup = _decide(config, rank=0)
+    if config.load_format != "dummy" and not setup.model_config.is_foreign:
+        check_headers(setup.model_config, Path(config.model), setup.tp, dtype=setup.dtype)
     plan = setup.plan_pool(has_weights=False)
     taken = config.tensor_parallel_size * (setup.weight_bytes + plan.num_bytes) if setup.device.type == "cpu" else 0
     check_host_memory(config, plan, taken_bytes=taken)

@@ -49,6 +49,40 @@ class ExpertBiases:
     down: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Choice:
+    """How logits become weights of experts, and the scores by which experts are chosen: weights plus bias.
+
+    With groups of neighbouring experts only those of a token's best groups are open: a group is as good as its
+    num_best_of_group best scores together (DeepSeek-V3, arXiv:2412.19437, §2.1.2; DeepSeek-V2's has one best). Of equal
+    groups the first comes first.
+    """
+
+    kind: Literal["softmax", "sigmoid"]
+    bias: torch.Tensor | None = None  # [num_experts] fp32, of the choice alone
+    num_groups: int = 1  # divides num_experts
+    num_groups_per_tok: int = 1
+    num_best_of_group: int = 2
+
+
+def choose(logits: torch.Tensor, choice: Choice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scores, -inf for experts of closed groups, and weights of all experts. logits: [T, num_experts].
+
+    Weights are rounded to the dtype of logits, as in transformers. A token with a NaN has a NaN among its choice.
+    """
+    weights = logits.sigmoid() if choice.kind == "sigmoid" else logits.softmax(-1)
+    if choice.bias is None:
+        weights = weights.float()
+    scores = weights if choice.bias is None else weights + choice.bias
+    if choice.num_groups == 1:
+        return scores, weights
+    grouped = scores.unflatten(-1, (choice.num_groups, -1))
+    totals = grouped.topk(choice.num_best_of_group, dim=-1).values.sum(-1)
+    best = totals.sort(dim=-1, descending=True, stable=True).indices[:, : choice.num_groups_per_tok]
+    is_closed = torch.ones_like(totals, dtype=torch.bool).scatter_(1, best, False)
+    return grouped.masked_fill(is_closed[..., None], float("-inf")).flatten(1), weights
+
+
 def route(
     logits: torch.Tensor,
     *,
@@ -59,14 +93,18 @@ def route(
     added: float = 0.0,
     factor: float = 1.0,
     expert_scales: torch.Tensor | None = None,
+    choice: Choice | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax over the experts, then each token's top_k, descending: weights [T, top_k] fp32, experts [T, top_k] int64.
 
     logits: [T, num_experts]. renormalize: a token's weights are divided by the larger of floor and their own sum, plus
     `added`; then they are multiplied by factor. given: [T, num_experts] fp32, the weights of the experts if they are
     chosen; then there is no softmax and the top_k largest logits are chosen, of which at least top_k are above -inf.
-    expert_scales: [num_experts] fp32, multiply the weights last.
+    expert_scales: [num_experts] fp32, multiply the weights last. choice: makes logits and `given` of the logits.
     """
+    if choice is not None:
+        assert given is None
+        logits, given = choose(logits, choice)
     scores = logits.float().softmax(-1) if given is None else logits.float()
     ordered, experts = scores.sort(dim=-1, descending=True, stable=True)
     experts = experts[:, :top_k]
@@ -152,15 +190,16 @@ def fused_moe(
     added: float = 0.0,
     factor: float = 1.0,
     first_expert: int = 0,
+    choice: Choice | None = None,
     rounding: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Route each token and sum its experts by their weights: [T, H] of x's dtype, which may be fp32, bf16 or fp16.
 
     x, gate_up, down: as for run_experts. logits: [T, E], plus one column if `shared` is given. round_weights: round to
     x's dtype before use. shared: [T, H], output of the shared expert, added times the sigmoid of that last column.
-    given, floor, added, factor, expert_scales: see route. biases: of x's dtype. first_expert: gate_up, down and biases
-    have a range of the E experts, which begins there; a token's other experts are left out of its sum. rounding: see
-    run_experts; the twin has round_to_fp8 in place of none with an Fp8Config, which it chooses for many tokens.
+    given, floor, added, factor, expert_scales, choice: see route. biases: of x's dtype. first_expert: gate_up, down and
+    biases have a range of the E experts, which begins there; a token's other experts are left out of its sum. rounding:
+    see run_experts; the twin has round_to_fp8 in place of none with an Fp8Config, which it chooses for many tokens.
     """
     num_experts = logits.shape[1] - (shared is not None)
     weights, experts = route(
@@ -172,6 +211,7 @@ def fused_moe(
         added=added,
         factor=factor,
         expert_scales=expert_scales,
+        choice=choice,
     )
     if round_weights:
         weights = weights.to(x.dtype)

@@ -29,7 +29,7 @@ from kernels.moe.configs import (
     uses_pairs,
 )
 from kernels.moe.planes import PlanesMatrix
-from kernels.moe.reference import SILU, ExpertBiases, Gate
+from kernels.moe.reference import SILU, Choice, ExpertBiases, Gate
 from kernels.moe.storage import ExpertMatrix
 from kernels.moe.triton_common import add_shared, weigh
 from kernels.moe.triton_fp8 import fp8_down, fp8_up, quantize_planes
@@ -59,6 +59,7 @@ def fused_moe(
     added: float = 0.0,
     factor: float = 1.0,
     first_expert: int = 0,
+    choice: Choice | None = None,
     config: Config | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
@@ -82,6 +83,7 @@ def fused_moe(
         weights_dtype=x.dtype if round_weights else torch.float32,
         chunk_tokens=None if isinstance(config, PairsConfig | PlanesPairsConfig) else config.chunk_tokens,
         expert_scales=expert_scales,
+        choice=choice,
         here=range(first_expert, first_expert + num_here),
         pdl=pdl,
     )

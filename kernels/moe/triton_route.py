@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.moe.reference import Choice
+
 
 @dataclass(frozen=True)
 class Routing:
@@ -55,14 +57,19 @@ def route(
     added: float = 0.0,
     factor: float = 1.0,
     expert_scales: torch.Tensor | None = None,
+    choice: Choice | None = None,
     here: range | None = None,
     pdl: bool = False,
 ) -> Routing:
     """Equal kernels.moe.reference.route on logits[:, :num_experts]. logits: [T, >= num_experts], last dimension dense.
 
     given: contiguous. chunk_tokens: approximate tokens per chunk; None: one token at a time, without ranks and counts.
-    expert_scales: [num_experts] fp32. here: the experts whose products are computed; None: all.
+    expert_scales: [num_experts] fp32. here: the experts whose products are computed; None: all. choice: computed in the
+    same launch; a token with a NaN among its scores has NaN for all its weights.
     """
+    chosen_by = choice or Choice("softmax")
+    bias, num_groups = chosen_by.bias, chosen_by.num_groups
+    has_given = given is not None
     here = here or range(num_experts)
     has_absent = len(here) < num_experts
     num_tokens, device = logits.shape[0], logits.device
@@ -77,10 +84,13 @@ def route(
     ranks = torch.empty(places if has_counts else (1, 1), dtype=torch.int32, device=device)
     counts = torch.empty((num_chunks, padded) if has_counts else (1, 1), dtype=torch.int32, device=device)
     _route_kernel[(num_chunks,)](
-        logits, given, expert_scales, weights, experts, ranks, counts, num_tokens, logits.stride(0),
+        logits, given, bias, expert_scales, weights, experts, ranks, counts, num_tokens, logits.stride(0),
         floor, added, factor, here.start, len(here),
         EXPERTS=num_experts, EXPERTS_PAD=padded, TOP_K=top_k, PLACES_PAD=triton.next_power_of_2(top_k),
-        TOKENS=tokens, RENORMALIZE=renormalize, HAS_GIVEN=given is not None, HAS_SCALES=expert_scales is not None,
+        TOKENS=tokens, RENORMALIZE=renormalize, HAS_GIVEN=has_given, HAS_SCALES=expert_scales is not None,
+        CHOOSES=choice is not None, IS_SIGMOID=chosen_by.kind == "sigmoid", HAS_BIAS=bias is not None,
+        GROUPS=num_groups, GROUPS_PAD=triton.next_power_of_2(num_groups), OPEN_GROUPS=chosen_by.num_groups_per_tok,
+        BEST_OF_GROUP=chosen_by.num_best_of_group,
         HAS_COUNTS=has_counts, HAS_ABSENT=has_absent, PDL=pdl,
         num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
@@ -116,13 +126,18 @@ def max_tiles(*, num_pairs: int, num_experts: int, block_m: int) -> int:
 
 @triton.jit(do_not_specialize=["num_tokens", "floor", "added", "factor", "first_here", "num_here"])
 def _route_kernel(
-    logits_ptr, given_ptr, scales_ptr, weights_ptr, experts_ptr, ranks_ptr, counts_ptr, num_tokens, stride_logits,
-    floor, added, factor, first_here, num_here,
+    logits_ptr, given_ptr, bias_ptr, scales_ptr, weights_ptr, experts_ptr, ranks_ptr, counts_ptr, num_tokens,
+    stride_logits, floor, added, factor, first_here, num_here,
     EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, PLACES_PAD: tl.constexpr,
     TOKENS: tl.constexpr, RENORMALIZE: tl.constexpr, HAS_GIVEN: tl.constexpr, HAS_SCALES: tl.constexpr,
     HAS_COUNTS: tl.constexpr, HAS_ABSENT: tl.constexpr, PDL: tl.constexpr,
+    CHOOSES: tl.constexpr, IS_SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, GROUPS: tl.constexpr,
+    GROUPS_PAD: tl.constexpr, OPEN_GROUPS: tl.constexpr, BEST_OF_GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One chunk of tokens: the softmax if no weights are given, then top_k rounds, each taking the largest one left."""
+    """One chunk of tokens: the softmax if no weights are given, then top_k rounds, each taking the largest one left.
+
+    CHOOSES: weights and scores are those of kernels.moe.reference.choose.
+    """
     chunk = tl.program_id(0)
     tokens = chunk * TOKENS + tl.arange(0, TOKENS)
     columns = tl.arange(0, EXPERTS_PAD)[None, :]
@@ -138,6 +153,8 @@ def _route_kernel(
         given_places = tokens.to(tl.int64)[:, None] * EXPERTS + columns
         given = tl.load(given_ptr + given_places, mask=is_live[:, None] & (columns < EXPERTS), other=0.0)
         left = logits
+    elif CHOOSES:
+        given, left = _score(logits, bias_ptr, columns, logits_ptr.dtype.element_ty, EXPERTS, IS_SIGMOID, HAS_BIAS)
     else:
         powers = tl.exp(logits - tl.max(logits, 1)[:, None])
         left = powers / tl.sum(powers, 1)[:, None]
@@ -145,6 +162,8 @@ def _route_kernel(
     # A token of NaN has experts too, whose weights are NaN
     no_numbers = tl.max((left != left).to(tl.int32), 1) > 0
     left = tl.where(columns < EXPERTS, tl.where(left == left, left, 0.0), -float("inf"))
+    if GROUPS > 1:
+        left = _open_groups(left, columns, EXPERTS // GROUPS, GROUPS, GROUPS_PAD, OPEN_GROUPS, BEST_OF_GROUP)
     weights = tl.zeros([TOKENS, PLACES_PAD], tl.float32)
     experts = tl.zeros([TOKENS, PLACES_PAD], tl.int32)
     chosen = tl.zeros([TOKENS, EXPERTS_PAD], tl.int32)
@@ -153,7 +172,7 @@ def _route_kernel(
         value = tl.max(left, 1)
         expert = tl.min(tl.where(left == value[:, None], columns, EXPERTS_PAD), 1)
         left = tl.where(columns == expert[:, None], -float("inf"), left)
-        if HAS_GIVEN:
+        if HAS_GIVEN or CHOOSES:
             value = tl.sum(tl.where(columns == expert[:, None], given, 0.0), 1)
         chosen = tl.where(columns == expert[:, None], 1, chosen)
         weights = tl.where(places == place, value[:, None], weights)
@@ -185,6 +204,50 @@ def _route_kernel(
             expert = tl.sum(tl.where(places == place, experts, 0), 1)
             rank = tl.sum(tl.where(columns == expert[:, None], earlier, 0), 1)
             tl.store(ranks_ptr + tokens * TOP_K + place, rank, mask=is_live)
+
+
+@triton.jit
+def _score(
+    logits, bias_ptr, columns, dtype: tl.constexpr, EXPERTS: tl.constexpr, IS_SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
+    """Return weights, rounded to the dtype of logits, and scores: [TOKENS, EXPERTS_PAD] fp32."""
+    if IS_SIGMOID:
+        weights = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        powers = tl.exp(logits - tl.max(logits, 1)[:, None])
+        weights = powers / tl.sum(powers, 1)[:, None]
+    weights = weights.to(dtype).to(tl.float32)
+    scores = weights
+    if HAS_BIAS:
+        scores += tl.load(bias_ptr + columns, mask=columns < EXPERTS, other=0.0)
+    return weights, scores
+
+
+@triton.jit
+def _open_groups(
+    scores, columns, SIZE: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PAD: tl.constexpr, OPEN: tl.constexpr,
+    BEST: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Return scores, -inf outside each token's OPEN best groups of SIZE neighbouring experts."""
+    group_of = columns // SIZE
+    groups = tl.arange(0, GROUPS_PAD)[None, :]
+    totals = tl.full([scores.shape[0], GROUPS_PAD], -float("inf"), tl.float32)
+    for group in tl.static_range(GROUPS):
+        own = tl.where(group_of == group, scores, -float("inf"))
+        total = tl.zeros([scores.shape[0]], tl.float32)
+        for _ in tl.static_range(BEST):
+            value = tl.max(own, 1)
+            total += value
+            first = tl.min(tl.where(own == value[:, None], columns, scores.shape[1]), 1)
+            own = tl.where(columns == first[:, None], -float("inf"), own)
+        totals = tl.where(groups == group, total[:, None], totals)
+    is_open = tl.zeros([scores.shape[0], scores.shape[1]], tl.int32)
+    for _ in tl.static_range(OPEN):
+        best = tl.min(tl.where(totals == tl.max(totals, 1)[:, None], groups, GROUPS_PAD), 1)
+        totals = tl.where(groups == best[:, None], -float("inf"), totals)
+        is_open = tl.where(group_of == best[:, None], 1, is_open)
+    return tl.where(is_open > 0, scores, -float("inf"))
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_chunks", "num_tiles"])

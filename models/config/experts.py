@@ -117,13 +117,15 @@ def parse_experts(
     if quantization is not None:
         for layer in sparse:
             name = f"{architecture.body_prefix}.layers.{layer}.{architecture.expert}"
-            _check_scheme(config, quantization, name, architecture.experts_form)
+            _check_scheme(config, quantization, name, architecture.experts_form, num_experts=experts.num_experts)
     return (experts if sparse else None), is_sparse
 
 
-def _check_scheme(config: Fields, quantization: QuantizationConfig, layer: str, form: ExpertsForm) -> None:
+def _check_scheme(
+    config: Fields, quantization: QuantizationConfig, layer: str, form: ExpertsForm, *, num_experts: int
+) -> None:
     try:
-        check_experts(quantization, layer, form)
+        check_experts(quantization, layer, form, num_experts=num_experts)
     except ModelError as error:
         raise ModelError(
             f"{config.where}: its experts are quantized ({quantization.name}): {error}: use the bf16 checkpoint"

@@ -191,7 +191,7 @@ class CausalLM(nn.Module):
         if config.tie_word_embeddings and w.shape_of("weight") is None:
             return embedding
         head = load_vocab_rows(w, vocab_size=config.vocab_size, hidden_size=config.hidden_size, tp=tp)
-        if not config.tie_word_embeddings:
+        if not config.tie_word_embeddings or w.headers is not None:
             return head
         # As in transformers: configs of fine-tuned models, above all multimodal ones, say "tied" by default
         if torch.equal(head, embedding):

@@ -127,7 +127,9 @@ def _read_heads(
     """
     num_outputs = config.num_heads * (sizes.nope_dim + sizes.v_head_dim)
     part = column_part("kv_b_proj", out_features=num_outputs, in_features=sizes.rank, tp=tp)
-    if w.device.type == "meta":  # the shapes of adapters alone are asked for
+    if w.device.type == "meta":  # the shapes of adapters are asked for, or the checkpoint's headers are checked
+        if w.headers is not None:
+            method.load(w, [part])
         matrix = torch.empty(part.outputs, sizes.rank, dtype=w.dtype, device=w.device)
     else:
         identity = torch.eye(sizes.rank, dtype=w.dtype, device=w.device)

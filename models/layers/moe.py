@@ -24,7 +24,13 @@ from models.layers.mlp import GatedMLP, PlainMLP
 from models.layers.routing import ExpertNames, Router
 from models.parallel import ExpertShare, LayerOutput, TensorParallel
 from models.quantization.config import QuantizationConfig, naming_scheme
-from models.quantization.experts_scheme import DenseExperts, each_expert_scheme, on_load_scheme
+from models.quantization.experts_scheme import (
+    DenseExperts,
+    each_expert_scheme,
+    expect_experts,
+    expert_matrices,
+    on_load_scheme,
+)
 from models.quantization.linear_method import LinearMethod, LinearPart
 from models.weights.weights import Weights
 
@@ -97,6 +103,7 @@ class SparseMLP(nn.Module):
                 round_weights=experts.rounds_weights,
                 shared=shared if experts.has_shared_gate else None,
                 given=given,
+                choice=self.router.choice(),
                 floor=experts.floor,
                 added=experts.added,
                 factor=experts.factor,
@@ -178,7 +185,7 @@ def load_experts(
     share = tp.share_of_experts(count)
     here = share.here
     inner = [names.gate, names.up] if experts.gate != "relu2" else [names.up]
-    layers = [w.full_name(f"experts.{expert}.{name}") for expert in (0, count - 1) for name in (*inner, names.down)]
+    layers = expert_matrices(quantization, w.full_name("experts"), count, (*inner, names.down))
     ups = [LinearPart(name, size, hidden_size, dim=0, rank=share.rank, size=share.size) for name in inner]
     downs = [LinearPart(names.down, hidden_size, size, dim=1, rank=share.rank, size=share.size)]
     scheme, on_load = each_expert_scheme(quantization, layers), on_load_scheme(quantization, layers)
@@ -188,7 +195,13 @@ def load_experts(
     if stored == ((count, hidden_size, 2 * size), (count, size, hidden_size)):
         names = replace(names, are_transposed=True)
     naming = naming_scheme(quantization, layers[0], layer=w.full_name("experts"))
-    if on_load is not None:
+    if w.headers is not None and not is_merged:
+        found = None if quantization is None else quantization.scheme_of(layers[0])
+        with naming:
+            expect_experts(w, range(count), [*ups, *downs], None if scheme is None else found)
+        nothing = torch.empty(0, dtype=w.dtype, device=w.device)
+        return ExpertWeights(nothing, nothing)
+    if on_load is not None and w.headers is None:
         read_up, read_down = read_separate(w, ups), read_separate(w, downs)
         if is_merged:
             read_up, read_down = read_merged(w, names, ups, downs[0], share)

@@ -1,6 +1,7 @@
 """Router: scores, by which experts are chosen, and the weights of those that are; the tensor names of a mixture.
 
-Plain torch on [T, num_experts], without a wait for the device; kernels.moe.reference.fused_moe takes the results.
+Sigmoids, softmaxes, biases and groups are part of fused_moe (kernels.moe.reference.Choice), in one launch with top-k;
+rarer kinds are plain torch on [T, num_experts] here. Neither waits for the device.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kernels.moe.reference import Choice
 from models.config.experts import ExpertsConfig
 from models.config.model_config import ModelConfig
 from models.layers.linear import ColumnLinear
@@ -66,7 +68,7 @@ class Router(nn.Module):
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """hidden: [T, hidden_size] → scores [T, num_experts], and the experts' weights if they are chosen, fp32.
 
-        Weights None: the softmax of the scores. The gate of a shared expert is one more column of the scores.
+        Weights None: those of choice(). The gate of a shared expert is one more column of the scores.
         """
         if self.weight is None:
             assert self.linear is not None
@@ -77,13 +79,22 @@ class Router(nn.Module):
             return logits, _sparsemixer(logits, self.experts.jitter).float()
         if self.experts.routing == "chosen_sigmoid":
             return logits, _sigmoids_of_best(logits, self.experts).float()
-        if self.experts.routing == "sigmoid":
-            weights = logits.sigmoid().float()
-            return weights, weights
-        if self.bias is None and self.experts.num_groups == 1:
-            return logits, None
-        weights = logits.sigmoid() if self.experts.routing == "sigmoid_bias" else logits.softmax(-1)
-        return _open_groups(weights if self.bias is None else weights + self.bias, self.experts), weights
+        return logits, None
+
+    def choice(self) -> Choice | None:
+        """Return how the scores of forward() become a choice and weights; None: by their softmax, or by its weights."""
+        experts = self.experts
+        if experts.routing not in ("softmax", "softmax_bias", "sigmoid", "sigmoid_bias"):
+            return None
+        if experts.routing == "softmax" and experts.num_groups == 1:
+            return None
+        return Choice(
+            kind="sigmoid" if experts.routing.startswith("sigmoid") else "softmax",
+            bias=self.bias,
+            num_groups=experts.num_groups,
+            num_groups_per_tok=experts.num_groups_per_tok,
+            num_best_of_group=experts.num_best_of_group,
+        )
 
 
 def _sigmoids_of_best(logits: torch.Tensor, experts: ExpertsConfig) -> torch.Tensor:
@@ -95,21 +106,6 @@ def _sigmoids_of_best(logits: torch.Tensor, experts: ExpertsConfig) -> torch.Ten
     if not experts.norm_topk_prob:
         return weights
     return weights / logits.topk(experts.num_experts_per_tok, dim=-1).values.sigmoid().sum(-1, keepdim=True)
-
-
-def _open_groups(scores: torch.Tensor, experts: ExpertsConfig) -> torch.Tensor:
-    """Set the scores of all experts but those of the best groups to -inf (DeepSeek-V3, arXiv:2412.19437, §2.1.2).
-
-    A group is as good as its two best experts together, as in transformers; DeepSeek-V2's as its best one.
-    """
-    if experts.num_groups == 1:
-        return scores
-    grouped = scores.unflatten(-1, (experts.num_groups, -1))
-    best = (
-        grouped.topk(experts.num_best_of_group, dim=-1).values.sum(-1).topk(experts.num_groups_per_tok, dim=-1).indices
-    )
-    is_closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
-    return grouped.masked_fill(is_closed[..., None], float("-inf")).flatten(1)
 
 
 def _sparsemixer(logits: torch.Tensor, jitter: float) -> torch.Tensor:

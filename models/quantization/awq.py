@@ -32,6 +32,7 @@ from models.quantization.integers_experts import (
     load_int_experts,
 )
 from models.quantization.shards import SCALE_DTYPES, StoredPart
+from models.weights.headers import ExpectedTensor
 
 _PER_WORD = 8
 # The nibble index of each output in a word
@@ -64,6 +65,17 @@ class Awq:
     def describe(self) -> str:
         """See Scheme.describe."""
         return f"awq ({describe_groups(self.bits, self.group_size)})"
+
+    def expected(self, part: StoredPart) -> list[ExpectedTensor]:
+        """See Scheme.expected."""
+        check_aligned(part, outputs=_PER_WORD)
+        num_groups, _ = group_band(part, self.group_size)
+        num_words = part.num_rows // _PER_WORD
+        return [
+            ExpectedTensor.of("scales", (num_groups, part.num_rows), dtypes=SCALE_DTYPES),
+            ExpectedTensor.of("qzeros", (num_groups, num_words), dtypes=INT32),
+            ExpectedTensor.of("qweight", (part.num_columns, num_words), dtypes=INT32),
+        ]
 
     def read(self, part: StoredPart) -> IntPart:
         """See IntScheme.read."""

@@ -31,7 +31,15 @@ from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Scheme
 from models.quantization.linear_method import LinearPart, ReadExpert
-from models.quantization.shards import StoredPart, merge_outputs, read_dense
+from models.quantization.shards import (
+    StoredPart,
+    check_each,
+    expected_dense,
+    expected_per_row,
+    merge_outputs,
+    read_dense,
+)
+from models.weights.headers import ExpectedTensor, TensorForm
 from models.weights.weights import Weights
 
 # Storage dtypes of the packed indices, two per byte; the quantising program chooses one
@@ -70,6 +78,27 @@ class Bnb4Bit:
     def expert_bytes(self, out_features: int, in_features: int) -> int:
         """See PackedExperts.expert_bytes."""
         return out_features * (in_features // 2 + 4 * in_features // BLOCK)
+
+    def expected(self, part: StoredPart) -> list[ExpectedTensor]:
+        """See Scheme.expected."""
+        if part.num_columns % BLOCK != 0:
+            raise ModelError(f"{part.name}: its {part.num_columns} inputs are not a multiple of the blocks of {BLOCK}")
+        if not self.is_stored:
+            return expected_dense(part)
+        dtype, num_scales = _STORAGE[self.storage], part.num_rows * part.num_columns // BLOCK
+        state, fp32 = f"weight.quant_state.bitsandbytes__{self.kind}", (torch.float32,)
+        nested, codes = "weight.nested_absmax", (torch.uint8,)
+        return [
+            ExpectedTensor((TensorForm(state, None, codes),)),
+            ExpectedTensor((TensorForm("weight.absmax", ((num_scales,),), fp32),), without=nested),
+            ExpectedTensor((TensorForm("weight.absmax", ((num_scales,),), codes),), beside=nested),
+            ExpectedTensor((TensorForm(nested, None, fp32),), is_needed=False),  # its size is in the state
+            ExpectedTensor((TensorForm("weight.nested_quant_map", ((256,),), fp32),), beside=nested),
+            ExpectedTensor.of("weight.quant_map", (16,), dtypes=fp32),
+            ExpectedTensor.of(
+                "weight", (part.num_rows * (part.num_columns // 2 // dtype.itemsize), 1), dtypes=(dtype,)
+            ),
+        ]
 
     def make_method(self) -> Bnb4BitLinear:
         """See Scheme.make_method."""
@@ -126,6 +155,16 @@ class BnbInt8:
         """See Scheme.matrix_bytes."""
         return out_features * in_features + 4 * out_features
 
+    def expected(self, part: StoredPart) -> list[ExpectedTensor]:
+        """See Scheme.expected."""
+        if not self.is_stored:
+            return expected_dense(part)
+        return [
+            ExpectedTensor.of("weight_format", (), dtypes=(torch.uint8,), is_needed=False),
+            expected_per_row(part, "SCB"),
+            ExpectedTensor.of("weight", (part.num_rows, part.num_columns), dtypes=(torch.int8,)),
+        ]
+
     def make_method(self) -> BnbInt8:
         """See Scheme.make_method."""
         return self
@@ -150,7 +189,9 @@ class BnbInt8:
                 raise ModelError(
                     f"tensor {part.w.full_name('weight_format')} is {layout}: only 0, row-major, is supported"
                 )
-        return part.matrix("weight", (torch.int8,)), part.per_row(part.need("SCB"))
+        largest = part.per_row(part.need("SCB"))
+        check_each([largest], [part], "SCB")
+        return part.matrix("weight", (torch.int8,)), largest
 
 
 NF4_ON_LOAD = Bnb4Bit("nf4", is_stored=False)
@@ -289,6 +330,7 @@ def _read_scales(part: StoredPart, state: dict[str, Any]) -> torch.Tensor:
     nested = part.find("weight.nested_absmax")
     if nested is None:
         scales = part.w.stored(name, (num_scales,), (torch.float32,), start=first, stop=last)
+        check_each([scales], [part], name)
         return scales.view(len(part.rows), per_row)
     size, offset = state.get("nested_blocksize"), state.get("nested_offset")
     if type(size) is not int or size <= 0 or not isinstance(offset, int | float):
@@ -296,5 +338,6 @@ def _read_scales(part: StoredPart, state: dict[str, Any]) -> torch.Tensor:
     codes = part.w.stored(name, (num_scales,), (torch.uint8,), start=first, stop=last)
     values = part.w.stored(part.need("weight.nested_quant_map"), (256,), (torch.float32,))
     outer = part.w.stored(nested, (-(-num_scales // size),), (torch.float32,))
+    check_each([outer], [part], nested)
     index = torch.arange(first, last, device=outer.device) // size
     return (values[codes.int()] * outer[index] + offset).view(len(part.rows), per_row)

@@ -25,6 +25,7 @@ from models.quantization.fp8 import Fp8, Fp8Block
 from models.quantization.int8 import Int8
 from models.quantization.integers import (
     INT32,
+    ORDER_DTYPES,
     IntPart,
     describe_groups,
     group_band,
@@ -40,6 +41,7 @@ from models.quantization.integers_experts import (
     load_int_experts,
 )
 from models.quantization.shards import SCALE_DTYPES, StoredPart
+from models.weights.headers import ExpectedTensor
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,20 @@ class PackQuantized:
     def describe(self) -> str:
         """See Scheme.describe."""
         return f"pack-quantized ({describe_groups(self.bits, self.group_size)})"
+
+    def expected(self, part: StoredPart) -> list[ExpectedTensor]:
+        """See Scheme.expected."""
+        num_groups, _ = group_band(part, self.group_size)
+        per_word, n, k = 32 // self.bits, part.num_rows, part.num_columns
+        tensors = [
+            ExpectedTensor.of("weight_shape", (2,), dtypes=(torch.int64, torch.int32)),
+            ExpectedTensor.of("weight_g_idx", (k,), dtypes=ORDER_DTYPES, is_needed=self.has_order),
+            ExpectedTensor.of("weight_scale", (n, num_groups), dtypes=SCALE_DTYPES),
+            ExpectedTensor.of("weight_packed", (n, -(-k // per_word)), dtypes=INT32),
+        ]
+        if not self.is_symmetric:
+            tensors.append(ExpectedTensor.of("weight_zero_point", (-(-n // per_word), num_groups), dtypes=INT32))
+        return tensors
 
     def read(self, part: StoredPart) -> IntPart:
         """See IntScheme.read."""

@@ -6,6 +6,7 @@ LinearMethod, or is one. The layer's full name in the checkpoint decides its sch
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from typing import Literal, Protocol
 
 from models.errors import ModelError
 from models.quantization.linear_method import LinearMethod
+from models.quantization.shards import StoredPart
+from models.weights.headers import ExpectedTensor
 
 
 class Scheme(Protocol):
@@ -37,6 +40,10 @@ class Scheme(Protocol):
         """Return the bytes of a matrix and its scales on the device. itemsize: bytes of the model's dtype."""
         ...
 
+    def expected(self, part: StoredPart) -> list[ExpectedTensor]:
+        """Return the tensors of a stored matrix that a layer or an expert reads. Raises ModelError for a bad split."""
+        ...
+
     def make_method(self) -> LinearMethod:
         """Return the LinearMethod of layers with this scheme: itself, unless the method owns scratch."""
         ...
@@ -53,7 +60,33 @@ class LayerNames:
     has_all: bool = False  # every linear layer
 
     def __contains__(self, name: str) -> bool:
-        return self.has_all or any(_matches(pattern, name) for pattern in self.patterns)
+        return self.has_all or self.entry_of(name) is not None
+
+    def entry_of(self, name: str) -> str | None:
+        """Return a pattern that selects a layer, None if none does."""
+        for expression in self._expressions:
+            if expression.match(name):
+                return f"re:{expression.pattern}"
+        if not self._components:
+            return None
+        parts = name.split(".")
+        runs = (".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
+        return next((run for run in runs if run in self._components), None)
+
+    @functools.cached_property
+    def tells_experts_apart(self) -> bool:
+        """False if no pattern can select one expert of a layer and not another."""
+        return bool(self._expressions) or any(
+            pattern.split(".")[0].isdigit() or re.search(r"(^|\.)experts\.\d", pattern) for pattern in self._components
+        )
+
+    @functools.cached_property
+    def _expressions(self) -> tuple[re.Pattern[str], ...]:
+        return tuple(re.compile(pattern[3:]) for pattern in self.patterns if pattern.startswith("re:"))
+
+    @functools.cached_property
+    def _components(self) -> frozenset[str]:
+        return frozenset(pattern for pattern in self.patterns if not pattern.startswith("re:"))
 
     @classmethod
     def parse(cls, value: object, *, where: str, everything: tuple[str, ...] = ()) -> LayerNames:
@@ -102,16 +135,21 @@ class QuantizationConfig:
             return None
         return next((rule.scheme for rule in self.rules if layer in rule.layers), None)
 
+    def entry_of(self, layer: str) -> str | None:
+        """Return the pattern that decides a layer's scheme; None: no pattern selects it, or every layer is selected."""
+        if layer in self.ignored:
+            return self.ignored.entry_of(layer)
+        return next((rule.layers.entry_of(layer) for rule in self.rules if layer in rule.layers), None)
+
+    @property
+    def tells_experts_apart(self) -> bool:
+        """False if all experts of a layer have one scheme."""
+        return self.ignored.tells_experts_apart or any(rule.layers.tells_experts_apart for rule in self.rules)
+
     def describe(self) -> str:
         """Return a short text for logs and errors."""
         schemes = " and ".join(dict.fromkeys(rule.scheme.describe() for rule in self.rules))
         return f"{schemes}, quantized on load" if self.is_on_load else schemes
-
-
-def _matches(pattern: str, name: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern[3:], name) is not None
-    return f".{pattern}." in f".{name}."
 
 
 @contextmanager

@@ -18,9 +18,15 @@ from models.errors import ModelError
 from models.parallel import ExpertShare
 from models.quantization.config import QuantizationConfig, Scheme, check_blocks
 from models.quantization.linear_method import LinearPart, ReadExpert
-from models.quantization.shards import read_dense
+from models.quantization.shards import StoredPart, expected_dense, read_dense
 from models.weights.weights import Weights
 
+# The first part of an expert → all, in the spellings of published checkpoints
+_PARTS = {
+    "gate_proj": ("gate_proj", "up_proj", "down_proj"),
+    "w1": ("w1", "w3", "w2"),
+    "up_proj": ("up_proj", "down_proj"),
+}
 # How a family's checkpoints store quantised experts; "none": in no form that is read
 ExpertsForm = Literal["each", "all", "none"]
 
@@ -104,6 +110,19 @@ class DenseExperts:
         return out
 
 
+def expect_experts(w: Weights, experts: range, parts: Sequence[LinearPart], scheme: Scheme | None) -> None:
+    """Check these experts' tensors by their headers, without reading them; scheme None: 16 bits. Raises ModelError."""
+    assert w.headers is not None
+    for part in parts:
+        view = w / f"experts.{experts[0]}"
+        first = StoredPart.locate(view, part)
+        is_alone = first.name == view.full_name(part.name)  # not stored in a merged matrix
+        tensors = expected_dense(first) if scheme is None else scheme.expected(first)  # of each: they are of one size
+        for expert in experts:
+            name = w.full_name(f"experts.{expert}.{part.name}")
+            w.headers.expect(name if is_alone else StoredPart.locate(w / f"experts.{expert}", part).name, tensors)
+
+
 def each_expert_scheme(quantization: QuantizationConfig | None, layers: Sequence[str]) -> EachExpert | None:
     """Return the scheme of experts whose matrices have these full names; None: 16 bits. Raises ModelError."""
     found = _common_scheme(quantization, layers)
@@ -137,10 +156,22 @@ def check_expert_blocks(scheme: Scheme, layer: str, num_inputs: int) -> None:
         check_blocks(scheme, layer, num_inputs, scheme.expert_block)
 
 
-def check_experts(quantization: QuantizationConfig | None, layer: str, form: ExpertsForm) -> None:
-    """Raise ModelError, naming layer and scheme, unless experts of this form may have the layer's scheme."""
+def expert_matrices(
+    quantization: QuantizationConfig | None, block: str, num_experts: int, parts: Sequence[str]
+) -> list[str]:
+    """Return full names of experts' matrices that have all the schemes of a layer. block: the layer's `experts`."""
+    is_one = quantization is None or not quantization.tells_experts_apart
+    return [f"{block}.{expert}.{part}" for expert in range(1 if is_one else num_experts) for part in parts]
+
+
+def check_experts(quantization: QuantizationConfig | None, layer: str, form: ExpertsForm, *, num_experts: int) -> None:
+    """Raise ModelError, naming layer and scheme, unless experts of this form may have the layer's scheme.
+
+    layer: the first matrix of the first expert, or of all in one tensor.
+    """
     if form == "each":
-        each_expert_scheme(quantization, [layer])
+        block, _, part = layer.rpartition(".0.")
+        each_expert_scheme(quantization, expert_matrices(quantization, block, num_experts, _PARTS.get(part, (part,))))
     elif form == "all":
         all_experts_scheme(quantization, [layer])
     elif _common_scheme(quantization, [layer]) is not None:
@@ -157,8 +188,10 @@ def _same_scheme(quantization: QuantizationConfig, layers: Sequence[str]) -> Sch
     for layer, scheme in zip(layers[1:], others, strict=True):
         if scheme != first:
             kinds = ["not quantized" if each is None else each.describe() for each in (first, scheme)]
+            entry = quantization.entry_of(layer) or quantization.entry_of(layers[0])
+            by = "" if entry is None else f", by the entry {entry!r} of quantization_config"
             raise ModelError(
-                f"{layers[0]} is {kinds[0]} and {layer} is {kinds[1]}: all experts of a layer have one scheme"
+                f"{layers[0]} is {kinds[0]} and {layer} is {kinds[1]}{by}: all experts of a layer have one scheme"
             )
     return first
 

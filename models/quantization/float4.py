@@ -32,11 +32,14 @@ from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Scheme
 from models.quantization.fp8 import Fp8
 from models.quantization.linear_method import LinearPart
-from models.quantization.shards import StoredPart, merge_outputs, read_dense
+from models.quantization.shards import StoredPart, expected_number, merge_outputs, read_dense
+from models.weights.headers import ExpectedTensor, TensorForm
 from models.weights.weights import Weights
 
 _CODES = ("weight_packed", "weight_blocks", "weight")
 _SCALES = ("weight_scale", "weight_scales")
+_FACTORS = ("weight_global_scale", "weight_scale_2")
+_INPUT_SCALES = ("input_global_scale", "input_scale")
 # Of random experts: codes have a root mean square of 3, so 2 ** -7 makes them as wide as other random weights
 _RANDOM_EXPONENT = -7
 _MOST_E4M3 = 126  # as a byte: 448; above are NaN and the negative numbers
@@ -81,6 +84,21 @@ class Float4:
     def planes_bytes(self, out_features: int, in_features: int) -> int | None:
         """See ArrangedExperts.planes_bytes."""
         return mxfp4_planes_bytes(out_features, in_features) if self.kind == "mxfp4" else None
+
+    def expected(self, part: StoredPart) -> list[ExpectedTensor]:
+        """See Scheme.expected."""
+        _check_columns(part, self)
+        n, block = part.num_rows, self.input_multiple
+        num_blocks = part.num_columns // block
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_CODES, (n, part.num_columns // 2))
+        shapes["weight_blocks"] = (n, num_blocks, block // 2)
+        dtypes = (torch.uint8,) if self.kind == "mxfp4" else (FP8,)
+        tensors = [
+            *(expected_number(name, is_needed=False) for name in _INPUT_SCALES),
+            ExpectedTensor(tuple(TensorForm(name, ((n, num_blocks),), dtypes) for name in _SCALES)),
+            ExpectedTensor(tuple(TensorForm(name, (shapes[name],), (torch.uint8,)) for name in _CODES)),
+        ]
+        return tensors if self.kind == "mxfp4" else [*tensors, expected_number(*_FACTORS)]
 
     def make_method(self) -> Float4Method:
         """See Scheme.make_method."""
@@ -189,12 +207,12 @@ def _round(dense: torch.Tensor, scheme: Float4) -> Float4Part:
 
 def _read_factor(part: StoredPart, scheme: Float4) -> torch.Tensor:
     """Read the factor of the whole matrix, [] fp32, 1 of mxfp4. Checks scales of activations, which have no use."""
-    for name in ("input_global_scale", "input_scale"):
+    for name in _INPUT_SCALES:
         if part.find(name) is not None:
             part.scalar(name)
     if scheme.kind == "mxfp4":
         return torch.ones((), device=part.w.device)
-    name = part.need("weight_global_scale", "weight_scale_2")
+    name = part.need(*_FACTORS)
     stored = part.scalar(name)
     return stored.reciprocal() if name == "weight_global_scale" else stored
 

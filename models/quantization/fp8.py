@@ -22,8 +22,25 @@ from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Scheme
 from models.quantization.linear_method import LinearPart, ReadExpert
-from models.quantization.shards import SCALE_DTYPES, StoredPart, merge_outputs, read_dense
+from models.quantization.shards import (
+    SCALE_DTYPES,
+    StoredPart,
+    check_each,
+    check_scales,
+    expected_dense,
+    expected_number,
+    expected_per_row,
+    merge_outputs,
+    part_of_expert,
+    read_dense,
+)
+from models.weights.headers import ExpectedTensor, TensorForm
 from models.weights.weights import Weights
+
+# The names of scales
+_SCALES = ("weight_scale", "weight_scale_inv")
+_BLOCK_SCALES = ("weight_scale_inv", "weight_scale")
+_INPUT_SCALES = ("input_scale", "activation_scale")
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,14 @@ class Fp8Block:
         """See Scheme.make_method."""
         return Fp8BlockMethod(self)
 
+    def expected(self, part: StoredPart) -> list[ExpectedTensor]:
+        """See Scheme.expected."""
+        shape = (-(-part.num_rows // self.rows), -(-part.num_columns // self.columns))
+        return [
+            ExpectedTensor(tuple(TensorForm(name, (shape,), SCALE_DTYPES) for name in _BLOCK_SCALES)),
+            ExpectedTensor.of("weight", (part.num_rows, part.num_columns), dtypes=(FP8,)),
+        ]
+
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> Fp8BlockParams:
         """Read `weight` and `weight_scale_inv` of each part; see LinearMethod.load."""
         stored = [StoredPart.locate(w, part) for part in parts]
@@ -85,7 +110,9 @@ class Fp8Block:
         if w.is_random:
             values = [quantize_blocks(read_dense(w, part), rows, self.columns) for part in parts]
         else:
-            values = [(part.matrix("weight", (FP8,)), self._read_scales(part, rows)) for part in stored]
+            read = [self._read_scales(part, rows) for part in stored]
+            check_each(read, stored, *_BLOCK_SCALES)
+            values = [(part.matrix("weight", (FP8,)), each) for part, each in zip(stored, read, strict=True)]
         weight, scales = (merge_outputs([pair[i] for pair in values]) for i in range(2))
         return Fp8BlockParams(weight, scales, rows)
 
@@ -105,13 +132,15 @@ class Fp8Block:
                 if not w.is_random:  # random weights are as wide as others without scales
                     scales[index, place] = self._read_scales(stored, rows)
                 values[index, place] = stored.matrix("weight", (FP8,))
+        if not w.is_random:
+            check_scales(scales.flatten(0, 1), part_of_expert(w, experts, parts), *_BLOCK_SCALES)
         return Fp8Matrix(values.flatten(1, 2), scales, rows, self.columns)
 
     def _read_scales(self, part: StoredPart, rows: int) -> torch.Tensor:
         """Read one row of scales for each `rows` rows of this rank's share. rows divides the scheme's block rows."""
         shape = (-(-part.num_rows // self.rows), -(-part.num_columns // self.columns))
         first, last = part.columns.start // self.columns, -(-part.columns.stop // self.columns)
-        scales = part.w.stored(part.need("weight_scale_inv", "weight_scale"), shape, SCALE_DTYPES)[:, first:last]
+        scales = part.w.stored(part.need(*_BLOCK_SCALES), shape, SCALE_DTYPES)[:, first:last]
         firsts = torch.arange(part.rows.start, part.rows.stop, rows, device=scales.device)
         return scales.float()[firsts // self.rows].contiguous()
 
@@ -184,6 +213,14 @@ class Fp8:
         """See Scheme.make_method."""
         return self
 
+    def expected(self, part: StoredPart) -> list[ExpectedTensor]:
+        """See Scheme.expected."""
+        if not self.is_stored:
+            return expected_dense(part)
+        by = expected_per_row(part, *_SCALES) if self.weights == "row" else expected_number(*_SCALES)
+        weight = ExpectedTensor.of("weight", (part.num_rows, part.num_columns), dtypes=(FP8,))
+        return [by, weight] if self.activations == "token" else [by, expected_number(*_INPUT_SCALES), weight]
+
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> Fp8Params:
         """Read `weight`, `weight_scale` and `input_scale` of each part; see LinearMethod.load."""
         if not self.is_stored or w.is_random:
@@ -193,8 +230,10 @@ class Fp8:
                 merge_outputs([value for value, _ in values]), merge_outputs([scales for _, scales in values]), scale
             )
         stored = [StoredPart.locate(w, part) for part in parts]
+        read = [self._read_scales(part) for part in stored]
+        check_each(read, stored, *_SCALES)
+        scales = merge_outputs(read)
         weight = merge_outputs([part.matrix("weight", (FP8,)) for part in stored])
-        scales = merge_outputs([self._read_scales(part) for part in stored])
         return Fp8Params(weight, scales, self._read_input_scale(stored))
 
     def apply(self, params: Fp8Params, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -224,6 +263,8 @@ class Fp8:
             for place, part in enumerate(row):
                 scales[index, place, :, 0] = self._read_scales(part)
                 self._read_input_scale([part])
+        if not w.is_random:
+            check_scales(scales.flatten(0, 1), part_of_expert(w, experts, parts), *_SCALES)
         for index, row in enumerate(stored):
             for place, part in enumerate(row):
                 values[index, place] = part.matrix("weight", (FP8,))
@@ -242,7 +283,7 @@ class Fp8:
 
     def _read_scales(self, part: StoredPart) -> torch.Tensor:
         """Read the scales: [outputs of this rank]."""
-        name = part.need("weight_scale", "weight_scale_inv")
+        name = part.need(*_SCALES)
         if self.weights == "row":
             return part.per_row(name)
         return part.scalar(name).expand(len(part.rows))
@@ -251,7 +292,7 @@ class Fp8:
         """Return the parts' largest scale: they share one input, and a larger scale covers a smaller one's range."""
         if self.activations != "static":
             return None
-        scales = [part.scalar(part.need("input_scale", "activation_scale")) for part in parts]
+        scales = [part.scalar(part.need(*_INPUT_SCALES)) for part in parts]
         return torch.stack(scales).amax()
 
 

@@ -19,6 +19,7 @@ from models.fields import Fields
 from models.quantization.config import LayerNames, QuantizationConfig, Rule
 from models.quantization.integers import (
     INT32,
+    ORDER_DTYPES,
     IntPart,
     check_aligned,
     describe_groups,
@@ -37,6 +38,7 @@ from models.quantization.integers_experts import (
     load_int_experts,
 )
 from models.quantization.shards import SCALE_DTYPES, StoredPart
+from models.weights.headers import ExpectedTensor
 
 # The value that GPTQModel adds to a word of zero points (convert_gptq_v1_to_v2_format), carries included
 _ONES = {4: 0x11111111, 8: 0x01010101}
@@ -73,6 +75,19 @@ class Gptq:
     def describe(self) -> str:
         """See Scheme.describe."""
         return f"gptq ({describe_groups(self.bits, self.group_size)}{', desc_act' if self.has_order else ''})"
+
+    def expected(self, part: StoredPart) -> list[ExpectedTensor]:
+        """See Scheme.expected."""
+        per_word = 32 // self.bits
+        check_aligned(part, outputs=per_word, inputs=per_word)
+        num_groups, _ = group_band(part, self.group_size)
+        return [
+            ExpectedTensor.of("g_idx", (part.num_columns,), dtypes=ORDER_DTYPES, is_needed=self.has_order),
+            ExpectedTensor.of("scales", (num_groups, part.num_rows), dtypes=SCALE_DTYPES),
+            ExpectedTensor.of("qzeros", (num_groups, part.num_rows // per_word), dtypes=INT32),
+            ExpectedTensor.of("qweight", (part.num_columns // per_word, part.num_rows), dtypes=INT32),
+            ExpectedTensor.of("bias", (part.num_rows,), dtypes=SCALE_DTYPES, is_needed=False),
+        ]
 
     def read(self, part: StoredPart) -> IntPart:
         """See IntScheme.read."""

@@ -16,7 +16,16 @@ from kernels.linear.onednn import Int8Matrix, can_pack_int8, pack_int8
 from kernels.linear.ops import Int8Linear
 from kernels.linear.w8a8 import INT8_MAX, quantize_matrix_int8
 from models.quantization.linear_method import LinearPart
-from models.quantization.shards import StoredPart, merge_outputs, read_dense
+from models.quantization.shards import (
+    StoredPart,
+    check_each,
+    expected_dense,
+    expected_number,
+    expected_per_row,
+    merge_outputs,
+    read_dense,
+)
+from models.weights.headers import ExpectedTensor
 from models.weights.weights import Weights
 
 _RANDOM_INPUT_SCALE = 4.0 / INT8_MAX  # of random weights: their inputs have about unit variance
@@ -40,6 +49,14 @@ class Int8:
     def matrix_bytes(self, out_features: int, in_features: int, *, itemsize: int) -> int:
         """See Scheme.matrix_bytes."""
         return out_features * in_features + 4 * out_features
+
+    def expected(self, part: StoredPart) -> list[ExpectedTensor]:
+        """See Scheme.expected."""
+        if not self.is_stored:
+            return expected_dense(part)
+        by = expected_per_row(part, "weight_scale") if self.weights == "row" else expected_number("weight_scale")
+        weight = ExpectedTensor.of("weight", (part.num_rows, part.num_columns), dtypes=(torch.int8,))
+        return [by, weight] if self.activations == "token" else [by, expected_number("input_scale"), weight]
 
     def make_method(self) -> Int8Method:
         """See Scheme.make_method."""
@@ -78,7 +95,9 @@ class Int8Method:
             return make_int8_params(weight, scales, scale)
         stored = [StoredPart.locate(w, part) for part in parts]
         # the small tensors first: without them no matrix is read
-        scales = merge_outputs([self._read_scales(part) for part in stored])
+        read = [self._read_scales(part) for part in stored]
+        check_each(read, stored, "weight_scale")
+        scales = merge_outputs(read)
         # parts share one input, and a larger scale covers a smaller one's range
         inputs = [part.scalar(part.need("input_scale")) for part in stored] if is_static else []
         weight = merge_outputs([part.matrix("weight", (torch.int8,)) for part in stored])

@@ -20,12 +20,15 @@ from kernels.linear.reference import BITS, IntWeight, int_weight_bytes, make_int
 from models.errors import ModelError
 from models.fields import Fields
 from models.quantization.linear_method import LinearPart
-from models.quantization.shards import StoredPart, read_dense
+from models.quantization.shards import StoredPart, check_each, expected_dense, read_dense
+from models.weights.headers import ExpectedTensor
 from models.weights.weights import Weights
 
 logger = logging.getLogger(__name__)
 
 INT32 = (torch.int32,)
+INT_SCALES = ("scales", "weight_scale")  # the names of a format's scales
+ORDER_DTYPES = (torch.int32, torch.int64)  # of group numbers
 _CACHED_NUMBERS = 1 << 17
 
 
@@ -110,6 +113,7 @@ class IntMethod:
             ]
         else:
             read = [self._scheme.read(part) for part in stored]
+            check_each([part.scales for part in read], stored, *INT_SCALES)
         blocks = [[read[0]]]
         for before, part in pairwise(read):
             if _have_one_order(before, part):
@@ -167,6 +171,10 @@ class Int4OnLoad:
     def make_method(self) -> IntMethod:
         """See Scheme.make_method."""
         return IntMethod(self)
+
+    def expected(self, part: StoredPart) -> list[ExpectedTensor]:
+        """See Scheme.expected."""
+        return expected_dense(part)
 
     def read(self, part: StoredPart) -> IntPart:
         """Raise: no checkpoint has this format."""
@@ -226,10 +234,9 @@ def read_order(part: StoredPart, name: str, group_size: int | None, *, is_needed
     """Return IntPart.group_of from the tensor `name` [K] of group numbers, if it exists. Raises ModelError."""
     if not is_needed and part.find(name) is None:
         return None
-    dtypes = (torch.int32, torch.int64)
     columns = part.columns
     group_of = part.w.stored(
-        part.need(name), (part.num_columns,), dtypes, start=columns.start, stop=columns.stop
+        part.need(name), (part.num_columns,), ORDER_DTYPES, start=columns.start, stop=columns.stop
     ).long()
     num_groups, _ = group_band(part, group_size)
     inputs = torch.arange(columns.start, columns.stop, device=group_of.device)

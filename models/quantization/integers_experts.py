@@ -14,9 +14,9 @@ from kernels.linear.reference import to_half
 from kernels.moe.planes import int_planes_bytes
 from kernels.moe.storage_int import IntMatrix, int_matrix_bytes, pack_codes, pack_groups
 from models.errors import ModelError
-from models.quantization.integers import IntPart, IntScheme, round_dense
+from models.quantization.integers import INT_SCALES, IntPart, IntScheme, round_dense
 from models.quantization.linear_method import LinearPart
-from models.quantization.shards import StoredPart, read_dense
+from models.quantization.shards import StoredPart, check_scales, part_of_expert, read_dense
 from models.weights.weights import Weights
 
 
@@ -38,8 +38,11 @@ def load_int_experts(scheme: IntScheme, w: Weights, experts: range, parts: Seque
             zeros.append(read.zeros)
     assert words is not None
     common = scales if len({each.dtype for each in scales}) == 1 else [each.float() for each in scales]
+    stacked = torch.stack(common)
+    if not w.is_random:
+        check_scales(stacked, part_of_expert(w, experts, parts), *INT_SCALES)
     # [E * parts, G, n] → [E, parts * n, G]
-    grouped = to_half(torch.stack(common)).transpose(1, 2).reshape(len(experts), len(parts) * n, -1)
+    grouped = to_half(stacked).transpose(1, 2).reshape(len(experts), len(parts) * n, -1)
     points = _merge_zeros(zeros, scheme.bits, is_random=w.is_random)
     if points is not None:
         points = points.transpose(1, 2).reshape(grouped.shape)

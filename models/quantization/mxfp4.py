@@ -20,6 +20,8 @@ from models.parallel import ExpertShare
 from models.quantization.config import LayerNames, QuantizationConfig, Rule
 from models.quantization.float4 import Float4
 from models.quantization.linear_method import LinearMethod, LinearPart
+from models.quantization.shards import StoredPart
+from models.weights.headers import ExpectedTensor
 from models.weights.weights import Weights
 
 _BYTES = MXFP4_BLOCK // 2  # of a block
@@ -45,6 +47,10 @@ class Mxfp4:
     def planes_bytes(self, out_features: int, in_features: int) -> int:
         """See ArrangedExperts.planes_bytes."""
         return mxfp4_planes_bytes(out_features, in_features)
+
+    def expected(self, part: StoredPart) -> list[ExpectedTensor]:
+        """Raise ModelError, as make_method() does: tensors of all experts are read by load_all()."""
+        raise ModelError(f"{self.describe()} of experts is not supported for linear layers")
 
     def make_method(self) -> LinearMethod:
         """Raise ModelError: linear layers are not stored so, but as Float4."""

@@ -24,7 +24,7 @@ from models.quantization import awq, bitsandbytes, compressed_tensors, float4, f
 from models.quantization.config import QuantizationConfig, Scheme, check_share, naming_scheme
 from models.quantization.integers import Int4OnLoad
 from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart, apply_linear, rounding_of
-from models.quantization.shards import read_dense
+from models.quantization.shards import StoredPart, read_dense
 from models.weights.weights import Weights
 
 
@@ -62,7 +62,10 @@ class PerLayer:
         self._methods: dict[Scheme | None, LinearMethod] = {None: Unquantized()}
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> RoutedParams:
-        """Load neighbouring parts with equal schemes as one matrix; see LinearMethod.load."""
+        """Load neighbouring parts with equal schemes as one matrix; see LinearMethod.load.
+
+        From headers alone (Weights.headers) quantised parts are checked, and nothing is loaded.
+        """
         groups: list[tuple[Scheme | None, str, list[LinearPart]]] = []
         for part in parts:
             name = w.projection(part.name, part.out_features).name
@@ -78,7 +81,12 @@ class PerLayer:
         for scheme, name, group in groups:
             with naming_scheme(self._config, name, layer=w.full_name("").removesuffix(".")):
                 methods.append(self._method_of(scheme))
-                params.append(methods[-1].load(w, group))
+                if w.headers is None or scheme is None:
+                    params.append(methods[-1].load(w, group))
+                    continue
+                for part in group:
+                    stored = StoredPart.locate(w, part)
+                    w.headers.expect(stored.name, scheme.expected(stored))
         sizes = tuple(sum(part.outputs for part in group) for *_, group in groups)
         return RoutedParams(tuple(methods), tuple(params), sizes)
 
@@ -91,8 +99,9 @@ class PerLayer:
         return torch.cat(tuple(outputs), dim=-1)
 
     def rounding(self, params: RoutedParams) -> Rounding | None:
-        """See TakesRoundedRows.rounding: the method's, if there is one for all parts."""
-        return rounding_of(params.methods[0], params.params[0]) if len(params.methods) == 1 else None
+        """See TakesRoundedRows.rounding: the method's, if there is one for all parts, and they are loaded."""
+        is_one = len(params.methods) == len(params.params) == 1
+        return rounding_of(params.methods[0], params.params[0]) if is_one else None
 
     def apply_rounded(self, params: RoutedParams, x: RoundedRows, bias: torch.Tensor | None) -> torch.Tensor:
         """See TakesRoundedRows.apply_rounded."""

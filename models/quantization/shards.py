@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from models.errors import ModelError
 from models.quantization.linear_method import LinearPart
+from models.weights.checkpoint import FLOATING
+from models.weights.headers import ONE_NUMBER, ExpectedTensor, TensorForm
 from models.weights.weights import Weights
 
 SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -19,6 +21,51 @@ def read_dense(w: Weights, part: LinearPart) -> torch.Tensor:
     """Read this rank's share of an unquantized matrix, [outputs, inputs], in the model's dtype."""
     shape = (part.out_features, part.in_features)
     return (w / part.name).shard("weight", shape, dim=part.dim, rank=part.rank, size=part.size)
+
+
+def expected_dense(part: StoredPart) -> list[ExpectedTensor]:
+    """Return what read_dense() reads."""
+    return [ExpectedTensor.of("weight", (part.num_rows, part.num_columns), dtypes=FLOATING)]
+
+
+def expected_per_row(part: StoredPart, *names: str) -> ExpectedTensor:
+    """Return what StoredPart.per_row() reads under the first of these names."""
+    shapes = ((part.num_rows,), (part.num_rows, 1))
+    return ExpectedTensor(tuple(TensorForm(name, shapes, SCALE_DTYPES) for name in names))
+
+
+def expected_number(*names: str, is_needed: bool = True) -> ExpectedTensor:
+    """Return what StoredPart.scalar() reads under the first of these names."""
+    return ExpectedTensor(tuple(TensorForm(name, ONE_NUMBER, SCALE_DTYPES) for name in names), is_needed)
+
+
+def part_of_expert(w: Weights, experts: range, parts: Sequence[LinearPart]) -> Callable[[int], StoredPart]:
+    """Return what finds a part of an expert by its index: the parts of the first expert, those of the second …"""
+    return lambda index: StoredPart.locate(w / f"experts.{experts[index // len(parts)]}", parts[index % len(parts)])
+
+
+def check_scales(scales: torch.Tensor, part_of: Callable[[int], StoredPart], *names: str) -> None:
+    """Raise ModelError if a scale is negative or not a finite number; 0 is that of a block of zeros.
+
+    scales: [N, …], of N matrices, each that of part_of(its index), which has the first of `names` that is stored.
+    Waits for the device once.
+    """
+    least, largest = scales.aminmax()  # NaN if one is
+    if bool((least >= 0) & (largest < math.inf)):
+        return
+    is_number = (scales >= 0) & (scales < math.inf)
+    index = int(is_number.flatten(1).all(1).logical_not().nonzero()[0])
+    part, wrong = part_of(index), scales[index][is_number[index].logical_not()]
+    raise ModelError(
+        f"tensor {part.w.full_name(part.need(*names))} has {wrong.numel()} scales that are negative or not a number,"
+        f" the first {float(wrong.flatten()[0])}"
+    )
+
+
+def check_each(scales: Sequence[torch.Tensor], parts: Sequence[StoredPart], *names: str) -> None:
+    """Check the scales of each part of a linear layer; see check_scales."""
+    for part_scales, part in zip(scales, parts, strict=True):
+        check_scales(part_scales[None], [part].__getitem__, *names)
 
 
 def merge_outputs(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -10,11 +10,12 @@ import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -26,12 +27,12 @@ Progress = Callable[[int, int], None]  # (bytes_done, bytes_total)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_INNER = "model."  # prefix of all tensors but the head's; a model saved without its head omits it
+INNER = "model."  # prefix of all tensors but the head's; a model saved without its head omits it
 # Buffers in old checkpoints that every model recomputes
 HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 MAX_NAMES_IN_ERROR = 8
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
-_FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class SafetensorsReader:
         self._path_of = self._index()
         self._added_prefix = ""  # for names that the file stores without "model."
         if "embed_tokens.weight" in self._path_of:
-            self._added_prefix = _INNER
-            self._path_of = {_INNER + name: path for name, path in self._path_of.items()}
+            self._added_prefix = INNER
+            self._path_of = {INNER + name: path for name, path in self._path_of.items()}
         self._unread = dict.fromkeys(self._path_of)
         self._bytes_done = 0
         self._bytes_total = sum(path.stat().st_size for path in self._files)
@@ -87,9 +88,9 @@ class SafetensorsReader:
                 values = self._files[path].get_tensor(self._stored_name(name))
         except SafetensorError as error:
             raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
-        if values.dtype not in (part.stored or _FLOATING):
-            wanted = " or ".join(map(_dtype_name, part.stored)) if part.stored else "a float of 16 bits or more"
-            raise ModelError(f"{path}: tensor {name} is {_dtype_name(values.dtype)}, but config.json requires {wanted}")
+        if values.dtype not in (part.stored or FLOATING):
+            found, wanted = describe_dtypes((values.dtype,)), describe_dtypes(part.stored)
+            raise ModelError(f"{path}: tensor {name} is {found}, but config.json requires {wanted}")
         self._record(name, math.prod(shape) * values.element_size())
         # copy: a tensor still mapped onto the file would change, or fault, when the file does
         return values.to(self.device, values.dtype if part.stored else self.dtype, copy=True)
@@ -121,27 +122,25 @@ class SafetensorsReader:
     def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
         """Unmap the files; see TensorReader.finish."""
         self._files.clear()
-        unread = [name for name in self._unread if not name.endswith(HARMLESS_SUFFIXES)]
-        served = [name for name in unread if not name.startswith(ignored_prefixes)]
-        if len(served) < len(unread):
+        num_ignored = check_unread(
+            self._folder, self._unread, has_tied_embeddings=has_tied_embeddings, ignored_prefixes=ignored_prefixes
+        )
+        if num_ignored:
             logger.warning(
                 "tensors of pictures, sounds and guesses of further tokens are not read: tensors=%d prefixes=%s",
-                len(unread) - len(served),
+                num_ignored,
                 ",".join(ignored_prefixes),
             )
-        unread = served
-        if has_tied_embeddings:
-            unread = [name for name in unread if not name.endswith("lm_head.weight")]
-        if unread:
-            names = ", ".join(unread[:MAX_NAMES_IN_ERROR]) + (", …" if len(unread) > MAX_NAMES_IN_ERROR else "")
-            raise ModelError(f"{self._folder}: {len(unread)} tensors have no place in the model: {names}")
         if self._progress is not None:
             self._progress(self._bytes_total, self._bytes_total)
 
     @functools.cached_property
     def _sizes(self) -> dict[str, int]:
         """The bytes of each tensor, by its full name."""
-        return {self._added_prefix + name: size for path in self._files for name, _, _, size in _tensors(path)}
+        headers = (read_header(path) for path in self._files)
+        return {
+            self._added_prefix + name: tensor.num_bytes for header in headers for name, tensor in header.tensors.items()
+        }
 
     def _stored_name(self, name: str) -> str:
         return name.removeprefix(self._added_prefix)
@@ -165,11 +164,7 @@ class SafetensorsReader:
         return dict.fromkeys(self._open(path), path)
 
     def _index_shards(self, index_path: Path) -> dict[str, Path]:
-        try:
-            weight_map = parse_json(index_path.read_bytes(), where=f"{index_path}: malformed index")["weight_map"]
-            file_of = {str(name): self._folder / Path(file).name for name, file in weight_map.items()}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index_path}: malformed index: {error!r}") from error
+        file_of = read_index(index_path)
         for path in dict.fromkeys(file_of.values()):
             if not path.is_file():
                 raise ModelError(f"{index_path}: names {path.name}, which is not in the folder")
@@ -259,12 +254,12 @@ def folder_stats(
     num_bytes: Counter[str] = Counter()
     paths = weight_files(folder)
     for path in paths:
-        for name, dtype, shape, size in _tensors(path):
+        for name, tensor in read_header(path).tensors.items():
             is_head = name.endswith("lm_head.weight")
             if name.endswith(HARMLESS_SUFFIXES) or name.startswith(ignored_prefixes) or (is_head and not needs_head):
                 continue
-            num_parameters += math.prod(shape)
-            num_bytes[dtype] += size
+            num_parameters += math.prod(tensor.shape)
+            num_bytes[tensor.dtype] += tensor.num_bytes
     if not paths:
         return None
     return FolderStats(num_parameters, num_bytes.total(), tuple(dtype for dtype, _ in num_bytes.most_common()))
@@ -275,11 +270,7 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX_FILE
     if not index.is_file():
         return [folder / SINGLE_FILE] if (folder / SINGLE_FILE).is_file() else []
-    try:
-        weight_map = parse_json(index.read_bytes(), where=f"{index}: malformed index")["weight_map"]
-        names = sorted({Path(str(name)).name for name in weight_map.values()})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index}: malformed index: {error!r}") from error
+    names = sorted(path.name for path in set(read_index(index).values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if len(missing) == len(names):
         return []
@@ -288,21 +279,73 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def read_index(index: Path) -> dict[str, Path]:
+    """Return each tensor's file, as model.safetensors.index.json has it. Raises ModelError."""
+    try:
+        weight_map = parse_json(index.read_bytes(), where=f"{index}: malformed index")["weight_map"]
+        paths = {file: index.parent / Path(file).name for file in set(weight_map.values())}
+        return {str(name): paths[file] for name, file in weight_map.items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index}: malformed index: {error!r}") from error
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, str, list[int], int]]:
-    """Yield each tensor's name, dtype, shape and bytes. A file begins with 8 bytes of header length, then JSON."""
+def check_unread(
+    folder: Path, names: Iterable[str], *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...]
+) -> int:
+    """Raise ModelError if a build left tensors that have no place in the model; return how many it may ignore."""
+    unread = [name for name in names if not name.endswith(HARMLESS_SUFFIXES)]
+    served = [name for name in unread if not name.startswith(ignored_prefixes)]
+    num_ignored = len(unread) - len(served)
+    if has_tied_embeddings:
+        served = [name for name in served if not name.endswith("lm_head.weight")]
+    if served:
+        listed = ", ".join(served[:MAX_NAMES_IN_ERROR]) + (", …" if len(served) > MAX_NAMES_IN_ERROR else "")
+        raise ModelError(f"{folder}: {len(served)} tensors have no place in the model: {listed}")
+    return num_ignored
+
+
+def describe_dtypes(dtypes: tuple[torch.dtype, ...]) -> str:
+    """Return the names of dtypes, of which a tensor must have one; (): any that is read as the model's."""
+    if not dtypes:
+        return "a float of 16 bits or more"
+    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+class StoredTensor(msgspec.Struct, frozen=True):
+    """A tensor's entry in the header of a safetensors file."""
+
+    dtype: str = ""  # safetensors' name
+    shape: tuple[int, ...] = ()
+    data_offsets: tuple[int, int] = (0, 0)  # begin and end in bytes, behind the header
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of its values."""
+        return self.data_offsets[1] - self.data_offsets[0]
+
+
+class Header(NamedTuple):
+    """The header of a safetensors file."""
+
+    num_bytes: int  # with its length
+    tensors: dict[str, StoredTensor]
+
+
+_DECODER = msgspec.json.Decoder(dict[str, StoredTensor])
+
+
+def read_header(path: Path) -> Header:
+    """Read a file's header: 8 bytes of its length, then JSON. Raises ModelError."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= _MAX_HEADER_BYTES:
                 raise ValueError(f"a header of {length} bytes")
-            header: dict[str, Any] = parse_json(file.read(length), where="header")
-        header.pop("__metadata__", None)
-        for name, tensor in header.items():
-            start, end = tensor["data_offsets"]
-            yield name, str(tensor["dtype"]), [int(size) for size in tensor["shape"]], int(end) - int(start)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            tensors = _DECODER.decode(file.read(length))
+        tensors.pop("__metadata__", None)
+        unknown = next((name for name, tensor in tensors.items() if not tensor.dtype), None)
+        if unknown is not None:
+            raise ValueError(f"tensor {unknown} has no dtype")
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise ModelError(f"{path}: not a readable safetensors file: {error}") from error
+    return Header(8 + length, tensors)

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from models.weights.checkpoint import Progress, RandomReader, SafetensorsReader, TensorSlice
+from models.weights.headers import HeaderReader
 
 
 class Companion(Protocol):
@@ -86,6 +87,8 @@ class Weights:
         self.device = reader.device
         self.dtype = reader.dtype
         self.is_random = reader.is_random
+        # there are names, dtypes and shapes alone, as a check before the weights are read; None: there are values
+        self.headers = reader if isinstance(reader, HeaderReader) else None
 
     @classmethod
     def from_folder(
@@ -110,6 +113,11 @@ class Weights:
     ) -> Weights:
         """Make random weights on the device (--load-format dummy): the same tensors for every split over ranks."""
         return cls(RandomReader(device=device, dtype=dtype, seed=seed), adapters=adapters)
+
+    @classmethod
+    def of_headers(cls, folder: Path, *, dtype: torch.dtype) -> Weights:
+        """Read the headers of the folder's files alone; see HeaderReader. Raises ModelError."""
+        return cls(HeaderReader(Path(folder), dtype=dtype))
 
     def __truediv__(self, part: str) -> Weights:
         return Weights(self._reader, f"{self._prefix}{part}.", adapters=self.adapters, bands=self._bands)

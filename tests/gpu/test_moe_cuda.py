@@ -233,3 +233,66 @@ def test_it_never_waits_for_the_device():
             problem.call(ops.fused_moe)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+# (experts, top-k, groups, open groups, best of a group): DeepSeek-V2, GLM-4.5-Air, DeepSeek-V3, MiniMax-M2, Qwen3-Next
+CHOICES = {
+    "160-groups": (160, 6, 8, 3, 1),
+    "128": (128, 8, 1, 1, 2),
+    "256-groups": (256, 8, 8, 4, 2),
+    "256": (256, 8, 1, 1, 2),
+    "512": (512, 10, 1, 1, 2),
+    "512-groups": (512, 10, 16, 2, 2),
+}
+
+
+def _choice_problem(size: str, kind: str, num_tokens: int, *, has_bias: bool) -> Problem:
+    """Logits are multiples of 1/8: scores are equal or far apart, whatever a device's exponential rounds."""
+    num_experts, top_k, num_groups, num_open, num_best = CHOICES[size]
+    problem = make_problem(
+        num_tokens=num_tokens,
+        num_experts=num_experts,
+        top_k=top_k,
+        hidden_size=256,
+        intermediate_size=64,
+        dtype=torch.bfloat16,
+        device="cuda",
+        renormalize=True,
+        round_weights=False,
+    )
+    bias = torch.randint(-8, 8, (num_experts,), device="cuda") / 4 if has_bias else None
+    choice = moe.Choice(kind, bias, num_groups, num_open, num_best)
+    logits = torch.randint(-24, 24, (num_tokens, num_experts), device="cuda") / 8
+    return dataclasses.replace(problem, logits=logits, choice=choice, floor=1e-20, factor=2.5)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 64, 513, 4096])
+@pytest.mark.parametrize(("kind", "has_bias"), [("sigmoid", True), ("sigmoid", False), ("softmax", True)])
+@pytest.mark.parametrize("size", CHOICES)
+def test_choices_of_many_experts_are_those_of_the_specification(size, kind, has_bias, num_tokens):
+    from kernels.moe.triton_route import route
+
+    problem = _choice_problem(size, kind, num_tokens, has_bias=has_bias)
+    options = {"top_k": problem.top_k, "renormalize": True, "floor": 1e-20, "factor": 2.5, "choice": problem.choice}
+    weights, experts = moe.route(problem.logits, **options)
+    for chunk_tokens, pdl in itertools.product((None, 16, 64), (False, True)):
+        found = route(
+            problem.logits, num_experts=problem.logits.shape[1], weights_dtype=torch.float32,
+            chunk_tokens=chunk_tokens, pdl=pdl, **options,
+        )  # fmt: skip
+        assert torch.equal(found.experts.long(), experts)
+        torch.testing.assert_close(found.weights, weights)
+
+
+@pytest.mark.parametrize("size", CHOICES)
+def test_a_mixture_with_a_choice_needs_no_wait_and_equals_its_specification(size):
+    for num_tokens in (1, 64, 300):
+        problem = _choice_problem(size, "sigmoid", num_tokens, has_bias=True)
+        expected = problem.call(moe.fused_moe)
+        problem.call(ops.fused_moe)  # compiles
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            out = problem.call(ops.fused_moe)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert relative_error(out, expected.double()) < TOLERANCE[torch.bfloat16]

@@ -12,7 +12,7 @@ from kernels.attention.torch_ref import TorchAttention
 from kernels.elementwise.reference import INT8, KVScales
 from kernels.ops import LoraTokens
 from kernels.states import StateMetadata, StateView, place_states, view_states
-from models.build import build
+from models.build import build, check_headers
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext, LayerKV, StepStates
 from models.lora.linear import AdapterStack
@@ -32,8 +32,10 @@ def load(
     adapters: AdapterStack | None = None,
 ) -> torch.nn.Module:
     """Build our model from the folder."""
-    weights = Weights.from_folder(folder, device=device, dtype=dtype, adapters=adapters)
-    return build(ModelConfig.from_folder(folder), weights, tp)
+    config = ModelConfig.from_folder(folder)
+    model = build(config, Weights.from_folder(folder, device=device, dtype=dtype, adapters=adapters), tp)
+    check_headers(config, folder, tp, dtype=dtype)  # what can be loaded passes this check, too
+    return model
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.build import build
+from models.build import build, check_headers
 from models.config.model_config import ModelConfig
 from models.parallel import TensorParallel
 from models.weights.weights import Weights
@@ -30,7 +30,9 @@ def load_model(
     """Build our model from the folder, as the flag --quantization says."""
     config = ModelConfig.from_folder(folder).quantized(quantization)
     with torch.inference_mode():
-        return build(config, Weights.from_folder(folder, device=CPU, dtype=dtype), tp)
+        model = build(config, Weights.from_folder(folder, device=CPU, dtype=dtype), tp)
+    check_headers(config, folder, tp, dtype=dtype)  # what can be loaded passes this check, too
+    return model
 
 
 def logits_of(

@@ -37,6 +37,7 @@ class Problem:
     added: float = 0.0
     factor: float = 1.0
     first_expert: int = 0
+    choice: moe.Choice | None = None
 
     def call(self, function, **options):
         """function: kernels.moe.reference.fused_moe or its twin."""
@@ -44,7 +45,7 @@ class Problem:
             self.x, self.logits, self.gate_up, self.down, top_k=self.top_k, renormalize=self.renormalize,
             round_weights=self.round_weights, shared=self.shared, given=self.given, floor=self.floor, added=self.added,
             factor=self.factor, gate=self.gate, biases=self.biases, expert_scales=self.expert_scales,
-            first_expert=self.first_expert, **options,
+            first_expert=self.first_expert, choice=self.choice, **options,
         )  # fmt: skip
 
     def of_experts(self, here: range):

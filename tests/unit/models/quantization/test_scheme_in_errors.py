@@ -137,6 +137,13 @@ def load_layer(folder, quantization, tensors):
     PerLayer(quantization).load(w / "model.layers.0" / "mlp", [LinearPart("down_proj", OUT, IN, 0, rank=0, size=1)])
 
 
+def check_layer(folder, quantization):
+    """Check the headers of what load_layer() saved."""
+    w = Weights.of_headers(folder, dtype=torch.float32)
+    PerLayer(quantization).load(w / "model.layers.0" / "mlp", [LinearPart("down_proj", OUT, IN, 0, rank=0, size=1)])
+    w.finish(has_tied_embeddings=False)
+
+
 def config_of(kind):
     found = parse_quantization(Fields({"quantization_config": SCHEMES[kind][0]}, "config.json"))
     assert found is not None
@@ -157,6 +164,50 @@ def test_wrong_scales_are_an_error_that_names_layer_and_scheme(tmp_path, kind):
             load_layer(tmp_path, config, others if wrong is None else others | {scales: wrong})
         assert f"{LAYER}." in str(caught.value)
         assert str(caught.value).endswith(f"; the layer is quantized as {described}")
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_headers_alone_show_what_reading_a_layer_would_find(tmp_path, kind):
+    _, tensors, _, _ = SCHEMES[kind]
+    config = config_of(kind)
+    described = config.scheme_of(LAYER).describe()
+    load_layer(tmp_path, config, tensors)
+    check_layer(tmp_path, config)
+    for name in tensors:
+        for change in CHANGES.values():
+            wrong = change(tensors[name])
+            others = {each: tensor for each, tensor in tensors.items() if each != name}
+            with pytest.raises(ModelError):
+                load_layer(tmp_path, config, others if wrong is None else others | {name: wrong})
+            if name.endswith("quant_state.bitsandbytes__nf4") and wrong is not None and wrong.dtype != torch.int16:
+                continue  # its length is that of a text
+            with pytest.raises(ModelError) as caught:
+                check_layer(tmp_path, config)
+            assert f"{LAYER}." in str(caught.value)
+            assert name in str(caught.value)
+            assert str(caught.value).endswith(f"; the layer is quantized as {described}")
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_headers_show_tensors_that_a_layer_does_not_read(tmp_path, kind):
+    _, tensors, _, _ = SCHEMES[kind]
+    load_layer(tmp_path, config_of(kind), tensors | {"weight_of_old": torch.ones(1)})
+    with pytest.raises(ModelError, match=r"1 tensors have no place in the model: .*down_proj\.weight_of_old"):
+        check_layer(tmp_path, config_of(kind))
+
+
+# e4m3 and the powers of two have tests of their own below
+FLOAT_SCALES = [kind for kind in SCHEMES if kind not in ("mxfp4", "nvfp4")]
+
+
+@pytest.mark.parametrize("kind", FLOAT_SCALES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+def test_a_scale_that_is_no_positive_number_is_an_error_that_names_its_tensor(tmp_path, kind, bad):
+    _, tensors, scales, _ = SCHEMES[kind]
+    wrong = tensors[scales].clone()
+    wrong.view(-1)[-1] = bad
+    with pytest.raises(ModelError, match=rf"{re.escape(LAYER)}\.{re.escape(scales)} .*{bad}.* quantized as "):
+        load_layer(tmp_path, config_of(kind), tensors | {scales: wrong})
 
 
 @pytest.mark.parametrize("kind", ["mxfp4", "nvfp4"])
