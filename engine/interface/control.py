@@ -2,9 +2,10 @@
 
 Imports msgspec only; never torch. The launcher listens on one unix socket; each child has one connection, with the
 frames of engine/interface/transport.py. A closed connection means that the launcher is dead: the child then exits.
-    child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed, Serving, Scrape, AskUsage,
-                       Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat (engine)
-    launcher → child   State (stage, drain), Keys, ReloadTls, Page, Ledger, Cancel, Cancelled (worker), Flush, Drain
+    child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed, Prepared, Serving, Scrape,
+                       AskUsage, Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat (engine)
+    launcher → child   State (stage, drain), Keys, ReloadTls, HandedOver, Page, Ledger, Cancel, Cancelled (worker),
+                       Flush, Drain
 """
 
 from typing import Protocol
@@ -31,6 +32,10 @@ class Hello(msgspec.Struct, tag=True):
     role: str
     index: int
     pid: int
+
+
+class Prepared(msgspec.Struct, tag=True):
+    """A worker has loaded, and accepts connections as soon as State.accepts says so."""
 
 
 class Serving(msgspec.Struct, tag=True):
@@ -125,7 +130,8 @@ class State(msgspec.Struct, tag=True):
     fault: "restarting": from the engine's exit until the next engine is ready; "dead": restarts have failed for a
     minute; "stalled": the engine's loop, or the load of the next engine, makes no progress.
     num_ends: engines that were ready and have ended. was_killed: the last of them by a kill from outside (SIGKILL, and
-    not for want of memory).
+    not for want of memory). accepts: False while another daemon has the port, which this one takes over later: workers
+    load, and leave connections to it.
     """
 
     stage: Stage
@@ -133,6 +139,12 @@ class State(msgspec.Struct, tag=True):
     fault: str = ""
     num_ends: int = 0
     was_killed: bool = False
+    accepts: bool = True
+
+    @property
+    def is_serving(self) -> bool:
+        """True while an engine is ready and makes progress."""
+        return self.stage.name == "ready" and not self.fault
 
     @property
     def is_alive(self) -> bool:
@@ -144,6 +156,13 @@ class Drain(msgspec.Struct, tag=True):
     """Drains the child: it refuses new requests, finishes the running ones and exits within `timeout_s`."""
 
     timeout_s: float
+
+
+class HandedOver(msgspec.Struct, tag=True):
+    """Tells a worker that another daemon has the port from now on.
+
+    It accepts no more connections, serves those that are open, and exits when the last one has closed.
+    """
 
 
 class Activate(msgspec.Struct, tag=True):
@@ -194,6 +213,7 @@ class ReloadTls(msgspec.Struct, tag=True):
 
 ToLauncher = (
     Hello
+    | Prepared
     | Serving
     | Stage
     | EngineFailed
@@ -206,7 +226,7 @@ ToLauncher = (
     | Cancelled
     | AskUsage
 )
-FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys | ReloadTls | Activate | Ledger
+FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys | ReloadTls | HandedOver | Activate | Ledger
 
 
 class LauncherChannel(Protocol):
