@@ -5,7 +5,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -69,21 +69,22 @@ def stream(client: httpx.Client, url: str, path: str, body: dict) -> dict[int, s
 class Clients:
     """Ask without a pause until stop(), each in a thread of its own; every answer must be the undisturbed one."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, requests: Sequence[tuple[str, dict]] = REQUESTS) -> None:
         self.num_answers = 0
         self.num_probes = 0
         self.errors: list[str] = []
         self._url = url
+        self._requests = requests
         self._is_stopped = False
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         with httpx.Client(timeout=120) as client:
-            self._undisturbed = [stream(client, url, path, body) for path, body in REQUESTS]
+            self._undisturbed = [stream(client, url, path, body) for path, body in requests]
 
     def start(self, *, num_streams: int) -> None:
         """Start so many streams, half of them over connections that stay open between requests, and probes."""
         for i in range(num_streams):
-            self._run(self._stream, i % len(REQUESTS), i % 4 < 2)
+            self._run(self._stream, i % len(self._requests), i % 4 < 2)
         for keeps in (True, False):
             self._run(self._probe, "/health", keeps)
             self._run(self._probe, "/ready", keeps)
@@ -107,7 +108,7 @@ class Clients:
             self.errors.append(f"{arguments}: {type(error).__name__}: {error}")
 
     def _stream(self, number: int, keeps_connection: bool) -> None:
-        path, body = REQUESTS[number]
+        path, body = self._requests[number]
         with httpx.Client(timeout=120) as client:
             while not self._is_stopped:
                 texts = stream(client, self._url, path, body)
@@ -149,11 +150,13 @@ def test_a_next_daemon_takes_the_port_over_and_nobody_notices(tmp_path: Path, st
     with Daemon("--device", "cpu", "--http-workers", "2", folder=tmp_path, env=environment) as old:
         old.wait_ready()
         manager.wait("READY=1")
-        long = Stream(old, max_tokens=400).wait_started()
-        clients = Clients(old.base_url)
+        clients = Clients(old.base_url, [REQUESTS[1], REQUESTS[5]])
         clients.start(num_streams=4)
         new = start_next(start, old, "--served-model-name", MODEL, "--served-model-name", "also")
-        with httpx.Client() as idle:
+        with httpx.Client(limits=httpx.Limits(keepalive_expiry=None)) as idle:
+            wait_for(
+                lambda: "stage name=weights" in new.log, timeout_s=90, what="a load"
+            )  # its keep-alive time is short
             idle.get(old.base_url + "/health")
             wait_given(old, new)
             assert idle.get(old.base_url + "/health").headers["connection"] == "close"  # by the old one, the last time
@@ -162,7 +165,6 @@ def test_a_next_daemon_takes_the_port_over_and_nobody_notices(tmp_path: Path, st
         assert "WATCHDOG=1" in manager.wait("WATCHDOG=1")
         assert f"STATUS=Serving {MODEL} on {new.base_url}" in lines
         assert [model["id"] for model in new.get("/v1/models").json()["data"]] == [MODEL, "also"]
-        assert long.wait_end()[-1]["choices"][0]["finish_reason"] == "length"
         assert old.process.wait(60) == 0
         clients.stop()
         assert clients.num_answers > 4
