@@ -52,6 +52,7 @@ class HandOver:
         self._on_given = on_given
         self._is_asked = False  # a next daemon is connected, and loads
         self._asker: int | None = None  # its process id
+        self._is_stopped = False
         self._socket: socket.socket | None = None
         self._tasks = Tasks()
 
@@ -74,7 +75,8 @@ class HandOver:
         self._tasks.spawn(self._accept(self._socket))
 
     def stop(self) -> None:
-        """Hear no more of next daemons; one that has the sockets keeps them."""
+        """This daemon ends. A next one that has the sockets keeps them, and hears of it by the connection's end."""
+        self._is_stopped = True
         self._tasks.cancel()
         if self._socket is not None:
             self._socket.close()
@@ -100,10 +102,9 @@ class HandOver:
             pass
         finally:
             connection.close()
-            if not reason:
+            if not reason and not self.is_done and not self._is_stopped:
                 self._is_asked = False
-                if not self.is_done:
-                    logger.warning("the takeover was given up, this daemon goes on pid=%s", pid)
+                logger.warning("the takeover was given up, this daemon goes on pid=%s", pid)
 
     def _refusal(self) -> str:
         """Return why the port is not given now; "" if it is."""
@@ -145,10 +146,10 @@ class HandOver:
         """The next daemon accepts connections: leave them to it. Those that are open stay here."""
         self.is_done = True
         self._run_dir.forget_address()
+        is_main = self._notifier.hand_over(take.pid, address=take.notify_address)  # first: it must not hear of an end
         self._on_given()
         await self._control.hand_over()
         for listener in self._listeners:
             listener.close()
-        is_main = self._notifier.hand_over(take.pid, address=take.notify_address)
         logger.info("the port is handed over, open requests go on here until they end pid=%d", take.pid)
         return Taken(is_main)

@@ -99,9 +99,9 @@ class Port:
             offer = self._takeover.offer
             logger.info("takes the port over when it is ready pid=%d version=%s", offer.pid, offer.version)
             taken = await self._takeover.complete(
-                is_prepared=lambda: self._control.state.is_serving and len(self._prepared) == self._num_workers,
+                is_prepared=lambda: self._is_ready(self._prepared),
                 accept=lambda: self._control.set_state(accepts=True),
-                is_serving=lambda: len(self._serving) == self._num_workers,
+                is_serving=lambda: self._is_ready(self._serving),
                 notify_address=self._notifier.address,
             )
             if taken is None:
@@ -118,3 +118,7 @@ class Port:
         self._hand_over.stop()
         if self._takeover is not None:
             self._takeover.close()
+
+    def _is_ready(self, workers: set[ChildKey]) -> bool:
+        state = self._control.state
+        return state.is_serving and not state.is_draining and len(workers) == self._num_workers

@@ -1,7 +1,6 @@
 """A daemon takes the port of another one over while clients ask: nobody is refused, cut or told to come again."""
 
 import json
-import re
 import signal
 import threading
 import time
@@ -14,7 +13,7 @@ import pytest
 from tests.integration.conftest import needs_proc
 from tests.integration.test_lifecycle import MODEL, Start, Stream, ready_status
 from tests.integration.test_service_manager import Manager
-from tests.support.daemon import Daemon, wait_for
+from tests.support.daemon import READY, Daemon, wait_for
 
 pytestmark = needs_proc
 CHAT = "/v1/chat/completions"
@@ -78,7 +77,7 @@ class Clients:
         self._is_stopped = False
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        with httpx.Client(timeout=120) as client:
+        with new_client() as client:
             self._undisturbed = [stream(client, url, path, body) for path, body in requests]
 
     def start(self, *, num_streams: int) -> None:
@@ -93,7 +92,7 @@ class Clients:
         """Let the last answers come, and check all."""
         self._is_stopped = True
         for thread in self._threads:
-            thread.join(120)
+            thread.join(180)
         assert self.errors == []
 
     def _run(self, ask: Callable[..., None], *arguments: object) -> None:
@@ -109,25 +108,29 @@ class Clients:
 
     def _stream(self, number: int, keeps_connection: bool) -> None:
         path, body = self._requests[number]
-        with httpx.Client(timeout=120) as client:
-            while not self._is_stopped:
-                texts = stream(client, self._url, path, body)
-                assert texts == self._undisturbed[number]
-                with self._lock:
-                    self.num_answers += 1
-                if not keeps_connection:
-                    client.close()
-                    client = httpx.Client(timeout=120)  # noqa: PLW2901
+        client = new_client()
+        while not self._is_stopped:
+            assert stream(client, self._url, path, body) == self._undisturbed[number]
+            with self._lock:
+                self.num_answers += 1
+            if not keeps_connection:
+                client.close()
+                client = new_client()
+        client.close()
 
     def _probe(self, path: str, keeps_connection: bool) -> None:
-        with httpx.Client(timeout=60) as client:
+        with new_client() as client:
             while not self._is_stopped:
-                get = client.get if keeps_connection else httpx.get
-                response = get(self._url + path)
+                response = client.get(self._url + path, headers={} if keeps_connection else {"connection": "close"})
                 assert response.status_code == 200, response.text
                 with self._lock:
                     self.num_probes += 1
-                time.sleep(0.02)
+                time.sleep(0.05)
+
+
+def new_client() -> httpx.Client:
+    """Return a client whose idle connections stay open. verify=False spares it the certificates of the world."""
+    return httpx.Client(timeout=180, verify=False, limits=httpx.Limits(keepalive_expiry=None))
 
 
 def port_of(daemon: Daemon) -> str:
@@ -139,7 +142,10 @@ def start_next(start: Start, daemon: Daemon, *flags: str) -> Daemon:
 
 
 def wait_given(old: Daemon, new: Daemon) -> None:
-    new.wait_ready()
+    wait_for(
+        lambda: READY.search(new.log) or new.process.poll() is not None, timeout_s=240, what="ready beside streams"
+    )
+    assert new.process.poll() is None, new.log
     assert f"the port is handed over, open requests go on here until they end pid={new.process.pid}" in old.log
 
 
@@ -151,24 +157,22 @@ def test_a_next_daemon_takes_the_port_over_and_nobody_notices(tmp_path: Path, st
         old.wait_ready()
         manager.wait("READY=1")
         clients = Clients(old.base_url, [REQUESTS[1], REQUESTS[5]])
-        clients.start(num_streams=4)
+        clients.start(num_streams=3)
         new = start_next(start, old, "--served-model-name", MODEL, "--served-model-name", "also")
-        with httpx.Client(limits=httpx.Limits(keepalive_expiry=None)) as idle:
-            wait_for(
-                lambda: "stage name=weights" in new.log, timeout_s=90, what="a load"
-            )  # its keep-alive time is short
+        with new_client() as idle:
+            wait_for(lambda: "stage name=weights" in new.log, timeout_s=180, what="a load")  # an idle one has 75 s
             idle.get(old.base_url + "/health")
             wait_given(old, new)
             assert idle.get(old.base_url + "/health").headers["connection"] == "close"  # by the old one, the last time
         lines = manager.wait("READY=1")
         assert f"MAINPID={new.process.pid}" in lines
+        assert "STOPPING=1" not in lines
         assert "WATCHDOG=1" in manager.wait("WATCHDOG=1")
         assert f"STATUS=Serving {MODEL} on {new.base_url}" in lines
         assert [model["id"] for model in new.get("/v1/models").json()["data"]] == [MODEL, "also"]
         assert old.process.wait(60) == 0
         clients.stop()
-        assert clients.num_answers > 4
-        assert "STOPPING=1" not in manager.wait_silence(silence_s=0.0)
+        assert clients.num_answers > 3
     manager.close()
     assert "Traceback" not in old.log + new.log
     assert ready_status(new) == 200
@@ -185,7 +189,6 @@ def test_two_takeovers_in_a_row_under_fifty_streams(start: Start) -> None:
     for num_workers in ("3", "1"):  # some share a socket, then one has several
         wait_for(lambda: clients.num_answers > 0, timeout_s=120, what="answers")
         daemons.append(start_next(start, daemons[-1], "--http-workers", num_workers, "--max-num-seqs", "128"))
-        daemons[-1].wait_ready()
         wait_given(daemons[-2], daemons[-1])
         clients.num_answers = 0
     for old in daemons[:2]:
@@ -203,7 +206,8 @@ def test_a_unix_socket_is_taken_over_and_its_file_stays(start: Start, tmp_path: 
     path = str(tmp_path / "q.sock")
     old = start("--uds", path).wait_ready()
     inode = Path(path).stat().st_ino
-    new = start("--uds", path, "--takeover").wait_ready()
+    new = start("--uds", path, "--takeover")
+    wait_given(old, new)
     assert old.process.wait(60) == 0
     assert Path(path).stat().st_ino == inode
     with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as client:
@@ -233,7 +237,7 @@ def test_the_next_one_serves_when_the_old_one_is_killed_meanwhile(start: Start) 
     wait_for(lambda: "takes the port over when it is ready" in new.log, timeout_s=60, what="the offer")
     old.process.kill()
     statuses: list[int] = []
-    while not re.search(r"Ready in ", new.log):
+    while not READY.search(new.log):
         statuses.append(httpx.get(url + "/health", timeout=60).status_code)  # connections wait, and none is refused
     assert set(statuses) == {200}
     assert "has ended before" in new.log

@@ -32,7 +32,7 @@ CONFIG = LaunchConfig(port=0)
 
 
 @pytest.fixture(autouse=True)
-def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def parent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:  # tmp_path is made before
     """Return a short directory for temporary files, without other daemons in it."""
     with tempfile.TemporaryDirectory(prefix="run-") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -49,6 +49,7 @@ class Running:
         self.config = config if config.uds else LaunchConfig(port=self.listeners[0].getsockname()[1])
         self.num_given = 0
         self.has_started = True
+        self.notifier = notifier or Notifier(None)
         self.control = ControlServer(
             registry=MetricsRegistry(model_name="tiny", version="1"), on_message=lambda hello, message: None
         )
@@ -56,13 +57,14 @@ class Running:
             self.run_dir,
             self.listeners,
             control=self.control,
-            notifier=notifier or Notifier(None),
+            notifier=self.notifier,
             has_started=lambda: self.has_started,
             on_given=self._give,
         )
 
     def _give(self) -> None:
         self.num_given += 1
+        self.notifier.stopping()  # as the console does
 
 
 @asynccontextmanager
@@ -207,6 +209,8 @@ async def test_the_next_one_has_the_port_if_the_running_one_ends_first() -> None
         await asyncio.sleep(0.1)
         assert events == []
         old.hand_over.stop()  # as its process ends
+        await asyncio.sleep(0.1)
+        assert old.hand_over.is_shared  # so the file of its unix socket stays
     assert await completing is None
     assert events == ["accept"]
     assert takeover.is_done
@@ -246,7 +250,10 @@ async def test_workers_wait_until_the_daemon_is_ready_and_those_of_the_old_one_h
         await asyncio.sleep(0.1)
         assert not waiting.done()
         assert not port.needs_stand_in  # the other daemon answers
-        new.set_state(stage=Stage("ready"))
+        new.set_state(stage=Stage("ready"), is_draining=True)  # one that ends takes nothing
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        new.set_state(is_draining=False)
         assert await waiting
         assert not port.is_owned
         assert accepted == []
