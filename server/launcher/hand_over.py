@@ -146,7 +146,8 @@ class HandOver:
         """The next daemon accepts connections: leave them to it. Those that are open stay here."""
         self.is_done = True
         self._run_dir.forget_address()
-        is_main = self._notifier.hand_over(take.pid, address=take.notify_address)  # first: it must not hear of an end
+        # before the end of this daemon begins, of which a service manager must not hear
+        is_main = await self._notifier.hand_over(take.pid, address=take.notify_address)
         self._on_given()
         await self._control.hand_over()
         for listener in self._listeners:

@@ -17,6 +17,7 @@ from server.launcher.console import Console, Summary, stage_text
 logger = logging.getLogger(__name__)
 
 _STATUS_INTERVAL_S = 1.0
+_NUM_TRIES, _RETRY_S = 500, 0.02
 _PINGS_PER_TIMEOUT = 3  # sd_watchdog_enabled(3) advises two at least
 
 
@@ -53,18 +54,25 @@ class Notifier:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
 
-    def hand_over(self, pid: int, *, address: str) -> bool:
+    async def hand_over(self, pid: int, *, address: str) -> bool:
         """Name the next daemon to the service manager, as the process to watch, and say no more to it.
 
-        address: of that daemon's own service manager, "" without one. Returns False if that is another one.
+        address: of that daemon's own service manager, "" without one. Returns False if that is another one. Waits for a
+        busy manager: if it heard of the end of this process first, it would end the next one.
         """
-        is_main = self._socket is not None and address in ("", self.address)
-        if is_main:
-            self._send(f"MAINPID={pid}")
-            self._is_handed_over = True
-        else:
+        if self._socket is None or address not in ("", self.address):
             self.stopping()
-        return is_main
+            return False
+        self._is_handed_over = True
+        self._unsent = []
+        self._send(f"MAINPID={pid}")
+        for _ in range(_NUM_TRIES):
+            if not self._unsent:
+                return True
+            await asyncio.sleep(_RETRY_S)
+            self._send()
+        logger.error("the service manager does not hear which process has the port pid=%d", pid)
+        return True
 
     async def watch(self, *, state: Callable[[], State]) -> None:
         """Send the stage whenever it changed, and WATCHDOG=1 in time as long as /health is 200. Runs for ever."""
