@@ -195,6 +195,11 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
     add("--http-workers", type=workers, default="auto", metavar="N", help="HTTP worker processes (auto: by cores)")
     add_request_flags(group)
     add(
+        "--takeover",
+        action="store_true",
+        help="load, then take the port over from the daemon that runs there, which ends after its open requests",
+    )
+    add(
         "--drain-timeout",
         type=seconds,
         default=25.0,
@@ -213,6 +218,7 @@ def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
     from server.config.serve_config import check_flags, find_model
     from server.launcher.launch import launch
     from server.launcher.listener import allowed_hosts_of, bind
+    from server.launcher.takeover import request_takeover
 
     checked = check_flags(arguments)
     launch_config = _launch_config(arguments, checked.given_key_hashes)
@@ -221,9 +227,15 @@ def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
         allowed_hosts = allowed_hosts_of(
             launch_config, arguments.allowed_host, allow_anonymous=arguments.allow_anonymous
         )
-    listeners = bind(launch_config)
-    engine_config, server_config = find_model(arguments, checked, allowed_hosts=allowed_hosts)
-    return launch(launch_config, engine_config, server_config, listeners)
+    takeover = request_takeover(launch_config) if arguments.takeover else None
+    listeners = bind(launch_config) if takeover is None else takeover.listeners
+    try:
+        engine_config, server_config = find_model(arguments, checked, allowed_hosts=allowed_hosts)
+        return launch(launch_config, engine_config, server_config, listeners, takeover=takeover)
+    except StartupError as error:
+        if takeover is None or takeover.is_done:
+            raise
+        raise StartupError(f"{error.message} {takeover.untouched}", exit_code=error.exit_code) from error
 
 
 def _launch_config(arguments: argparse.Namespace, given_key_hashes: list[str]) -> "LaunchConfig":

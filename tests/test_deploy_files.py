@@ -11,13 +11,13 @@ import yaml
 from engine.interface.control import STALL_AFTER_S
 from server.cli import main, serve_parser
 from server.config.settings import CONFIG_VARIABLE
-from server.launcher import launcher as launch
+from server.launcher import shutdown
 
 ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES = COMPOSE["services"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-DRAIN_S = 25.0 + launch._DRAIN_GRACE_S + launch._ENGINE_END_S
+DRAIN_S = 25.0 + shutdown._DRAIN_GRACE_S + shutdown._ENGINE_END_S
 
 
 def seconds(text: str) -> float:

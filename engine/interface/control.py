@@ -2,10 +2,11 @@
 
 Imports msgspec only; never torch. The launcher listens on one unix socket; each child has one connection, with the
 frames of engine/interface/transport.py. A closed connection means that the launcher is dead: the child then exits.
-    child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed, Serving, Scrape, AskUsage,
-                       Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat, AskLeave (engine)
-    launcher → child   State (stage, drain), Keys, ReloadTls, Page, Ledger, Cancel, Cancelled (worker), Flush, Drain,
-                       Leave (engine)
+    child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed, Prepared, Serving, Scrape,
+                       AskUsage, Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat, AskLeave
+                       (engine)
+    launcher → child   State (stage, drain), Keys, ReloadTls, HandedOver, Page, Ledger, Cancel, Cancelled (worker),
+                       Flush, Drain, Leave (engine)
 """
 
 from typing import Protocol
@@ -32,6 +33,10 @@ class Hello(msgspec.Struct, tag=True):
     role: str
     index: int
     pid: int
+
+
+class Prepared(msgspec.Struct, tag=True):
+    """A worker has loaded, and accepts connections as soon as State.accepts says so."""
 
 
 class Serving(msgspec.Struct, tag=True):
@@ -126,7 +131,8 @@ class State(msgspec.Struct, tag=True):
     fault: "restarting": from the engine's exit until the next engine is ready; "dead": restarts have failed for a
     minute; "stalled": the engine's loop, or the load of the next engine, makes no progress.
     num_ends: engines that were ready and have ended. was_killed: the last of them by a kill from outside (SIGKILL, and
-    not for want of memory).
+    not for want of memory). accepts: False while another daemon has the port, which this one takes over later: workers
+    load, and leave connections to it.
     """
 
     stage: Stage
@@ -134,6 +140,12 @@ class State(msgspec.Struct, tag=True):
     fault: str = ""
     num_ends: int = 0
     was_killed: bool = False
+    accepts: bool = True
+
+    @property
+    def is_serving(self) -> bool:
+        """True while an engine is ready and makes progress."""
+        return self.stage.name == "ready" and not self.fault
 
     @property
     def is_alive(self) -> bool:
@@ -158,6 +170,13 @@ class Leave(msgspec.Struct, tag=True):
     """
 
     timeout_s: float
+
+
+class HandedOver(msgspec.Struct, tag=True):
+    """Tells a worker that another daemon has the port from now on.
+
+    It accepts no more connections, serves those that are open, and exits when the last one has closed.
+    """
 
 
 class Activate(msgspec.Struct, tag=True):
@@ -208,6 +227,7 @@ class ReloadTls(msgspec.Struct, tag=True):
 
 ToLauncher = (
     Hello
+    | Prepared
     | Serving
     | Stage
     | EngineFailed
@@ -221,7 +241,9 @@ ToLauncher = (
     | AskUsage
     | AskLeave
 )
-FromLauncher = State | Flush | Page | Drain | Cancel | Cancelled | Keys | ReloadTls | Activate | Ledger | Leave
+FromLauncher = (
+    State | Flush | Page | Drain | Cancel | Cancelled | Keys | ReloadTls | HandedOver | Activate | Ledger | Leave
+)
 
 
 class LauncherChannel(Protocol):

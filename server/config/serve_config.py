@@ -30,6 +30,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     server: ServerConfig
     listen_fd: int  # the inherited listening socket
+    more_listen_fds: list[int] = []  # of a daemon that had more workers, whose port was taken over
     tls_cert: str | None  # PEM files, both or neither
     tls_key: str | None
     log_level: str

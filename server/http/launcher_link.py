@@ -22,10 +22,12 @@ from engine.interface.control import (
     Flush,
     Flushed,
     FromLauncher,
+    HandedOver,
     Hello,
     Keys,
     Ledger,
     Page,
+    Prepared,
     ReloadTls,
     Scrape,
     Serving,
@@ -65,6 +67,8 @@ class LauncherLink:
     ) -> None:
         """before_send: called before the metrics are sent, to record gauges."""
         self.on_reload_tls: Callable[[], None] = lambda: None  # set by a worker that serves HTTPS
+        self.on_handed_over: Callable[[], None] = lambda: None  # set by a worker that serves
+        self.handed_over = asyncio.Event()  # another daemon has the port
         self._path = path
         self._worker_index = worker_index
         self._metrics = metrics
@@ -75,6 +79,7 @@ class LauncherLink:
         self._key_roles: dict[str, list[str]] = {}
         self._key_tenants: dict[str, Tenant] = {}
         self._greeted = asyncio.Event()
+        self._accepts = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._pages: dict[int, asyncio.Future[bytes]] = {}
@@ -164,6 +169,15 @@ class LauncherLink:
             raise EngineError("Not every HTTP worker has answered in time whether it serves this request.")
         return found
 
+    async def wait_accept(self) -> bool:
+        """Tell the launcher that this worker has loaded; return True once it may accept connections.
+
+        False: it was told to end before.
+        """
+        self._send(Prepared())
+        await self._accepts.wait()
+        return self._state.accepts and not self.handed_over.is_set()
+
     def serve(self) -> None:
         """Tell the launcher that this worker accepts connections."""
         self._send(Serving())
@@ -189,6 +203,8 @@ class LauncherLink:
                     case State():
                         self._state = message
                         self._greeted.set()
+                        if message.accepts:
+                            self._accepts.set()
                     case Keys(hashes, roles, tenants):
                         self._key_hashes, self._key_roles, self._key_tenants = hashes, roles, tenants
                     case Ledger(number):
@@ -207,6 +223,9 @@ class LauncherLink:
                             self._cancels[number].set_result(found)
                     case ReloadTls():
                         self.on_reload_tls()
+                    case HandedOver():
+                        self.handed_over.set()
+                        self.on_handed_over()
                     case Drain(timeout_s):
                         self._set_end(timeout_s)
         except (OSError, msgspec.MsgspecError):
@@ -218,6 +237,7 @@ class LauncherLink:
 
     def _set_end(self, timeout_s: float) -> None:
         self._state = msgspec.structs.replace(self._state, is_draining=True)
+        self._accepts.set()
         if self._end is not None and not self._end.done():
             self._end.set_result(timeout_s)
 

@@ -30,6 +30,7 @@ from engine.interface.control import (
     Flush,
     Flushed,
     FromLauncher,
+    HandedOver,
     Hello,
     Keys,
     Leave,
@@ -106,6 +107,7 @@ class ControlServer:
         stage: Stage | None = None,
         is_draining: bool | None = None,
         fault: str | None = None,
+        accepts: bool | None = None,
     ) -> None:
         """Change the state and send it to every worker."""
         self._state = msgspec.structs.replace(
@@ -113,6 +115,7 @@ class ControlServer:
             stage=self._state.stage if stage is None else stage,
             is_draining=self._state.is_draining if is_draining is None else is_draining,
             fault=self._state.fault if fault is None else fault,
+            accepts=self._state.accepts if accepts is None else accepts,
         )
         self.send(self._state, role="worker")
 
@@ -131,8 +134,17 @@ class ControlServer:
         self._keys = Keys(hashes, roles or {}, tenants or {})
         self.send(self._keys, role="worker")
 
+    async def hand_over(self) -> None:
+        """Tell every worker that another daemon has the port; return when all accept no more, or after a second."""
+        self.send(HandedOver(), role="worker")
+        await self._flush([child for child in self._children if self._can_flush(child, "worker")])
+
     def send(
-        self, message: State | Drain | Keys | ReloadTls | Activate | Leave, *, role: str, index: int | None = None
+        self,
+        message: State | Drain | Keys | ReloadTls | HandedOver | Activate | Leave,
+        *,
+        role: str,
+        index: int | None = None,
     ) -> None:
         """Send to every connected child of a role, or to the one with `index`."""
         for child in self._children:

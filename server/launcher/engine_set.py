@@ -103,11 +103,12 @@ def engine_config_of(
     )
 
 
-def worker_config_of(server: ServerConfig, config: LaunchConfig, *, listen_fd: int) -> WorkerConfig:
+def worker_config_of(server: ServerConfig, config: LaunchConfig, *, listen_fds: list[int]) -> WorkerConfig:
     """Return the configuration file of an HTTP worker process."""
     return WorkerConfig(
         server=server,
-        listen_fd=listen_fd,
+        listen_fd=listen_fds[0],
+        more_listen_fds=listen_fds[1:],
         tls_cert=config.tls_cert,
         tls_key=config.tls_key,
         log_level=config.log_level,

@@ -3,7 +3,8 @@
     launcher ── control socket ──┬── HTTP worker 0 … n ──┐
                                  └── engine ─────────────┴── engine socket
 Life: bind (before slow work) → launch → children start side by side → ready → watch and restart → drain on SIGTERM or
-SIGINT: workers finish their streams, then the engine ends. A second signal ends everything at once.
+SIGINT: workers finish their streams, then the engine ends. A second signal ends everything at once. In a takeover the
+workers wait before they accept connections, until the daemon is ready and the running one hands its port over.
 """
 
 import asyncio
@@ -27,13 +28,14 @@ from engine.interface.control import (
     Drain,
     EngineFailed,
     EngineInfo,
+    HandedOver,
     Heartbeat,
     Hello,
+    Prepared,
     Serving,
     Stage,
     State,
 )
-from engine.interface.errors import StartupError
 from server.config.version import package_version
 from server.launcher.console import make_console
 from server.launcher.control_server import ControlServer, KeyReloader, fetch_engine_limits, reload_tls
@@ -48,33 +50,36 @@ from server.launcher.engine_set import (
     worker_config_of,
 )
 from server.launcher.metrics_registry import MetricsRegistry
+from server.launcher.port import Port
 from server.launcher.process_metrics import LauncherStats
 from server.launcher.processes import (
     Backoff,
     Tasks,
-    end_child,
     is_on_terminal,
     kill_child,
     num_oom_kills,
     start_child,
 )
 from server.launcher.run_dir import RunDir
+from server.launcher.shutdown import Shutdown
 from server.launcher.stand_in import StandIn
 from server.launcher.standby import Standby
 from server.launcher.startup_banner import StartupBanner
 from server.launcher.systemd import Notifier, NotifyingConsole
+from server.launcher.takeover import Takeover
 
 logger = logging.getLogger(__name__)
 ENGINE_MODULE = "engine.process"
 _WORKER_MODULE = "server.http.worker"
-_DRAIN_GRACE_S = 5.0  # what a worker gets beyond its drain timeout to send the last error events
-_ENGINE_END_S = 3.0
 _ENGINE: ChildKey = ("engine", 0)
 _STANDBY: ChildKey = ("standby", 0)
 
 
 class Launcher:
-    """One daemon; `run` lasts as long as it. listeners: none if a host serves the app (server/hosted/app.py)."""
+    """One daemon; `run` lasts as long as it.
+
+    listeners: none if a host serves the app (server/hosted/app.py). takeover: if they are a running daemon's.
+    """
 
     def __init__(
         self,
@@ -86,6 +91,7 @@ class Launcher:
         *,
         engine_module: str = ENGINE_MODULE,
         notifier: Notifier | None = None,
+        takeover: Takeover | None = None,
     ) -> None:
         self._config = config
         self._server_config = server_config
@@ -125,11 +131,26 @@ class Launcher:
             listeners, config, root_path=server_config.root_path, state=lambda: self._control.state
         )
         self._standby = Standby(self._start_standby, reason=lambda: self._failures.pop(_STANDBY, None))
-        self._serving: set[ChildKey] = set()  # workers that accept connections
+        self.port = Port(
+            listeners,
+            run_dir,
+            num_workers=config.http_workers,
+            takeover=takeover,
+            control=self._control,
+            notifier=self._notifier,
+            has_started=lambda: self._banner.is_made,
+            on_given=self._on_given,
+        )
+        self._end = Shutdown(
+            self._children,
+            control=self._control,
+            standby=self._standby,
+            console=self._console,
+            drain_timeout_s=config.drain_timeout_s,
+        )
         self._failures: dict[ChildKey, EngineFailed] = {}
         self._started_once: set[ChildKey] = set()  # an engine that was ready, a worker that said hello
-        self._is_drained = False  # the workers have ended
-        self._tasks = Tasks(on_error=self._on_bug)
+        self._tasks = Tasks(on_error=self._end.fail)
 
     @property
     def app_config(self) -> ServerConfig:
@@ -142,15 +163,13 @@ class Launcher:
 
     async def run(self) -> int:
         """Start the children and keep them until a signal; return the exit code. Raises StartupError."""
-        loop = asyncio.get_running_loop()
-        self._exit: asyncio.Future[int] = loop.create_future()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
-        loop.add_signal_handler(signal.SIGHUP, self._on_hangup, is_on_terminal())
+        self._end.start()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup, is_on_terminal())
         await self._control.start(self._control_socket)
         logger.info("listening url=%s", self._banner.url)
         self._banner.begin(self._control.state.stage)
-        self._tasks.spawn(self._notifier.watch(state=self._supervised_state))
+        self._watch_for_manager()
+        self._tasks.spawn(self.port.take(watch=self._watch_for_manager))
         for spec in self._engines:
             self._tasks.spawn(self._keep_engine(spec))
         if self._config.has_standby:
@@ -158,8 +177,9 @@ class Launcher:
         for index in range(self._config.http_workers):
             self._tasks.spawn(self._keep_worker(index))
         try:
-            return await self._exit
+            return await self._end.wait()
         finally:
+            self.port.stop()
             self._stand_in.stop()
             self._console.stop()
             self._tasks.cancel()
@@ -190,13 +210,13 @@ class Launcher:
         return process
 
     async def _keep_worker(self, index: int) -> None:
-        listener = self._listeners[index % len(self._listeners)]
+        fds = [listener.fileno() for listener in self.port.of_worker(index)]
         server_config = msgspec.structs.replace(self.app_config, worker_index=index)
-        config = worker_config_of(server_config, self._config, listen_fd=listener.fileno())
-        path = self._run_dir.write(f"worker-{index}.json", config)
-        await self._keep(("worker", index), _WORKER_MODULE, path, pass_fds=[listener.fileno()])
-        if len(self._listeners) > 1:
-            listener.close()  # or the kernel would still assign connections to the worker that has ended
+        path = self._run_dir.write(
+            f"worker-{index}.json", worker_config_of(server_config, self._config, listen_fds=fds)
+        )
+        await self._keep(("worker", index), _WORKER_MODULE, path, pass_fds=fds)
+        self.port.close_of_worker(index)
 
     async def _keep(
         self,
@@ -238,7 +258,7 @@ class Launcher:
                 self._control.end_engine(fault=self._downtime.fault, was_killed=was_killed)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
             if child not in self._started_once or (failure is not None and not self._banner.is_made):
-                self._fail(reason, failure.exit_code if failure else 3)
+                self._end.refuse(reason, failure.exit_code if failure else 3)
                 return
             # The load of an engine may take minutes, and is no sign of health
             delay_s = backoff.next(healthy_s=self._downtime.served_s if child == _ENGINE else served_s)
@@ -246,16 +266,20 @@ class Launcher:
                 delay_s = 0.0
             level = logging.INFO if has_left else logging.ERROR
             logger.log(level, "%s %d ended, restarting delay_s=%g reason=%r", *child, delay_s, reason)
-            self._serving.discard(child)
-            if not self._serving and not is_engine:
+            self.port.end(child)
+            if self.port.needs_stand_in and not is_engine:
                 await self._stand_in.start(num_ended=backoff.num_ended)
             await asyncio.sleep(delay_s)
 
     def _is_kept(self, child: ChildKey) -> bool:
         """Return whether a child is to run: an engine also in a drain, as long as streams may need it to go on."""
         if child == _ENGINE and child in self._started_once and self._server_config.max_replays:
-            return not self._is_drained
-        return not self._is_draining
+            return not self._end.is_drained
+        is_given = self.port.is_given and child[0] == "worker"
+        return not self._is_draining and not self._end.is_drained and not is_given
+
+    def _watch_for_manager(self) -> None:
+        self._tasks.spawn(self._notifier.watch(state=self._supervised_state))
 
     def _supervised_state(self) -> State:
         """Return the state for supervisors: HTTP workers that do not come back are a fault as an engine is."""
@@ -269,11 +293,15 @@ class Launcher:
                 self._started_once.add(child)
                 if self._is_draining:
                     self._control.send(Drain(0.0), role="worker", index=hello.index)
+                elif self.port.is_given:
+                    self._control.send(HandedOver(), role="worker", index=hello.index)
             case Hello(role="standby", pid=pid):
                 if (engine := self._children.get(_ENGINE)) is not None and engine.pid == pid:  # taken before this
                     self._control.send(Activate(), role="standby")
+            case Prepared():
+                self.port.prepare(child)
             case Serving():
-                self._serving.add(child)
+                self.port.serve(child)
                 self._stand_in.stop()
             case Stage() if child in self._sides:
                 self._enter_side(child, message)
@@ -311,7 +339,9 @@ class Launcher:
             self._standby.want()
             if _ENGINE not in self._started_once:
                 self._started_once.add(_ENGINE)
-                self._tasks.spawn(self._banner.make(is_draining=lambda: self._is_draining))
+                self._tasks.spawn(
+                    self._banner.make(is_draining=lambda: self._is_draining, has_port=lambda: self.port.is_taken)
+                )
 
     def _enter_side(self, child: ChildKey, stage: Stage) -> None:
         """Record the stage of an engine beside the first. If it decodes, the daemon serves by it."""
@@ -324,6 +354,10 @@ class Launcher:
             self._enter(held)
         elif _ENGINE in self._started_once and self._sides.num_decoding:
             self._control.set_state(stage=stage, fault="")
+
+    def _on_given(self) -> None:
+        self._stand_in.stop()
+        self._end.give()
 
     def _on_stall(self, is_stalled: bool) -> None:
         self._control.set_state(fault=self._downtime.stall_fault if is_stalled else self._downtime.fault)
@@ -343,50 +377,14 @@ class Launcher:
         if ready is not None:  # else it died again; the next one will say
             self._registry.set_cache_config(block_size=ready.block_size, num_blocks=ready.num_blocks)
 
-    def _on_signal(self, number: int) -> None:
-        if not self._is_draining:
-            self._control.set_state(is_draining=True)
-            self._tasks.spawn(self._drain())
-        elif not self._exit.done():
-            logger.warning("second signal received; the daemon ends without a drain")
-            self._exit.set_result(128 + number)
-
     def _on_hangup(self, was_on_terminal: bool) -> None:
         """Handle SIGHUP: read keys and certificate again; if the daemon's terminal was closed, drain as for SIGTERM."""
         if not was_on_terminal or is_on_terminal():
             self._tasks.spawn(self._reload())
         elif not self._is_draining:
-            self._on_signal(signal.SIGHUP)
+            self._end.drain(signal.SIGHUP)
 
     async def _reload(self) -> None:
         await reload_tls(self._config, self._control)
         if self._config.api_key_file is not None or self._config.tls_cert is None:
             await self._keys.reload()
-
-    async def _drain(self) -> None:
-        """Let every stream finish or time out, then end the engine."""
-        timeout_s = self._config.drain_timeout_s
-        self._console.stop()
-        logger.info("draining timeout_s=%g; a second signal ends the daemon at once", timeout_s)
-        self._control.send(Drain(timeout_s), role="worker")
-        workers = [process for child, process in self._children.items() if child[0] == "worker"]
-        await asyncio.gather(*(end_child(worker, timeout_s=timeout_s + _DRAIN_GRACE_S) for worker in workers))
-        self._is_drained = True
-        self._standby.stop()
-        await self._control.aclose()
-        is_serving = self._control.state.stage.name == "ready"  # one that loads hears nothing
-        timeout_s = _ENGINE_END_S if is_serving else 0.0
-        engines = [process for child, process in self._children.items() if child[0] == "engine"]
-        await asyncio.gather(*(end_child(engine, timeout_s=timeout_s) for engine in engines))
-        logger.info("stopped")
-        if not self._exit.done():
-            self._exit.set_result(0)
-
-    def _fail(self, message: str, exit_code: int) -> None:
-        if not self._exit.done():
-            self._exit.set_exception(StartupError(message, exit_code=exit_code))
-
-    def _on_bug(self, error: BaseException) -> None:
-        """End the daemon if a task of the launcher raises, which is a bug: half a launcher must not go on."""
-        if not self._exit.done():
-            self._exit.set_exception(error)

@@ -1,6 +1,7 @@
-"""The listening sockets: bound by the launcher before slow work, inherited by the workers.
+"""The listening sockets: bound by the launcher before slow work, or taken over from a daemon; inherited by the workers.
 
-A unix socket is one file and one socket for all workers; owned_socket_file removes the file when the daemon ends.
+A unix socket is one file and one socket for all workers; owned_socket_file removes the file when the daemon ends, if it
+still has the port.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import socket
 import ssl
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from engine.interface.config import LaunchConfig
@@ -46,6 +47,31 @@ def bind(config: LaunchConfig) -> list[socket.socket]:
     return [_listen(family, address, is_shared=True) for _ in range(config.http_workers)]
 
 
+def wanted_address(config: LaunchConfig) -> str:
+    """Return the address that the flags ask for, in the form of bound_address. Raises UsageError."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    _, address = _resolve(config.host, config.port)
+    return _address_text(address)
+
+
+def bound_address(listener: socket.socket) -> str:
+    """Return where a socket listens: `unix:PATH`, `HOST:PORT` or `[HOST]:PORT`, its host as a number."""
+    name = listener.getsockname()
+    return f"unix:{name}" if listener.family == socket.AF_UNIX else _address_text(name)
+
+
+def listeners_by_worker(listeners: Sequence[socket.socket], *, num_workers: int) -> list[list[socket.socket]]:
+    """Return the sockets of each worker. Each socket has a worker, or connections would wait in its queue for ever.
+
+    After a takeover from a daemon with another number of workers, some share one, or have several.
+    """
+    shares: list[list[socket.socket]] = [[] for _ in range(num_workers)]
+    for i in range(max(len(listeners), num_workers) if num_workers else 0):
+        shares[i % num_workers].append(listeners[i % len(listeners)])
+    return shares
+
+
 def allowed_hosts_of(config: LaunchConfig, given: list[str], *, allow_anonymous: bool) -> list[str] | None:
     """Return ServerConfig.allowed_hosts for a server without API keys.
 
@@ -65,14 +91,14 @@ def allowed_hosts_of(config: LaunchConfig, given: list[str], *, allow_anonymous:
 
 
 @contextlib.contextmanager
-def owned_socket_file(config: LaunchConfig) -> Iterator[None]:
-    """Remove the bound unix socket's file at the end, unless another daemon has replaced it."""
+def owned_socket_file(config: LaunchConfig, *, is_owned: Callable[[], bool]) -> Iterator[None]:
+    """Remove the bound unix socket's file at the end, if it is owned then and another daemon has not replaced it."""
     path = None if config.uds is None else Path(config.uds)
     inode = None if path is None else path.stat().st_ino
     try:
         yield
     finally:
-        if path is not None and path.exists() and path.stat().st_ino == inode:
+        if path is not None and is_owned() and path.exists() and path.stat().st_ino == inode:
             path.unlink()
 
 
@@ -112,6 +138,11 @@ async def is_ready(config: LaunchConfig, listener: socket.socket) -> bool:
                 writer.close()
     except OSError:  # a TimeoutError is one too
         return False
+
+
+def _address_text(address: tuple) -> str:
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple]:

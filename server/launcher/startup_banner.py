@@ -53,10 +53,13 @@ class StartupBanner:
             self._console.stage(stage)
             self._watch.see(stage)
 
-    async def make(self, *, is_draining: Callable[[], bool]) -> None:
-        """Show the closing panel once, when a client would find the daemon ready."""
+    async def make(self, *, is_draining: Callable[[], bool], has_port: Callable[[], bool] = lambda: True) -> None:
+        """Show the closing panel once, when a client would find the daemon ready.
+
+        has_port: False while another daemon answers on it.
+        """
         # in this order: a drain closes listeners
-        while self._listeners and not is_draining() and not await is_ready(self._config, self._listeners[0]):
+        while self._listeners and not is_draining() and not (has_port() and await self._is_ready()):
             await asyncio.sleep(_PROBE_INTERVAL_S)
         if self.is_made or is_draining():
             return
@@ -70,3 +73,6 @@ class StartupBanner:
                 elapsed_s=time.monotonic() - self._started_s,
             )
         )
+
+    async def _is_ready(self) -> bool:
+        return await is_ready(self._config, self._listeners[0])

@@ -1,8 +1,8 @@
 """Reports the daemon's state to a service manager: sd_notify(3) over the datagram socket in NOTIFY_SOCKET.
 
 Imports engine.interface.control and server.launcher.console. Life: made from the environment → loading and watch, a
-task that sends STATUS, and WATCHDOG while the engine makes progress → ready → stopping. Without NOTIFY_SOCKET it
-sends nothing.
+task that sends STATUS, and WATCHDOG while the engine makes progress → ready → stopping, or hand_over: then the next
+daemon adopts the socket. Without NOTIFY_SOCKET it sends nothing.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from server.launcher.console import Console, Summary, stage_text
 logger = logging.getLogger(__name__)
 
 _STATUS_INTERVAL_S = 1.0
+_NUM_TRIES, _RETRY_S = 500, 0.02
 _PINGS_PER_TIMEOUT = 3  # sd_watchdog_enabled(3) advises two at least
 
 
@@ -24,15 +25,14 @@ class Notifier:
     """The socket of the service manager, if there is one. Sending never blocks and never raises."""
 
     def __init__(self, address: str | None, *, watchdog_s: float | None = None) -> None:
-        self._address = "\0" + address[1:] if address and address[0] == "@" else address or ""
-        self._watchdog_s = watchdog_s
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
-        if self._socket is not None:
-            self._socket.setblocking(False)
+        self.address = ""  # as in NOTIFY_SOCKET
+        self.watchdog_s: float | None = None
+        self._socket: socket.socket | None = None
+        self.adopt(address or "", watchdog_s=watchdog_s)
         self._serving = ""  # STATUS once the daemon is ready
         self._status = ""
         self._unsent: list[str] = []
-        self._has_failed = self._is_stopping = False
+        self._has_failed = self._is_stopping = self._is_handed_over = False
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> "Notifier":
@@ -46,20 +46,49 @@ class Notifier:
         has_watchdog = timeout_us.isdecimal() and int(timeout_us) > 0 and pid in ("", str(os.getpid()))
         return cls(address or None, watchdog_s=int(timeout_us) / 1e6 if has_watchdog else None)
 
+    def adopt(self, address: str, *, watchdog_s: float | None) -> None:
+        """Report to this service manager from now on: it was that of the daemon whose port was taken over."""
+        self.close()
+        self.address, self.watchdog_s = address, watchdog_s
+        if address:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+
+    async def hand_over(self, pid: int, *, address: str) -> bool:
+        """Name the next daemon to the service manager, as the process to watch, and say no more to it.
+
+        address: of that daemon's own service manager, "" without one. Returns False if that is another one. Waits for a
+        busy manager: if it heard of the end of this process first, it would end the next one.
+        """
+        if self._socket is None or address not in ("", self.address):
+            self.stopping()
+            return False
+        self._is_handed_over = True
+        self._unsent = []
+        self._send(f"MAINPID={pid}")
+        for _ in range(_NUM_TRIES):
+            if not self._unsent:
+                return True
+            await asyncio.sleep(_RETRY_S)
+            self._send()
+        logger.error("the service manager does not hear which process has the port pid=%d", pid)
+        return True
+
     async def watch(self, *, state: Callable[[], State]) -> None:
         """Send the stage whenever it changed, and WATCHDOG=1 in time as long as /health is 200. Runs for ever."""
         if self._socket is None:
             return
-        interval_s = min(_STATUS_INTERVAL_S, (self._watchdog_s or 60.0) / _PINGS_PER_TIMEOUT)
+        interval_s = min(_STATUS_INTERVAL_S, (self.watchdog_s or 60.0) / _PINGS_PER_TIMEOUT)
         while True:
             self.observe(state())
             await asyncio.sleep(interval_s)
 
     def observe(self, state: State) -> None:
         """Send one observation of the daemon."""
-        self._tell(self._describe(state))
-        if self._watchdog_s is not None and state.is_alive:
-            self._send("WATCHDOG=1")
+        if not self._is_handed_over:
+            self._tell(self._describe(state))
+            if self.watchdog_s is not None and state.is_alive:
+                self._send("WATCHDOG=1")
         self._send()
 
     def loading(self, stage: Stage) -> None:
@@ -74,7 +103,7 @@ class Notifier:
 
     def stopping(self) -> None:
         """Report that the daemon ends, once."""
-        if not self._is_stopping:
+        if not self._is_stopping and not self._is_handed_over:
             self._is_stopping = True
             self._status = "Stopping: running requests may finish"
             self._send("STOPPING=1", f"STATUS={self._status}")
@@ -113,10 +142,12 @@ class Notifier:
         self._unsent = []
         message = "\n".join(line.replace("\n", " ") for line in waiting)
         try:
-            self._socket.sendto(message.encode("utf-8", "replace"), self._address)
+            address = "\0" + self.address[1:] if self.address.startswith("@") else self.address
+            self._socket.sendto(message.encode("utf-8", "replace"), address)
         except BlockingIOError:
             status = [line for line in waiting if line.startswith("STATUS=")][-1:]
-            self._unsent = [line for line in waiting if line in ("READY=1", "STOPPING=1")] + status
+            kept = [line for line in waiting if line in ("READY=1", "STOPPING=1") or line.startswith("MAINPID=")]
+            self._unsent = kept + status
         except OSError as error:
             if not self._has_failed:
                 logger.warning("notification of the service manager failed reason=%r", error.strerror or str(error))

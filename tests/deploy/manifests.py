@@ -11,7 +11,7 @@ import yaml
 from engine.interface.control import STALL_AFTER_S
 from engine.interface.metrics import METRICS
 from server.cli import _parser
-from server.launcher import launcher as launch
+from server.launcher import shutdown
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
@@ -92,7 +92,7 @@ def _check_probes(deployment: Manifest, container: Manifest, *, stall_timeout_s:
 def _check_end(pod: Manifest, container: Manifest, *, drain_s: float) -> None:
     """The daemon must be able to end by itself: the kubelet kills once the grace period is over."""
     pre_stop_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-    most_s = pre_stop_s + drain_s + launch._DRAIN_GRACE_S + launch._ENGINE_END_S
+    most_s = pre_stop_s + drain_s + shutdown._DRAIN_GRACE_S + shutdown._ENGINE_END_S
     assert pre_stop_s > 0
     assert most_s < pod["terminationGracePeriodSeconds"], f"may take {most_s:g} s to end"
     readiness = container["readinessProbe"]

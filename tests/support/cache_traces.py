@@ -92,7 +92,7 @@ class Trace:
         settings["sharing"] = random.Random(seed + 1).choice([None, *(SharingRates(chunk_tokens=n) for n in (1, 8))])
         trace.is_long = seed % LONG_EVERY == 0
         trace.check_every = 1 if trace.is_long else 8
-        trace._draw_calls(rng, num_requests=rng.randint(12, 20) if is_tiered else None)
+        trace._draw_calls(rng, num_requests=rng.randint(12, 20) if is_tiered else None, is_crowded=is_crowded)
         trace.answer_step = rng.choice([1, 1, 2, 4])
         if is_crowded:
             settings |= {"num_pages": 1 + least, "max_num_seqs": 6}
@@ -111,14 +111,16 @@ class Trace:
         trace.way = rng.choice(_WAYS)
         return trace
 
-    def _draw_calls(self, rng: random.Random, *, num_requests: int | None) -> None:
-        """num_requests: that leave each other time, mostly; None: fewer, in a hurry."""
+    def _draw_calls(self, rng: random.Random, *, num_requests: int | None, is_crowded: bool = False) -> None:
+        """num_requests: that leave each other time, mostly; None: fewer, in a hurry, or many if is_crowded."""
         model = self.model
         stems = [[rng.randrange(VOCAB_SIZE) for _ in range(40)] for _ in range(2)]
         most_tokens = rng.choice([4, 8, 20])
         asked: list[tuple[list[int], SamplingParams, dict[str, object]]] = []
         pins = random.Random(sum(stems[0]))  # beside the other draws, which faults are known by
         times = [1, 2, 4, 9] if num_requests is None else [2, 9, 20, 30]
+        if is_crowded:
+            num_requests, most_tokens = rng.randint(8, 14), 30
         for number in range(num_requests or rng.randint(2, rng.choice([3, 6, 12]))):
             options: dict[str, object] = {
                 "priority": rng.randint(0, 1),

@@ -13,7 +13,7 @@ from engine.interface.errors import StartupError
 from server.cli import main
 from server.commands.child_server import served_name_flags
 from server.config.value_types import size
-from server.launcher import launch, listener
+from server.launcher import launch, listener, takeover
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,7 +29,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
     """Catch what `serve` would launch."""
     calls: list[Launched] = []
 
-    def fake_launch(launch: LaunchConfig, engine: EngineConfig, server: ServerConfig, listeners: object) -> int:
+    def fake_launch(
+        launch: LaunchConfig, engine: EngineConfig, server: ServerConfig, listeners: object, *, takeover: object
+    ) -> int:
         calls.append(Launched(launch, engine, server))
         return 0
 
@@ -250,6 +252,33 @@ def test_flags_that_do_not_fit_together_are_wrong_usage(
     assert error.count("\n") == 1
     assert words in error
     assert launched == []
+
+
+class Offered:
+    """A port that a running daemon offers."""
+
+    listeners: tuple[()] = ()
+    is_done = False
+    untouched = "The daemon with process 7 goes on serving."
+
+
+def test_a_takeover_asks_before_anything_slow_and_says_who_serves_if_it_fails(
+    monkeypatch: pytest.MonkeyPatch, launched: list[Launched], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+
+    def request(config: LaunchConfig) -> Offered:
+        asked.append(config.port)
+        return Offered()
+
+    monkeypatch.setattr(takeover, "request_takeover", request)
+    monkeypatch.setattr(listener, "bind", lambda config: pytest.fail("the port is the running daemon's"))
+    assert main(["serve", "--port", "8123", "--takeover"]) == 0
+    assert (asked, len(launched)) == ([8123], 1)
+    assert main(["serve", "/nowhere/model", "--takeover"]) in (2, 3)
+    assert capsys.readouterr().err.endswith("The daemon with process 7 goes on serving.\n")
+    assert main(["serve", "--max-num-batched-tokens", "1", "--max-num-seqs", "2", "--takeover"]) == 2
+    assert (asked, len(launched)) == ([8123, 8000], 1)
 
 
 def test_an_internal_error_shows_its_traceback_only_with_debug(
