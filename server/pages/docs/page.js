@@ -95,6 +95,7 @@ async function load() {
   if (!reply.ok) throw new Error(`the server answers ${reply.status}`);
   byId("key-note").textContent = "It stays in this tab.";
   render(await reply.json());
+  search();  // who was quicker than the document has typed already
 }
 
 function start() {
