@@ -123,7 +123,14 @@ def save_model(model: Qwen3ForCausalLM, folder: Path) -> None:
     config.pop("_attn_implementation", None)
     _write_json(folder / "config.json", dict(sorted(config.items())))
     ends = [model.config.eos_token_id, model.config.pad_token_id]
-    generation = {"do_sample": True, "eos_token_id": ends, "pad_token_id": ends[1], "temperature": 0.3, "top_p": 0.95}
+    generation = {
+        "do_sample": True,
+        "eos_token_id": ends,
+        "max_new_tokens": 512,  # some answers do not end by themselves
+        "pad_token_id": ends[1],
+        "temperature": 0.3,
+        "top_p": 0.95,
+    }
     _write_json(folder / "generation_config.json", generation)
 
 

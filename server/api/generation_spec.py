@@ -86,7 +86,9 @@ def chat_spec(
     shrinks_max_tokens: bool = False,
     format_stops: Iterable[int] = (),
 ) -> GenerationSpec:
-    """Check a chat request against the model's limits; without max_tokens it may use the rest of the context.
+    """Check a chat request against the model's limits.
+
+    Without max_tokens it has generation_config.json's max_new_tokens, or else the rest of the context.
 
     `format_stops`: tokens that end an answer in the format of the model's chats.
     """
@@ -97,10 +99,10 @@ def chat_spec(
     if shrinks_max_tokens and asked is not None:
         asked = min(asked, max(limits.max_model_len - len(token_ids), 1))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    default = limits.max_model_len
+    default = model.defaults.max_new_tokens or limits.max_model_len
     if logprobs is not None:  # else a request without max_tokens would be refused for an answer that it seldom gets
         room = LIMITS.answer_entries - _num_prompt_entries(body, [token_ids])
-        default = max(room // ((body.n or 1) * (logprobs + 1)), 1)
+        default = min(default, max(room // ((body.n or 1) * (logprobs + 1)), 1))
     max_tokens = _fit(len(token_ids), asked=asked, asked_by=name, default=default, limits=limits, param="messages")
     return _spec(
         body,

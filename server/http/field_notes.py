@@ -53,7 +53,7 @@ _ASKED = {
     "logprobs": "Return the log-probability of each token of the answer.",
     "max_completion_tokens": "The most tokens of the answer, reasoning included; wins over max_tokens.",
     "max_output_tokens": "The most tokens of the answer, reasoning included.",
-    "max_tokens": "The most tokens of the answer. Default: the rest of the context.",
+    "max_tokens": "The most tokens of the answer. Default: the model's max_new_tokens, else the rest of the context.",
     "messages": "The conversation so far, the oldest message first.",
     "metadata": "Words of the client's about the request, without effect on the answer.",
     "min_p": "Leave out tokens that are less likely than this share of the likeliest one. 0: off.",

@@ -138,8 +138,9 @@ class LLM:
     ) -> Answer | list[Answer] | Iterator[str]:
         """Answer a chat: messages as in OpenAI's API, one question as a text, or a list of chats.
 
-        fields: those of POST /v1/chat/completions, such as max_tokens (the rest of the context unless given),
-        temperature, tools, response_format. stream: as in generate(), without the reasoning. Raises ServiceErrors.
+        fields: those of POST /v1/chat/completions, such as max_tokens (the model's max_new_tokens, else the rest of the
+        context), temperature, tools, response_format. stream: as in generate(), without the reasoning. Raises
+        ServiceErrors.
         """
         chats = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
         if chats and not isinstance(chats[0], Mapping):

@@ -23,6 +23,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    max_new_tokens: int | None = None  # of a chat's answer; None: the rest of the context
     eos_token_ids: tuple[int, ...] = ()
 
 
@@ -42,6 +43,7 @@ def load_generation_defaults(folder: Path, *, tokenizer_eos_id: int | None) -> G
         top_p=_number(generation, "top_p", 1.0, low=0.0, high=1.0),
         top_k=int(_number(generation, "top_k", 0, low=0, high=1_000_000)),
         min_p=_number(generation, "min_p", 0.0, low=0.0, high=1.0),
+        max_new_tokens=int(_number(generation, "max_new_tokens", 0, low=1, high=1e9)) or None,
         repetition_penalty=_number(generation, "repetition_penalty", 1.0, low=0.01, high=10.0),
         eos_token_ids=eos,
     )

@@ -148,6 +148,16 @@ def test_max_tokens_is_the_rest_of_the_context_for_chat_and_16_for_completions()
     assert completion(prompt=[[1] * 250, [1]]).params.max_tokens == 6
 
 
+# rule: Fields: Without a limit a chat has generation_config.json's max_new_tokens
+def test_a_chat_without_a_limit_has_the_one_of_the_models_generation_config(monkeypatch):
+    defaults = msgspec.structs.replace(DEFAULTS, max_new_tokens=50)
+    monkeypatch.setitem(globals(), "MODEL", MODEL._replace(defaults=defaults))
+    assert chat().params.max_tokens == 50
+    assert chat(logprobs=True, top_logprobs=20).params.max_tokens == 50
+    assert chat(max_tokens=60).params.max_tokens == 60
+    assert completion().params.max_tokens == 16
+
+
 # rule: Fields: Without a limit a chat has the rest of the context, a completion 16 tokens; `max_completion_tokens`
 #     wins
 def test_what_does_not_fit_the_context_is_refused_with_numbers():
