@@ -80,7 +80,7 @@ class TorchAttention:
                 q[first : first + len(decodes)], metadata, decodes, read,
                 block_size=k_cache.shape[1], scale=rule.scale, softcap=softcap, sinks=sinks,
             )  # fmt: skip
-        elif len(decodes) and rule.is_plain and takes_attention(q, k_cache, v_cache):
+        elif len(decodes) and rule.is_plain and q.dtype == torch.bfloat16 and takes_attention(q, k_cache, v_cache):
             rows, first = slice(decodes.start, decodes.stop), q.shape[0] - len(decodes) if decodes.start else 0
             attend(
                 q[first:], k_cache, v_cache, out[first:], metadata.seq_lens[rows], metadata.block_table[rows],

@@ -7,6 +7,7 @@ only all-reduce. Merged layers compute several checkpoint matrices as one GEMM.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from models.config.model_config import ModelConfig
 from models.lora.linear import with_adapters
 from models.parallel import LayerOutput, TensorParallel
 from models.quantization.int8 import Int8Params, make_int8_params
-from models.quantization.linear_method import LinearMethod, LinearPart, apply_linear, rounding_of
+from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart, TakesRoundedRows, rounding_of
 from models.quantization.schemes import PerLayer, Unquantized
 from models.weights.weights import Weights
 
@@ -36,7 +37,7 @@ class ColumnLinear(nn.Module):
 
     def forward(self, x: torch.Tensor | RoundedRows) -> torch.Tensor:
         """x: [T, in_features], whole → [T, outputs of this rank], the parts side by side."""
-        return apply_linear(self.method, self.params, x, self.bias)
+        return _apply(self.method, self.params, x, self.bias)
 
 
 class RowLinear(nn.Module):
@@ -67,7 +68,7 @@ class RowLinear(nn.Module):
 
     def forward(self, x: torch.Tensor | RoundedRows) -> LayerOutput:
         """x: [T, inputs of this rank] → [T, out_features], the same on every rank unless it is a partial sum."""
-        out = apply_linear(self.method, self.params, x, self.bias)
+        out = _apply(self.method, self.params, x, self.bias)
         return out if self.is_partial else self.tp.sum_late(out)
 
 
@@ -125,6 +126,15 @@ def qkv_parts(config: ModelConfig, tp: TensorParallel, layer_index: int) -> list
 def make_linear_method(config: ModelConfig) -> LinearMethod:
     """Return the method of all linear layers; each layer's scheme is chosen when the layer is loaded."""
     return Unquantized() if config.quantization is None else PerLayer(config.quantization)
+
+
+def _apply(
+    method: LinearMethod, params: LinearParams, x: torch.Tensor | RoundedRows, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply rows as they are, or rounded ones, which only a method that asks for them gets."""
+    if isinstance(x, RoundedRows):
+        return cast("TakesRoundedRows", method).apply_rounded(params, x, bias)
+    return method.apply(params, x, bias)
 
 
 def _load_biases(w: Weights, parts: Sequence[LinearPart]) -> torch.Tensor:

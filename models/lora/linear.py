@@ -25,7 +25,7 @@ from models.build import build
 from models.config.model_config import ModelConfig
 from models.lora.adapter import Adapter, LowRank
 from models.parallel import TensorParallel
-from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart, apply_linear, rounding_of
+from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart, TakesRoundedRows, rounding_of
 from models.weights.weights import Projection, Weights
 
 _LEAST_RANK = 16  # smallest operand size of the matrix units
@@ -124,7 +124,7 @@ class LoraLinear:
 
     def apply_rounded(self, params: LoraParams, x: RoundedRows, bias: torch.Tensor | None) -> torch.Tensor:
         """See TakesRoundedRows.apply_rounded."""
-        return apply_linear(self._method, params.base, x, bias)
+        return cast("TakesRoundedRows", self._method).apply_rounded(params.base, x, bias)
 
 
 def with_adapters(method: LinearMethod, w: Weights) -> LinearMethod:

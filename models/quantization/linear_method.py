@@ -70,13 +70,3 @@ class TakesRoundedRows(Protocol):
 def rounding_of(method: LinearMethod, params: LinearParams) -> Rounding | None:
     """Return how a method's input may be rounded before it; None: not at all."""
     return method.rounding(params) if isinstance(method, TakesRoundedRows) else None
-
-
-def apply_linear(
-    method: LinearMethod, params: LinearParams, x: torch.Tensor | RoundedRows, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """Return method.apply() of rows as they are, or apply_rounded() of rounded ones, which the method asked for."""
-    if isinstance(x, RoundedRows):
-        assert isinstance(method, TakesRoundedRows)
-        return method.apply_rounded(params, x, bias)
-    return method.apply(params, x, bias)

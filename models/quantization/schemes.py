@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -23,7 +23,7 @@ from models.fields import Fields
 from models.quantization import awq, bitsandbytes, compressed_tensors, float4, fp8, gptq, int8, mxfp4
 from models.quantization.config import QuantizationConfig, Scheme, check_share, naming_scheme
 from models.quantization.integers import Int4OnLoad
-from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart, apply_linear, rounding_of
+from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart, TakesRoundedRows, rounding_of
 from models.quantization.shards import StoredPart, read_dense
 from models.weights.weights import Weights
 
@@ -105,7 +105,7 @@ class PerLayer:
 
     def apply_rounded(self, params: RoutedParams, x: RoundedRows, bias: torch.Tensor | None) -> torch.Tensor:
         """See TakesRoundedRows.apply_rounded."""
-        return apply_linear(params.methods[0], params.params[0], x, bias)
+        return cast("TakesRoundedRows", params.methods[0]).apply_rounded(params.params[0], x, bias)
 
     def _method_of(self, scheme: Scheme | None) -> LinearMethod:
         if scheme is None or scheme in self._methods:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import distributed
 
 from kernels.moe.planes import PlanesMatrix
-from models.build import build
+from models.build import build, check_headers
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.layers import moe
@@ -157,9 +157,13 @@ def test_an_experts_tensor_without_a_place_is_found_by_its_rank(tmp_path):
     save_checkpoint(tmp_path, CONFIGS["qwen3_moe"])
     path = tmp_path / "model.safetensors"
     save_file(load_file(path) | {"model.layers.1.mlp.experts.5.odd": torch.ones(1)}, path)
-    load(tmp_path, rank_of(0, 2))
-    with pytest.raises(ModelError, match=r"1 tensors have no place in the model: .*experts\.5\.odd"):
-        load(tmp_path, rank_of(1, 2))
+    config = ModelConfig.from_folder(tmp_path)
+    build(config, Weights.from_folder(tmp_path, device=CPU, dtype=torch.float32), rank_of(0, 2))
+    odd = r"1 tensors have no place in the model: .*experts\.5\.odd"
+    with pytest.raises(ModelError, match=odd):
+        build(config, Weights.from_folder(tmp_path, device=CPU, dtype=torch.float32), rank_of(1, 2))
+    with pytest.raises(ModelError, match=odd):  # before weights are read
+        check_headers(config, tmp_path, rank_of(0, 2), dtype=torch.float32)
 
 
 @pytest.mark.parametrize("packed", [None, MXFP4_CONFIG])
