@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -68,12 +70,29 @@ class Compilation:
             flags = (*_FLAGS, *(_X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else ()))
             command = [found, *flags, "-o", str(Path(folder.name) / "rows.so"), str(_SOURCE), "-lm"]
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # so that kill() ends what the compiler has started, too
             )
         except OSError as error:  # a folder that is left is removed with its object
             logger.warning("native kernels not compiled compiler=%r error=%r", found, str(error))
             return None
         return cls(found, process, folder, time.monotonic())
+
+    def give_up(self) -> None:
+        """End the compiler and remove its folder."""
+        with self.folder:
+            self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, and is left behind
+            self.process.wait(timeout=1.0)
+        if self.process.stderr is not None:
+            self.process.stderr.close()
 
     def finish(self) -> bool:
         """Wait for the compiler and load its library; return whether it is loaded. Blocks, for a minute at most."""
@@ -81,8 +100,7 @@ class Compilation:
             try:
                 _, message = self.process.communicate(timeout=_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.communicate()
+                self._kill()
                 message = f"not done after {_TIMEOUT_S:.0f} s".encode()
             try:
                 if self.process.returncode != 0:
@@ -107,9 +125,12 @@ def compiled_beside(*, is_wanted: bool) -> Iterator[None]:
     compilation = Compilation.start() if is_wanted else None
     try:
         yield
-    finally:
+    except BaseException:
         if compilation is not None:
-            compilation.finish()
+            compilation.give_up()
+        raise
+    if compilation is not None:
+        compilation.finish()
 
 
 def loaded() -> ctypes.CDLL | None:

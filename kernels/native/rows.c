@@ -76,7 +76,8 @@ static inline bf16 narrow(float x)
 
 static inline float inverse_root(float x) { return 1.0f / __builtin_sqrtf(x); }
 
-/* e^x within 3e-7 of its value (Cephes, expf), clamped to what fp32 holds; NaN stays NaN. */
+/* e^x within 3e-7 of its value (Cephes, expf), clamped to what fp32 holds; NaN stays NaN. So a gate of -inf gives -inf
+   where torch gives NaN: a row that is not finite stays so. */
 static inline float exponential(float x)
 {
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;

@@ -244,8 +244,13 @@ class ModelConfig:
         return sorted({*kinds.values(), *(owner for owner in owners if owner is not None)})
 
     def one_layer_of_each_kind(self) -> ModelConfig:
-        """Return this model with the fewest layers that include every kind of layer it has."""
+        """Return this model with the fewest layers that include every kind of layer it has.
+
+        Quantised mixtures have two: only the norm before a later layer's attention adds a residual and rounds.
+        """
         kept = self.layers_of_each_kind
+        if kept == [0] and self.num_layers > 1 and self.sparse_layers[0] and self.quantization is not None:
+            kept = [0, 1]
         return dataclasses.replace(
             self,
             num_layers=len(kept),

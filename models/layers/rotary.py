@@ -22,13 +22,21 @@ def make_cos_sin_caches(
     """Return one table per layer, [max_context_len, rotary_dim], cosines, then sines; equal ropes share one tensor.
 
     Computed in fp32 on the CPU, so that every device has the same table, then rounded to dtype as transformers does.
-    rounded_to: before that to this dtype.
+    rounded_to: before that to this dtype. On the meta device only the first position is computed.
     """
+    is_meta = device.type == "meta"
     keys = list(zip(config.ropes, (0 if cache is None else cache.rotated_dim for cache in config.caches), strict=True))
     tables = {
-        (rope, head_dim): _make_table(rope, head_dim, config.max_context_len).to(rounded_to or dtype).to(device, dtype)
+        (rope, head_dim): _make_table(rope, head_dim, 1 if is_meta else config.max_context_len)
+        .to(rounded_to or dtype)
+        .to(device, dtype)
         for rope, head_dim in dict.fromkeys(keys)
     }
+    if is_meta:
+        tables = {
+            key: table if key[0] is None else table.new_empty(config.max_context_len, table.shape[1])
+            for key, table in tables.items()
+        }
     # A layer without positions has the rotation by angle 0; one row serves all positions
     return [tables[key] if key[0] is not None else tables[key].expand(config.max_context_len, -1) for key in keys]
 
@@ -43,7 +51,7 @@ def make_query_factors(config: ModelConfig, *, device: torch.device, dtype: torc
     growth, length, offset = constants.query_growth, constants.query_growth_length, constants.query_growth_offset
     if growth == 0 or config.max_context_len + offset <= length:
         return None
-    positions = torch.arange(config.max_context_len) + offset
+    positions = torch.arange(config.max_context_len, device="meta" if device.type == "meta" else "cpu") + offset
     factors = 1 + growth * torch.log(1 + torch.floor(positions / length))
     return factors.to(device, dtype if constants.rounds_query_growth else torch.float32)[:, None, None]
 

@@ -96,7 +96,7 @@ class Int8Method:
         stored = [StoredPart.locate(w, part) for part in parts]
         # the small tensors first: without them no matrix is read
         read = [self._read_scales(part) for part in stored]
-        check_each(read, stored, "weight_scale")
+        check_each(read, stored, "weight_scale", is_signed=True)
         scales = merge_outputs(read)
         # parts share one input, and a larger scale covers a smaller one's range
         inputs = [part.scalar(part.need("input_scale")) for part in stored] if is_static else []

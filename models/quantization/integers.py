@@ -113,7 +113,7 @@ class IntMethod:
             ]
         else:
             read = [self._scheme.read(part) for part in stored]
-            check_each([part.scales for part in read], stored, *INT_SCALES)
+            check_each([part.scales for part in read], stored, *INT_SCALES, is_signed=True)
         blocks = [[read[0]]]
         for before, part in pairwise(read):
             if _have_one_order(before, part):

@@ -40,7 +40,7 @@ def load_int_experts(scheme: IntScheme, w: Weights, experts: range, parts: Seque
     common = scales if len({each.dtype for each in scales}) == 1 else [each.float() for each in scales]
     stacked = torch.stack(common)
     if not w.is_random:
-        check_scales(stacked, part_of_expert(w, experts, parts), *INT_SCALES)
+        check_scales(stacked, part_of_expert(w, experts, parts), *INT_SCALES, is_signed=True)
     # [E * parts, G, n] → [E, parts * n, G]
     grouped = to_half(stacked).transpose(1, 2).reshape(len(experts), len(parts) * n, -1)
     points = _merge_zeros(zeros, scheme.bits, is_random=w.is_random)

@@ -44,28 +44,34 @@ def part_of_expert(w: Weights, experts: range, parts: Sequence[LinearPart]) -> C
     return lambda index: StoredPart.locate(w / f"experts.{experts[index // len(parts)]}", parts[index % len(parts)])
 
 
-def check_scales(scales: torch.Tensor, part_of: Callable[[int], StoredPart], *names: str) -> None:
-    """Raise ModelError if a scale is negative or not a finite number; 0 is that of a block of zeros.
+def check_scales(
+    scales: torch.Tensor, part_of: Callable[[int], StoredPart], *names: str, is_signed: bool = False
+) -> None:
+    """Raise ModelError if a scale is not a finite number, or negative; 0 is that of a block of zeros.
 
     scales: [N, …], of N matrices, each that of part_of(its index), which has the first of `names` that is stored.
-    Waits for the device once.
+    is_signed: negative ones are let in: AutoRound writes them for symmetric integers. Waits for the device once.
     """
+    lowest = -math.inf if is_signed else -math.ulp(0.0)
     least, largest = scales.aminmax()  # NaN if one is
-    if bool((least >= 0) & (largest < math.inf)):
+    if bool((least > lowest) & (largest < math.inf)):
         return
-    is_number = (scales >= 0) & (scales < math.inf)
+    is_number = (scales > lowest) & (scales < math.inf)
     index = int(is_number.flatten(1).all(1).logical_not().nonzero()[0])
     part, wrong = part_of(index), scales[index][is_number[index].logical_not()]
+    fault = "no finite numbers" if is_signed else "negative or no finite numbers"
     raise ModelError(
-        f"tensor {part.w.full_name(part.need(*names))} has {wrong.numel()} scales that are negative or not a number,"
+        f"tensor {part.w.full_name(part.need(*names))} has {wrong.numel()} scales that are {fault},"
         f" the first {float(wrong.flatten()[0])}"
     )
 
 
-def check_each(scales: Sequence[torch.Tensor], parts: Sequence[StoredPart], *names: str) -> None:
+def check_each(
+    scales: Sequence[torch.Tensor], parts: Sequence[StoredPart], *names: str, is_signed: bool = False
+) -> None:
     """Check the scales of each part of a linear layer; see check_scales."""
     for part_scales, part in zip(scales, parts, strict=True):
-        check_scales(part_scales[None], [part].__getitem__, *names)
+        check_scales(part_scales[None], [part].__getitem__, *names, is_signed=is_signed)
 
 
 def merge_outputs(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -331,7 +331,9 @@ class Header(NamedTuple):
     tensors: dict[str, StoredTensor]
 
 
-_DECODER = msgspec.json.Decoder(dict[str, StoredTensor])
+_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+_TENSOR_DECODER = msgspec.json.Decoder(StoredTensor)
 
 
 def read_header(path: Path) -> Header:
@@ -341,8 +343,9 @@ def read_header(path: Path) -> Header:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= _MAX_HEADER_BYTES:
                 raise ValueError(f"a header of {length} bytes")
-            tensors = _DECODER.decode(file.read(length))
-        tensors.pop("__metadata__", None)
+            parts = _DECODER.decode(file.read(length))
+        parts.pop("__metadata__", None)  # texts, under any names
+        tensors = {name: _TENSOR_DECODER.decode(part) for name, part in parts.items()}
         unknown = next((name for name, tensor in tensors.items() if not tensor.dtype), None)
         if unknown is not None:
             raise ValueError(f"tensor {unknown} has no dtype")

@@ -83,6 +83,14 @@ def edit(folder, change):
     save_file(tensors, folder / "model.safetensors")
 
 
+@pytest.mark.parametrize(("kind", "suffix"), [("awq", "scales"), ("gptq", "scales"), ("packed", "weight_scale")])
+def test_scales_may_be_negative_as_autoround_writes_them(kind, suffix, tmp_path):
+    folder, name = quantized(tmp_path, kind), "model.layers.0.self_attn.o_proj"
+    edit(folder, lambda tensors: tensors[f"{name}.{suffix}"].neg_())
+    edit(tmp_path / "dense", lambda tensors: tensors[f"{name}.weight"].neg_())
+    torch.testing.assert_close(logits_of(folder), reference_logits(tmp_path / "dense", PROMPT), atol=1e-4, rtol=0)
+
+
 def test_a_zero_point_of_0_borrows_from_its_neighbour_in_gptq_v1_and_is_read_back(tmp_path):
     codes, zeros = np.full((8, 8), 3), np.array([[5, 0, 7, 0, 0, 1, 15, 0]])
     matrix = Integers(codes, torch.ones(1, 8).half(), zeros, np.zeros(8, dtype=int), bits=4)

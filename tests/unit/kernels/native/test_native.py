@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -257,6 +258,32 @@ def test_a_compiler_that_fails_keeps_torch(
         pass
     assert loaded() is None
     assert "no such machine" in caplog.text
+
+
+def slow_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """One whose child keeps its pipes open."""
+    (folder / "cc").write_text(f"#!/bin/sh\necho $$ > {folder}/pid\n/bin/sleep 60\n")
+    (folder / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_a_compiler_that_hangs_is_ended_with_its_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow_compiler(monkeypatch, tmp_path)
+    monkeypatch.setattr(library, "_TIMEOUT_S", 0.5)
+    compilation = Compilation.start()
+    assert compilation is not None
+    began_s = time.monotonic()
+    assert not compilation.finish()
+    assert time.monotonic() - began_s < 30
+    assert not Path(compilation.folder.name).exists()
+
+
+def test_a_load_that_fails_does_not_wait_for_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow_compiler(monkeypatch, tmp_path)
+    began_s = time.monotonic()
+    with pytest.raises(ValueError, match="no weights"), compiled_beside(is_wanted=True):
+        raise ValueError("no weights")
+    assert time.monotonic() - began_s < 30
 
 
 def test_nothing_is_compiled_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

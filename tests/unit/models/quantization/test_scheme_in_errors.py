@@ -202,7 +202,9 @@ FLOAT_SCALES = [kind for kind in SCHEMES if kind not in ("mxfp4", "nvfp4")]
 
 @pytest.mark.parametrize("kind", FLOAT_SCALES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
-def test_a_scale_that_is_no_positive_number_is_an_error_that_names_its_tensor(tmp_path, kind, bad):
+def test_a_scale_that_no_format_has_is_an_error_that_names_its_tensor(tmp_path, kind, bad):
+    if bad == -1.0 and kind in ("w8a8", "pack-quantized", "awq", "gptq"):
+        pytest.skip("AutoRound writes negative scales of integers")
     _, tensors, scales, _ = SCHEMES[kind]
     wrong = tensors[scales].clone()
     wrong.view(-1)[-1] = bad
