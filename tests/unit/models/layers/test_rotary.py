@@ -1,5 +1,6 @@
 """Rotary tables hold transformers' frequencies and magnitudes, for every type, at any length."""
 
+import dataclasses
 import json
 
 import pytest
@@ -92,6 +93,18 @@ def test_table_is_as_long_as_what_is_served():
 def test_layers_that_turn_alike_share_one_table():
     tables = make_cos_sin_caches(our_config(their_config("yarn")), device=CPU, dtype=torch.float32)
     assert len({table.data_ptr() for table in tables}) == 1
+
+
+@pytest.mark.parametrize("scaling", ["yarn", "linear"])
+def test_shapes_alone_cost_no_table(scaling, monkeypatch):
+    """A check of headers builds the model on meta, also with a context of ten million tokens."""
+    config = dataclasses.replace(our_config(their_config(scaling)), max_context_len=10_485_760)
+    outer, num_rows = torch.outer, []
+    monkeypatch.setattr(torch, "outer", lambda rows, columns: num_rows.append(len(rows)) or outer(rows, columns))
+    tables = make_cos_sin_caches(config, device=torch.device("meta"), dtype=torch.float32)
+    assert all(table is tables[0] for table in tables)
+    assert tables[0].shape == (10_485_760, HEAD_DIM)
+    assert num_rows == [1]
 
 
 def test_dynamic_beyond_the_original_length_is_what_transformers_decodes(tmp_path):
