@@ -107,6 +107,7 @@ class Engine:
             self._find,
             is_empty=lambda: self._in_flight is None and not self._open_requests(),
             transport=self._transport,
+            clock=parts.clock,
         )
         self._kv_view = KvView(
             self.scheduler,
