@@ -50,6 +50,17 @@ class Suspects:
         """True while one waits."""
         return bool(self._isolated or self._held or self._behind)
 
+    @property
+    def num_requests(self) -> int:
+        """The number of isolated requests that wait, and of those behind them."""
+        return len(self._isolated) + len(self._behind)
+
+    @property
+    def num_tokens(self) -> int:
+        """Their tokens: prompts, and what earlier engines made."""
+        messages = [message for queue in (self._isolated, self._behind) for _, message in queue]
+        return sum(message.num_prompt_tokens + len(message.output) // 4 for message in messages)
+
     def holds(self, message: AddRequest) -> bool:
         """Return whether a request has to wait here."""
         return message.is_suspect or bool(self._isolated or self._behind) or (self._is_gated and self._is_unproven)

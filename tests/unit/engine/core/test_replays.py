@@ -13,6 +13,7 @@ from engine.interface.errors import EngineDead, InvalidParameter, PoisonRequest
 from engine.interface.protocol import (
     AddRequest,
     GrammarSpec,
+    QueueCosts,
     RefuseDigest,
     SamplingParams,
     ThinkingBudget,
@@ -301,6 +302,42 @@ def test_an_isolated_request_waits_for_a_suspect_and_its_client_may_leave() -> N
     assert "behind" in harness.scheduler.requests
     harness.drain()
     assert "isolated" not in harness.begun
+
+
+@pytest.mark.parametrize("limit", [{"max_queued_requests": 2}, {"max_queued_tokens": 20}])
+def test_what_waits_behind_an_isolated_request_is_in_the_queue_when_it_comes(limit: dict) -> None:
+    harness = Harness(max_num_seqs=1, num_pages=65, **limit)
+    harness.add("running", [2], 20)
+    harness.turn(3)
+    message = AddRequest("isolated", pack_token_ids([3, 4]), SamplingParams(max_tokens=4), 0.0, num_replays=2)
+    message = msgspec.structs.replace(message, is_suspect=True, is_isolated=True)
+    harness.seen["isolated"] = Seen([3, 4], message.params, 2, journal=Journal(message))
+    harness.transport.inbox.append((2, message))
+    for name in ("a", "b"):
+        harness.add(name, list(range(3, 18)), 3)
+    harness.turn(1)
+    assert set(harness.scheduler.requests) == {"running"}
+    assert (harness.seen["a"].ends, harness.seen["b"].ends) == ([], ["overloaded"])
+    harness.drain()
+    assert harness.seen["a"].ends == ["length"]
+
+
+def test_the_predicted_wait_has_what_an_isolated_request_holds_back() -> None:
+    """And what was let wait is not refused when it is let in."""
+    harness = Harness(max_num_seqs=4, num_pages=65, max_queue_wait_s=1.0)
+    harness.transport.inbox.append((1, QueueCosts(10.0, 100, 0.0, 100, (1.0, 1.0), {})))
+    harness.add("running", [2], 20)
+    harness.turn(3)
+    message = AddRequest("isolated", pack_token_ids([3, 4]), SamplingParams(max_tokens=4), 0.0, num_replays=2)
+    message = msgspec.structs.replace(message, is_suspect=True, is_isolated=True)
+    harness.seen["isolated"] = Seen([3, 4], message.params, 2, journal=Journal(message))
+    harness.transport.inbox.append((2, message))
+    for name, num_tokens in (("a", 3), ("b", 8)):
+        harness.add(name, list(range(3, 3 + num_tokens)), 3, charge=Charge(num_tokens, num_tokens + 3))
+    harness.turn(1)
+    assert (harness.seen["a"].ends, harness.seen["b"].ends) == ([], ["overloaded"])
+    harness.drain()
+    assert harness.seen["a"].ends == ["length"]
 
 
 def test_a_suspect_that_waits_can_be_aborted_and_its_client_can_leave() -> None:
