@@ -25,6 +25,7 @@ from pathlib import Path
 from benchmarks.kills import Body, Streamed, ask, requests, spread, wait_started
 
 _NEW_S = 0.1
+_LONGEST_S = 120.0  # until every stream has begun
 
 
 @dataclass
@@ -52,6 +53,22 @@ async def ask_anew(address: tuple[str, int], body: tuple[str, str, Body], is_ove
     return outcomes
 
 
+async def wait_begun(streams: list[Streamed], reading: list["asyncio.Task[Streamed]"]) -> None:
+    """Wait for an event of every stream. Raises RuntimeError if one ends without any, or none comes in _LONGEST_S."""
+    latest_s = time.monotonic() + _LONGEST_S
+    while not all(streamed.arrivals_s for streamed in streams):
+        for streamed, task in zip(streams, reading, strict=True):
+            if task.done() and not streamed.arrivals_s:
+                task.result()
+                raise RuntimeError(
+                    f"a stream ({streamed.kind}) ended before its first event: status {streamed.status} "
+                    f"{streamed.error}".rstrip()
+                )
+        if time.monotonic() > latest_s:
+            raise RuntimeError(f"not every stream had an event within {_LONGEST_S:g} s")
+        await asyncio.sleep(0.01)
+
+
 async def drain(
     server: "subprocess.Popen[bytes]", address: tuple[str, int], args: argparse.Namespace
 ) -> tuple[Round, dict[str, dict[str, str]]]:
@@ -63,8 +80,7 @@ async def drain(
         asyncio.create_task(ask(address, *asked[number % len(asked)], into=streamed))
         for number, streamed in enumerate(streams)
     ]
-    while not all(streamed.arrivals_s for streamed in streams):
-        await asyncio.sleep(0.01)
+    await wait_begun(streams, reading)
     num_open = sum(not streamed.is_whole for streamed in streams)
     server.send_signal(signal.SIGTERM)
     begun_s, is_over = time.monotonic(), asyncio.Event()

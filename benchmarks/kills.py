@@ -41,6 +41,7 @@ _READY_AGAIN = "engine ready again"
 _STANDBY_WAITS = "standby waits"
 _RETRY_S = 0.25
 _POLL_S = 0.02
+_LONGEST_S = 300.0  # of a load of an engine
 _ENDS = {b"[DONE]", "response.completed", "response.incomplete", "message_stop"}
 _TEXTS = ("content", "reasoning", "text", "delta", "arguments", "partial_json", "thinking")
 _STORY = [{"role": "user", "content": "Tell me a short story about a fox."}]
@@ -179,8 +180,17 @@ async def keep_killing(
     """Kill each engine when it has served for every_s, until end_s or `most` kills; then set is_over.
 
     A launcher's oldest engine process is the one that serves; log: where the launcher tells of the next one. After the
-    last kill the streams have every_s to go on.
+    last kill the streams have every_s to go on. Raises RuntimeError, with is_over set, if no next engine comes.
     """
+    try:
+        return await _keep_killing(launcher, log, every_s, end_s, most, has_standby, is_over)
+    finally:
+        is_over.set()
+
+
+async def _keep_killing(
+    launcher: int, log: Path, every_s: float, end_s: float, most: float, has_standby: bool, is_over: asyncio.Event
+) -> list[Kill]:
     kills: list[Kill] = []
     ready_s = time.monotonic()
     while not is_over.is_set():
@@ -188,19 +198,23 @@ async def keep_killing(
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(is_over.wait(), every_s)
         if is_over.is_set() or len(kills) >= most or time.monotonic() >= end_s:
+            if loaded is not None:
+                loaded.cancel()
             break
         standby_s = await loaded - ready_s if loaded is not None else None
         os.kill(engine_of(launcher), signal.SIGKILL)
         killed_s = time.monotonic()
         ready_s = await _wait_told(log, _READY_AGAIN, len(kills))
         kills.append(Kill(killed_s, ready_s, os.getloadavg()[0], standby_s))
-    is_over.set()
     return kills
 
 
 async def _wait_told(log: Path, words: str, num_before: int) -> float:
-    """Wait until a log has words more often than before; return the time."""
+    """Wait until a log has words more often than before; return the time. Raises RuntimeError after _LONGEST_S."""
+    latest_s = time.monotonic() + _LONGEST_S
     while await asyncio.to_thread(lambda: log.read_text().count(words)) <= num_before:
+        if time.monotonic() > latest_s:
+            raise RuntimeError(f"the daemon did not log {words!r} within {_LONGEST_S:g} s")
         await asyncio.sleep(_POLL_S)
     return time.monotonic()
 

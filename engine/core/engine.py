@@ -77,9 +77,16 @@ class Engine:
         self._memory_error = parts.memory_error
         self._release_memory = parts.release_memory
         self._grammars = parts.grammars or Grammars(no_compiler, vocab_size=parts.vocab_size)
+        self._suspects = Suspects(
+            self._find,
+            is_empty=lambda: self._in_flight is None and not self._open_requests(),
+            transport=self._transport,
+            clock=parts.clock,
+        )
         self._limits = QueueLimits(
             scheduler=self.scheduler,
             grammars=self._grammars,
+            suspects=self._suspects,
             forecast=self.forecast,
             max_requests=parts.max_queued_requests,
             max_tokens=parts.max_queued_tokens,
@@ -103,11 +110,6 @@ class Engine:
         self._is_at_tier = False  # nothing can be done, perhaps until a disk or another engine has done something
         self._leaving: deque[Request] = deque()  # their connection is closed; ended by the next iterations
         self._outbox = Outbox(self._transport, self._stats)
-        self._suspects = Suspects(
-            self._find,
-            is_empty=lambda: self._in_flight is None and not self._open_requests(),
-            transport=self._transport,
-        )
         self._kv_view = KvView(
             self.scheduler,
             self._grammars.pending,
@@ -230,9 +232,6 @@ class Engine:
 
     def _handle(self, client_id: int, message: ToEngine | ClientGone) -> None:
         match message:
-            case AddRequest() if self._suspects.holds(message):
-                self._suspects.hold(client_id, message)
-                self._let_in()
             case AddRequest():
                 self._try_add(client_id, message)
             case RefuseDigest():
@@ -274,21 +273,21 @@ class Engine:
     def _let_in(self) -> None:
         """Add the requests that need no longer wait for a suspect."""
         while self._suspects.is_holding and (held := self._suspects.next()) is not None:
-            self._try_add(*held)
+            self._try_add(*held, is_let_in=True)
 
-    def _try_add(self, client_id: int, message: AddRequest) -> None:
+    def _try_add(self, client_id: int, message: AddRequest, *, is_let_in: bool = False) -> None:
         try:
-            self._add(client_id, message)
+            self._add(client_id, message, is_let_in=is_let_in)
         except ServiceError as error:  # the HTTP worker counts refused requests
             self._send_failure(client_id, message.request_id, error)
             if message.charge is not None and not message.is_charged:
                 self.tenants.count_refused(message.tenant)
 
-    def _add(self, client_id: int, message: AddRequest) -> None:
+    def _add(self, client_id: int, message: AddRequest, *, is_let_in: bool) -> None:
         if self._find(message.request_id) is not None:
             raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
         self._suspects.check(message, self.clock())
-        if not (message.num_replays or message.output):  # an earlier engine had room for the others
+        if not (message.num_replays or message.output or is_let_in):  # there was room for the others
             if self.is_draining:
                 raise Overloaded("The engine is shutting down and takes no new requests.")
             self._limits.check_room(message.num_prompt_tokens)
@@ -297,7 +296,11 @@ class Engine:
         self.tenants.check(message, now)
         request.tenant_name = self.tenants.name_of(message.tenant)
         request.num_expected_tokens = self.forecast.num_expected_tokens(request)
-        self._limits.check_wait(request, message, now)
+        self._limits.check_wait(request, message, now, is_let_in=is_let_in)
+        if not is_let_in and self._suspects.holds(message):
+            self._suspects.hold(client_id, message)
+            self._let_in()
+            return
         if message.grammar is None:
             self.scheduler.add(request)
             self.scheduler.kv.tiers.queued(request)

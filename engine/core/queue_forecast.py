@@ -163,6 +163,10 @@ class QueueForecast:
         """Return the time from a request's start to its first token; 0: unknown."""
         return self._work_s(request.num_prompt_tokens, 0)
 
+    def prompts_s(self, num_tokens: int) -> float:
+        """Return the time in which prompts of so many tokens are computed; 0: unknown."""
+        return self._work_s(num_tokens, 0)
+
     def wait_s(self, request: Request, queue: WaitingQueue, *, num_free_rows: int) -> float:
         """Return the time to the first token of a request that is about to be queued.
 

@@ -1,7 +1,7 @@
 """QueueLimits: refuses requests for which there is no room in the queue, or whose first token would come too late.
 
 QueueNews: tells the HTTP workers of it. Plain Python; never torch. A request whose grammar compiles is not in the queue
-yet and counts as if it were.
+yet and counts as if it were, and so does one behind an isolated request (suspects.py).
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from engine.core.outputs import Transport
 from engine.core.queue_forecast import QueueForecast
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
+from engine.core.suspects import Suspects
 from engine.interface.errors import Overloaded, RateLimited, ServiceError
 from engine.interface.protocol import AddRequest, QueueState, RequestFailed
 
@@ -25,6 +26,7 @@ class QueueLimits:
 
     scheduler: Scheduler
     grammars: Grammars
+    suspects: Suspects
     forecast: QueueForecast
     max_requests: int
     max_tokens: int | None  # None: any number
@@ -50,14 +52,18 @@ class QueueLimits:
                 retry_after_s=self.retry_after_s(),
             )
 
-    def check_wait(self, request: Request, message: AddRequest, now: float) -> None:
+    def check_wait(self, request: Request, message: AddRequest, now: float, *, is_let_in: bool = False) -> None:
         """Predict when a request has its first token, and note it. Raises Overloaded if that is too late.
+
+        is_let_in: it was held behind an isolated request, and measured by max_wait_s when it came.
 
         Only what begins an HTTP request is measured by max_wait_s: its other choices are not refused any more. One
         that goes on after the end of an earlier engine, or behind a prefill engine's token, is refused for nothing.
         """
         num_free_rows = 0 if self.scheduler.is_short_of_pages else self.scheduler.num_free_rows
         wait_s = self.forecast.wait_s(request, self.scheduler.waiting, num_free_rows=num_free_rows)
+        if not is_let_in:
+            wait_s += self.forecast.prompts_s(self.suspects.num_tokens)
         request.expected_first_s = now + wait_s if wait_s and message.grammar is None else None
         longest_s, limit_s = wait_s + self.forecast.margin_s(wait_s), self.max_wait_s
         is_first = not (message.num_replays or message.output)  # else its client has tokens already, or was let in
@@ -70,7 +76,7 @@ class QueueLimits:
                     retry_after_s=max(ceil(wait_s - left_s), 1),
                 )
             request.latest_start_s = message.deadline_s - self.forecast.prefill_s(request)
-        if limit_s is not None and longest_s > limit_s and message.charge is not None and is_first:
+        if limit_s is not None and longest_s > limit_s and message.charge is not None and is_first and not is_let_in:
             raise Overloaded(
                 f"The first token would come in about {longest_s:.1f} s; the limit is {limit_s:g} s.",
                 retry_after_s=max(ceil(longest_s - limit_s), 1),
@@ -83,12 +89,12 @@ class QueueLimits:
 
     @property
     def _num_tokens(self) -> int:
-        return self.scheduler.waiting.num_tokens + self.grammars.num_pending_prompt_tokens
+        return self.scheduler.waiting.num_tokens + self.grammars.num_pending_prompt_tokens + self.suspects.num_tokens
 
     @property
     def _has_max_requests(self) -> bool:
         # requests for free rows are not counted: a burst into an idle engine starts at once and is no queue
-        num_waiting = len(self.scheduler.waiting) + len(self.grammars.pending)
+        num_waiting = len(self.scheduler.waiting) + len(self.grammars.pending) + self.suspects.num_requests
         return num_waiting >= self.max_requests + self.scheduler.num_free_rows
 
 

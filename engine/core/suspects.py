@@ -3,8 +3,9 @@
 A suspect (AddRequest.is_suspect) was in a step when an engine failed. Two of them in one step could not be told apart
 if this engine fails as well, so one is let in at a time: the next follows when it has a further token or has ended.
 All other requests run beside it, unless it is isolated (AddRequest.is_isolated), or is let in while no other request is
-open: then nothing else is let in meanwhile. Of those that are wholly alone the worker is told (Alone): if this engine
-fails too, they are the cause. An isolated one is not alone if requests of another HTTP worker came before it.
+open: then nothing else is let in meanwhile. An isolated one waits until no request is open, of any HTTP worker, for
+LONGEST_WAIT_S at most; all others wait behind it. Of those that are wholly alone the worker is told (Alone): if this
+engine fails too, they are the cause.
 """
 
 from collections import deque
@@ -16,6 +17,7 @@ from engine.interface.errors import PoisonRequest
 from engine.interface.protocol import AddRequest, Alone, RefuseDigest
 from engine.interface.replays import REFUSED_S, digest_of
 
+LONGEST_WAIT_S = 30.0  # of an isolated request for the end of those that are open; then it runs beside them
 _Held = tuple[int, AddRequest]
 
 
@@ -28,11 +30,14 @@ class Suspects:
         *,
         is_empty: Callable[[], bool],
         transport: Transport,
+        clock: Callable[[], float],
     ) -> None:
         """find: returns a request that has not ended, by its request_id. is_empty: no request is open or in a step."""
         self._find = find
         self._is_empty = is_empty
         self._transport = transport
+        self._clock = clock
+        self._latest_s: dict[str, float] = {}  # of the isolated ones, by request_id: when it waits no longer
         self._isolated: deque[_Held] = deque()  # with their client ids
         self._held: deque[_Held] = deque()  # other suspects
         self._behind: deque[_Held] = deque()  # no suspects, behind one that is isolated
@@ -45,6 +50,17 @@ class Suspects:
         """True while one waits."""
         return bool(self._isolated or self._held or self._behind)
 
+    @property
+    def num_requests(self) -> int:
+        """The number of isolated requests that wait, and of those behind them."""
+        return len(self._isolated) + len(self._behind)
+
+    @property
+    def num_tokens(self) -> int:
+        """Their tokens: prompts, and what earlier engines made."""
+        messages = [message for queue in (self._isolated, self._behind) for _, message in queue]
+        return sum(message.num_prompt_tokens + len(message.output) // 4 for message in messages)
+
     def holds(self, message: AddRequest) -> bool:
         """Return whether a request has to wait here."""
         return message.is_suspect or bool(self._isolated or self._behind) or (self._is_gated and self._is_unproven)
@@ -53,15 +69,22 @@ class Suspects:
         """Let a request wait."""
         queue = self._isolated if message.is_isolated else self._held if message.is_suspect else self._behind
         queue.append((client_id, message))
+        if message.is_isolated:
+            self._latest_s[message.request_id] = self._clock() + LONGEST_WAIT_S
 
     def next(self) -> _Held | None:
         """Return the request to let in now, or None."""
         if self._is_unproven and (self._is_gated or self._isolated or not self._behind):
             return None
+        if self._isolated and not self._is_empty():
+            first = self._isolated[0][1].request_id
+            if self._clock() < self._latest_s[first]:
+                return None
         queue = next((queue for queue in (self._isolated, self._behind, self._held) if queue), None)
         if queue is None:
             return None
         client_id, message = queue.popleft()
+        self._latest_s.pop(message.request_id, None)
         if message.is_suspect:
             is_alone = self._is_empty()
             self._current = message.request_id
@@ -114,4 +137,6 @@ class Suspects:
             num_dropped += len(queue) - len(kept)
             queue.clear()
             queue.extend(kept)
+        isolated = {message.request_id for _, message in self._isolated}
+        self._latest_s = {name: latest_s for name, latest_s in self._latest_s.items() if name in isolated}
         return num_dropped

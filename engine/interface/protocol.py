@@ -164,7 +164,7 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     num_prompt_logprobs: int = 0  # tokens of the prompt after the first whose log-probabilities its client has
     num_replays: int = 0  # earlier submissions
     is_suspect: bool = False  # it may have ended an engine: no other suspect runs until it has a further token
-    is_isolated: bool = False  # it may have ended two: no other request is let in until it has a further token
+    is_isolated: bool = False  # it may have ended two: it is let in alone, and no other until it has a further token
     is_charged: bool = False  # an earlier engine has accepted it, and counted it in the ledger
     hand_over: HandOver | None = None  # None: one engine computes all of it
 

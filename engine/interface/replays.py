@@ -11,7 +11,8 @@ it has a further token. A request is poison if its engine has failed twice or mo
 while it was alone in it. So no request is blamed for another one, however long its prompt takes to compute. A kill
 from outside is no fault, and accuses nobody.
 A request is also given up when more engines in a row than there are replays have ended under it, by faults or before
-anyone got a token.
+anyone got a token. A suspect that was not alone yet has a few more, since nothing is known of it: given up now, its
+client would send it again, and it would end as many engines again.
 """
 
 import hashlib
@@ -25,6 +26,7 @@ from engine.interface.protocol import AddRequest, CacheReport
 
 REFUSED_S = 600.0  # how long requests like one that was poison are refused
 _MANY_FAULTS = 2  # in a row, after which a request is isolated; or poison, if it was alone at the last
+_MORE_REPLAYS = 3  # of a suspect that was alone in no engine yet
 
 
 class Journal:
@@ -38,6 +40,7 @@ class Journal:
         self._is_submitted = False  # it has been, at all
         self._is_begun = False  # by the present engine
         self._is_alone = False  # in it
+        self._was_alone = False  # in it or an earlier one, since its last token
         self._is_accepted = False  # by the present engine or an earlier one
         self._num_stuck = 0  # in a row
         self._num_faults = 0  # of these ends
@@ -73,7 +76,7 @@ class Journal:
 
     def isolate(self) -> None:
         """Record that no other request is open in the engine until this one has a further token."""
-        self._is_alone = True
+        self._is_alone = self._was_alone = True
 
     def begin(self, cache: CacheReport | None) -> None:
         """Record that the engine works on the request."""
@@ -88,10 +91,13 @@ class Journal:
         """
         if len(self._output) > self._num_submitted:
             self._num_stuck = self._num_faults = 0
-        if self._is_begun:
-            self._num_stuck += is_fault or not had_progress
-            self._num_faults += is_fault
-        is_proof = self._is_begun and self._is_alone and is_fault
+            self._was_alone = False
+        if not self._is_begun:
+            self._is_alone = False
+            return None
+        self._num_stuck += is_fault or not had_progress
+        self._num_faults += is_fault
+        is_proof = self._is_alone and is_fault
         self._is_begun = self._is_alone = False
         if self._num_faults >= _MANY_FAULTS and is_proof:
             return PoisonRequest(
@@ -99,7 +105,8 @@ class Journal:
                 f"of this answer, the last time with no other request; requests like it are refused for "
                 f"{REFUSED_S / 60:g} minutes."
             )
-        if self._num_stuck > max_replays:
+        num_more = _MORE_REPLAYS if self._num_faults and not self._was_alone else 0
+        if self._num_stuck > max_replays + num_more:
             return EngineDead(
                 f"The engine stopped {self._num_stuck} times in a row while it served this request without a further "
                 f"token; the limit is {max_replays} replays (--max-replays)."

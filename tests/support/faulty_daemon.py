@@ -16,7 +16,7 @@ from tests.support.daemon import ROOT, Daemon, wait_for
 class FaultyDaemon(Daemon):
     """A daemon over the demo model, whose next step with a prompt can be made to fail."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, *arguments: str) -> None:
         self.model = Path(shutil.copytree(DEMO_FOLDER, tmp_path / "model"))
         command = (
             sys.executable,
@@ -26,7 +26,7 @@ class FaultyDaemon(Daemon):
             "tests.support.faulty_engine",
         )
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        super().__init__(folder=tmp_path, command=command, env={"PYTHONPATH": path})
+        super().__init__(*arguments, folder=tmp_path, command=command, env={"PYTHONPATH": path})
 
     def fail_next(self, fault: str) -> None:
         """Let the next prompt meet a fault."""

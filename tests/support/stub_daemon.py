@@ -1,4 +1,7 @@
-"""`python -m tests.support.stub_daemon FOLDER MODULE serve --port 0`: launcher and worker around that engine."""
+"""`python -m tests.support.stub_daemon FOLDER MODULE serve --port 0`: launcher and worker around that engine.
+
+Behind the port may stand `--http-workers N`.
+"""
 
 import sys
 
@@ -13,7 +16,8 @@ def main() -> int:
     """Launch with the module instead of engine.process."""
     folder, engine_module = sys.argv[1:3]
     LoadWatchdog.SILENCE_S = 1.0
-    config = LaunchConfig(port=0, drain_timeout_s=1.0)
+    num_workers = int(sys.argv[-1]) if "--http-workers" in sys.argv else 1
+    config = LaunchConfig(port=0, drain_timeout_s=1.0, http_workers=num_workers)
     try:
         return launch(
             config,

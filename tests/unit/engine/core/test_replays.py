@@ -2,16 +2,18 @@
 
 import logging
 import random
-from collections import Counter
+from collections import Counter, deque
 
 import msgspec
 import pytest
 
 from engine.core.request_factory import RequestFactory
+from engine.core.suspects import LONGEST_WAIT_S
 from engine.interface.errors import EngineDead, InvalidParameter, PoisonRequest
 from engine.interface.protocol import (
     AddRequest,
     GrammarSpec,
+    QueueCosts,
     RefuseDigest,
     SamplingParams,
     ThinkingBudget,
@@ -302,6 +304,42 @@ def test_an_isolated_request_waits_for_a_suspect_and_its_client_may_leave() -> N
     assert "isolated" not in harness.begun
 
 
+@pytest.mark.parametrize("limit", [{"max_queued_requests": 2}, {"max_queued_tokens": 20}])
+def test_what_waits_behind_an_isolated_request_is_in_the_queue_when_it_comes(limit: dict) -> None:
+    harness = Harness(max_num_seqs=1, num_pages=65, **limit)
+    harness.add("running", [2], 20)
+    harness.turn(3)
+    message = AddRequest("isolated", pack_token_ids([3, 4]), SamplingParams(max_tokens=4), 0.0, num_replays=2)
+    message = msgspec.structs.replace(message, is_suspect=True, is_isolated=True)
+    harness.seen["isolated"] = Seen([3, 4], message.params, 2, journal=Journal(message))
+    harness.transport.inbox.append((2, message))
+    for name in ("a", "b"):
+        harness.add(name, list(range(3, 18)), 3)
+    harness.turn(1)
+    assert set(harness.scheduler.requests) == {"running"}
+    assert (harness.seen["a"].ends, harness.seen["b"].ends) == ([], ["overloaded"])
+    harness.drain()
+    assert harness.seen["a"].ends == ["length"]
+
+
+def test_the_predicted_wait_has_what_an_isolated_request_holds_back() -> None:
+    """And what was let wait is not refused when it is let in."""
+    harness = Harness(max_num_seqs=4, num_pages=65, max_queue_wait_s=1.0)
+    harness.transport.inbox.append((1, QueueCosts(10.0, 100, 0.0, 100, (1.0, 1.0), {})))
+    harness.add("running", [2], 20)
+    harness.turn(3)
+    message = AddRequest("isolated", pack_token_ids([3, 4]), SamplingParams(max_tokens=4), 0.0, num_replays=2)
+    message = msgspec.structs.replace(message, is_suspect=True, is_isolated=True)
+    harness.seen["isolated"] = Seen([3, 4], message.params, 2, journal=Journal(message))
+    harness.transport.inbox.append((2, message))
+    for name, num_tokens in (("a", 3), ("b", 8)):
+        harness.add(name, list(range(3, 3 + num_tokens)), 3, charge=Charge(num_tokens, num_tokens + 3))
+    harness.turn(1)
+    assert (harness.seen["a"].ends, harness.seen["b"].ends) == ([], ["overloaded"])
+    harness.drain()
+    assert harness.seen["a"].ends == ["length"]
+
+
 def test_a_suspect_that_waits_can_be_aborted_and_its_client_can_leave() -> None:
     harness = Harness()
     for name, client_id in (("a", 1), ("b", 1), ("c", 2)):
@@ -346,6 +384,52 @@ def test_the_one_that_ends_an_engine_alone_is_poison_and_the_others_go_on(names:
     assert num_faults == (2 if names[0] == "bad" else 3)  # the first suspect is let in alone
     assert harness.seen["bad"].ends == [PoisonRequest.code]
     assert [harness.seen[name].ends for name in names if name != "bad"] == [["length"]] * (len(names) - 1)
+
+
+@pytest.mark.parametrize("max_replays", [1, 2, 3])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_poison_is_found_while_another_worker_has_open_requests(max_replays: int, is_late: bool) -> None:
+    """Every engine hears of the other worker first, whose requests go on; once they take longer than the wait."""
+    harness = Harness(max_num_seqs=8, num_pages=65, max_num_batched_tokens=64)
+    harness.add("a", [1, 2, 3], 30)
+    harness.add("b", [1, 2, 4], 12)
+    harness.add("bad", [5, 2, 3], 12, client_id=2)
+    num_faults = 0
+    for _ in range(300):
+        harness.turn(1)
+        bad = harness.scheduler.requests.get("bad")
+        if bad is not None and len(bad.output_token_ids) + bad.num_pending_tokens > 3:
+            num_faults += 1
+            harness.crash(is_fault=True, max_replays=max_replays)
+            harness.transport.inbox = deque(sorted(harness.transport.inbox, key=lambda each: each[0]))
+            harness.turn(1)
+        elif is_late and num_faults == 2 and harness.engine._suspects._isolated:
+            harness.clock.now += LONGEST_WAIT_S
+    harness.drain()
+    assert num_faults == 3 + is_late
+    assert harness.seen["bad"].ends == [PoisonRequest.code]
+    assert [harness.seen[name].ends for name in "ab"] == [["length"]] * 2
+
+
+def test_isolated_requests_of_two_workers_run_one_after_the_other() -> None:
+    harness = Harness(max_num_seqs=8, num_pages=65, max_num_batched_tokens=64)
+    harness.add("running", [2], 20)
+    harness.turn(3)
+    for client_id in (1, 2):
+        name = f"isolated{client_id}"
+        message = AddRequest(name, pack_token_ids([3, 4]), SamplingParams(max_tokens=4), 0.0, num_replays=2)
+        message = msgspec.structs.replace(message, is_suspect=True, is_isolated=True)
+        harness.seen[name] = Seen([3, 4], message.params, client_id, journal=Journal(message))
+        harness.transport.inbox.append((client_id, message))
+    harness.add("new", [4], 3)
+    open_requests: list[list[str]] = []
+    while not harness.engine.is_idle or harness.transport.inbox:
+        harness.turn()
+        if list(harness.scheduler.requests) not in open_requests[-1:]:
+            open_requests.append(list(harness.scheduler.requests))
+    assert [each for each in open_requests if each][:3] == [["running"], ["isolated1"], ["isolated2"]]
+    assert all(harness.seen[f"isolated{client_id}"].journal._was_alone for client_id in (1, 2))
+    harness.drain()
 
 
 def test_no_long_request_is_poison_for_the_faults_of_others() -> None:
@@ -397,6 +481,25 @@ def test_a_request_is_given_up_when_it_has_been_stuck_more_often_than_there_are_
     assert isinstance(error, EngineDead)
     assert "3 times in a row" in error.message
     assert "2 replays" in error.message
+
+
+def test_a_suspect_is_not_given_up_before_it_was_alone_but_has_a_bound() -> None:
+    never, once = journal(), journal()
+    for _ in range(4):
+        never.begin(None)
+        assert never.end_engine(is_fault=True, had_progress=True, max_replays=1) is None
+        assert never.submit().is_suspect
+        assert never.end_engine(is_fault=False, had_progress=False, max_replays=1) is None  # it waited
+        never.submit()
+    never.begin(None)
+    assert isinstance(never.end_engine(is_fault=True, had_progress=True, max_replays=1), EngineDead)
+    for is_alone in (False, False, True):
+        if is_alone:
+            once.isolate()
+        once.begin(None)
+        error = once.end_engine(is_fault=True, had_progress=True, max_replays=1)
+        once.submit()
+    assert isinstance(error, PoisonRequest)
 
 
 def test_a_further_token_or_a_queue_is_no_failed_replay() -> None:
