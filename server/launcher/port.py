@@ -1,4 +1,4 @@
-"""Port: whether this daemon has the port, who of its HTTP workers serves it, and who has it before and after.
+"""Port: the listening sockets, which HTTP workers accept on them, and the takeovers from and by other daemons.
 
 Life: made → take (at once, or by a takeover when the daemon is ready: server/launcher/takeover.py) → given to a next
 daemon (server/launcher/hand_over.py), or stop. Never torch. Imports server.launcher.
@@ -65,7 +65,7 @@ class Port:
     @property
     def needs_stand_in(self) -> bool:
         """True if no worker accepts connections, and nobody else does."""
-        return not self._serving and self._control.state.accepts
+        return not self._serving and self.is_taken
 
     def of_worker(self, index: int) -> list[socket.socket]:
         """Return the sockets of a worker."""
@@ -114,7 +114,7 @@ class Port:
         self.is_taken = True
 
     def stop(self) -> None:
-        """Hear no more of next daemons. The running daemon goes on, if it still has the port."""
+        """Accept no more takeovers. The running daemon goes on, if it still has the port."""
         self._hand_over.stop()
         if self._takeover is not None:
             self._takeover.close()

@@ -257,10 +257,15 @@ async def test_workers_wait_until_the_daemon_is_ready_and_those_of_the_old_one_h
         assert await waiting
         assert not port.is_owned
         assert accepted == []
+        assert not port.needs_stand_in  # it accepts, and the other daemon still answers: no 503 beside that
         port.serve(("worker", 0))
         await taking
         assert accepted == ["no more"]
         assert old_link.handed_over.is_set()
+        assert not old_link.state.accepts
+        old.control.set_state(fault="restarting")  # a later state changes nothing of it
+        await until(lambda: old_link.state.fault == "restarting")
+        assert not old_link.state.accepts
         assert (port.is_taken, port.is_owned, port.is_given) == (True, True, False)
         second = await ask(old.config)  # of the new one, which now has the port
         assert second.offer.pid == os.getpid()
