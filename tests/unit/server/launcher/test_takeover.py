@@ -355,3 +355,23 @@ def test_the_file_of_a_unix_socket_stays_for_the_daemon_that_has_it_now(parent: 
         pass
     assert Path(f"{parent}/q.sock").exists() is not is_owned
     listener.close()
+
+
+@in_loop
+async def test_a_fault_while_a_next_daemon_connects_does_not_end_the_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hand_over_module, "_RETRY_S", 0.01)
+    loop = asyncio.get_running_loop()
+    accept, faults = loop.sock_accept, [OSError(24, "Too many open files")]
+
+    async def failing(listening: socket.socket) -> tuple[socket.socket, object]:
+        if faults:
+            raise faults.pop()
+        return await accept(listening)
+
+    monkeypatch.setattr(loop, "sock_accept", failing)
+    async with running() as old:
+        takeover = await ask(old.config)
+        assert faults == []
+        takeover.close()
+        for listener in takeover.listeners:
+            listener.close()
