@@ -105,10 +105,14 @@ class Port:
                 notify_address=self._notifier.address,
             )
             if taken is None:
-                logger.warning("the daemon whose port was to be taken over has ended before pid=%d", offer.pid)
+                logger.warning(
+                    "the daemon whose port was to be taken over has ended before, or does not answer pid=%d", offer.pid
+                )
             elif taken.is_main:
+                had_manager = bool(self._notifier.address)  # then it is the same one, and reports to it go on
                 self._notifier.adopt(offer.notify_address, watchdog_s=offer.watchdog_s)
-                watch()
+                if not had_manager:
+                    watch()
             logger.info("has the port pid=%d", os.getpid())
         self._hand_over.start()
         self.is_taken = True

@@ -78,9 +78,9 @@ class Notifier:
         """Send the stage whenever it changed, and WATCHDOG=1 in time as long as /health is 200. Runs for ever."""
         if self._socket is None:
             return
-        interval_s = min(_STATUS_INTERVAL_S, (self.watchdog_s or 60.0) / _PINGS_PER_TIMEOUT)
         while True:
             self.observe(state())
+            interval_s = min(_STATUS_INTERVAL_S, (self.watchdog_s or 60.0) / _PINGS_PER_TIMEOUT)  # adopt() changes it
             await asyncio.sleep(interval_s)
 
     def observe(self, state: State) -> None:

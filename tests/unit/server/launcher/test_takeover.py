@@ -18,6 +18,7 @@ from engine.interface.metrics import Metrics
 from server.config.value_types import UsageError
 from server.http.launcher_link import LauncherLink
 from server.launcher import hand_over as hand_over_module
+from server.launcher import takeover as takeover_module
 from server.launcher.control_server import ControlServer
 from server.launcher.hand_over import HandOver
 from server.launcher.listener import bind, listeners_by_worker, owned_socket_file
@@ -373,5 +374,30 @@ async def test_a_fault_while_a_next_daemon_connects_does_not_end_the_offer(monke
         takeover = await ask(old.config)
         assert faults == []
         takeover.close()
+        for listener in takeover.listeners:
+            listener.close()
+
+
+@in_loop
+async def test_workers_that_never_serve_end_the_next_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover_module, "_SERVE_S", 0.05)
+    async with running() as old:
+        takeover = await ask(old.config)
+        with pytest.raises(StartupError, match="have not served"):
+            await complete(takeover, is_serving=lambda: False)
+        await until(lambda: not old.hand_over.is_shared)
+        assert old.num_given == 0
+        for listener in takeover.listeners:
+            listener.close()
+
+
+@in_loop
+async def test_a_running_daemon_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover_module, "_TAKEN_S", 0.05)
+    async with running() as old:
+        monkeypatch.setattr(old.hand_over, "_give", lambda take: asyncio.sleep(3600))
+        takeover = await ask(old.config)
+        assert await complete(takeover) is None
+        assert takeover.is_done
         for listener in takeover.listeners:
             listener.close()
