@@ -132,7 +132,7 @@ class State(msgspec.Struct, tag=True):
     minute; "stalled": the engine's loop, or the load of the next engine, makes no progress.
     num_ends: engines that were ready and have ended. was_killed: the last of them by a kill from outside (SIGKILL, and
     not for want of memory). accepts: False while another daemon has the port, which this one takes over later: workers
-    load, and leave connections to it.
+    load, and leave connections to it. A worker's own copy is False again once another daemon has taken the port over.
     """
 
     stage: Stage

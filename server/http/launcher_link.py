@@ -176,7 +176,7 @@ class LauncherLink:
         """
         self._send(Prepared())
         await self._accepts.wait()
-        return self._state.accepts and not self.handed_over.is_set()
+        return self._state.accepts
 
     def serve(self) -> None:
         """Tell the launcher that this worker accepts connections."""
@@ -201,7 +201,7 @@ class LauncherLink:
             async for message in read_messages(reader, FromLauncher):
                 match message:
                     case State():
-                        self._state = message
+                        self._set_state(message)
                         self._greeted.set()
                         if message.accepts:
                             self._accepts.set()
@@ -225,6 +225,7 @@ class LauncherLink:
                         self.on_reload_tls()
                     case HandedOver():
                         self.handed_over.set()
+                        self._set_state(self._state)
                         self.on_handed_over()
                     case Drain(timeout_s):
                         self._set_end(timeout_s)
@@ -234,6 +235,10 @@ class LauncherLink:
             self._is_connected = False
             self._greeted.set()
             self._set_end(0.0)
+
+    def _set_state(self, state: State) -> None:
+        """Keep a State, which says nothing of a hand-over: that is final."""
+        self._state = msgspec.structs.replace(state, accepts=False) if self.handed_over.is_set() else state
 
     def _set_end(self, timeout_s: float) -> None:
         self._state = msgspec.structs.replace(self._state, is_draining=True)

@@ -102,7 +102,7 @@ async def serve(config: WorkerConfig) -> int:
         await worker.wait_ready(timeout_s=_GREETING_S)
     server = _Server(_uvicorn_config(app, config), on_start=launcher.serve)
     launcher.on_reload_tls = lambda: _reload_tls(server.config)
-    launcher.on_handed_over = server.stop_accepting
+    _follow_hand_over(launcher, server)
     worker.http_metrics.num_connections = lambda: len(server.server_state.connections)
     sockets = [socket.socket(fileno=number) for number in (config.listen_fd, *config.more_listen_fds)]
     serving = asyncio.create_task(server.serve(sockets=sockets))
@@ -131,6 +131,13 @@ async def serve(config: WorkerConfig) -> int:
     await serving
     await worker.aclose()
     return 3 if is_failed else 0
+
+
+def _follow_hand_over(launcher: LauncherLink, server: _Server) -> None:
+    """Accept no more once another daemon has the port, which it may have by now: the message comes once."""
+    launcher.on_handed_over = server.stop_accepting
+    if launcher.handed_over.is_set():
+        server.stop_accepting()
 
 
 def _uvicorn_config(app: FastAPI, config: WorkerConfig) -> uvicorn.Config:

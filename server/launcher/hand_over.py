@@ -25,6 +25,7 @@ from server.launcher.takeover import SOCKETS_PER_MESSAGE, Offer, Refused, Take, 
 
 logger = logging.getLogger(__name__)
 _BACKLOG = 8
+_RETRY_S = 1.0
 
 
 class HandOver:
@@ -84,7 +85,12 @@ class HandOver:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while not self.is_done:
-            connection, _ = await loop.sock_accept(listening)
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as error:  # too many open files, say
+                logger.warning("a next daemon cannot connect now reason=%r", error.strerror or str(error))
+                await asyncio.sleep(_RETRY_S)
+                continue
             self._tasks.spawn(self._serve(connection))
 
     async def _serve(self, connection: socket.socket) -> None:

@@ -317,7 +317,8 @@ class Launcher:
             case EngineFailed():
                 self._failures[child] = message
             case AskLeave() if not self._is_draining:
-                serves, timeout_s = not self._downtime.fault, self._config.drain_timeout_s
+                serves = _ENGINE in self._started_once and not self._downtime.fault
+                timeout_s = self._config.drain_timeout_s
                 if (leave := self._sides.let_leave(child, timeout_s=timeout_s, first_serves=serves)) is not None:
                     self._control.send(leave, role=child[0], index=child[1])
 

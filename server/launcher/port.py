@@ -1,4 +1,4 @@
-"""Port: whether this daemon has the port, who of its HTTP workers serves it, and who has it before and after.
+"""Port: the listening sockets, which HTTP workers accept on them, and the takeovers from and by other daemons.
 
 Life: made → take (at once, or by a takeover when the daemon is ready: server/launcher/takeover.py) → given to a next
 daemon (server/launcher/hand_over.py), or stop. Never torch. Imports server.launcher.
@@ -65,7 +65,7 @@ class Port:
     @property
     def needs_stand_in(self) -> bool:
         """True if no worker accepts connections, and nobody else does."""
-        return not self._serving and self._control.state.accepts
+        return not self._serving and self.is_taken
 
     def of_worker(self, index: int) -> list[socket.socket]:
         """Return the sockets of a worker."""
@@ -105,16 +105,20 @@ class Port:
                 notify_address=self._notifier.address,
             )
             if taken is None:
-                logger.warning("the daemon whose port was to be taken over has ended before pid=%d", offer.pid)
+                logger.warning(
+                    "the daemon whose port was to be taken over has ended before, or does not answer pid=%d", offer.pid
+                )
             elif taken.is_main:
+                had_manager = bool(self._notifier.address)  # then it is the same one, and reports to it go on
                 self._notifier.adopt(offer.notify_address, watchdog_s=offer.watchdog_s)
-                watch()
+                if not had_manager:
+                    watch()
             logger.info("has the port pid=%d", os.getpid())
         self._hand_over.start()
         self.is_taken = True
 
     def stop(self) -> None:
-        """Hear no more of next daemons. The running daemon goes on, if it still has the port."""
+        """Accept no more takeovers. The running daemon goes on, if it still has the port."""
         self._hand_over.stop()
         if self._takeover is not None:
             self._takeover.close()

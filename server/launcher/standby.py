@@ -53,8 +53,10 @@ class Standby:
     async def run(self) -> None:
         """Start a standby whenever one is wanted, and another after a delay if it ends untaken."""
         backoff = Backoff()
-        while not self._is_stopped:
+        while True:
             await self._wanted.wait()
+            if self._is_stopped:
+                return
             self._wanted.clear()
             process = self.process = await self._start()
             started_s = time.monotonic()

@@ -57,30 +57,32 @@ class Notifier:
     async def hand_over(self, pid: int, *, address: str) -> bool:
         """Name the next daemon to the service manager, as the process to watch, and say no more to it.
 
-        address: of that daemon's own service manager, "" without one. Returns False if that is another one. Waits for a
-        busy manager: if it heard of the end of this process first, it would end the next one.
+        address: of that daemon's own service manager, "" without one. Returns whether this one knows it: False if that
+        is another one, or if it cannot be told. Waits for a busy manager: if it heard of the end of this process first,
+        it would end the next one.
         """
         if self._socket is None or address not in ("", self.address):
             self.stopping()
             return False
         self._is_handed_over = True
         self._unsent = []
-        self._send(f"MAINPID={pid}")
+        can_hear = self._send(f"MAINPID={pid}")
         for _ in range(_NUM_TRIES):
-            if not self._unsent:
-                return True
+            if not can_hear or not self._unsent:
+                break
             await asyncio.sleep(_RETRY_S)
-            self._send()
-        logger.error("the service manager does not hear which process has the port pid=%d", pid)
-        return True
+            can_hear = self._send()
+        if not can_hear or self._unsent:
+            logger.error("the service manager does not hear which process has the port pid=%d", pid)
+        return can_hear
 
     async def watch(self, *, state: Callable[[], State]) -> None:
         """Send the stage whenever it changed, and WATCHDOG=1 in time as long as /health is 200. Runs for ever."""
         if self._socket is None:
             return
-        interval_s = min(_STATUS_INTERVAL_S, (self.watchdog_s or 60.0) / _PINGS_PER_TIMEOUT)
         while True:
             self.observe(state())
+            interval_s = min(_STATUS_INTERVAL_S, (self.watchdog_s or 60.0) / _PINGS_PER_TIMEOUT)  # adopt() changes it
             await asyncio.sleep(interval_s)
 
     def observe(self, state: State) -> None:
@@ -134,11 +136,11 @@ class Notifier:
             self._status = status
             self._send(f"STATUS={status}")
 
-    def _send(self, *lines: str) -> None:
-        """Send lines, after those that a busy manager did not accept."""
+    def _send(self, *lines: str) -> bool:
+        """Send lines, after those that a busy manager did not accept. Returns False if it cannot be reached."""
         waiting = [*self._unsent, *lines]
         if self._socket is None or not waiting:
-            return
+            return True
         self._unsent = []
         message = "\n".join(line.replace("\n", " ") for line in waiting)
         try:
@@ -152,6 +154,8 @@ class Notifier:
             if not self._has_failed:
                 logger.warning("notification of the service manager failed reason=%r", error.strerror or str(error))
             self._has_failed = True
+            return False
+        return True
 
 
 class NotifyingConsole:

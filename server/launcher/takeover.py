@@ -11,6 +11,7 @@ from then on. Life: request_takeover → complete → close. Imports engine.inte
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import struct
@@ -27,8 +28,12 @@ from server.config.value_types import UsageError
 from server.launcher.listener import bound_address, wanted_address
 from server.launcher.run_dir import find_takeover_sockets
 
+logger = logging.getLogger(__name__)
+
 _ANSWER_S = 10.0
 _POLL_S = 0.02
+_SERVE_S = 60.0  # for workers that may accept; both daemons do so meanwhile
+_TAKEN_S = 15.0  # the running daemon waits 10 s for its service manager, and a second for its workers
 _MAX_FRAME = 1 << 16
 SOCKETS_PER_MESSAGE = 64  # below SCM_MAX_FD, which is 253
 
@@ -93,17 +98,26 @@ class Takeover:
     ) -> Taken | None:
         """Wait until this daemon is prepared, let its workers accept, and tell the running daemon once they do.
 
-        Returns its answer, None if it has ended before.
+        Returns its answer, None if it has ended before or does not answer. Raises StartupError if they do not serve
+        in time.
         """
         reader, writer = await asyncio.open_unix_connection(sock=self._connection)
         reading = asyncio.create_task(self._read(reader))
         try:
             await _poll(lambda: reading.done() or is_prepared())
             accept()
-            await _poll(lambda: reading.done() or is_serving())
+            try:
+                async with asyncio.timeout(_SERVE_S):
+                    await _poll(lambda: reading.done() or is_serving())
+            except TimeoutError:
+                raise StartupError(f"The HTTP workers have not served for {_SERVE_S:g} s.") from None
             if not reading.done():
                 writer.write(encode_frame(Take(os.getpid(), notify_address)))
-                await reading
+                await asyncio.wait([reading], timeout=_TAKEN_S)
+                if not reading.done():
+                    logger.warning(
+                        "the daemon that had the port does not answer, it may still accept pid=%d", self.offer.pid
+                    )
         finally:
             reading.cancel()
             writer.close()

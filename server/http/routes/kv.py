@@ -95,9 +95,12 @@ def kv_routes(app_state: AppState) -> list[ApiRoute]:
 
 
 async def _events(app_state: AppState, choose: Callable[[], KvFeed]) -> AsyncGenerator[bytes, None]:
-    """Yield snapshots, four a second at most, until the server drains. choose: returns the feed to show now."""
+    """Yield snapshots, four a second at most, until the server drains or another daemon has its port.
+
+    choose: returns the feed to show now. A page whose stream ends connects again, then to the other daemon.
+    """
     revision, told, feed = 0, "", choose()
-    while not app_state.launcher.state.is_draining:
+    while _is_served(app_state):
         if (chosen := choose()) is not feed:
             feed, revision = chosen, 0
         try:
@@ -118,9 +121,14 @@ async def _events(app_state: AppState, choose: Callable[[], KvFeed]) -> AsyncGen
             else b"event: snapshot\ndata: " + shown.body + b"\n\n"
         )
         revision = shown.revision
-        while (rest_s := shown.next_s - time.monotonic()) > 0 and not app_state.launcher.state.is_draining:
+        while (rest_s := shown.next_s - time.monotonic()) > 0 and _is_served(app_state):
             await asyncio.sleep(min(rest_s, INTERVAL_S))
     yield _named(End("The server is shutting down."))
+
+
+def _is_served(app_state: AppState) -> bool:
+    state = app_state.launcher.state
+    return state.accepts and not state.is_draining
 
 
 def _stage(app_state: AppState, error: ServiceError) -> str:

@@ -1,5 +1,6 @@
 """What the service manager hears, on a socket of its kind and a clock of the tests' own."""
 
+import asyncio
 import os
 import socket
 from collections.abc import Iterator
@@ -108,6 +109,12 @@ def test_a_manager_that_cannot_be_told_is_one_warning(address: str, caplog: pyte
     notifier.ready(SUMMARY)
     notifier.stopping()
     assert len(caplog.records) == 1
+
+
+def test_a_manager_that_cannot_be_told_of_the_next_process_does_not_know_it(caplog: pytest.LogCaptureFixture) -> None:
+    notifier = Notifier("/nowhere/notify")
+    assert not asyncio.run(notifier.hand_over(7, address=""))
+    assert "does not hear which process has the port pid=7" in caplog.text
 
 
 def test_a_manager_that_does_not_read_holds_nothing_up_and_hears_later(manager: socket.socket) -> None:

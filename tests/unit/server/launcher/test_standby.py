@@ -153,3 +153,13 @@ def test_a_dead_standby_is_not_taken() -> None:
         assert standby.take() is None
 
     run(scenario)
+
+
+def test_none_is_started_after_the_stop_even_if_one_is_wanted() -> None:
+    async def scenario(standby: Standby, starts: Starts) -> None:
+        standby.stop()
+        standby.want()
+        await settle()
+        assert starts.processes == []
+
+    run(scenario)

@@ -18,6 +18,7 @@ from engine.interface.metrics import Metrics
 from server.config.value_types import UsageError
 from server.http.launcher_link import LauncherLink
 from server.launcher import hand_over as hand_over_module
+from server.launcher import takeover as takeover_module
 from server.launcher.control_server import ControlServer
 from server.launcher.hand_over import HandOver
 from server.launcher.listener import bind, listeners_by_worker, owned_socket_file
@@ -257,10 +258,15 @@ async def test_workers_wait_until_the_daemon_is_ready_and_those_of_the_old_one_h
         assert await waiting
         assert not port.is_owned
         assert accepted == []
+        assert not port.needs_stand_in  # it accepts, and the other daemon still answers: no 503 beside that
         port.serve(("worker", 0))
         await taking
         assert accepted == ["no more"]
         assert old_link.handed_over.is_set()
+        assert not old_link.state.accepts
+        old.control.set_state(fault="restarting")  # a later state changes nothing of it
+        await until(lambda: old_link.state.fault == "restarting")
+        assert not old_link.state.accepts
         assert (port.is_taken, port.is_owned, port.is_given) == (True, True, False)
         second = await ask(old.config)  # of the new one, which now has the port
         assert second.offer.pid == os.getpid()
@@ -350,3 +356,48 @@ def test_the_file_of_a_unix_socket_stays_for_the_daemon_that_has_it_now(parent: 
         pass
     assert Path(f"{parent}/q.sock").exists() is not is_owned
     listener.close()
+
+
+@in_loop
+async def test_a_fault_while_a_next_daemon_connects_does_not_end_the_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hand_over_module, "_RETRY_S", 0.01)
+    loop = asyncio.get_running_loop()
+    accept, faults = loop.sock_accept, [OSError(24, "Too many open files")]
+
+    async def failing(listening: socket.socket) -> tuple[socket.socket, object]:
+        if faults:
+            raise faults.pop()
+        return await accept(listening)
+
+    monkeypatch.setattr(loop, "sock_accept", failing)
+    async with running() as old:
+        takeover = await ask(old.config)
+        assert faults == []
+        takeover.close()
+        for listener in takeover.listeners:
+            listener.close()
+
+
+@in_loop
+async def test_workers_that_never_serve_end_the_next_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover_module, "_SERVE_S", 0.05)
+    async with running() as old:
+        takeover = await ask(old.config)
+        with pytest.raises(StartupError, match="have not served"):
+            await complete(takeover, is_serving=lambda: False)
+        await until(lambda: not old.hand_over.is_shared)
+        assert old.num_given == 0
+        for listener in takeover.listeners:
+            listener.close()
+
+
+@in_loop
+async def test_a_running_daemon_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover_module, "_TAKEN_S", 0.05)
+    async with running() as old:
+        monkeypatch.setattr(old.hand_over, "_give", lambda take: asyncio.sleep(3600))
+        takeover = await ask(old.config)
+        assert await complete(takeover) is None
+        assert takeover.is_done
+        for listener in takeover.listeners:
+            listener.close()

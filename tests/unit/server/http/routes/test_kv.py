@@ -274,6 +274,14 @@ def test_a_stream_ends_when_the_server_drains(app):
 
 
 @pytest.mark.slow
+def test_a_stream_ends_when_another_daemon_has_the_port(app):
+    with serving(app.app) as url:
+        viewer = Viewer(url).wait("same")
+        app.launcher.state = State(Stage("ready"), False, accepts=False)
+        viewer.wait_end()
+
+
+@pytest.mark.slow
 def test_a_dead_engine_is_told_once_and_the_next_one_shown(app):
     with serving(app.app) as url:
         viewer = Viewer(url).wait("same")
