@@ -130,6 +130,23 @@ def test_a_decode_engine_that_dies_is_replaced_behind_the_last_token():
     assert request.hand_over is None
 
 
+def test_what_goes_on_is_taken_by_a_full_engine_too():
+    pair = Pair(num_decode=2)
+    pair.decode[1].is_full = True
+    pair.decode[0].fail, pair.decode[0].fail_after = DEAD, 1
+    assert tokens_of(pair.run()) == ANSWER
+    assert len(pair.decode[1].submitted) == 1
+
+
+def test_what_has_no_token_is_not_given_to_a_full_engine():
+    pair = Pair(num_decode=2)
+    pair.decode[1].is_full = True
+    pair.decode[0].fail = DEAD
+    with pytest.raises(EngineDead):
+        pair.run(prompt=(1, 2, 3))
+    assert pair.decode[1].submitted == []
+
+
 def test_the_only_decode_engine_that_dies_ends_the_request():
     pair = Pair()
     pair.decode[0].fail, pair.decode[0].fail_after = DEAD, 1
