@@ -271,6 +271,7 @@ class EngineProcess:
             self._control.send(AskLeave())
         if self._engine is not None and self._has_left(self._engine, now):
             logger.info("left is_done=%s", self._engine.is_idle)
+            self._send_metrics()  # what was counted since the last
             self._is_stopping = True
         if self._stop_at_s is not None and now >= self._stop_at_s and self._engine is not None:
             self._engine.abort_all()
