@@ -220,10 +220,13 @@ class PairedEngineClient:
 def _behind(request: AddRequest, token_ids: list[int]) -> AddRequest:
     """Return the request that goes on behind further tokens. All log-probabilities of the prompt have come by then."""
     params = msgspec.structs.replace(request.params, prompt_logprobs=None)
-    behind = msgspec.structs.replace(request, params=params, output=request.output + pack_token_ids(token_ids))
-    return _charged(behind)
+    output = request.output + pack_token_ids(token_ids)
+    return _charged(msgspec.structs.replace(request, params=params, output=output, counts_prompt=False))
 
 
 def _charged(request: AddRequest) -> AddRequest:
-    """Return the request for a further engine: its tenant was charged by the first one, where limits applied."""
-    return msgspec.structs.replace(request, charge=None, counts_prompt=False)
+    """Return the request for a further engine: its tenant was charged by the first one, where limits applied.
+
+    An engine that ended before the first token has not counted the prompt.
+    """
+    return msgspec.structs.replace(request, charge=None)

@@ -91,6 +91,7 @@ def test_a_prefill_engine_that_fails_before_the_first_token_is_replaced(fail, re
     assert request.hand_over is None
     assert request.output == b""
     assert request.charge == charge  # who took the request has charged it
+    assert request.counts_prompt  # no token: nobody has counted it
     assert pair.fallbacks() == {reason: 1}
 
 
