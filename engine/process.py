@@ -3,8 +3,8 @@
     python -m engine.process CONFIG.json        (an EngineProcessConfig; written by the launcher)
 Only the launcher ends this process. It ignores SIGINT and SIGTERM, which a terminal or an init system sends to the
 whole process group. It exits when the control connection closes and, on Linux, is killed when the launcher dies.
-One of several engines asks the launcher at SIGTERM whether it may leave: AskLeave → Leave → its requests end, other
-engines take what it lends them, and it exits; the launcher starts the next.
+One of several engines asks the launcher after SIGTERM whether it may leave, each second until it may: AskLeave → Leave
+→ its requests end, other engines take what it lends them, and it exits; the launcher starts the next.
 """
 
 import contextlib
@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 _DELTA_INTERVAL_S = 0.5
 _HEARTBEAT_INTERVAL_S = 1.0
+_ASK_INTERVAL_S = 1.0  # until the launcher lets it leave
 _MIN_QUEUED_PROMPTS = 64  # prompts of full length
 
 
@@ -72,7 +73,7 @@ class EngineProcess:
         self._stop_at_s: float | None = None
         self._leave_at_s: float | None = None  # at the latest
         self._was_terminated = False  # SIGTERM came
-        self._next_delta_s = self._next_heartbeat_s = 0.0
+        self._next_delta_s = self._next_heartbeat_s = self._next_ask_s = 0.0
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(config.control_socket)
         self._control = Connection(sock, FromLauncher)
@@ -265,11 +266,12 @@ class EngineProcess:
         if now >= self._next_delta_s:
             self._send_metrics()
             self._next_delta_s = now + _DELTA_INTERVAL_S
-        if self._was_terminated:
-            self._was_terminated = False
+        if self._was_terminated and self._leave_at_s is None and now >= self._next_ask_s:
+            self._next_ask_s = now + _ASK_INTERVAL_S
             self._control.send(AskLeave())
         if self._engine is not None and self._has_left(self._engine, now):
             logger.info("left is_done=%s", self._engine.is_idle)
+            self._send_metrics()  # what was counted since the last
             self._is_stopping = True
         if self._stop_at_s is not None and now >= self._stop_at_s and self._engine is not None:
             self._engine.abort_all()

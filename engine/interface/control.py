@@ -160,7 +160,10 @@ class Drain(msgspec.Struct, tag=True):
 
 
 class AskLeave(msgspec.Struct, tag=True):
-    """One of several engines was sent SIGTERM: it asks to end and to be started again. The reply is Leave, or none."""
+    """One of several engines was sent SIGTERM: it asks to end and to be started again.
+
+    The reply is Leave, or none while it has to stay; then it asks again.
+    """
 
 
 class Leave(msgspec.Struct, tag=True):

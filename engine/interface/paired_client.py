@@ -175,7 +175,8 @@ class PairedEngineClient:
                 return
             except EngineDead:
                 others = [client for client in self._decode if client is not decode]
-                following = self._choose(others)
+                goes_on = bool(request.output or token_ids)  # a full engine takes it
+                following = self._choose(others) or (self._choose(others, may_be_full=True) if goes_on else None)
                 if following is None or (request.params.prompt_logprobs is not None and not token_ids):
                     raise
                 decode = following
@@ -207,9 +208,9 @@ class PairedEngineClient:
             self._fall_back("missing" if all(client.ready is None for client in self._prefill) else "full")
         return chosen
 
-    def _choose(self, clients: Sequence[EngineClient]) -> EngineClient | None:
+    def _choose(self, clients: Sequence[EngineClient], *, may_be_full: bool = False) -> EngineClient | None:
         """Return the client with the fewest open requests of those that serve and have room; None: there is none."""
-        serving = [client for client in clients if client.ready is not None and not client.is_full]
+        serving = [client for client in clients if client.ready is not None and (may_be_full or not client.is_full)]
         return min(serving, key=lambda client: self._num_open[client], default=None)
 
     def _fall_back(self, reason: str) -> None:
@@ -219,10 +220,13 @@ class PairedEngineClient:
 def _behind(request: AddRequest, token_ids: list[int]) -> AddRequest:
     """Return the request that goes on behind further tokens. All log-probabilities of the prompt have come by then."""
     params = msgspec.structs.replace(request.params, prompt_logprobs=None)
-    behind = msgspec.structs.replace(request, params=params, output=request.output + pack_token_ids(token_ids))
-    return _charged(behind)
+    output = request.output + pack_token_ids(token_ids)
+    return _charged(msgspec.structs.replace(request, params=params, output=output, counts_prompt=False))
 
 
 def _charged(request: AddRequest) -> AddRequest:
-    """Return the request for a further engine: its tenant was charged by the first one, where limits applied."""
-    return msgspec.structs.replace(request, charge=None, counts_prompt=False)
+    """Return the request for a further engine: its tenant was charged by the first one, where limits applied.
+
+    An engine that ended before the first token has not counted the prompt.
+    """
+    return msgspec.structs.replace(request, charge=None)

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from engine.interface.protocol import ClientGone, EngineReady, FromEngine, ToEngine
+from engine.interface.protocol import ClientGone, EngineReady, FromEngine, QueueState, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +141,7 @@ class SocketTransport:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._greeting = greeting
+        self._queue_state: QueueState | None = None  # told last
         self._on_control = on_control
         self._clock = clock
         self._connections: dict[int, Connection] = {}  # by client id; that which was read last is last
@@ -213,7 +214,9 @@ class SocketTransport:
                 self._watch(connection, client_id, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
     def broadcast(self, message: FromEngine) -> None:
-        """Send to every worker."""
+        """Send to every worker; a QueueState also to those that connect later."""
+        if isinstance(message, QueueState):
+            self._queue_state = message
         for client_id in list(self._connections):
             self.send(client_id, message)
 
@@ -238,6 +241,8 @@ class SocketTransport:
         connection = self._connections[self._next_client_id] = Connection(sock, ToEngine)
         self._selector.register(sock, selectors.EVENT_READ, self._next_client_id)
         connection.send(self._greeting)
+        if self._queue_state is not None:
+            connection.send(self._queue_state)
 
     def _flush(self, client_id: int) -> None:
         connection = self._connections[client_id]

@@ -23,6 +23,7 @@ from server.launcher.processes import child_log_format
 logger = logging.getLogger(__name__)
 
 ChildKey = tuple[str, int]  # role ("engine" | "standby" | "worker"), index
+_FIRST: ChildKey = ("engine", 0)
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPU_FILES = "nvidia[0-9]*"
 
@@ -133,6 +134,7 @@ class SideEngines:
         self._specs = {spec.key: spec for spec in specs}
         self._ready_s: dict[ChildKey, float] = {}
         self._leaving: set[ChildKey] = set()  # the first engine, too
+        self._held: set[ChildKey] = set()  # asked to end, and have to wait
         self._watches = {key: self._watch(key, hang_after_s, on_hang) for key in self._specs}
 
     def __contains__(self, child: ChildKey) -> bool:
@@ -151,12 +153,22 @@ class SideEngines:
     def let_leave(self, child: ChildKey, *, timeout_s: float, first_serves: bool) -> Leave | None:
         """Let an engine end that was asked to; return what to tell it, or None if it does not serve.
 
-        It gets `timeout_s` if another engine decodes, which can take all new requests.
+        It gets `timeout_s` if another engine decodes that does not leave, and can take all new requests. Of several
+        that decode, the last one has to stay until another serves, since its requests have nowhere to go: None, and
+        it asks again. The only one that decodes ends at once: its requests wait for the next.
         """
         is_first = child not in self._specs
         if not (first_serves if is_first else child in self._ready_s):
             return None
-        others = self.num_decoding if is_first else self.num_decoding - self.decodes(child) + first_serves
+        leaving = self._leaving - {child}
+        others = sum(self._specs[key].decodes for key in self._ready_s if key not in leaving and key != child)
+        others += first_serves and not is_first and _FIRST not in leaving
+        if not others and any(spec.decodes for spec in self._specs.values()):
+            if child not in self._held:
+                self._held.add(child)
+                logger.warning("engine stays until another one decodes index=%d", child[1])
+            return None
+        self._held.discard(child)
         self._leaving.add(child)
         logger.info("engine leaves index=%d others=%d", child[1], others)
         return Leave(timeout_s if others else 0.0)
@@ -165,6 +177,7 @@ class SideEngines:
         """Return whether an engine that has ended had been let go."""
         is_leaving = child in self._leaving
         self._leaving.discard(child)
+        self._held.discard(child)
         return is_leaving
 
     def enter(self, child: ChildKey, stage: Stage) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from engine.interface.control import EngineFailed, Hello, Stage
+from engine.interface.control import EngineFailed, Hello, Stage, ToLauncher
 from engine.interface.transport import FrameDecoder
 
 SCRIPT = """
@@ -79,3 +79,40 @@ def test_a_lost_rank_is_told_in_the_middle_of_another_message(tmp_path):
         finally:
             process.kill()
             process.wait()
+
+
+LEFT_SCRIPT = """
+import sys
+from types import SimpleNamespace
+from engine.interface.config import EngineConfig
+from engine.process import EngineProcess, EngineProcessConfig
+
+config = EngineProcessConfig(engine=EngineConfig(model=""), engine_socket="", control_socket=sys.argv[1])
+process = EngineProcess(config)
+scheduler = SimpleNamespace(
+    running=[], waiting=[], committed_step_id=1, kv=SimpleNamespace(tiers=SimpleNamespace(is_lending=False))
+)
+process._engine = SimpleNamespace(scheduler=scheduler, is_idle=True, record_state=lambda: None)
+process._leave_at_s, process._next_delta_s = 0.0, float("inf")
+process._metrics.count("steps_total", 3)
+process._tick(1.0)
+assert process._is_stopping
+"""
+
+
+def test_an_engine_that_leaves_tells_what_it_counted_last(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "control"))
+        listener.listen()
+        command = [sys.executable, "-c", LEFT_SCRIPT, str(tmp_path / "control")]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        try:
+            listener.settimeout(30)
+            connection = listener.accept()[0]
+            assert process.wait(30) == 0, process.stderr.read()
+            told = FrameDecoder(ToLauncher).feed(connection.recv(1 << 18))
+            connection.close()
+            assert list(told[-1].counters.values()) == [3]
+        finally:
+            process.kill()
+            process.communicate()

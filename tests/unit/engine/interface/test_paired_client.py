@@ -91,6 +91,7 @@ def test_a_prefill_engine_that_fails_before_the_first_token_is_replaced(fail, re
     assert request.hand_over is None
     assert request.output == b""
     assert request.charge == charge  # who took the request has charged it
+    assert request.counts_prompt  # no token: nobody has counted it
     assert pair.fallbacks() == {reason: 1}
 
 
@@ -128,6 +129,23 @@ def test_a_decode_engine_that_dies_is_replaced_behind_the_last_token():
     (request,) = pair.decode[1].submitted
     assert request.output == pack_token_ids([11, 12, 13])
     assert request.hand_over is None
+
+
+def test_what_goes_on_is_taken_by_a_full_engine_too():
+    pair = Pair(num_decode=2)
+    pair.decode[1].is_full = True
+    pair.decode[0].fail, pair.decode[0].fail_after = DEAD, 1
+    assert tokens_of(pair.run()) == ANSWER
+    assert len(pair.decode[1].submitted) == 1
+
+
+def test_what_has_no_token_is_not_given_to_a_full_engine():
+    pair = Pair(num_decode=2)
+    pair.decode[1].is_full = True
+    pair.decode[0].fail = DEAD
+    with pytest.raises(EngineDead):
+        pair.run(prompt=(1, 2, 3))
+    assert pair.decode[1].submitted == []
 
 
 def test_the_only_decode_engine_that_dies_ends_the_request():

@@ -19,6 +19,7 @@ from engine.interface.protocol import (
     AddRequest,
     ClientGone,
     Finished,
+    FromEngine,
     QueueState,
     SamplingParams,
     Started,
@@ -26,7 +27,7 @@ from engine.interface.protocol import (
     TokenLogprobs,
     pack_token_ids,
 )
-from engine.interface.transport import RECEIVE_BUDGET_S, Connection, SocketTransport, encode_frame
+from engine.interface.transport import RECEIVE_BUDGET_S, Connection, FrameDecoder, SocketTransport, encode_frame
 from tests.support.fakes import READY
 
 
@@ -55,6 +56,16 @@ def test_a_flush_is_answered_after_what_the_workers_had_sent_before_it(tmp_path:
     transport.close()
     for sock in (*workers, here, there):
         sock.close()
+
+
+def test_a_worker_that_connects_later_hears_that_the_queue_is_full(tmp_path: Path) -> None:
+    transport = SocketTransport(str(tmp_path / "engine.sock"), READY)
+    transport.broadcast(QueueState(True, 7))
+    with socket.socket(socket.AF_UNIX) as worker:
+        worker.connect(str(tmp_path / "engine.sock"))
+        assert list(transport.receive(1.0)) == []
+        assert FrameDecoder(FromEngine).feed(worker.recv(1 << 16)) == [READY, QueueState(True, 7)]
+    transport.close()
 
 
 def test_a_burst_is_taken_in_over_several_turns_and_delays_no_other_worker(tmp_path: Path) -> None:

@@ -112,15 +112,27 @@ def test_an_engine_gets_time_to_leave_if_another_one_can_take_its_requests(tmp_p
         first, decode, prefill = ("engine", 0), ("engine", 1), ("engine", 2)
         assert sides.let_leave(prefill, timeout_s=9.0, first_serves=True) is None, "it does not serve yet"
         assert sides.let_leave(first, timeout_s=9.0, first_serves=False) is None
-        assert sides.let_leave(first, timeout_s=9.0, first_serves=True) == Leave(0.0), "no other one decodes"
-        assert sides.has_left(first)
+        assert sides.let_leave(first, timeout_s=9.0, first_serves=True) is None, "no other one decodes yet"
         assert not sides.has_left(first)
         for key in (decode, prefill):
             sides.enter(key, Stage("ready"))
-        assert sides.let_leave(first, timeout_s=9.0, first_serves=True) == Leave(9.0)
         assert sides.let_leave(prefill, timeout_s=9.0, first_serves=False) == Leave(9.0)
-        assert sides.let_leave(decode, timeout_s=9.0, first_serves=True) == Leave(9.0)
-        assert sides.let_leave(decode, timeout_s=9.0, first_serves=False) == Leave(0.0)
+        assert sides.let_leave(first, timeout_s=9.0, first_serves=True) == Leave(9.0)
+        assert sides.let_leave(decode, timeout_s=9.0, first_serves=True) is None, "the other one leaves"
+        assert sides.has_left(first)
+        assert not sides.has_left(first)
+        assert sides.let_leave(decode, timeout_s=9.0, first_serves=False) is None, "the other one loads"
+        assert not sides.has_left(decode)
+        assert sides.let_leave(decode, timeout_s=9.0, first_serves=True) == Leave(9.0), "the other one is back"
+        assert sides.has_left(decode)
         assert not sides.has_left(("worker", 0))
+
+    asyncio.run(live())
+
+
+def test_the_only_engine_that_decodes_ends_at_once(tmp_path):
+    async def live() -> None:
+        sides = SideEngines(plan_engines(config(1, 1), tmp_path, environment={})[1:], hang_after_s=0.0, on_hang=print)
+        assert sides.let_leave(("engine", 0), timeout_s=9.0, first_serves=True) == Leave(0.0)
 
     asyncio.run(live())
