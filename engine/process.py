@@ -229,7 +229,6 @@ class EngineProcess:
                     self._stop_at_s = time.monotonic() + timeout_s
                     if self._engine is not None:
                         self._engine.is_draining = True
-
                 case Leave(timeout_s):
                     self._leave_at_s = time.monotonic() + timeout_s
                     if self._engine is not None:

@@ -26,7 +26,15 @@ from models.layers.attention import Attention, SelfAttention
 from models.layers.linear import HeadProduct, make_linear_method
 from models.layers.mlp import GatedMLP, PlainMLP
 from models.layers.moe import SparseMLP
-from models.layers.norm import LayerNorm, RMSNorm, UnitRMSNorm, add_and_norm, add_and_norm_for, hidden_norm
+from models.layers.norm import (
+    LayerNorm,
+    RMSNorm,
+    UnitRMSNorm,
+    add_and_norm,
+    add_and_norm_rounded,
+    hidden_norm,
+    rounding_before,
+)
 from models.layers.rotary import make_cos_sin_caches, make_query_factors
 from models.layers.routing import ExpertNames
 from models.parallel import LayerOutput, TensorParallel, whole
@@ -222,13 +230,15 @@ class DecoderLayer(nn.Module):
         self.mlp = mlp
         self.attention_norm = hidden_norm(config, w, attention_norm)
         self.mlp_norm = hidden_norm(config, w, mlp_norm)
+        self.attention_rounding, self.mlp_rounding = rounding_before(self_attn), rounding_before(mlp)
 
     def forward(
         self, hidden: LayerOutput, residual: torch.Tensor | None, ctx: ForwardContext
     ) -> tuple[LayerOutput, torch.Tensor]:
         """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
-        normed, residual = add_and_norm_for(self.self_attn, self.attention_norm, hidden, residual)
-        normed, residual = add_and_norm_for(self.mlp, self.mlp_norm, self.self_attn(normed, ctx), residual)
+        normed, residual = add_and_norm_rounded(self.attention_norm, hidden, residual, self.attention_rounding)
+        attended = self.self_attn(normed, ctx)
+        normed, residual = add_and_norm_rounded(self.mlp_norm, attended, residual, self.mlp_rounding)
         return self.mlp(normed), residual
 
 
@@ -280,7 +290,7 @@ class Scaled(nn.Module):
     @property
     def rounding(self) -> Rounding | None:
         """How the norm before may round the hidden states."""
-        return getattr(self.branch, "rounding", None)
+        return rounding_before(self.branch)
 
     def forward(self, hidden: torch.Tensor | RoundedRows, *ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]; ctx: passed on if the branch takes it."""
@@ -298,7 +308,7 @@ class Normed(nn.Module):
     @property
     def rounding(self) -> Rounding | None:
         """How the norm before may round the hidden states."""
-        return getattr(self.branch, "rounding", None)
+        return rounding_before(self.branch)
 
     def forward(self, hidden: torch.Tensor | RoundedRows, *ctx: ForwardContext) -> torch.Tensor:
         """hidden: [T, hidden_size] → [T, hidden_size]; ctx: passed on if the branch takes it."""

@@ -95,11 +95,18 @@ def add_and_norm(
     return norm(residual), residual
 
 
-def add_and_norm_for(
-    branch: nn.Module, norm: RMSNorm | LayerNorm, hidden: LayerOutput, residual: torch.Tensor | None
+def rounding_before(branch: nn.Module) -> Rounding | None:
+    """Return how a branch wants its input rounded, its property `rounding`; None: it has none."""
+    return getattr(branch, "rounding", None)
+
+
+def add_and_norm_rounded(
+    norm: RMSNorm | LayerNorm, hidden: LayerOutput, residual: torch.Tensor | None, rounding: Rounding | None
 ) -> tuple[torch.Tensor | RoundedRows, torch.Tensor]:
-    """Compute add_and_norm for a branch, which may want its input rounded (its property `rounding`)."""
-    rounding: Rounding | None = getattr(branch, "rounding", None)
+    """Compute add_and_norm, and round the normed rows where a residual is added; rounding None: never.
+
+    hidden, residual: [T, size], as for add_and_norm; returns (normed, new residual).
+    """
     if rounding is None or residual is None:
         return add_and_norm(norm, hidden, residual)
     return norm.add_rounded(hidden, residual, rounding)
