@@ -37,7 +37,7 @@ if HAS_TRITON:
         triton_rounded,
         triton_scaled8,
     )
-    from kernels.linear.triton_gemv import allocate_scratch, can_gemv, gemv
+    from kernels.linear.triton_gemv import allocate_scratch, can_gate, can_gemv, gated_gemv, gemv
     from kernels.linear.triton_split_k import SplitKScratch
 
 
@@ -83,6 +83,19 @@ class DenseLinear:
         if self._scratch is None:
             self._scratch = allocate_scratch(x.device)
         return gemv(x, w, bias, self._scratch, pdl=has_pdl(x.device))
+
+    def gates(self, x: torch.Tensor, w: torch.Tensor) -> bool:
+        """Return True if gated() is faster than the product and its activation; decided from host-side facts."""
+        return not w.is_mkldnn and on_triton(x) and can_gate(x, w)
+
+    def gated(self, x: torch.Tensor, w: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
+        """Equal elementwise.silu_and_mul, or gelu_tanh_and_mul, of x @ w.T. Requires gates(x, w).
+
+        x: [T, K]; w: [2 * I, K], the gates first; returns [T, I].
+        """
+        if self._scratch is None:
+            self._scratch = allocate_scratch(x.device)
+        return gated_gemv(x, w, self._scratch, is_gelu=is_gelu, pdl=has_pdl(x.device))
 
 
 class IntLinear:

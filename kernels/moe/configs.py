@@ -125,6 +125,7 @@ class PlanesTile:
     num_warps: int
     num_stages: int
     group_m: int = 1  # tiles of rows that run side by side over the same tile of weights
+    ahead: int = 0  # groups of weights that the second product prefetches into L2 before it waits: a power of two, or 0
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,7 @@ class PlanesPairTile:
     block_n: int  # at least 8 a warp, or its threads load less than 16 bytes at once
     num_warps: int
     unroll: int  # groups whose loads are in flight at once
+    ahead: int = 0  # as of PlanesTile
 
 
 @dataclass(frozen=True)
