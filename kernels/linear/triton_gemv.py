@@ -29,7 +29,7 @@ _WHOLE = 512  # columns: shapes whose K is a multiple have configs of their own
 
 @dataclass(frozen=True)
 class GemvConfig:
-    """Tile sizes and number of splits for one shape. Splits are multiples of block_k, of which the last may lack some."""
+    """Tile sizes and number of splits for one shape. Splits are whole block_k, of which the last may lack some."""
 
     block_n: int
     block_k: int
@@ -47,7 +47,7 @@ def allocate_scratch(device: torch.device) -> SplitKScratch:
 
 
 def can_gemv(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Return True if gemv supports this product and is fast: 16-bit, few rows, K in whole lines. Host-side facts only."""
+    """Return True if gemv supports this product: 16-bit, few rows, K in whole lines. Host-side facts only."""
     return (
         x.is_cuda
         and x.dtype == w.dtype
@@ -266,8 +266,9 @@ def _fma_slab(
             x = tl.load(x_ptr + columns)
         else:
             in_k = columns < length
-            w = tl.load(w_ptrs[:, None] + columns[None, :], mask=in_k[None, :], other=0.0, eviction_policy="evict_first")
             x = tl.load(x_ptr + columns, mask=in_k, other=0.0)
+            w_tile = w_ptrs[:, None] + columns[None, :]
+            w = tl.load(w_tile, mask=in_k[None, :], other=0.0, eviction_policy="evict_first")
         acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
     return tl.sum(acc, 1)[:, None]
 

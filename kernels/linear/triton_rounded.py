@@ -31,7 +31,8 @@ def add_rms_norm_rounded(
 ) -> tuple[RoundedRows, torch.Tensor]:
     """See kernels.linear.rounding.add_rms_norm_rounded. x, residual: last dimension dense."""
     num_rows, size = x.shape
-    rounded, new_residual = allocate_rounded(x, size, rounding), torch.empty_like(x, memory_format=torch.contiguous_format)
+    rounded = allocate_rounded(x, size, rounding)
+    new_residual = torch.empty_like(x, memory_format=torch.contiguous_format)
     block = triton.next_power_of_2(size)
     _add_rms_norm_kernel[(num_rows,)](
         x, residual, weight, rounding.scale, rounded.values, rounded.scales, new_residual,

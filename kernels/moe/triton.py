@@ -101,13 +101,13 @@ def fused_moe(
     tiles: RowTiles | Routing = routing
     if config.chunk_tokens is not None:
         tiles = lay_out(routing, num_experts=num_here, block_m=config.block_m, pdl=pdl)
-    outputs = _multiply(
+    outputs = multiply(
         x, gate_up, down, tiles, config, num_pairs=num_pairs, gate=gate, up_bias=up_bias, down_bias=down_bias, pdl=pdl
     )  # fmt: skip
     return combine(outputs, routing, shared=shared, shared_gate=shared_gate, pdl=pdl)
 
 
-def _multiply(
+def multiply(
     x: torch.Tensor,
     gate_up: ExpertMatrix,
     down: ExpertMatrix,
@@ -123,9 +123,9 @@ def _multiply(
     """Return both products of each pair, [num_pairs, H]. The rows of pairs that are in no tile are undefined."""
     if isinstance(config, GroupedConfig):
         assert isinstance(tiles, RowTiles)
-        multiply = functools.partial(grouped_gemm, num_pairs=num_pairs, swaps=config.swaps, pdl=pdl)
-        inner = multiply(x, gate_up, tiles, config.up, gate=gate, bias=up_bias)
-        return multiply(inner, down, tiles, config.down, gate=None, bias=down_bias)
+        product = functools.partial(grouped_gemm, num_pairs=num_pairs, swaps=config.swaps, pdl=pdl)
+        inner = product(x, gate_up, tiles, config.up, gate=gate, bias=up_bias)
+        return product(inner, down, tiles, config.down, gate=None, bias=down_bias)
     assert isinstance(gate_up, PlanesMatrix)
     assert isinstance(down, PlanesMatrix)
     if isinstance(config, PlanesConfig):

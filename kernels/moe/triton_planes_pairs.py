@@ -159,7 +159,9 @@ def _planes_pairs_down_kernel(
     x_ptrs = x_ptr + (row_pairs * k)[:, None] + planes[None, :]
     if PDL:
         if AHEAD > 0 and token * tl.num_programs(0) + tl.program_id(0) < 528:  # later ones start behind the wait
-            _prefetch_ahead(words_ptr, experts_ptr + row_pairs, sources, n, k, num_experts, KIND, GROUP_K, PLANE_K, AHEAD)
+            _prefetch_ahead(
+                words_ptr, experts_ptr + row_pairs, sources, n, k, num_experts, KIND, GROUP_K, PLANE_K, AHEAD
+            )  # fmt: skip
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     experts = tl.load(experts_ptr + row_pairs).to(tl.int64)
@@ -213,7 +215,8 @@ def _prefetch_ahead(
     num_runs = tl.cdiv(k, GROUP_K) * RUNS
     runs = tl.minimum(tl.arange(0, AHEAD * RUNS), num_runs - 1)
     experts = tl.minimum(tl.maximum(tl.load(experts_ptrs), 0), num_experts - 1).to(tl.int64)
-    prefetch_l2(words_ptr + ((experts * num_runs)[:, None] + runs[None, :]) * (n * PLANE_K) + (sources * PLANE_K)[:, None])
+    starts = words_ptr + ((experts * num_runs)[:, None] + runs[None, :]) * (n * PLANE_K)
+    prefetch_l2(starts + (sources * PLANE_K)[:, None])
 
 
 @triton.jit
