@@ -28,10 +28,12 @@ from benchmarks.moe_problem import SHAPES as EXPERTS
 from benchmarks.report import Report
 from kernels.elementwise import reference as elementwise
 from kernels.elementwise.triton import add_rms_norm, silu_and_mul
+from kernels.linear.late_norm import GateKind, LateNorm
 from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.linear.triton_gemv import GemvConfig, allocate_scratch, gated_gemv, gemv
 from kernels.linear.triton_rounded import add_rms_norm_rounded
 from kernels.linear.triton_row import RowConfig, normed_gemv, row_gemv
+from kernels.linear.triton_split_k import SplitKScratch
 from kernels.moe.triton_combine import combine, combine_add_rms_norm
 from kernels.moe.triton_route import Routing
 from kernels.precompile import Compilation, collect_kernels
@@ -45,6 +47,7 @@ SHAPES = (
 )
 ROWS = (1, 2, 4, 8, 16)
 # Products whose K is no multiple of 512: gpt-oss's QKV and router, Qwen2.5 1.5B's down, Llama 2 7B's, SmolLM2's QKV
+_GATES: tuple[GateKind, ...] = ("", "silu", "gelu_tanh")
 RAGGED = ((5120, 2880), (32, 2880), (1536, 8960), (4096, 11008), (1152, 896), (960, 576))
 ROW_PRODUCTS = ((4096, 1024), (6144, 1024), (4096, 2048), (12288, 2048), (128, 2048), (32, 2880), (5120, 2880))
 PLAIN_PRODUCTS = ((1024, 2048), (1024, 3072), (2048, 2048), (4096, 4096))
@@ -105,8 +108,8 @@ def check(_: float) -> Iterator[Report]:
 def _checks() -> Iterator[tuple[str, tuple[Callable, Callable, Callable]]]:
     scratch = allocate_scratch(BF16_CUDA["device"])
     for n, k in ((4096, 1024), (6144, 1024), (32, 2880), (1154, 320)):
-        for gate in ("", "silu", "gelu_tanh"):
-            yield f"normed {n} x {k} {gate}", _normed_check(n, k, gate, scratch)
+        for gate in _GATES:
+            yield f"normed {n} x {k} {gate}", _normed_check(n, k, gate)
         x, w, bias = _randn(1, k), _randn(n, k) * k**-0.5, _randn(n)
         yield (
             f"row {n} x {k}",
@@ -140,14 +143,15 @@ def _checks() -> Iterator[tuple[str, tuple[Callable, Callable, Callable]]]:
         yield f"sum of {top_k} and norm of {size}, {rows} rows", _sum_check(rows, top_k, size, rounding)
 
 
-def _normed_check(n: int, k: int, gate: str, scratch: object) -> tuple[Callable, Callable, Callable]:
+def _normed_check(n: int, k: int, gate: GateKind) -> tuple[Callable, Callable, Callable]:
     x, residual, weight, w = _randn(1, k), _randn(1, k), _randn(k), _randn(n, k) * k**-0.5
     bias = None if gate else _randn(n)
     total, normed = torch.empty_like(x), torch.empty_like(x)
     activate = {"": None, "silu": elementwise.silu_and_mul, "gelu_tanh": elementwise.gelu_tanh_and_mul}[gate]
 
     def fused() -> list[torch.Tensor]:
-        out = normed_gemv(x, residual, weight, 1e-6, w, bias, normed=normed, new_residual=total, gate=gate, pdl=True)
+        late = LateNorm(x, residual, weight, 1e-6, total)
+        out = normed_gemv(late, w, bias, gate=gate, normed=normed, pdl=True)
         return [out, normed.clone(), total.clone()]
 
     def parts() -> list[torch.Tensor]:
@@ -204,7 +208,7 @@ def time_products(end_s: float) -> Iterator[Report]:
 
 
 def _candidates(
-    kind: str, size: tuple[int, int], rows: int, scratch: object, *, copies: int
+    kind: str, size: tuple[int, int], rows: int, scratch: SplitKScratch, *, copies: int
 ) -> dict[str, list[Callable[[], object]]]:
     n, k = size
     weights = [_randn(n, k) * k**-0.5 for _ in range(copies)]
@@ -225,19 +229,13 @@ def _candidates(
             found[name] = behind_norm(functools.partial(_by_gemv, bias=bias, scratch=scratch, config=config))
         return found
     found = {"served": behind_norm(functools.partial(_by_gemv, bias=None, scratch=scratch, config=None))}
-    for config in (RowConfig(*each) for each in ROW_CONFIGS):
-        name = f"{config.block_n}, {config.num_warps} warps"
-        if kind == "plain row":
-            found[name] = behind_norm(functools.partial(row_gemv, bias=None, config=config, pdl=True))
-            continue
-        total = torch.empty_like(x)
-        found[name] = [
-            functools.partial(
-                normed_gemv, x, residual, norm, 1e-6, w, None, normed=None, new_residual=total,
-                gate="silu" if gated else "", config=config, pdl=True,
-            )
-            for w in weights
-        ]  # fmt: skip
+    late = LateNorm(x, residual, norm, 1e-6, torch.empty_like(x))
+    gate: GateKind = "silu" if gated else ""
+    for block_n, num_warps in ROW_CONFIGS:
+        config = RowConfig(block_n, num_warps)
+        fused = [functools.partial(normed_gemv, late, w, None, gate=gate, config=config, pdl=True) for w in weights]
+        alone = behind_norm(functools.partial(row_gemv, bias=None, config=config, pdl=True))
+        found[f"{block_n}, {num_warps} warps"] = alone if kind == "plain row" else fused
     return found
 
 
@@ -246,19 +244,19 @@ def _ragged_configs(rows: int, n: int, k: int) -> dict[str, GemvConfig | None]:
     splits = 4 if k >= 2048 and n < 2048 else 1
     if rows == 1:
         tiles = [(4, 512, 1, 4, 6), (8, 512, 1, 4, 6), (4, 1024, 1, 4, 3), (4, 512, splits, 4, 2)]
-        more = {"uses_dot": False, "prefetch": 512}
     else:
         tiles = [(16, 256, 1, 4, 4), (32, 256, 1, 4, 4), (64, 128, 1, 4, 6), (16, 256, splits, 4, 3),
                  (32, 128, splits, 4, 4), (64, 64, 1, 4, 8)]  # fmt: skip
-        more = {}
     for block_n, block_k, parts, warps, stages in tiles:
         name = f"{block_n} x {block_k}, {parts} splits, {stages} stages"
-        configs[name] = GemvConfig(block_n, block_k, parts, warps, stages, **more)
+        configs[name] = GemvConfig(
+            block_n, block_k, parts, warps, stages, uses_dot=rows > 1, prefetch=512 if rows == 1 else 256
+        )  # fmt: skip
     return configs
 
 
 def _by_gemv(
-    x: torch.Tensor, w: torch.Tensor, *, bias: torch.Tensor | None, scratch: object, config: GemvConfig | None
+    x: torch.Tensor, w: torch.Tensor, *, bias: torch.Tensor | None, scratch: SplitKScratch, config: GemvConfig | None
 ) -> torch.Tensor:
     return gemv(x, w, bias, scratch, config=config, pdl=True)
 
@@ -285,7 +283,7 @@ def time_chains(end_s: float) -> Iterator[Report]:
             for name, fused in list(named.items()):
                 try:
                     errors[name] = _relative(chain.run(fused), expected)
-                except (AssertionError, RuntimeError, TritonError) as error:  # a tile that does not fit is a result, too
+                except (AssertionError, RuntimeError, TritonError) as error:  # of tiles that do not fit
                     print(f"FAILED {shape.name}, {rows} rows, {name}: {str(error)[:200]}", flush=True)
                     del named[name]
             for _ in range(2):
@@ -353,6 +351,8 @@ def _table(name: str, results: Sequence[Report]) -> str:
         first = next(iter(times))
         others = sorted((us, each) for each, us in times.items() if each != first)
         cells = [f"{first} {times[first]:.2f}", *(f"{each} {us:.2f}" for us, each in others)]
+        if errors := result.get("errors"):
+            cells.append(f"errors up to {max(errors.values()):.1e}")
         lines.append(f"{result['case']:20} {result['rows']:3} | " + " | ".join(cells))
     return "\n".join(lines)
 

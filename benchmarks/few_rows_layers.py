@@ -17,6 +17,7 @@ from kernels.attention.triton_decode import decode_attention
 from kernels.attention.triton_splits import DecodeScratch
 from kernels.elementwise import triton as ops
 from kernels.elementwise.triton_write_kv import norm_rope_write_kv
+from kernels.linear.late_norm import GateKind, LateNorm
 from kernels.linear.ops import Fp8BlockLinear
 from kernels.linear.reference import quantize_blocks
 from kernels.linear.rounding import RoundedRows, Rounding
@@ -65,6 +66,10 @@ class Fusions:
     ahead: int = 0  # groups of the experts' second product that are prefetched
     up: tuple[int, int, int] | None = None  # tile of the experts' first product: outputs, warps, stages
     down: tuple[int, int, int] | None = None
+
+
+_Matrix = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # 16-bit, or e4m3 and scales
+_Layer = dict[str, _Matrix]
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class Chain:
         return normed
 
     def _attention(
-        self, x: torch.Tensor | _Pairs, residual: torch.Tensor, weights: dict, index: int, fused: Fusions
+        self, x: torch.Tensor | _Pairs, residual: torch.Tensor, weights: _Layer, index: int, fused: Fusions
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if fused.norms and isinstance(x, torch.Tensor) and not self.shape.is_fp8:
             qkv, residual, _ = self._normed(x, residual, weights, "qkv")
@@ -152,7 +157,7 @@ class Chain:
         return self._product(out.flatten(1), weights, "o", fused), residual
 
     def _mlp(
-        self, x: torch.Tensor, residual: torch.Tensor, weights: dict, index: int, fused: Fusions
+        self, x: torch.Tensor, residual: torch.Tensor, weights: _Layer, index: int, fused: Fusions
     ) -> tuple[torch.Tensor | _Pairs, torch.Tensor]:
         if self.shape.experts is not None:
             return self._mixture(x, residual, weights, index, fused)
@@ -162,13 +167,13 @@ class Chain:
         normed, residual = self._add_norm(x, residual, None)
         assert isinstance(normed, torch.Tensor)
         if fused.gates:
-            inner = gated_gemv(normed, weights["up"], self.scratch, is_gelu=False, pdl=True)
+            inner = gated_gemv(normed, _dense(weights["up"]), self.scratch, is_gelu=False, pdl=True)
         else:
             inner = ops.silu_and_mul(self._product(normed, weights, "up", fused), pdl=True)
         return self._product(inner, weights, "down", fused), residual
 
     def _mixture(
-        self, x: torch.Tensor, residual: torch.Tensor, weights: dict, index: int, fused: Fusions
+        self, x: torch.Tensor, residual: torch.Tensor, weights: _Layer, index: int, fused: Fusions
     ) -> tuple[torch.Tensor | _Pairs, torch.Tensor]:
         shape = self.shape.experts
         assert shape is not None
@@ -181,13 +186,12 @@ class Chain:
         experts, top_k, num_experts = self.experts[index % len(self.experts)], shape.top_k, shape.num_experts
         gate_up, down, biases = experts.gate_up, experts.down, self.expert_biases
         config = _changed(choose(normed, gate_up, down, top_k=top_k, num_experts=num_experts), fused)
-        is_pairs = isinstance(config, PlanesPairsConfig)
         routing = route(
             logits, num_experts=num_experts, top_k=top_k, renormalize=True, weights_dtype=normed.dtype,
-            chunk_tokens=None if is_pairs else config.chunk_tokens, pdl=True,
+            chunk_tokens=None if isinstance(config, PlanesPairsConfig) else config.chunk_tokens, pdl=True,
         )  # fmt: skip
         up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
-        if is_pairs:
+        if isinstance(config, PlanesPairsConfig):
             assert isinstance(gate_up, PlanesMatrix)
             assert isinstance(down, PlanesMatrix)
             inner = planes_pairs_up(normed, gate_up, routing, config.up, gate=self.gate, bias=up_bias, pdl=True)
@@ -211,31 +215,38 @@ class Chain:
         return add_rms_norm_rounded(x, residual, self.norm, _EPS, rounding, pdl=True)
 
     def _normed(
-        self, x: torch.Tensor, residual: torch.Tensor, weights: dict, name: str, *, gate: str = "",
+        self, x: torch.Tensor, residual: torch.Tensor, weights: _Layer, name: str, *, gate: GateKind = "",
         keeps_normed: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
         total, normed = torch.empty_like(residual), torch.empty_like(residual) if keeps_normed else None
-        out = normed_gemv(
-            x, residual, self.norm, _EPS, weights[name], self.biases[name], normed=normed, new_residual=total,
-            gate=gate, pdl=True,
-        )  # fmt: skip
-        return out, total, normed
+        late = LateNorm(x, residual, self.norm, _EPS, total)
+        return (
+            normed_gemv(late, _dense(weights[name]), self.biases[name], gate=gate, normed=normed, pdl=True),
+            total,
+            normed,
+        )
 
-    def _product(self, x: torch.Tensor | RoundedRows, weights: dict, name: str, fused: Fusions) -> torch.Tensor:
+    def _product(self, x: torch.Tensor | RoundedRows, weights: _Layer, name: str, fused: Fusions) -> torch.Tensor:
         w, bias = weights[name], self.biases[name]
-        if isinstance(x, RoundedRows):
-            return self.fp8.multiply(x, *w, bias, rows=_BLOCK, columns=_BLOCK)
         if isinstance(w, tuple):
-            return self.fp8(x, *w, bias, rows=_BLOCK, columns=_BLOCK)
+            values, scales = w
+            multiply_fp8 = self.fp8.multiply if isinstance(x, RoundedRows) else self.fp8
+            return multiply_fp8(x, values, scales, bias, rows=_BLOCK, columns=_BLOCK)
+        assert isinstance(x, torch.Tensor)
         if fused.rows and w.shape[1] <= 4096 and x.shape[0] == 1:
             return row_gemv(x, w, bias, pdl=True)
         if w.shape[1] % 512 == 0 or fused.lines:
             return gemv(x, w, bias, self.scratch, pdl=True)
         return functional.linear(x, w, bias)
 
-    def _matrix(self, name: str, n: int, k: int) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def _matrix(self, name: str, n: int, k: int) -> _Matrix:
         matrix = torch.randn(n, k, **BF16_CUDA) * k**-0.5
         return quantize_blocks(matrix, _BLOCK, _BLOCK) if self.shape.is_fp8 and name != "router" else matrix
+
+
+def _dense(matrix: _Matrix) -> torch.Tensor:
+    assert isinstance(matrix, torch.Tensor)
+    return matrix
 
 
 def make_experts(shape: Shape, count: int) -> list[MoeWeights]:
@@ -246,12 +257,11 @@ def make_experts(shape: Shape, count: int) -> list[MoeWeights]:
 def _changed(config: object, fused: Fusions) -> PlanesConfig | PlanesPairsConfig:
     """Return the served config with the fusions' tiles."""
     assert isinstance(config, PlanesConfig | PlanesPairsConfig)
-    if fused.ahead:
-        config = replace(config, down=replace(config.down, ahead=fused.ahead))
-    if isinstance(config, PlanesConfig):
-        for part, tile in (("up", fused.up), ("down", fused.down)):
-            if tile is not None:
-                block_n, num_warps, num_stages = tile
-                changed = replace(getattr(config, part), block_n=block_n, num_warps=num_warps, num_stages=num_stages)
-                config = replace(config, **{part: changed})
-    return config
+    if isinstance(config, PlanesPairsConfig):
+        return replace(config, down=replace(config.down, ahead=fused.ahead))
+    up, down = config.up, replace(config.down, ahead=fused.ahead)
+    if fused.up is not None:
+        up = replace(up, block_n=fused.up[0], num_warps=fused.up[1], num_stages=fused.up[2])
+    if fused.down is not None:
+        down = replace(down, block_n=fused.down[0], num_warps=fused.down[1], num_stages=fused.down[2])
+    return replace(config, up=up, down=down)

@@ -18,9 +18,10 @@ import torch
 from torch.nn import functional
 
 from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
-from kernels.linear import float4, onednn, reference, rounding, w8a8
+from kernels.linear import float4, late_norm, onednn, reference, rounding, w8a8
 from kernels.linear.float4 import Float4Weight
 from kernels.linear.int4_cpu import Int4Matrix, int4_linear
+from kernels.linear.late_norm import GateKind, LateNorm
 from kernels.linear.lut4_configs import float4_gemm_config, lut4_gemm_config
 from kernels.linear.onednn import Int8Matrix
 from kernels.linear.reference import IntWeight, Lut4Weight
@@ -38,6 +39,7 @@ if HAS_TRITON:
         triton_scaled8,
     )
     from kernels.linear.triton_gemv import allocate_scratch, can_gate, can_gemv, gated_gemv, gemv
+    from kernels.linear.triton_row import can_norm_row, normed_gemv
     from kernels.linear.triton_split_k import SplitKScratch
 
 
@@ -89,13 +91,30 @@ class DenseLinear:
         return not w.is_mkldnn and on_triton(x) and can_gate(x, w)
 
     def gated(self, x: torch.Tensor, w: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
-        """Equal elementwise.silu_and_mul, or gelu_tanh_and_mul, of x @ w.T. Requires gates(x, w).
-
-        x: [T, K]; w: [2 * I, K], the gates first; returns [T, I].
-        """
+        """Equal kernels.linear.late_norm.gated_linear. Requires gates(x, w)."""
+        if not on_triton(x):
+            return late_norm.gated_linear(x, w, is_gelu=is_gelu)
         if self._scratch is None:
             self._scratch = allocate_scratch(x.device)
         return gated_gemv(x, w, self._scratch, is_gelu=is_gelu, pdl=has_pdl(x.device))
+
+    def takes_norm(self, x: torch.Tensor, w: torch.Tensor) -> bool:
+        """Return True if normed() is faster than a norm of x and the product; decided from host-side facts."""
+        return not w.is_mkldnn and on_triton(x) and can_norm_row(x, w)
+
+    def normed(
+        self,
+        late: LateNorm,
+        w: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        gate: GateKind = "",
+        normed: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Equal kernels.linear.late_norm.normed_linear. Requires takes_norm(late.x, w)."""
+        if not on_triton(w):
+            return late_norm.normed_linear(late, w, bias, gate=gate, normed=normed)
+        return normed_gemv(late, w, bias, gate=gate, normed=normed, pdl=has_pdl(w.device))
 
 
 class IntLinear:

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels.elementwise.triton import gated, rms_normed
+from kernels.linear.late_norm import GateKind, LateNorm
 
 MAX_K = 4096  # of the registers that hold rows of w
 
@@ -36,15 +37,19 @@ def row_config(*, n: int, k: int) -> RowConfig:
     return RowConfig(4 if n < 2048 else 8, 4)
 
 
-def can_multiply_row(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Return True if these kernels support x @ w.T: one row, 16 bits, and K that fits. Host-side facts only."""
+def can_norm_row(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Return True if normed_gemv supports a norm of x and x @ w.T, and is fast. Host-side facts only.
+
+    Each program reads and norms the row: few programs do where the matrix has few rows, and its row is short otherwise.
+    """
+    n, k = w.shape
     return (
         x.is_cuda
         and x.dtype == w.dtype
         and x.dtype in (torch.bfloat16, torch.float16)
         and x.shape[0] == 1
-        and w.shape[1] <= MAX_K
-        and w.shape[1] % 64 == 0
+        and k % 64 == 0
+        and (k <= 2048 or (k <= MAX_K and n <= 512))
         and w.is_contiguous()
         and x.stride(-1) == 1
     )
@@ -60,46 +65,39 @@ def row_gemv(
 ) -> torch.Tensor:
     """Return x @ w.T + bias. x: [1, K]; w: [N, K]; bias: [N]; one 16-bit dtype, fp32 accumulation; [1, N]."""
     out = torch.empty(1, w.shape[0], dtype=x.dtype, device=x.device)
-    _launch(x, None, w, bias, out, config, gate="", pdl=pdl)
+    _launch(x, None, w, bias, out, config, pdl=pdl)
     return out
 
 
 def normed_gemv(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
+    late: LateNorm,
     w: torch.Tensor,
     bias: torch.Tensor | None,
     *,
-    normed: torch.Tensor | None,
-    new_residual: torch.Tensor,
-    gate: str = "",
+    gate: GateKind = "",
+    normed: torch.Tensor | None = None,
     config: RowConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Return the norm of x + residual times w.T, plus bias, as add_rms_norm and a product; fill normed, new_residual.
-
-    x, residual, normed (None: not wanted), new_residual: [1, K], the last two contiguous; weight: [K]; w: [N, K]; bias:
-    [N] or None. gate: "silu" or "gelu_tanh": w is [2 * I, K], gates first, and their gate_and_mul, [1, I], is returned.
-    """
-    out = torch.empty(1, w.shape[0] if gate == "" else w.shape[0] // 2, dtype=x.dtype, device=x.device)
-    _launch(x, (residual, weight, eps, normed, new_residual), w, bias, out, config, gate=gate, pdl=pdl)
+    """Equal kernels.linear.late_norm.normed_linear. normed: contiguous."""
+    out = torch.empty(1, w.shape[0] if gate == "" else w.shape[0] // 2, dtype=w.dtype, device=w.device)
+    _launch(late.x, late, w, bias, out, config, gate=gate, normed=normed, pdl=pdl)
     return out
 
 
 def _launch(
-    x: torch.Tensor, norm: tuple[torch.Tensor, torch.Tensor, float, torch.Tensor | None, torch.Tensor] | None,
-    w: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, config: RowConfig | None, *, gate: str, pdl: bool,
+    x: torch.Tensor, late: LateNorm | None, w: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor,
+    config: RowConfig | None, *, gate: GateKind = "", normed: torch.Tensor | None = None, pdl: bool,
 ) -> None:  # fmt: skip
     n, k = out.shape[1], w.shape[1]
     config = config or row_config(n=w.shape[0], k=k)
     outputs = config.block_n if gate == "" else config.block_n // 2
-    residual, weight, eps, normed, new_residual = norm or (None, None, 0.0, None, None)
+    norm = (None, None) if late is None else (late.residual, late.weight)
+    new_residual, eps = (None, 0.0) if late is None else (late.new_residual, late.eps)
     _row_kernel[(triton.cdiv(n, outputs),)](
-        x, residual, weight, w, bias, out, normed, new_residual, n, eps,
+        x, *norm, w, bias, out, normed, new_residual, n, eps,
         K=k, K_PAD=triton.next_power_of_2(k), BLOCK_N=config.block_n, EVEN_N=n % outputs == 0,
-        HAS_NORM=norm is not None, KEEPS_NORMED=normed is not None, HAS_BIAS=bias is not None, GATE=gate, PDL=pdl,
+        HAS_NORM=late is not None, KEEPS_NORMED=normed is not None, HAS_BIAS=bias is not None, GATE=gate, PDL=pdl,
         num_warps=config.num_warps, launch_pdl=pdl,
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from kernels.linear.late_norm import LateNorm
 from kernels.moe.planes import PlanesMatrix, takes_planes, to_planes
 from kernels.moe.reference import ExpertBiases, Gate
 from kernels.moe.storage import ExpertMatrix
@@ -85,10 +86,19 @@ class SparseMLP(nn.Module):
         self.weights = _arrange(weights or load_experts(w, experts, width, tp, names, config.quantization), w)
         self.to_latent, self.from_latent = _read_latent(config, experts, w, tp, method)
 
-    def forward(self, hidden: torch.Tensor) -> LayerOutput:
+    def takes_norm(self, hidden: torch.Tensor) -> bool:
+        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
+        return self.router.takes_norm(hidden)
+
+    def forward(self, hidden: torch.Tensor | LateNorm) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
         experts = self.experts
-        scores, given = self.router(hidden)
+        if isinstance(hidden, LateNorm):
+            normed = torch.empty_like(hidden.new_residual)
+            scores, given = self.router(hidden, normed)
+            hidden = normed
+        else:
+            scores, given = self.router(hidden)
         shared = None if self.shared_expert is None else self.shared_expert(hidden)
         if experts.routing == "scaled_input":
             mixed = self._mix_scaled(hidden, scores)

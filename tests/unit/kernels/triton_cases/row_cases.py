@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.elementwise import reference as elementwise
+from kernels.linear.late_norm import LateNorm
 from kernels.linear.triton_row import RowConfig, normed_gemv, row_gemv
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
@@ -29,8 +30,8 @@ def test_a_norm_a_product_and_a_gate_in_one(n, k, gate, weight_dtype, keeps_norm
     weight, bias = torch.randn(k).to(weight_dtype), None if gate else torch.randn(n).half()
     total, normed = torch.full((2, 1, k), float("nan")).half().unbind()
     out = normed_gemv(
-        x, residual, weight, 1e-6, w, bias,
-        normed=normed if keeps_normed else None, new_residual=total, gate=gate, config=RowConfig(8, 4),
+        LateNorm(x, residual, weight, 1e-6, total), w, bias,
+        gate=gate, normed=normed if keeps_normed else None, config=RowConfig(8, 4),
     )  # fmt: skip
     expected_normed, expected_total = elementwise.add_rms_norm(x, residual, weight, 1e-6)
     assert torch.equal(total, expected_total)
