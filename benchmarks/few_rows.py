@@ -34,8 +34,8 @@ from kernels.linear.triton_gemv import GemvConfig, allocate_scratch, gated_gemv,
 from kernels.linear.triton_rounded import add_rms_norm_rounded
 from kernels.linear.triton_row import RowConfig, normed_gemv, row_gemv
 from kernels.linear.triton_split_k import SplitKScratch
-from kernels.moe.triton_combine import combine, combine_add_rms_norm
-from kernels.moe.triton_route import Routing
+from kernels.moe.reference import ExpertSum
+from kernels.moe.triton_sums import sum_experts, sum_experts_add_rms_norm
 from kernels.precompile import Compilation, collect_kernels
 
 SHAPES = (
@@ -46,9 +46,9 @@ SHAPES = (
     Shape("gpt-oss-20b", 8, 2880, 64, 8, 64, 0, EXPERTS["gpt-oss-20b-mxfp4"], has_biases=True),
 )
 ROWS = (1, 2, 4, 8, 16)
-# Products whose K is no multiple of 512: gpt-oss's QKV and router, Qwen2.5 1.5B's down, Llama 2 7B's, SmolLM2's QKV
+# Products whose K is no multiple of 512: gpt-oss's QKV, router and head, Qwen2.5 1.5B's down, Llama 2 7B's, SmolLM2's QKV
 _GATES: tuple[GateKind, ...] = ("", "silu", "gelu_tanh")
-RAGGED = ((5120, 2880), (32, 2880), (1536, 8960), (4096, 11008), (1152, 896), (960, 576))
+RAGGED = ((5120, 2880), (32, 2880), (201088, 2880), (1536, 8960), (4096, 11008), (1152, 896), (960, 576))
 ROW_PRODUCTS = ((4096, 1024), (6144, 1024), (4096, 2048), (12288, 2048), (128, 2048), (32, 2880), (5120, 2880))
 PLAIN_PRODUCTS = ((1024, 2048), (1024, 3072), (2048, 2048), (4096, 4096))
 # Of the experts' products: (outputs, warps, stages)
@@ -119,7 +119,7 @@ def _checks() -> Iterator[tuple[str, tuple[Callable, Callable, Callable]]]:
                 functools.partial(_linear64, x, w, bias),
             ),
         )
-    for (n, k), rows in [(size, rows) for size in RAGGED for rows in (1, 3, 16, 33)]:
+    for (n, k), rows in [(size, rows) for size in RAGGED if size[0] < 10_000 for rows in (1, 3, 16, 33)]:
         x, w, bias = _randn(rows, k), _randn(n, k) * k**-0.5, _randn(n)
         yield (
             f"ragged {n} x {k}, {rows} rows",
@@ -170,13 +170,13 @@ def _normed_check(n: int, k: int, gate: GateKind) -> tuple[Callable, Callable, C
 def _sum_check(rows: int, top_k: int, size: int, rounding: Rounding | None) -> tuple[Callable, Callable, Callable]:
     outputs, residual, weight = _randn(rows * top_k, size), _randn(rows, size), _randn(size)
     none = torch.zeros(rows, top_k, dtype=torch.int32, device=BF16_CUDA["device"])
-    routing = Routing(torch.rand(rows, top_k, **BF16_CUDA), none, none, none, 1)
+    late = ExpertSum(outputs, torch.rand(rows, top_k, **BF16_CUDA), none, has_absent=False)
 
     def fused() -> list[torch.Tensor]:
-        return _flat(combine_add_rms_norm(outputs, routing, residual, weight, 1e-6, rounding, pdl=True))
+        return _flat(sum_experts_add_rms_norm(late, residual, weight, 1e-6, rounding, pdl=True))
 
     def parts() -> list[torch.Tensor]:
-        mixed = combine(outputs, routing, pdl=True)
+        mixed = sum_experts(late, pdl=True)
         if rounding is None:
             return _flat(add_rms_norm(mixed, residual, weight, 1e-6, pdl=True))
         return _flat(add_rms_norm_rounded(mixed, residual, weight, 1e-6, rounding, pdl=True))
@@ -232,10 +232,12 @@ def _candidates(
     late = LateNorm(x, residual, norm, 1e-6, torch.empty_like(x))
     gate: GateKind = "silu" if gated else ""
     for block_n, num_warps in ROW_CONFIGS:
-        config = RowConfig(block_n, num_warps)
-        fused = [functools.partial(normed_gemv, late, w, None, gate=gate, config=config, pdl=True) for w in weights]
-        alone = behind_norm(functools.partial(row_gemv, bias=None, config=config, pdl=True))
-        found[f"{block_n}, {num_warps} warps"] = alone if kind == "plain row" else fused
+        row = RowConfig(block_n, num_warps)
+        name = f"{block_n}, {num_warps} warps"
+        if kind == "plain row":
+            found[name] = behind_norm(functools.partial(row_gemv, bias=None, config=row, pdl=True))
+            continue
+        found[name] = [functools.partial(normed_gemv, late, w, None, gate=gate, config=row, pdl=True) for w in weights]
     return found
 
 

@@ -27,10 +27,11 @@ from kernels.linear.triton_row import normed_gemv, row_gemv
 from kernels.moe import reference as moe
 from kernels.moe.configs import PlanesConfig, PlanesPairsConfig
 from kernels.moe.planes import PlanesMatrix
+from kernels.moe.reference import ExpertSum
 from kernels.moe.triton import choose, multiply
-from kernels.moe.triton_combine import combine, combine_add_rms_norm
 from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
-from kernels.moe.triton_route import Routing, lay_out, route
+from kernels.moe.triton_route import lay_out, route
+from kernels.moe.triton_sums import sum_experts, sum_experts_add_rms_norm
 
 _CONTEXT = 512
 _BLOCK = 128  # of FP8 scales
@@ -72,14 +73,6 @@ _Matrix = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # 16-bit, or e4m3 an
 _Layer = dict[str, _Matrix]
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """The outputs of experts that are not summed yet."""
-
-    outputs: torch.Tensor
-    routing: Routing
-
-
 class Chain:
     """Weights and state of some decode layers of num_rows requests at a context of 512 tokens."""
 
@@ -118,7 +111,7 @@ class Chain:
         """Make the state of so many rows."""
         blocks, shape, device = _CONTEXT // 64, self.shape, BF16_CUDA["device"]
         cache = (num_rows * blocks, 64, shape.num_kv_heads, shape.head_dim)
-        self.caches = [tuple(torch.randn(cache, **BF16_CUDA) for _ in range(2)) for _ in self.layers]
+        self.caches = [(torch.randn(cache, **BF16_CUDA), torch.randn(cache, **BF16_CUDA)) for _ in self.layers]
         self.table = torch.arange(num_rows * blocks, dtype=torch.int32, device=device).view(num_rows, blocks)
         self.seq_lens = torch.full((num_rows,), _CONTEXT, dtype=torch.int32, device=device)
         self.positions = torch.full((num_rows,), _CONTEXT - 1, device=device)
@@ -127,7 +120,7 @@ class Chain:
 
     def run(self, fused: Fusions) -> torch.Tensor:
         """Launch all layers and a last norm."""
-        x: torch.Tensor | _Pairs = self.x
+        x: torch.Tensor | ExpertSum = self.x
         residual = self.residual
         for index, weights in enumerate(self.layers):
             attended, residual = self._attention(x, residual, weights, index, fused)
@@ -137,7 +130,7 @@ class Chain:
         return normed
 
     def _attention(
-        self, x: torch.Tensor | _Pairs, residual: torch.Tensor, weights: _Layer, index: int, fused: Fusions
+        self, x: torch.Tensor | ExpertSum, residual: torch.Tensor, weights: _Layer, index: int, fused: Fusions
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if fused.norms and isinstance(x, torch.Tensor) and not self.shape.is_fp8:
             qkv, residual, _ = self._normed(x, residual, weights, "qkv")
@@ -158,7 +151,7 @@ class Chain:
 
     def _mlp(
         self, x: torch.Tensor, residual: torch.Tensor, weights: _Layer, index: int, fused: Fusions
-    ) -> tuple[torch.Tensor | _Pairs, torch.Tensor]:
+    ) -> tuple[torch.Tensor | ExpertSum, torch.Tensor]:
         if self.shape.experts is not None:
             return self._mixture(x, residual, weights, index, fused)
         if fused.norms:
@@ -174,15 +167,15 @@ class Chain:
 
     def _mixture(
         self, x: torch.Tensor, residual: torch.Tensor, weights: _Layer, index: int, fused: Fusions
-    ) -> tuple[torch.Tensor | _Pairs, torch.Tensor]:
+    ) -> tuple[torch.Tensor | ExpertSum, torch.Tensor]:
         shape = self.shape.experts
         assert shape is not None
         if fused.norms:
             logits, residual, normed = self._normed(x, residual, weights, "router", keeps_normed=True)
         else:
-            normed, residual = self._add_norm(x, residual, None)
-            logits = self._product(normed, weights, "router", fused)
-        assert isinstance(normed, torch.Tensor)
+            rows, residual = self._add_norm(x, residual, None)
+            logits, normed = self._product(rows, weights, "router", fused), _dense(rows)
+        assert normed is not None
         experts, top_k, num_experts = self.experts[index % len(self.experts)], shape.top_k, shape.num_experts
         gate_up, down, biases = experts.gate_up, experts.down, self.expert_biases
         config = _changed(choose(normed, gate_up, down, top_k=top_k, num_experts=num_experts), fused)
@@ -203,13 +196,14 @@ class Chain:
             normed, gate_up, down, tiles, config, num_pairs=normed.shape[0] * top_k, gate=self.gate,
             up_bias=up_bias, down_bias=down_bias, pdl=True,
         )  # fmt: skip
-        return _Pairs(outputs, routing) if fused.sums else combine(outputs, routing, pdl=True), residual
+        late = ExpertSum(outputs, routing.weights, routing.experts, has_absent=False)
+        return late if fused.sums else sum_experts(late, pdl=True), residual
 
     def _add_norm(
-        self, x: torch.Tensor | _Pairs, residual: torch.Tensor, rounding: Rounding | None
+        self, x: torch.Tensor | ExpertSum, residual: torch.Tensor, rounding: Rounding | None
     ) -> tuple[torch.Tensor | RoundedRows, torch.Tensor]:
-        if isinstance(x, _Pairs):
-            return combine_add_rms_norm(x.outputs, x.routing, residual, self.norm, _EPS, rounding, pdl=True)
+        if isinstance(x, ExpertSum):
+            return sum_experts_add_rms_norm(x, residual, self.norm, _EPS, rounding, pdl=True)
         if rounding is None:
             return ops.add_rms_norm(x, residual, self.norm, _EPS, pdl=True)
         return add_rms_norm_rounded(x, residual, self.norm, _EPS, rounding, pdl=True)
@@ -230,8 +224,9 @@ class Chain:
         w, bias = weights[name], self.biases[name]
         if isinstance(w, tuple):
             values, scales = w
-            multiply_fp8 = self.fp8.multiply if isinstance(x, RoundedRows) else self.fp8
-            return multiply_fp8(x, values, scales, bias, rows=_BLOCK, columns=_BLOCK)
+            if isinstance(x, RoundedRows):
+                return self.fp8.multiply(x, values, scales, bias, rows=_BLOCK, columns=_BLOCK)
+            return self.fp8(x, values, scales, bias, rows=_BLOCK, columns=_BLOCK)
         assert isinstance(x, torch.Tensor)
         if fused.rows and w.shape[1] <= 4096 and x.shape[0] == 1:
             return row_gemv(x, w, bias, pdl=True)
@@ -244,7 +239,7 @@ class Chain:
         return quantize_blocks(matrix, _BLOCK, _BLOCK) if self.shape.is_fp8 and name != "router" else matrix
 
 
-def _dense(matrix: _Matrix) -> torch.Tensor:
+def _dense(matrix: _Matrix | RoundedRows) -> torch.Tensor:
     assert isinstance(matrix, torch.Tensor)
     return matrix
 

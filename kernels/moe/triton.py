@@ -26,14 +26,14 @@ from kernels.moe.configs import (
     uses_pairs,
 )
 from kernels.moe.planes import PlanesMatrix
-from kernels.moe.reference import SILU, Choice, ExpertBiases, Gate
+from kernels.moe.reference import SILU, Choice, ExpertBiases, ExpertSum, Gate
 from kernels.moe.storage import ExpertMatrix
-from kernels.moe.triton_combine import combine
 from kernels.moe.triton_fp8 import fp8_down, fp8_up, quantize_planes
 from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
+from kernels.moe.triton_sums import sum_experts
 
 Config = GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | Fp8Config
 
@@ -57,9 +57,10 @@ def fused_moe(
     factor: float = 1.0,
     first_expert: int = 0,
     choice: Choice | None = None,
+    is_late: bool = False,
     config: Config | None = None,
     pdl: bool = False,
-) -> torch.Tensor:
+) -> torch.Tensor | ExpertSum:
     """Equal kernels.moe.reference.fused_moe, with an Fp8Config that of round_to_fp8.
 
     All tensors have a dense last dimension; gate_up, down are contiguous.
@@ -104,7 +105,8 @@ def fused_moe(
     outputs = multiply(
         x, gate_up, down, tiles, config, num_pairs=num_pairs, gate=gate, up_bias=up_bias, down_bias=down_bias, pdl=pdl
     )  # fmt: skip
-    return combine(outputs, routing, shared=shared, shared_gate=shared_gate, pdl=pdl)
+    late = ExpertSum(outputs, routing.weights, routing.experts, routing.has_absent, shared, shared_gate)
+    return late if is_late else sum_experts(late, pdl=pdl)
 
 
 def multiply(

@@ -16,9 +16,9 @@ from torch import nn
 from kernels.linear.late_norm import LateNorm
 from kernels.linear.ops import add_rms_norm_rounded, round_rows
 from kernels.linear.rounding import RoundedRows, Rounding
-from kernels.ops import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from kernels.ops import add_layer_norm, add_rms_norm, layer_norm, rms_norm, sum_experts_add_rms_norm
 from models.config.model_config import ModelConfig
-from models.parallel import LayerOutput, PartialSum, TensorParallel, whole
+from models.parallel import LateExperts, LayerOutput, PartialSum, TensorParallel, whole
 from models.weights.weights import Weights
 
 
@@ -38,12 +38,20 @@ class RMSNorm(nn.Module):
         """Add x to the residual stream and normalise the sum: (normed, new residual), each [..., size]."""
         if isinstance(x, PartialSum):
             return x.add_rms_norm(residual, self.weight, self.eps)
+        if isinstance(x, LateExperts):
+            normed, residual = sum_experts_add_rms_norm(x.experts, residual, self.weight, self.eps, None)
+            assert isinstance(normed, torch.Tensor)
+            return normed, residual
         return add_rms_norm(x, residual, self.weight, self.eps)
 
     def add_rounded(
         self, x: LayerOutput, residual: torch.Tensor, rounding: Rounding
     ) -> tuple[RoundedRows, torch.Tensor]:
         """Do what add() does, and round the normed rows. x, residual: [T, size]."""
+        if isinstance(x, LateExperts):
+            rounded, residual = sum_experts_add_rms_norm(x.experts, residual, self.weight, self.eps, rounding)
+            assert isinstance(rounded, RoundedRows)
+            return rounded, residual
         if isinstance(x, PartialSum):
             normed, residual = self.add(x, residual)
             return round_rows(normed, rounding), residual

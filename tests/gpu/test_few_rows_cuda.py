@@ -17,9 +17,9 @@ from kernels.linear.triton_rounded import add_rms_norm_rounded
 from kernels.linear.triton_row import RowConfig, normed_gemv, row_gemv
 from kernels.moe.configs import PlanesPairsConfig
 from kernels.moe.planes import to_planes
+from kernels.moe.reference import ExpertSum
 from kernels.moe.triton import choose, fused_moe
-from kernels.moe.triton_combine import combine, combine_add_rms_norm
-from kernels.moe.triton_route import Routing
+from kernels.moe.triton_sums import sum_experts, sum_experts_add_rms_norm
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
@@ -87,10 +87,10 @@ def test_a_sum_of_experts_with_a_norm_is_a_sum_and_a_norm(rows, top_k, size, rou
     outputs, residual = (_randn(count, size, dtype=torch.bfloat16) for count in (rows * top_k, rows))
     weight = _randn(size, dtype=torch.bfloat16)
     none = torch.zeros(rows, top_k, dtype=torch.int32, device="cuda")
-    routing = Routing(torch.rand(rows, top_k, device="cuda").bfloat16(), none, none, none, 1)
-    mixed = combine(outputs, routing)
+    late = ExpertSum(outputs, torch.rand(rows, top_k, device="cuda").bfloat16(), none, has_absent=False)
+    mixed = sum_experts(late)
     for pdl in (False, True):
-        normed, total = combine_add_rms_norm(outputs, routing, residual, weight, 1e-6, rounding, pdl=pdl)
+        normed, total = sum_experts_add_rms_norm(late, residual, weight, 1e-6, rounding, pdl=pdl)
         if isinstance(normed, RoundedRows):
             expected, expected_total = add_rms_norm_rounded(mixed, residual, weight, 1e-6, rounding)
             assert torch.equal(normed.values.view(torch.uint8), expected.values.view(torch.uint8))

@@ -9,6 +9,7 @@ import torch
 
 from kernels.linear.ops import DenseLinear
 from models.config.model_config import ModelConfig
+from models.layers import moe as moe_layer
 from tests.support.checkpoints import make_configs
 from tests.support.models_harness import PagedRunner, load
 from tests.support.reference import save_checkpoint
@@ -38,3 +39,12 @@ def test_a_row_of_late_norms_and_gated_products_has_the_same_logits(kind, tmp_pa
     torch.testing.assert_close(_decode(tmp_path), expected, rtol=1e-5, atol=1e-5)
     if kind in WHOLE:
         assert len(norms) == 3 * 5
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "qwen2_moe", "mixtral", "granite_moe", "glm4_moe"])
+def test_a_sum_over_experts_that_the_next_norm_computes_gives_the_same_logits(kind, tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, make_configs()[kind])
+    expected = _decode(tmp_path)
+    monkeypatch.setattr(moe_layer, "sums_late", lambda x: True)
+    monkeypatch.setattr(DenseLinear, "takes_norm", lambda self, x, w: x.shape[0] == 1)
+    torch.testing.assert_close(_decode(tmp_path), expected, rtol=1e-5, atol=1e-5)

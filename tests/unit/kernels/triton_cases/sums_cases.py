@@ -8,8 +8,8 @@ import torch
 from kernels.elementwise import triton as elementwise
 from kernels.linear import triton_rounded
 from kernels.linear.rounding import RoundedRows, Rounding
-from kernels.moe.triton_combine import combine, combine_add_rms_norm
-from kernels.moe.triton_route import Routing
+from kernels.moe.reference import ExpertSum
+from kernels.moe.triton_sums import sum_experts, sum_experts_add_rms_norm
 
 ROUNDINGS = {"none": None, "rows": Rounding(), "runs": Rounding(64), "known": Rounding(scale=torch.tensor(0.25))}
 
@@ -24,15 +24,14 @@ def test_a_sum_of_experts_and_a_norm_are_those_of_two_launches(num_tokens, top_k
     if has_absent:
         experts[:, 0] = -1
         outputs[::top_k] = float("nan")
-    none = torch.empty(1, 1, dtype=torch.int32)
-    routing = Routing(torch.rand(num_tokens, top_k).half(), experts, none, none, 1, has_absent)
     more = {}
     if has_shared:
         more = {"shared": torch.randn(num_tokens, size).half(), "shared_gate": torch.randn(num_tokens, 5).half()[:, -1]}
+    late = ExpertSum(outputs, torch.rand(num_tokens, top_k).half(), experts, has_absent, **more)
     residual, weight = torch.randn(num_tokens, 2 * size).half()[:, size:], torch.randn(size)
     rounding = ROUNDINGS[kind]
-    normed, total = combine_add_rms_norm(outputs, routing, residual, weight, 1e-5, rounding, **more)
-    mixed = combine(outputs, routing, **more)
+    normed, total = sum_experts_add_rms_norm(late, residual, weight, 1e-5, rounding)
+    mixed = sum_experts(late)
     if rounding is None:
         expected, expected_total = elementwise.add_rms_norm(mixed, residual, weight, 1e-5)
         assert torch.equal(normed, expected)

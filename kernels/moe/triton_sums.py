@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 """The weighted sum over each token's experts, in their order; alone, or with what comes behind it in one launch.
 
-combine_add_rms_norm adds the sum to the residual stream and norms that, for the next layer: a program for each token.
+sum_experts_add_rms_norm adds it to the residual stream and norms that, for the next layer: a program for each token.
 """
 
 from __future__ import annotations
@@ -13,67 +13,59 @@ import triton.language as tl
 from kernels.elementwise.triton import rms_normed, row_warps
 from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.linear.triton_rounded import allocate_rounded, store_rounded
+from kernels.moe.reference import ExpertSum
 from kernels.moe.triton_common import add_shared, weigh
-from kernels.moe.triton_route import Routing
 
 
-def combine(
-    outputs: torch.Tensor,
-    routing: Routing,
-    *,
-    shared: torch.Tensor | None = None,
-    shared_gate: torch.Tensor | None = None,
-    pdl: bool = False,
-) -> torch.Tensor:
-    """Sum each token's pairs with their weights, without those of absent experts: [T, H]. outputs: [T * top_k, H].
-
-    shared, shared_gate: see kernels.moe.reference.fused_moe; the gate is [T], before its sigmoid.
-    """
-    num_tokens, top_k = routing.weights.shape
-    size = outputs.shape[1]
-    out = torch.empty(num_tokens, size, dtype=outputs.dtype, device=outputs.device)
+def sum_experts(late: ExpertSum, *, pdl: bool = False) -> torch.Tensor:
+    """Equal kernels.moe.reference.sum_experts, in the order of each token's experts. outputs: contiguous."""
+    num_tokens, top_k = late.weights.shape
+    size = late.outputs.shape[1]
+    out = torch.empty(num_tokens, size, dtype=late.outputs.dtype, device=late.outputs.device)
     block = min(1024, triton.next_power_of_2(size))
     _combine_kernel[(num_tokens, triton.cdiv(size, block))](
-        outputs, routing.weights, routing.experts, shared, shared_gate, out,
-        0 if shared is None else shared.stride(0), 0 if shared_gate is None else shared_gate.stride(0),
-        SIZE=size, BLOCK=block, TOP_K=top_k, HAS_SHARED=shared is not None, HAS_ABSENT=routing.has_absent, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
+        *_arguments(late), out, *_strides(late), SIZE=size, BLOCK=block, TOP_K=top_k,
+        HAS_SHARED=late.shared is not None, HAS_ABSENT=late.has_absent, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
-def combine_add_rms_norm(
-    outputs: torch.Tensor,
-    routing: Routing,
+def sum_experts_add_rms_norm(
+    late: ExpertSum,
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
     rounding: Rounding | None,
     *,
-    shared: torch.Tensor | None = None,
-    shared_gate: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> tuple[torch.Tensor | RoundedRows, torch.Tensor]:
-    """Return (normed, new residual) of combine's sum and the residual, as add_rms_norm does, or add_rms_norm_rounded.
-
-    residual: [T, H], last dimension dense; weight: [H]. rounding: None: normed is of outputs' dtype.
-    """
-    num_tokens, top_k = routing.weights.shape
-    size = outputs.shape[1]
-    new_residual = torch.empty(num_tokens, size, dtype=outputs.dtype, device=outputs.device)
+    """Equal kernels.moe.reference.sum_experts_add_rms_norm, and two launches bit for bit. residual: dense rows."""
+    num_tokens, top_k = late.weights.shape
+    size = late.outputs.shape[1]
+    new_residual = torch.empty(num_tokens, size, dtype=late.outputs.dtype, device=late.outputs.device)
     normed = torch.empty_like(new_residual) if rounding is None else allocate_rounded(new_residual, size, rounding)
     values, scales = (normed, None) if isinstance(normed, torch.Tensor) else (normed.values, normed.scales)
     scale, columns = (None, None) if rounding is None else (rounding.scale, rounding.columns)
     block = triton.next_power_of_2(size)
     _combine_norm_kernel[(num_tokens,)](
-        outputs, routing.weights, routing.experts, shared, shared_gate, residual, weight, scale, values, scales,
-        new_residual, 0 if shared is None else shared.stride(0), 0 if shared_gate is None else shared_gate.stride(0),
+        *_arguments(late), residual, weight, scale, values, scales, new_residual, *_strides(late),
         residual.stride(0), eps,
-        SIZE=size, BLOCK=max(block, columns or 0), TOP_K=top_k, HAS_SHARED=shared is not None,
-        HAS_ABSENT=routing.has_absent, ROUNDS=rounding is not None, COLUMNS=columns or 0, IS_KNOWN=scale is not None,
+        SIZE=size, BLOCK=max(block, columns or 0), TOP_K=top_k, HAS_SHARED=late.shared is not None,
+        HAS_ABSENT=late.has_absent, ROUNDS=rounding is not None, COLUMNS=columns or 0, IS_KNOWN=scale is not None,
         PDL=pdl, num_warps=row_warps(block), launch_pdl=pdl,
     )  # fmt: skip
     return normed, new_residual
+
+
+def _arguments(late: ExpertSum) -> tuple[torch.Tensor | None, ...]:
+    return late.outputs, late.weights, late.experts, late.shared, late.shared_gate
+
+
+def _strides(late: ExpertSum) -> tuple[int, int]:
+    return (
+        0 if late.shared is None else late.shared.stride(0),
+        0 if late.shared_gate is None else late.shared_gate.stride(0),
+    )
 
 
 @triton.jit
