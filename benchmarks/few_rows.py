@@ -46,8 +46,8 @@ SHAPES = (
     Shape("gpt-oss-20b", 8, 2880, 64, 8, 64, 0, EXPERTS["gpt-oss-20b-mxfp4"], has_biases=True),
 )
 ROWS = (1, 2, 4, 8, 16)
-# Products whose K is no multiple of 512: gpt-oss's QKV, router and head, Qwen2.5 1.5B's down, Llama 2 7B's, SmolLM2's QKV
 _GATES: tuple[GateKind, ...] = ("", "silu", "gelu_tanh")
+# K is no multiple of 512: gpt-oss's QKV, router and head, Qwen2.5 1.5B's down, Llama 2 7B's, QKV of 0.5B and SmolLM2
 RAGGED = ((5120, 2880), (32, 2880), (201088, 2880), (1536, 8960), (4096, 11008), (1152, 896), (960, 576))
 ROW_PRODUCTS = ((4096, 1024), (6144, 1024), (4096, 2048), (12288, 2048), (128, 2048), (32, 2880), (5120, 2880))
 PLAIN_PRODUCTS = ((1024, 2048), (1024, 3072), (2048, 2048), (4096, 4096))
