@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
@@ -25,7 +26,6 @@ from triton.errors import TritonError
 from benchmarks.few_rows_layers import Chain, Fusions, Shape, make_experts
 from benchmarks.kernel_timing import BF16_CUDA, machine_facts, num_copies, time_graph
 from benchmarks.moe_problem import SHAPES as EXPERTS
-from benchmarks.report import Report
 from kernels.elementwise import reference as elementwise
 from kernels.elementwise.triton import add_rms_norm, silu_and_mul
 from kernels.linear.late_norm import GateKind, LateNorm
@@ -37,6 +37,9 @@ from kernels.linear.triton_split_k import SplitKScratch
 from kernels.moe.reference import ExpertSum
 from kernels.moe.triton_sums import sum_experts, sum_experts_add_rms_norm
 from kernels.precompile import Compilation, collect_kernels
+
+if TYPE_CHECKING:  # of a module that needs more than this one does
+    from benchmarks.report import Report
 
 SHAPES = (
     Shape("0.6B", 14, 1024, 16, 8, 128, 3072, has_head_norms=True),
