@@ -55,12 +55,7 @@ RAGGED = ((5120, 2880), (32, 2880), (201088, 2880), (1536, 8960), (4096, 11008),
 ROW_PRODUCTS = ((4096, 1024), (6144, 1024), (4096, 2048), (12288, 2048), (128, 2048), (32, 2880), (5120, 2880))
 PLAIN_PRODUCTS = ((1024, 2048), (1024, 3072), (2048, 2048), (4096, 4096))
 # Of the experts' products: (outputs, warps, stages)
-TILES = (
-    ((64, 4, 6), (64, 4, 6)),
-    ((32, 4, 6), (64, 4, 6)),
-    ((32, 2, 6), (32, 2, 6)),
-    ((32, 4, 8), (32, 4, 6)),
-)
+TILES = (((64, 4, 3), (64, 4, 3)), ((64, 4, 6), (64, 4, 6)), ((64, 4, 6), (128, 4, 4)))
 ROW_CONFIGS = ((2, 4), (4, 4), (8, 4), (16, 8), (4, 8))
 
 
@@ -308,24 +303,14 @@ def _variants(shape: Shape, rows: int) -> dict[str, Fusions]:
             named |= {"norms": Fusions(gates=True, norms=True), "norms, rows": Fusions(True, norms=True, rows=True)}
         return named
     lines = shape.hidden % 512 != 0
-    best = Fusions(lines=lines, sums=True, ahead=4)
     if lines:
         named["lines"] = Fusions(lines=True)
-    named |= {"sums": Fusions(sums=True), "ahead 2": Fusions(ahead=2), "ahead 4": Fusions(ahead=4)}
-    named["ahead 8"] = Fusions(ahead=8)
-    for up, down in (
-        ((64, 4, 6), (64, 4, 6)),
-        ((32, 4, 6), (64, 4, 6)),
-        ((32, 2, 6), (32, 2, 6)),
-        ((32, 4, 8), (32, 4, 6)),
-    ):
-        if rows <= 4:
-            named[f"up {up}, down {down}"] = Fusions(up=up, down=down)
+    named["sums"] = Fusions(sums=True)
+    for up, down in TILES:
+        named[f"up {up}, down {down}"] = Fusions(up=up, down=down)
     if rows == 1:
         named["norms"] = Fusions(lines=lines, norms=True)
-        named["all"] = Fusions(lines=lines, norms=True, rows=True, sums=True, ahead=4)
-        return named
-    return named | {"all": best}
+    return named | {"all": Fusions(lines=lines, sums=True, norms=rows == 1)}
 
 
 def _time(name: str, calls: Sequence[Callable[[], object]], *, replays: int) -> float:

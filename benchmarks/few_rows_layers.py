@@ -64,7 +64,6 @@ class Fusions:
     rows: bool = False  # of one row: other products hold their weights in registers, too
     lines: bool = False  # K that is no multiple of 512 by the skinny GEMM, not cuBLAS
     sums: bool = False  # the experts' sum with the next norm
-    ahead: int = 0  # groups of the experts' second product that are prefetched
     up: tuple[int, int, int] | None = None  # tile of the experts' first product: outputs, warps, stages
     down: tuple[int, int, int] | None = None
 
@@ -253,8 +252,8 @@ def _changed(config: object, fused: Fusions) -> PlanesConfig | PlanesPairsConfig
     """Return the served config with the fusions' tiles."""
     assert isinstance(config, PlanesConfig | PlanesPairsConfig)
     if isinstance(config, PlanesPairsConfig):
-        return replace(config, down=replace(config.down, ahead=fused.ahead))
-    up, down = config.up, replace(config.down, ahead=fused.ahead)
+        return config
+    up, down = config.up, config.down
     if fused.up is not None:
         up = replace(up, block_n=fused.up[0], num_warps=fused.up[1], num_stages=fused.up[2])
     if fused.down is not None:

@@ -39,6 +39,8 @@ if HAS_TRITON:
     from kernels.sampling import triton_draw
     from kernels.sampling.triton_draw import SamplingScratch
 
+_MAX_LATE_SUMS = 16  # rows: a layer is 1 to 2 % faster (benchmarks/notes.md); more were not measured
+
 rms_norm = op(elementwise.rms_norm, lambda: elementwise_triton.rms_norm, cpu=elementwise_cpu.rms_norm)
 add_rms_norm = op(elementwise.add_rms_norm, lambda: elementwise_triton.add_rms_norm, cpu=elementwise_cpu.add_rms_norm)
 layer_norm = op(elementwise.layer_norm, lambda: elementwise_triton.layer_norm)
@@ -69,8 +71,8 @@ gated_rms_norm = op(gates.gated_rms_norm, lambda: triton_gates.gated_rms_norm)
 
 
 def sums_late(x: torch.Tensor) -> bool:
-    """Return True if the sum over a token's experts is better left to the norm after it."""
-    return on_triton(x)
+    """Return True if the sum over a token's experts is better left to the norm after it: in steps of few rows."""
+    return on_triton(x) and x.shape[0] <= _MAX_LATE_SUMS
 
 
 def sum_experts(late: ExpertSum) -> torch.Tensor:

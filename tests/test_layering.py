@@ -117,7 +117,7 @@ MAY_IMPORT = {
     "kernels.precompile": "",
     "kernels.sampling": "kernels.attention",
     "kernels.linear": "kernels.attention kernels.dispatch kernels.e2m1 kernels.elementwise kernels.native",
-    "kernels.moe": "kernels.attention kernels.e2m1 kernels.elementwise kernels.linear",
+    "kernels.moe": "kernels.e2m1 kernels.elementwise kernels.linear",
     "kernels.attention": "kernels.dispatch kernels.elementwise kernels.native",
     "kernels.all_reduce": "kernels.elementwise",
     "kernels.causal_conv": "kernels.states kernels.states_triton",

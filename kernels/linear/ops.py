@@ -39,7 +39,7 @@ if HAS_TRITON:
         triton_scaled8,
     )
     from kernels.linear.triton_gemv import allocate_scratch, can_gate, can_gemv, gated_gemv, gemv
-    from kernels.linear.triton_row import can_norm_row, normed_gemv
+    from kernels.linear.triton_row import can_multiply_row, normed_gemv, row_gemv
     from kernels.linear.triton_split_k import SplitKScratch
 
 
@@ -82,6 +82,8 @@ class DenseLinear:
             return onednn.packed_linear(x, w, bias)
         if not (on_triton(x) and can_gemv(x, w)):
             return functional.linear(x, w, bias)
+        if can_multiply_row(x, w):
+            return row_gemv(x, w, bias, pdl=has_pdl(x.device))
         if self._scratch is None:
             self._scratch = allocate_scratch(x.device)
         return gemv(x, w, bias, self._scratch, pdl=has_pdl(x.device))
@@ -100,7 +102,7 @@ class DenseLinear:
 
     def takes_norm(self, x: torch.Tensor, w: torch.Tensor) -> bool:
         """Return True if normed() is faster than a norm of x and the product; decided from host-side facts."""
-        return not w.is_mkldnn and on_triton(x) and can_norm_row(x, w)
+        return not w.is_mkldnn and on_triton(x) and can_multiply_row(x, w)
 
     def normed(
         self,

@@ -19,7 +19,8 @@ import triton.language as tl
 from kernels.elementwise.triton import gated, rms_normed
 from kernels.linear.late_norm import GateKind, LateNorm
 
-MAX_K = 4096  # of the registers that hold rows of w
+_MAX_K, _MAX_WEIGHTS = 3072, 12288 * 2048
+_MAX_K_OF_FEW, _FEW_OUTPUTS = 4096, 512  # as routers have
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,14 @@ class RowConfig:
 
 
 def row_config(*, n: int, k: int) -> RowConfig:
-    """Return the config of a shape class."""
-    if k > 2048:
-        return RowConfig(4, 8)
-    return RowConfig(4 if n < 2048 else 8, 4)
+    """Return the config of a shape class, tuned on an H100 (benchmarks/notes.md)."""
+    return RowConfig(8 if k <= 1024 and n >= 2048 else 2, 4)
 
 
-def can_norm_row(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Return True if normed_gemv supports a norm of x and x @ w.T, and is fast. Host-side facts only.
+def can_multiply_row(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Return True if these kernels support x @ w.T, also with a norm of x, and are fast. Host-side facts only.
 
-    Each program reads and norms the row: few programs do where the matrix has few rows, and its row is short otherwise.
+    Larger matrices than all registers hold are not there when the wait ends, and each program norms the row anew.
     """
     n, k = w.shape
     return (
@@ -49,7 +48,9 @@ def can_norm_row(x: torch.Tensor, w: torch.Tensor) -> bool:
         and x.dtype in (torch.bfloat16, torch.float16)
         and x.shape[0] == 1
         and k % 64 == 0
-        and (k <= 2048 or (k <= MAX_K and n <= 512))
+        and k >= 512
+        and k <= (_MAX_K if n > _FEW_OUTPUTS else _MAX_K_OF_FEW)
+        and n * k <= _MAX_WEIGHTS
         and w.is_contiguous()
         and x.stride(-1) == 1
     )

@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.triton_common import prefetch_l2
 from kernels.moe.configs import PlanesTile
 from kernels.moe.planes import GROUP, PLANE, PlanesMatrix
 from kernels.moe.reference import Gate
@@ -42,7 +41,6 @@ def planes_gemm(
     num_halves = 1 if gate is None else gate.num_halves
     n = w.shape[1] // num_halves
     out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
-    assert gate is None or tile.ahead == 0, "only the second product begins when the routing is done"
     assert x.stride(1) == 1
     assert w.words.is_contiguous()
     assert w.scales.is_contiguous()
@@ -53,12 +51,12 @@ def planes_gemm(
     num_tiles = experts.shape[0]
     _planes_kernel[(num_tiles * triton.cdiv(n, tile.block_n),)](
         x, w.words, w.scales, bias, out, pairs, experts, rows, num_tiles, n, w.shape[2], x.stride(0),
-        w.scales.stride(0), w.shape[0], KIND=kind_of(w), ROWS=w.rows, COLUMNS=w.columns, HAS_PTX=has_ptx(x),
+        w.scales.stride(0), KIND=kind_of(w), ROWS=w.rows, COLUMNS=w.columns, HAS_PTX=has_ptx(x),
         GROUP_K=GROUP, PLANE_K=PLANE, PAIRS_PER_ROW=num_pairs // x.shape[0],
         IS_DIRECT=isinstance(routed, Routing), HAS_BIAS=bias is not None,
         GATE="" if gate is None else gate.kind, ALPHA=0.0 if gate is None else gate.alpha,
         LIMIT=0.0 if gate is None else gate.limit, HALVES=num_halves,
-        BLOCK_M=block_m, BLOCK_N=tile.block_n, GROUP_M=tile.group_m, STAGES=tile.num_stages, AHEAD=tile.ahead,
+        BLOCK_M=block_m, BLOCK_N=tile.block_n, GROUP_M=tile.group_m, STAGES=tile.num_stages,
         EVEN_N=n % tile.block_n == 0, EVEN_K=w.shape[2] % GROUP == 0,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32", PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
     )  # fmt: skip
@@ -80,22 +78,16 @@ def has_ptx(x: torch.Tensor) -> bool:
 @triton.jit(do_not_specialize=["num_tiles"])
 def _planes_kernel(
     x_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, num_tiles, n, k,
-    stride_x, stride_scales, num_experts,
-    KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr,
+    stride_x, stride_scales, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr,
     GROUP_K: tl.constexpr, PLANE_K: tl.constexpr,
     PAIRS_PER_ROW: tl.constexpr, IS_DIRECT: tl.constexpr, HAS_BIAS: tl.constexpr,
     GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, HALVES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, STAGES: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """One (tile of rows, tile of output features). IS_DIRECT: tile i is the pair i alone."""
     tile, features = place_tile(num_tiles, n, BLOCK_N, GROUP_M)
     if PDL:
-        if AHEAD > 0 and tl.program_id(0) < 528:  # later programs start when the wait is long over
-            _prefetch_ahead(
-                words_ptr, tile_experts_ptr, tile_rows_ptr, tile, features, n, k, num_experts,
-                KIND, GROUP_K, PLANE_K, IS_DIRECT, BLOCK_N, AHEAD,
-            )  # fmt: skip
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     rows = tl.arange(0, BLOCK_M)
@@ -154,30 +146,6 @@ def _planes_kernel(
     values = acc.to(dtype) if GATE == "" else gate_and_mul(acc, up, dtype, GATE, ALPHA, LIMIT)
     targets = out_ptr + (pairs * n)[None, :] + features[:, None]
     tl.store(targets, values, mask=(rows < num_rows)[None, :] & (features < n)[:, None])
-
-
-@triton.jit
-def _prefetch_ahead(
-    words_ptr, tile_experts_ptr, tile_rows_ptr, tile, features, n, k, num_experts,
-    KIND: tl.constexpr, GROUP_K: tl.constexpr, PLANE_K: tl.constexpr, IS_DIRECT: tl.constexpr, BLOCK_N: tl.constexpr,
-    AHEAD: tl.constexpr,
-) -> None:  # fmt: skip
-    """Prefetch the first AHEAD groups of a tile of the second product into L2, by lines of two outputs' words.
-
-    The kernel before it is the first product, which signals behind its own wait for the routing: so that is written. If
-    it were not, experts would still be in range, and these are only hints.
-    """
-    expert = tl.load(tile_experts_ptr + tile)
-    num_rows = 1
-    if not IS_DIRECT:
-        num_rows = tl.load(tile_rows_ptr + tile)
-    if (num_rows > 0) & (expert >= 0) & (expert < num_experts):
-        RUNS: tl.constexpr = 2 if KIND == "fp8" else 1
-        num_runs = tl.cdiv(k, GROUP_K) * RUNS
-        runs = tl.minimum(tl.arange(0, AHEAD * RUNS), num_runs - 1)
-        lines = tl.minimum(tl.min(features, 0) + 2 * tl.arange(0, BLOCK_N // 2), n - 1) * PLANE_K
-        starts = words_ptr + (expert.to(tl.int64) * num_runs + runs) * (n * PLANE_K)
-        prefetch_l2(starts[:, None] + lines[None, :])
 
 
 @triton.jit

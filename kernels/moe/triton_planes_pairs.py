@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.triton_common import prefetch_l2
 from kernels.moe.configs import PlanesPairTile
 from kernels.moe.planes import GROUP, PLANE, PlanesMatrix
 from kernels.moe.reference import Gate
@@ -69,11 +68,11 @@ def planes_pairs_down(
     _planes_pairs_down_kernel[(triton.cdiv(n, tile.block_n), num_tokens)](
         inner, down.words, down.scales, bias, routing.experts, routing.weights, shared, shared_gate, out, n, k,
         down.scales.stride(0), 0 if shared is None else shared.stride(0),
-        0 if shared_gate is None else shared_gate.stride(0), down.shape[0],
+        0 if shared_gate is None else shared_gate.stride(0),
         KIND=kind_of(down), ROWS=down.rows, COLUMNS=down.columns, HAS_PTX=has_ptx(inner),
         GROUP_K=GROUP, PLANE_K=PLANE, HAS_BIAS=bias is not None, HAS_SHARED=shared is not None,
         HAS_ABSENT=routing.has_absent or places > top_k, TOP_K=top_k, PLACES=places, BLOCK_N=tile.block_n,
-        UNROLL=tile.unroll, AHEAD=tile.ahead, EVEN_N=n % tile.block_n == 0, EVEN_K=k % GROUP == 0, PDL=pdl,
+        UNROLL=tile.unroll, EVEN_N=n % tile.block_n == 0, EVEN_K=k % GROUP == 0, PDL=pdl,
         num_warps=tile.num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -141,10 +140,10 @@ def _planes_pairs_up_kernel(
 @triton.jit
 def _planes_pairs_down_kernel(
     x_ptr, words_ptr, scales_ptr, bias_ptr, experts_ptr, weights_ptr, shared_ptr, shared_gate_ptr, out_ptr, n, k,
-    stride_scales, stride_shared, stride_gate, num_experts,
+    stride_scales, stride_shared, stride_gate,
     KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr, GROUP_K: tl.constexpr,
     PLANE_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_ABSENT: tl.constexpr,
-    TOP_K: tl.constexpr, PLACES: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr, AHEAD: tl.constexpr,
+    TOP_K: tl.constexpr, PLACES: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """BLOCK_N outputs of one token; a row for each output and expert, those of an expert side by side."""
@@ -158,10 +157,6 @@ def _planes_pairs_down_kernel(
     row_pairs = token * TOP_K + tl.minimum(rows // BLOCK_N, TOP_K - 1)
     x_ptrs = x_ptr + (row_pairs * k)[:, None] + planes[None, :]
     if PDL:
-        if AHEAD > 0 and token * tl.num_programs(0) + tl.program_id(0) < 528:  # later ones start behind the wait
-            _prefetch_ahead(
-                words_ptr, experts_ptr + row_pairs, sources, n, k, num_experts, KIND, GROUP_K, PLANE_K, AHEAD
-            )  # fmt: skip
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     experts = tl.load(experts_ptr + row_pairs).to(tl.int64)
@@ -203,20 +198,6 @@ def _planes_pairs_down_kernel(
         shared = tl.load(shared_ptr + token * stride_shared + features, mask=mask, other=0.0)
         mixed = add_shared(mixed, shared, tl.load(shared_gate_ptr + token * stride_gate))
     tl.store(out_ptr + token * n + features, mixed, mask=mask)
-
-
-@triton.jit
-def _prefetch_ahead(
-    words_ptr, experts_ptrs, sources, n, k, num_experts,
-    KIND: tl.constexpr, GROUP_K: tl.constexpr, PLANE_K: tl.constexpr, AHEAD: tl.constexpr,
-) -> None:  # fmt: skip
-    """Prefetch the first AHEAD groups of each row into L2; see _prefetch_ahead of kernels/moe/triton_planes.py."""
-    RUNS: tl.constexpr = 2 if KIND == "fp8" else 1
-    num_runs = tl.cdiv(k, GROUP_K) * RUNS
-    runs = tl.minimum(tl.arange(0, AHEAD * RUNS), num_runs - 1)
-    experts = tl.minimum(tl.maximum(tl.load(experts_ptrs), 0), num_experts - 1).to(tl.int64)
-    starts = words_ptr + ((experts * num_runs)[:, None] + runs[None, :]) * (n * PLANE_K)
-    prefetch_l2(starts + (sources * PLANE_K)[:, None])
 
 
 @triton.jit

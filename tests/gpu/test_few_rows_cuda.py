@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -15,12 +13,8 @@ from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.linear.triton_gemv import allocate_scratch, gated_gemv, gemv
 from kernels.linear.triton_rounded import add_rms_norm_rounded
 from kernels.linear.triton_row import RowConfig, normed_gemv, row_gemv
-from kernels.moe.configs import PlanesPairsConfig
-from kernels.moe.planes import to_planes
 from kernels.moe.reference import ExpertSum
-from kernels.moe.triton import choose, fused_moe
 from kernels.moe.triton_sums import sum_experts, sum_experts_add_rms_norm
-from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
 pytestmark = pytest.mark.gpu
@@ -99,35 +93,6 @@ def test_a_sum_of_experts_with_a_norm_is_a_sum_and_a_norm(rows, top_k, size, rou
             expected, expected_total = elementwise.add_rms_norm(mixed, residual, weight, 1e-6)
             assert torch.equal(normed, expected)
         assert torch.equal(total, expected_total)
-
-
-@pytest.mark.parametrize("storage", ["fp8", "mxfp4"])
-@pytest.mark.parametrize("num_tokens", [1, 2, 8, 64])
-def test_experts_whose_weights_are_prefetched_give_the_same(num_tokens, storage):
-    problem = make_problem(
-        num_tokens=num_tokens, num_experts=16, top_k=4, hidden_size=512, intermediate_size=384, dtype=torch.bfloat16,
-    )  # fmt: skip
-    problem = pack_experts(problem, storage, block=128)
-    tensors = {name: getattr(problem, name).cuda() for name in ("x", "logits")}
-    gate_up, down = (to_planes(_on_device(matrix)) for matrix in (problem.gate_up, problem.down))
-    config = choose(tensors["x"], gate_up, down, top_k=4, num_experts=16)
-    run = {"top_k": 4, "renormalize": True, "round_weights": True, "pdl": True}
-    expected = fused_moe(tensors["x"], tensors["logits"], gate_up, down, config=config, **run)
-    for ahead in (1, 4, 8):
-        assert isinstance(config, PlanesPairsConfig) or config.up.ahead == 0
-        early = dataclasses.replace(config, down=dataclasses.replace(config.down, ahead=ahead))
-        for _ in range(3):
-            out = fused_moe(tensors["x"], tensors["logits"], gate_up, down, config=early, **run)
-            assert torch.equal(out, expected)
-
-
-def _on_device(matrix):
-    tensors = {
-        field.name: getattr(matrix, field.name).cuda()
-        for field in dataclasses.fields(matrix)
-        if isinstance(getattr(matrix, field.name), torch.Tensor)
-    }
-    return dataclasses.replace(matrix, **tensors)
 
 
 def test_a_chain_of_them_in_a_graph_gives_what_separate_launches_give():
