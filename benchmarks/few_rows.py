@@ -105,7 +105,7 @@ def check(_: float) -> Iterator[Report]:
 
 def _checks() -> Iterator[tuple[str, tuple[Callable, Callable, Callable]]]:
     scratch = allocate_scratch(BF16_CUDA["device"])
-    for n, k in ((4096, 1024), (6144, 1024), (32, 2880), (1154, 320)):
+    for n, k in ((4096, 1024), (6144, 1024), (12288, 2048), (5120, 2880), (32, 2880), (1154, 320)):
         for gate in _GATES:
             yield f"normed {n} x {k} {gate}", _normed_check(n, k, gate)
         x, w, bias = _randn(1, k), _randn(n, k) * k**-0.5, _randn(n)

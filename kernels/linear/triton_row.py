@@ -31,9 +31,11 @@ class RowConfig:
     num_warps: int
 
 
-def row_config(*, n: int, k: int) -> RowConfig:
+def row_config(*, n: int, k: int, is_gated: bool) -> RowConfig:
     """Return the config of a shape class, tuned on an H100 (benchmarks/notes.md)."""
-    return RowConfig(8 if k <= 1024 and n >= 2048 else 2, 4)
+    if k <= 1024 and n >= 2048:
+        return RowConfig(8, 4)
+    return RowConfig(4 if is_gated else 2, 4)
 
 
 def can_multiply_row(x: torch.Tensor, w: torch.Tensor) -> bool:
@@ -91,7 +93,7 @@ def _launch(
     config: RowConfig | None, *, gate: GateKind = "", normed: torch.Tensor | None = None, pdl: bool,
 ) -> None:  # fmt: skip
     n, k = out.shape[1], w.shape[1]
-    config = config or row_config(n=w.shape[0], k=k)
+    config = config or row_config(n=w.shape[0], k=k, is_gated=gate != "")
     outputs = config.block_n if gate == "" else config.block_n // 2
     norm = (None, None) if late is None else (late.residual, late.weight)
     new_residual, eps = (None, 0.0) if late is None else (late.new_residual, late.eps)

@@ -28,7 +28,9 @@ def _randn(*shape, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("gate", ["", "silu", "gelu_tanh"])
-@pytest.mark.parametrize(("n", "k"), [(4096, 1024), (6144, 1024), (128, 2048), (32, 2880), (1154, 320)])
+@pytest.mark.parametrize(
+    ("n", "k"), [(4096, 1024), (6144, 1024), (12288, 2048), (128, 2048), (32, 2880), (5120, 2880), (1154, 320)]
+)
 def test_a_product_with_the_norm_before_it_equals_its_specification(n, k, gate, dtype):
     x, residual, w = _randn(1, k, dtype=dtype), _randn(1, k, dtype=dtype), _randn(n, k, dtype=dtype) * k**-0.5
     bias = None if gate else _randn(n, dtype=dtype)

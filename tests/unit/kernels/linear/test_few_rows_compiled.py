@@ -23,6 +23,7 @@ with collect_kernels() as kernels:
         late = LateNorm(rows(1, k), rows(1, k), rows(k), 1e-6, rows(1, k))
         normed_gemv(late, rows(n, k), None, normed=rows(1, k) if n < 512 else None, pdl=True)
     normed_gemv(LateNorm(*[rows(1, 1024)] * 2, rows(1024), 1e-6, rows(1, 1024)), rows(6144, 1024), None, gate="silu")
+    normed_gemv(LateNorm(*[rows(1, 2048)] * 2, rows(2048), 1e-6, rows(1, 2048)), rows(12288, 2048), None, gate="silu")
     row_gemv(rows(1, 3072), rows(1024, 3072), None, pdl=True)
     for num_rows in (1, 2, 16, 64):
         gemv(rows(num_rows, 2880), rows(5120, 2880), rows(5120), scratch, pdl=True)

@@ -11,7 +11,7 @@ from kernels.linear.triton_row import RowConfig, normed_gemv, row_gemv
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
 
-@pytest.mark.parametrize("config", [None, RowConfig(8, 4)])
+@pytest.mark.parametrize("config", [None, RowConfig(2, 4), RowConfig(8, 4)])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("n", "k"), [(40, 512), (37, 320)])
 def test_a_product_of_one_row(n, k, has_bias, config):
@@ -21,17 +21,18 @@ def test_a_product_of_one_row(n, k, has_bias, config):
     assert relative_error(out, expected + bias.double() if has_bias else expected) < 1e-3
 
 
+@pytest.mark.parametrize("config", [None, RowConfig(2, 4), RowConfig(8, 4)])
 @pytest.mark.parametrize("keeps_normed", [False, True])
 @pytest.mark.parametrize("weight_dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("gate", ["", "silu", "gelu_tanh"])
 @pytest.mark.parametrize(("n", "k"), [(40, 512), (36, 320)])
-def test_a_norm_a_product_and_a_gate_in_one(n, k, gate, weight_dtype, keeps_normed):
+def test_a_norm_a_product_and_a_gate_in_one(n, k, gate, weight_dtype, keeps_normed, config):
     x, residual, w = torch.randn(1, k).half(), torch.randn(1, k).half(), (torch.randn(n, k) * k**-0.5).half()
     weight, bias = torch.randn(k).to(weight_dtype), None if gate else torch.randn(n).half()
     total, normed = torch.full((2, 1, k), float("nan")).half().unbind()
     out = normed_gemv(
         LateNorm(x, residual, weight, 1e-6, total), w, bias,
-        gate=gate, normed=normed if keeps_normed else None, config=RowConfig(8, 4),
+        gate=gate, normed=normed if keeps_normed else None, config=config,
     )  # fmt: skip
     expected_normed, expected_total = elementwise.add_rms_norm(x, residual, weight, 1e-6)
     assert torch.equal(total, expected_total)
