@@ -120,10 +120,10 @@ def can_gate(x: torch.Tensor, w: torch.Tensor) -> bool:
     """Return True if gated_gemv supports these and is faster than a product and its activation. Host-side facts only.
 
     A layer of a chain was 1 to 4 % faster with 2 to 16 rows at K = 1024 and with 16 at 2048 and 4096; slower with 2 to
-    8 rows at 2048, and with one (benchmarks/notes.md).
+    8 rows at 2048, and with one (benchmarks/notes.md). More rows were not measured.
     """
     num_rows, (n, k) = x.shape[0], w.shape
-    if not can_gemv(x, w) or not ((2 <= num_rows <= 8 and k <= 1024) or 8 < num_rows <= 32):
+    if not can_gemv(x, w) or not ((2 <= num_rows <= 8 and k <= 1024) or 8 < num_rows <= 16):
         return False
     return gemv_config(num_rows=num_rows, n=n, k=k).splits == 1
 
