@@ -1,4 +1,4 @@
-"""Two, four or eight GPUs of one host: `python -m benchmarks.many_gpus FOLDER [--max-seconds N] [--only PART ...]`.
+"""Two, four or eight GPUs of one host: `python -m benchmarks.many_gpus FOLDER [--max-seconds N] [--only NAME ...]`.
 
 Tests and measurements, the most important first, each in its own process with its own time limit (gpu_scripts.py). One
 that fails is named, and the others still run. FOLDER gets one JSON file, written anew after each script, and one log
@@ -78,7 +78,7 @@ def main() -> int:
     report: Report = {"host": host_facts(), "num_gpus": len(gpus), "scripts": {}} | machine_facts()
     sizes = GPU if args.device == "cuda" else CPU
     stem = args.folder / f"many-gpus-{len(gpus)}x{_word(report['gpu'], args.device)}-{datetime.now(UTC).date()}"
-    chosen = [script for script in scripts(sizes, len(gpus)) if script.part in args.only]
+    chosen = choose(list(scripts(sizes, len(gpus))), args.only)
     with tempfile.TemporaryDirectory() as folder, stem.with_suffix(".log").open("w") as log:
 
         def on_end(outcome: Outcome) -> None:
@@ -94,6 +94,14 @@ def main() -> int:
         GpuScripts(gpus, folder=Path(folder), end_s=time.monotonic() + args.max_seconds, on_end=on_end).run(commands)
     print(format_summary(report))
     return int(any(found["status"] != "done" for found in report["scripts"].values()))
+
+
+def choose(found: Sequence[Script], only: Sequence[str]) -> list[Script]:
+    """Return the scripts of these names and parts, in their order. Ends the process if there is no such name."""
+    names = {*PARTS, *(script.name for script in found)}
+    if unknown := [name for name in only if name not in names]:
+        sys.exit(f"benchmarks.many_gpus: --only {' '.join(unknown)}: choose from {', '.join(sorted(names))}.")
+    return [script for script in found if script.part in only or script.name in only]
 
 
 def scripts(sizes: Sizes, num_gpus: int) -> Iterator[Script]:
@@ -210,7 +218,8 @@ def _gpus(device: str) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.many_gpus", description=__doc__)
     parser.add_argument("folder", type=Path, help="for the JSON and the log; with --table the JSON file itself")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
+    words = f"{', '.join(PARTS)}, or scripts of theirs"
+    parser.add_argument("--only", nargs="+", default=PARTS, metavar="NAME", help=words)
     parser.add_argument("--max-seconds", type=float, default=470.0, metavar="N", help="all are ended after N seconds")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--table", action="store_true", help="print the table of an earlier run, and run nothing")

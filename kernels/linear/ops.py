@@ -25,7 +25,7 @@ from kernels.linear.lut4_configs import float4_gemm_config, lut4_gemm_config
 from kernels.linear.onednn import Int8Matrix
 from kernels.linear.reference import IntWeight, Lut4Weight
 from kernels.linear.rounding import RoundedRows, Rounding
-from kernels.linear.scaled8_configs import scaled8_config
+from kernels.linear.scaled8_configs import MAX_FEW_ROWS, scaled8_config
 
 if HAS_TRITON:
     from kernels.linear import (
@@ -39,6 +39,12 @@ if HAS_TRITON:
     )
     from kernels.linear.triton_gemv import allocate_scratch, can_gemv, gemv
     from kernels.linear.triton_split_k import SplitKScratch
+try:
+    from kernels.linear import gluon_blocks
+
+    HAS_GLUON = True
+except ImportError:
+    HAS_GLUON = False
 
 
 _FEW_ROWS = 16  # rows of x up to which streaming the weights is faster than torch's product on an H100
@@ -203,7 +209,10 @@ class Fp8BlockLinear:
             return reference.blocks_linear(x.values, x.scales, w, scales, bias, x.dtype, rows=rows, columns=columns)
         if self._scratch is None:
             self._scratch = triton_scaled8.allocate_scratch(w.device)
-        config = scaled8_config(num_rows=x.values.shape[0], n=w.shape[0], k=w.shape[1], block_k=columns)
+        num_rows = x.values.shape[0]
+        if num_rows > MAX_FEW_ROWS and _takes_blocks(x.values, w, rows=rows, columns=columns):
+            return gluon_blocks.blocks_linear(x.values, x.scales, w, scales, bias, dtype=x.dtype, pdl=True)
+        config = scaled8_config(num_rows=num_rows, n=w.shape[0], k=w.shape[1], block_k=columns)
         return triton_scaled8.blocks_linear(
             x.values, x.scales, w, scales, bias, self._scratch,
             rows=rows, columns=columns, dtype=x.dtype, config=config, pdl=has_pdl(w.device),
@@ -241,7 +250,10 @@ class Int8Linear:
             return w8a8.int8_linear(values, x_scales, w, scales, bias, x.dtype)
         if self._scratch is None:
             self._scratch = triton_scaled8.allocate_scratch(x.device)
-        config = scaled8_config(num_rows=x.shape[0], n=w.shape[0], k=w.shape[1], block_k=self._BLOCK_K)
+        config = scaled8_config(
+            num_rows=x.shape[0], n=w.shape[0], k=w.shape[1], block_k=self._BLOCK_K,
+            has_tma=_capability(w.device) >= (9, 0) and triton_scaled8.can_load_by_tma(values),
+        )  # fmt: skip
         return triton_scaled8.int8_linear(
             values, x_scales, w, scales, bias, self._scratch, dtype=x.dtype, config=config, pdl=has_pdl(x.device)
         )
@@ -316,6 +328,11 @@ def _scaled_mm(
 
 def _has_rowwise_product(w: torch.Tensor) -> bool:
     return w.is_cuda and _capability(w.device) >= (9, 0) and w.shape[0] % 16 == 0 and w.shape[1] % 16 == 0
+
+
+def _takes_blocks(x: torch.Tensor, w: torch.Tensor, *, rows: int, columns: int) -> bool:
+    """Return True if the kernel for Hopper multiplies these values of 8 bits, whose scales have such blocks."""
+    return HAS_GLUON and _capability(w.device)[0] == 9 and gluon_blocks.takes(x, w, rows=rows, columns=columns)
 
 
 def _has_lookups(device: torch.device) -> bool:

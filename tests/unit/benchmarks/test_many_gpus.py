@@ -89,3 +89,12 @@ def test_the_table_has_every_kind_of_figure():
     assert "tests: 1 passed, 1 failed, 0 error, 0 skipped\ntests/a.py::c" in text
     for word in ("2.50", "9,000", "8.0", "60%", "Rank 1 was killed", "left out"):
         assert word in text
+
+
+def test_scripts_are_chosen_by_part_and_by_name_in_their_own_order():
+    scripts = list(many_gpus.scripts(many_gpus.GPU, 4))
+    chosen = many_gpus.choose(scripts, ["replicas", "llama-3.1-70b-tp4"])
+    assert [each.name for each in chosen] == ["llama-3.1-70b-tp4", "replicas-4"]
+    assert many_gpus.choose(scripts, many_gpus.PARTS) == scripts
+    with pytest.raises(SystemExit, match=r"--only llama-tp3: choose from .*llama-3\.1-8b-tp2"):
+        many_gpus.choose(scripts, ["llama-tp3"])
