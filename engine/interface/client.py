@@ -244,10 +244,8 @@ class SocketEngineClient:
 
     def _is_crowded(self, writer: asyncio.StreamWriter | None) -> bool:
         """Return whether as many requests wait for the next engine as the last one would have run and queued."""
-        last = self._last_ready
-        if writer is not None or last is None:
-            return False
-        return len(self._mailboxes.by_id) > last.max_num_seqs + last.max_queued_requests
+        last = self._last_ready if writer is None else None
+        return last is not None and len(self._mailboxes.by_id) > last.max_num_seqs + last.max_queued_requests
 
     def _serving_writer(self) -> asyncio.StreamWriter:
         """Return the connection to an engine that serves. Raises ShuttingDown or EngineDead."""

@@ -2,7 +2,7 @@
 
 import os
 import signal
-import time
+import threading
 
 import httpx
 import pytest
@@ -15,7 +15,7 @@ from tests.support.daemon import READY, Daemon, wait_for
 pytestmark = needs_proc
 ENGINE = "engine.process"
 INSTEAD = ("--takeover-form", "instead")
-LONG = {"messages": STORY, "temperature": 0, "max_tokens": 400, "ignore_eos": True}
+LONG = {"messages": STORY, "temperature": 0, "max_tokens": 3900, "ignore_eos": True}
 RELEASED = "the engine has ended, requests wait for the next daemon"
 
 
@@ -118,22 +118,26 @@ def test_the_next_daemon_serves_if_the_old_one_ends_while_it_loads(start: Start,
 @pytest.mark.full
 def test_a_stream_goes_on_through_two_takeovers_and_a_killed_engine(start: Start) -> None:
     first = start().wait_ready()
-    with new_client() as client:
-        undisturbed = stream(client, first.base_url, CHAT, {**LONG, "max_tokens": 900})
-    clients = Clients(first.base_url, [(CHAT, {**LONG, "max_tokens": 900})])
-    assert clients._undisturbed == [undisturbed]
-    clients._run(clients._stream, 0, False)
-    time.sleep(1)
+    texts: list[dict[int, str]] = []
+
+    def ask() -> None:
+        with new_client() as client:
+            texts.append(stream(client, first.base_url, CHAT, LONG))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
     second = start_next(start, first, *INSTEAD)
     wait_taken(first, second)
     os.kill(second.child(ENGINE), signal.SIGKILL)
     wait_for(lambda: "engine ready again" in second.log, timeout_s=90, what="ready again")
     third = start_next(start, second, *INSTEAD)
     wait_taken(second, third)
-    clients.stop()
+    asking.join(300)
     assert first.process.wait(60) == 0
     assert second.process.wait(60) == 0
     assert first.log.count("open requests go on requests=1") == 3
+    ask()  # the same, undisturbed
+    assert texts[0] == texts[1]
     assert ready_status(third) == 200
 
 
