@@ -206,9 +206,10 @@ class Takeover:
     def close(self) -> None:
         """Close the connection: without Take the running daemon goes on."""
         self._tasks.cancel()
-        if self._writer is not None:
+        if self._writer is None:
+            self._connection.close()
+        else:
             self._writer.close()
-        self._connection.close()
 
     def _is_over(self) -> bool:
         """Return whether the running daemon has ended. Raises StartupError if it has given the takeover up."""
