@@ -122,7 +122,9 @@ class EngineProcess:
         gc.freeze()
         gc.enable()
         logger.info("imports done head_start=%d", sum(not thread.is_alive() for thread in threads))
-        loads_beside = self._config.is_standby and OfflineEngine.fits_beside(self._config.engine)
+        loads_beside = (
+            self._config.is_standby and not self._config.is_held and OfflineEngine.fits_beside(self._config.engine)
+        )
         if self._config.is_standby and not loads_beside:
             for thread in threads:
                 thread.join()

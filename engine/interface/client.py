@@ -64,6 +64,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def last_ready(self) -> EngineReady | None:
+        """The limits of the engine that serves or served last, or None before the first."""
+        ...
+
+    @property
     def is_full(self) -> bool:
         """True while the engine's queue is full."""
         ...
@@ -107,7 +112,7 @@ class SocketEngineClient:
 
     max_replays: as in ServerConfig. num_ends, was_killed: return what the launcher last told of engines that have ended
     (State); without num_ends nothing is waited for. has_given_up: returns True once open requests shall no longer wait
-    for the next engine.
+    for the next engine. moved_to: returns the socket of the engine of a daemon that has taken this one over, or "".
     """
 
     def __init__(
@@ -118,9 +123,11 @@ class SocketEngineClient:
         num_ends: Callable[[], int] | None = None,
         was_killed: Callable[[], bool] = lambda: False,
         has_given_up: Callable[[], bool] = lambda: False,
+        moved_to: Callable[[], str] = str,
         metrics: Metrics | None = None,
     ) -> None:
         self._path = path
+        self._moved_to = moved_to
         self._max_replays = max_replays
         self._num_ends = num_ends or itertools.count().__next__
         self._num_ends_seen = -1
@@ -133,7 +140,7 @@ class SocketEngineClient:
         self._refused: dict[bytes, float] = {}  # digests of poison, and until when
         self._costs: QueueCosts | None = None  # what engines have measured
         self._ready: EngineReady | None = None
-        self._has_served = False
+        self._last_ready: EngineReady | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._mailboxes = Mailboxes()
         self._task: asyncio.Task[None] | None = None
@@ -148,6 +155,11 @@ class SocketEngineClient:
     def ready(self) -> EngineReady | None:
         """The engine's limits, or None while it is not connected."""
         return self._ready
+
+    @property
+    def last_ready(self) -> EngineReady | None:
+        """See EngineClient.last_ready."""
+        return self._last_ready
 
     @property
     def is_full(self) -> bool:
@@ -218,17 +230,22 @@ class SocketEngineClient:
     @property
     def _can_wait(self) -> bool:
         """True while no engine serves, and one did when the request was checked: it may wait for the next one."""
-        has_engine = self._ready is not None or not self._has_served
+        has_engine = self._ready is not None or self._last_ready is None
         return not (has_engine or self._is_closed or not self._max_replays or self._has_given_up())
 
     def _send(self, mailbox: Mailbox) -> None:
         writer = None if self._can_wait else self._serving_writer()
-        if self._is_full and not mailbox.journal.goes_on:  # an earlier engine had room for the others
-            raise Overloaded(QUEUE_IS_FULL, retry_after_s=self._retry_after_s)
+        if (self._is_full or self._is_crowded(writer)) and not mailbox.journal.goes_on:
+            raise Overloaded(QUEUE_IS_FULL, retry_after_s=self._retry_after_s)  # an earlier engine had room for others
         if writer is None:
             self._suspend()
         else:
             writer.write(encode_frame(mailbox.journal.submit()))
+
+    def _is_crowded(self, writer: asyncio.StreamWriter | None) -> bool:
+        """Return whether as many requests wait for the next engine as the last one would have run and queued."""
+        last = self._last_ready if writer is None else None
+        return last is not None and len(self._mailboxes.by_id) > last.max_num_seqs + last.max_queued_requests
 
     def _serving_writer(self) -> asyncio.StreamWriter:
         """Return the connection to an engine that serves. Raises ShuttingDown or EngineDead."""
@@ -241,7 +258,8 @@ class SocketEngineClient:
     async def _run(self) -> None:
         while True:
             try:
-                reader, self._writer = await asyncio.open_unix_connection(self._path, limit=1 << 20)
+                path = self._moved_to() or self._path
+                reader, self._writer = await asyncio.open_unix_connection(path, limit=1 << 20)
             except OSError:
                 await asyncio.sleep(_RECONNECT_S)
                 continue
@@ -369,7 +387,7 @@ class SocketEngineClient:
             loop.call_later(_TOLD_POLL_S, lambda: self._take_greeting(message, writer, until_s=until_s))
             return
         self._num_ends_seen = num_ends
-        self._ready, self._has_served = message, True
+        self._ready = self._last_ready = message
         self._greeted.set()
         self._resume(writer, is_fault=has_ended and not self._was_killed())
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from engine.interface.errors import ServiceError, error_from_code
+from engine.interface.errors import PromptTooLong, ServiceError, error_from_code
 from engine.interface.protocol import (
     Accepted,
     AddRequest,
@@ -94,7 +94,9 @@ class Mailboxes:
             self._deliver_step(message, now)
         elif isinstance(message, RequestFailed):
             mailbox = self.by_id.pop(message.request_id, None)
-            if mailbox is not None:
+            if mailbox is not None and message.code == PromptTooLong.code and mailbox.journal.has_output:
+                mailbox.put(RequestOutput([], finish_reason="length"))  # the next daemon's engine has less room
+            elif mailbox is not None:
                 mailbox.fail(
                     error_from_code(
                         message.code,

@@ -173,6 +173,8 @@ METRICS: dict[str, Metric] = {
         Metric("start_time_seconds", "gauge", "When the daemon started, in Unix time."),
         Metric("engine_restarts_total", "counter", "Restarts of the engine process."),
         Metric("engine_restart_seconds", "gauge", "Time from the engine's last end until the next one was ready; 0 before."),
+        Metric("takeovers_failed_total", "counter", "Takeovers that a next daemon began and did not complete."),
+        Metric("takeover_pause_seconds", "gauge", "Time without an engine when this daemon took another one's place with --takeover; 0 if it did not."),
         Metric("worker_restarts_total", "counter", "Restarts of an HTTP worker."),
         Metric("process_cpu_seconds_total", "counter", "CPU time, by role of process.", label="role", label_values=_ROLES),
         Metric("process_resident_memory_bytes", "gauge", "Resident memory, by role of process.", label="role", label_values=_ROLES),

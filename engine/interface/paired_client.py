@@ -52,6 +52,11 @@ class PairedEngineClient:
         return next((client.ready for client in self._decode if client.ready is not None), None)
 
     @property
+    def last_ready(self) -> EngineReady | None:
+        """See EngineClient.last_ready."""
+        return self.ready or self._decode[0].last_ready
+
+    @property
     def is_full(self) -> bool:
         """True while the queues of all decode engines that serve are full."""
         serving = [client for client in self._decode if client.ready is not None]

@@ -58,6 +58,11 @@ class Journal:
         return self._request.num_prompt_tokens + len(self._output)
 
     @property
+    def has_output(self) -> bool:
+        """True once a token has come."""
+        return bool(self._output)
+
+    @property
     def goes_on(self) -> bool:
         """True if another engine has made the first tokens of the answer, before its first submission here."""
         return bool(self._request.output)

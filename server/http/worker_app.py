@@ -55,6 +55,7 @@ class WorkerApp:
                     num_ends=lambda: self.launcher.state.num_ends,
                     was_killed=lambda: self.launcher.state.was_killed,
                     has_given_up=self._has_given_up,
+                    moved_to=lambda: self.launcher.state.engine_socket,
                     metrics=self._metrics,
                 )
             ]

@@ -49,6 +49,11 @@ class LocalEngine:
         return cls(OfflineEngine.load(config))
 
     @property
+    def last_ready(self) -> EngineReady | None:
+        """See EngineClient.last_ready."""
+        return self.ready
+
+    @property
     def is_full(self) -> bool:
         """False: the engine itself refuses a request for which its queue has no room."""
         return False

@@ -56,6 +56,7 @@ class FakeEngineClient:
     ) -> None:
         self.script = script
         self._ready = ready
+        self.last = ready  # before there was none
         self.tokens_per_delta = tokens_per_delta
         self.delay_s = delay_s
         self.fail = fail
@@ -82,6 +83,10 @@ class FakeEngineClient:
     @ready.setter
     def ready(self, ready: EngineReady | None) -> None:
         self._ready = ready
+
+    @property
+    def last_ready(self) -> EngineReady | None:
+        return self._ready or self.last
 
     async def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         self.submitted.append(request)

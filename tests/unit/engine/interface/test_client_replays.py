@@ -21,6 +21,7 @@ from engine.interface.protocol import (
     Finished,
     QueueCosts,
     RefuseDigest,
+    RequestFailed,
     SamplingParams,
     Started,
     StepEvents,
@@ -483,5 +484,54 @@ def test_an_engine_is_told_the_costs_that_an_earlier_one_measured(tmp_path: Path
             await asyncio.sleep(0.02)
             await restart(client, engines)
             assert await engines.got(1) == [costs]
+
+    run(scenario())
+
+
+def test_requests_go_on_at_the_socket_of_a_next_daemon(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        moved_to = ""
+        async with connected(tmp_path, moved_to=lambda: moved_to) as (client, engines):
+            reader = Reader(client, request())
+            await engines.got(1)
+            engines.tokens("r", 5, started=True)
+            await until(lambda: reader.token_ids == [5])
+            engines.end()
+            await until(lambda: client.ready is None)
+            assert client.last_ready == READY
+            (tmp_path / "next").mkdir()
+            following = Engines(str(tmp_path / "next" / "engine.sock"))
+            await following.start()
+            late = Reader(client, request("late"))
+            moved_to = following.path
+            again, first = await following.got(2)
+            assert (again.output, first) == (pack_token_ids([5]), request("late"))
+            following.send(RequestFailed("r", "context_length_exceeded", "It is too long."))
+            following.send(RequestFailed("late", "context_length_exceeded", "It is too long."))
+            await reader.end()
+            assert reader.outputs[-1].finish_reason == "length"  # no token has room behind what the client has
+            assert (await late.end()).error.code == "context_length_exceeded"
+            following.end()
+            engines.path = following.path  # for the end of the scenario
+            await engines.start()
+
+    run(scenario())
+
+
+def test_no_more_requests_wait_than_the_last_engine_would_have_taken(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path) as (client, engines):
+            engines.end()
+            await until(lambda: client.ready is None)
+            most = READY.max_num_seqs + READY.max_queued_requests
+            readers = [Reader(client, request(f"r{i}")) for i in range(most + 1)]
+            refused = await readers[-1].end()
+            assert refused.error.code == "overloaded"
+            assert not any(reader.task.done() for reader in readers[:-1])
+            await engines.start()
+            assert len(await engines.got(most)) == most
+            for reader in readers[:-1]:
+                reader.task.cancel()
+            await asyncio.gather(*(reader.task for reader in readers[:-1]), return_exceptions=True)
 
     run(scenario())
