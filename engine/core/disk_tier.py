@@ -20,7 +20,7 @@ from engine.core.host_index import HostBlock, HostIndex
 from engine.core.kv_events import KvEvents, Medium, Name
 from engine.core.prefix_hits import Blocks, Hit, PrefixFinder
 from engine.core.request import Request
-from engine.tiers.disk_store import DiskCounts, DiskStatus
+from engine.tiers.disk_state import DiskCounts, DiskStatus
 from engine.tiers.store_threads import StoreThreads, Transfer
 
 STALL_S = 5.0
@@ -189,7 +189,7 @@ class DiskTier:
         if threads.has(*name):
             self._tell_kept(name)
             return
-        transfer = threads.put(*name, self._memory(block.slots))
+        transfer = threads.put(*name, self._memory(block.slots), slots=block.slots)
         if transfer is None:
             self.num_unwritten += 1
         else:
@@ -289,7 +289,7 @@ class DiskTier:
             slots = self._index.take(self._layout.groups[name[0]].pages)
             if slots is None:
                 return False
-            transfer = self._parts.threads.get(*name, self._memory(slots))
+            transfer = self._parts.threads.get(*name, self._memory(slots), slots=slots)
             reading = self._reading[name] = _Reading(transfer, slots)
         reading.waiters.append(request)
         return True

@@ -86,9 +86,13 @@ def check_folder(folder: Path, *, size_bytes: int) -> None:
 class BlockFolder:
     """An open folder of blocks. Calls may come from several threads; all may wait for the device."""
 
-    def __init__(self, folder: Path) -> None:
-        """Open FOLDER_NAME in `folder`, which is made if it is missing. Raises OSError."""
+    def __init__(self, folder: Path, *, is_member: bool = False) -> None:
+        """Open FOLDER_NAME in `folder`, which is made if it is missing. Raises OSError.
+
+        is_member: another process of the same server has it open, and counts for both.
+        """
         self._path = folder / FOLDER_NAME
+        self._is_member = is_member
         self._folder, self._lock = self._open()
 
     def __enter__(self) -> "BlockFolder":
@@ -210,7 +214,8 @@ class BlockFolder:
             os.close(folder)
             raise
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH)
+            if not self._is_member:
+                fcntl.flock(lock, fcntl.LOCK_SH)
         except BaseException:
             os.close(folder)
             os.close(lock)

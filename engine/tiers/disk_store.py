@@ -11,9 +11,12 @@ be exceeded by that much for each server. The order of use is that of the files'
 
 Errors of the disk are misses and dropped blocks. After MAX_ERRORS in a row the store pauses, and then tries one call.
 A full disk first loses the oldest blocks.
+
+Of a model that is split over ranks a block is one file for each, with a name of its own. This store, of the first rank,
+writes and reads the first of them, and knows all: a block is there if all are. The other ranks write and read theirs
+(engine/tensor_parallel/disk_shares.py), which is told here.
 """
 
-import errno
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -23,76 +26,21 @@ from typing import NamedTuple
 
 from engine.tiers.block_file import name_of
 from engine.tiers.block_folder import BlockFolder, DamagedBlock, FoundFile, bytes_on_disk
+from engine.tiers.disk_state import FULL, PAUSE_S, DiskCounts, DiskHealth, DiskStatus
 from engine.tiers.store import BlockStore
 
 logger = logging.getLogger(__name__)
 
-MAX_ERRORS = 5  # in a row
-PAUSE_S = 10.0
 _MAX_BLOCKS = 1 << 20  # 300 bytes of memory each
 _LOOK_AGAIN_S = 30.0  # at most so often, if there are other servers
 _LOOK_ANYWAY_S = 600.0
 _SHARE_OF_LOOK = 16  # of the bound, written between two looks at a shared folder
 _SCAN_PAUSE_S = 0.002  # between some files, so that a scan leaves the interpreter to the engine's loop
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass(slots=True)
-class DiskCounts:
-    """What a store has done since it was opened."""
-
-    num_hits: int = 0
-    num_misses: int = 0
-    num_written: int = 0
-    num_evicted: int = 0
-    num_damaged: int = 0  # files that were not what their names say; deleted
-    num_dropped: int = 0  # blocks that were not written: a pause, an error, or no room
-    num_errors: int = 0
-    num_pauses: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    read_s: float = 0.0
-    written_s: float = 0.0
-
-
-class DiskStatus(NamedTuple):
-    """A store's state now."""
-
-    num_blocks: int
-    num_bytes: int
-    is_paused: bool
-    max_bytes: int = 0
 
 
 class _Entry(NamedTuple):
     num_bytes: int
     used_ns: int
-
-
-@dataclass(slots=True)
-class _Health:
-    """Decides whether the disk may be used, from the errors in a row."""
-
-    clock: Callable[[], float]
-    num_in_row: int = 0
-    paused_until: float | None = None
-
-    @property
-    def is_paused(self) -> bool:
-        return self.paused_until is not None and self.clock() < self.paused_until
-
-    def note_success(self) -> None:
-        if self.paused_until is not None:
-            logger.info("the disk of --kv-disk works again")
-        self.num_in_row, self.paused_until = 0, None
-
-    def note_error(self) -> bool:
-        """Return whether a pause begins."""
-        self.num_in_row += 1
-        if self.num_in_row < MAX_ERRORS or self.is_paused:
-            return False
-        self.paused_until = self.clock() + PAUSE_S
-        return True
 
 
 @dataclass(slots=True)
@@ -113,18 +61,22 @@ class DiskStore(BlockStore):
         folder: BlockFolder,
         *,
         identity: bytes,
+        other_identities: Sequence[bytes] = (),
         size_bytes: int,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """identity: 32 bytes, of all on which the blocks' bytes depend; size_bytes: the bound."""
+        """identity: 32 bytes, of all on which the blocks' bytes depend; size_bytes: the bound, of all ranks together.
+
+        other_identities: those of the ranks after the first.
+        """
         self.counts = DiskCounts()
         self._folder = folder
-        self._identity = identity
+        self._identities = (identity, *other_identities)
         self._size_bytes = size_bytes
         self._clock = clock
         self._sleep = sleep
-        self._health = _Health(clock)
+        self._healths = [DiskHealth(clock) for _ in self._identities]
         self._looks = _Looks(clock())
         self._entries: dict[bytes, _Entry] = {}  # by name, the one to leave first in front
         self._num_bytes = 0
@@ -138,7 +90,12 @@ class DiskStore(BlockStore):
     @property
     def status(self) -> DiskStatus:
         """The state now. Does not wait."""
-        return DiskStatus(len(self._entries), self._num_bytes, self._health.is_paused, self._size_bytes)
+        num_ranks = len(self._identities)
+        return DiskStatus(len(self._entries), self._num_bytes, self._is_paused, self._size_bytes, num_ranks)
+
+    def names(self, group: int, key: bytes) -> list[bytes]:
+        """Return the names of a block's files, in the order of ranks."""
+        return [name_of(identity, group, key) for identity in self._identities]
 
     def find_blocks(self, *, is_gentle: bool = False) -> None:
         """Look at the folder: learn which blocks it has, and delete leftovers. Waits for the disk.
@@ -150,7 +107,7 @@ class DiskStore(BlockStore):
         try:
             found = list(self._folder.scan(self._pause if is_gentle else lambda: None))
         except OSError as error:
-            self._note_error("scan", error)
+            self.note_error("scan", error)
             return
         found.sort(key=lambda file: file.used_ns)
         with self._changed:
@@ -165,17 +122,19 @@ class DiskStore(BlockStore):
         try:
             self._make_room(0)
         except OSError as error:
-            self._note_error("delete", error)
+            self.note_error("delete", error)
 
     def has(self, group: int, key: bytes) -> bool:
         """See BlockStore.has. False during a pause."""
-        return not self._health.is_paused and name_of(self._identity, group, key) in self._entries
+        return not self._is_paused and all(
+            name_of(identity, group, key) in self._entries for identity in self._identities
+        )
 
     def put(self, group: int, key: bytes, data: bytes | memoryview) -> bool:
         """See BlockStore.put."""
-        name, block = name_of(self._identity, group, key), memoryview(data).cast("B")
+        name, block = name_of(self._identities[0], group, key), memoryview(data).cast("B")
         num_bytes = bytes_on_disk(len(block))
-        if self._health.is_paused or num_bytes > self._size_bytes:
+        if self._is_paused or num_bytes * len(self._identities) > self._size_bytes:
             self.counts.num_dropped += 1
             return False
         with self._changed:
@@ -195,8 +154,8 @@ class DiskStore(BlockStore):
 
     def get(self, group: int, key: bytes, out: memoryview) -> bool:
         """See BlockStore.get."""
-        name, started, num_removed = name_of(self._identity, group, key), self._clock(), self._num_removed
-        if self._health.is_paused or name in self._unremoved:
+        name, started, num_removed = name_of(self._identities[0], group, key), self._clock(), self._num_removed
+        if self._is_paused or name in self._unremoved:
             self.counts.num_misses += 1
             return False
         used_ns = self._read(name, out)
@@ -213,7 +172,7 @@ class DiskStore(BlockStore):
 
     def remove(self, names: Sequence[tuple[int, bytes]]) -> None:
         """See BlockStore.remove."""
-        removed = [name_of(self._identity, *name) for name in names]
+        removed = [file_name for name in names for file_name in self.names(*name)]
         with self._changed:
             self._unremoved.update(removed)
             self._num_removed += 1
@@ -226,11 +185,11 @@ class DiskStore(BlockStore):
 
     def watch(self, group: int, key: bytes) -> bool:
         """Return whether there is a block; if so, take_lost() tells when it has left. Does not wait for the disk."""
-        name = name_of(self._identity, group, key)
+        names = self.names(group, key)
         with self._changed:
-            if name not in self._entries:
+            if not self._entries.keys() >= set(names):
                 return False
-            self._watched[name] = (group, key)
+            self._watched.update(dict.fromkeys(names, (group, key)))
         return True
 
     def take_lost(self) -> list[tuple[int, bytes]]:
@@ -238,9 +197,46 @@ class DiskStore(BlockStore):
         if not self._lost:
             return []
         with self._changed:
-            lost = [name for name in self._lost if name not in self._entries]
+            lost = dict.fromkeys(self._watched[name] for name in self._lost if name not in self._entries)
             self._lost.clear()
-            return [self._watched.pop(name) for name in lost]
+            for block in lost:
+                for name in self.names(*block):
+                    self._watched.pop(name, None)
+            return list(lost)
+
+    def make_room(self, num_bytes: int, *, is_full: bool = False) -> bool:
+        """Delete the oldest blocks, so that other ranks can write so many bytes; return False if that fails.
+
+        is_full: the disk has no room left, whatever the bound is.
+        """
+        try:
+            self._make_room(max(self._size_bytes - self._num_bytes, 0) + num_bytes if is_full else num_bytes)
+        except OSError as error:
+            self.note_error("delete", error)
+            return False
+        return True
+
+    def note_share(self, rank: int, file: FoundFile, *, is_written: bool) -> None:
+        """Note that another rank has written or read its file of a block."""
+        self._healths[rank].note_success()
+        with self._changed:
+            self._forget(file.name)
+            if file.name not in self._unremoved:
+                self._add(file)
+            if is_written:
+                self._looks.written_names.add(file.name)
+                self._looks.written_bytes += file.num_bytes
+
+    def lose_share(self, rank: int, name: bytes, *, is_damaged: bool) -> None:
+        """Note that another rank found no file of its own, or a damaged one, which is deleted."""
+        with self._changed:
+            self._forget(name)
+        self.counts.num_damaged += is_damaged
+        if is_damaged:
+            logger.warning("a damaged block on disk was deleted rank=%d name=%s", rank, name.hex()[:16])
+            self._remove_at_last([name])
+        else:
+            self._healths[rank].note_success()
 
     def close(self) -> None:
         """See BlockStore.close."""
@@ -253,7 +249,7 @@ class DiskStore(BlockStore):
         except FileNotFoundError:  # evicted by another server, or the folder was deleted
             with self._changed:
                 self._forget(name)
-            self._health.note_success()
+            self._healths[0].note_success()
             return None
         except DamagedBlock:
             logger.warning("a damaged block on disk was deleted name=%s", name.hex()[:16])
@@ -263,9 +259,9 @@ class DiskStore(BlockStore):
             self._remove_at_last([name])
             return None
         except OSError as error:
-            self._note_error("read", error)
+            self.note_error("read", error)
             return None
-        self._health.note_success()
+        self._healths[0].note_success()
         return used_ns
 
     def _write(self, name: bytes, block: memoryview, num_bytes: int) -> bool:
@@ -278,10 +274,10 @@ class DiskStore(BlockStore):
             self._make_room(num_bytes)
             file = self._write_file(name, block, num_bytes)
         except OSError as error:
-            self._note_error("write", error)
+            self.note_error("write", error)
             self.counts.num_dropped += 1
             return False
-        self._health.note_success()
+        self._healths[0].note_success()
         with self._changed:
             self._forget(name)
             self._add(file)
@@ -297,7 +293,7 @@ class DiskStore(BlockStore):
         try:
             return self._folder.write(name, block)
         except OSError as error:
-            if error.errno not in _FULL or not self._entries:
+            if error.errno not in FULL or not self._entries:
                 raise
         self._make_room(self._size_bytes - self._num_bytes + num_bytes)
         return self._folder.write(name, block)
@@ -360,17 +356,23 @@ class DiskStore(BlockStore):
             self._folder.remove_for_sure(names)
         except OSError as error:
             self._unremoved.update(names)
-            self._note_error("remove", error)
+            self.note_error("remove", error)
         else:
             self._unremoved.difference_update(names)
 
-    def _note_error(self, call: str, error: OSError) -> None:
+    def note_error(self, call: str, error: OSError, *, rank: int = 0) -> None:
+        """Note a call of a rank that failed."""
         self.counts.num_errors += 1
-        if self._health.note_error():
+        if self._healths[rank].note_error():
             self.counts.num_pauses += 1
             logger.warning(
-                "the disk of --kv-disk fails, and is left alone for %d s call=%s error=%r", PAUSE_S, call, str(error)
-            )
+                "the disk of --kv-disk fails, and is left alone for %d s call=%s rank=%d error=%r",
+                PAUSE_S, call, rank, str(error),
+            )  # fmt: skip
+
+    @property
+    def _is_paused(self) -> bool:
+        return any(health.is_paused for health in self._healths)
 
     def _add(self, file: FoundFile) -> None:
         self._entries[file.name] = _Entry(file.num_bytes, file.used_ns)

@@ -35,7 +35,7 @@ class LocalEngine:
         self._fault = ""
         loaded = offline.loaded
         if loaded.disk is not None:
-            loaded.disk.attach(self._engine.scheduler.kv.tiers)
+            loaded.disk.attach(self._engine.scheduler)
         self.ready: EngineReady | None = loaded.greeting(
             max_queued_requests=self._engine.max_queued_requests,
             max_queued_tokens=2**62,  # prompts wait in the caller's lists

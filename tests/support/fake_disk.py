@@ -4,7 +4,7 @@ Blocks outlive the engine: give the dictionary to the next one. A test may let i
 """
 
 from engine.core.disk_tier import DiskParts
-from engine.tiers.disk_store import DiskCounts, DiskStatus
+from engine.tiers.disk_state import DiskCounts, DiskStatus
 from engine.tiers.store_threads import Transfer
 
 
@@ -33,12 +33,12 @@ class FakeDisk:
     def has(self, group, key):
         return (group, key) in self.blocks
 
-    def put(self, group, key, parts):
+    def put(self, group, key, parts, *, slots):
         if self.refuses((group, key)):
             return None
         return self._queue(Transfer(group, key, parts, is_read=False))
 
-    def get(self, group, key, parts):
+    def get(self, group, key, parts, *, slots):
         self.log.append((group, key))
         return self._queue(Transfer(group, key, parts, is_read=True))
 

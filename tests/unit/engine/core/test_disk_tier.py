@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from engine.core.disk_tier import STALL_S
-from engine.tiers.disk_store import DiskStatus
+from engine.tiers.disk_state import DiskStatus
 from tests.support.fake_disk import FakeDisk
 from tests.unit.engine.core.test_host_tier import GROUPS, PROMPT, make
 

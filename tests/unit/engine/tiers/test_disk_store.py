@@ -12,7 +12,8 @@ import pytest
 from engine.interface.errors import StartupError
 from engine.tiers.block_file import HEADER_BYTES, header_of, name_of
 from engine.tiers.block_folder import FOLDER_NAME, BlockFolder, bytes_on_disk, check_folder
-from engine.tiers.disk_store import MAX_ERRORS, PAUSE_S, DiskStore
+from engine.tiers.disk_state import MAX_ERRORS, PAUSE_S
+from engine.tiers.disk_store import DiskStore
 
 IDENTITY = bytes(range(32))
 SIZE = 5000
