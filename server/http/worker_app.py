@@ -64,7 +64,12 @@ class WorkerApp:
         self.client: EngineClient = decode[0]
         if prefill:
             self.client = PairedEngineClient(
-                prefill, decode, min_tokens=config.min_prefill_tokens, metrics=self._metrics
+                prefill,
+                decode,
+                min_tokens=config.min_prefill_tokens,
+                max_replays=config.max_replays,
+                metrics=self._metrics,
+                has_given_up=self._has_given_up,
             )
 
     async def connect(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from engine.interface.client import SocketEngineClient
 from engine.interface.errors import EngineDead, PoisonRequest, ServiceError, ShuttingDown
-from engine.interface.mailbox import RequestOutput
+from engine.interface.mailbox import Mailbox, RequestOutput
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
@@ -27,7 +27,7 @@ from engine.interface.protocol import (
     ToEngine,
     pack_token_ids,
 )
-from engine.interface.replays import digest_of
+from engine.interface.replays import Journal, digest_of
 from engine.interface.tenant import Charge
 from engine.interface.transport import encode_frame, read_messages
 from tests.support.fakes import READY
@@ -485,3 +485,25 @@ def test_an_engine_is_told_the_costs_that_an_earlier_one_measured(tmp_path: Path
             assert await engines.got(1) == [costs]
 
     run(scenario())
+
+
+@pytest.mark.parametrize("event", ["nothing", "accepted", "begun"])
+def test_the_error_of_an_engine_that_died_tells_how_far_it_came(event: str) -> None:
+    mailbox = Mailbox(AddRequest("a", b"", SamplingParams(max_tokens=4), arrival_s=0.0))
+    if event == "accepted":
+        mailbox.journal.accept()
+    elif event == "begun":
+        mailbox.journal.begin(None)
+    error = EngineDead("It died.")
+    mailbox.fail(error)
+    assert (error.was_accepted, error.was_begun) == (event != "nothing", event == "begun")
+
+
+def test_what_another_engine_had_accepted_stays_accepted() -> None:
+    request = AddRequest("a", b"", SamplingParams(max_tokens=4), arrival_s=0.0, num_replays=1, is_charged=True)
+    journal = Journal(request)
+    assert journal.goes_on
+    assert journal.is_accepted
+    journal.submit()
+    again = journal.submit()
+    assert (again.is_charged, again.num_replays) == (True, 2)
