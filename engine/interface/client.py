@@ -38,6 +38,7 @@ from engine.interface.protocol import (
     RefuseDigest,
     RequestFailed,
     StepEvents,
+    TenantUse,
 )
 from engine.interface.replays import REFUSED_S
 from engine.interface.tenant import Tenant
@@ -95,6 +96,10 @@ class EngineClient(Protocol):
 
     def spend_grammar_s(self, tenant: Tenant, seconds: float) -> None:
         """Tell the engine that processor time was spent on a grammar of the tenant."""
+        ...
+
+    def tell_use(self, use: TenantUse) -> None:
+        """See ToldOfUses.tell_use."""
         ...
 
     async def aclose(self) -> None:
@@ -204,6 +209,11 @@ class SocketEngineClient:
         """See EngineClient.spend_grammar_s. Does nothing while the engine does not serve."""
         if self._writer is not None and self._ready is not None:
             self._writer.write(encode_frame(GrammarUse(tenant, seconds)))
+
+    def tell_use(self, use: TenantUse) -> None:
+        """See ToldOfUses.tell_use."""
+        if self._writer is not None and self._ready is not None:
+            self._writer.write(encode_frame(use))
 
     async def aclose(self) -> None:
         """See EngineClient.aclose."""

@@ -10,8 +10,8 @@ that their clients have. A request without a token waits FULL_WAIT_S for one tha
 since the engine that died had let it in. If none serves, requests wait until one does, within the bounds of
 `--max-replays`. A single decode engine's client waits for the next one by itself.
 
-The engine that accepts a request first charges its tenant. If it dies the charge goes along, so that the next one has
-it in its windows, and checks the limits if the first had not accepted the request.
+The engine that accepts a request first charges its tenant, and the others are told (TenantUses). If an engine dies that
+had not accepted it, the next one checks the limits and charges.
 """
 
 import asyncio
@@ -27,8 +27,9 @@ from engine.interface.errors import EngineDead, InvalidParameter, Overloaded, Pr
 from engine.interface.kv_snapshot import KvSnapshot
 from engine.interface.mailbox import RequestOutput
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import AddRequest, EngineReady, HandOver, pack_token_ids
+from engine.interface.protocol import AddRequest, EngineReady, HandOver, TenantUse, pack_token_ids
 from engine.interface.tenant import Tenant
+from engine.interface.tenant_uses import TenantUses
 
 FALLBACKS = ("missing", "full", "died")  # reasons why a long prompt was not computed by a prefill engine
 FULL_WAIT_S = 10.0  # for a decode engine with room, after one has died
@@ -60,6 +61,7 @@ class PairedEngineClient:
         self._max_replays = max_replays
         self._has_given_up = has_given_up
         self._metrics = metrics
+        self._uses = TenantUses([*prefill, *decode])
         self._num_open: Counter[EngineClient] = Counter()  # requests
         self._between: dict[str, str] = {}  # requests between two engines, and the reason to end them, or ""
 
@@ -166,8 +168,14 @@ class PairedEngineClient:
         serving = next((client for client in self._decode if client.ready is not None), self._decode[0])
         serving.spend_grammar_s(tenant, seconds)
 
+    def tell_use(self, use: TenantUse) -> None:
+        """See ToldOfUses.tell_use: all of them."""
+        for client in (*self._prefill, *self._decode):
+            client.tell_use(use)
+
     async def aclose(self) -> None:
         """See EngineClient.aclose."""
+        self._uses.close()
         await asyncio.gather(*(client.aclose() for client in (*self._prefill, *self._decode)))
 
     async def _go_on(
@@ -233,12 +241,15 @@ class PairedEngineClient:
 
     async def _outputs(self, request: AddRequest, client: EngineClient) -> AsyncGenerator[RequestOutput, None]:
         self._num_open[client] += 1
+        self._uses.begin(request, client)
         try:
             async with aclosing(client.submit(request)) as outputs:
                 async for output in outputs:
+                    self._uses.note(request, client, output)
                     yield output
         finally:
             self._num_open[client] -= 1
+            self._uses.end(request, client)
 
     def _choose_prefill(self, request: AddRequest) -> EngineClient | None:
         """Return a prefill engine for a request, or None if it is to be computed where it is decoded."""
@@ -266,10 +277,10 @@ def _behind(request: AddRequest, token_ids: list[int]) -> AddRequest:
 
 
 def _after_death(request: AddRequest, error: EngineDead) -> AddRequest:
-    """Return the request for the next engine. If the one that died had accepted it, it has room and is charged.
+    """Return the request for the next engine. If the one that died had accepted it, there is room, and it is charged.
 
     An engine that ended before the first token has not counted the prompt.
     """
     if not (error.was_accepted or request.output):
         return msgspec.structs.replace(request, hand_over=None)
-    return msgspec.structs.replace(request, hand_over=None, num_replays=request.num_replays + 1, is_charged=True)
+    return msgspec.structs.replace(request, hand_over=None, num_replays=request.num_replays + 1, charge=None)

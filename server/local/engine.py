@@ -15,7 +15,7 @@ from engine.interface.config import EngineConfig
 from engine.interface.errors import EngineError, ServiceError, first_line
 from engine.interface.kv_snapshot import KvSnapshot
 from engine.interface.mailbox import Mailbox, Mailboxes, RequestOutput
-from engine.interface.protocol import AbortRequest, AddRequest, EngineReady, RequestFailed, StepEvents
+from engine.interface.protocol import AbortRequest, AddRequest, EngineReady, RequestFailed, StepEvents, TenantUse
 from engine.interface.tenant import Tenant
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ class LocalEngine:
 
     def spend_grammar_s(self, tenant: Tenant, seconds: float) -> None:
         """Do nothing: there are no keys, so no tenant has limits."""
+
+    def tell_use(self, use: TenantUse) -> None:
+        """Do nothing: there is no other engine."""
 
     async def run(self) -> None:
         """Iterate the engine whenever it has work, until the task is cancelled. One iteration blocks the event loop."""
