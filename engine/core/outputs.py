@@ -223,6 +223,7 @@ class EngineStats:
         gauge = self._metrics.gauge
         gauge("kv_disk_bytes", status.num_bytes)
         gauge("kv_disk_limit_bytes", status.max_bytes)
+        gauge("kv_disk_pinned_bytes", status.num_pinned_bytes)
         gauge("kv_disk_queued_bytes", disk.num_queued_bytes * status.num_ranks)
         gauge("kv_disk_paused", float(status.is_paused))
         gauge("kv_tier_requests_waiting", len(disk.waits), "disk")

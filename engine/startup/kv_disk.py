@@ -121,6 +121,7 @@ class KvDisk:
         assert config.kv_disk is not None
         self._folder = Path(config.kv_disk)
         self._size_bytes = _size_bytes(config)
+        self._pin_share = config.pin_share
         self._host = host
         of_rank = (config.kv_host_memory_bytes or 0) // config.tensor_parallel_size
         self._queued_bytes = of_rank // _SHARE_QUEUED  # of this rank
@@ -145,7 +146,13 @@ class KvDisk:
     def attach(self, scheduler: Scheduler) -> None:
         """Put the disk behind host memory of an engine that has served nothing. Blocks are found a moment later."""
         own, *others = self._identities
-        store = DiskStore(BlockFolder(self._folder), identity=own, other_identities=others, size_bytes=self._size_bytes)
+        store = DiskStore(
+            BlockFolder(self._folder),
+            identity=own,
+            other_identities=others,
+            size_bytes=self._size_bytes,
+            pin_share=self._pin_share,
+        )
         shares = None
         if self._ranks is not None:
             shares = OtherShares(
@@ -158,7 +165,9 @@ class KvDisk:
         self._threads = StoreThreads(
             store, max_queued_bytes=self._queued_bytes, prepare=store.find_blocks, shares=shares
         )
-        scheduler.kv.tiers.open_disk(DiskParts(threads=self._threads, slot_memory=self._host.slot_memory, facts=store))
+        scheduler.kv.tiers.open_disk(
+            DiskParts(threads=self._threads, slot_memory=self._host.slot_memory, facts=store, pins=store)
+        )
         logger.info("blocks are kept on disk folder=%s size=%r", self._folder, format_size(self._size_bytes))
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 import errno
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,17 @@ class DiskStatus(NamedTuple):
     is_paused: bool
     max_bytes: int = 0
     num_ranks: int = 1  # each has a file of every block
+    num_pinned_bytes: int = 0  # of num_bytes
+
+
+@dataclass(slots=True)
+class FolderLooks:
+    """When a store has looked at its folder last, and what was written since."""
+
+    at: float
+    written_bytes: int = 0
+    was_shared: bool = False
+    written_names: set[bytes] = field(default_factory=set)  # while it is being looked at
 
 
 @dataclass(slots=True)

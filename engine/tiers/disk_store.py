@@ -1,8 +1,8 @@
 """DiskStore: a bounded store of blocks in a folder, which survives its process. Plain Python; never torch.
 
-It owns the order of use, the count of bytes, and the decision to leave a failing disk alone for a while; BlockFolder
-(engine/tiers/block_folder.py) owns the files. Life: made over an open folder → find_blocks(), until which it knows no
-block → has, put, get, remove in any order, from several threads → close().
+It decides when to leave a failing disk alone for a while; DiskOrder (engine/tiers/disk_order.py) has the order of use
+and of pins, BlockFolder (engine/tiers/block_folder.py) the files. Life: made over an open folder → find_blocks(), until
+which it knows no block → has, put, get, remove in any order, from several threads → close().
 
 Which block is whose: its name is a hash of the identity (engine/tiers/identity.py), group and key, so blocks of another
 model are never asked for. They count, and leave in their turn, as do those that other servers write to the same folder.
@@ -20,13 +20,12 @@ writes and reads the first of them, and knows all: a block is there if all are. 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from threading import Condition
-from typing import NamedTuple
 
 from engine.tiers.block_file import name_of
 from engine.tiers.block_folder import BlockFolder, DamagedBlock, FoundFile, bytes_on_disk
-from engine.tiers.disk_state import FULL, PAUSE_S, DiskCounts, DiskHealth, DiskStatus
+from engine.tiers.disk_order import SECOND_NS, DiskOrder, Entry, pin_time_ns
+from engine.tiers.disk_state import FULL, PAUSE_S, DiskCounts, DiskHealth, DiskStatus, FolderLooks
 from engine.tiers.store import BlockStore
 
 logger = logging.getLogger(__name__)
@@ -36,21 +35,6 @@ _LOOK_AGAIN_S = 30.0  # at most so often, if there are other servers
 _LOOK_ANYWAY_S = 600.0
 _SHARE_OF_LOOK = 16  # of the bound, written between two looks at a shared folder
 _SCAN_PAUSE_S = 0.002  # between some files, so that a scan leaves the interpreter to the engine's loop
-
-
-class _Entry(NamedTuple):
-    num_bytes: int
-    used_ns: int
-
-
-@dataclass(slots=True)
-class _Looks:
-    """When the folder was looked at last, and what was written since."""
-
-    at: float
-    written_bytes: int = 0
-    was_shared: bool = False
-    written_names: set[bytes] = field(default_factory=set)  # while it is being looked at
 
 
 class DiskStore(BlockStore):
@@ -63,12 +47,15 @@ class DiskStore(BlockStore):
         identity: bytes,
         other_identities: Sequence[bytes] = (),
         size_bytes: int,
+        pin_share: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """identity: 32 bytes, of all on which the blocks' bytes depend; size_bytes: the bound, of all ranks together.
 
-        other_identities: those of the ranks after the first.
+        other_identities: those of the ranks after the first. pin_share: of size_bytes, what pinned blocks of one owner
+        may take; those of all owners take at most half of it, or one share if that is more.
         """
         self.counts = DiskCounts()
         self._folder = folder
@@ -77,9 +64,11 @@ class DiskStore(BlockStore):
         self._clock = clock
         self._sleep = sleep
         self._healths = [DiskHealth(clock) for _ in self._identities]
-        self._looks = _Looks(clock())
-        self._entries: dict[bytes, _Entry] = {}  # by name, the one to leave first in front
-        self._num_bytes = 0
+        self._looks = FolderLooks(clock())
+        budget = int(pin_share * size_bytes)
+        most = max(budget, size_bytes // 2) if budget else 0
+        self._order = DiskOrder(budget_bytes=budget, most_bytes=most, wall_ns=wall_ns)
+        self._wall_ns = wall_ns
         self._writing: set[bytes] = set()
         self._unremoved: set[bytes] = set()  # removed, but their files could not be deleted yet
         self._num_removed = 0
@@ -90,8 +79,8 @@ class DiskStore(BlockStore):
     @property
     def status(self) -> DiskStatus:
         """The state now. Does not wait."""
-        num_ranks = len(self._identities)
-        return DiskStatus(len(self._entries), self._num_bytes, self._is_paused, self._size_bytes, num_ranks)
+        order, num_ranks, size = self._order, len(self._identities), self._size_bytes
+        return DiskStatus(len(order), order.num_bytes, self._is_paused, size, num_ranks, order.num_pinned_bytes)
 
     def names(self, group: int, key: bytes) -> list[bytes]:
         """Return the names of a block's files, in the order of ranks."""
@@ -103,7 +92,7 @@ class DiskStore(BlockStore):
         is_gentle: take some milliseconds more for every thousand files, and leave them to other threads.
         """
         with self._changed:
-            self._looks = _Looks(self._clock(), was_shared=self._looks.was_shared)
+            self._looks = FolderLooks(self._clock(), was_shared=self._looks.was_shared)
         try:
             found = list(self._folder.scan(self._pause if is_gentle else lambda: None))
         except OSError as error:
@@ -111,14 +100,14 @@ class DiskStore(BlockStore):
             return
         found.sort(key=lambda file: file.used_ns)
         with self._changed:
-            known, self._entries, self._num_bytes = self._entries, {}, 0
+            known = self._order.clear()
             self._lost.update(dict.fromkeys(self._watched))
             for file in found:
                 if file.name not in self._unremoved:
                     self._add(file)
             for name in self._looks.written_names:
-                if name in known and name not in self._entries:
-                    self._add(FoundFile(name, *known[name]))
+                if name in known and name not in self._order:
+                    self._order.add(name, known[name])
         try:
             self._make_room(0)
         except OSError as error:
@@ -126,9 +115,7 @@ class DiskStore(BlockStore):
 
     def has(self, group: int, key: bytes) -> bool:
         """See BlockStore.has. False during a pause."""
-        return not self._is_paused and all(
-            name_of(identity, group, key) in self._entries for identity in self._identities
-        )
+        return not self._is_paused and all(name in self._order for name in self.names(group, key))
 
     def put(self, group: int, key: bytes, data: bytes | memoryview) -> bool:
         """See BlockStore.put."""
@@ -141,7 +128,7 @@ class DiskStore(BlockStore):
             if name in self._writing or name in self._unremoved:
                 self.counts.num_dropped += 1
                 return False
-            is_known = name in self._entries
+            is_known = name in self._order
             self._writing.add(name)
         try:
             if is_known and self._touch(name):
@@ -187,7 +174,7 @@ class DiskStore(BlockStore):
         """Return whether there is a block; if so, take_lost() tells when it has left. Does not wait for the disk."""
         names = self.names(group, key)
         with self._changed:
-            if not self._entries.keys() >= set(names):
+            if any(name not in self._order for name in names):
                 return False
             self._watched.update(dict.fromkeys(names, (group, key)))
         return True
@@ -197,12 +184,38 @@ class DiskStore(BlockStore):
         if not self._lost:
             return []
         with self._changed:
-            lost = dict.fromkeys(self._watched[name] for name in self._lost if name not in self._entries)
+            lost = dict.fromkeys(self._watched[name] for name in self._lost if name not in self._order)
             self._lost.clear()
             for block in lost:
                 for name in self.names(*block):
                     self._watched.pop(name, None)
             return list(lost)
+
+    def pin(self, names: Sequence[tuple[int, bytes]], *, owner: str, for_s: float) -> None:
+        """Let blocks that are there leave after all others for a time, within the owner's budget. Waits for the disk.
+
+        names: group and key in the order of their prompt, whose tail leaves first. A pin that lasts longer stays.
+        """
+        until_ns = self._wall_ns() + int(for_s * SECOND_NS)
+        for num_behind, name in enumerate(file for block in reversed(names) for file in self.names(*block)):
+            with self._changed:
+                entry = self._order.find(name)
+            if entry is None or self._is_paused:
+                continue
+            used_ns = max(entry.used_ns, pin_time_ns(owner, until_ns, num_behind=num_behind))
+            try:
+                self._folder.set_time(name, used_ns)
+            except OSError as error:
+                if not isinstance(error, FileNotFoundError):  # the next use notices that it is gone
+                    self.note_error("pin", error)
+                continue
+            with self._changed:
+                if self._forget(name) is not None:
+                    self._order.add(name, Entry(entry.num_bytes, used_ns))
+
+    def pinned_for_s(self, group: int, key: bytes) -> float:
+        """Return for how long a block is still pinned, by whichever process; 0: it is not. Does not wait."""
+        return self._order.pinned_ns(name_of(self._identities[0], group, key)) / SECOND_NS
 
     def make_room(self, num_bytes: int, *, is_full: bool = False) -> bool:
         """Delete the oldest blocks, so that other ranks can write so many bytes; return False if that fails.
@@ -210,7 +223,7 @@ class DiskStore(BlockStore):
         is_full: the disk has no room left, whatever the bound is.
         """
         try:
-            self._make_room(max(self._size_bytes - self._num_bytes, 0) + num_bytes if is_full else num_bytes)
+            self._make_room(max(self._size_bytes - self._order.num_bytes, 0) + num_bytes if is_full else num_bytes)
         except OSError as error:
             self.note_error("delete", error)
             return False
@@ -293,19 +306,19 @@ class DiskStore(BlockStore):
         try:
             return self._folder.write(name, block)
         except OSError as error:
-            if error.errno not in FULL or not self._entries:
+            if error.errno not in FULL or not len(self._order):
                 raise
-        self._make_room(self._size_bytes - self._num_bytes + num_bytes)
+        self._make_room(self._size_bytes - self._order.num_bytes + num_bytes)
         return self._folder.write(name, block)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Delete the blocks that were not used for longest, until num_bytes more are within the bound."""
+        """Delete the blocks that leave first, until num_bytes more are within the bound."""
         while True:
             with self._changed:
-                fits = self._num_bytes + num_bytes <= self._size_bytes and len(self._entries) < _MAX_BLOCKS
-                if fits or not self._entries:
+                fits = self._order.num_bytes + num_bytes <= self._size_bytes and len(self._order) < _MAX_BLOCKS
+                if fits or (first := self._order.first()) is None:
                     return
-                name, entry = next(iter(self._entries.items()))
+                name, entry = first
                 self._forget(name)
             if self._looks.was_shared and self._was_used_since(name, entry):
                 continue
@@ -313,11 +326,11 @@ class DiskStore(BlockStore):
                 self._folder.remove(name)
             except OSError:
                 with self._changed:
-                    self._add(FoundFile(name, *entry))  # it still counts
+                    self._order.add(name, entry)  # it still counts
                 raise
             self.counts.num_evicted += 1
 
-    def _was_used_since(self, name: bytes, entry: _Entry) -> bool:
+    def _was_used_since(self, name: bytes, entry: Entry) -> bool:
         """Return whether another server used a block since; it is then the newest."""
         try:
             used_ns = self._folder.used_ns(name)
@@ -375,15 +388,12 @@ class DiskStore(BlockStore):
         return any(health.is_paused for health in self._healths)
 
     def _add(self, file: FoundFile) -> None:
-        self._entries[file.name] = _Entry(file.num_bytes, file.used_ns)
-        self._num_bytes += file.num_bytes
+        self._order.add(file.name, Entry(file.num_bytes, file.used_ns))
 
-    def _forget(self, name: bytes) -> _Entry | None:
-        entry = self._entries.pop(name, None)
-        if entry is not None:
-            self._num_bytes -= entry.num_bytes
-            if name in self._watched:
-                self._lost[name] = None
+    def _forget(self, name: bytes) -> Entry | None:
+        entry = self._order.pop(name)
+        if entry is not None and name in self._watched:
+            self._lost[name] = None
         return entry
 
     def _pause(self) -> None:

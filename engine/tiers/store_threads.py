@@ -47,6 +47,11 @@ class _Removal:
     names: Sequence[tuple[int, bytes]]
 
 
+@dataclass(slots=True, eq=False)
+class _Call:
+    function: Callable[[], object]
+
+
 class Shares(Protocol):
     """The shares that other ranks have of the store's blocks. Calls come from threads, and raise nothing."""
 
@@ -82,7 +87,7 @@ class StoreThreads:
         self._max_queued_bytes = max_queued_bytes
         self._on_done = on_done
         self._shares = shares
-        self._to_write: deque[Transfer | _Removal] = deque()
+        self._to_write: deque[Transfer | _Removal | _Call] = deque()
         self._to_read: deque[Transfer] = deque()
         self._reading: set[Transfer] = set()  # queued, running, or not taken yet
         self._done: deque[Transfer] = deque()
@@ -165,6 +170,13 @@ class StoreThreads:
                 self._to_write.append(_Removal(list(forgotten)))
             self._changed.notify_all()
 
+    def call(self, function: Callable[[], object]) -> None:
+        """Queue a call to the store, behind what is queued to be written. Does not wait."""
+        with self._changed:
+            if not self._is_closing:
+                self._to_write.append(_Call(function))
+                self._changed.notify_all()
+
     def take_done(self) -> list[Transfer]:
         """Take back the transfers that are done. Does not wait."""
         with self._changed:
@@ -212,7 +224,7 @@ class StoreThreads:
                     self._to_write.popleft()
                 if isinstance(job, _Removal):
                     self._end_removal(job)
-                else:
+                elif isinstance(job, Transfer):
                     self._num_queued_bytes -= job.num_bytes
                     self._done.append(job)
                 self._changed.notify_all()
@@ -237,7 +249,7 @@ class StoreThreads:
                 self._done.append(job)
             self._call_back(job)
 
-    def _run(self, job: Transfer | _Removal, space: bytearray) -> None:
+    def _run(self, job: Transfer | _Removal | _Call, space: bytearray) -> None:
         """Do a job. A store raises nothing; if it has a fault, the block is lost, and not the thread.
 
         space: for blocks of several parts.
@@ -245,6 +257,8 @@ class StoreThreads:
         try:
             if isinstance(job, _Removal):
                 self._store.remove(job.names)
+            elif isinstance(job, _Call):
+                job.function()
             elif job.is_cancelled:
                 return
             elif job.is_read:
@@ -270,7 +284,7 @@ class StoreThreads:
             for part, data in _pieces(job, whole):
                 part[:] = data
 
-    def _call_back(self, job: Transfer | _Removal) -> None:
+    def _call_back(self, job: Transfer | _Removal | _Call) -> None:
         if self._on_done is not None and isinstance(job, Transfer):
             self._on_done()
 
