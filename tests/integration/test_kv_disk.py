@@ -82,3 +82,19 @@ def asked(daemon: Daemon, prompt: str, **fields: object) -> dict:
     reply = httpx.post(f"{daemon.base_url}/v1/chat/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
     return reply.json()["cache"]
+
+
+@needs_proc
+@pytest.mark.full
+def test_a_prompt_of_a_split_model_is_found_after_its_daemon_was_killed(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "blocks"
+    flags = ("--tensor-parallel-size", "2", "--kv-host-memory", "32MiB", "--kv-disk", str(folder))
+    daemon = start(*flags).wait_ready()
+    text, _ = ask(daemon)
+    num_blocks = len(PROMPT) // 16 // 4
+    wait_for(lambda: num_on_disk(daemon) >= num_blocks, timeout_s=30, what="blocks on disk")
+    daemon.process.kill()
+    daemon.process.wait()
+    daemon = start(*flags).wait_ready()
+    assert_found(daemon, text)
+    assert daemon.metrics()["quire_kv_disk_copied_bytes_total{direction=read}"] > 0
