@@ -38,6 +38,7 @@ class Ranks:
         self.memories = [Memory() for _ in range(NUM_RANKS)]
         self.faults: dict[int, int] = {}  # by rank: what its disk answers instead
         self.num_faults = 1 << 30
+        self.hanging: list[ShareJob] | None = None  # jobs of rank 1 that its disk does not end
         self.store = DiskStore(
             BlockFolder(folder),
             identity=bytes([0]) * 32,
@@ -60,7 +61,9 @@ class Ranks:
 
     def _tell(self, rank: int, job: ShareJob) -> None:
         assert job.after_step == STEP
-        if rank in self.faults and self.num_faults:
+        if rank == 1 and self.hanging is not None:
+            self.hanging.append(job)
+        elif rank in self.faults and self.num_faults:
             self.num_faults -= 1
             self.shares.take(rank, ShareDone(job.job_id, fault=self.faults[rank]))
         else:
@@ -200,6 +203,24 @@ def test_the_bound_holds_for_all_ranks_together(tmp_path: Path) -> None:
     assert [number for number in range(10) if ranks.has(number)] == [7, 8, 9]
     assert not ranks.store._looks.was_shared, "the other ranks are of this server"
     ranks.close()
+
+
+def test_a_disk_that_hangs_for_one_rank_keeps_the_slots_of_all_and_blocks_no_caller(ranks: Ranks) -> None:
+    ranks.put(1, [0])
+    ranks.hanging = []
+    ranks.fill(250, [2])
+    transfer = ranks.threads.get(0, key(1), [ranks.memories[0].slot(2)], slots=[2])
+    until_s = time.monotonic() + LONG_S
+    while not ranks.hanging and time.monotonic() < until_s:
+        time.sleep(0.001)
+    ranks.threads.cancel(transfer)
+    assert ranks.threads.take_done() == [], "its slots are still in use"
+    assert not ranks.threads.close(0.05)
+    (job,) = ranks.hanging
+    ranks.hanging = None
+    ranks._files[1].begin(job)
+    assert not ranks.end(transfer), "nobody wants it"
+    assert ranks.holds(1, [2])
 
 
 def test_removed_blocks_leave_no_file_of_any_rank(ranks: Ranks) -> None:
