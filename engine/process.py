@@ -159,7 +159,7 @@ class EngineProcess:
             captures_graphs=True,
         )
         if loaded.disk is not None:
-            loaded.disk.attach(engine.scheduler.kv.tiers)
+            loaded.disk.attach(engine.scheduler)
             self._close_disk = loaded.disk.close
         if loaded.peers is not None:
             loaded.peers.attach(engine.scheduler.kv.tiers, on_socket=transport.watch, off_socket=transport.unwatch)

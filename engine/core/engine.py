@@ -37,10 +37,10 @@ from engine.interface.protocol import (
     AddRequest,
     AskKv,
     ClientGone,
-    GrammarLimit,
     GrammarUse,
     QueueCosts,
     RefuseDigest,
+    TenantUse,
     ToEngine,
 )
 
@@ -246,14 +246,14 @@ class Engine:
                     self._abort(request_id, "stop" if reason == "stop" else "abort")
             case AskKv():
                 self._kv_view.ask(client_id)
-            case GrammarUse(tenant, seconds):
-                until_s = self.tenants.spend_grammar_s(tenant, seconds, self.clock())
-                if until_s is not None and tenant.grammar_seconds is not None:
-                    self._transport.broadcast(GrammarLimit(tenant.name, tenant.grammar_seconds, until_s))
+            case GrammarUse() | TenantUse():
+                if (limit := self.tenants.spend(client_id, message, self.clock())) is not None:
+                    self._transport.broadcast(limit)
             case ClientGone():
                 self._leaving += [request for request in self._open_requests() if request.client_id == client_id]
                 self._outbox.drop(client_id)
                 self._suspects.drop_client(client_id)
+                self.tenants.drop_client(client_id)
 
     def _end_leaving(self) -> None:
         """End the next requests of closed connections. Nobody receives their rows."""

@@ -223,7 +223,8 @@ class EngineStats:
         gauge = self._metrics.gauge
         gauge("kv_disk_bytes", status.num_bytes)
         gauge("kv_disk_limit_bytes", status.max_bytes)
-        gauge("kv_disk_queued_bytes", disk.num_queued_bytes)
+        gauge("kv_disk_pinned_bytes", status.num_pinned_bytes)
+        gauge("kv_disk_queued_bytes", disk.num_queued_bytes * status.num_ranks)
         gauge("kv_disk_paused", float(status.is_paused))
         gauge("kv_tier_requests_waiting", len(disk.waits), "disk")
         self._count_up_to("kv_disk_copy_seconds_total", counts.written_s, "written")
@@ -237,8 +238,8 @@ class EngineStats:
         self._count_up_to("kv_disk_blocks_total", disk.num_failed, "failed")
         self._count_up_to("kv_disk_blocks_total", counts.num_evicted, "evicted")
         self._count_up_to("kv_disk_blocks_total", counts.num_damaged, "damaged")
-        self._count_up_to("kv_disk_copied_bytes_total", counts.written_bytes, "written")
-        self._count_up_to("kv_disk_copied_bytes_total", counts.read_bytes, "read")
+        self._count_up_to("kv_disk_copied_bytes_total", counts.written_bytes * status.num_ranks, "written")
+        self._count_up_to("kv_disk_copied_bytes_total", counts.read_bytes * status.num_ranks, "read")
         self._count_up_to("kv_disk_hit_tokens_total", disk.num_found_tokens)
         self._count_up_to("kv_disk_wait_seconds_total", disk.waited_s)
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from engine.interface.errors import PromptTooLong, ServiceError, error_from_code
+from engine.interface.errors import EngineDead, PromptTooLong, ServiceError, error_from_code
 from engine.interface.protocol import (
     Accepted,
     AddRequest,
@@ -169,6 +169,8 @@ class Mailbox:
 
     def fail(self, error: ServiceError) -> None:
         """Set the error that get() raises once the unread output is taken."""
+        if isinstance(error, EngineDead):
+            error.was_accepted, error.was_begun = self.journal.is_accepted, self.journal.is_begun
         self._error = error
         if self._waiter is not None:
             self._wake(self._waiter)

@@ -129,6 +129,7 @@ METRICS: dict[str, Metric] = {
         Metric("kv_host_wait_seconds_total", "counter", "Time that requests waited for their blocks from host memory before their admission, over all requests."),
         Metric("kv_disk_bytes", "gauge", "Bytes of the blocks in the folder of --kv-disk, those of other models and servers included."),
         Metric("kv_disk_limit_bytes", "gauge", "The most bytes of these blocks (--kv-disk-size)."),
+        Metric("kv_disk_pinned_bytes", "gauge", "Bytes of the pinned ones of them, which leave after all others."),
         Metric("kv_disk_queued_bytes", "gauge", "Bytes of the blocks that wait to be written to disk, or are being written."),
         Metric("kv_disk_paused", "gauge", "1 while the disk of --kv-disk is left alone after errors in a row."),
         Metric("kv_disk_errors_total", "counter", "Calls to the disk of --kv-disk that failed."),

@@ -295,6 +295,15 @@ class GrammarUse(msgspec.Struct, tag=True):
     seconds: float
 
 
+class TenantUse(msgspec.Struct, tag=True):
+    """What a tenant with limits has used in other engines, as far as the HTTP worker knows that sends it."""
+
+    tenant: Tenant
+    num_requests: int  # accepted since the last such message
+    num_tokens: int  # of prompts, and generated, since then
+    num_open_tokens: int  # of the worker's open requests, now
+
+
 class GrammarLimit(msgspec.Struct, tag=True):
     """Sent to every worker when a tenant has spent its grammar_seconds: it compiles none until then."""
 
@@ -345,7 +354,7 @@ class AskKv(msgspec.Struct, tag=True):
     """Requests one KvSnapshot, which is sent after the next iteration of the loop."""
 
 
-ToEngine = AddRequest | AbortRequest | AskKv | GrammarUse | RefuseDigest | QueueCosts
+ToEngine = AddRequest | AbortRequest | AskKv | GrammarUse | TenantUse | RefuseDigest | QueueCosts
 FromEngine = (
     EngineReady
     | Begun

@@ -64,8 +64,18 @@ class Journal:
 
     @property
     def goes_on(self) -> bool:
-        """True if another engine has made the first tokens of the answer, before its first submission here."""
-        return bool(self._request.output)
+        """True if another engine has let the request in, or has made its first tokens, before it came here."""
+        return bool(self._request.output) or self._request.num_replays > 0
+
+    @property
+    def is_accepted(self) -> bool:
+        """True if an engine has accepted the request, and counted it for its tenant."""
+        return self._is_accepted or self._request.is_charged
+
+    @property
+    def is_begun(self) -> bool:
+        """True if the present engine has begun to compute the request."""
+        return self._is_begun
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Add output tokens."""
@@ -129,10 +139,10 @@ class Journal:
             self._request,
             output=self._output.tobytes(),
             num_prompt_logprobs=self._num_prompt_logprobs,
-            num_replays=self.num_replays,
+            num_replays=self._request.num_replays + self.num_replays,
             is_suspect=self._num_faults > 0,
             is_isolated=self._num_faults >= _MANY_FAULTS,
-            is_charged=self._is_accepted,
+            is_charged=self.is_accepted,
             hand_over=None,
             # an engine that ended before the first token has not counted it
             counts_prompt=self._request.counts_prompt and not self._output,

@@ -244,7 +244,7 @@ def _load_beside(
     model_facts = _disk_facts(setup)
     disk = peers = None
     if digest is not None:
-        disk = KvDisk(config, model_facts, plan, host_pages, weights=digest, stamps=stamps)
+        disk = KvDisk(config, model_facts, plan, host_pages, weights=digest, stamps=stamps, ranks=ranks)
     if config.peer is not None:
         peers = KvPeers(config, config.peer, model_facts, plan, host_pages)
     return dataclasses.replace(loaded, disk=disk, peers=peers)

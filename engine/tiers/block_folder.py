@@ -22,6 +22,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -48,7 +49,7 @@ class FoundFile(NamedTuple):
 
     name: bytes
     num_bytes: int  # on the device
-    used_ns: int  # when it was written or read, by the folder's clock
+    used_ns: int  # when it was written or read, by the folder's clock; in the future: until when it is pinned
 
 
 def bytes_on_disk(block_bytes: int) -> int:
@@ -86,9 +87,14 @@ def check_folder(folder: Path, *, size_bytes: int) -> None:
 class BlockFolder:
     """An open folder of blocks. Calls may come from several threads; all may wait for the device."""
 
-    def __init__(self, folder: Path) -> None:
-        """Open FOLDER_NAME in `folder`, which is made if it is missing. Raises OSError."""
+    def __init__(self, folder: Path, *, is_member: bool = False, wall_ns: Callable[[], int] = time.time_ns) -> None:
+        """Open FOLDER_NAME in `folder`, which is made if it is missing. Raises OSError.
+
+        is_member: another process of the same server has it open, and counts for both. wall_ns: the clock of files.
+        """
         self._path = folder / FOLDER_NAME
+        self._is_member = is_member
+        self._wall_ns = wall_ns
         self._folder, self._lock = self._open()
 
     def __enter__(self) -> "BlockFolder":
@@ -142,15 +148,23 @@ class BlockFolder:
             if not is_intact(header, name, out):
                 raise DamagedBlock
             with contextlib.suppress(OSError):  # a folder that can be read only keeps its order
-                os.utime(file)
+                if found.st_mtime_ns <= self._wall_ns():  # else it is pinned
+                    os.utime(file)
             return os.fstat(file).st_mtime_ns
         finally:
             os.close(file)
 
     def touch(self, name: bytes) -> int:
         """Note a use of a block; return its time, by the folder's clock."""
+        used_ns = self.used_ns(name)
+        if used_ns > self._wall_ns():  # it is pinned
+            return used_ns
         os.utime(_file_name(name), dir_fd=self._folder, follow_symlinks=False)
         return self.used_ns(name)
+
+    def set_time(self, name: bytes, used_ns: int) -> None:
+        """Let a block be one that was, or will be, used at some time."""
+        os.utime(_file_name(name), ns=(used_ns, used_ns), dir_fd=self._folder, follow_symlinks=False)
 
     def used_ns(self, name: bytes) -> int:
         """Return when any server used a block last, by the folder's clock."""
@@ -210,7 +224,8 @@ class BlockFolder:
             os.close(folder)
             raise
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH)
+            if not self._is_member:
+                fcntl.flock(lock, fcntl.LOCK_SH)
         except BaseException:
             os.close(folder)
             os.close(lock)

@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
+from typing import Protocol
 
 from engine.tiers.store import BlockStore
 
@@ -33,6 +34,7 @@ class Transfer:
     is_read: bool
     is_kept: bool = False  # once it is done: the block is in the store; of a read, it is in `parts`
     is_cancelled: bool = False  # nobody wants it any more: it is done without a call, unless that runs already
+    slots: Sequence[int] = ()  # where other ranks have their shares; (): there is one rank
 
     @property
     def num_bytes(self) -> int:
@@ -43,6 +45,23 @@ class Transfer:
 @dataclass(slots=True, eq=False)
 class _Removal:
     names: Sequence[tuple[int, bytes]]
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    function: Callable[[], object]
+
+
+class Shares(Protocol):
+    """The shares that other ranks have of the store's blocks. Calls come from threads, and raise nothing."""
+
+    def begin_read(self, transfer: Transfer) -> Callable[[], bool]:
+        """Let every other rank read its share into its slots. The result waits for them; True: all have theirs."""
+        ...
+
+    def write(self, transfer: Transfer) -> bool:
+        """Let every other rank write its share, and wait for them; return whether all shares are kept."""
+        ...
 
 
 class StoreThreads:
@@ -56,14 +75,19 @@ class StoreThreads:
         num_readers: int = 2,
         prepare: Callable[[], None] | None = None,
         on_done: Callable[[], None] | None = None,
+        shares: Shares | None = None,
     ) -> None:
-        """prepare: called by the writer before all else; on_done: called by a thread when something can be taken."""
+        """prepare: called by the writer before all else; on_done: called by a thread when something can be taken.
+
+        shares: of other ranks; None: there is one rank.
+        """
         self.num_dropped = 0  # blocks that were not queued
         self.dropped_bytes = 0
         self._store = store
         self._max_queued_bytes = max_queued_bytes
         self._on_done = on_done
-        self._to_write: deque[Transfer | _Removal] = deque()
+        self._shares = shares
+        self._to_write: deque[Transfer | _Removal | _Call] = deque()
         self._to_read: deque[Transfer] = deque()
         self._reading: set[Transfer] = set()  # queued, running, or not taken yet
         self._done: deque[Transfer] = deque()
@@ -98,9 +122,12 @@ class StoreThreads:
         """Return whether get() would find the block now, as far as is known. Does not wait."""
         return (group, key) not in self._removing and self._store.has(group, key)
 
-    def put(self, group: int, key: bytes, parts: Sequence[memoryview]) -> Transfer | None:
-        """Queue a block to be written; None, which is counted, if too much is queued. Does not wait."""
-        transfer = Transfer(group, key, parts, is_read=False)
+    def put(self, group: int, key: bytes, parts: Sequence[memoryview], *, slots: Sequence[int] = ()) -> Transfer | None:
+        """Queue a block to be written; None, which is counted, if too much is queued. Does not wait.
+
+        slots: where other ranks have their shares, as in get().
+        """
+        transfer = Transfer(group, key, parts, is_read=False, slots=slots)
         num_bytes = transfer.num_bytes
         with self._changed:
             if self._num_queued_bytes + num_bytes > self._max_queued_bytes or self._is_closing:
@@ -112,9 +139,9 @@ class StoreThreads:
             self._changed.notify_all()
         return transfer
 
-    def get(self, group: int, key: bytes, parts: Sequence[memoryview]) -> Transfer:
+    def get(self, group: int, key: bytes, parts: Sequence[memoryview], *, slots: Sequence[int] = ()) -> Transfer:
         """Queue a read into `parts`. Does not wait."""
-        transfer = Transfer(group, key, parts, is_read=True)
+        transfer = Transfer(group, key, parts, is_read=True, slots=slots)
         with self._changed:
             self._reading.add(transfer)
             if self._is_closing or (group, key) in self._removing:
@@ -142,6 +169,13 @@ class StoreThreads:
             if forgotten:
                 self._to_write.append(_Removal(list(forgotten)))
             self._changed.notify_all()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Queue a call to the store, behind what is queued to be written. Does not wait."""
+        with self._changed:
+            if not self._is_closing:
+                self._to_write.append(_Call(function))
+                self._changed.notify_all()
 
     def take_done(self) -> list[Transfer]:
         """Take back the transfers that are done. Does not wait."""
@@ -190,7 +224,7 @@ class StoreThreads:
                     self._to_write.popleft()
                 if isinstance(job, _Removal):
                     self._end_removal(job)
-                else:
+                elif isinstance(job, Transfer):
                     self._num_queued_bytes -= job.num_bytes
                     self._done.append(job)
                 self._changed.notify_all()
@@ -215,7 +249,7 @@ class StoreThreads:
                 self._done.append(job)
             self._call_back(job)
 
-    def _run(self, job: Transfer | _Removal, space: bytearray) -> None:
+    def _run(self, job: Transfer | _Removal | _Call, space: bytearray) -> None:
         """Do a job. A store raises nothing; if it has a fault, the block is lost, and not the thread.
 
         space: for blocks of several parts.
@@ -223,24 +257,34 @@ class StoreThreads:
         try:
             if isinstance(job, _Removal):
                 self._store.remove(job.names)
+            elif isinstance(job, _Call):
+                job.function()
             elif job.is_cancelled:
                 return
             elif job.is_read:
-                whole = _whole(job, space)
-                job.is_kept = self._store.get(job.group, job.key, whole)
-                if job.is_kept and len(job.parts) > 1:
-                    for part, data in _pieces(job, whole):
-                        part[:] = data
+                end_shares = None if self._shares is None else self._shares.begin_read(job)
+                try:
+                    self._read_own(job, space)
+                finally:  # the other ranks use slots until then
+                    job.is_kept &= end_shares is None or end_shares()
             else:
                 whole = _whole(job, space)
                 if len(job.parts) > 1:
                     for part, data in _pieces(job, whole):
                         data[:] = part
-                job.is_kept = self._store.put(job.group, job.key, whole)
+                is_kept = self._store.put(job.group, job.key, whole)
+                job.is_kept = is_kept and (self._shares is None or self._shares.write(job))
         except Exception:
             logger.exception("a store of blocks failed")
 
-    def _call_back(self, job: Transfer | _Removal) -> None:
+    def _read_own(self, job: Transfer, space: bytearray) -> None:
+        whole = _whole(job, space)
+        job.is_kept = self._store.get(job.group, job.key, whole)
+        if job.is_kept and len(job.parts) > 1:
+            for part, data in _pieces(job, whole):
+                part[:] = data
+
+    def _call_back(self, job: Transfer | _Removal | _Call) -> None:
         if self._on_done is not None and isinstance(job, Transfer):
             self._on_done()
 

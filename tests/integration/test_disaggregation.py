@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -251,6 +252,41 @@ def test_the_only_decode_engine_is_told_to_end_and_its_requests_go_on_with_the_n
         thread.start()
     wait_for(lambda: own.metrics()["quire_generation_tokens_total"] > 20, timeout_s=60, what="tokens")
     os.kill(pid_of(own, "decode-0"), signal.SIGTERM)
+    for thread in threads:
+        thread.join()
+    for prompt in prompts:
+        assert answers[prompt][0]["text"] == ask(daemon, prompt, **fields)[0]["text"]
+
+
+@pytest.mark.full
+def test_limits_of_a_key_hold_for_all_engines_together(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("sk-team inference name=team requests_per_minute=4\nsk-ops\n")
+    served = start(*FLAGS, "--http-workers", "2", "--api-key-file", str(keys)).wait_ready()
+    statuses = []
+    for number in range(3):
+        for prompt in ("Hello", f"{number}: " + TEXT * 6):  # one for each side
+            body = {"model": "quire-demo", "prompt": prompt, "max_tokens": 4, "temperature": 0}
+            headers = {"authorization": "Bearer sk-team"}
+            reply = httpx.post(f"{served.base_url}/v1/completions", json=body, headers=headers, timeout=60)
+            statuses.append(reply.status_code)
+    assert statuses == [200] * 4 + [429] * 2
+
+
+@pytest.mark.full
+def test_requests_go_on_when_all_decode_engines_are_killed(start: Callable[..., Daemon], daemon: Daemon) -> None:
+    served = start("--disaggregate", "1p2d", *FLAGS[2:], "--http-workers", "1").wait_ready()
+    prompts = [f"{number}: Hello" for number in range(3)] + [f"{number}: " + TEXT * 6 for number in range(3)]
+    fields = {"max_tokens": 600, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    answers: dict[str, list[dict]] = {}
+    threads = [
+        threading.Thread(target=lambda p=prompt: answers.update({p: ask(served, p, **fields)})) for prompt in prompts
+    ]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: served.metrics()["quire_generation_tokens_total"] > 100, timeout_s=60, what="tokens")
+    for pid in [pid_of(served, f"decode-{number}") for number in range(2)]:
+        os.kill(pid, signal.SIGKILL)
     for thread in threads:
         thread.join()
     for prompt in prompts:

@@ -17,7 +17,7 @@ from engine.interface.control import Ledger, Stage, State
 from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
 from engine.interface.kv_snapshot import KvSnapshot
 from engine.interface.mailbox import RequestOutput
-from engine.interface.protocol import AddRequest, CacheReport, EngineReady, TokenLogprobs
+from engine.interface.protocol import AddRequest, CacheReport, EngineReady, TenantUse, TokenLogprobs
 from engine.interface.tenant import Rates, Tenant
 from engine.tiers.store import BlockStore
 
@@ -68,6 +68,7 @@ class FakeEngineClient:
         self.rates: Rates | None = None  # of every request
         self.checked_tenants: list[Tenant] = []  # before a grammar was compiled
         self.spent_grammar_s: list[tuple[Tenant, float]] = []
+        self.told_uses: list[TenantUse] = []
         self.engines: dict[str, bool] = {}
         self.kv: KvSnapshot | ServiceError = EngineDead("no snapshot was given")
         self.num_kv_asks = 0
@@ -120,6 +121,9 @@ class FakeEngineClient:
 
     def spend_grammar_s(self, tenant: Tenant, seconds: float) -> None:
         self.spent_grammar_s.append((tenant, seconds))
+
+    def tell_use(self, use: TenantUse) -> None:
+        self.told_uses.append(use)
 
     async def aclose(self) -> None:
         self._ready = None

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.interface.client import SocketEngineClient
 from engine.interface.errors import EngineDead, PoisonRequest, ServiceError, ShuttingDown
-from engine.interface.mailbox import RequestOutput
+from engine.interface.mailbox import Mailbox, RequestOutput
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
@@ -28,7 +27,8 @@ from engine.interface.protocol import (
     ToEngine,
     pack_token_ids,
 )
-from engine.interface.replays import digest_of
+from engine.interface.replays import Journal, digest_of
+from engine.interface.socket_client import SocketEngineClient
 from engine.interface.tenant import Charge
 from engine.interface.transport import encode_frame, read_messages
 from tests.support.fakes import READY
@@ -414,7 +414,7 @@ def test_the_launcher_tells_how_the_engine_ended_before_requests_go_on(tmp_path:
 
 
 def test_a_lost_connection_to_an_engine_that_lives_accuses_nobody(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("engine.interface.client._MAX_TOLD_S", 0.1)
+    monkeypatch.setattr("engine.interface.socket_client._MAX_TOLD_S", 0.1)
 
     async def scenario() -> None:
         async with connected(tmp_path, num_ends=lambda: 0) as (client, engines):
@@ -535,3 +535,25 @@ def test_no_more_requests_wait_than_the_last_engine_would_have_taken(tmp_path: P
             await asyncio.gather(*(reader.task for reader in readers[:-1]), return_exceptions=True)
 
     run(scenario())
+
+
+@pytest.mark.parametrize("event", ["nothing", "accepted", "begun"])
+def test_the_error_of_an_engine_that_died_tells_how_far_it_came(event: str) -> None:
+    mailbox = Mailbox(AddRequest("a", b"", SamplingParams(max_tokens=4), arrival_s=0.0))
+    if event == "accepted":
+        mailbox.journal.accept()
+    elif event == "begun":
+        mailbox.journal.begin(None)
+    error = EngineDead("It died.")
+    mailbox.fail(error)
+    assert (error.was_accepted, error.was_begun) == (event != "nothing", event == "begun")
+
+
+def test_what_another_engine_had_accepted_stays_accepted() -> None:
+    request = AddRequest("a", b"", SamplingParams(max_tokens=4), arrival_s=0.0, num_replays=1, is_charged=True)
+    journal = Journal(request)
+    assert journal.goes_on
+    assert journal.is_accepted
+    journal.submit()
+    again = journal.submit()
+    assert (again.is_charged, again.num_replays) == (True, 2)

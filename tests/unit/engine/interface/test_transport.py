@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.interface.client import SocketEngineClient
 from engine.interface.control import Flush, FromLauncher
 from engine.interface.errors import EngineDead, Overloaded, ServiceError, ShuttingDown
 from engine.interface.kv_snapshot import KvSnapshot
@@ -27,6 +26,7 @@ from engine.interface.protocol import (
     TokenLogprobs,
     pack_token_ids,
 )
+from engine.interface.socket_client import SocketEngineClient
 from engine.interface.transport import RECEIVE_BUDGET_S, Connection, FrameDecoder, SocketTransport, encode_frame
 from tests.support.fakes import READY
 
