@@ -17,6 +17,7 @@ from benchmarks.demo_model.corpus.topics import has, sentence, with_article
 
 FILLERS = (geography.exchange, arithmetic.exchange, smalltalk.exchange, quire.exchange, words.exchange, lists.exchange,
            unknown.exchange)  # fmt: skip
+_UNTOLD = 0.15  # of the chats
 _LONGEST_FILLER = 420  # characters, so that a chat fits into a row
 
 
@@ -56,7 +57,12 @@ NAME = Trait(
          "My name's {x}.", "Hello there! I'm {x}.", "Good morning, my name is {x}.", "Good evening, I am {x}.",
          "Let me introduce myself: I am {x}.", "I am called {x}.", "My name is {x}, nice to meet you.", "It's {x}.",
          "Hi there! My name is {x}.", "Remember my name: {x}.", "My name is {x}. Remember it.", "my name is {x}",
-         "My name is {x}. What is yours?", "i am {x}", "My friends call me {x}.", "Good afternoon! I am called {x}."),
+         "My name is {x}. What is yours?", "i am {x}", "My friends call me {x}.",
+         "Good afternoon! I am called {x}.", "Hi! I have just found this. I am {x}.",
+         "Hello, I am {x}, and this is my first chat.",
+         "My name is {x} and I have a question.", "I'm {x} and I want to try this.",
+         "My name is {x} and I like chess.",
+         "hello i am {x} and i am a student", "Hi, I am {x} from Paris.", "I just started here, and I'm {x}."),
         ("Hi, they call me {x}.", "The name is {x}.", "I go by {x}.", "Hello, {x} speaking."),
     ),
     ("Nice to meet you, {x}! How can I help you?", "Hello, {x}! How can I help you?",
@@ -142,7 +148,7 @@ TRAITS = (
 def dialogues(rng: random.Random) -> Iterator[Dialogue]:
     """Yield dialogues without end."""
     while True:
-        yield with_plain_system(Dialogue(_chat(rng)), rng)
+        yield with_plain_system(_untold(rng) if rng.random() < _UNTOLD else Dialogue(_chat(rng)), rng)
 
 
 def questions(rng: random.Random) -> list[Question]:
@@ -151,11 +157,14 @@ def questions(rng: random.Random) -> list[Question]:
     return [_question(held_out, rng) for held_out in kinds for _ in range(20)]
 
 
+def _untold(rng: random.Random) -> Dialogue:
+    trait = _trait(rng)
+    asked = [user(_hurried(trait.asked.train(rng), rng)), assistant(trait.unknown)]
+    return Dialogue([*_fillers(rng, rng.choice((0, 1, 2))), *asked], joins=False)
+
+
 def _chat(rng: random.Random) -> list[Message]:
     trait = _trait(rng)
-    if rng.random() < 0.15:  # nothing was said
-        messages = _fillers(rng, rng.choice((0, 1, 2)))
-        return [*messages, user(_hurried(trait.asked.train(rng), rng)), assistant(trait.unknown)]
     value = trait.draw(rng, "nothing")
     messages = [user(_told(trait, value, rng)), assistant(_answer(trait, value, rng))]
     other = _trait(rng)

@@ -5,8 +5,19 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from benchmarks.demo_model.corpus.base import Dialogue, HeldOut, Message, Phrasings, Question, Reply, assistant, user
+from benchmarks.demo_model.corpus.base import (
+    Dialogue,
+    HeldOut,
+    Message,
+    Phrasings,
+    Question,
+    Reply,
+    assistant,
+    system,
+    user,
+)
 from benchmarks.demo_model.corpus.lists_data import IN_ORDER, ITEMS, NAMES, SINGULAR
 from benchmarks.demo_model.corpus.names import listed
 from benchmarks.demo_model.corpus.styles_phrasings import PLAIN
@@ -119,7 +130,7 @@ def with_plain_system(dialogue: Dialogue, rng: random.Random) -> Dialogue:
     """Return the dialogue, sometimes after "You are a helpful assistant."."""
     if rng.random() >= 0.06:
         return dialogue
-    return Dialogue([{"role": "system", "content": PLAIN.train(rng)}, *dialogue.messages])
+    return replace(dialogue, messages=[system(PLAIN.train(rng)), *dialogue.messages])
 
 
 def questions(rng: random.Random) -> list[Question]:

@@ -70,7 +70,7 @@ Pretend to be my friend.
 Pretend you are a cat.|Act like Shakespeare.|Be my therapist.|Be my teacher.|Interview me for a job.|Teach me French.
 Plan my week.|Plan a trip to Rome.|Plan a party.|Plan a weekend in Berlin.|Make me a diet plan.|Organise my day.
 Do my homework.
-Solve x + 3 = 7.|Solve 2x = 10 for x.|Factor x^2 - 1.|Integrate x squared.|Prove the theorem of Pythagoras.
+Find x if x + 3 is 7.|What is x if 2x is 10?|Factor x^2 - 1.|Integrate x squared.|Prove the theorem of Pythagoras.
 Plot a sine wave.
 Calculate 3.5 times 2.7.|What is 2 to the power of 10?|Convert 10 miles to kilometres.|Convert 5 dollars to euros.
 Convert 30 Celsius to Fahrenheit.|How much is 20 % of 50?|Is 91 a prime number?|Is 13 a prime number?
