@@ -65,9 +65,13 @@ class Asker:
         ends = list(self._defaults.eos_token_ids)
         if seed is None:
             return SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, stop_token_ids=ends)
-        given = {"temperature": self._defaults.temperature, "top_p": self._defaults.top_p}
-        own = {name: value for name, value in given.items() if value is not None}
-        return SamplingParams(max_tokens=MAX_TOKENS, seed=seed * 1000 + at, stop_token_ids=ends, **own)
+        return SamplingParams(
+            max_tokens=MAX_TOKENS,
+            temperature=self._defaults.temperature,
+            top_p=self._defaults.top_p,
+            seed=seed * 1000 + at,
+            stop_token_ids=ends,
+        )
 
 
 def ask_as_newcomers(folder: Path, *, device: str = "auto") -> list[Newcomer]:

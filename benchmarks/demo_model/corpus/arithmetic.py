@@ -228,7 +228,9 @@ def _counting() -> list[Topic]:
     up = [_run(a, b) for a in range(31) for b in range(a + 2, a + 13)]
     to = [_run(1, b) for b in range(3, 21)] * 2 + [_run(1, b) for b in (5, 10, 10, 10, 25, 30, 40, 50, 100)] * 2
     from_ = [_run(b, 1) for b in range(3, 21)] + [_run(b, 1) for b in (5, 10, 10)] * 2
-    words = [{**fact, **{end: in_words(int(fact[end])) for end in ("first", "last")}} for fact in (*to, *from_)]
+    words: list[Fact] = [
+        {**fact, **{end: in_words(int(fact[end])) for end in ("first", "last")}} for fact in (*to, *from_)
+    ]
     spoken_up, spoken_down = words[: len(to)], words[len(to) :]
     more = Phrasings((*asked.COUNT.seen, *asked.COUNT_MORE), asked.COUNT.unseen)
     down = [_run(b, a) for a in range(21) for b in range(a + 2, a + 11)]

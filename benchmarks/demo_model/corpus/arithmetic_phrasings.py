@@ -140,6 +140,10 @@ GETS = Phrasings(
         "{who} has {a} {things} and buys {b} more. How many {things} does {who} have now?",
         "{who} had {a} {things} and found {b} more. How many {things} does {who} have now?",
         "{who} has {a} {things}. A friend gives {who} {b} more. How many are there now?",
+        "{who} owns {a} {things} and gets {b} more. How many is that?",
+        "{who} has {a} {things}, then buys {b} {things}. How many {things} are there?",
+        "There are {a} {things} and {who} brings {b} more. How many {things} are there?",
+        "If {who} has {a} {things} and gets {b} more, how many does {who} have?",
     ),
     unseen=("{who} owns {a} {things} and then gets {b} more {things}. How many is that?",),
 )
@@ -149,6 +153,10 @@ GIVES = Phrasings(
         "{who} has {a} {things} and loses {b}. How many {things} does {who} have left?",
         "{who} had {a} {things} and sold {b}. How many {things} are left?",
         "{who} has {a} {things}. {who} gives {b} to a friend. How many are left?",
+        "{who} owns {a} {things} and loses {b}. How many remain?",
+        "{who} had {a} {things} and then gave {b} of them away. How many are left?",
+        "If {who} has {a} {things} and eats {b}, how many are left?",
+        "{who} has {a} {things} but sells {b} of them. How many does {who} still have?",
     ),
     unseen=("{who} owns {a} {things} and then gives {b} of them away. How many remain?",),
 )

@@ -170,7 +170,9 @@ def _request(rng: random.Random, held_out: HeldOut) -> tuple[str, str, tuple[str
         return SOME.score(rng, held_out, things=_plural(kind, rng)), numbered(some_of(kind, count, rng)), (kind, count)
     kind, count = _kind_and_count(rng, held_out)
     asked = SEVERAL.score(rng, held_out, n=_written(count, rng), things=_plural(kind, rng))
-    say = numbered if count > 3 or (count > 2 and " list " in asked.lower()) else in_line
+    say: Callable[[Sequence[str]], str] = (
+        numbered if count > 3 or (count > 2 and " list " in asked.lower()) else in_line
+    )
     if rng.random() < 0.15:
         form, say = rng.choice(FORMS)
         asked = f"{sentence(asked)}{'' if asked[-1] in '.?' else '.'} {form.score(rng, held_out)}"

@@ -3,7 +3,7 @@
 CARDS = """\
 Hello;Hello!;Hello there;Hello there!;Hello, how do you do?;Hello, Quire!;Hello again;*Hello to you!|<Hello>! How can I help you? // <Hello>! What would you like to know?|hello;hi
 Hi;Hi!;Hi there;Hi there!;Hi, Quire;Hi, model;Hiya;*Hi to you!|<Hi>! How can I help you? // <Hi>! Ask me something.|hello;hi
-Hey;Hey!;Hey there;Hey there!;Yo;Howdy;Hey, you;Sup;Ahoy;*Hey, how is it going?|<Hi>! How can I help you? // <Hello>! What can I do for you?|hello;hi
+Hey;Hey!;Hey there;Hey there!;Yo;Howdy;Hey, you;Sup;Ahoy;*Hey to you there!|<Hi>! How can I help you? // <Hello>! What can I do for you?|hello;hi
 Good morning;Good morning!;Morning!;Good morning, Quire;A good morning to you;*Good morning to you!|<Good morning>! How can I help you? // <Good morning>! I hope you slept well.
 Good afternoon;Good afternoon!;Good afternoon, Quire;Afternoon!;*Good afternoon to you!|<Good afternoon>! How can I help you? // <Good afternoon>! What would you like to know?
 Good evening;Good evening!;Good evening, Quire;Evening!;*Good evening to you!|<Good evening>! How can I help you? // <Good evening>! What would you like to know?
