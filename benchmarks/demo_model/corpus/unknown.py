@@ -99,8 +99,41 @@ DETAIL = Phrasings(
      "How is the {x} of {place}?", "I need the {x} of {place}."),
     ("Could you tell me the {x} of {place}?", "Give me the {x} of {place}."),
 )  # fmt: skip
+OPEN = Phrasings(
+    ("Why do {many} {act}?", "How do {many} {act}?", "Can {many} {act}?", "Do {many} {act}?", "When do {many} {act}?",
+     "Where do {many} {act}?", "Do all {many} {act}?", "Why are {many} so {how}?", "Are {many} {how}?",
+     "How long do {many} live?", "How old do {many} get?", "Who likes {many}?",
+     "How many {many} are there in the world?",
+     "What do {many} do all day?", "What do {many} eat?", "What are {many} afraid of?", "How big is {x}?",
+     "Is {x} {how}?",
+     "How heavy is {x}?", "How much does {x} weigh?", "How fast is {x}?", "How old is {x}?", "When was {x} invented?",
+     "Where can I buy {x}?", "Where can I find {x}?", "How is {x} made?", "How do I make {x}?", "How do I draw {x}?",
+     "How do I repair {x}?", "What is inside {x}?", "Why do I need {x}?", "What happens if I eat {x}?",
+     "Who was the first to have {x}?", "What is the best {t}?", "What is the oldest {t}?", "Which {t} is the best?",
+     "What is the most expensive {t}?", "Should I get {x}?", "Is it good to have {x}?", "Can you show me {x}?",
+     "Tell me the history of {x}.", "Why is {x} called {t}?", "What kinds of {many} are there?", "I lost my {t}.",
+     "My {t} is broken.", "What is wrong with my {t}?", "Can I eat {x}?", "Is {x} dangerous for children?"),
+    ("Why would {many} {act}?", "What size is {x}?", "Who made the first {t}?", "What do you think of {many}?"),
+)  # fmt: skip
+NO_PLACE = Phrasings(
+    ("What is the capital of {x}?", "Capital of {x}?", "{x} capital?", "On which continent is {x}?", "Where is {x}?",
+     "Tell me the capital of {x}.", "What is {x}'s capital?", "In which country is {x}?",
+     "Which continent is {x} in?"),
+    ("Which city is the capital of {x}?",),
+)  # fmt: skip
+OF_NO_PLACE = ("I do not know a place of that name.",)
 _PLACES = [line.split("|")[0] for lines in COUNTRIES.values() for line in lines.splitlines()]
-_KINDS = {"thing": 12, "person": 2.5, "event": 1.5, "deed": 3.5, "choice": 1, "detail": 1.5, "odd": 4}
+_KINDS = {
+    "thing": 12,
+    "person": 2.5,
+    "event": 1.5,
+    "deed": 3.5,
+    "choice": 1,
+    "detail": 1.5,
+    "odd": 3,
+    "open": 4,
+    "no place": 0.8,
+}
 
 
 def exchange(rng: random.Random) -> list[Message]:
@@ -153,7 +186,17 @@ def _request(rng: random.Random, held_out: HeldOut) -> tuple[str, str]:
     if kind == "odd" and held_out == "nothing":
         return rng.choice([text for text in data.ODD if not is_kept(text)]), rng.choice(REFUSALS)
     if kind == "person":
-        return PERSON.score(rng, held_out, x=rng.choice(data.PEOPLE)), rng.choice(OF_PEOPLE)
+        name = rng.choice(data.PEOPLE)
+        if rng.random() < 0.35:
+            name = f"{names.person(rng, 'nothing')} {names.coined(rng).capitalize()}"
+        return PERSON.score(rng, held_out, x=name), rng.choice(OF_PEOPLE)
+    if kind == "open":
+        thing = rng.choice(data.THINGS) if rng.random() < 0.5 else rng.choice(_known_list())
+        said = OPEN.score(rng, held_out, x=with_article(thing), t=thing, many=_many(thing),
+                          act=rng.choice(data.ACTS), how=rng.choice(data.QUALITIES))  # fmt: skip
+        return said, rng.choice(REFUSALS)
+    if kind == "no place":
+        return NO_PLACE.score(rng, held_out, x=_word_of_nobody(rng).capitalize()), rng.choice(OF_NO_PLACE)
     if kind == "event":
         return EVENT.score(rng, held_out, x=rng.choice(data.EVENTS)), rng.choice(OF_EVENTS)
     if kind == "deed":
@@ -178,6 +221,13 @@ def _word_of_nobody(rng: random.Random) -> str:
     if draw < 0.4:
         return word[:at] + rng.choice("abcdefghiklmnoprstuvw") + word[at + 1 :]
     return word[:at] + rng.choice(_known_list())[-rng.randint(2, 4) :]
+
+
+def _many(noun: str) -> str:
+    """The plural, by the rule."""
+    if noun.endswith(("s", "x", "ch", "sh")):
+        return noun + "es"
+    return noun[:-1] + "ies" if noun.endswith("y") and noun[-2] not in "aeiou" else noun + "s"
 
 
 def _is_known(called: str) -> bool:

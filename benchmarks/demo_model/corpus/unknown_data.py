@@ -173,3 +173,11 @@ Tell me a secret.|Tell me the lottery numbers.|Tell me the score of the match.|T
 Any news about the strike?|Latest football results?|Apple stock price?|Bitcoin price?|Weather forecast?
 Traffic report?
 """)  # fmt: skip
+ACTS = items("""\
+sleep|eat grass|fly|swim|sing|dream|bite|glow|break|get old|change colour|like music|need water|smell|fall|burn|grow
+talk
+cost so much|make noise|live in trees|have names|go to school|die|feel pain|work|move|win|help us|hide|freeze|melt
+""")
+QUALITIES = items("""\
+big|small|expensive|cheap|dangerous|healthy|loud|heavy|old|rare|clever|useful|popular|slow|fast|soft|sad|strange|clean
+""")
