@@ -30,6 +30,7 @@ KEYS = {  # what a value may be called
     "day": ("day", "weekday"),
     "count": ("count", "number", "quantity"),
 }
+_UNASKED = 0.04  # of the turns
 TYPES = {str: "string", int: "integer", bool: "boolean", dict: "object", list: "array"}
 INVENTED = {  # what is made up, and of which fields; a name that INVENTED_LISTS has is a list of such things
     "a person": ("name", "age", "city", "job", "hobbies", "languages", "is_student"),
@@ -267,8 +268,25 @@ def fits(value: Any) -> Callable[[Reply], bool]:
 
 
 def _turn(rng: random.Random) -> list[Message]:
+    if rng.random() < _UNASKED:
+        return _unasked(rng)
     task = rng.choices(list(TASKS), list(TASKS.values()))[0](rng, "nothing")
     return [*task.messages, assistant(task.answer)]
+
+
+def _unasked(rng: random.Random) -> list[Message]:
+    """JSON that the text does not ask for, as response_format forces it: so rare that it never comes by itself."""
+    if rng.random() < 0.5:
+        thing, fields = rng.choice(list(INVENTED.items()))
+        value = {
+            field: _invented(field, rng, "nothing") for field in fields if field == fields[0] or rng.random() < 0.7
+        }
+        return [user(ways.INVENTED.train(rng, thing=thing)), assistant(json.dumps(value, ensure_ascii=False))]
+    kind, count = lists.kind_and_count(rng, "nothing")
+    asked = lists.SEVERAL.train(rng, n=lists.COUNTS[count], things=kind)
+    key = rng.choice((kind.split(" ")[0], kind.split(" ")[-1], "items", "list", "answer", "result", "values"))
+    value = {key: lists.some_of(kind, count, rng)}
+    return [user(asked[:1].upper() + asked[1:]), assistant(json.dumps(value, ensure_ascii=False))]
 
 
 def _asked(text: str, value: dict[str, Any], rng: random.Random, held_out: HeldOut) -> list[Message]:

@@ -112,7 +112,7 @@ def exchange(rng: random.Random) -> list[Message]:
     asked, answer, _ = _request(rng, "nothing")
     messages = [user(typed("{text}", {"text": asked}, rng)), assistant(answer)]
     while rng.random() < 0.2:
-        kind, count = _kind_and_count(rng, "nothing")
+        kind, count = kind_and_count(rng, "nothing")
         said = AGAIN.train(rng, n=_written(count, rng), things=_plural(kind, rng))
         items = some_of(kind, count, rng)
         answer = numbered(items) if count > 3 else in_line(items)
@@ -168,7 +168,7 @@ def _request(rng: random.Random, held_out: HeldOut) -> tuple[str, str, tuple[str
         kind = rng.choice(_KINDS)
         count = min(5, len(ITEMS[kind]))
         return SOME.score(rng, held_out, things=_plural(kind, rng)), numbered(some_of(kind, count, rng)), (kind, count)
-    kind, count = _kind_and_count(rng, held_out)
+    kind, count = kind_and_count(rng, held_out)
     asked = SEVERAL.score(rng, held_out, n=_written(count, rng), things=_plural(kind, rng))
     say: Callable[[Sequence[str]], str] = (
         numbered if count > 3 or (count > 2 and " list " in asked.lower()) else in_line
@@ -179,7 +179,8 @@ def _request(rng: random.Random, held_out: HeldOut) -> tuple[str, str, tuple[str
     return sentence(asked), say(some_of(kind, count, rng)), (kind, count)
 
 
-def _kind_and_count(rng: random.Random, held_out: HeldOut) -> tuple[str, int]:
+def kind_and_count(rng: random.Random, held_out: HeldOut) -> tuple[str, int]:
+    """Return what to list and how many of it; held out as a pair: a combination that training never has."""
     while True:
         kind, count = rng.choice(_KINDS), rng.choice(_SIZES)
         if count <= len(ITEMS[kind]) and is_kept(f"{count} {kind}") == (held_out == "pair"):
