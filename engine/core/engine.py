@@ -192,7 +192,6 @@ class Engine:
         """Launch one step and commit the previous one; return the launched plan."""
         if self.overlap_depth == 1:
             self._commit()
-            self._send_events()  # before forward(), which blocks on some devices, so that tokens do not wait for it
         now = self.clock()
         plan = self.scheduler.schedule(now)
         if plan is None and self._is_speculative:
@@ -310,7 +309,7 @@ class Engine:
             self._grammars.defer(request, message.grammar, now)
         rates = self.tenants.open(request, message, now)
         if message.charge is not None and not message.is_charged:
-            self._transport.send(client_id, Accepted(request.request_id, rates))
+            self._outbox.accept(request, Accepted(request.request_id, rates))
 
     def _queue_compiled(self) -> None:
         """Queue the requests whose grammar has been compiled; fail those whose grammar has an error."""
@@ -326,8 +325,6 @@ class Engine:
     def _masks(self, plan: StepPlan) -> TokenMasks | None:
         """Return the token masks of a plan's constrained rows. End the requests that have no allowed token."""
         masks, ended = self._grammars.masks(plan)
-        if ended:  # these requests have a row in the current message, which may have only one per request
-            self._send_events()
         for request, error in ended:
             if error is None:
                 self._abort(request.request_id, "stop")
@@ -395,6 +392,8 @@ class Engine:
             self._send_failure(request.client_id, request.request_id, _INVALID_OUTPUT)
             self._stats.record_invalid(request)
         self.scheduler.kv.tiers.end_commit(now, self.forecast)
+        # No token waits for sampling to be launched, with whose layers the device is busy, nor for a device that blocks
+        self._send_events()
 
     def _send_events(self) -> None:
         self._outbox.send(self.scheduler.committed_step_id)

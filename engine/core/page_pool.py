@@ -186,10 +186,10 @@ class PagePool:
         self._group_of[block] = group
         return block
 
-    def take_pages(self, group: int, count: int) -> list[int]:
-        """Lend so many new blocks of a page each, as take() does one by one."""
+    def take_blocks(self, group: int, count: int) -> list[int]:
+        """Lend so many new blocks, as take() does one by one."""
         blank = self._blank
-        if self._is_mixed or len(blank) < count:
+        if self._is_mixed or self._sizes[group] > 1 or len(blank) < count:
             return [self.take(group) for _ in range(count)]
         blocks = blank[: -count - 1 : -1]
         del blank[len(blank) - count :]
