@@ -47,7 +47,7 @@ class FrameDecoder:
         self._decoder = msgspec.msgpack.Decoder(message_type)
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[Any]:
+    def feed(self, data: bytes | memoryview) -> list[Any]:
         """Add received bytes; return the messages now complete. Raises msgspec.DecodeError on a bad frame."""
         self._buffer += data
         messages: list[Any] = []
@@ -132,6 +132,7 @@ class Connection:
         sock.setblocking(False)
         self.sock = sock
         self._decoder = FrameDecoder(message_type)
+        self._read = memoryview(bytearray(_READ_BYTES))  # a new one for each read would be mapped and unmapped
         self._unsent = bytearray()
 
     @property
@@ -163,8 +164,8 @@ class Connection:
     def receive(self) -> list[Any] | None:
         """Read once; return the messages now complete, or None if the connection is closed."""
         try:
-            if data := self.sock.recv(_READ_BYTES):
-                return self._decoder.feed(data)
+            if num_bytes := self.sock.recv_into(self._read):
+                return self._decoder.feed(self._read[:num_bytes])
         except BlockingIOError:
             return []
         except (OSError, msgspec.MsgspecError) as error:

@@ -10,6 +10,7 @@ Imports msgspec, starlette, server.api.error_replies and server.generation.event
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -33,6 +34,13 @@ SSE_DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
 T = TypeVar("T")
+
+
+def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Return a task that, from Python 3.12 on, works at once until it first waits: a turn of the loop sooner."""
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
+    return asyncio.create_task(work)
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -109,7 +117,7 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the whole stream."""
-        sender = asyncio.create_task(self._send_events(send, _body_writer(scope)))
+        sender = begin(self._send_events(send, _body_writer(scope)))
         watcher = asyncio.create_task(self._watch(receive, send))
         try:
             done, _ = await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)

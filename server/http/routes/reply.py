@@ -18,6 +18,7 @@ from server.api.request_record import RequestRecord, record_of
 from server.api.sse import (
     EventStreamResponse,
     SseWriter,
+    begin,
     cancel,
     run_while_connected,
     wait_watched,
@@ -54,7 +55,7 @@ async def answer(app_state: AppState, request: Request, prepared: PreparedReply,
         return Response(body, media_type="application/json", headers=headers)
 
     batches = generation.batches()
-    first = asyncio.create_task(anext(batches))
+    first = begin(_next(batches))  # which sends the request
     gone = watch_client(request.receive)  # until the end: to begin again with the first token would delay that
     try:
         await wait_watched(gone, first, timeout_s=FIRST_EVENT_GRACE_S)
@@ -104,6 +105,10 @@ def _num_scores(prepared: PreparedReply) -> int:
 async def _collect(generation: CompletionStream) -> list[Event]:
     async with aclosing(generation.batches()) as batches:
         return [event async for batch in batches for event in batch]
+
+
+async def _next(batches: AsyncGenerator[list[Event], None]) -> list[Event]:
+    return await anext(batches)
 
 
 async def _stream(
