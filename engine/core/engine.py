@@ -1,6 +1,6 @@
 """Engine: the loop that connects clients, scheduler and executor. Plain Python, one thread; never torch.
 
-    receive → schedule(n) → forward(n) → wait and commit(n-1) → sample(n) → send
+    receive → schedule(n) → forward(n) → wait and commit(n-1) → send → sample(n)
 With overlap depth 2, step n is launched before the tokens of step n-1 are read, so the device never waits for the host.
 Depth 1 moves the commit before schedule(); tests use it as their reference, and it helps debugging.
 Every AddRequest ends exactly once: by a `finished` row, by RequestFailed, or when its client disconnects.
