@@ -71,9 +71,9 @@ class LateBlocks:
             self.publish(request)
 
     def publish_while(self, has_time: Callable[[], bool]) -> None:
-        """Publish late blocks, those of the first prefix first, while has_time()."""
+        """Publish late blocks, those of the first prefix first, while has_time(), which is asked for each request."""
         while self._by_prefix and has_time():
-            self.publish_after(next(iter(self._by_prefix)))
+            self.publish(next(iter(next(iter(self._by_prefix.values())))))
 
     def requests(self) -> list[Request]:
         """Return all requests that are here."""
