@@ -312,8 +312,8 @@ class InputBatchBuilder:
         inputs = self._views(shape.num_tokens, shape.num_rows, has_drafts=self._has_drafts)
         host_req_index = host_ends = np.zeros(0, np.int32)
         if rows is not None:
-            host_req_index = np.repeat(rows.req_index, rows.num_samples)
-            host_ends = np.repeat(rows.ends, rows.num_samples)
+            host_req_index = rows.req_index.repeat(rows.num_samples)
+            host_ends = rows.ends.repeat(rows.num_samples)
         mixed, count = self._mixed, len(host_req_index)
         req_index, positions = mixed.sample_req_index[:count], mixed.sample_positions[:count]
         return PackedStep(shape, rows, inputs, SamplingMetadata(host_req_index, host_ends, req_index, positions))
@@ -334,19 +334,19 @@ class InputBatchBuilder:
         num_rows, num_given = len(lengths), len(rows.token_ids)
         token_ids[num_surplus : num_surplus + num_given] = rows.token_ids
         token_ids[num_surplus + num_given :] = NEWEST
-        token_rows[:] = np.repeat(np.arange(num_rows), lengths)
+        token_rows[:] = np.arange(num_rows).repeat(lengths)
         req_index[:] = self._state.padding_row
         req_index[num_paddings:num_rows] = _device_order(rows, rows.req_index)
         seq_lens[num_paddings:num_rows] = _device_order(rows, rows.ends)
         if drafts:
             drafts[0][num_paddings:num_rows] = _device_order(rows, rows.num_drafts)
         starts[1:] = shape.num_tokens
-        starts[1 : num_rows + 1] = np.cumsum(lengths)
+        starts[1 : num_rows + 1] = lengths.cumsum()
         # in plan order, which starts with the decode rows
         order = (np.arange(num_planned) - rows.num_decodes) % num_planned + num_paddings
         counts = rows.num_samples
-        sampling = np.repeat(order, counts)
-        before_end = np.repeat(np.cumsum(counts), counts) - np.arange(len(sampling))
+        sampling = order.repeat(counts)
+        before_end = counts.cumsum().repeat(counts) - np.arange(len(sampling))
         sample_rows[: len(sampling)] = sampling
         sample_tokens[: len(sampling)] = starts[1:][sampling] - before_end
         self._staging.send(packed, self._packed)

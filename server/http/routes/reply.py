@@ -59,10 +59,11 @@ async def answer(app_state: AppState, request: Request, prepared: PreparedReply,
     gone = watch_client(request.receive)  # until the end: to begin again with the first token would delay that
     try:
         await wait_watched(gone, first, timeout_s=FIRST_EVENT_GRACE_S)
+        stats = generation.stats()
         if first.done():
             first.result()
-            headers = {**headers, **cache_header(generation.stats())}
-        headers = {**headers, **rate_headers(generation.stats().rates)}
+            headers = {**headers, **cache_header(stats)}
+        headers = {**headers, **rate_headers(stats.rates)}
     except BaseException:
         await cancel(gone)
         await batches.aclose()
