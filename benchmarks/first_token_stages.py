@@ -138,7 +138,8 @@ def _start(
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "server", "serve", str(folder / "model"), "--load-format", "dummy"]
     command += ["--port", str(port), "--max-queue-wait", "0", "--log-level", "warning", *flags]
-    environment = {**os.environ, "PYTHONPATH": str(marks), FOLDER_VARIABLE: str(marks)}
+    path = os.pathsep.join(filter(None, [str(marks), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, FOLDER_VARIABLE: str(marks)}
     server = subprocess.Popen(command, cwd=tree, env=environment)
     try:
         yield server, port, marks
