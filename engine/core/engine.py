@@ -358,7 +358,7 @@ class Engine:
         return self.scheduler.abort(request_id, reason) or self._grammars.drop(request_id, reason)
 
     def _commit(self) -> None:
-        """Wait for the step in flight, if any, commit it and add its tokens to the outbox."""
+        """Wait for the step in flight, if any, commit it and send its tokens."""
         step, self._in_flight = self._in_flight, None
         if step is None:
             return
@@ -366,12 +366,6 @@ class Engine:
         result = step.wait()
         now = self.clock()
         outputs = self.scheduler.commit(result, now)
-        if self.scheduler.committed is not None:
-            step_s = now - max(self._committed_s, self._launched_s)
-            self.forecast.observe_step(self.scheduler.committed, step_s)
-            self.tenants.record_step(self.scheduler.committed, step_s)
-        self._committed_s = now
-        self._stats.record_commit(outputs.num_tokens, now)
         for part in outputs.steady:
             self._outbox.add_steady(part)
         for request, error in self._grammars.advance(outputs.singles) if self._grammars.live else ():
@@ -391,9 +385,15 @@ class Engine:
         for request in self.scheduler.invalid:
             self._send_failure(request.client_id, request.request_id, _INVALID_OUTPUT)
             self._stats.record_invalid(request)
-        self.scheduler.kv.tiers.end_commit(now, self.forecast)
-        # No token waits for sampling to be launched, with whose layers the device is busy, nor for a device that blocks
+        # No token waits for the books, nor for sampling to be launched, with whose layers the device is busy
         self._send_events()
+        if self.scheduler.committed is not None:
+            step_s = now - max(self._committed_s, self._launched_s)
+            self.forecast.observe_step(self.scheduler.committed, step_s)
+            self.tenants.record_step(self.scheduler.committed, step_s)
+        self._committed_s = now
+        self._stats.record_commit(outputs.num_tokens, now)
+        self.scheduler.kv.tiers.end_commit(now, self.forecast)
 
     def _send_events(self) -> None:
         self._outbox.send(self.scheduler.committed_step_id)
