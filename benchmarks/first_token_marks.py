@@ -23,8 +23,8 @@ WRITES = "worker writes"
 # In the order in which a request meets them. On the host but the last three, which are µs on the device
 MARKS = (
     "worker has bytes", "worker sends message", "engine wakes", "engine has message", "request queued",
-    "step planned", "forward begins", "graph launched", "forward returns", "sampling launched", "engine waits",
-    "token is read", "message leaves engine", "worker has message", WRITES,
+    "step planned", "forward begins", "graph begins", "graph launched", "forward returns", "sampling launched",
+    "engine waits", "token is read", "message leaves engine", "worker has message", WRITES,
     "device: layers", "device: logits and sampling", "device: whole step",
 )  # fmt: skip
 _NUMBERS = {name: number for number, name in enumerate(MARKS)}
@@ -212,6 +212,7 @@ class _MarkedExecutor:
 
     def _begin_replay(self, *arguments: Any, **named: Any) -> None:
         if self._is_first:
+            self._marks.add("graph begins")
             self._record()
 
     def _end_replay(self, *arguments: Any, **named: Any) -> None:

@@ -136,14 +136,15 @@ class DeviceState:
 
         Once their step's layers are launched: the device then computes meanwhile.
         """
-        rows = self.staging.send(np.array([init.req_index for init in inits]))
         params = [init.params for init in inits]
         floats = [
             (p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
             for p in params
         ]
-        self._floats[:, rows] = self.staging.send(np.array(floats, dtype=np.float32)).T
-        self._integers[:, rows] = self.staging.send(np.array([(p.top_k, p.seed) for p in params], dtype=np.int64)).T
+        integers = [[init.req_index for init in inits], [p.top_k for p in params], [p.seed for p in params]]
+        sent = self.staging.send(np.array(integers, dtype=np.int64))
+        self._integers.index_copy_(1, sent[0], sent[1:])
+        self._floats.index_copy_(1, sent[0], self.staging.send(np.array(floats, dtype=np.float32)).T)
         for init in inits:
             if init.params.has_penalties:
                 self._init_counts(init)
