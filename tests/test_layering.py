@@ -136,7 +136,7 @@ MAY_IMPORT = {
         kernels.all_reduce kernels.attention kernels.causal_conv kernels.delta_rule kernels.e2m1 kernels.elementwise
         kernels.inputs kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.ops kernels.precompile
         kernels.sampling kernels.states models.build models.config models.context models.errors models.layers
-        models.parallel models.quantization models.weights server.config server.text""",
+        models.parallel models.quantization models.weights server.config server.http server.text""",
     "deploy": "engine.interface server.api server.hosted server.launcher",
 }
 # Packages that hold tensors; no other file of server, engine or deploy imports torch, or what imports it

@@ -1,6 +1,6 @@
 """Engine: the loop that connects clients, scheduler and executor. Plain Python, one thread; never torch.
 
-    receive → schedule(n) → forward(n) → wait and commit(n-1) → sample(n) → send
+    receive → schedule(n) → forward(n) → wait and commit(n-1) → send → sample(n)
 With overlap depth 2, step n is launched before the tokens of step n-1 are read, so the device never waits for the host.
 Depth 1 moves the commit before schedule(); tests use it as their reference, and it helps debugging.
 Every AddRequest ends exactly once: by a `finished` row, by RequestFailed, or when its client disconnects.
@@ -192,7 +192,6 @@ class Engine:
         """Launch one step and commit the previous one; return the launched plan."""
         if self.overlap_depth == 1:
             self._commit()
-            self._send_events()  # before forward(), which blocks on some devices, so that tokens do not wait for it
         now = self.clock()
         plan = self.scheduler.schedule(now)
         if plan is None and self._is_speculative:
@@ -310,7 +309,7 @@ class Engine:
             self._grammars.defer(request, message.grammar, now)
         rates = self.tenants.open(request, message, now)
         if message.charge is not None and not message.is_charged:
-            self._transport.send(client_id, Accepted(request.request_id, rates))
+            self._outbox.accept(request, Accepted(request.request_id, rates))
 
     def _queue_compiled(self) -> None:
         """Queue the requests whose grammar has been compiled; fail those whose grammar has an error."""
@@ -326,8 +325,6 @@ class Engine:
     def _masks(self, plan: StepPlan) -> TokenMasks | None:
         """Return the token masks of a plan's constrained rows. End the requests that have no allowed token."""
         masks, ended = self._grammars.masks(plan)
-        if ended:  # these requests have a row in the current message, which may have only one per request
-            self._send_events()
         for request, error in ended:
             if error is None:
                 self._abort(request.request_id, "stop")
@@ -361,7 +358,7 @@ class Engine:
         return self.scheduler.abort(request_id, reason) or self._grammars.drop(request_id, reason)
 
     def _commit(self) -> None:
-        """Wait for the step in flight, if any, commit it and add its tokens to the outbox."""
+        """Wait for the step in flight, if any, commit it and send its tokens."""
         step, self._in_flight = self._in_flight, None
         if step is None:
             return
@@ -369,12 +366,6 @@ class Engine:
         result = step.wait()
         now = self.clock()
         outputs = self.scheduler.commit(result, now)
-        if self.scheduler.committed is not None:
-            step_s = now - max(self._committed_s, self._launched_s)
-            self.forecast.observe_step(self.scheduler.committed, step_s)
-            self.tenants.record_step(self.scheduler.committed, step_s)
-        self._committed_s = now
-        self._stats.record_commit(outputs.num_tokens, now)
         for part in outputs.steady:
             self._outbox.add_steady(part)
         for request, error in self._grammars.advance(outputs.singles) if self._grammars.live else ():
@@ -394,6 +385,14 @@ class Engine:
         for request in self.scheduler.invalid:
             self._send_failure(request.client_id, request.request_id, _INVALID_OUTPUT)
             self._stats.record_invalid(request)
+        # No token waits for the books, nor for sampling to be launched, with whose layers the device is busy
+        self._send_events()
+        if self.scheduler.committed is not None:
+            step_s = now - max(self._committed_s, self._launched_s)
+            self.forecast.observe_step(self.scheduler.committed, step_s)
+            self.tenants.record_step(self.scheduler.committed, step_s)
+        self._committed_s = now
+        self._stats.record_commit(outputs.num_tokens, now)
         self.scheduler.kv.tiers.end_commit(now, self.forecast)
 
     def _send_events(self) -> None:

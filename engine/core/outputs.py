@@ -20,7 +20,7 @@ from engine.core.steady_rows import SteadyOutput
 from engine.core.step import StepPlan
 from engine.core.tenants import Tenants
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import Begun, ClientGone, Finished, FromEngine, Started, StepEvents, ToEngine
+from engine.interface.protocol import Accepted, Begun, ClientGone, Finished, FromEngine, Started, StepEvents, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -151,10 +151,7 @@ class EngineStats:
             self._last_commit_s = self._logged_s = None
 
     def record_state(self, *, num_deferred: int) -> None:
-        """Record gauges and the scheduler's own counts. Called before metrics are drained, not in each step.
-
-        num_deferred: requests that wait for their grammar.
-        """
+        """Record gauges and the scheduler's own counts, before metrics are drained. num_deferred: without a grammar."""
         scheduler, kv = self._scheduler, self._scheduler.kv
         self._count_up_to("num_preemptions_total", scheduler.num_preemptions)
         for way, count in kv.tiers.num_resumed.items():
@@ -295,16 +292,25 @@ class Outbox:
         self._transport = transport
         self._stats = stats
         self._events: dict[int, StepEvents] = {}  # by client_id
+        self._accepted: dict[Request, Accepted] = {}  # to be sent
 
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to send."""
         return not self._events
 
+    def accept(self, request: Request, message: Accepted) -> None:
+        """Send that a request is accepted: its tenant's limits at once, else with send(), unless it begins before."""
+        if message.rates is None:
+            self._accepted[request] = message
+        else:
+            self._transport.send(request.client_id, message)
+
     def announce(self, requests: list[Request]) -> None:
-        """Send at once that work on requests begins."""
+        """Send at once that work on requests begins, and so that they are accepted."""
         begun: dict[int, Begun] = {}
         for request in requests:
+            self._accepted.pop(request, None)
             message = begun.setdefault(request.client_id, Begun([], []))
             message.request_ids.append(request.request_id)
             message.caches.append(request.cache_report)
@@ -367,6 +373,9 @@ class Outbox:
 
     def send(self, step_id: int) -> None:
         """Send all messages; step_id: the last committed step."""
+        for request, message in self._accepted.items():
+            self._transport.send(request.client_id, message)
+        self._accepted.clear()
         filled, self._events = self._events, {}
         for client_id, events in filled.items():
             events.step_id = step_id

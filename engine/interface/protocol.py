@@ -327,7 +327,10 @@ class QueueCosts(msgspec.Struct, tag=True):
 
 
 class Accepted(msgspec.Struct, tag=True):
-    """The first message about a request with a charge, if it is accepted. rates: if its tenant has limits a minute."""
+    """A request with a charge is accepted, as Begun says, too: sent if that does not come at once, or with `rates`.
+
+    rates: if its tenant has limits a minute; then it is the first message about the request.
+    """
 
     request_id: str
     rates: Rates | None = None

@@ -39,7 +39,7 @@ from engine.interface.protocol import (
 )
 from engine.interface.replays import REFUSED_S
 from engine.interface.tenant import Tenant
-from engine.interface.transport import encode_frame, read_messages
+from engine.interface.transport import MessageProtocol, encode_frame
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class SocketEngineClient:
         self._costs: QueueCosts | None = None  # what engines have measured
         self._ready: EngineReady | None = None
         self._last_ready: EngineReady | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._writer: asyncio.WriteTransport | None = None
         self._mailboxes = Mailboxes()
         self._task: asyncio.Task[None] | None = None
         self._kv: asyncio.Future[KvSnapshot] | None = None  # the pending request for a snapshot
@@ -189,12 +189,12 @@ class SocketEngineClient:
         else:
             writer.write(encode_frame(mailbox.journal.submit()))
 
-    def _is_crowded(self, writer: asyncio.StreamWriter | None) -> bool:
+    def _is_crowded(self, writer: asyncio.WriteTransport | None) -> bool:
         """Return whether as many requests wait for the next engine as the last one would have run and queued."""
         last = self._last_ready if writer is None else None
         return last is not None and len(self._mailboxes.by_id) > last.max_num_seqs + last.max_queued_requests
 
-    def _serving_writer(self) -> asyncio.StreamWriter:
+    def _serving_writer(self) -> asyncio.WriteTransport:
         """Return the connection to an engine that serves. Raises ShuttingDown or EngineDead."""
         if self._is_closed:
             raise _shutting_down()
@@ -206,13 +206,14 @@ class SocketEngineClient:
         while True:
             try:
                 path = self._moved_to() or self._path
-                reader, self._writer = await asyncio.open_unix_connection(path, limit=1 << 20)
+                _, connection = await asyncio.get_running_loop().create_unix_connection(
+                    lambda: MessageProtocol(FromEngine, on_open=self._open, on_message=self._receive), path
+                )
             except OSError:
                 await asyncio.sleep(_RECONNECT_S)
                 continue
             try:
-                async for message in read_messages(reader, FromEngine):
-                    self._dispatch(message, time.monotonic())
+                await connection.closed
             except (OSError, msgspec.MsgspecError) as error:
                 logger.warning("engine connection lost error=%r", str(error))
             except Exception:  # after a bug here this worker must still reconnect
@@ -220,6 +221,12 @@ class SocketEngineClient:
             self._disconnected()
             self._suspend()
             await asyncio.sleep(_RECONNECT_S)
+
+    def _open(self, writer: asyncio.WriteTransport) -> None:
+        self._writer = writer
+
+    def _receive(self, message: FromEngine) -> None:
+        self._dispatch(message, time.monotonic())
 
     def _disconnected(self) -> None:
         if self._writer is not None:
@@ -262,7 +269,7 @@ class SocketEngineClient:
         mailbox = self._mailboxes.by_id.pop(request_id)
         mailbox.put(RequestOutput([], finish_reason=mailbox.end_reason))
 
-    def _resume(self, writer: asyncio.StreamWriter, *, is_fault: bool) -> None:
+    def _resume(self, writer: asyncio.WriteTransport, *, is_fault: bool) -> None:
         """Submit the waiting requests to the engine that is ready. is_fault: one of them may have ended the last."""
         now, lost_s, self._lost_s = time.monotonic(), self._lost_s, None
         if self._waiting is not None:
@@ -320,7 +327,7 @@ class SocketEngineClient:
             assert self._writer is not None
             self._take_greeting(message, self._writer, until_s=now + _MAX_TOLD_S)
 
-    def _take_greeting(self, message: EngineReady, writer: asyncio.StreamWriter, *, until_s: float) -> None:
+    def _take_greeting(self, message: EngineReady, writer: asyncio.WriteTransport, *, until_s: float) -> None:
         """Begin to use the engine, as soon as the launcher has told of the earlier one's end.
 
         If it tells of none, the connection was lost and not the engine, which accuses no request.
