@@ -72,8 +72,8 @@ def install() -> None:
 
 
 def _mark_worker(marks: MarkFile) -> None:
-    from engine.interface.socket_client import SocketEngineClient
     from engine.interface.protocol import StepEvents
+    from engine.interface.socket_client import SocketEngineClient
     from server.http import h11_protocol
 
     is_first = False  # the next write is of a first token
