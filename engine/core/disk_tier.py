@@ -225,7 +225,10 @@ class DiskTier:
             self._writing[name] = block
 
     def pin(self, names: Sequence[Name], *, owner: str, for_s: float) -> None:
-        """Pin the blocks of a prompt that the disk has; the others when they are written. Does not wait."""
+        """Pin the blocks of a prompt that the disk has; the others when they are written. Does not wait.
+
+        While a disk hangs, pins beyond a bound are forgotten there.
+        """
         threads, pins = self._parts.threads, self._parts.pins
         there: list[Name] = []
         for name in names:
@@ -234,7 +237,7 @@ class DiskTier:
             else:
                 self.write(name)  # it may have been dropped
         if there:
-            threads.call(partial(pins.pin, there, owner=owner, for_s=for_s))
+            threads.call(partial(pins.pin, there, owner=owner, for_s=for_s), num_blocks=len(there))
 
     def forget(self, names: Iterable[Name]) -> None:
         """Let blocks no longer be found on the disk: their values are not finite, perhaps."""
