@@ -225,10 +225,7 @@ class DiskTier:
             self._writing[name] = block
 
     def pin(self, names: Sequence[Name], *, owner: str, for_s: float) -> None:
-        """Pin the blocks of a prompt that the disk has; the others when they are written. Does not wait.
-
-        While a disk hangs, pins beyond a bound are forgotten there.
-        """
+        """Pin the blocks of a prompt that the disk has; the others when they are written. Does not wait."""
         threads, pins = self._parts.threads, self._parts.pins
         there: list[Name] = []
         for name in names:
