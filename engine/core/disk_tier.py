@@ -234,7 +234,7 @@ class DiskTier:
             else:
                 self.write(name)  # it may have been dropped
         if there:
-            threads.call(partial(pins.pin, there, owner=owner, for_s=for_s))
+            threads.call(partial(pins.pin, there, owner=owner, for_s=for_s), num_blocks=len(there))
 
     def forget(self, names: Iterable[Name]) -> None:
         """Let blocks no longer be found on the disk: their values are not finite, perhaps."""

@@ -38,6 +38,7 @@ _PAGE_BYTES = 4096
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe is opened without waiting
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILES_AT_ONCE = 128
+_LONGEST_PIN_NS = 2 * 86_400 * 10**9  # a file with a later time was written under another clock
 
 
 class DamagedBlock(Exception):
@@ -50,6 +51,11 @@ class FoundFile(NamedTuple):
     name: bytes
     num_bytes: int  # on the device
     used_ns: int  # when it was written or read, by the folder's clock; in the future: until when it is pinned
+
+
+def is_pinned(used_ns: int, now_ns: int) -> bool:
+    """Return whether a file's time is the end of a pin."""
+    return now_ns < used_ns <= now_ns + _LONGEST_PIN_NS
 
 
 def bytes_on_disk(block_bytes: int) -> int:
@@ -148,7 +154,7 @@ class BlockFolder:
             if not is_intact(header, name, out):
                 raise DamagedBlock
             with contextlib.suppress(OSError):  # a folder that can be read only keeps its order
-                if found.st_mtime_ns <= self._wall_ns():  # else it is pinned
+                if not is_pinned(found.st_mtime_ns, self._wall_ns()):
                     os.utime(file)
             return os.fstat(file).st_mtime_ns
         finally:
@@ -157,7 +163,7 @@ class BlockFolder:
     def touch(self, name: bytes) -> int:
         """Note a use of a block; return its time, by the folder's clock."""
         used_ns = self.used_ns(name)
-        if used_ns > self._wall_ns():  # it is pinned
+        if is_pinned(used_ns, self._wall_ns()):
             return used_ns
         os.utime(_file_name(name), dir_fd=self._folder, follow_symlinks=False)
         return self.used_ns(name)

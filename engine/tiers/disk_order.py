@@ -14,10 +14,11 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple
 
+from engine.tiers.block_folder import is_pinned
+
 SECOND_NS = 10**9
 _NUM_BEHIND = 4096
 _NUM_OWNERS = SECOND_NS // _NUM_BEHIND  # two owners of one number share a budget
-_LONGEST_PIN_NS = 2 * 86_400 * SECOND_NS  # a file with a later time was written under another clock
 
 
 class Entry(NamedTuple):
@@ -65,17 +66,21 @@ class DiskOrder:
         """Return a file, or None."""
         return self._files.get(name) or self._kept.get(name)
 
+    def pinned_until_ns(self, name: bytes) -> int:
+        """Return when the pin of a file ends, or has ended; 0: it has none."""
+        entry = self._kept.get(name)
+        return 0 if entry is None else entry.used_ns
+
     def pinned_ns(self, name: bytes) -> int:
         """Return for how long a file is still pinned; 0: it is not."""
-        entry = self._kept.get(name)
-        return 0 if entry is None else max(entry.used_ns - self._wall_ns(), 0)
+        return max(self.pinned_until_ns(name) - self._wall_ns(), 0)
 
     def add(self, name: bytes, entry: Entry) -> None:
         """Add a file that is not here, as the last to leave of its kind."""
         now_ns = self._wall_ns()
         self.expire(now_ns)
         self.num_bytes += entry.num_bytes
-        if not now_ns < entry.used_ns <= now_ns + _LONGEST_PIN_NS:
+        if not is_pinned(entry.used_ns, now_ns):
             self._files[name] = entry
             return
         owner = _owner_of(entry.used_ns)

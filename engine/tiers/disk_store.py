@@ -202,7 +202,7 @@ class DiskStore(BlockStore):
                 entry = self._order.find(name)
             if entry is None or self._is_paused:
                 continue
-            used_ns = max(entry.used_ns, pin_time_ns(owner, until_ns, num_behind=num_behind))
+            used_ns = max(self._order.pinned_until_ns(name), pin_time_ns(owner, until_ns, num_behind=num_behind))
             try:
                 self._folder.set_time(name, used_ns)
             except OSError as error:

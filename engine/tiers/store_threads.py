@@ -23,6 +23,8 @@ from engine.tiers.store import BlockStore
 
 logger = logging.getLogger(__name__)
 
+MAX_CALLED = 1 << 17  # blocks, 100 bytes of memory each: a disk that hangs must not let them pile up
+
 
 @dataclass(slots=True, eq=False)
 class Transfer:
@@ -50,6 +52,7 @@ class _Removal:
 @dataclass(slots=True, eq=False)
 class _Call:
     function: Callable[[], object]
+    num_blocks: int
 
 
 class Shares(Protocol):
@@ -93,6 +96,7 @@ class StoreThreads:
         self._done: deque[Transfer] = deque()
         self._removing: Counter[tuple[int, bytes]] = Counter()
         self._num_queued_bytes = 0  # to write, the running one included
+        self._num_called = 0  # blocks of the calls in the same queue
         self._is_closing = False
         self._is_ready = prepare is None
         self._changed = Condition()  # of everything above; never held during a call to the store
@@ -170,12 +174,18 @@ class StoreThreads:
                 self._to_write.append(_Removal(list(forgotten)))
             self._changed.notify_all()
 
-    def call(self, function: Callable[[], object]) -> None:
-        """Queue a call to the store, behind what is queued to be written. Does not wait."""
+    def call(self, function: Callable[[], object], *, num_blocks: int) -> bool:
+        """Queue a call to the store, behind what is queued to be written. Does not wait.
+
+        num_blocks: of which it holds the names. Returns False if the queued calls would hold more than MAX_CALLED.
+        """
         with self._changed:
-            if not self._is_closing:
-                self._to_write.append(_Call(function))
-                self._changed.notify_all()
+            if self._num_called + num_blocks > MAX_CALLED or self._is_closing:
+                return False
+            self._to_write.append(_Call(function, num_blocks))
+            self._num_called += num_blocks
+            self._changed.notify_all()
+        return True
 
     def take_done(self) -> list[Transfer]:
         """Take back the transfers that are done. Does not wait."""
@@ -224,7 +234,9 @@ class StoreThreads:
                     self._to_write.popleft()
                 if isinstance(job, _Removal):
                     self._end_removal(job)
-                elif isinstance(job, Transfer):
+                elif isinstance(job, _Call):
+                    self._num_called -= job.num_blocks
+                else:
                     self._num_queued_bytes -= job.num_bytes
                     self._done.append(job)
                 self._changed.notify_all()

@@ -331,8 +331,13 @@ def _has_rowwise_product(w: torch.Tensor) -> bool:
 
 
 def _takes_blocks(x: torch.Tensor, w: torch.Tensor, *, rows: int, columns: int) -> bool:
-    """Return True if the kernel for Hopper multiplies these values of 8 bits, whose scales have such blocks."""
-    return HAS_GLUON and _capability(w.device)[0] == 9 and gluon_blocks.takes(x, w, rows=rows, columns=columns)
+    """Return True if the kernel for Hopper multiplies these values of 8 bits, whose scales have such blocks.
+
+    Outputs that are no multiple of 16 it stores two bytes at a time: 44 us where Triton takes 26 (1,000 x 2,176).
+    """
+    if not (HAS_GLUON and _capability(w.device)[0] == 9) or w.shape[0] % 16:
+        return False
+    return gluon_blocks.takes(x, w, rows=rows, columns=columns)
 
 
 def _has_lookups(device: torch.device) -> bool:

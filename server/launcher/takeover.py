@@ -266,11 +266,14 @@ def request_takeover(config: LaunchConfig) -> Takeover:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int | None]:
-    """Return the user id of a unix socket's other end, and its process id where the system tells it."""
+    """Return the user id of a unix socket's other end, and its process id where the system tells it.
+
+    Of a process in another pid namespace (two containers over one TMPDIR) Linux tells 0, which names none to kill().
+    """
     if sys.platform == "linux":
         size = struct.calcsize("3i")
         pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-        return uid, pid
+        return uid, pid or None
     return os.getuid(), None  # the directory of the socket lets only this user in
 
 

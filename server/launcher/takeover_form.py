@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.interface.config import EngineConfig, ServerConfig
+from engine.interface.config import EngineConfig, LoraSource, ServerConfig
 from engine.interface.errors import StartupError
 from engine.interface.fit_report import Ask, ModelReport
 from engine.interface.protocol import FromEngine, ToEngine
@@ -22,6 +22,7 @@ from server.config.model_source import TOKENIZER_FILES
 
 logger = logging.getLogger(__name__)
 FORMS = ("auto", "beside", "instead")
+_ADAPTER_CONFIG = "adapter_config.json"
 _SAMPLE_BYTES = 1 << 16
 _NUM_SAMPLES = 16  # of a file of weights: two models of one shape differ in each
 
@@ -29,8 +30,8 @@ _NUM_SAMPLES = 16  # of a file of weights: two models of one shape differ in eac
 class EngineFacts(msgspec.Struct, frozen=True):
     """What two daemons must have in common for requests to go on in the other one's engine.
 
-    protocol, model: hashes; "": the files could not be read. problem: why requests cannot go on in another daemon's
-    engine; "" if they can.
+    protocol, model, loras: hashes; model "": the files could not be read. problem: why requests cannot go on in another
+    daemon's engine; "" if they can.
     """
 
     protocol: str = ""
@@ -56,7 +57,7 @@ def facts_of(engine: EngineConfig, server: ServerConfig) -> EngineFacts:
     return EngineFacts(
         protocol=_protocol(),
         model=_digest_model(Path(engine.model), is_dummy=engine.load_format == "dummy"),
-        loras=[f"{source.name}={source.folder}" for source in engine.loras],
+        loras=[_digest_adapter(source) for source in engine.loras],
         problem=problem,
     )
 
@@ -74,7 +75,7 @@ def why_not_instead(running: EngineFacts | None, following: EngineFacts) -> str:
     if running.model != following.model:
         return "it serves another model"
     if running.loras != following.loras[: len(running.loras)]:
-        return "its adapters (--lora) are not the first ones of this daemon"
+        return "its adapters (--lora), by name and content, are not the first ones of this daemon"
     return ""
 
 
@@ -135,14 +136,28 @@ def _digest_model(folder: Path, *, is_dummy: bool) -> str:
         digest.update(f"{name} {path.is_file()}".encode())
         if path.is_file():
             digest.update(hashlib.sha256(path.read_bytes()).digest())
-    for path in () if is_dummy else sorted(folder.glob("*.safetensors")):
+    if not is_dummy:
+        _sample_weights(folder, digest)
+    return digest.hexdigest()
+
+
+def _digest_adapter(source: LoraSource) -> str:
+    """Return a hash of an adapter: its name, configuration, samples of its weights. One may be trained in its place."""
+    digest, folder = hashlib.sha256(f"{source.name}\n".encode()), Path(source.folder)
+    digest.update((folder / _ADAPTER_CONFIG).read_bytes())
+    _sample_weights(folder, digest)
+    return digest.hexdigest()[:32]  # an offer holds those of some thousand
+
+
+def _sample_weights(folder: Path, digest: "hashlib._Hash") -> None:
+    """Add samples of a folder's files of weights."""
+    for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
             for i in range(_NUM_SAMPLES + 1):
                 file.seek(max(size - _SAMPLE_BYTES, 0) * i // _NUM_SAMPLES)
                 digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
 
 
 def _sha256(content: bytes) -> str:

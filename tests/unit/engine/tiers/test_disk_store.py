@@ -572,6 +572,21 @@ def test_a_pin_that_is_over_protects_nothing(open_store):
     assert opened.store.status.num_pinned_bytes == 0
 
 
+def test_a_file_of_a_clock_far_ahead_is_one_that_is_used_now_and_can_be_pinned(open_store):
+    opened = open_store(num_blocks=12)
+    opened.put(1, 2, 3)
+    for number in (1, 2, 3):
+        os.utime(opened.file(number), (time.time() + 400 * HOUR_S,) * 2)
+    again = open_store(num_blocks=12)
+    assert again.store.status.num_pinned_bytes == 0
+    again.store.pin([(0, key(1))], owner="team", for_s=HOUR_S)
+    assert HOUR_S - 60 < again.store.pinned_for_s(0, key(1)) <= HOUR_S + 1
+    assert again.get(2) == block(2)
+    again.put(3)
+    for number in (2, 3):
+        assert again.file(number).stat().st_mtime <= time.time() + 1, "or it would outlive all others after a restart"
+
+
 def test_pins_of_an_owner_stay_within_its_budget_over_restarts(open_store):
     first = open_store(num_blocks=12)  # a quarter for each owner, and a half for all
     first.put(*range(5))

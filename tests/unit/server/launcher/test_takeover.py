@@ -209,6 +209,16 @@ async def test_only_the_same_user_gets_the_port(monkeypatch: pytest.MonkeyPatch)
             await ask(old.config)
 
 
+def test_a_process_of_another_pid_namespace_has_no_id_that_a_signal_could_go_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert takeover_module.peer_of(ours) == (os.getuid(), os.getpid())
+        monkeypatch.setattr(takeover_module.struct, "unpack", lambda form, data: (0, os.getuid(), 0))
+        assert takeover_module.peer_of(ours) == (os.getuid(), None)  # kill(0) would end this process group
+
+
 @in_loop
 async def test_what_listens_there_is_named_if_it_cannot_be_taken_over(parent: Path) -> None:
     with pytest.raises(UsageError, match="--takeover needs the port of the running daemon, and --port is 0"):

@@ -82,8 +82,26 @@ def test_what_keeps_requests_from_going_on_is_named(folder: Path) -> None:
     assert "--disaggregate" in facts(folder, peer=peer).problem
     no_replays = msgspec.structs.replace(SERVER, max_replays=0)
     assert "--max-replays 0" in facts_of(EngineConfig(model=str(folder)), no_replays).problem
-    loras = [LoraSource("a", "/a"), LoraSource("b", "/b")]
-    assert why_not_instead(facts(folder, loras=loras[:1]), facts(folder, loras=loras)) == ""  # more adapters behind
+
+
+def test_adapters_are_those_with_the_same_name_and_content(folder: Path) -> None:
+    loras = []
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "adapter_config.json").write_text("{}")
+        (folder / name / "adapter_model.safetensors").write_bytes(bytes(1000))
+        loras.append(LoraSource(name, str(folder / name)))
+    running = facts(folder, loras=loras[:1])
+    assert why_not_instead(running, facts(folder, loras=loras)) == ""  # more adapters behind
+    assert "adapters" in why_not_instead(running, facts(folder, loras=loras[::-1]))
+    (folder / "elsewhere").mkdir()
+    for file in (folder / "a").iterdir():
+        (folder / "elsewhere" / file.name).write_bytes(file.read_bytes())
+    assert why_not_instead(running, facts(folder, loras=[LoraSource("a", str(folder / "elsewhere"))])) == ""
+    assert "adapters" in why_not_instead(running, facts(folder, loras=[LoraSource("c", str(folder / "a"))]))
+    (folder / "a" / "adapter_model.safetensors").write_bytes(bytes(999) + b"1")  # trained in its place
+    assert "adapters" in why_not_instead(running, facts(folder, loras=loras))
+    assert max(map(len, running.loras)) == 32  # an offer of 64 KiB holds many
 
 
 Asked = Callable[[ModelReport, ModelReport], list[bool]]
