@@ -6,7 +6,6 @@ from benchmarks.moe_problem import MoeShape, MoeWeights
 from kernels.moe.configs import (
     Fp8Config,
     Fp8Tile,
-    HopperFp8Config,
     PlanesPairsConfig,
     PlanesPairTile,
     registers_config,
@@ -30,8 +29,6 @@ _PAIR_TILES = (
     ((32, 4, 2), (16, 8, 2)),
     ((8, 1, 4), (8, 2, 2)),
 )
-# (stages, tiles of rows side by side) of the kernels for Hopper
-_HOPPER_CUTS = ((4, 8), (5, 8), (6, 8), (5, 16))
 _MOST_PAIRS_TOKENS = 16  # more choose so many experts twice that reading them anew for each pair cannot pay
 
 
@@ -54,6 +51,4 @@ def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, 
                 continue
             tile = Fp8Tile(width, num_warps, num_stages)
             cuts[f"fp8 {block_m}x{width}, {num_warps} warps, {num_stages} stages"] = Fp8Config(block_m, tile, tile)
-        for num_stages, group_m in _HOPPER_CUTS:
-            cuts[f"hopper {num_stages} stages, groups of {group_m}"] = HopperFp8Config(128, num_stages, group_m)
     return cuts

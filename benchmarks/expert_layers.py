@@ -37,7 +37,7 @@ from benchmarks.moe_problem import (
 )
 from benchmarks.report import Report, format_table
 from kernels.moe import reference as moe
-from kernels.moe.configs import Fp8Config, HopperFp8Config
+from kernels.moe.configs import Fp8Config
 from kernels.moe.triton import Config, choose, fused_moe
 from kernels.precompile import Compilation, collect_kernels
 
@@ -164,7 +164,7 @@ def _rounds(layer: Layer, step: MoeInputs, config: Config | None) -> bool:
     shape, weights = layer.shape, layer.weights
     if config is None:
         config = choose(step.x, weights.gate_up, weights.down, top_k=shape.top_k, num_experts=shape.num_experts)
-    return isinstance(config, Fp8Config | HopperFp8Config)
+    return isinstance(config, Fp8Config)
 
 
 def _calls(layer: Layer, steps: Sequence[MoeInputs], config: Config | None) -> list[Callable[[], torch.Tensor]]:

@@ -60,6 +60,7 @@ def blocks_linear(
 ) -> torch.Tensor:  # fmt: skip
     """Equal kernels.linear.reference.blocks_linear with blocks of 128, for tensors that `takes` allows."""
     config = config or BlocksConfig()
+    assert config.part * config.parts == BLOCK  # outputs of one scale
     (num_rows, k), n = x.shape, w.shape[0]
     out = torch.empty(num_rows, n, dtype=dtype, device=x.device)
     row_tiles, tiles = triton.cdiv(num_rows, 2 * _ROWS), triton.cdiv(n, config.part * config.parts)

@@ -25,7 +25,7 @@ from kernels.linear.lut4_configs import float4_gemm_config, lut4_gemm_config
 from kernels.linear.onednn import Int8Matrix
 from kernels.linear.reference import IntWeight, Lut4Weight
 from kernels.linear.rounding import RoundedRows, Rounding
-from kernels.linear.scaled8_configs import MAX_FEW_ROWS, scaled8_config
+from kernels.linear.scaled8_configs import MAX_SMALL_TILES, scaled8_config
 
 if HAS_TRITON:
     from kernels.linear import (
@@ -210,9 +210,12 @@ class Fp8BlockLinear:
         if self._scratch is None:
             self._scratch = triton_scaled8.allocate_scratch(w.device)
         num_rows = x.values.shape[0]
-        if num_rows > MAX_FEW_ROWS and _takes_blocks(x.values, w, rows=rows, columns=columns):
+        if num_rows > MAX_SMALL_TILES and _takes_blocks(x.values, w, rows=rows, columns=columns):
             return gluon_blocks.blocks_linear(x.values, x.scales, w, scales, bias, dtype=x.dtype, pdl=True)
-        config = scaled8_config(num_rows=num_rows, n=w.shape[0], k=w.shape[1], block_k=columns)
+        config = scaled8_config(
+            num_rows=num_rows, n=w.shape[0], k=w.shape[1], block_k=columns, by_block=True,
+            has_tma=_capability(w.device) >= (9, 0) and columns == 128 and triton_scaled8.can_load_by_tma(x.values),
+        )  # fmt: skip
         return triton_scaled8.blocks_linear(
             x.values, x.scales, w, scales, bias, self._scratch,
             rows=rows, columns=columns, dtype=x.dtype, config=config, pdl=has_pdl(w.device),

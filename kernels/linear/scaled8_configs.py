@@ -20,6 +20,9 @@ _FEW_PROGRAMS = 132  # one for each multiprocessor: tiles of 64 rows are split i
 _DEEP = 8192  # inputs from which more stages pay
 _MOST_ROWS = 64  # of a tile of few rows
 _MANY_ROWS = 1024  # more: wider tiles
+# Rows up to which blocks have tiles of 64 rows, also where gluon_blocks.py could run: with 300 rows they take 0.65 to
+# 1.08 of its time
+MAX_SMALL_TILES = 416
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,18 @@ class Scaled8Config:
     has_tma: bool = False  # the device's copy engine loads tiles; only where not is_few. Compute capability 9.0 on
 
 
-def scaled8_config(*, num_rows: int, n: int, k: int, block_k: int, has_tma: bool = False) -> Scaled8Config:
+def scaled8_config(
+    *, num_rows: int, n: int, k: int, block_k: int, has_tma: bool = False, by_block: bool = False
+) -> Scaled8Config:
     """Return the config of a shape, the same for all rows up to a power of two, so that few kernels are compiled.
 
-    block_k: columns of a step. has_tma: the device's copy engine can load x and w.
+    block_k: columns of a step. has_tma: the device's copy engine can load x and w. by_block: the scales are.
     """
     if num_rows > MAX_FEW_ROWS:
         if not has_tma:
             return Scaled8Config(128, 128, block_k, 8, 4, is_few=False)
+        if by_block:
+            return Scaled8Config(64, 128, block_k, 4, 4, is_few=False, has_tma=True)
         if num_rows > _MANY_ROWS:
             return Scaled8Config(128, 256, block_k, 8, 3, is_few=False, group=32, has_tma=True)
         return Scaled8Config(128, 128, block_k, 8, 4 if k > _DEEP else 3, is_few=False, group=32, has_tma=True)

@@ -203,16 +203,6 @@ class Fp8Config:
     chunk_tokens: int = 64  # as of GroupedConfig
 
 
-@dataclass(frozen=True)
-class HopperFp8Config:
-    """Settings of both products of a step in FP8 by the kernels for Hopper."""
-
-    block_m: int = 128  # (token, expert) pairs of one expert
-    num_stages: int = 5  # groups of inputs in shared memory
-    group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
-    chunk_tokens: int = 64  # as of GroupedConfig
-
-
 # Pairs per expert, in the mean, from which activations are rounded to FP8. Fewer are bound by reading the weights,
 # which products in bfloat16 read in as many bytes. A layer of Qwen3-30B-A3B on an H100 takes 304 us in registers and
 # 329 in FP8 with 32 pairs per expert, 528 and 391 with 64, 2,488 and 1,398 with 512

@@ -18,7 +18,6 @@ from triton.runtime import driver
 from kernels.moe.configs import (
     Fp8Config,
     GroupedConfig,
-    HopperFp8Config,
     PairsConfig,
     PlanesConfig,
     PlanesPairsConfig,
@@ -39,14 +38,7 @@ from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 
-try:
-    from kernels.moe import gluon_fp8
-
-    HAS_GLUON = True
-except ImportError:
-    HAS_GLUON = False
-
-Config = GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | Fp8Config | HopperFp8Config
+Config = GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | Fp8Config
 
 
 def fused_moe(
@@ -71,14 +63,14 @@ def fused_moe(
     config: Config | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Equal kernels.moe.reference.fused_moe, with an Fp8Config or HopperFp8Config that of round_to_fp8.
+    """Equal kernels.moe.reference.fused_moe, with an Fp8Config that of round_to_fp8.
 
     All tensors have a dense last dimension; gate_up, down are contiguous.
     """
     num_experts, num_here = logits.shape[1] - (shared is not None), gate_up.shape[0]
     num_pairs = x.shape[0] * top_k
     if config is None:
-        config = choose(x, gate_up, down, top_k=top_k, num_experts=num_experts, gate=gate)
+        config = choose(x, gate_up, down, top_k=top_k, num_experts=num_experts)
     routing = route(
         logits,
         num_experts=num_experts,
@@ -123,7 +115,7 @@ def _multiply(
     gate_up: ExpertMatrix,
     down: ExpertMatrix,
     tiles: RowTiles | Routing,
-    config: GroupedConfig | PlanesConfig | Fp8Config | HopperFp8Config,
+    config: GroupedConfig | PlanesConfig | Fp8Config,
     *,
     num_pairs: int,
     gate: Gate,
@@ -144,9 +136,6 @@ def _multiply(
         inner = planes_gemm(x, gate_up, tiles, config.up, gate=gate, bias=up_bias, pdl=pdl, **sizes)
         return planes_gemm(inner, down, tiles, config.down, gate=None, bias=down_bias, pdl=pdl, **sizes)
     assert isinstance(tiles, RowTiles)
-    if isinstance(config, HopperFp8Config):
-        biases = (up_bias, down_bias)
-        return gluon_fp8.multiply(x, gate_up, down, tiles, config, num_pairs=num_pairs, biases=biases, pdl=pdl)
     rounded = fp8_up(
         quantize_planes(x, pdl=pdl), gate_up, tiles, config.up,
         num_pairs=num_pairs, gate=gate, dtype=x.dtype, bias=up_bias, pdl=pdl,
@@ -179,27 +168,17 @@ def combine(
     return out
 
 
-def choose(
-    x: torch.Tensor, gate_up: ExpertMatrix, down: ExpertMatrix, *, top_k: int, num_experts: int, gate: Gate = SILU
-) -> Config:
+def choose(x: torch.Tensor, gate_up: ExpertMatrix, down: ExpertMatrix, *, top_k: int, num_experts: int) -> Config:
     """Return the config for experts of which a part may be here: an expert has as many pairs on each rank."""
     num_tokens, intermediate_size = x.shape[0], down.shape[2]
     sizes = {"num_tokens": num_tokens, "top_k": top_k, "num_experts": num_experts}
     if isinstance(gate_up, PlanesMatrix):
-        assert isinstance(down, PlanesMatrix)
-        chosen = planes_config(gate_up.kind, can_round=x.dtype == torch.bfloat16, **sizes)
-        is_rounded = isinstance(chosen, Fp8Config)
-        return HopperFp8Config() if is_rounded and _has_hopper_kernel(x, gate_up, down, gate) else chosen
+        return planes_config(gate_up.kind, can_round=x.dtype == torch.bfloat16, **sizes)
     if uses_pairs(**sizes):
         return pairs_config(intermediate_size=intermediate_size)
     config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)
     config = config if isinstance(down, torch.Tensor) else for_packed(config)
     return fitting(config, shared_bytes=_shared_bytes(x.device)) if x.is_cuda else config
-
-
-def _has_hopper_kernel(x: torch.Tensor, gate_up: PlanesMatrix, down: PlanesMatrix, gate: Gate) -> bool:
-    is_hopper = HAS_GLUON and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
-    return is_hopper and gluon_fp8.takes(gate_up, down, gate)
 
 
 @functools.cache

@@ -50,24 +50,13 @@ class PlanesRows:
         )
 
 
-def quantize_planes(
-    x: torch.Tensor, *, tiles: RowTiles | None = None, pairs_per_row: int = 1, pdl: bool = False
-) -> PlanesRows:
-    """Round rows as kernels.linear.reference.quantize_groups does with groups of 128. x: [T, K], dense in K.
-
-    tiles: each row is used by pairs_per_row successive pairs, and rounded for each of them, in the order of the tiles;
-    rows past a tile's are undefined.
-    """
-    k = x.shape[1]
-    num_rows = x.shape[0] if tiles is None else tiles.pairs.shape[0]
+def quantize_planes(x: torch.Tensor, *, pdl: bool = False) -> PlanesRows:
+    """Round rows as kernels.linear.reference.quantize_groups does with groups of 128. x: [T, K], dense in K."""
+    num_rows, k = x.shape
     assert x.stride(1) == 1
     out = PlanesRows.empty(num_rows, k, x.device)
-    num_groups = out.scales.shape[1]
-    pairs, tile_rows = (None, None) if tiles is None else (tiles.pairs, tiles.rows)
-    _quantize_planes_kernel[(triton.cdiv(num_rows * num_groups, 16),)](
-        x, out.values, out.scales, pairs, tile_rows, num_rows, k, num_groups, x.stride(0),
-        GROUPS=16, EVEN=k % GROUP == 0, PAIRS_PER_ROW=pairs_per_row,
-        BLOCK_M=1 if tiles is None else num_rows // tiles.rows.shape[0], PDL=pdl,
+    _quantize_planes_kernel[(num_rows, triton.cdiv(out.scales.shape[1], 16))](
+        x, out.values, out.scales, k, out.scales.shape[1], x.stride(0), GROUPS=16, EVEN=k % (16 * GROUP) == 0, PDL=pdl,
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -144,40 +133,32 @@ def _scales_kind(w: PlanesMatrix, span: int) -> str:
     return "block" if w.rows % span == 0 else "mixed"
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def _quantize_planes_kernel(
-    x_ptr, values_ptr, scales_ptr, pairs_ptr, tile_rows_ptr, num_rows, k, num_groups, stride_x,
-    GROUPS: tl.constexpr, EVEN: tl.constexpr, PAIRS_PER_ROW: tl.constexpr, BLOCK_M: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, values_ptr, scales_ptr, k, num_groups, stride_x, GROUPS: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr
 ) -> None:  # fmt: skip
-    """Several groups, of one row or of several."""
+    """Several groups of one row."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    groups = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
-    rows = groups // num_groups
-    is_row = rows < num_rows
-    sources = rows
-    if pairs_ptr is not None:
-        is_row = is_row & (rows % BLOCK_M < tl.load(tile_rows_ptr + rows // BLOCK_M, mask=is_row, other=0))
-        sources = tl.load(pairs_ptr + rows, mask=is_row, other=0).to(tl.int64) // PAIRS_PER_ROW
-    columns = groups % num_groups * _GROUP  # of the first value
-    places = tl.arange(0, 2)[None, :, None] * _RUN + tl.arange(0, _PLANE)[None, None, :]  # of a group's first planes
-    inputs = columns[:, None, None] + places
-    starts = x_ptr + (sources * stride_x)[:, None, None] + inputs
-    is_here = is_row[:, None, None]
+    row = tl.program_id(0).to(tl.int64)
+    runs = tl.program_id(1) * (2 * GROUPS) + tl.arange(0, 2 * GROUPS)
+    places = runs[:, None] * _RUN + tl.arange(0, _PLANE)[None, :]
+    sources = x_ptr + row * stride_x + places
     if EVEN:
-        low, high = tl.load(starts, mask=is_here, other=0.0), tl.load(starts + _PLANE, mask=is_here, other=0.0)
+        low, high = tl.load(sources), tl.load(sources + _PLANE)
     else:
-        low = tl.load(starts, mask=is_here & (inputs < k), other=0.0)
-        high = tl.load(starts + _PLANE, mask=is_here & (inputs + _PLANE < k), other=0.0)
+        low = tl.load(sources, mask=places < k, other=0.0)
+        high = tl.load(sources + _PLANE, mask=places + _PLANE < k, other=0.0)
     low, high = low.to(tl.float32), high.to(tl.float32)
-    largest = tl.reduce(larger(tl.abs(low), tl.abs(high)), 2, larger)
-    scales = scale_of(tl.reduce(largest, 1, larger))
-    divisors = scales[:, None, None]
-    values = tl.reshape(tl.join(to_e4m3(low, divisors), to_e4m3(high, divisors)), [GROUPS, _GROUP])
-    targets = values_ptr + (groups * _GROUP)[:, None] + tl.arange(0, _GROUP)[None, :]
-    tl.store(targets, values, mask=is_row[:, None])
-    tl.store(scales_ptr + groups, scales, mask=is_row)
+    largest = tl.reduce(larger(tl.abs(low), tl.abs(high)), 1, larger)
+    scales = scale_of(tl.reduce(tl.reshape(largest, [GROUPS, 2]), 1, larger))
+    divisors = tl.reshape(tl.broadcast_to(scales[:, None], [GROUPS, 2]), [2 * GROUPS])[:, None]
+    values = tl.reshape(tl.join(to_e4m3(low, divisors), to_e4m3(high, divisors)), [2 * GROUPS, _RUN])
+    targets = values_ptr + row * (num_groups * _GROUP) + runs[:, None] * _RUN + tl.arange(0, _RUN)[None, :]
+    tl.store(targets, values, mask=(runs < 2 * num_groups)[:, None])
+    groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    tl.store(scales_ptr + row * num_groups + groups, scales, mask=groups < num_groups)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
