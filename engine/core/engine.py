@@ -289,7 +289,7 @@ class Engine:
         if not (message.num_replays or message.output or is_let_in):  # there was room for the others
             if self.is_draining:
                 raise Overloaded("The engine is shutting down and takes no new requests.")
-            self._limits.check_room(message.num_prompt_tokens)
+            self._limits.check_room(message)
         request = self._request_factory.make(message, client_id=client_id)
         now = self.clock()
         self.tenants.check(message, now)

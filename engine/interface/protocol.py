@@ -159,6 +159,7 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     charge: Charge | None = None  # in the first engine request of an HTTP request; None: charged already
     counts_prompt: bool = True  # false: an earlier engine request has the same prompt, for which its tenant is charged
     deadline_s: float | None = None  # time.monotonic() after which nobody waits for it; None: none
+    has_waited: bool = False  # for the engine to serve: a queue that is full, or too long, no longer refuses it
     # Of a request that goes on after the end of an earlier engine:
     output: bytes = b""  # pack_token_ids(): the tokens that its client has; the next one is wanted
     num_prompt_logprobs: int = 0  # tokens of the prompt after the first whose log-probabilities its client has

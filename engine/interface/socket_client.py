@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 _RECONNECT_S = 0.05
 _WAIT_POLL_S = 0.2
 _TOLD_POLL_S = 0.005
+_LOAD_RETRY_S = 10  # where as many wait for an engine as it will take
 _MAX_TOLD_S = 2.0  # for the launcher to tell how an engine ended, which it does before it starts the next
 
 
@@ -183,8 +184,10 @@ class SocketEngineClient:
     def _send(self, mailbox: Mailbox) -> None:
         writer = None if self._can_wait else self._serving_writer()
         if (self._is_full or self._is_crowded(writer)) and not mailbox.journal.goes_on:
-            raise Overloaded(QUEUE_IS_FULL, retry_after_s=self._retry_after_s)  # an earlier engine had room for others
+            # an earlier engine had room for others
+            raise Overloaded(QUEUE_IS_FULL, retry_after_s=_LOAD_RETRY_S if writer is None else self._retry_after_s)
         if writer is None:
+            mailbox.journal.wait()
             self._suspend()
         else:
             writer.write(encode_frame(mailbox.journal.submit()))

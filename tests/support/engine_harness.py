@@ -230,6 +230,7 @@ class Harness:
         charge: Charge | None = None,
         counts_prompt: bool = True,
         deadline_s: float | None = None,
+        has_waited: bool = False,
         output: bytes = b"",
         hand_over: HandOver | None = None,
         **params,
@@ -258,6 +259,7 @@ class Harness:
             charge,
             counts_prompt,
             deadline_s,
+            has_waited,
             output=output,
             hand_over=hand_over,
         )

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.interface.errors import EngineDead, PoisonRequest, ServiceError, ShuttingDown
@@ -250,7 +251,7 @@ def test_a_request_that_was_checked_before_the_end_waits_as_well_and_is_no_repla
             reader = Reader(client, request())
             await asyncio.sleep(0.02)
             await engines.start()
-            assert await engines.got(1) == [request()]
+            assert await engines.got(1) == [msgspec.structs.replace(request(), has_waited=True)]
             engines.tokens("r", 1, reason="stop")
             assert (await reader.end()).outputs[-1].num_replays == 0
 
@@ -505,7 +506,8 @@ def test_requests_go_on_at_the_socket_of_a_next_daemon(tmp_path: Path) -> None:
             late = Reader(client, request("late"))
             moved_to = following.path
             again, first = await following.got(2)
-            assert (again.output, first) == (pack_token_ids([5]), request("late"))
+            waited = msgspec.structs.replace(request("late"), has_waited=True)
+            assert (again.output, first) == (pack_token_ids([5]), waited)
             following.send(RequestFailed("r", "context_length_exceeded", "It is too long."))
             following.send(RequestFailed("late", "context_length_exceeded", "It is too long."))
             await reader.end()
@@ -526,10 +528,11 @@ def test_no_more_requests_wait_than_the_last_engine_would_have_taken(tmp_path: P
             most = READY.max_num_seqs + READY.max_queued_requests
             readers = [Reader(client, request(f"r{i}")) for i in range(most + 1)]
             refused = await readers[-1].end()
-            assert refused.error.code == "overloaded"
+            assert (refused.error.code, refused.error.retry_after_s) == ("overloaded", 10)
             assert not any(reader.task.done() for reader in readers[:-1])
             await engines.start()
-            assert len(await engines.got(most)) == most
+            submitted = await engines.got(most)
+            assert [(each.has_waited, each.num_replays) for each in submitted] == [(True, 0)] * most
             for reader in readers[:-1]:
                 reader.task.cancel()
             await asyncio.gather(*(reader.task for reader in readers[:-1]), return_exceptions=True)
