@@ -20,6 +20,7 @@ from server.launcher.standby import Standby
 logger = logging.getLogger(__name__)
 _ENGINE: ChildKey = ("engine", 0)
 _STOP_S = 30.0  # for the step in flight, and for what is being written to a disk
+_KILL_S = 30.0  # for the kernel to end a process that was killed
 _POLL_S = 0.01
 
 
@@ -49,7 +50,7 @@ class EngineLease:
         self._next: State | None = None  # of the next daemon
 
     async def lend(self) -> None:
-        """End the engine; return when its process and its standby's have ended."""
+        """End the engine; return when its process and its standby's have ended. Raises TimeoutError if they do not."""
         self._returned.clear()
         self.is_lent = True
         is_serving = self._control.state.is_serving
@@ -57,12 +58,13 @@ class EngineLease:
         self._control.send(Leave(0.0), role="engine", index=0)
         loop = asyncio.get_running_loop()
         end_s = loop.time() + (_STOP_S if is_serving else 0.0)  # one that loads or hangs hears nothing
-        await self._standby.end()
-        while not self._is_parked:
-            process = self._children.get(_ENGINE)
-            if process is not None and process.returncode is None and loop.time() >= end_s:
-                kill_child(process)
-            await asyncio.sleep(_POLL_S)
+        async with asyncio.timeout_at(end_s + _KILL_S):
+            await self._standby.end()
+            while not self._is_parked:
+                process = self._children.get(_ENGINE)
+                if process is not None and process.returncode is None and loop.time() >= end_s:
+                    kill_child(process)
+                await asyncio.sleep(_POLL_S)
 
     def take_back(self) -> None:
         """Let the engine start again."""

@@ -48,6 +48,7 @@ _RETRY_S = 1.0
 _SILENT_S = 30.0  # a launcher reports each second
 _STUCK_S = LOAD_STALL_AFTER_S
 _END_S = 5.0  # for a next daemon that is told to end
+_FREED_S = 1.0  # for the kernel to end the engine of a next daemon, and to free what it had
 _CHECK_S = 0.5
 _FACTS_S = 5.0
 
@@ -149,16 +150,18 @@ class HandOver:
             self._is_asked, self._asker, self._has_given_up = True, pid, False
             logger.info("takeover begins, this daemon serves until the next one is ready pid=%s", pid)
             await self._offer_to(connection, pid)
-        except (OSError, msgspec.MsgspecError):  # the next daemon has ended
-            pass
+        except (OSError, msgspec.MsgspecError) as error:  # the next daemon has ended, or the engine does not
+            logger.info("the connection to the next daemon ends reason=%r", str(error))
         finally:
             connection.close()
             if not reason and not self._is_stopped:
-                self._end_offer(pid)
+                await self._end_offer(pid)
 
-    def _end_offer(self, pid: int | None) -> None:
+    async def _end_offer(self, pid: int | None) -> None:
         """The connection to the next daemon has ended."""
         if not self.is_done:
+            if self._lease.is_lent:
+                await asyncio.sleep(_FREED_S)
             self._is_asked = False
             logger.warning("the takeover was given up, this daemon goes on pid=%s", pid)
             self._lease.take_back()
