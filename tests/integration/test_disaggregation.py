@@ -1,5 +1,6 @@
 """A prefill engine and a decode engine in real processes: answers as of one engine, also when one is killed."""
 
+import json
 import os
 import signal
 import threading
@@ -87,13 +88,18 @@ def test_answers_are_those_of_one_engine(name: str, pair: Daemon, daemon: Daemon
 
 
 def test_a_stream_is_one_stream(pair: Daemon, daemon: Daemon) -> None:
-    texts = []
+    answers = []
     for served in (pair, daemon):
         body = {"messages": [{"role": "user", "content": TEXT * 5}], "stream": True, "temperature": 0, "max_tokens": 20}
         with httpx.stream("POST", f"{served.base_url}/v1/chat/completions", json=body, timeout=60) as reply:
-            lines = [line for line in reply.iter_lines() if '"delta"' in line]
-        texts.append([line.partition('"choices"')[2].partition('"timings"')[0] for line in lines])
-    assert texts[0] == texts[1]
+            chunks = [json.loads(line[6:]) for line in reply.iter_lines() if '"delta"' in line]
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        assert choices[0]["delta"]["role"] == "assistant"
+        assert {tuple(choice) for choice in choices} == {("index", "delta", "logprobs", "finish_reason")}
+        # tokens that come at once share a chunk
+        text = "".join(choice["delta"].get("content") or "" for choice in choices)
+        answers.append((text, [choice["finish_reason"] for choice in choices if choice["finish_reason"]]))
+    assert answers[0] == answers[1]
 
 
 def test_metrics_and_health_tell_both_sides(pair: Daemon) -> None:
