@@ -78,7 +78,7 @@ def blocks_linear(
 
 
 @jit
-def place_of_tile(tile, row_tiles, tiles, GROUP: gl.constexpr):
+def _place_of_tile(tile, row_tiles, tiles, GROUP: gl.constexpr):
     """Return the tile's place among those of rows, and of outputs: GROUP tiles of rows side by side share weights."""
     first = tile // (GROUP * tiles) * GROUP
     height = gl.minimum(row_tiles - first, GROUP)
@@ -100,7 +100,7 @@ def multiply(
     ROWS: gl.constexpr = gl.SliceLayout(1, SUMS)
     done = 0  # steps
     for tile in range(gl.program_id(0), row_tiles * tiles, gl.num_programs(0)):
-        row_tile, column_tile = place_of_tile(tile, row_tiles, tiles, GROUP)
+        row_tile, column_tile = _place_of_tile(tile, row_tiles, tiles, GROUP)
         first_row = (row_tile * 2 + WHICH) * 64
         column = column_tile * (PART * PARTS)
         x_places = gl.minimum(first_row + gl.arange(0, 64, ROWS), num_rows - 1) * num_steps
@@ -166,7 +166,7 @@ def _load(x_desc, w_desc, rings, num_steps, row_tiles, tiles, PARTS: gl.constexp
     PART: gl.constexpr = w_tiles.shape[1]
     done = 0
     for tile in range(gl.program_id(0), row_tiles * tiles, gl.num_programs(0)):
-        row_tile, column_tile = place_of_tile(tile, row_tiles, tiles, GROUP)
+        row_tile, column_tile = _place_of_tile(tile, row_tiles, tiles, GROUP)
         for step in range(num_steps):
             stage = done % STAGES
             barrier = loaded.index(stage)
@@ -182,7 +182,7 @@ def _load(x_desc, w_desc, rings, num_steps, row_tiles, tiles, PARTS: gl.constexp
 
 
 @gluon.jit
-def barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
+def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
     """Allocate NUMBER barriers in shared memory, each passed after ARRIVALS arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(NUMBER):
@@ -191,7 +191,7 @@ def barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def grid_dependency(INSTRUCTION: gl.constexpr):
+def _grid_dependency(INSTRUCTION: gl.constexpr):
     gl.inline_asm_elementwise(INSTRUCTION + " mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
@@ -204,10 +204,10 @@ def _kernel(
     PART: gl.constexpr = w_desc.block_shape[0]
     x_tiles = gl.allocate_shared_memory(x_desc.dtype, [STAGES * 2, 64, 128], x_desc.layout)
     w_tiles = gl.allocate_shared_memory(w_desc.dtype, [STAGES * PARTS, PART, 128], w_desc.layout)
-    rings = (x_tiles, w_tiles, barriers(STAGES, 1), barriers(STAGES, 2))
+    rings = (x_tiles, w_tiles, _barriers(STAGES, 1), _barriers(STAGES, 2))
     if PDL:
-        grid_dependency("griddepcontrol.wait;")
-        grid_dependency("griddepcontrol.launch_dependents;")
+        _grid_dependency("griddepcontrol.wait;")
+        _grid_dependency("griddepcontrol.launch_dependents;")
     problem = (x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, num_rows, n, num_steps)
     gl.warp_specialize(
         [
