@@ -25,7 +25,7 @@ import torch
 from benchmarks.gpu_scripts import GpuScripts, Outcome, Script
 from benchmarks.kernel_timing import machine_facts
 from benchmarks.many_gpus_table import format_summary
-from benchmarks.report import Report, host_facts
+from benchmarks.report import Report, host_facts, without_folders
 
 PARTS = ("tests", "mixtures", "sums", "offline", "served", "replicas", "mixtures-4")
 _SIZES = (2, 4, 8)
@@ -187,7 +187,7 @@ def to_report(outcome: Outcome, path: Path) -> Report:
     script = outcome.script
     report: Report = {
         "part": script.part,
-        "command": " ".join(("python", "-m", *script.command)),
+        "command": " ".join(("python", "-m", *without_folders(script.command))),
         "gpus": list(outcome.gpus),
         "status": outcome.status,
         "seconds": round(outcome.seconds, 1),

@@ -98,3 +98,9 @@ def test_scripts_are_chosen_by_part_and_by_name_in_their_own_order():
     assert many_gpus.choose(scripts, many_gpus.PARTS) == scripts
     with pytest.raises(SystemExit, match=r"--only llama-tp3: choose from .*llama-3\.1-8b-tp2"):
         many_gpus.choose(scripts, ["llama-tp3"])
+
+
+def test_a_saved_command_names_no_folder_of_the_machine(tmp_path):
+    script = Script("sums", "sums-2", ("benchmarks.collectives", "--json", str(tmp_path / "sums-2.json")), 2, 9)
+    report = many_gpus.to_report(Outcome(script, "failed"), tmp_path / "sums-2.json")
+    assert report["command"] == "python -m benchmarks.collectives --json sums-2.json"
