@@ -117,9 +117,10 @@ MAY_IMPORT = {
         kernels.lora kernels.mamba2 kernels.moe kernels.sampling""",
     "kernels.precompile": "",
     "kernels.sampling": "kernels.attention",
-    "kernels.linear": "kernels.attention kernels.dispatch kernels.e2m1 kernels.elementwise kernels.native",
+    "kernels.linear": """kernels.attention kernels.dispatch kernels.e2m1 kernels.elementwise kernels.gluon_common
+        kernels.native""",
     "kernels.moe": "kernels.e2m1 kernels.elementwise kernels.linear",
-    "kernels.attention": "kernels.dispatch kernels.elementwise kernels.native",
+    "kernels.attention": "kernels.dispatch kernels.elementwise kernels.gluon_common kernels.native",
     "kernels.all_reduce": "kernels.elementwise",
     "kernels.causal_conv": "kernels.states kernels.states_triton",
     "kernels.delta_rule": "kernels.states kernels.states_triton",
@@ -132,6 +133,7 @@ MAY_IMPORT = {
     "kernels.native": "",
     "kernels.dispatch": "",
     "kernels.e2m1": "",
+    "kernels.gluon_common": "",
     "benchmarks": """engine.core engine.interface engine.offline engine.startup engine.tensor_parallel engine.tiers
         kernels.all_reduce kernels.attention kernels.causal_conv kernels.delta_rule kernels.e2m1 kernels.elementwise
         kernels.inputs kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.ops kernels.precompile

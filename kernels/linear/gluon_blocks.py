@@ -19,6 +19,8 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kernels.gluon_common import allocate_barriers, grid_dependency
+
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
 
 if not triton.__version__.startswith("3.6."):
@@ -181,20 +183,6 @@ def _load(x_desc, w_desc, rings, num_steps, row_tiles, tiles, PARTS: gl.constexp
             done += 1
 
 
-@gluon.jit
-def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Allocate NUMBER barriers in shared memory, each passed after ARRIVALS arrivals."""
-    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(NUMBER):
-        mbarrier.init(barriers.index(i), count=ARRIVALS)
-    return barriers
-
-
-@gluon.jit
-def _grid_dependency(INSTRUCTION: gl.constexpr):
-    gl.inline_asm_elementwise(INSTRUCTION + " mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
 @gluon.jit(do_not_specialize=["num_rows", "row_tiles"])
 def _kernel(
     x_desc, w_desc, x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, num_rows, n, num_steps, row_tiles, tiles,
@@ -204,10 +192,10 @@ def _kernel(
     PART: gl.constexpr = w_desc.block_shape[0]
     x_tiles = gl.allocate_shared_memory(x_desc.dtype, [STAGES * 2, 64, 128], x_desc.layout)
     w_tiles = gl.allocate_shared_memory(w_desc.dtype, [STAGES * PARTS, PART, 128], w_desc.layout)
-    rings = (x_tiles, w_tiles, _barriers(STAGES, 1), _barriers(STAGES, 2))
+    rings = (x_tiles, w_tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, 2))
     if PDL:
-        _grid_dependency("griddepcontrol.wait;")
-        _grid_dependency("griddepcontrol.launch_dependents;")
+        grid_dependency("griddepcontrol.wait;")
+        grid_dependency("griddepcontrol.launch_dependents;")
     problem = (x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, num_rows, n, num_steps)
     gl.warp_specialize(
         [
