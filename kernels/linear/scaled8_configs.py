@@ -20,8 +20,8 @@ _FEW_PROGRAMS = 132  # one for each multiprocessor: tiles of 64 rows are split i
 _DEEP = 8192  # inputs from which more stages pay
 _MOST_ROWS = 64  # of a tile of few rows
 _MANY_ROWS = 1024  # more: wider tiles
-# Rows up to which blocks have tiles of 64 rows, also where gluon_blocks.py could run: with 300 rows they take 0.65 to
-# 1.08 of its time
+# Rows up to which blocks have tiles of 64 rows, also where gluon_blocks.py could run: with 300 rows they take 0.66 to
+# 1.10 of its time
 MAX_SMALL_TILES = 416
 
 
