@@ -11,30 +11,26 @@ import argparse
 import contextlib
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from benchmarks.offline import versions
-from benchmarks.report import format_table, host_facts, now, write_report
-from benchmarks.workloads import workload
+from benchmarks.offline import Requests, versions
+from benchmarks.online import SHAPES
+from benchmarks.report import BenchError, Report, check_outputs, format_table, host_facts, now, write_report
+from benchmarks.workloads import AGENT, NAMES, workload
 from engine.interface.config import EngineConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from engine.startup.load import load_engine
 from engine.startup.loaded_engine import LoadedEngine
-from server.config.value_types import size
+from server.config.value_types import integer, size
 
-_SHAPES = Path(__file__).parent / "shapes"
 _WARM_UP_TOKENS = 8
 _MAX_MODEL_LEN = 2048  # of the prompts and answers of these workloads
-Report = dict[str, Any]
-Requests = list[tuple[list[int], int]]
 
 
 def measure(config: EngineConfig, name: str, *, runs: int) -> Report:
-    """Run a workload after a short warm-up; return the best of the runs. Raises RuntimeError if a request fails."""
+    """Run a workload after a short warm-up; return the best of the runs. Raises BenchError if a request fails."""
     with contextlib.closing(load_engine(config, lambda stage: None)) as loaded:
         vocab_size = loaded.model_config.vocab_size
         requests = [([token % vocab_size for token in prompt], count) for prompt, count in workload(name)]
@@ -53,7 +49,7 @@ def _run(loaded: LoadedEngine, requests: Requests) -> Report:
     seconds = time.perf_counter() - started_s
     failed = [generation.error.message for generation in generations if generation.error is not None]
     if failed:
-        raise RuntimeError(f"{len(failed)} of {len(requests)} requests failed: {failed[0]}")
+        raise BenchError(f"{len(failed)} of {len(requests)} requests failed: {failed[0]}")
     num_tokens = sum(len(generation.token_ids) for generation in generations)
     scheduler = offline.engine.scheduler
     return {
@@ -68,8 +64,24 @@ def _run(loaded: LoadedEngine, requests: Requests) -> Report:
 def main() -> int:
     """Run the command line; return the exit status."""
     args = _parser().parse_args()
+    try:
+        check_outputs(json_path=args.json, plot_path=None, html_path=None)
+        rows = _measure_both(args)
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(_format(rows))
+    if args.json:
+        report: Report = {"benchmark": "preemption", "date": now(), "host": host_facts(), "versions": versions()}
+        sizes = {"pool_bytes": args.pool, "host_memory_bytes": args.host_memory, "workload": args.workload}
+        write_report(args.json, report | {"model": args.shape} | sizes | {"rows": rows})
+    return 0
+
+
+def _measure_both(args: argparse.Namespace) -> dict[str, Report]:
+    """Return the results without host memory and with it, by what the table says of them."""
     config = EngineConfig(
-        model=str(_SHAPES / args.shape),
+        model=str(SHAPES / args.shape),
         load_format="dummy",
         device=args.device,
         max_model_len=_MAX_MODEL_LEN,
@@ -79,32 +91,32 @@ def main() -> int:
         overlap_depth=1 if args.device == "cpu" else 2,
     )
     swapping = msgspec.structs.replace(config, kv_host_memory_bytes=args.host_memory)
-    rows = {
+    return {
         "computed": measure(config, args.workload, runs=args.runs),
         "swapped or computed": measure(swapping, args.workload, runs=args.runs),
     }
+
+
+def _format(rows: dict[str, Report]) -> str:
     table = [["preempted requests are", "s", "tok/s out", "preempted", "swapped", "computed", "their tokens from"]]
     for name, row in rows.items():
         ways, tokens = row["num_resumed"], row["num_resumed_tokens"]
         counts = [str(row["num_preemptions"]), *(str(ways.get(way, 0)) for way in ("swapped", "computed"))]
         sources = ", ".join(f"{source} {count:,}" for source, count in tokens.items())
         table.append([name, f"{row['seconds']:.2f}", f"{row['output_tok_per_s']:,.0f}", *counts, sources])
-    print(format_table(table))
-    if args.json:
-        report: Report = {"benchmark": "preemption", "date": now(), "host": host_facts(), "versions": versions()}
-        sizes = {"pool_bytes": args.pool, "host_memory_bytes": args.host_memory, "workload": args.workload}
-        write_report(args.json, report | {"model": args.shape} | sizes | {"rows": rows})
-    return 0
+    return format_table(table)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.preemption", description=__doc__)
-    parser.add_argument("--shape", default="llama-3.1-8b", help="sizes of the model (llama-3.1-8b)")
-    parser.add_argument("--workload", default="mixed256", help="mixed64, mixed256 or another of quire bench offline")
+    shapes = sorted(path.name for path in SHAPES.iterdir())
+    parser.add_argument("--shape", default="llama-3.1-8b", choices=shapes, help="sizes of the model (llama-3.1-8b)")
+    names = [name for name in NAMES if name != AGENT]
+    parser.add_argument("--workload", default="mixed256", choices=names, help="of quire bench offline (mixed256)")
     parser.add_argument("--pool", type=size, default=6 << 30, help="of the KV cache (6GiB)")
     parser.add_argument("--host-memory", type=size, default=16 << 30, help="behind it (16GiB)")
-    parser.add_argument("--runs", type=int, default=2, help="the best counts (2)")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--runs", type=integer(1, 100), default=2, help="the best counts (2)")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--json", help="file for the results")
     return parser
 
