@@ -21,8 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +29,7 @@ from typing import NamedTuple
 
 from benchmarks.first_token_marks import FOLDER_VARIABLE, MARKS, WRITES, read_marks, site_lines
 from benchmarks.latency import percentile
-from benchmarks.online import SHAPES, model_name, stop_server, write_model_folder
+from benchmarks.online import SHAPES, model_name, stop_server, wait_until_ready, write_model_folder
 from benchmarks.report import BenchError, Report, check_outputs, format_table, host_facts, now, write_report
 
 _PERCENTS = (10, 50, 90)
@@ -150,17 +148,7 @@ def _start(
 @contextlib.contextmanager
 def _connect(server: subprocess.Popen[bytes], port: int, marks: Path) -> Iterator[_Daemon]:
     """Wait for a daemon that starts, and open the client's connection. Raises BenchError if it does not serve."""
-    end_s = time.monotonic() + _TIMEOUT_S
-    while True:
-        if server.poll() is not None:
-            raise BenchError(f"The daemon ended with {server.returncode} before it was ready.")
-        if time.monotonic() > end_s:
-            raise BenchError(f"The daemon was not ready within {_TIMEOUT_S:g} s.")
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):  # nosec B310
-                break
-        except (urllib.error.URLError, TimeoutError, ConnectionError):
-            time.sleep(0.05)
+    wait_until_ready(server, port, timeout_s=_TIMEOUT_S)
     with socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield _Daemon(marks, client, model_name(port))

@@ -23,6 +23,7 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.load import LoadConfig
+from benchmarks.report import BenchError
 from benchmarks.serve import format_report, measure
 
 SHAPES = Path(__file__).parent / "shapes"
@@ -82,7 +83,7 @@ def write_model_folder(config: Path, folder: Path) -> None:
 def start_server(
     folder: str, port: int, flags: list[str], *, gpus: str | None = None, log: IO[bytes] | None = None
 ) -> tuple[subprocess.Popen[bytes], float]:
-    """Start the daemon; return it and the seconds until GET /ready was 200. Raises RuntimeError if it exits before.
+    """Start the daemon; return it and the seconds until GET /ready was 200. Raises BenchError as wait_until_ready does.
 
     gpus: its CUDA_VISIBLE_DEVICES; None: those of this process. log: a file for its output; None: this process's.
     """
@@ -91,13 +92,26 @@ def start_server(
     started_s = time.monotonic()
     env = None if gpus is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpus}
     server = subprocess.Popen([*command, "--log-level", "warning", *flags], stdout=log, stderr=log, env=env)
+    try:
+        wait_until_ready(server, port)
+    except BaseException:
+        stop_server(server)
+        raise
+    return server, time.monotonic() - started_s
+
+
+def wait_until_ready(server: subprocess.Popen[bytes], port: int, *, timeout_s: float = 600.0) -> None:
+    """Block until GET /ready of a daemon is 200. Raises BenchError if it ends or `timeout_s` pass before."""
+    end_s = time.monotonic() + timeout_s
     while server.poll() is None:
+        if time.monotonic() > end_s:
+            raise BenchError(f"The daemon was not ready within {timeout_s:g} s.")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):  # nosec B310
-                return server, time.monotonic() - started_s
+                return
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             time.sleep(0.05)
-    raise RuntimeError(f"the daemon ended with {server.returncode} before it was ready")
+    raise BenchError(f"The daemon ended with {server.returncode} before it was ready.")
 
 
 def _measure(args: argparse.Namespace, concurrency: int) -> dict:
