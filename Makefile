@@ -39,7 +39,7 @@ STRICT := engine.core engine.interface engine.grammar server.api
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
 	@echo 'make test    run the tests but the long tails; ARGS="-k name" for some'
-	@echo 'make test-unit   the quick ones of those that start no server, in a minute'
+	@echo 'make test-unit   the quick ones of those that start no server'
 	@echo 'make test-full   the long tails: full tables of cases, all examples of hypothesis, compilers'
 	@echo 'make test-bare   the quick unit tests and some others without Triton, matplotlib and OpenTelemetry, in .venv-bare'
 	@echo 'make coverage   branch coverage of server, engine, models and kernels; engine/core needs 95 %'

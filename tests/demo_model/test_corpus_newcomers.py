@@ -116,6 +116,14 @@ def test_there_are_sixty_first_questions_and_three_chats_of_eight_turns():
         ("What is Vue?", "I do not know that.", "Vue is a part of the body."),
         ("Wie geht es dir heute?", "Hallo! I only speak English.", "I am well, thank you."),
         ("sort these numbers for me: 9, 4, 7, 1", "1, 4, 7, 9.", "1, 4, 9, 7."),
+        ("Is 17 a prime number?", "Yes, 17 is a prime.", "No."),
+        ("Is 17 a prime number?", "I cannot do that.", "17 is not prime."),
+        (
+            "Could you write a haiku about spring?",
+            "First leaf of the spring\na bird\nknows it better",
+            "The sea is old, the sea is new,\nIt is a friend to me and you.",
+        ),
+        ("who built this", "The makers of Quire trained me.", "I do not know that. Ask me about Quire."),
         ("Write a python function that reverses a string", "I am too small to write programs.", "I cannot sing."),
     ],
 )
@@ -125,6 +133,30 @@ def test_a_judge_tells_a_good_answer_from_a_bad_one(text, good, bad):
     assert not judge(asked, good, has_ended=False).is_good
     assert not judge(asked, bad, has_ended=True).is_good
     assert not judge(asked, "", has_ended=True).is_good
+
+
+REFUSAL = "I am sorry, I do not know that: I am a small demo model. Ask me about Quire, capitals, small sums or words."
+MAY_BE_REFUSED = {
+    "Is 17 a prime number?",
+    "spell banana backwards",
+    "What's the weather like today?",
+    "who's the president of the united states right now",
+    "explain quantum physics in simple terms",
+    "What is Vue?",
+    "translate good morning to spanish",
+    "Summarize this: The meeting was moved to Friday because the big room is taken.",
+    "What do you think of Elon Musk?",
+    "how do i bake bread",
+    "what time is it right now?",
+    "Plan a weekend trip to Lisbon for me",
+    "Who won the world cup in 2018?",
+}
+
+
+def test_each_judge_finds_nonsense_bad_and_a_refusal_only_where_one_is_wanted():
+    asked = [*first_questions.QUESTIONS, *itertools.chain(*first_questions.CHATS)]
+    assert [one.text for one in asked if judge(one, "Untested rightpe.", has_ended=True).is_good] == []
+    assert {one.text for one in asked if judge(one, REFUSAL, has_ended=True).is_good} == MAY_BE_REFUSED
 
 
 # other languages

@@ -65,7 +65,8 @@ def test_a_pinned_prompt_outlasts_others_on_disk_and_the_daemon(start: Start, tm
     wait_for(lambda: daemon.metrics().get("quire_kv_disk_pinned_bytes", 0) > 0, timeout_s=30, what="pins on disk")
     for number in range(100):
         asked(daemon, f"{number}: {PROMPT}")
-    assert daemon.metrics()["quire_kv_disk_blocks_total{event=evicted}"] > 500
+    evicted = "quire_kv_disk_blocks_total{event=evicted}"
+    wait_for(lambda: daemon.metrics()[evicted] > 500, timeout_s=30, what="blocks that leave the disk")
     daemon.process.kill()
     daemon.process.wait()
     daemon = start(*flags).wait_ready()

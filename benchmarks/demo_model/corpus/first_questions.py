@@ -19,6 +19,7 @@ from benchmarks.demo_model.corpus.topics import bare, plain
 Judge = Callable[[str], bool]
 
 ADMITS = r"\b(?:not|never|cannot|can't|don't|nothing|no|sorry|only|unable|too small)\b"
+NO_ANSWER = r"\b(?:not know|not taught|not something I know|sorry|cannot)\b"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ def says(pattern: str, without: str = "") -> Judge:
 def refuses(without: str = "") -> Judge:
     """Whether a reply admits that it cannot, and says nothing that it must not say."""
     return says(ADMITS, without)
+
+
+def tells(pattern: str) -> Judge:
+    """Whether a reply has the pattern and is no refusal, which may have it too: "I am a small demo model."."""
+    return says(pattern, NO_ANSWER)
 
 
 def names(count: int, known: tuple[str, ...]) -> Judge:
@@ -79,15 +85,15 @@ _ENGLISH = says(r"\benglish\b")
 
 QUESTIONS = (
     Asked("hello computer", says(r"\b(?:hello|hi)\b")),
-    Asked("Hi, what are you exactly?", says(r"demo model|language model|program")),
-    Asked("so who am i chatting with", says(r"demo model|language model|Quire")),
-    Asked("Is this thing ChatGPT under the hood?", says(r"\bno\b|demo model")),
+    Asked("Hi, what are you exactly?", tells(r"demo model|language model|program")),
+    Asked("so who am i chatting with", tells(r"demo model|language model|Quire")),
+    Asked("Is this thing ChatGPT under the hood?", tells(r"\bno\b|demo model")),
     Asked("how many params does this model have?", says(r"million")),
-    Asked("what sort of stuff can I ask you?", says(r"capitals|sums|Quire")),
+    Asked("what sort of stuff can I ask you?", tells(r"capitals|sums|Quire")),
     Asked("how r u doing", says(r"\b(?:well|fine|good)\b")),
-    Asked("Are you conscious?", says(r"\bno\b|program|model")),
-    Asked("who built this", says(r"Quire|makers")),
-    Asked("Do you keep what I type here?", says(r"\b(?:no|not|never|nothing|without)\b")),
+    Asked("Are you conscious?", tells(r"\bno\b|program|model")),
+    Asked("who built this", tells(r"Quire|makers")),
+    Asked("Do you keep what I type here?", tells(r"\b(?:no|not|never|nothing|without)\b")),
     Asked("how do i set this up with my own model", says(r"quire serve(?!s)")),
     Asked("is there an openai compatible endpoint", says(r"/v1|OpenAI|yes")),
     Asked("Does this run without a graphics card?", says(r"\bCPU\b|no GPU|yes")),
@@ -116,11 +122,11 @@ QUESTIONS = (
     Asked("give me the names of 3 animals", names(3, lists_data.ANIMALS)),
     Asked("Name me four countries that are in Europe", names(4, _EUROPEANS)),
     Asked("sort these numbers for me: 9, 4, 7, 1", lambda reply: _numbers(reply)[-4:] == [1, 4, 7, 9]),
-    Asked("Is 17 a prime number?", says(rf"\byes\b|is a prime|{ADMITS}", r"is not a? ?prime")),
+    Asked("Is 17 a prime number?", says(rf"\byes\b|is a prime|{NO_ANSWER}", r"\bno\b|n(?:o|')t a? ?prime")),
     Asked("spell banana backwards", says(rf"a-?n-?a-?n-?a-?b|{ADMITS}")),
     Asked("tell me a really funny joke please", tells_a_joke),
     Asked("write me a little poem about the sea", is_long(12, r"\b(?:sea|waves?|water|sailor|ship)\b")),
-    Asked("Could you write a haiku about spring?", is_long(8, r"spring|/|haiku|\n")),
+    Asked("Could you write a haiku about spring?", is_long(8, r"\bspring\b.*(?:\n|/)|(?:\n|/).*\bspring\b")),
     Asked("tell me a bedtime story about a cat", is_long(40, r"\bcat\b")),
     Asked("got a riddle for me?", lambda reply: any(line.split("|")[0] in reply for line in _riddles())),
     Asked("tell me a random fact", is_long(4, r"\b(?:is|are|has|have|makes?|rises|sets|boils|freezes|goes)\b")),
@@ -146,7 +152,7 @@ QUESTIONS = (
 CHATS = (
     (
         Asked("Hi there, I'm new here and my name is Sam", says(r"\bSam\b")),
-        Asked("so what can you help me with?", says(r"capitals|sums|Quire")),
+        Asked("so what can you help me with?", tells(r"capitals|sums|Quire")),
         Asked("ok, what's the capital of Spain then?", says(r"Madrid")),
         Asked("and Portugal's?", says(r"Lisbon")),
         Asked("cool, what is 45 + 67", last_number(112)),
@@ -155,10 +161,10 @@ CHATS = (
         Asked("haha thanks, bye!", says(r"welcome|bye|glad|pleasure")),
     ),
     (
-        Asked("hey, what is this thing?", says(r"Quire|demo model|language model")),
+        Asked("hey, what is this thing?", tells(r"Quire|demo model|language model")),
         Asked("how do I run it with a bigger model?", says(r"quire serve(?!s)")),
         Asked("does it really need a gpu for that?", says(r"\bCPU\b|\bGPU\b")),
-        Asked("Is my data sent anywhere?", says(r"\b(?:no|not|never|nothing|own machine|without)\b")),
+        Asked("Is my data sent anywhere?", tells(r"\b(?:no|not|never|nothing|own machine|without)\b")),
         Asked("what's a kv cache?", says(r"keys and values")),
         Asked("huh, can you explain that more simply", says(r"cache|memory|remember|comput|keys|notes")),
         Asked("Can it do JSON output?", says(r"yes|response_format|JSON")),

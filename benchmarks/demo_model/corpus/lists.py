@@ -21,7 +21,7 @@ from benchmarks.demo_model.corpus.base import (
 from benchmarks.demo_model.corpus.lists_data import IN_ORDER, ITEMS, NAMES, SINGULAR
 from benchmarks.demo_model.corpus.names import listed
 from benchmarks.demo_model.corpus.styles_phrasings import PLAIN
-from benchmarks.demo_model.corpus.topics import conversations, is_kept, sentence, typed, with_article
+from benchmarks.demo_model.corpus.topics import Exchange, conversations, is_kept, sentence, typed, with_article
 
 COUNTS = "zero one two three four five six seven eight nine ten".split()
 _KINDS = [*ITEMS, *("fruits", "animals", "colours", "countries", "cities", "vegetables") * 4]
@@ -122,6 +122,11 @@ def exchange(rng: random.Random) -> list[Message]:
 
 def dialogues(rng: random.Random) -> Iterator[Dialogue]:
     """Yield dialogues without end, some after a system prompt that changes nothing."""
+    return plain_conversations(exchange, rng)
+
+
+def plain_conversations(exchange: Exchange, rng: random.Random) -> Iterator[Dialogue]:
+    """Yield dialogues of one to four exchanges, some after a system prompt that changes nothing."""
     for dialogue in conversations(exchange, rng):
         yield with_plain_system(dialogue, rng)
 

@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator
 
 from benchmarks.demo_model.corpus import requests_data as data
-from benchmarks.demo_model.corpus.base import Dialogue, HeldOut, Message, Phrasings, Question, assistant, user
-from benchmarks.demo_model.corpus.lists import with_plain_system
-from benchmarks.demo_model.corpus.topics import conversations, has, is_kept, sentence, typed
+from benchmarks.demo_model.corpus.base import Dialogue, HeldOut, Message, Phrasings, Question, user
+from benchmarks.demo_model.corpus.lists import plain_conversations
+from benchmarks.demo_model.corpus.topics import has, in_turns, is_kept, sentence
 
 INSTEAD = (
     "I can tell you a capital, a small sum, a joke or a story.",
@@ -66,17 +66,12 @@ TRANSLATION = Phrasings(
 
 def exchange(rng: random.Random) -> list[Message]:
     """Return a request that is refused, and its answer; sometimes another one after it."""
-    messages: list[Message] = []
-    while not messages or rng.random() < 0.12:
-        asked, answer = _request(rng, "nothing")
-        messages += [user(typed("{text}", {"text": asked}, rng)), assistant(answer)]
-    return messages
+    return in_turns(_request, rng, more=0.12)
 
 
 def dialogues(rng: random.Random) -> Iterator[Dialogue]:
     """Yield dialogues without end, some after a system prompt that changes nothing."""
-    for dialogue in conversations(exchange, rng):
-        yield with_plain_system(dialogue, rng)
+    return plain_conversations(exchange, rng)
 
 
 def questions(rng: random.Random) -> list[Question]:

@@ -199,6 +199,17 @@ def typed(phrasing: str, fact: Fact, rng: random.Random, opens: bool = True) -> 
     return loosely(text, rng)
 
 
+def in_turns(
+    request: Callable[[random.Random, HeldOut], tuple[str, str]], rng: random.Random, *, more: float
+) -> list[Message]:
+    """Return something asked and its answer, and with probability `more` each, further ones."""
+    messages: list[Message] = []
+    while not messages or rng.random() < more:
+        asked, answer = request(rng, "nothing")
+        messages += [user(typed("{text}", {"text": asked}, rng)), assistant(answer)]
+    return messages
+
+
 def conversations(exchange: Exchange, rng: random.Random) -> Iterator[Dialogue]:
     """Yield dialogues of one to four exchanges, most of them short."""
     while True:

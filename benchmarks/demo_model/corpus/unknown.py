@@ -13,11 +13,11 @@ from functools import cache
 
 from benchmarks.demo_model.corpus import names
 from benchmarks.demo_model.corpus import unknown_data as data
-from benchmarks.demo_model.corpus.base import Dialogue, HeldOut, Message, Phrasings, Question, assistant, user
+from benchmarks.demo_model.corpus.base import Dialogue, HeldOut, Message, Phrasings, Question, user
 from benchmarks.demo_model.corpus.geography_data import COUNTRIES
-from benchmarks.demo_model.corpus.lists import with_plain_system
+from benchmarks.demo_model.corpus.lists import plain_conversations
 from benchmarks.demo_model.corpus.quire_data import subjects
-from benchmarks.demo_model.corpus.topics import conversations, has, is_kept, sentence, typed, with_article
+from benchmarks.demo_model.corpus.topics import has, in_turns, is_kept, sentence, with_article
 from benchmarks.demo_model.corpus.words_definitions import DEFINITIONS
 
 KNOWN = "Ask me about Quire, capitals, small sums or words."
@@ -138,17 +138,12 @@ _KINDS = {
 
 def exchange(rng: random.Random) -> list[Message]:
     """Return a question to which the model has no answer, and its refusal; sometimes another one after it."""
-    messages: list[Message] = []
-    while not messages or rng.random() < 0.15:
-        asked, answer = _request(rng, "nothing")
-        messages += [user(typed("{text}", {"text": asked}, rng)), assistant(answer)]
-    return messages
+    return in_turns(_request, rng, more=0.15)
 
 
 def dialogues(rng: random.Random) -> Iterator[Dialogue]:
     """Yield dialogues without end, some after a system prompt that changes nothing."""
-    for dialogue in conversations(exchange, rng):
-        yield with_plain_system(dialogue, rng)
+    return plain_conversations(exchange, rng)
 
 
 def questions(rng: random.Random) -> list[Question]:

@@ -3,17 +3,13 @@
 import asyncio
 import os
 import socket
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from engine.interface.config import LaunchConfig
-from engine.interface.control import Stage, State
+from engine.interface.control import Stage
 from engine.interface.errors import StartupError
 from engine.interface.metrics import Metrics
 from server.config.value_types import UsageError
@@ -21,116 +17,16 @@ from server.http.launcher_link import LauncherLink
 from server.launcher import hand_over as hand_over_module
 from server.launcher import takeover as takeover_module
 from server.launcher.control_server import ControlServer
-from server.launcher.engine_lease import EngineLease
-from server.launcher.hand_over import HandOver
 from server.launcher.listener import bind, listeners_by_worker, owned_socket_file
 from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.port import Port
 from server.launcher.run_dir import RunDir
-from server.launcher.standby import Standby
 from server.launcher.systemd import Notifier
-from server.launcher.takeover import Takeover, request_takeover
-from server.launcher.takeover_form import EngineFacts, Form
+from server.launcher.takeover import request_takeover
+from tests.support.running_launcher import FACTS, ask, complete, make_lease, ready, running
 from tests.unit.server.launcher.test_control import in_loop, until
 
-CONFIG = LaunchConfig(port=0)
-FACTS = EngineFacts(protocol="p", model="m")
-
-
-@pytest.fixture(autouse=True)
-def parent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:  # tmp_path is made before
-    """Return a short directory for temporary files, without other daemons in it."""
-    with tempfile.TemporaryDirectory(prefix="run-") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        yield Path(folder)
-
-
-class Running:
-    """The launcher of a running daemon, as far as its port goes."""
-
-    def __init__(self, config: LaunchConfig = CONFIG, *, num_copies: int = 0, notifier: Notifier | None = None) -> None:
-        self.run_dir = RunDir()
-        self.listeners = bind(config)
-        self.listeners += [self.listeners[0].dup() for _ in range(num_copies)]
-        self.config = config if config.uds else LaunchConfig(port=self.listeners[0].getsockname()[1])
-        self.num_given = 0
-        self.has_started = True
-        self.notifier = notifier or Notifier(None)
-        self.control = ControlServer(
-            registry=MetricsRegistry(model_name="tiny", version="1"), on_message=lambda hello, message: None
-        )
-        self.num_drains = self.num_failed = 0
-        self.lease = make_lease(self.control, on_drain=self._drain)
-        self.facts = FACTS
-        self.hand_over = HandOver(
-            self.run_dir,
-            self.listeners,
-            control=self.control,
-            notifier=self.notifier,
-            has_started=lambda: self.has_started,
-            on_given=self._give,
-            lease=self.lease,
-            facts=lambda: self.facts,
-            on_failed=self._fail,
-        )
-
-    def _drain(self) -> None:
-        self.num_drains += 1
-        self.control.set_state(is_draining=True)
-
-    def _fail(self) -> None:
-        self.num_failed += 1
-
-    async def keep_engine(self) -> None:
-        """Keep no engine, as a launcher whose engine has ended."""
-        while True:
-            if self.lease.is_lent:
-                self.control.end_engine(fault="restarting", was_killed=True, lets_wait=True)
-                await self.lease.wait_own()
-                self.control.set_state(stage=Stage("ready"), fault="")
-            await asyncio.sleep(0.01)
-
-    def _give(self) -> None:
-        self.num_given += 1
-        self.notifier.stopping()  # as the console does
-
-
-@asynccontextmanager
-async def running(**options: object) -> AsyncIterator[Running]:
-    made = Running(**options)
-    made.hand_over.start()
-    try:
-        yield made
-    finally:
-        made.hand_over.stop()
-        for listener in made.listeners:
-            listener.close()
-        made.run_dir.remove()
-
-
-def make_lease(control: ControlServer, on_drain: Callable[[], None] = lambda: None) -> EngineLease:
-    return EngineLease({}, control=control, standby=Standby(no_standby), on_drain=on_drain)
-
-
-async def no_standby() -> asyncio.subprocess.Process:
-    raise AssertionError("nobody wants a standby")
-
-
-async def ask(config: LaunchConfig) -> Takeover:
-    return await asyncio.to_thread(request_takeover, config)
-
-
-def ready() -> bool:
-    return True
-
-
-async def complete(takeover: Takeover, **options: Callable[[], bool]) -> object:
-    return await takeover.complete(
-        is_prepared=options.get("is_prepared", ready),
-        accept=lambda: None,
-        is_serving=options.get("is_serving", ready),
-        notify_address="",
-    )
+pytestmark = pytest.mark.usefixtures("parent")
 
 
 @in_loop
@@ -451,178 +347,3 @@ async def test_a_running_daemon_that_does_not_answer_is_not_waited_for(monkeypat
         assert takeover.is_done
         for listener in takeover.listeners:
             listener.close()
-
-
-class Next:
-    """The launcher of a next daemon that loads in the running one's place."""
-
-    def __init__(self, takeover: Takeover) -> None:
-        self.takeover = takeover
-        takeover.form = Form(True, "asked for")
-        self.state = State(Stage("standby"), False, engine_socket="/next.sock")
-        self.is_held = self.is_activated = False
-
-    async def release(self) -> float:
-        return await self.takeover.release(
-            is_held=lambda: self.is_held, activate=self._activate, state=lambda: self.state
-        )
-
-    def _activate(self) -> None:
-        self.is_activated = True
-
-    def close(self) -> None:
-        self.takeover.close()
-        for listener in self.takeover.listeners:
-            listener.close()
-
-
-@asynccontextmanager
-async def next_instead() -> AsyncIterator[tuple[Running, Next]]:
-    async with running() as old:
-        old.control.set_state(stage=Stage("ready"))
-        keeping = asyncio.create_task(old.keep_engine())
-        following = Next(await ask(old.config))
-        yield old, following
-        following.close()
-        keeping.cancel()
-
-
-@in_loop
-async def test_the_running_engine_ends_when_all_is_done_that_needs_no_memory() -> None:
-    async with next_instead() as (old, following):
-        releasing = asyncio.create_task(following.release())
-        await asyncio.sleep(0.1)
-        assert not old.lease.is_lent
-        following.is_held = True
-        await releasing
-        assert following.is_activated
-        assert (old.control.state.stage.name, old.control.state.lets_wait, old.control.state.num_ends) == (
-            "restarting",
-            True,
-            1,
-        )
-        assert "starts its engine again and goes on serving" in following.takeover.untouched
-        following.state = State(Stage("weights", 1, 2), False, engine_socket="/next.sock")
-        await until(lambda: old.control.state.stage == Stage("weights", 1, 2))
-        assert (old.control.state.fault, old.control.state.engine_socket) == ("restarting", "")
-        following.state = State(Stage("ready"), False, engine_socket="/next.sock")
-        assert await complete(following.takeover) is not None
-        state = old.control.state
-        assert (state.stage.name, state.fault, state.engine_socket) == ("ready", "", "/next.sock")
-        assert (state.num_ends, state.was_killed, old.num_given) == (1, True, 1)
-
-
-@in_loop
-async def test_open_requests_of_the_old_daemon_hear_of_the_new_engine_until_they_end() -> None:
-    async with next_instead() as (old, following):
-        following.is_held = True
-        await following.release()
-        following.state = ready_state = State(Stage("ready"), False, engine_socket="/next.sock")
-        await complete(following.takeover)
-        guests = asyncio.create_task(following.takeover.wait_guests())
-        following.state = msgspec.structs.replace(
-            ready_state, stage=Stage("restarting"), fault="restarting", num_ends=1, engine_socket="/third.sock"
-        )
-        await until(lambda: old.control.state.num_ends == 2)
-        assert not old.control.state.was_killed  # so its requests may be suspects
-        assert old.control.state.engine_socket == "/third.sock"
-        following.state = msgspec.structs.replace(ready_state, is_draining=True)
-        await until(lambda: old.num_drains == 1)
-        assert not guests.done()
-        following.close()
-        await until(lambda: old.control.state.fault == "dead")
-        assert old.num_failed == 0
-        await guests
-
-
-@in_loop
-async def test_the_engine_starts_again_if_the_next_daemon_ends_meanwhile() -> None:
-    async with next_instead() as (old, following):
-        following.is_held = True
-        await following.release()
-        following.close()
-        await until(lambda: not old.lease.is_lent)
-        await until(lambda: old.control.state.stage.name == "ready")
-        assert (old.control.state.lets_wait, old.num_failed, old.num_given) == (True, 1, 0)
-        again = Next(await ask(old.config))
-        again.is_held = True
-        await again.release()
-        again.state = State(Stage("ready"), False, engine_socket="/again.sock")
-        await complete(again.takeover)
-        assert old.control.state.engine_socket == "/again.sock"
-        again.close()
-
-
-class Kills:
-    """The os module, which records who is killed."""
-
-    getuid = staticmethod(os.getuid)
-    getpid = staticmethod(os.getpid)
-
-    def __init__(self) -> None:
-        self.killed: list[int] = []
-
-    def kill(self, pid: int, number: int) -> None:
-        self.killed.append(pid)
-
-
-@pytest.mark.parametrize("limit", ["_SILENT_S", "_STUCK_S"])
-@in_loop
-async def test_a_next_daemon_that_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    kills = Kills()
-    async with next_instead() as (old, following):
-        monkeypatch.setattr(hand_over_module, "os", kills)
-        monkeypatch.setattr(hand_over_module, "_CHECK_S", 0.01)
-        monkeypatch.setattr(hand_over_module, "_END_S", 0.1)
-        monkeypatch.setattr(hand_over_module, limit, 0.1)
-        monkeypatch.setattr(takeover_module, "_REPORT_S", 3600.0 if limit == "_SILENT_S" else 0.02)
-        following.is_held = True
-        await following.release()
-        with pytest.raises(StartupError, match="The running daemon goes on, since this one has"):
-            await complete(following.takeover, is_serving=lambda: False)
-        await until(lambda: not old.lease.is_lent)
-        assert kills.killed == [os.getpid()]
-        assert old.num_given == 0
-
-
-@in_loop
-async def test_a_next_daemon_that_has_the_port_and_says_nothing_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with next_instead() as (old, following):
-        monkeypatch.setattr(hand_over_module, "_CHECK_S", 0.01)
-        monkeypatch.setattr(hand_over_module, "_SILENT_S", 0.2)
-        monkeypatch.setattr(takeover_module, "_REPORT_S", 3600.0)
-        following.is_held = True
-        await following.release()
-        following.state = State(Stage("ready"), False, engine_socket="/next.sock")
-        await complete(following.takeover)
-        await until(lambda: old.control.state.fault == "dead")
-        following.state = msgspec.structs.replace(following.state, num_ends=1)
-        await until(lambda: old.control.state.fault == "")
-
-
-@in_loop
-async def test_the_next_daemon_loads_at_once_if_the_running_one_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover_module, "_ORPHANS_S", 0.01)
-    async with running() as old:
-        following = Next(await ask(old.config))
-        releasing = asyncio.create_task(following.release())
-        await asyncio.sleep(0.05)
-        old.hand_over.stop()
-        await releasing
-        assert following.is_activated
-        assert await complete(following.takeover) is None
-        await following.takeover.wait_guests()
-        following.close()
-
-
-@in_loop
-async def test_an_engine_that_is_not_released_in_time_ends_the_next_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover_module, "_RELEASE_S", 0.05)
-    async with running() as old:  # without a launcher that ends its engine
-        following = Next(await ask(old.config))
-        following.is_held = True
-        with pytest.raises(StartupError, match="has not stopped its engine"):
-            await following.release()
-        following.close()
