@@ -8,8 +8,6 @@ One warp loads. Programs are persistent, so that its loads run ahead into the ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 from triton.experimental import gluon
@@ -20,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.gluon_common import allocate_barriers, grid_dependency
+from kernels.linear.scaled8_configs import BlocksConfig
 
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
 
@@ -31,16 +30,6 @@ if not triton.__version__.startswith("3.6."):
 BLOCK = 128  # inputs and outputs that share a scale
 _ROWS = 64  # of a warpgroup
 _LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-
-
-@dataclass(frozen=True)
-class BlocksConfig:
-    """Tile sizes and pipeline depth of one program, whose tile has 128 rows."""
-
-    part: int = 64  # outputs of one product
-    parts: int = 2  # of a tile: 1 or 2
-    num_stages: int = 4  # of 128 inputs, in shared memory
-    group: int = 16  # tiles of rows that run side by side
 
 
 def takes(x: torch.Tensor, w: torch.Tensor, *, rows: int, columns: int) -> bool:

@@ -40,6 +40,16 @@ class Scaled8Config:
     has_tma: bool = False  # the device's copy engine loads tiles; only where not is_few. Compute capability 9.0 on
 
 
+@dataclass(frozen=True)
+class BlocksConfig:
+    """Tile sizes and pipeline depth of one program of gluon_blocks.py, whose tile has 128 rows and 128 outputs."""
+
+    part: int = 64  # outputs of one product
+    parts: int = 2  # of a tile: 1 or 2
+    num_stages: int = 4  # of 128 inputs, in shared memory
+    group: int = 16  # tiles of rows that run side by side
+
+
 def scaled8_config(
     *, num_rows: int, n: int, k: int, block_k: int, has_tma: bool = False, by_block: bool = False
 ) -> Scaled8Config:

@@ -17,6 +17,7 @@ from kernels.linear import reference, w8a8
 from kernels.linear.float4 import dequantize_float4
 from kernels.linear.lut4_configs import float4_gemm_config
 from kernels.linear.ops import Float4Linear, Fp8BlockLinear, Int8Linear
+from kernels.linear.scaled8_configs import BlocksConfig
 from models.build import build
 from models.config.model_config import ModelConfig
 from models.weights.weights import Weights
@@ -104,7 +105,7 @@ def test_many_rows_of_fp8_blocks_have_a_kernel_for_hopper(n, k, has_bias):
     from kernels.linear import gluon_blocks
 
     w, bias = reference.quantize_blocks(_randn(n, k), 128, 128), _randn(n, dtype=torch.bfloat16) if has_bias else None
-    configs = [gluon_blocks.BlocksConfig(), gluon_blocks.BlocksConfig(part=128, parts=1, num_stages=3, group=3)]
+    configs = [BlocksConfig(), BlocksConfig(part=128, parts=1, num_stages=3, group=3)]
     for num_rows in (1, 64, 65, 127, 128, 129, 257, 1000, 4097):
         x = reference.quantize_groups(
             _randn(num_rows, k) * torch.logspace(-2, 2, num_rows, device="cuda")[:, None], 128

@@ -7,7 +7,8 @@ from tests.support.compiled_kernels import HOPPER_SHARED_BYTES, compile_kernels,
 SCRIPT = """
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
 
-from kernels.linear.gluon_blocks import BlocksConfig, blocks_linear
+from kernels.linear.gluon_blocks import blocks_linear
+from kernels.linear.scaled8_configs import BlocksConfig
 
 x, w = (torch.zeros(size, 1024, dtype=torch.float8_e4m3fn) for size in (512, 4096))
 x_scales, w_scales = torch.ones(512, 8), torch.ones(32, 8)
