@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.interface.errors import EngineDead, PoisonRequest, ServiceError, ShuttingDown
-from engine.interface.mailbox import Mailbox, RequestOutput
+from engine.interface.errors import EngineDead, PoisonRequest, PromptTooLong, ServiceError, ShuttingDown
+from engine.interface.mailbox import Mailbox, Mailboxes, RequestOutput
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
@@ -560,3 +560,20 @@ def test_what_another_engine_had_accepted_stays_accepted() -> None:
     journal.submit()
     again = journal.submit()
     assert (again.is_charged, again.num_replays) == (True, 2)
+
+
+@pytest.mark.parametrize("output", [b"", pack_token_ids([11])])
+def test_a_context_that_the_tokens_of_another_engine_fill_is_the_end(output: bytes) -> None:
+    mailboxes = Mailboxes()
+    request = AddRequest("a", b"", SamplingParams(max_tokens=4), arrival_s=0.0, output=output)
+
+    async def read() -> list[RequestOutput]:
+        refused = RequestFailed("a", PromptTooLong.code, "No room.")
+        outputs = mailboxes.outputs(request, send=lambda _: mailboxes.deliver(refused, 0.0), abort=lambda: None)
+        return [each async for each in outputs]
+
+    if output:
+        assert [each.finish_reason for each in asyncio.run(read())] == ["length"]
+    else:
+        with pytest.raises(PromptTooLong):
+            asyncio.run(read())
