@@ -77,10 +77,9 @@ class Journal:
         """True if the present engine has begun to compute the request."""
         return self._is_begun
 
-    def wait(self) -> None:
-        """Record that the request waits for an engine, before its first submission or after an engine's end."""
-        if not self._is_submitted:
-            self._request = msgspec.structs.replace(self._request, has_waited=True)
+    def note_wait(self) -> None:
+        """Record that the request waits for an engine to serve, before its first submission."""
+        self._request = msgspec.structs.replace(self._request, has_waited=True)
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Add output tokens."""

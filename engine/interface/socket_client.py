@@ -187,7 +187,7 @@ class SocketEngineClient:
             # an earlier engine had room for others
             raise Overloaded(QUEUE_IS_FULL, retry_after_s=_LOAD_RETRY_S if writer is None else self._retry_after_s)
         if writer is None:
-            mailbox.journal.wait()
+            mailbox.journal.note_wait()
             self._suspend()
         else:
             writer.write(encode_frame(mailbox.journal.submit()))
