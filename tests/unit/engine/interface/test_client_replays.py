@@ -540,6 +540,34 @@ def test_no_more_requests_wait_than_the_last_engine_would_have_taken(tmp_path: P
     run(scenario())
 
 
+def test_no_more_tokens_wait_than_the_last_engine_would_have_taken(tmp_path: Path) -> None:
+    most = READY.num_blocks * READY.block_size + READY.max_queued_tokens
+
+    def long(request_id: str, num_tokens: int) -> AddRequest:
+        return AddRequest(request_id, bytes(4 * num_tokens), SamplingParams(max_tokens=4), arrival_s=0.0)
+
+    async def scenario() -> None:
+        async with connected(tmp_path) as (client, engines):
+            engines.end()
+            await until(lambda: client.ready is None)
+            first = Reader(client, long("first", most + 1))  # alone it waits, whatever its length is
+            await asyncio.sleep(0)
+            assert (await Reader(client, long("second", 1)).end()).error.code == "overloaded"
+            client.abort("first")
+            await first.end()
+            readers = [Reader(client, long(name, most // 2)) for name in "ab"]
+            await asyncio.sleep(0)
+            refused = await Reader(client, long("c", most)).end()
+            assert (refused.error.code, refused.error.retry_after_s) == ("overloaded", 10)
+            await engines.start()
+            assert [each.request_id for each in await engines.got(2)] == ["a", "b"]
+            for reader in readers:
+                reader.task.cancel()
+            await asyncio.gather(*(reader.task for reader in readers), return_exceptions=True)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("event", ["nothing", "accepted", "begun"])
 def test_the_error_of_an_engine_that_died_tells_how_far_it_came(event: str) -> None:
     mailbox = Mailbox(AddRequest("a", b"", SamplingParams(max_tokens=4), arrival_s=0.0))
