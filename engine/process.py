@@ -29,7 +29,6 @@ from engine.interface.config import EngineProcessConfig
 from engine.interface.control import (
     Activate,
     AskLeave,
-    Drain,
     EngineFailed,
     EngineInfo,
     Flush,
@@ -70,7 +69,6 @@ class EngineProcess:
         self._num_counted = [0, 0]  # batches of the publisher in the metrics: published, lost
         self._close_peers: Callable[[], None] = lambda: None
         self._is_stopping = False
-        self._stop_at_s: float | None = None
         self._leave_at_s: float | None = None  # at the latest
         self._was_terminated = False  # SIGTERM came
         self._next_delta_s = self._next_heartbeat_s = self._next_ask_s = 0.0
@@ -227,10 +225,6 @@ class EngineProcess:
                 case Flush(number):
                     self._send_metrics()
                     self._control.send(Flushed(number))
-                case Drain(timeout_s):
-                    self._stop_at_s = time.monotonic() + timeout_s
-                    if self._engine is not None:
-                        self._engine.is_draining = True
                 case Leave(timeout_s):
                     self._leave_at_s = time.monotonic() + timeout_s
                     if self._engine is not None:
@@ -274,8 +268,6 @@ class EngineProcess:
             logger.info("left is_done=%s", self._engine.is_idle)
             self._send_metrics()  # what was counted since the last
             self._is_stopping = True
-        if self._stop_at_s is not None and now >= self._stop_at_s and self._engine is not None:
-            self._engine.abort_all()
 
 
 def main() -> int:

@@ -63,7 +63,6 @@ class Engine:
         self.max_queued_requests = parts.max_queued_requests
         self.tenants = Tenants(parts.metrics)
         self.forecast = QueueForecast()
-        self.is_draining = False  # set by the process: new requests are refused, running ones are finished
         self.is_leaving = False  # set by the process: workers are told that the queue is full
         self._executor = parts.executor
         self._transport = parts.transport
@@ -176,13 +175,6 @@ class Engine:
         kv.tiers.report_to(self._events)
         return self._events
 
-    def abort_all(self) -> None:
-        """End every request. The next run_once() sends their `finished` rows."""
-        for request in self._open_requests():
-            self._abort(request.request_id)
-        for client_id, request_id in self._suspects.drop_all():
-            self._outbox.send_end(client_id, request_id, "abort", step_id=self.scheduler.committed_step_id)
-
     def record_state(self) -> None:
         """Update the metrics that are not counted immediately. Call it before draining the metrics."""
         self.tenants.settle(self.clock())
@@ -287,8 +279,6 @@ class Engine:
             raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
         self._suspects.check(message, self.clock())
         if not (message.num_replays or message.output or is_let_in):  # there was room for the others
-            if self.is_draining:
-                raise Overloaded("The engine is shutting down and takes no new requests.")
             self._limits.check_room(message)
         request = self._request_factory.make(message, client_id=client_id)
         now = self.clock()

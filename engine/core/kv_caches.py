@@ -176,9 +176,8 @@ class KvCaches:
                 for entry in self.begin_row(request, request.num_held_tokens + 1, step, num_reserved=0)
             ]
         added, tokens = [], self._growing[0].tokens
-        for request, block in zip(
-            requests, self.pool.take_blocks(0, len(requests)), strict=True
-        ):  # as begin_row() does
+        taken = self.pool.take_blocks(0, len(requests))
+        for request, block in zip(requests, taken, strict=True):  # as begin_row() does
             table = request.tables[0]
             blocks = table.blocks
             column = len(blocks)

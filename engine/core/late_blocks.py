@@ -1,9 +1,9 @@
 """LateBlocks: steady requests with full blocks that are not published in the prefix cache yet. Never torch.
 
 Publishing a block costs a link of the chain of hashes and cache misses, in every step for 1/16 of the rows, and most
-blocks of answers are looked for by nobody while the answer grows. Those of a prompt would delay its first token. So
-they are published when a lookup comes to the prefix that they follow, while the loop would wait for the device, or when
-the request is no longer steady: its next commit_row(), or KvCaches.free(), does it.
+blocks of answers are looked for by nobody while the answer grows. For those of a prompt it would delay the first token.
+So blocks are published when a lookup comes to the prefix that they follow, while the loop would wait for the device, or
+when the request is no longer steady: its next commit_row(), or KvCaches.free(), does it.
 A request's life here: add() when its prompt is committed, or its first block is full → one of these → SteadyRows has it
 visited when the next block is full → add() again.
 """

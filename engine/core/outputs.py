@@ -151,7 +151,7 @@ class EngineStats:
             self._last_commit_s = self._logged_s = None
 
     def record_state(self, *, num_deferred: int) -> None:
-        """Record gauges and the scheduler's own counts, before metrics are drained. num_deferred: without a grammar."""
+        """Record gauges and counts of the scheduler. num_deferred: requests that wait for their grammar."""
         scheduler, kv = self._scheduler, self._scheduler.kv
         self._count_up_to("num_preemptions_total", scheduler.num_preemptions)
         for way, count in kv.tiers.num_resumed.items():

@@ -30,8 +30,8 @@ from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
 from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
 from models.context import StepStates
 
-_NUM_VIEWS = 64  # of the packed buffer that are kept: the next step with graphs probably has a shape that was before
-_FEW_ENTRIES = 3  # of block tables, which are written one by one, in less time than all at once
+_NUM_VIEWS = 64  # views of the packed buffer that are kept: most steps with graphs have a shape that was before
+_FEW_ENTRIES = 3  # so many runs of blocks are written to tables one by one, in less time than all at once
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ frames of engine/interface/transport.py. A closed connection means that the laun
     child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed, Prepared, Serving, Scrape,
                        AskUsage, Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat, AskLeave
                        (engine)
-    launcher → child   State (stage, drain), Keys, ReloadTls, HandedOver, Page, Ledger, Cancel, Cancelled (worker),
-                       Flush, Drain, Leave (engine)
+    launcher → child   State (stage, drain), Drain, Keys, ReloadTls, HandedOver, Page, Ledger, Cancel, Cancelled
+                       (worker), Flush, Leave, Activate (engine)
 """
 
 from typing import Protocol
@@ -158,7 +158,7 @@ class State(msgspec.Struct, tag=True):
 
 
 class Drain(msgspec.Struct, tag=True):
-    """Drains the child: it refuses new requests, finishes the running ones and exits within `timeout_s`."""
+    """Drains a worker: it refuses new requests, finishes the running ones and exits within `timeout_s`."""
 
     timeout_s: float
 

@@ -95,7 +95,7 @@ class Mailboxes:
         elif isinstance(message, RequestFailed):
             mailbox = self.by_id.pop(message.request_id, None)
             if mailbox is not None and message.code == PromptTooLong.code and mailbox.journal.has_output:
-                mailbox.put(RequestOutput([], finish_reason="length"))  # the next daemon's engine has less room
+                mailbox.put(RequestOutput([], finish_reason="length"))  # no room behind them in the next engine
             elif mailbox is not None:
                 mailbox.fail(
                     error_from_code(

@@ -23,7 +23,7 @@ from contextlib import aclosing
 import msgspec
 
 from engine.interface.client import EngineClient
-from engine.interface.errors import EngineDead, InvalidParameter, Overloaded, PromptTooLong, RateLimited
+from engine.interface.errors import EngineDead, InvalidParameter, Overloaded, RateLimited
 from engine.interface.kv_snapshot import KvSnapshot
 from engine.interface.mailbox import RequestOutput
 from engine.interface.metrics import Metrics
@@ -222,11 +222,6 @@ class PairedEngineClient:
                 if following is None:
                     raise
                 decode = following
-            except PromptTooLong:
-                if not request.output:
-                    raise
-                yield RequestOutput([], finish_reason="length")  # no token has room behind those that the client has
-                return
 
     async def _next(self, request: AddRequest, lost: EngineClient) -> EngineClient | None:
         """Wait for a decode engine that takes a request after the end of `lost`; None: none is to be expected."""

@@ -328,7 +328,7 @@ class QueueCosts(msgspec.Struct, tag=True):
 
 
 class Accepted(msgspec.Struct, tag=True):
-    """A request with a charge is accepted, as Begun says, too: sent if that does not come at once, or with `rates`.
+    """Tells that a request with a charge is accepted. Sent with `rates`, or if Begun, which tells it too, is not due.
 
     rates: if its tenant has limits a minute; then it is the first message about the request.
     """

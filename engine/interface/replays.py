@@ -37,7 +37,7 @@ class Journal:
         self._output = array("i", request.output)  # what it goes on behind, and what has come since
         self._num_prompt_logprobs = 0
         self._num_submitted = len(self._output)  # output tokens at its last submission
-        self._is_submitted = False  # it has been, at all
+        self.is_submitted = False  # an engine was sent it
         self._is_begun = False  # by the present engine
         self._is_alone = False  # in it
         self._was_alone = False  # in it or an earlier one, since its last token
@@ -77,10 +77,9 @@ class Journal:
         """True if the present engine has begun to compute the request."""
         return self._is_begun
 
-    def wait(self) -> None:
-        """Record that the request waits for an engine, before its first submission or after an engine's end."""
-        if not self._is_submitted:
-            self._request = msgspec.structs.replace(self._request, has_waited=True)
+    def note_wait(self) -> None:
+        """Record that the request waits for an engine to serve, before its first submission."""
+        self._request = msgspec.structs.replace(self._request, has_waited=True)
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Add output tokens."""
@@ -135,8 +134,8 @@ class Journal:
 
     def submit(self) -> AddRequest:
         """Return the request for the next engine; the first time as it is."""
-        if not self._is_submitted:
-            self._is_submitted = True
+        if not self.is_submitted:
+            self.is_submitted = True
             return self._request
         self.num_replays += 1
         self._num_submitted = len(self._output)

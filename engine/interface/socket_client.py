@@ -187,15 +187,23 @@ class SocketEngineClient:
             # an earlier engine had room for others
             raise Overloaded(QUEUE_IS_FULL, retry_after_s=_LOAD_RETRY_S if writer is None else self._retry_after_s)
         if writer is None:
-            mailbox.journal.wait()
+            mailbox.journal.note_wait()
             self._suspend()
         else:
             writer.write(encode_frame(mailbox.journal.submit()))
 
     def _is_crowded(self, writer: asyncio.WriteTransport | None) -> bool:
-        """Return whether as many requests wait for the next engine as the last one would have run and queued."""
-        last = self._last_ready if writer is None else None
-        return last is not None and len(self._mailboxes.by_id) > last.max_num_seqs + last.max_queued_requests
+        """Return whether the newest request is too much for the next engine: the last one could not have had them all.
+
+        It would have run and queued so many requests, and so many tokens of new ones; a single one may have any length.
+        """
+        last, by_id = self._last_ready, self._mailboxes.by_id
+        if writer is not None or last is None:
+            return False
+        if len(by_id) > last.max_num_seqs + last.max_queued_requests:
+            return True
+        lengths = [mailbox.journal.num_tokens for mailbox in by_id.values() if not mailbox.journal.is_submitted]
+        return len(lengths) > 1 and sum(lengths) > last.num_blocks * last.block_size + last.max_queued_tokens
 
     def _serving_writer(self) -> asyncio.WriteTransport:
         """Return the connection to an engine that serves. Raises ShuttingDown or EngineDead."""

@@ -4,8 +4,8 @@ Each engine checks the limits of a tenant when a request begins in it. What the 
 workers, each of which tells what its own requests use: requests and prompts when an engine has accepted them, generated
 tokens FLUSH_S later at most, and how many tokens its open requests have elsewhere. Tenants without limits cost nothing.
 
-Two engines that accept requests of a tenant within the time of a message may exceed a limit by the one of them. An
-engine that was started anew knows nothing of the minute before.
+If two engines accept requests of a tenant within the time of a message, it may exceed a limit by one of them. An engine
+that was started anew knows nothing of the minute before, and of open requests elsewhere from the tenant's next one on.
 """
 
 import asyncio

@@ -112,11 +112,10 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
     setup = Setup(config, model, device, dtype, kv_dtype, limits, backend, CompilerLoader(folder), tp=tp)
     report.weights, report.kv_bytes_per_token = setup.weight_bytes, model.kv_bytes_per_token(tp.size, setup.kv_dtype)
     report.kv_layers = _layers(setup.plan_pages(), setup.kv_dtype)
-    memory = _memory(ask, setup)
-    alone = _whole(ask, memory)
+    memory, is_cpu = _memory(ask, setup), setup.device.type == "cpu"
+    alone = _whole(ask, memory, is_cpu=is_cpu)
     memory = alone if ask.is_alone else memory
     plan = setup.plan_pool(has_weights=False, memory=memory)
-    is_cpu = setup.device.type == "cpu"
     kv_cache_alone = None if is_cpu else setup.plan_pool(has_weights=False, memory=alone).num_bytes
     setup = setup.limited_to(plan.max_num_seqs)
     most = plan.max_num_seqs
@@ -179,9 +178,9 @@ def _memory(ask: Ask, setup: Setup) -> DeviceMemory:
     return dataclasses.replace(memory, name=f"Each of {ask.num_gpus} × {memory.name}")
 
 
-def _whole(ask: Ask, memory: DeviceMemory) -> DeviceMemory:
+def _whole(ask: Ask, memory: DeviceMemory, *, is_cpu: bool) -> DeviceMemory:
     """Return the memory of a device as if no other program held any of it."""
-    share = ask.gpu_memory_utilization if memory.pool_share == 1.0 else 1.0  # on a CPU there is no such limit
+    share = 1.0 if is_cpu else ask.gpu_memory_utilization
     return dataclasses.replace(memory, free=memory.total, usable=int(memory.total * share))
 
 

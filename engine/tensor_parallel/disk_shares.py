@@ -26,7 +26,7 @@ import msgspec
 from engine.tiers.block_folder import BlockFolder, DamagedBlock, FoundFile, bytes_on_disk
 from engine.tiers.disk_state import FULL
 from engine.tiers.disk_store import DiskStore
-from engine.tiers.store_threads import Transfer
+from engine.tiers.store_threads import Transfer, gather, scatter, whole_of
 
 logger = logging.getLogger(__name__)
 
@@ -177,19 +177,13 @@ class ShareFiles:
     def _do(self, job: ShareJob) -> int:
         """Write or read the share; return when this use of it was. Raises DamagedBlock, OSError."""
         folder = self._open()
-        parts = [self._slot_memory(slot).cast("B") for slot in job.slots]
-        whole = parts[0] if len(parts) == 1 else memoryview(bytearray(sum(part.nbytes for part in parts)))
-        num_bytes = len(parts[0])  # pages are alike
-        pieces = [(whole[place * num_bytes :][:num_bytes], part) for place, part in enumerate(parts)]
+        parts = [self._slot_memory(slot) for slot in job.slots]
+        whole = whole_of(parts, bytearray())
         if job.is_read:
             used_ns = folder.read(job.name, whole)
-            if len(parts) > 1:
-                for piece, part in pieces:
-                    part[:] = piece
+            scatter(whole, parts)
             return used_ns
-        if len(parts) > 1:
-            for piece, part in pieces:
-                piece[:] = part
+        gather(parts, whole)
         return folder.write(job.name, whole).used_ns
 
     def _open(self) -> BlockFolder:

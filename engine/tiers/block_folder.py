@@ -154,7 +154,7 @@ class BlockFolder:
             if not is_intact(header, name, out):
                 raise DamagedBlock
             with contextlib.suppress(OSError):  # a folder that can be read only keeps its order
-                if not is_pinned(found.st_mtime_ns, self._wall_ns()):
+                if not is_pinned(os.fstat(file).st_mtime_ns, self._wall_ns()):  # now: a pin may have come meanwhile
                     os.utime(file)
             return os.fstat(file).st_mtime_ns
         finally:

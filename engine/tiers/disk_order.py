@@ -50,9 +50,8 @@ class DiskOrder:
         self._wall_ns = wall_ns
         self._files: OrderedDict[bytes, Entry] = OrderedDict()  # by name, those that leave first in front
         self._kept: OrderedDict[bytes, Entry] = OrderedDict()  # those that are pinned, the oldest pins in front
-        self._kept_of: defaultdict[int, OrderedDict[bytes, None]] = defaultdict(
-            OrderedDict
-        )  # by the number of the owner
+        # both by the number of the owner
+        self._kept_of: defaultdict[int, OrderedDict[bytes, None]] = defaultdict(OrderedDict)
         self._bytes_of: defaultdict[int, int] = defaultdict(int)
         self._due: list[tuple[int, bytes]] = []  # a heap: when pins end, or ended
 

@@ -17,8 +17,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk without room
 class DiskCounts:
     """What a store has done since it was opened. Bytes are those of one rank."""
 
-    num_hits: int = 0
-    num_misses: int = 0
     num_written: int = 0
     num_evicted: int = 0
     num_damaged: int = 0  # files that were not what their names say; deleted

@@ -115,7 +115,9 @@ class DiskStore(BlockStore):
 
     def has(self, group: int, key: bytes) -> bool:
         """See BlockStore.has. False during a pause."""
-        return not self._is_paused and all(name in self._order for name in self.names(group, key))
+        if self._is_paused:
+            return False
+        return all(name_of(identity, group, key) in self._order for identity in self._identities)
 
     def put(self, group: int, key: bytes, data: bytes | memoryview) -> bool:
         """See BlockStore.put."""
@@ -143,18 +145,14 @@ class DiskStore(BlockStore):
         """See BlockStore.get."""
         name, started, num_removed = name_of(self._identities[0], group, key), self._clock(), self._num_removed
         if self._is_paused or name in self._unremoved:
-            self.counts.num_misses += 1
             return False
         used_ns = self._read(name, out)
         with self._changed:
             is_hit = used_ns is not None and num_removed == self._num_removed  # else it may be one that was removed
             if used_ns is not None and is_hit:
-                self._forget(name)
-                self._add(FoundFile(name, bytes_on_disk(len(out)), used_ns))
+                self._note_use(FoundFile(name, bytes_on_disk(len(out)), used_ns), is_written=False)
                 self.counts.read_bytes += len(out)
                 self.counts.read_s += self._clock() - started
-            self.counts.num_hits += is_hit
-            self.counts.num_misses += not is_hit
         return is_hit
 
     def remove(self, names: Sequence[tuple[int, bytes]]) -> None:
@@ -233,12 +231,10 @@ class DiskStore(BlockStore):
         """Note that another rank has written or read its file of a block."""
         self._healths[rank].note_success()
         with self._changed:
-            self._forget(file.name)
-            if file.name not in self._unremoved:
-                self._add(file)
-            if is_written:
-                self._looks.written_names.add(file.name)
-                self._looks.written_bytes += file.num_bytes
+            if file.name in self._unremoved:
+                self._forget(file.name)
+            else:
+                self._note_use(file, is_written=is_written)
 
     def lose_share(self, rank: int, name: bytes, *, is_damaged: bool) -> None:
         """Note that another rank found no file of its own, or a damaged one, which is deleted."""
@@ -292,10 +288,7 @@ class DiskStore(BlockStore):
             return False
         self._healths[0].note_success()
         with self._changed:
-            self._forget(name)
-            self._add(file)
-            self._looks.written_names.add(name)
-            self._looks.written_bytes += num_bytes
+            self._note_use(file, is_written=True)
             self.counts.num_written += 1
             self.counts.written_bytes += len(block)
             self.counts.written_s += self._clock() - started
@@ -378,14 +371,21 @@ class DiskStore(BlockStore):
         self.counts.num_errors += 1
         if self._healths[rank].note_error():
             self.counts.num_pauses += 1
-            logger.warning(
-                "the disk of --kv-disk fails, and is left alone for %d s call=%s rank=%d error=%r",
-                PAUSE_S, call, rank, str(error),
-            )  # fmt: skip
+            text = "the disk of --kv-disk fails, and is left alone for %d s call=%s rank=%d error=%r"
+            logger.warning(text, PAUSE_S, call, rank, str(error))
 
     @property
     def _is_paused(self) -> bool:
         return any(health.is_paused for health in self._healths)
+
+    def _note_use(self, file: FoundFile, *, is_written: bool) -> None:
+        """Make a file the newest that was written or read; a pin that it got since it was read stays."""
+        pinned_ns = 0 if is_written else self._order.pinned_until_ns(file.name)
+        self._forget(file.name)
+        self._add(file._replace(used_ns=max(file.used_ns, pinned_ns)))
+        if is_written:
+            self._looks.written_names.add(file.name)
+            self._looks.written_bytes += file.num_bytes
 
     def _add(self, file: FoundFile) -> None:
         self._order.add(file.name, Entry(file.num_bytes, file.used_ns))

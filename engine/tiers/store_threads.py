@@ -280,39 +280,49 @@ class StoreThreads:
                 finally:  # the other ranks use slots until then
                     job.is_kept &= end_shares is None or end_shares()
             else:
-                whole = _whole(job, space)
-                if len(job.parts) > 1:
-                    for part, data in _pieces(job, whole):
-                        data[:] = part
+                whole = whole_of(job.parts, space)
+                gather(job.parts, whole)
                 is_kept = self._store.put(job.group, job.key, whole)
                 job.is_kept = is_kept and (self._shares is None or self._shares.write(job))
         except Exception:
             logger.exception("a store of blocks failed")
 
     def _read_own(self, job: Transfer, space: bytearray) -> None:
-        whole = _whole(job, space)
+        whole = whole_of(job.parts, space)
         job.is_kept = self._store.get(job.group, job.key, whole)
-        if job.is_kept and len(job.parts) > 1:
-            for part, data in _pieces(job, whole):
-                part[:] = data
+        if job.is_kept:
+            scatter(whole, job.parts)
 
     def _call_back(self, job: Transfer | _Removal | _Call) -> None:
         if self._on_done is not None and isinstance(job, Transfer):
             self._on_done()
 
 
-def _whole(job: Transfer, space: bytearray) -> memoryview:
-    """Return contiguous memory for a block: its own part, else the beginning of `space`, which grows for it."""
-    if len(job.parts) == 1:
-        return job.parts[0].cast("B")
-    if len(space) < job.num_bytes:
-        space.extend(bytes(job.num_bytes - len(space)))
-    return memoryview(space)[: job.num_bytes]
+def whole_of(parts: Sequence[memoryview], space: bytearray) -> memoryview:
+    """Return contiguous memory for a block: its only part, else the beginning of `space`, which grows for it."""
+    if len(parts) == 1:
+        return parts[0].cast("B")
+    num_bytes = sum(part.nbytes for part in parts)
+    if len(space) < num_bytes:
+        space.extend(bytes(num_bytes - len(space)))
+    return memoryview(space)[:num_bytes]
 
 
-def _pieces(job: Transfer, whole: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
-    """Return the parts of a block, as bytes, each with its place in contiguous memory."""
+def gather(parts: Sequence[memoryview], whole: memoryview) -> None:
+    """Copy the parts of a block to whole_of() them."""
+    for part, piece in _pieces(parts, whole):
+        piece[:] = part
+
+
+def scatter(whole: memoryview, parts: Sequence[memoryview]) -> None:
+    """Copy a block from whole_of() its parts to them."""
+    for part, piece in _pieces(parts, whole):
+        part[:] = piece
+
+
+def _pieces(parts: Sequence[memoryview], whole: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
+    """Return the parts, as bytes, each with its place in contiguous memory; none if there is one, which is that."""
     start = 0
-    for part in job.parts:
+    for part in parts if len(parts) > 1 else ():
         yield part.cast("B"), whole[start : start + part.nbytes]
         start += part.nbytes

@@ -191,8 +191,11 @@ class Launcher:
             await asyncio.gather(*(process.wait() for process in self._children.values()))
             self.port.close()  # now the running daemon has the memory again
 
-    def _write_engine_config(self, name: str, spec: EngineSpec, **kind: bool) -> Path:
-        return self._run_dir.write(name, engine_config_of(spec, self._config, self._control_socket, **kind))
+    def _write_engine_config(
+        self, name: str, spec: EngineSpec, *, is_standby: bool = False, is_held: bool = False
+    ) -> Path:
+        config = engine_config_of(spec, self._config, self._control_socket, is_standby=is_standby, is_held=is_held)
+        return self._run_dir.write(name, config)
 
     async def _keep_engine(self, spec: EngineSpec) -> None:
         path = self._write_engine_config(f"{spec.name}.json", spec)
@@ -259,11 +262,8 @@ class Launcher:
                 if not is_lent:
                     self._watch.load()
             served_s = self._sides.end(child) if child in self._sides else time.monotonic() - started_s
-            if (
-                (child == _ENGINE or self._sides.decodes(child))
-                and not self._sides.num_decoding
-                and self._downtime.fault
-            ):
+            has_decoded = child == _ENGINE or self._sides.decodes(child)
+            if has_decoded and not self._sides.num_decoding and self._downtime.fault:
                 self._control.end_engine(fault=self._downtime.fault, was_killed=was_killed, lets_wait=is_lent)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
             if child not in self._started_once or (failure is not None and not self._banner.is_made):

@@ -7,7 +7,6 @@ server.config.
 """
 
 import hashlib
-import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +19,6 @@ from engine.interface.protocol import FromEngine, ToEngine
 from server.config.fit_check import ask_engine
 from server.config.model_source import TOKENIZER_FILES
 
-logger = logging.getLogger(__name__)
-FORMS = ("auto", "beside", "instead")
 _ADAPTER_CONFIG = "adapter_config.json"
 _SAMPLE_BYTES = 1 << 16
 _NUM_SAMPLES = 16  # of a file of weights: two models of one shape differ in each
@@ -125,7 +122,7 @@ def _protocol() -> str:
     """Return a hash of the messages between HTTP workers and engine: names, types and defaults of all fields."""
     kinds: list[Any] = [*ToEngine.__args__, *FromEngine.__args__]
     schemas, components = msgspec.json.schema_components(kinds)
-    return _sha256(msgspec.json.encode([list(schemas), components], order="sorted"))
+    return hashlib.sha256(msgspec.json.encode([list(schemas), components], order="sorted")).hexdigest()
 
 
 def _digest_model(folder: Path, *, is_dummy: bool) -> str:
@@ -158,7 +155,3 @@ def _sample_weights(folder: Path, digest: "hashlib._Hash") -> None:
             for i in range(_NUM_SAMPLES + 1):
                 file.seek(max(size - _SAMPLE_BYTES, 0) * i // _NUM_SAMPLES)
                 digest.update(file.read(_SAMPLE_BYTES))
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -206,17 +206,6 @@ def test_clients_hear_when_the_queue_is_full_and_when_it_is_not():
     assert harness.queue_states == [True, False]
 
 
-def test_a_draining_engine_refuses_new_requests_and_finishes_the_old():
-    harness = Harness()
-    harness.add("old", [1])
-    harness.turn()
-    harness.engine.is_draining = True
-    harness.add("new", [1])
-    harness.drain()
-    assert harness.seen["old"].ends == ["length"]
-    assert harness.seen["new"].ends == ["overloaded"]
-
-
 @pytest.mark.parametrize(
     ("prompt", "changes", "code"),
     [
@@ -303,12 +292,13 @@ def test_a_request_leaves_the_queue_without_a_search_through_it():
     assert len(queue.requests) == 997
 
 
-def test_abort_all_ends_everything_with_an_event():
+def test_requests_that_run_or_wait_end_with_an_event_each_when_they_are_aborted():
     harness = Harness(max_num_seqs=1)
     harness.add("running", [1, 2, 3])
     harness.add("waiting", [4])
     harness.turn(2)
-    harness.engine.abort_all()
+    for name in ("running", "waiting"):
+        harness.abort(name)
     harness.drain()
     assert [seen.ends for seen in harness.seen.values()] == [["abort"], ["abort"]]
 
@@ -319,7 +309,8 @@ def test_the_loop_does_not_block_while_an_event_is_unsent():
     harness.add("also waiting", [2])
     for client_id, message in harness.transport.receive(0):
         harness.engine._handle(client_id, message)
-    harness.engine.abort_all()
+    for name in ("waiting", "also waiting"):
+        harness.engine._abort(name)
     assert not harness.scheduler.has_work
     assert not harness.engine.is_idle
     harness.engine.run_once()

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.interface.errors import EngineDead, PoisonRequest, ServiceError, ShuttingDown
-from engine.interface.mailbox import Mailbox, RequestOutput
+from engine.interface.errors import EngineDead, PoisonRequest, PromptTooLong, ServiceError, ShuttingDown
+from engine.interface.mailbox import Mailbox, Mailboxes, RequestOutput
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
@@ -540,6 +540,34 @@ def test_no_more_requests_wait_than_the_last_engine_would_have_taken(tmp_path: P
     run(scenario())
 
 
+def test_no_more_tokens_wait_than_the_last_engine_would_have_taken(tmp_path: Path) -> None:
+    most = READY.num_blocks * READY.block_size + READY.max_queued_tokens
+
+    def long(request_id: str, num_tokens: int) -> AddRequest:
+        return AddRequest(request_id, bytes(4 * num_tokens), SamplingParams(max_tokens=4), arrival_s=0.0)
+
+    async def scenario() -> None:
+        async with connected(tmp_path) as (client, engines):
+            engines.end()
+            await until(lambda: client.ready is None)
+            first = Reader(client, long("first", most + 1))  # alone it waits, whatever its length is
+            await asyncio.sleep(0)
+            assert (await Reader(client, long("second", 1)).end()).error.code == "overloaded"
+            client.abort("first")
+            await first.end()
+            readers = [Reader(client, long(name, most // 2)) for name in "ab"]
+            await asyncio.sleep(0)
+            refused = await Reader(client, long("c", most)).end()
+            assert (refused.error.code, refused.error.retry_after_s) == ("overloaded", 10)
+            await engines.start()
+            assert [each.request_id for each in await engines.got(2)] == ["a", "b"]
+            for reader in readers:
+                reader.task.cancel()
+            await asyncio.gather(*(reader.task for reader in readers), return_exceptions=True)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("event", ["nothing", "accepted", "begun"])
 def test_the_error_of_an_engine_that_died_tells_how_far_it_came(event: str) -> None:
     mailbox = Mailbox(AddRequest("a", b"", SamplingParams(max_tokens=4), arrival_s=0.0))
@@ -560,3 +588,20 @@ def test_what_another_engine_had_accepted_stays_accepted() -> None:
     journal.submit()
     again = journal.submit()
     assert (again.is_charged, again.num_replays) == (True, 2)
+
+
+@pytest.mark.parametrize("output", [b"", pack_token_ids([11])])
+def test_a_context_that_the_tokens_of_another_engine_fill_is_the_end(output: bytes) -> None:
+    mailboxes = Mailboxes()
+    request = AddRequest("a", b"", SamplingParams(max_tokens=4), arrival_s=0.0, output=output)
+
+    async def read() -> list[RequestOutput]:
+        refused = RequestFailed("a", PromptTooLong.code, "No room.")
+        outputs = mailboxes.outputs(request, send=lambda _: mailboxes.deliver(refused, 0.0), abort=lambda: None)
+        return [each async for each in outputs]
+
+    if output:
+        assert [each.finish_reason for each in asyncio.run(read())] == ["length"]
+    else:
+        with pytest.raises(PromptTooLong):
+            asyncio.run(read())

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from engine.interface import paired_client
-from engine.interface.errors import EngineDead, Overloaded, PromptTooLong, RateLimited
+from engine.interface.errors import EngineDead, Overloaded, RateLimited
 from engine.interface.metrics import Metrics
 from engine.interface.paired_client import PairedEngineClient
 from engine.interface.protocol import AddRequest, HandOver, SamplingParams, pack_token_ids
@@ -247,14 +247,6 @@ def test_the_only_decode_engine_that_dies_ends_the_request():
     pair.decode[0].fail, pair.decode[0].fail_after = DEAD, 1
     with pytest.raises(EngineDead):
         pair.run()
-
-
-def test_a_context_that_the_first_token_fills_is_the_end():
-    pair = Pair()
-    pair.decode[0].fail = PromptTooLong("no room")
-    outputs = pair.run()
-    assert tokens_of(outputs) == [11]
-    assert outputs[-1].finish_reason == "length"
 
 
 def test_requests_go_to_the_engine_with_the_fewest():

@@ -4,6 +4,8 @@ import errno
 import os
 import time
 
+import pytest
+
 from tests.unit.engine.tiers.opened_store import EACH, FaultyFolder, block, key
 
 HOUR_S = 3600.0
@@ -94,3 +96,20 @@ def test_pins_are_known_to_another_server_with_the_folder(open_store):
     second.store.remove(removed)
     assert not second.store.has(*removed[0])
     assert second.store.status.num_pinned_bytes == 0
+
+
+@pytest.mark.parametrize("call", ["_fill", "read"])
+def test_a_pin_that_comes_while_the_block_is_read_stays(open_store, monkeypatch, call):
+    opened = open_store(num_blocks=12)
+    opened.put(1)
+    real = getattr(opened.folder, call)
+
+    def pinned_meanwhile(*arguments):
+        result = real(*arguments)
+        opened.store.pin([(0, key(1))], owner="team", for_s=HOUR_S)
+        return result
+
+    monkeypatch.setattr(opened.folder, call, pinned_meanwhile)
+    assert opened.get(1) == block(1)
+    assert opened.store.pinned_for_s(0, key(1)) > HOUR_S - 60
+    assert open_store(num_blocks=12).store.pinned_for_s(0, key(1)) > HOUR_S - 60, "on disk, too"
