@@ -22,7 +22,7 @@ from kernels.linear import float4, onednn, reference, rounding, w8a8
 from kernels.linear.float4 import Float4Weight
 from kernels.linear.int4_cpu import Int4Matrix, int4_linear
 from kernels.linear.lut4_configs import float4_gemm_config, lut4_gemm_config
-from kernels.linear.onednn import Int8Matrix
+from kernels.linear.onednn import Bf16Matrix, Int8Matrix
 from kernels.linear.reference import IntWeight, Lut4Weight
 from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.linear.scaled8_configs import MAX_SMALL_TILES, scaled8_config
@@ -80,9 +80,9 @@ class DenseLinear:
     def __init__(self) -> None:
         self._scratch: SplitKScratch | None = None
 
-    def __call__(self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, w: torch.Tensor | Bf16Matrix, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; w: [N, K], plain or from onednn.pack; bias: [N] or None; returns [T, N]."""
-        if w.is_mkldnn:
+        if isinstance(w, Bf16Matrix):
             return onednn.packed_linear(x, w, bias)
         if not (on_triton(x) and can_gemv(x, w)):
             return functional.linear(x, w, bias)
