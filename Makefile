@@ -39,9 +39,9 @@ STRICT := engine.core engine.interface engine.grammar server.api
 help:
 	@echo 'make serve   serve the built-in demo model on http://127.0.0.1:8000; ARGS="MODEL --port N" for more'
 	@echo 'make test    run the tests but the long tails; ARGS="-k name" for some'
-	@echo 'make test-unit   the quick ones of those that start no server, in a minute'
+	@echo 'make test-unit   the quick ones of those that start no server'
 	@echo 'make test-full   the long tails: full tables of cases, all examples of hypothesis, compilers'
-	@echo 'make test-bare   the tests without Triton, matplotlib and OpenTelemetry, in .venv-bare'
+	@echo 'make test-bare   the quick unit tests and some others without Triton, matplotlib and OpenTelemetry, in .venv-bare'
 	@echo 'make coverage   branch coverage of server, engine, models and kernels; engine/core needs 95 %'
 	@echo 'make test-demo   test how the demo model is taught: its corpus, its training, its examination'
 	@echo 'make test-clients   drive the server with other people'"'"'s clients, in Python and on Node'
@@ -79,7 +79,7 @@ test-full: $(STAMP)
 	$(BIN)/python -m pytest $(SPREAD) -m 'not gpu and (full or hypothesis)' --hypothesis-profile=full $(ARGS)
 
 test-bare: $(BARE)/.installed
-	$(BARE)/bin/python -m pytest $(SPREAD) $(BARE_TESTS) $(ARGS)
+	$(BARE)/bin/python -m pytest $(SPREAD) -m 'not gpu and not full and not slow' $(BARE_TESTS) $(ARGS)
 
 # failed tests end it at its end. Processes that a test kills leave no data, or half of it, which is no use
 coverage: $(STAMP)

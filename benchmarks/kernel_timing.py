@@ -15,6 +15,8 @@ from typing import TypedDict
 
 import torch
 
+from benchmarks.report import without_folders
+
 
 class TensorOptions(TypedDict):
     """Arguments of torch's factory functions: dtype and device."""
@@ -96,7 +98,7 @@ def precompile(jobs: Sequence[Callable[[], object]], *, processes: int = 14) -> 
 
 
 def machine_facts() -> dict[str, str]:
-    """Return hardware, versions and date, to be saved with every figure."""
+    """Return hardware, versions, date and arguments, to be saved with every figure."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
@@ -104,7 +106,7 @@ def machine_facts() -> dict[str, str]:
         "torch": torch.__version__,
         "triton": version("triton") if find_spec("triton") else "none",
         "cuda": str(torch.version.cuda),
-        "argv": " ".join(sys.argv[1:]),
+        "argv": " ".join(without_folders(sys.argv[1:])),
     }
 
 

@@ -40,7 +40,7 @@ class Conversations:
     def __init__(self, config: EngineConfig, num_tokens: int) -> None:
         self.offline = OfflineEngine.load(config)
         if self.offline.loaded.disk is not None:
-            self.offline.loaded.disk.attach(self.offline.engine.scheduler.kv.tiers)
+            self.offline.loaded.disk.attach(self.offline.engine.scheduler)
         self._random = Random(1)
         self._vocab_size = self.offline.loaded.model_config.vocab_size
         self._num_tokens = num_tokens

@@ -6,6 +6,7 @@ after one warm-up of the same kind; the report has its best run and the times of
 
 import argparse
 import contextlib
+import math
 import platform
 import sys
 import time
@@ -40,6 +41,7 @@ from server.config.serve_flags import is_expert_parallel, num_steps_in_flight, s
 _SHAPES = Path(__file__).parent / "shapes"
 _DEFAULT_SHAPE = "qwen3-0.6b"
 _DEFAULT_MODEL_LEN = 8192
+_WARM_UP_TOKENS = 8
 _NOT_SAVED = ("json", "html", "plot", "run")  # flags that change no figure
 
 Requests = list[tuple[list[int], int]]
@@ -71,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             "args": {flag: value for flag, value in vars(arguments).items() if flag not in _NOT_SAVED}
             | {"max_model_len": loaded.scheduler_config.max_model_len},
             "workloads": {},
+            "peak_vram_gib": None,
         }
         weights = "random weights" if config.load_format == "dummy" else "its own weights"
         print(f"{name} with {weights}, loaded in {report['load_s']:.1f} s on {loaded.facts['Device']}")
@@ -79,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         for workload_name, requests in fitted.items():
             print(f"{workload_name} …", file=sys.stderr, flush=True)
             report["workloads"][workload_name] = measure(loaded, requests, runs=arguments.runs)
+            if arguments.json:  # a time limit may end this process before the next one is measured
+                write_report(arguments.json, report)
         if AGENT in arguments.workloads:
             print("agent …", file=sys.stderr, flush=True)
             report["workloads"][AGENT] = measure_agents(loaded, runs=arguments.runs)
@@ -92,8 +97,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(loaded: LoadedEngine, requests: Requests, *, runs: int) -> Report:
-    """Run one workload `runs` times after a short warm-up; return the best run. Raises BenchError."""
-    _run(loaded, [(prompt, min(num_tokens, 8)) for prompt, num_tokens in requests])
+    """Run one workload `runs` times after a short warm-up; return the best run. Raises BenchError.
+
+    The warm-up has all requests with short answers; if their answers are as short as that, a quarter of them.
+    """
+    short = [(prompt, min(num_tokens, _WARM_UP_TOKENS)) for prompt, num_tokens in requests]
+    _run(loaded, short if short != requests else short[: math.ceil(len(short) / 4)])
     results = [_run(loaded, requests) for _ in range(runs)]
     best = min(results, key=lambda result: result["seconds"])
     return best | {"all_seconds": [result["seconds"] for result in results]}

@@ -23,9 +23,11 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.load import LoadConfig
+from benchmarks.report import BenchError
 from benchmarks.serve import format_report, measure
 
 SHAPES = Path(__file__).parent / "shapes"
+_NUM_MERGED = 4000  # tokens that merges are made of
 
 
 def main() -> int:
@@ -65,12 +67,15 @@ def write_model_folder(config: Path, folder: Path) -> None:
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate(tokens)}
     merges: list[tuple[str, str]] = []
+    parts = tokens[:_NUM_MERGED]
     while len(tokens) < vocab_size:
-        left, right = rng.choice(tokens[:4000]), rng.choice(tokens[:4000])
+        left, right = rng.choice(parts), rng.choice(parts)
         if left + right not in vocab and len(left + right) < 16:
             merges.append((left, right))
             vocab[left + right] = len(tokens)
             tokens.append(left + right)
+            if len(parts) < _NUM_MERGED:
+                parts.append(left + right)
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -82,22 +87,45 @@ def write_model_folder(config: Path, folder: Path) -> None:
 def start_server(
     folder: str, port: int, flags: list[str], *, gpus: str | None = None, log: IO[bytes] | None = None
 ) -> tuple[subprocess.Popen[bytes], float]:
-    """Start the daemon; return it and the seconds until GET /ready was 200. Raises RuntimeError if it exits before.
+    """Start the daemon; return it and the seconds until GET /ready was 200. Raises BenchError as wait_until_ready does.
+
+    See launch_server.
+    """
+    started_s = time.monotonic()
+    server = launch_server(folder, port, flags, gpus=gpus, log=log)
+    try:
+        wait_until_ready(server, port)
+    except BaseException:
+        stop_server(server)
+        raise
+    return server, time.monotonic() - started_s
+
+
+def launch_server(
+    folder: str, port: int, flags: list[str], *, gpus: str | None = None, log: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the daemon, and do not wait for it.
 
     gpus: its CUDA_VISIBLE_DEVICES; None: those of this process. log: a file for its output; None: this process's.
     """
     command = [sys.executable, "-m", "server", "serve", folder, "--load-format", "dummy", "--port", str(port)]
     command += ["--max-queue-wait", "0"]  # the load may be more than it serves, and is to be measured whole
-    started_s = time.monotonic()
     env = None if gpus is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpus}
-    server = subprocess.Popen([*command, "--log-level", "warning", *flags], stdout=log, stderr=log, env=env)
+    return subprocess.Popen([*command, "--log-level", "warning", *flags], stdout=log, stderr=log, env=env)
+
+
+def wait_until_ready(server: subprocess.Popen[bytes], port: int, *, timeout_s: float = 600.0) -> None:
+    """Block until GET /ready of a daemon is 200. Raises BenchError if it ends or `timeout_s` pass before."""
+    end_s = time.monotonic() + timeout_s
     while server.poll() is None:
+        if time.monotonic() > end_s:
+            raise BenchError(f"The daemon was not ready within {timeout_s:g} s.")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):  # nosec B310
-                return server, time.monotonic() - started_s
+                return
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             time.sleep(0.05)
-    raise RuntimeError(f"the daemon ended with {server.returncode} before it was ready")
+    raise BenchError(f"The daemon ended with {server.returncode} before it was ready.")
 
 
 def _measure(args: argparse.Namespace, concurrency: int) -> dict:
@@ -121,13 +149,17 @@ def model_name(port: int) -> str:
         return json.load(reply)["data"][0]["id"]
 
 
-def stop_server(server: subprocess.Popen[bytes]) -> None:
-    """End the daemon, by force after 20 seconds."""
-    server.terminate()
-    try:
-        server.wait(20)
-    except subprocess.TimeoutExpired:
-        server.kill()
+def stop_server(*servers: subprocess.Popen[bytes]) -> None:
+    """End daemons together, by force after 20 seconds."""
+    for server in servers:
+        server.terminate()
+    end_s = time.monotonic() + 20
+    for server in servers:
+        try:
+            server.wait(max(0.0, end_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
 
 
 def _parser() -> argparse.ArgumentParser:

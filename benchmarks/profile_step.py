@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.offline import versions
 from engine.core.engine import Engine
 from engine.interface.config import EngineConfig
-from engine.interface.protocol import AddRequest, SamplingParams, pack_token_ids
+from engine.interface.protocol import AddRequest, ClientGone, SamplingParams, pack_token_ids
 from engine.offline import OfflineEngine
 from engine.startup.load import load_engine
 from engine.startup.loaded_engine import LoadedEngine
@@ -97,8 +97,8 @@ def _decoding(loaded: LoadedEngine, batch: int, context: int) -> OfflineEngine:
 
 
 def _finish(offline: OfflineEngine, result: dict) -> dict:
-    """Abort running requests; return `result`."""
-    offline.engine.abort_all()
+    """Let the client leave, which ends all requests; return `result`."""
+    offline.transport.inbox.append((0, ClientGone()))
     while not offline.engine.is_idle:
         offline.engine.run_once()
     return result

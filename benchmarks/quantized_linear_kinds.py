@@ -13,7 +13,7 @@ from kernels.linear import lut4_configs, ops, scaled8_configs, w8a8
 from kernels.linear.float4 import Float4Weight, dequantize_float4, float4_weight_bytes, make_float4_weight
 from kernels.linear.lut4_configs import Lut4GemmConfig, float4_gemm_config
 from kernels.linear.reference import FP8, LUT_TILE, dequantize_blocks, quantize_groups
-from kernels.linear.scaled8_configs import Scaled8Config, scaled8_config
+from kernels.linear.scaled8_configs import BlocksConfig, Scaled8Config, scaled8_config
 from kernels.linear.splits import num_splits
 
 BLOCK = 128  # of fp8: rows and columns
@@ -33,7 +33,7 @@ _TILED_CUTS = (
 _PROGRAMS = (132, 264, 528)
 _MOST_DENSE_ROWS = 256  # above, only the dense product of 4-bit floats is a candidate
 
-Config = Lut4GemmConfig | Scaled8Config | None  # None: dequantise, and cuBLAS
+Config = Lut4GemmConfig | Scaled8Config | BlocksConfig | None  # None: dequantise, and cuBLAS
 Scaled = tuple[torch.Tensor, torch.Tensor]  # values and scales
 
 
@@ -123,6 +123,14 @@ def _scaled8_candidates(num_rows: int, n: int, k: int, *, is_shared: bool = True
     return list(dict.fromkeys(found))
 
 
+def _blocks_candidates(num_rows: int, n: int, k: int, *, is_shared: bool = True) -> list[Config]:
+    found = _scaled8_candidates(num_rows, n, k, is_shared=is_shared)
+    if num_rows > scaled8_configs.MAX_FEW_ROWS:
+        found += [BlocksConfig(num_stages=stages, group=group) for stages in (4, 5) for group in (8, 16)]
+        found.append(BlocksConfig(part=BLOCK, parts=1))
+    return found
+
+
 def _scaled8_scratch(device: torch.device) -> Any:
     from kernels.linear.triton_scaled8 import allocate_scratch
 
@@ -139,10 +147,14 @@ def _blocks() -> Kind:
         wide = values.double() * scales.double().repeat_interleave(BLOCK, 1)[:, : x.shape[1]]
         return wide @ dequantize_blocks(*weight, BLOCK, BLOCK).double().T
 
-    def run(x: torch.Tensor, weight: Scaled, config: Scaled8Config, scratch: Any) -> torch.Tensor:
+    def run(x: torch.Tensor, weight: Scaled, config: Scaled8Config | BlocksConfig, scratch: Any) -> torch.Tensor:
         from kernels.linear import triton_fp8, triton_scaled8
 
         rounded = triton_fp8.quantize_groups(x, BLOCK, pdl=x.is_cuda)
+        if isinstance(config, BlocksConfig):
+            from kernels.linear import gluon_blocks
+
+            return gluon_blocks.blocks_linear(*rounded, *weight, None, dtype=x.dtype, config=config, pdl=x.is_cuda)
         return triton_scaled8.blocks_linear(
             *rounded, *weight, None, scratch,
             rows=BLOCK, columns=BLOCK, dtype=x.dtype, config=config, pdl=x.is_cuda,
@@ -152,7 +164,7 @@ def _blocks() -> Kind:
         linear = ops.Fp8BlockLinear()
         return lambda x, weight: linear(x, weight[0], weight[1], None, rows=BLOCK, columns=BLOCK)
 
-    return Kind("fp8-blocks", make, lambda n, k: n * k, exact, _scaled8_candidates, run, served, _scaled8_scratch)
+    return Kind("fp8-blocks", make, lambda n, k: n * k, exact, _blocks_candidates, run, served, _scaled8_scratch)
 
 
 def _integers() -> Kind:

@@ -50,8 +50,7 @@ def main() -> int:
             print(text, file=sys.stderr)
             named = _NAMED.search(text)
             report["named"] = None if named is None else named[0]
-            if args.json:
-                args.json.write_text(json.dumps(report, indent=1) + "\n")
+            _write(report, args.json)
     loss = report["loss"]
     print(f"named: {report['named']}; errors of the cut streams: {loss['errors']}")
     print(f"not ready after {loss['noticed_s']} s, ready again after {loss['ready_s']} s")
@@ -72,6 +71,7 @@ def _measure(args: argparse.Namespace, report: Report, server_pid: int) -> None:
     processes = min(args.concurrency, args.processes)
     measure(msgspec.structs.replace(once, seed=10_000), num_processes=processes)  # warm-up
     report["before"] = measure(usual, num_processes=processes)
+    _write(report, args.json)
     print(f"before: {format_report(report['before'])}", flush=True)
     killer = _Killer(server_pid, args.port, delay_s=args.kill_after)
     killer.start()
@@ -79,8 +79,15 @@ def _measure(args: argparse.Namespace, report: Report, server_pid: int) -> None:
     killer.join()
     counts = {name: cut[name] for name in ("num_completed", "num_failed", "num_unfinished", "errors", "duration_s")}
     report["loss"] = counts | {"noticed_s": killer.noticed_s, "ready_s": killer.ready_s, "rank_pid": killer.rank_pid}
+    _write(report, args.json)
     report["after"] = measure(msgspec.structs.replace(usual, seed=30_000), num_processes=processes)
     print(f"after: {format_report(report['after'])}", flush=True)
+
+
+def _write(report: Report, path: Path | None) -> None:
+    """Write what is measured so far: a time limit may end this process."""
+    if path is not None:
+        path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 class _Killer(threading.Thread):

@@ -44,8 +44,8 @@ def host_facts() -> dict[str, str | int | None]:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return a command as typed in a shell, without its keys and passwords."""
-    words = ["quire", *arguments]
+    """Return a command as typed in a shell, without its keys, its passwords and the folders of absolute paths."""
+    words = ["quire", *without_folders(arguments)]
     for i, word in enumerate(words):
         flag, separator, value = word.partition("=")
         if not separator and i + 1 < len(words):
@@ -61,6 +61,14 @@ def command_line(arguments: Sequence[str]) -> str:
         elif i + 1 < len(words):
             words[i + 1] = value
     return shlex.join(words)
+
+
+def without_folders(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the last part alone of each absolute path, also behind `--flag=`.
+
+    What a command measures does not depend on the folders of a machine, and results are published.
+    """
+    return [re.sub(r"^(--[\w-]+=)?/(?:[^/]*/)*(?=[^/])", r"\1", word) for word in arguments]
 
 
 def load_json(path: str) -> object:

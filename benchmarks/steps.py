@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.offline import engine_config
 from benchmarks.report import BenchError, check_outputs, format_table, now, write_report
 from benchmarks.step_times import StepTimes
-from engine.interface.protocol import AddRequest, SamplingParams, pack_token_ids
+from engine.interface.protocol import AddRequest, ClientGone, SamplingParams, pack_token_ids
 from engine.offline import OfflineEngine
 from engine.startup.load import LoadedEngine, load_engine
 
@@ -190,7 +190,7 @@ def _timed(offline: OfflineEngine, num_steps: int, before_each: Callable[[], Non
 
 
 def _end(offline: OfflineEngine) -> None:
-    offline.engine.abort_all()
+    offline.transport.inbox.append((0, ClientGone()))
     while not offline.engine.is_idle:
         offline.engine.run_once()
 

@@ -33,6 +33,7 @@ _ADJUSTED_KINDS = (
     SamplingParams(max_tokens=2, top_k=20, presence_penalty=1.0),
 )
 _PROMPT_LENS = (29, 103, 402, 702, 5000)  # approximate number of prompt tokens of a step
+_EXPERTS_PROMPT_LENS = (602, 902, 1102, 1602, 3002, 8002)  # their kernels differ by the pairs of an expert, in the mean
 # A repetitive prompt gets drafts
 _DRAFTED_PROMPT, _DRAFTED_KIND = [0] * 12, SamplingParams(max_tokens=8, top_k=20)
 
@@ -115,10 +116,11 @@ class OfflineEngine:
     def run_workload(self) -> None:
         """Run batches and prompts of every size and kind, for precompilation. Discards the results."""
         fitting = [size for size in _batch_sizes() if size <= self.loaded.scheduler_config.max_num_seqs]
+        prompt_lens = (*_PROMPT_LENS, *(_EXPERTS_PROMPT_LENS if self.loaded.model_config.experts is not None else ()))
         longest = self.engine.scheduler.max_num_tokens - 2
         if not self.loaded.model_config.has_lm_head:
             for num_requests in fitting[::3]:
-                for num_tokens in _PROMPT_LENS:
+                for num_tokens in prompt_lens:
                     prompt = [0] * min(max(num_tokens // num_requests, 1), longest)
                     self.embed([prompt] * num_requests, "last")
             return
@@ -130,7 +132,7 @@ class OfflineEngine:
             for num_requests in fitting:
                 self.generate([_DRAFTED_PROMPT] * num_requests, [_DRAFTED_KIND] * num_requests)
         for num_requests in fitting[::3]:
-            for num_tokens in _PROMPT_LENS:
+            for num_tokens in prompt_lens:
                 prompt = [0] * min(max(num_tokens // num_requests, 2), longest)
                 self.generate([prompt] * num_requests, [_KINDS[0]] * num_requests)
 

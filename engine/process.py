@@ -29,7 +29,6 @@ from engine.interface.config import EngineProcessConfig
 from engine.interface.control import (
     Activate,
     AskLeave,
-    Drain,
     EngineFailed,
     EngineInfo,
     Flush,
@@ -70,7 +69,6 @@ class EngineProcess:
         self._num_counted = [0, 0]  # batches of the publisher in the metrics: published, lost
         self._close_peers: Callable[[], None] = lambda: None
         self._is_stopping = False
-        self._stop_at_s: float | None = None
         self._leave_at_s: float | None = None  # at the latest
         self._was_terminated = False  # SIGTERM came
         self._next_delta_s = self._next_heartbeat_s = self._next_ask_s = 0.0
@@ -122,7 +120,9 @@ class EngineProcess:
         gc.freeze()
         gc.enable()
         logger.info("imports done head_start=%d", sum(not thread.is_alive() for thread in threads))
-        loads_beside = self._config.is_standby and OfflineEngine.fits_beside(self._config.engine)
+        loads_beside = (
+            self._config.is_standby and not self._config.is_held and OfflineEngine.fits_beside(self._config.engine)
+        )
         if self._config.is_standby and not loads_beside:
             for thread in threads:
                 thread.join()
@@ -157,7 +157,7 @@ class EngineProcess:
             captures_graphs=True,
         )
         if loaded.disk is not None:
-            loaded.disk.attach(engine.scheduler.kv.tiers)
+            loaded.disk.attach(engine.scheduler)
             self._close_disk = loaded.disk.close
         if loaded.peers is not None:
             loaded.peers.attach(engine.scheduler.kv.tiers, on_socket=transport.watch, off_socket=transport.unwatch)
@@ -225,10 +225,6 @@ class EngineProcess:
                 case Flush(number):
                     self._send_metrics()
                     self._control.send(Flushed(number))
-                case Drain(timeout_s):
-                    self._stop_at_s = time.monotonic() + timeout_s
-                    if self._engine is not None:
-                        self._engine.is_draining = True
                 case Leave(timeout_s):
                     self._leave_at_s = time.monotonic() + timeout_s
                     if self._engine is not None:
@@ -272,8 +268,6 @@ class EngineProcess:
             logger.info("left is_done=%s", self._engine.is_idle)
             self._send_metrics()  # what was counted since the last
             self._is_stopping = True
-        if self._stop_at_s is not None and now >= self._stop_at_s and self._engine is not None:
-            self._engine.abort_all()
 
 
 def main() -> int:

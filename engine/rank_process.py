@@ -10,8 +10,11 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
@@ -20,6 +23,7 @@ from engine.interface.child_process import die_with_parent
 from engine.interface.errors import StartupError, first_line, sentence
 from engine.interface.logs import configure_logging
 from engine.interface.transport import encode_frame
+from engine.tensor_parallel.disk_shares import ShareDone, ShareFiles, ShareJob
 from engine.tensor_parallel.ranks import RankConfig, RankFailed, read_frame
 
 logger = logging.getLogger(__name__)
@@ -27,16 +31,31 @@ logger = logging.getLogger(__name__)
 _NOTICE_S = 1.0
 
 
-def run_plans(executor: Executor, receive: Callable[[], bytes | None]) -> None:
-    """Run plans until receive() returns None. At most two steps are in flight, as on the first rank."""
-    decoder = msgspec.msgpack.Decoder(StepPlan)
+def run_plans(
+    executor: Executor, receive: Callable[[], bytes | None], begin_share: Callable[[ShareJob], None] | None = None
+) -> None:
+    """Run plans until receive() returns None. At most two steps are in flight, as on the first rank.
+
+    begin_share: called with the jobs that come between plans, when the steps that they follow have ended.
+    """
+    decoder: msgspec.msgpack.Decoder[StepPlan | ShareJob] = msgspec.msgpack.Decoder(StepPlan | ShareJob)
     in_flight: StepHandle | None = None
+    last_step = -1  # that of in_flight
     while (body := receive()) is not None:
-        step = executor.forward(decoder.decode(body))
+        told = decoder.decode(body)
+        if isinstance(told, ShareJob):
+            assert begin_share is not None
+            # the first rank has ended this step, so the wait is short; -1: steps of an earlier engine may be in flight
+            if in_flight is not None and (told.after_step < 0 or last_step <= told.after_step):
+                in_flight.wait()
+                in_flight = None
+            begin_share(told)
+            continue
+        step = executor.forward(told)
         if in_flight is not None:
             in_flight.wait()
         step.sample()
-        in_flight = step
+        in_flight, last_step = step, told.step_id
 
 
 def main() -> int:
@@ -51,6 +70,12 @@ def main() -> int:
     config = msgspec.msgpack.decode(body, type=RankConfig)
     configure_logging(level=config.log_level, log_format=config.log_format, process=f"rank {config.rank}")
     exit_code = 3
+    sending = threading.Lock()  # threads answer for shares
+
+    def answer(done: ShareDone) -> None:
+        with sending, suppress(OSError):  # the engine has ended
+            sock.sendall(encode_frame(done))
+
     try:
         from engine.startup.load import load_rank
 
@@ -58,9 +83,13 @@ def main() -> int:
         gc.collect()
         gc.freeze()
         exit_code = 1
-        run_plans(executor, lambda: read_frame(sock))
+        begin_share = None
+        if config.engine.kv_disk is not None and executor.host_pages is not None:
+            begin_share = ShareFiles(Path(config.engine.kv_disk), executor.host_pages.slot_memory, answer).begin
+        run_plans(executor, lambda: read_frame(sock), begin_share)
     except StartupError as error:
-        sock.sendall(encode_frame(RankFailed(error.message, error.exit_code)))
+        with sending:
+            sock.sendall(encode_frame(RankFailed(error.message, error.exit_code)))
         return error.exit_code
     except BaseException as error:  # a device fault or a bug
         time.sleep(_NOTICE_S)  # if another rank's exit is the cause, the engine dies now and ends this process
@@ -68,7 +97,8 @@ def main() -> int:
             logger.exception("rank fault")
         during, hint = ("serving", "") if exit_code == 1 else ("loading", " (--debug shows where)")
         what = f"{type(error).__name__} while {during}: {first_line(error)}"
-        sock.sendall(encode_frame(RankFailed(sentence(what + hint), exit_code)))
+        with sending:
+            sock.sendall(encode_frame(RankFailed(sentence(what + hint), exit_code)))
         return exit_code
     return 0
 

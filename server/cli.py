@@ -200,6 +200,14 @@ def _add_http_flags(group: argparse._ArgumentGroup) -> None:
         help="load, then take the port over from the daemon that runs there, which ends after its open requests",
     )
     add(
+        "--takeover-form",
+        choices=("auto", "beside", "instead"),
+        metavar="FORM",
+        default="auto",
+        help="of --takeover: load beside the running daemon's model, instead of it (its requests wait), or auto:"
+        " by the memory",
+    )
+    add(
         "--drain-timeout",
         type=seconds,
         default=25.0,
@@ -215,10 +223,12 @@ def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
 
         print(show_config(parser.settings, arguments, environment=os.environ))
         return 0
+    from server.config.fit_check import ask_of_flags
     from server.config.serve_config import check_flags, find_model
     from server.launcher.launch import launch
     from server.launcher.listener import allowed_hosts_of, bind
     from server.launcher.takeover import request_takeover
+    from server.launcher.takeover_form import choose_form
 
     checked = check_flags(arguments)
     launch_config = _launch_config(arguments, checked.given_key_hashes)
@@ -231,6 +241,14 @@ def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
     listeners = bind(launch_config) if takeover is None else takeover.listeners
     try:
         engine_config, server_config = find_model(arguments, checked, allowed_hosts=allowed_hosts)
+        if takeover is not None:
+            takeover.form = choose_form(
+                arguments.takeover_form,
+                ask_of_flags(arguments, folder=engine_config.model),
+                running=takeover.offer.engine,
+                engine=engine_config,
+                server=server_config,
+            )
         return launch(launch_config, engine_config, server_config, listeners, takeover=takeover)
     except StartupError as error:
         if takeover is None or takeover.is_done:

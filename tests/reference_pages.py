@@ -60,6 +60,7 @@ _UNITS = {  # the first pattern that is found in a name decides
     r"_pages": "pages",
     r"_states": "states",
     r"restarts": "restarts",
+    r"takeovers": "takeovers",
     r"_fds": "files",
     r"connections": "connections",
     r"^(ready|engine_up|kv_disk_paused)$": "0 or 1",

@@ -76,7 +76,8 @@ MAY_IMPORT = {
     "engine.device": """engine.core engine.interface engine.peers engine.tensor_parallel kernels.attention
         kernels.dispatch kernels.elementwise kernels.inputs kernels.ops kernels.sampling kernels.states models.build
         models.config models.context models.parallel""",
-    "engine.tensor_parallel": "engine.core engine.interface kernels.all_reduce kernels.dispatch models.parallel",
+    "engine.tensor_parallel": """engine.core engine.interface engine.tiers kernels.all_reduce kernels.dispatch
+        models.parallel""",
     "engine.core": "engine.grammar engine.interface engine.peers engine.tiers",
     "engine.peers": "engine.interface",
     "engine.grammar": "engine.interface",
@@ -116,9 +117,10 @@ MAY_IMPORT = {
         kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.sampling""",
     "kernels.precompile": "",
     "kernels.sampling": "kernels.attention",
-    "kernels.linear": "kernels.attention kernels.dispatch kernels.e2m1 kernels.elementwise kernels.native",
+    "kernels.linear": """kernels.attention kernels.dispatch kernels.e2m1 kernels.elementwise kernels.gluon_common
+        kernels.native""",
     "kernels.moe": "kernels.e2m1 kernels.elementwise kernels.linear",
-    "kernels.attention": "kernels.dispatch kernels.elementwise kernels.native",
+    "kernels.attention": "kernels.dispatch kernels.elementwise kernels.gluon_common kernels.native",
     "kernels.all_reduce": "kernels.elementwise",
     "kernels.causal_conv": "kernels.states kernels.states_triton",
     "kernels.delta_rule": "kernels.states kernels.states_triton",
@@ -131,11 +133,12 @@ MAY_IMPORT = {
     "kernels.native": "",
     "kernels.dispatch": "",
     "kernels.e2m1": "",
+    "kernels.gluon_common": "",
     "benchmarks": """engine.core engine.interface engine.offline engine.startup engine.tensor_parallel engine.tiers
         kernels.all_reduce kernels.attention kernels.causal_conv kernels.delta_rule kernels.e2m1 kernels.elementwise
         kernels.inputs kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.ops kernels.precompile
         kernels.sampling kernels.states models.build models.config models.context models.errors models.layers
-        models.parallel models.quantization models.weights server.config server.text""",
+        models.parallel models.quantization models.weights server.config server.http server.text""",
     "deploy": "engine.interface server.api server.hosted server.launcher",
 }
 # Packages that hold tensors; no other file of server, engine or deploy imports torch, or what imports it

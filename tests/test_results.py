@@ -12,6 +12,7 @@ FILES = sorted(path.name for path in (ROOT / "benchmarks/results").iterdir())
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/notes.md"]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 _NAMED = re.compile(r"\bresults/([\w.*{},-]*[\w*}])")
+_FOLDER = re.compile(r"(?:^|[\s=\"'])/(?:tmp|root|home|work|mnt|var|opt|Users)/")
 _DATE = re.compile(r"-\d{4}-\d\d-\d\d\.")
 
 
@@ -55,3 +56,11 @@ def test_every_file_is_named_by_a_page() -> None:
 def test_a_measurement_has_one_file_the_newest() -> None:
     counts = Counter(_DATE.sub(".", name) for name in FILES)
     assert [name for name, count in counts.items() if count > 1] == []
+
+
+def test_no_file_names_a_folder_of_the_machine_that_measured() -> None:
+    assert _FOLDER.search('"argv": "--out /tmp/x/a.json"')
+    assert _FOLDER.search('"argv": "/root/out --table"')
+    texts = {name: (ROOT / "benchmarks/results" / name).read_bytes() for name in FILES}
+    found = [name for name, text in texts.items() if _FOLDER.search(text.decode(errors="replace"))]
+    assert found == []

@@ -39,7 +39,7 @@ END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_sta
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _WORDS = r"'(?:s|t|re|ve|m|ll|d)\b| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|[\r\n]+|\s+(?!\S)|\s+"
 _SHARD_DIALOGUES = 4096
-_LONG_CHATS = 0.06
+_LONG_CHATS = 0.08
 _LONGEST_CHAT = 24  # messages
 _LONGEST_TEXT = 1200  # characters
 _HEADER_TOKENS = 3  # <|im_start|>, assistant, newline
@@ -218,7 +218,7 @@ def _make_shard(job: tuple[Stream, str, int, int, int]) -> Rows:
 
 
 def _can_join(dialogue: Dialogue) -> bool:
-    return not dialogue.tools and dialogue.messages[0]["role"] == "user"
+    return dialogue.joins and not dialogue.tools and dialogue.messages[0]["role"] == "user"
 
 
 def _use_one_core() -> None:

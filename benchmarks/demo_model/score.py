@@ -1,7 +1,8 @@
-"""Examines the demo model: `python -m benchmarks.demo_model.score FOLDER [--json F] [--limit N]`.
+"""Examines the demo model: `python -m benchmarks.demo_model.score FOLDER [--json F] [--limit N] [--first-only]`.
 
 Asks the corpus's own questions, greedily and in one batch, through the engine's loop and the server's tokenizer and
-chat template. Prints a table of skill by what was held out from training, and wrong replies.
+chat template. Prints a table of skill by what was held out from training, and wrong replies; then what a newcomer asks
+first, which training never has, with the number of good answers.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from typing import Any
 
 from benchmarks.demo_model.corpus.base import Question, Reply
 from benchmarks.demo_model.corpus.mixture import examination
+from benchmarks.demo_model.first_questions import as_report, ask_as_newcomers, describe
 from benchmarks.offline import versions
 from benchmarks.report import Report, format_table, host_facts, now, write_report
 from engine.interface.config import EngineConfig
@@ -109,8 +111,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the questions")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--first-only", action="store_true", help="only what a newcomer asks first")
     parser.add_argument("--failures", type=int, default=3, help="wrong replies shown of each skill")
     flags = parser.parse_args()
+    newcomers = ask_as_newcomers(flags.folder, device=flags.device)
+    if flags.first_only:
+        print("\n".join(describe(newcomers)))
+        return
     questions = choose(examination(flags.seed), flags.limit)
     started_s = time.monotonic()
     replies = ask(flags.folder, questions, device=flags.device, kv_cache_dtype=flags.kv_cache_dtype)
@@ -119,8 +126,10 @@ def main() -> None:
     print(_failures(questions, replies, flags.failures))
     print(format_scores(cells))
     print(f"{len(questions)} questions in {seconds:.1f} s, loading included")
+    print("\n".join(describe(newcomers)))
     if flags.json:
-        write_report(flags.json, _report(flags.folder, questions, replies, cells))
+        report = _report(flags.folder, questions, replies, cells) | {"newcomers": as_report(newcomers)}
+        write_report(flags.json, report)
 
 
 def _as_call(text: str) -> dict[str, Any] | None:

@@ -361,11 +361,12 @@ PROCESSES = Row(
         Panel(
             "timeseries",
             "Restarts",
-            "Since the daemon's start: of the engine, and of HTTP workers. The log has the reason of each.",
+            "Since the daemon's start: of the engine, of HTTP workers; takeovers that failed. The log has reasons.",
             "none",
             (
                 Query(total("quire_engine_restarts_total"), "engine"),
                 Query(total("quire_worker_restarts_total"), "workers"),
+                Query(total("quire_takeovers_failed_total"), "failed takeovers"),
             ),
             width=12,
         ),

@@ -11,8 +11,9 @@ go on without their blocks when nothing arrives for STALL_S, or not all of their
 request waits until something has come back.
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from engine.core.cache_layout import CacheLayout
@@ -20,7 +21,7 @@ from engine.core.host_index import HostBlock, HostIndex
 from engine.core.kv_events import KvEvents, Medium, Name
 from engine.core.prefix_hits import Blocks, Hit, PrefixFinder
 from engine.core.request import Request
-from engine.tiers.disk_store import DiskCounts, DiskStatus
+from engine.tiers.disk_state import DiskCounts, DiskStatus
 from engine.tiers.store_threads import StoreThreads, Transfer
 
 STALL_S = 5.0
@@ -51,6 +52,30 @@ class DiskFacts(Protocol):
         ...
 
 
+class DiskPins(Protocol):
+    """A store's pinned blocks, which leave it after all others."""
+
+    def pin(self, names: Sequence[Name], *, owner: str, for_s: float) -> None:
+        """Pin blocks that are there, in the order of their prompt. Waits for the disk."""
+        ...
+
+    def pinned_for_s(self, group: int, key: bytes) -> float:
+        """Return for how long a block is still pinned; 0: it is not. Does not wait."""
+        ...
+
+
+class HostPins(Protocol):
+    """The pins of host memory, by name."""
+
+    def find(self, name: Name) -> tuple[str, float] | None:
+        """Return the owner of a block's pin and its end by the loop's clock, or None."""
+        ...
+
+    def keep(self, name: Name, *, owner: str, deadline_s: float) -> None:
+        """Pin a block."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class DiskParts:
     """What the tier works with."""
@@ -58,6 +83,7 @@ class DiskParts:
     threads: StoreThreads  # to a store of this cache's identity
     slot_memory: Callable[[int], memoryview]  # the bytes of a slot of host memory
     facts: DiskFacts  # of the store
+    pins: DiskPins  # of the store
 
 
 @dataclass(slots=True, eq=False)
@@ -102,10 +128,11 @@ class DiskTier:
         faster: Blocks,
         storing: Container[Name],
         token_s: float,
+        host_pins: HostPins | None = None,
     ) -> None:
         """faster: finds blocks of pool and host memory; storing: names of copies in flight to host memory.
 
-        token_s: seconds to compute a prompt token; 0: unknown.
+        token_s: seconds to compute a prompt token; 0: unknown. host_pins: None: nothing is pinned.
         """
         self.waits: dict[Request, _Wait] = {}
         self.num_read = 0  # blocks
@@ -122,6 +149,7 @@ class DiskTier:
         self._index = index
         self._storing = storing
         self._token_s = token_s
+        self._host_pins = host_pins
         self._with_disk = PrefixFinder(layout, AllTiers(faster, parts.threads))
         self._without = PrefixFinder(layout, faster)
         self._reading: dict[Name, _Reading] = {}
@@ -189,12 +217,24 @@ class DiskTier:
         if threads.has(*name):
             self._tell_kept(name)
             return
-        transfer = threads.put(*name, self._memory(block.slots))
+        transfer = threads.put(*name, self._memory(block.slots), slots=block.slots)
         if transfer is None:
             self.num_unwritten += 1
         else:
             self._index.begin_reading(block)
             self._writing[name] = block
+
+    def pin(self, names: Sequence[Name], *, owner: str, for_s: float) -> None:
+        """Pin the blocks of a prompt that the disk has; the others when they are written. Does not wait."""
+        threads, pins = self._parts.threads, self._parts.pins
+        there: list[Name] = []
+        for name in names:
+            if threads.has(*name):
+                there.append(name)
+            else:
+                self.write(name)  # it may have been dropped
+        if there:
+            threads.call(partial(pins.pin, there, owner=owner, for_s=for_s), num_blocks=len(there))
 
     def forget(self, names: Iterable[Name]) -> None:
         """Let blocks no longer be found on the disk: their values are not finite, perhaps."""
@@ -215,6 +255,7 @@ class DiskTier:
                 self._index.end_reading(self._writing.pop(name))
                 if transfer.is_kept:
                     self._tell_kept(name)
+                    self._pin_as_in_host(name, now)
                 self.num_written += transfer.is_kept
                 self.num_unwritten += not transfer.is_kept
         if self.events is not None:
@@ -289,7 +330,7 @@ class DiskTier:
             slots = self._index.take(self._layout.groups[name[0]].pages)
             if slots is None:
                 return False
-            transfer = self._parts.threads.get(*name, self._memory(slots))
+            transfer = self._parts.threads.get(*name, self._memory(slots), slots=slots)
             reading = self._reading[name] = _Reading(transfer, slots)
         reading.waiters.append(request)
         return True
@@ -301,6 +342,7 @@ class DiskTier:
         is_new = self._index.find(name) is None and name not in self._storing
         if transfer.is_kept:
             self._tell_kept(name)
+            self._pin_in_host(name, reading.waiters, now)
         if transfer.is_kept and is_new:
             self._index.add(name, reading.slots)
         else:
@@ -333,6 +375,22 @@ class DiskTier:
                 name = (group.index, request.block_hashes[(column + 1) * group.links - 1])
                 if block == _ON_DISK and name in self._reading:
                     self.events.describe(request, group, (column,))
+
+    def _pin_as_in_host(self, name: Name, now: float) -> None:
+        """Pin a block that was written, if host memory has it pinned."""
+        found = None if self._host_pins is None else self._host_pins.find(name)
+        if found is not None and found[1] > now:
+            self.pin([name], owner=found[0], for_s=found[1] - now)
+
+    def _pin_in_host(self, name: Name, waiters: Sequence[Request], now: float) -> None:
+        """Let a block that was read, perhaps of an earlier process, keep its pin in host memory.
+
+        Only requests of its owner can ask for it: the key is in the root of their chains of hashes.
+        """
+        if self._host_pins is not None and waiters:
+            for_s = self._parts.pins.pinned_for_s(*name)
+            if for_s > 0:
+                self._host_pins.keep(name, owner=waiters[0].open_salt, deadline_s=now + for_s)
 
     def _tell_kept(self, name: Name) -> None:
         if self.events is not None and self._parts.facts.watch(*name):

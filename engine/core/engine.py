@@ -1,6 +1,6 @@
 """Engine: the loop that connects clients, scheduler and executor. Plain Python, one thread; never torch.
 
-    receive → schedule(n) → forward(n) → wait and commit(n-1) → sample(n) → send
+    receive → schedule(n) → forward(n) → wait and commit(n-1) → send → sample(n)
 With overlap depth 2, step n is launched before the tokens of step n-1 are read, so the device never waits for the host.
 Depth 1 moves the commit before schedule(); tests use it as their reference, and it helps debugging.
 Every AddRequest ends exactly once: by a `finished` row, by RequestFailed, or when its client disconnects.
@@ -37,10 +37,10 @@ from engine.interface.protocol import (
     AddRequest,
     AskKv,
     ClientGone,
-    GrammarLimit,
     GrammarUse,
     QueueCosts,
     RefuseDigest,
+    TenantUse,
     ToEngine,
 )
 
@@ -63,7 +63,6 @@ class Engine:
         self.max_queued_requests = parts.max_queued_requests
         self.tenants = Tenants(parts.metrics)
         self.forecast = QueueForecast()
-        self.is_draining = False  # set by the process: new requests are refused, running ones are finished
         self.is_leaving = False  # set by the process: workers are told that the queue is full
         self._executor = parts.executor
         self._transport = parts.transport
@@ -176,13 +175,6 @@ class Engine:
         kv.tiers.report_to(self._events)
         return self._events
 
-    def abort_all(self) -> None:
-        """End every request. The next run_once() sends their `finished` rows."""
-        for request in self._open_requests():
-            self._abort(request.request_id)
-        for client_id, request_id in self._suspects.drop_all():
-            self._outbox.send_end(client_id, request_id, "abort", step_id=self.scheduler.committed_step_id)
-
     def record_state(self) -> None:
         """Update the metrics that are not counted immediately. Call it before draining the metrics."""
         self.tenants.settle(self.clock())
@@ -192,7 +184,6 @@ class Engine:
         """Launch one step and commit the previous one; return the launched plan."""
         if self.overlap_depth == 1:
             self._commit()
-            self._send_events()  # before forward(), which blocks on some devices, so that tokens do not wait for it
         now = self.clock()
         plan = self.scheduler.schedule(now)
         if plan is None and self._is_speculative:
@@ -246,14 +237,14 @@ class Engine:
                     self._abort(request_id, "stop" if reason == "stop" else "abort")
             case AskKv():
                 self._kv_view.ask(client_id)
-            case GrammarUse(tenant, seconds):
-                until_s = self.tenants.spend_grammar_s(tenant, seconds, self.clock())
-                if until_s is not None and tenant.grammar_seconds is not None:
-                    self._transport.broadcast(GrammarLimit(tenant.name, tenant.grammar_seconds, until_s))
+            case GrammarUse() | TenantUse():
+                if (limit := self.tenants.spend(client_id, message, self.clock())) is not None:
+                    self._transport.broadcast(limit)
             case ClientGone():
                 self._leaving += [request for request in self._open_requests() if request.client_id == client_id]
                 self._outbox.drop(client_id)
                 self._suspects.drop_client(client_id)
+                self.tenants.drop_client(client_id)
 
     def _end_leaving(self) -> None:
         """End the next requests of closed connections. Nobody receives their rows."""
@@ -288,9 +279,7 @@ class Engine:
             raise InvalidParameter(f"The request id {message.request_id!r} is already being served.")
         self._suspects.check(message, self.clock())
         if not (message.num_replays or message.output or is_let_in):  # there was room for the others
-            if self.is_draining:
-                raise Overloaded("The engine is shutting down and takes no new requests.")
-            self._limits.check_room(message.num_prompt_tokens)
+            self._limits.check_room(message)
         request = self._request_factory.make(message, client_id=client_id)
         now = self.clock()
         self.tenants.check(message, now)
@@ -310,7 +299,7 @@ class Engine:
             self._grammars.defer(request, message.grammar, now)
         rates = self.tenants.open(request, message, now)
         if message.charge is not None and not message.is_charged:
-            self._transport.send(client_id, Accepted(request.request_id, rates))
+            self._outbox.accept(request, Accepted(request.request_id, rates))
 
     def _queue_compiled(self) -> None:
         """Queue the requests whose grammar has been compiled; fail those whose grammar has an error."""
@@ -326,8 +315,6 @@ class Engine:
     def _masks(self, plan: StepPlan) -> TokenMasks | None:
         """Return the token masks of a plan's constrained rows. End the requests that have no allowed token."""
         masks, ended = self._grammars.masks(plan)
-        if ended:  # these requests have a row in the current message, which may have only one per request
-            self._send_events()
         for request, error in ended:
             if error is None:
                 self._abort(request.request_id, "stop")
@@ -361,7 +348,7 @@ class Engine:
         return self.scheduler.abort(request_id, reason) or self._grammars.drop(request_id, reason)
 
     def _commit(self) -> None:
-        """Wait for the step in flight, if any, commit it and add its tokens to the outbox."""
+        """Wait for the step in flight, if any, commit it and send its tokens."""
         step, self._in_flight = self._in_flight, None
         if step is None:
             return
@@ -369,12 +356,6 @@ class Engine:
         result = step.wait()
         now = self.clock()
         outputs = self.scheduler.commit(result, now)
-        if self.scheduler.committed is not None:
-            step_s = now - max(self._committed_s, self._launched_s)
-            self.forecast.observe_step(self.scheduler.committed, step_s)
-            self.tenants.record_step(self.scheduler.committed, step_s)
-        self._committed_s = now
-        self._stats.record_commit(outputs.num_tokens, now)
         for part in outputs.steady:
             self._outbox.add_steady(part)
         for request, error in self._grammars.advance(outputs.singles) if self._grammars.live else ():
@@ -394,6 +375,14 @@ class Engine:
         for request in self.scheduler.invalid:
             self._send_failure(request.client_id, request.request_id, _INVALID_OUTPUT)
             self._stats.record_invalid(request)
+        # No token waits for the books, nor for sampling to be launched, with whose layers the device is busy
+        self._send_events()
+        if self.scheduler.committed is not None:
+            step_s = now - max(self._committed_s, self._launched_s)
+            self.forecast.observe_step(self.scheduler.committed, step_s)
+            self.tenants.record_step(self.scheduler.committed, step_s)
+        self._committed_s = now
+        self._stats.record_commit(outputs.num_tokens, now)
         self.scheduler.kv.tiers.end_commit(now, self.forecast)
 
     def _send_events(self) -> None:

@@ -334,7 +334,7 @@ def _apply_stop_tokens(mask: np.ndarray, request: Request, *, may_end: bool) -> 
     Before min_tokens they are forbidden, even if the grammar allows them, unless it allows nothing else.
     """
     params = request.params
-    if len(request.output_token_ids) + 1 >= params.min_tokens:
+    if len(request.output_token_ids) >= params.min_tokens:
         if may_end:
             for token_id in params.stop_token_ids:
                 mask[token_id // 32] |= _bit(token_id)

@@ -48,7 +48,7 @@ class KvCaches:
         self.num_hit_tokens = 0
         self.num_limited_tokens: Counter[str] = Counter()  # by kind: tokens of the full groups' hits that it lacked
         self.num_by_reason: Counter[str] = Counter()  # requests, by why no more of their prompt was found
-        self.late = LateBlocks(self.commit_row)
+        self.late = LateBlocks(self.commit_row, self.layout, self.pool)
         self._finder = PrefixFinder(self.layout, self.pool, self.late)
         self._misses = PrefixMisses(self.layout, self.pool)
         self.checkpoints = Checkpoints(self.layout, self.pool)
@@ -56,9 +56,6 @@ class KvCaches:
         self._most_pages = self.layout.most_pages
         self._is_caching = config.enable_prefix_caching
         self.pins = Pins(self.layout, self.pool, self._finder, self.tiers, share=config.pin_share * self._is_caching)
-        group, *others = self.layout.groups
-        # one table, whose blocks never leave it, and are a page and a link each
-        self._is_simple = not others and group in self.layout.full and group.pages == group.links == 1
 
     def admit(self, request: Request, *, num_reserved: int = 0, now: float = 0.0) -> bool:
         """Hold what a waiting request needs before its first row; set num_computed_tokens to the hit.
@@ -87,7 +84,7 @@ class KvCaches:
         self.checkpoints.begin(request, hit)
         for group in layout.full:
             blocks = request.tables[group.index].blocks
-            blocks += [pool.take(group.index) for _ in range(group.num_blocks(request.num_tokens) - len(blocks))]
+            blocks += pool.take_blocks(group.index, group.num_blocks(request.num_tokens) - len(blocks))
         request.num_held_tokens = self._num_held_tokens(request)
         request.num_computed_tokens = hit.num_tokens
         self._set_marks(request, hit)
@@ -172,14 +169,15 @@ class KvCaches:
 
         Returns SteadyRowsPlan.new_blocks.
         """
-        if not self._is_simple:
+        if not self.late.is_simple:
             return [
                 (request.req_index, *entry)
                 for request in requests
                 for entry in self.begin_row(request, request.num_held_tokens + 1, step, num_reserved=0)
             ]
         added, tokens = [], self._growing[0].tokens
-        for request, block in zip(requests, self.pool.take_pages(0, len(requests)), strict=True):  # as begin_row() does
+        taken = self.pool.take_blocks(0, len(requests))
+        for request, block in zip(requests, taken, strict=True):  # as begin_row() does
             table = request.tables[0]
             blocks = table.blocks
             column = len(blocks)
@@ -219,8 +217,8 @@ class KvCaches:
     def commit_steady(self, rows: SteadyRows) -> None:
         """Publish and release blocks of the steady requests for which they are due, or let them be late."""
         requests = rows.committed()
-        is_simple = self._is_simple and self.events is None  # which commit_row() describes the blocks to
-        is_late = is_simple and self.pool.news is None
+        is_simple = self.late.is_simple and self.events is None  # which commit_row() describes the blocks to
+        is_late = self.late.can_wait
         for request in requests:
             num_committed, due = rows.num_committed_tokens(request), request.next_due_tokens
             if is_late and num_committed >= due:

@@ -1,15 +1,16 @@
 """LateBlocks: steady requests with full blocks that are not published in the prefix cache yet. Never torch.
 
 Publishing a block costs a link of the chain of hashes and cache misses, in every step for 1/16 of the rows, and most
-blocks of answers are looked for by nobody while the answer grows. So they are published when a lookup comes to the
-prefix that they follow, while the loop would wait for the device, or when the request is no longer steady: its next
-commit_row(), or KvCaches.free(), does it.
-A request's life here: add() when its first block is full → one of these → SteadyRows has it visited when the next block
-is full → add() again.
+blocks of answers are looked for by nobody while the answer grows. For those of a prompt it would delay the first token.
+So blocks are published when a lookup comes to the prefix that they follow, while the loop would wait for the device, or
+when the request is no longer steady: its next commit_row(), or KvCaches.free(), does it.
+A request's life here: add() when its prompt is committed, or its first block is full → one of these → SteadyRows has it
+visited when the next block is full → add() again.
 """
 
 from collections.abc import Callable
 
+from engine.core.cache_layout import CacheLayout
 from engine.core.page_pool import PagePool
 from engine.core.request import Request, link_hash
 
@@ -17,10 +18,19 @@ from engine.core.request import Request, link_hash
 class LateBlocks:
     """Owns who is late, by the prefix that their first late block follows."""
 
-    def __init__(self, commit_row: Callable[[Request, int], None]) -> None:
+    def __init__(self, commit_row: Callable[[Request, int], None], layout: CacheLayout, pool: PagePool) -> None:
         """commit_row: KvCaches.commit_row, which discards the request here."""
+        group, *others = layout.groups
+        # one table, whose blocks never leave it, and are a page and a link each
+        self.is_simple = not others and group in layout.full and group.pages == group.links == 1
         self._commit_row = commit_row
+        self._pool = pool
         self._by_prefix: dict[bytes, dict[Request, None]] = {}  # in the order of add()
+
+    @property
+    def can_wait(self) -> bool:
+        """True if nobody else is told of published blocks."""
+        return self.is_simple and self._pool.events is None and self._pool.news is None
 
     def add(self, request: Request) -> None:
         """Add a request with one table, of one link a block, that is not here."""
@@ -28,6 +38,13 @@ class LateBlocks:
         prefix = request.block_hashes[num_published - 1] if num_published else request.root_hash()
         self._by_prefix.setdefault(prefix, {})[request] = None
         request.late_prefix = prefix
+
+    def commit_row(self, request: Request, end: int) -> None:
+        """Do as KvCaches.commit_row(), or let the blocks be late: those of a prompt, whose first token is not sent."""
+        if request.steady is not None and self.can_wait:
+            self.add(request)
+        else:
+            self._commit_row(request, end)
 
     def discard(self, request: Request) -> None:
         """Remove a request, if it is here."""
@@ -45,7 +62,7 @@ class LateBlocks:
             return
         rows = request.steady
         self._commit_row(request, request.left_tokens if rows is None else rows.num_committed_tokens(request))
-        if rows is not None:
+        if rows is not None and request.commit_visit < rows.num_committed:  # else it will be looked at, and then again
             rows.visit_after_commit([request])
 
     def publish_after(self, prefix: bytes) -> None:
@@ -54,9 +71,9 @@ class LateBlocks:
             self.publish(request)
 
     def publish_while(self, has_time: Callable[[], bool]) -> None:
-        """Publish late blocks, those of the first prefix first, while has_time()."""
+        """Publish late blocks, those of the first prefix first, while has_time(), which is asked for each request."""
         while self._by_prefix and has_time():
-            self.publish_after(next(iter(self._by_prefix)))
+            self.publish(next(iter(next(iter(self._by_prefix.values())))))
 
     def requests(self) -> list[Request]:
         """Return all requests that are here."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.core.arrivals import Arrivals, LinksToPrefill
 from engine.core.cache_layout import CacheLayout
-from engine.core.disk_tier import DiskParts, DiskTier
+from engine.core.disk_tier import DiskParts, DiskTier, HostPins
 from engine.core.host_copies import HostCopies
 from engine.core.host_tier import HostTier
 from engine.core.kv_events import KvEvents, Name
@@ -42,6 +42,7 @@ class LowerTiers:
         """config: None: neither host memory nor a disk."""
         self.host = None if config is None else HostTier(config, layout, pool)
         self.disk: DiskTier | None = None
+        self.host_pins: HostPins | None = None  # which the disk shares
         self.offers: Offers | None = None  # of a prefill engine
         self.arrivals: Arrivals | None = None  # of a decode engine
         # preempted requests that were admitted again: with blocks from the host, or without
@@ -62,6 +63,7 @@ class LowerTiers:
             faster=self.host.both,
             storing=self.host.storing,
             token_s=self._config.token_s,
+            host_pins=self.host_pins,
         )
         self.host.on_stored = self.disk.write
 

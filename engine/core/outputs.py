@@ -20,7 +20,7 @@ from engine.core.steady_rows import SteadyOutput
 from engine.core.step import StepPlan
 from engine.core.tenants import Tenants
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import Begun, ClientGone, Finished, FromEngine, Started, StepEvents, ToEngine
+from engine.interface.protocol import Accepted, Begun, ClientGone, Finished, FromEngine, Started, StepEvents, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -151,10 +151,7 @@ class EngineStats:
             self._last_commit_s = self._logged_s = None
 
     def record_state(self, *, num_deferred: int) -> None:
-        """Record gauges and the scheduler's own counts. Called before metrics are drained, not in each step.
-
-        num_deferred: requests that wait for their grammar.
-        """
+        """Record gauges and counts of the scheduler. num_deferred: requests that wait for their grammar."""
         scheduler, kv = self._scheduler, self._scheduler.kv
         self._count_up_to("num_preemptions_total", scheduler.num_preemptions)
         for way, count in kv.tiers.num_resumed.items():
@@ -223,7 +220,8 @@ class EngineStats:
         gauge = self._metrics.gauge
         gauge("kv_disk_bytes", status.num_bytes)
         gauge("kv_disk_limit_bytes", status.max_bytes)
-        gauge("kv_disk_queued_bytes", disk.num_queued_bytes)
+        gauge("kv_disk_pinned_bytes", status.num_pinned_bytes)
+        gauge("kv_disk_queued_bytes", disk.num_queued_bytes * status.num_ranks)
         gauge("kv_disk_paused", float(status.is_paused))
         gauge("kv_tier_requests_waiting", len(disk.waits), "disk")
         self._count_up_to("kv_disk_copy_seconds_total", counts.written_s, "written")
@@ -237,8 +235,8 @@ class EngineStats:
         self._count_up_to("kv_disk_blocks_total", disk.num_failed, "failed")
         self._count_up_to("kv_disk_blocks_total", counts.num_evicted, "evicted")
         self._count_up_to("kv_disk_blocks_total", counts.num_damaged, "damaged")
-        self._count_up_to("kv_disk_copied_bytes_total", counts.written_bytes, "written")
-        self._count_up_to("kv_disk_copied_bytes_total", counts.read_bytes, "read")
+        self._count_up_to("kv_disk_copied_bytes_total", counts.written_bytes * status.num_ranks, "written")
+        self._count_up_to("kv_disk_copied_bytes_total", counts.read_bytes * status.num_ranks, "read")
         self._count_up_to("kv_disk_hit_tokens_total", disk.num_found_tokens)
         self._count_up_to("kv_disk_wait_seconds_total", disk.waited_s)
 
@@ -294,16 +292,25 @@ class Outbox:
         self._transport = transport
         self._stats = stats
         self._events: dict[int, StepEvents] = {}  # by client_id
+        self._accepted: dict[Request, Accepted] = {}  # to be sent
 
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to send."""
         return not self._events
 
+    def accept(self, request: Request, message: Accepted) -> None:
+        """Send that a request is accepted: its tenant's limits at once, else with send(), unless it begins before."""
+        if message.rates is None:
+            self._accepted[request] = message
+        else:
+            self._transport.send(request.client_id, message)
+
     def announce(self, requests: list[Request]) -> None:
-        """Send at once that work on requests begins."""
+        """Send at once that work on requests begins, and so that they are accepted."""
         begun: dict[int, Begun] = {}
         for request in requests:
+            self._accepted.pop(request, None)
             message = begun.setdefault(request.client_id, Begun([], []))
             message.request_ids.append(request.request_id)
             message.caches.append(request.cache_report)
@@ -366,6 +373,9 @@ class Outbox:
 
     def send(self, step_id: int) -> None:
         """Send all messages; step_id: the last committed step."""
+        for request, message in self._accepted.items():
+            self._transport.send(request.client_id, message)
+        self._accepted.clear()
         filled, self._events = self._events, {}
         for client_id, events in filled.items():
             events.step_id = step_id

@@ -12,6 +12,7 @@ Blocks with values that are not finite are tainted: no longer published, and the
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 
 from engine.core.kv_events import KvEvents, Medium
 from engine.interface.config import CacheGroup
@@ -186,13 +187,17 @@ class PagePool:
         self._group_of[block] = group
         return block
 
-    def take_pages(self, group: int, count: int) -> list[int]:
-        """Lend so many new blocks of a page each, as take() does one by one."""
+    def take_blocks(self, group: int, count: int) -> list[int]:
+        """Lend so many new blocks, as take() does one by one."""
         blank = self._blank
-        if self._is_mixed or len(blank) < count:
+        num_missing = max(count - len(blank), 0)
+        can_evict = len(self._sizes) == 1 and self.events is None and num_missing <= len(self._cached)
+        if self._is_mixed or self._sizes[group] > 1 or (num_missing and not can_evict):
             return [self.take(group) for _ in range(count)]
         blocks = blank[: -count - 1 : -1]
-        del blank[len(blank) - count :]
+        del blank[max(len(blank) - count, 0) :]
+        if num_missing:
+            blocks += self._evict_pages(num_missing)
         self.num_free -= count
         self.num_held[group] += count
         ref_counts, group_of = self._ref_counts, self._group_of
@@ -333,6 +338,22 @@ class PagePool:
         if pages is not None:
             self._blank += pages[:0:-1]
         return block
+
+    def _evict_pages(self, count: int) -> list[int]:
+        """Do as _evict() so many times, where all blocks are a page, and so many are in self._cached."""
+        cached, spent, hash_of, published = self._cached, self._spent, self._hash_of, self._published[0]
+        blocks = list(islice(cached, count))
+        for block in blocks:
+            key, hash_of[block] = hash_of[block], None
+            assert key is not None
+            del cached[block], published[key]
+            self.evicted[0].add(key)
+            if block in spent:
+                spent.remove(block)
+                self._num_spent -= 1
+        self.num_evictions[0] += count
+        self.num_cached[0] -= count
+        return blocks
 
     def _uncache(self, block: int) -> None:
         for others in (self._kept, self._awaited):

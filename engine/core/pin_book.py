@@ -48,6 +48,10 @@ class PinBook(Generic[Block]):
         """The pinned blocks."""
         return self._pins.keys()
 
+    def find(self, block: Block) -> Pin | None:
+        """Return the pin of a block, or None."""
+        return self._pins.get(block)
+
     def keep(self, blocks: Sequence[tuple[Block, int]], *, owner: str, deadline_s: float) -> None:
         """Pin blocks of a prompt in their order, each with its pages; renew those that are pinned."""
         for block, num_pages in reversed(self._within_budget(blocks)):  # the tail first, since the first pins end first

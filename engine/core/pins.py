@@ -8,7 +8,8 @@ its place in the prefix cache loses its pin.
 
 In host memory the same blocks are pinned by their names, within budgets of its own, which are the same shares of it:
 whether they are there, come later or again, they leave it after all others. So a pinned block that the pool had to
-reuse is still found there.
+reuse is still found there. A disk behind host memory pins the files of these blocks, within budgets of its own, and
+tells how long a block is still pinned when a later process reads it.
 """
 
 from collections.abc import Iterable
@@ -35,12 +36,14 @@ class Pins:
         budget = int(share * pool.num_usable)
         most = max(budget, pool.num_usable // 2)
         self.book: PinBook[int] = PinBook(pin=pool.pin, unpin=pool.unpin, budget=budget, most=most)
+        self._tiers = tiers
         self.host: PinBook[Name] | None = None  # None: there is no host memory
         if tiers.host is not None:
             index = tiers.host.index
             budget = int(share * index.num_slots)
             most = max(budget, index.num_slots // 2)
             self.host = PinBook(pin=index.pin, unpin=index.unpin, budget=budget, most=most)
+            tiers.host_pins = PinsOfHost(self.host, layout)
 
     @property
     def next_due_s(self) -> float:
@@ -76,6 +79,8 @@ class Pins:
             keys = [(self._pool.group_of(block), self._pool.key_of(block), num_pages) for block, num_pages in blocks]
             names = [((group, key), num_pages) for group, key, num_pages in keys if key is not None]
             self.host.keep(names, owner=owner, deadline_s=deadline_s)
+            if self._tiers.disk is not None:
+                self._tiers.disk.pin([name for name, _ in names], owner=owner, for_s=request.pin_s)
 
     def expire(self, now: float) -> None:
         """End the pins whose time is over."""
@@ -105,3 +110,20 @@ class Pins:
         lost, self._pool.lost_pins = self._pool.lost_pins, []
         for block in lost:
             self.book.lose(block)
+
+
+class PinsOfHost:
+    """What the disk knows of host memory's pins. See disk_tier.HostPins."""
+
+    def __init__(self, book: PinBook[Name], layout: CacheLayout) -> None:
+        self._book = book
+        self._layout = layout
+
+    def find(self, name: Name) -> tuple[str, float] | None:
+        """See HostPins.find."""
+        pin = self._book.find(name)
+        return None if pin is None else (pin.owner, pin.deadline_s)
+
+    def keep(self, name: Name, *, owner: str, deadline_s: float) -> None:
+        """See HostPins.keep."""
+        self._book.keep([(name, self._layout.groups[name[0]].pages)], owner=owner, deadline_s=deadline_s)

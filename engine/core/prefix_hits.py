@@ -56,7 +56,8 @@ class PrefixFinder:
         """
         layout, most = self._layout, request.num_cacheable_tokens
         most = (most if within is None else min(most, within)) // layout.step * layout.step
-        request.extend_hashes(most, unit=layout.unit)
+        if self._late is None or not self._late.can_wait:  # others look at the whole chain
+            request.extend_hashes(most, unit=layout.unit)
         found = {group.index: self._find_full(request, group, most) for group in layout.full}
         for group in layout.full:
             most = min(most, len(found[group.index]) * group.tokens)
@@ -82,8 +83,10 @@ class PrefixFinder:
     def _find_full(self, request: Request, group: GroupLayout, most: int) -> list[int]:
         """Return the blocks of the longest prefix within `most` tokens."""
         hits: list[int] = []
-        hashes, links = request.block_hashes, group.links
-        for link in range(links - 1, most // self._layout.unit, links):
+        hashes, links, unit = request.block_hashes, group.links, self._layout.unit
+        for link in range(links - 1, most // unit, links):
+            if link >= len(hashes):  # of a prompt that nobody knows no more is hashed before it is computed
+                request.extend_hashes(min(2 * (link + 1) * unit, most), unit=unit)
             block = self._pool.find(group.index, hashes[link])
             if block is None and self._late is not None:
                 self._late.publish_after(hashes[link - links] if hits else request.root_hash())

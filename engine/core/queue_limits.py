@@ -38,13 +38,18 @@ class QueueLimits:
         num_queued, limit = self._num_tokens, self.max_tokens
         return self._has_max_requests or (limit is not None and num_queued > 0 and num_queued >= limit)
 
-    def check_room(self, num_prompt: int) -> None:
-        """Raise Overloaded if a prompt would exceed a limit; an empty queue accepts any prompt."""
+    def check_room(self, message: AddRequest) -> None:
+        """Raise Overloaded if a prompt would exceed a limit; an empty queue accepts any prompt.
+
+        What has waited for this engine was bounded by its HTTP worker.
+        """
+        if message.has_waited:
+            return
         if self._has_max_requests:
             raise Overloaded(
                 f"The queue is full: {self.max_requests} requests are waiting.", retry_after_s=self.retry_after_s()
             )
-        num_queued, limit = self._num_tokens, self.max_tokens
+        num_queued, num_prompt, limit = self._num_tokens, message.num_prompt_tokens, self.max_tokens
         if limit is not None and num_queued and num_queued + num_prompt > limit:
             raise Overloaded(
                 f"The queue is full: {num_queued} tokens are waiting, and {num_prompt} more would be over the "
@@ -58,7 +63,8 @@ class QueueLimits:
         is_let_in: it was held behind an isolated request, and measured by max_wait_s when it came.
 
         Only what begins an HTTP request is measured by max_wait_s: its other choices are not refused any more. One
-        that goes on after the end of an earlier engine, or behind a prefill engine's token, is refused for nothing.
+        that goes on after the end of an earlier engine, or behind a prefill engine's token, is refused for nothing; one
+        that has waited for this engine for its deadline alone.
         """
         num_free_rows = 0 if self.scheduler.is_short_of_pages else self.scheduler.num_free_rows
         wait_s = self.forecast.wait_s(request, self.scheduler.waiting, num_free_rows=num_free_rows)
@@ -76,7 +82,8 @@ class QueueLimits:
                     retry_after_s=max(ceil(wait_s - left_s), 1),
                 )
             request.latest_start_s = message.deadline_s - self.forecast.prefill_s(request)
-        if limit_s is not None and longest_s > limit_s and message.charge is not None and is_first and not is_let_in:
+        may_refuse = message.charge is not None and is_first and not (is_let_in or message.has_waited)
+        if limit_s is not None and longest_s > limit_s and may_refuse:
             raise Overloaded(
                 f"The first token would come in about {longest_s:.1f} s; the limit is {limit_s:g} s.",
                 retry_after_s=max(ceil(longest_s - limit_s), 1),

@@ -16,6 +16,7 @@ import math
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -374,6 +375,7 @@ class Request:
         return root_hash(self.cache_salt, self.adapter)
 
 
+@lru_cache(maxsize=1024)
 def root_hash(cache_salt: str, adapter: bytes) -> bytes:
     """Return the parent of a chain's first hash: of the salt, and of the adapter, on which keys and values depend.
 

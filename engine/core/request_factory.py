@@ -137,7 +137,8 @@ class RequestFactory:
         if len(packed) % 4:
             raise InvalidParameter(f"The {name} has {len(packed)} bytes; token ids have 4 bytes each.", param=name)
         ids = np.frombuffer(packed, np.int32)
-        self._check_ids([int(ids.min()), int(ids.max())] if len(ids) else [], name)
+        if len(ids) and ids.view(np.uint32).max() >= self.vocab_size:  # negative ones are large without their sign
+            self._check_ids([int(ids.min()), int(ids.max())], name)
 
     def _check_thinking(self, budget: ThinkingBudget) -> None:
         _check_bounds(budget.max_tokens, "thinking_token_budget", (0, 2**31 - 1))

@@ -178,7 +178,7 @@ class Scheduler:
             outputs.singles.append(output)
             num_committed -= row.num_samples - len(output.token_ids)
         if num_committed >= request.next_due_tokens:
-            self.kv.commit_row(request, num_committed)
+            self.kv.late.commit_row(request, num_committed)
         if reason is not None:
             self._finish(request, reason)
 

@@ -136,7 +136,7 @@ class SteadyRows:
         ):
             if request in calendar.get(visit, ()):
                 calendar[visit].remove(request)
-        request.left_tokens = self.num_committed_tokens(request)
+        request.left_tokens, request.commit_visit = self.num_committed_tokens(request), -1
         if request.joined < self.num_committed:
             request.last_token_s = self._last_commit_s
         counts = request.num_computed_tokens, request.num_pending_tokens, request.last_step

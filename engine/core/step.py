@@ -102,7 +102,7 @@ class SteadyRowsPlan(msgspec.Struct, frozen=True, omit_defaults=True):
         return list(rows.values())
 
 
-class StepPlan(msgspec.Struct, omit_defaults=True):
+class StepPlan(msgspec.Struct, omit_defaults=True, tag=True):
     """One step, with at most one row per request. It may have no rows if it has copies to or from the host.
 
     Row order: steady decode rows, then single ones: decode rows (empty token_ids), decode rows with token_ids (with

@@ -101,12 +101,6 @@ class Suspects:
         """Drop the waiting requests of a client that has gone."""
         self._drop(lambda held: held[0] == client_id)
 
-    def drop_all(self) -> list[tuple[int, str]]:
-        """Drop all that wait; return their client ids and request ids."""
-        dropped = [(client_id, message.request_id) for queue in self._queues for client_id, message in queue]
-        self._drop(lambda held: True)
-        return dropped
-
     def refuse(self, message: RefuseDigest, now: float) -> None:
         """Refuse requests with a digest from now on."""
         self._refused = {digest: until_s for digest, until_s in self._refused.items() if until_s > now}

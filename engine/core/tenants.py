@@ -15,7 +15,7 @@ max_tokens; blocks that they share count for each.
 """
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
@@ -25,7 +25,7 @@ from engine.core.request import Request
 from engine.core.waiting_queue import WaitingQueue
 from engine.interface.errors import InvalidParameter, RateLimited
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import AddRequest
+from engine.interface.protocol import AddRequest, GrammarLimit, GrammarUse, TenantUse
 from engine.interface.tenant import UNNAMED, Rate, Rates, Tenant
 
 _MINUTE_S = 60.0
@@ -179,6 +179,7 @@ class Tenants:
         self._accounts: dict[str, _Account] = {}  # of tenants with a name, as only they have limits
         self._names: set[str] = set()
         self._open: dict[Request, _Open] = {}
+        self._elsewhere: defaultdict[int, Counter[str]] = defaultdict(Counter)  # open tokens by HTTP worker and name
         self._create_series(UNNAMED)
 
     def check(self, message: AddRequest, now: float) -> None:
@@ -219,7 +220,10 @@ class Tenants:
         """Charge a request that is accepted; return its tenant's limits a minute, if it has some."""
         tenant = message.tenant
         account = self._account(tenant)
-        num_tokens = message.num_prompt_tokens + request.max_output_tokens
+        hand_over, most = message.hand_over, request.max_output_tokens
+        if hand_over is not None and hand_over.is_prefill:  # another engine goes on
+            most = hand_over.max_tokens
+        num_tokens = message.num_prompt_tokens + most
         account.num_open_tokens += num_tokens
         self._open[request] = _Open(account, num_tokens, num_counted=request.num_replayed_tokens)
         if message.charge is None:
@@ -245,6 +249,27 @@ class Tenants:
     def count_refused(self, tenant: Tenant) -> None:
         """Count an HTTP request that its limits, or the queue, did not allow."""
         self._metrics.count("key_requests_total", label=(self.name_of(tenant), "refused"))
+
+    def spend(self, client_id: int, use: GrammarUse | TenantUse, now: float) -> GrammarLimit | None:
+        """Charge a tenant for what it used outside of this engine's requests; return what its workers are to know."""
+        tenant = use.tenant
+        if isinstance(use, GrammarUse):
+            until_s = self.spend_grammar_s(tenant, use.seconds, now)
+            limit_s = tenant.grammar_seconds
+            return None if until_s is None or limit_s is None else GrammarLimit(tenant.name, limit_s, until_s)
+        account, opened = self._account(tenant), self._elsewhere[client_id]
+        if use.num_requests:
+            account.requests.add(use.num_requests, now)
+        if use.num_tokens:
+            account.tokens.add(use.num_tokens, now)
+        account.num_open_tokens += use.num_open_tokens - opened[tenant.name]
+        opened[tenant.name] = use.num_open_tokens
+        return None
+
+    def drop_client(self, client_id: int) -> None:
+        """Forget the open requests that an HTTP worker had in other engines, since it is gone."""
+        for name, num_tokens in self._elsewhere.pop(client_id, Counter()).items():
+            self._accounts[name].num_open_tokens -= num_tokens
 
     def spend_grammar_s(self, tenant: Tenant, seconds: float, now: float) -> float | None:
         """Charge a tenant for compiled grammars; return the time from which on it may compile more, None: now."""

@@ -325,9 +325,9 @@ class MixedGraphs:
 
     def _smallest(self, needed: MixedShape, *, is_grouped: bool) -> MixedShape | None:
         """Return the smallest captured shape that a step fits into."""
-        for size in self._captured:
-            if size.is_grouped == is_grouped and all(
-                has >= needs for has, needs in zip(size.shape, needed, strict=True)
-            ):
-                return size.shape
+        num_tokens, num_rows, num_prefills = needed
+        for shape, has_groups in self._captured:  # each mixed step looks
+            is_large = shape.num_tokens >= num_tokens and shape.num_rows >= num_rows
+            if is_large and shape.num_prefills >= num_prefills and has_groups == is_grouped:
+                return shape
         return None

@@ -3,7 +3,8 @@
 Imports torch, engine.core.step, engine.device.memory and nothing else of the engine.
 DeviceState: the host sends only changes: a row's parameters when a request starts, block ids when its table grows.
 Tensors are allocated once, so CUDA graphs can read them. The last row (index num_rows) is for padding.
-Life of a row: init() → steps write last_token and num_computed → the next init() of the same index overwrites the row.
+Life of a row: init(), then init_sampling() → steps write last_token and num_computed → the next init() of the same
+index overwrites the row.
 Staging: on CUDA, values pass through pinned memory, so a copy is queued behind the steps in flight and the host does
 not wait; a copy from pageable memory above 64 KiB waits for all of them. Two buffers alternate by step: with two steps
 in flight, the older one has been read back, hence is complete, before its buffer is written again.
@@ -101,6 +102,7 @@ class DeviceState:
         self.ring_start = torch.full((rows,), -1, dtype=torch.int32, device=device)
         # [rows, 2] int32: the number of each request's group, 0 for none, and the group's tokens
         self.shares = torch.zeros(rows, 2, dtype=torch.int32, device=device)
+        self._with_shares: set[int] = set()  # rows that may have others than 0
         # [rows] float32 each, and int64
         self._floats = torch.zeros(6, rows, dtype=torch.float32, device=device)
         self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition = self._floats
@@ -114,21 +116,35 @@ class DeviceState:
         self.in_prompt = zeros((rows, vocab_size), torch.bool, device) if has_counts else None
 
     def init(self, inits: list[RequestInit]) -> None:
-        """Fill the rows of new requests; their number does not change the number of copies, except with penalties."""
-        rows = self.staging.send(np.array([init.req_index for init in inits]))
+        """Fill what layers read of the rows of new requests."""
+        indices = [init.req_index for init in inits]
+        old_shares = [index for index in indices if index in self._with_shares]
+        if not old_shares and self.state_pages is None and self.lora_indices is None:
+            return
+        rows = self.staging.send(np.array(indices))
+        if old_shares:
+            self.shares.index_fill_(0, rows, 0)  # assigning a number would copy it from pageable memory, and wait
+            self._with_shares.difference_update(old_shares)
+        if self.state_pages is not None:
+            self.ring_start.index_fill_(0, rows, -1)
+        if self.lora_indices is not None:
+            adapters = np.array([init.lora_index for init in inits], dtype=np.int32)
+            self.lora_indices[rows] = self.staging.send(adapters)
+
+    def init_sampling(self, inits: list[RequestInit]) -> None:
+        """Fill what the sampler reads of them. Their number does not change that of copies, except with penalties.
+
+        Once their step's layers are launched: the device then computes meanwhile.
+        """
         params = [init.params for init in inits]
         floats = [
             (p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
             for p in params
         ]
-        self._floats[:, rows] = self.staging.send(np.array(floats, dtype=np.float32)).T
-        self._integers[:, rows] = self.staging.send(np.array([(p.top_k, p.seed) for p in params], dtype=np.int64)).T
-        self.shares.index_fill_(0, rows, 0)  # assigning a number would copy it from pageable memory, and wait
-        if self.state_pages is not None:
-            self.ring_start.index_fill_(0, rows, -1)
-        if self.lora_indices is not None:
-            indices = np.array([init.lora_index for init in inits], dtype=np.int32)
-            self.lora_indices[rows] = self.staging.send(indices)
+        integers = [[init.req_index for init in inits], [p.top_k for p in params], [p.seed for p in params]]
+        sent = self.staging.send(np.array(integers, dtype=np.int64))
+        self._integers.index_copy_(1, sent[0], sent[1:])
+        self._floats.index_copy_(1, sent[0], self.staging.send(np.array(floats, dtype=np.float32)).T)
         for init in inits:
             if init.params.has_penalties:
                 self._init_counts(init)
@@ -138,6 +154,10 @@ class DeviceState:
         """The row that padding rows of a batch use."""
         return self.last_token.shape[0] - 1
 
+    def write_columns(self, table: int, row: int, first: int, block_ids: list[int]) -> None:
+        """Write block_tables[table, row, first + i] = block_ids[i]."""
+        self.staging.send(np.array(block_ids, dtype=np.int32), out=self.block_tables[table, row, first:])
+
     def write_blocks(self, tables: list[int], rows: list[int], columns: list[int], block_ids: list[int]) -> None:
         """Write block_tables[tables[i], rows[i], columns[i]] = block_ids[i]."""
         updates = self.staging.send(np.array([tables, rows, columns, block_ids]))
@@ -145,6 +165,7 @@ class DeviceState:
 
     def write_shares(self, shares: list[RequestShare]) -> None:
         """Write the groups of requests."""
+        self._with_shares.update(req_index for req_index, _, _ in shares)
         updates = self.staging.send(np.array(shares, dtype=np.int32))
         self.shares[updates[:, 0].long()] = updates[:, 1:]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,9 @@ from kernels.attention.base import AttentionMetadata, SharedRows
 from kernels.inputs.reference import DecodeInputs, MixedInputs, PackedInputs
 from kernels.ops import LoraTokens, gather_decode_inputs, gather_mixed_inputs
 from models.context import StepStates
+
+_NUM_VIEWS = 64  # views of the packed buffer that are kept: most steps with graphs have a shape that was before
+_FEW_ENTRIES = 3  # so many runs of blocks are written to tables one by one, in less time than all at once
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,7 @@ class InputBatchBuilder:
         self._has_drafts = states is not None and states.has_ring
         num_values = PackedInputs.num_values(max_mixed.num_tokens, max_mixed.num_rows, has_drafts=self._has_drafts)
         self._packed = torch.zeros(num_values, dtype=torch.int32, device=device)
+        self._views = lru_cache(maxsize=_NUM_VIEWS)(partial(PackedInputs.view, self._packed))
 
     def pack_decodes(self, plan: StepPlan) -> torch.Tensor:
         """Begin a step of decode rows. Return their req_index [R] int64: the same tensor while rows are the same."""
@@ -304,11 +309,11 @@ class InputBatchBuilder:
 
     def _packed_step(self, shape: MixedShape, rows: RowColumns | None) -> PackedStep:
         """Return the step of these rows, whose values are in the packed buffer or being copied to it."""
-        inputs = PackedInputs.view(self._packed, shape.num_tokens, shape.num_rows, has_drafts=self._has_drafts)
+        inputs = self._views(shape.num_tokens, shape.num_rows, has_drafts=self._has_drafts)
         host_req_index = host_ends = np.zeros(0, np.int32)
         if rows is not None:
-            host_req_index = np.repeat(rows.req_index, rows.num_samples)
-            host_ends = np.repeat(rows.ends, rows.num_samples)
+            host_req_index = rows.req_index.repeat(rows.num_samples)
+            host_ends = rows.ends.repeat(rows.num_samples)
         mixed, count = self._mixed, len(host_req_index)
         req_index, positions = mixed.sample_req_index[:count], mixed.sample_positions[:count]
         return PackedStep(shape, rows, inputs, SamplingMetadata(host_req_index, host_ends, req_index, positions))
@@ -322,26 +327,28 @@ class InputBatchBuilder:
             lengths = np.concatenate([[num_surplus], lengths])
         sizes, has_drafts = (shape.num_tokens, shape.num_rows), self._has_drafts
         packed = np.zeros(PackedInputs.num_values(*sizes, has_drafts=has_drafts), dtype=np.int32)
-        inputs = PackedInputs.view(torch.from_numpy(packed), *sizes, has_drafts=has_drafts)
-        num_rows = len(lengths)
-        token_ids = inputs.token_ids.numpy()
-        token_ids[num_surplus : num_surplus + len(rows.token_ids)] = rows.token_ids
-        token_ids[num_surplus + len(rows.token_ids) :] = NEWEST
-        inputs.token_rows.numpy()[:] = np.repeat(np.arange(num_rows), lengths)
-        inputs.req_index.numpy()[:] = self._state.padding_row
-        inputs.req_index.numpy()[num_paddings:num_rows] = _device_order(rows, rows.req_index)
-        inputs.seq_lens.numpy()[num_paddings:num_rows] = _device_order(rows, rows.ends)
-        if inputs.num_drafts is not None:
-            inputs.num_drafts.numpy()[num_paddings:num_rows] = _device_order(rows, rows.num_drafts)
-        inputs.query_start_loc.numpy()[1:] = shape.num_tokens
-        inputs.query_start_loc.numpy()[1 : num_rows + 1] = np.cumsum(lengths)
+        places = PackedInputs.places(*sizes, has_drafts=has_drafts)
+        token_ids, token_rows, req_index, seq_lens, sample_rows, sample_tokens, starts, *drafts = map(
+            packed.__getitem__, places
+        )
+        num_rows, num_given = len(lengths), len(rows.token_ids)
+        token_ids[num_surplus : num_surplus + num_given] = rows.token_ids
+        token_ids[num_surplus + num_given :] = NEWEST
+        token_rows[:] = np.arange(num_rows).repeat(lengths)
+        req_index[:] = self._state.padding_row
+        req_index[num_paddings:num_rows] = _device_order(rows, rows.req_index)
+        seq_lens[num_paddings:num_rows] = _device_order(rows, rows.ends)
+        if drafts:
+            drafts[0][num_paddings:num_rows] = _device_order(rows, rows.num_drafts)
+        starts[1:] = shape.num_tokens
+        starts[1 : num_rows + 1] = lengths.cumsum()
         # in plan order, which starts with the decode rows
-        places = (np.arange(num_planned) - rows.num_decodes) % num_planned + num_paddings
+        order = (np.arange(num_planned) - rows.num_decodes) % num_planned + num_paddings
         counts = rows.num_samples
-        sampling = np.repeat(places, counts)
-        before_end = np.repeat(np.cumsum(counts), counts) - np.arange(len(sampling))
-        inputs.sample_rows.numpy()[: len(sampling)] = sampling
-        inputs.sample_tokens.numpy()[: len(sampling)] = inputs.query_start_loc.numpy()[1:][sampling] - before_end
+        sampling = order.repeat(counts)
+        before_end = counts.cumsum().repeat(counts) - np.arange(len(sampling))
+        sample_rows[: len(sampling)] = sampling
+        sample_tokens[: len(sampling)] = starts[1:][sampling] - before_end
         self._staging.send(packed, self._packed)
 
     def _gather_loras(self, req_index: torch.Tensor, token_rows: torch.Tensor | None) -> None:
@@ -360,11 +367,15 @@ class InputBatchBuilder:
         columns: list[int] = []
         block_ids: list[int] = []
         states: dict[int, list[int]] = {}  # by req_index
-        for req_index, table, first, page_ids in plan.new_blocks:
+        new_blocks = list(plan.new_blocks)
+        for req_index, table, first, page_ids in new_blocks:
             if table == self._num_tables:  # of states, after those of keys and values
                 states[req_index] = page_ids
                 continue
             units, per_page = self._units(table, page_ids)
+            if len(new_blocks) <= _FEW_ENTRIES:
+                self._state.write_columns(table, req_index, first * per_page, units)
+                continue
             tables += [table] * len(units)
             rows += [req_index] * len(units)
             columns += range(first * per_page, first * per_page + len(units))

@@ -209,7 +209,6 @@ class ModelRunner:
         if plan.copies_out:
             self._kv_pool.copy(plan.copies_out, self._state.staging)
         if plan.inits:
-            self._sampler.init(plan.inits)
             self._prompt_logprobs.init(plan.inits)
         rows = RowColumns.of(plan)
         if rows.num_decodes == plan.num_rows:
@@ -225,6 +224,9 @@ class ModelRunner:
         else:
             hidden, sampling = self._forward_mixed(plan, rows)
         logits = self._model.compute_logits(hidden) if len(sampling.req_index) else hidden
+        if plan.inits:  # behind what they are not needed for
+            self._sampler.init(plan.inits)
+            self._state.init_sampling(plan.inits)
         return _Step(plan.step_id, sampling, logits, self._sampler, self.device, of_prompts)
 
     def _run_decode(

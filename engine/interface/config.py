@@ -247,3 +247,4 @@ class EngineProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "text"  # text | json
     debug: bool = False
     is_standby: bool = False  # it waits for Activate, loaded as far as the engine leaves room
+    is_held: bool = False  # a standby that loads nothing before: another daemon's engine has the memory

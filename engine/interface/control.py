@@ -5,8 +5,8 @@ frames of engine/interface/transport.py. A closed connection means that the laun
     child → launcher   Hello, MetricsDelta (any time, and before every Flushed), Flushed, Prepared, Serving, Scrape,
                        AskUsage, Cancel, Cancelled (worker), Stage, EngineInfo, EngineFailed, Heartbeat, AskLeave
                        (engine)
-    launcher → child   State (stage, drain), Keys, ReloadTls, HandedOver, Page, Ledger, Cancel, Cancelled (worker),
-                       Flush, Drain, Leave (engine)
+    launcher → child   State (stage, drain), Drain, Keys, ReloadTls, HandedOver, Page, Ledger, Cancel, Cancelled
+                       (worker), Flush, Leave, Activate (engine)
 """
 
 from typing import Protocol
@@ -133,6 +133,8 @@ class State(msgspec.Struct, tag=True):
     num_ends: engines that were ready and have ended. was_killed: the last of them by a kill from outside (SIGKILL, and
     not for want of memory). accepts: False while another daemon has the port, which this one takes over later: workers
     load, and leave connections to it. A worker's own copy is False again once another daemon has taken the port over.
+    lets_wait: a takeover has stopped the engine: requests wait for the next one as open ones do. engine_socket: of the
+    next daemon's engine, with which open requests go on; "": of the daemon's own.
     """
 
     stage: Stage
@@ -141,6 +143,8 @@ class State(msgspec.Struct, tag=True):
     num_ends: int = 0
     was_killed: bool = False
     accepts: bool = True
+    lets_wait: bool = False
+    engine_socket: str = ""
 
     @property
     def is_serving(self) -> bool:
@@ -154,7 +158,7 @@ class State(msgspec.Struct, tag=True):
 
 
 class Drain(msgspec.Struct, tag=True):
-    """Drains the child: it refuses new requests, finishes the running ones and exits within `timeout_s`."""
+    """Drains a worker: it refuses new requests, finishes the running ones and exits within `timeout_s`."""
 
     timeout_s: float
 
@@ -169,7 +173,8 @@ class AskLeave(msgspec.Struct, tag=True):
 class Leave(msgspec.Struct, tag=True):
     """Lets an engine end once it has finished its requests and others have taken its blocks, or after `timeout_s`.
 
-    It takes requests that come nevertheless. 0: at once, since no other engine could take new ones.
+    It takes requests that come nevertheless. 0: at once, since no other engine could take new ones, or since a next
+    daemon needs the memory (server/launcher/engine_lease.py).
     """
 
     timeout_s: float
@@ -183,7 +188,7 @@ class HandedOver(msgspec.Struct, tag=True):
 
 
 class Activate(msgspec.Struct, tag=True):
-    """Tells a standby that it is the engine from now on: it loads the rest, and serves."""
+    """Tells a standby, or an engine that is held, that it is the engine from now on: it loads the rest, and serves."""
 
 
 class Keys(msgspec.Struct, tag=True):

@@ -91,7 +91,13 @@ class OutOfMemory(ServiceError, code="out_of_memory"):
 
 
 class EngineDead(ServiceError, code="engine_dead"):
-    """The engine died while it served this request, and no later engine could go on with it (`--max-replays`)."""
+    """The engine died while it served this request, and no later engine could go on with it (`--max-replays`).
+
+    was_accepted: it had accepted the request, and charged its tenant; was_begun: it had begun to compute it.
+    """
+
+    was_accepted = False
+    was_begun = False
 
 
 class PoisonRequest(EngineError, code="poison_request"):

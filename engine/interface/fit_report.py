@@ -28,6 +28,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory_bytes: int | None = None
     num_gpus: int = 1  # number of GPUs that share the model
     is_expert_parallel: bool = False
+    is_alone: bool = False  # plan for all memory of the device, also for what other programs hold of it now
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -72,6 +73,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_num_seqs: int
     num_requests: dict[int, int]  # tokens per request → requests of this length that run at once
+    kv_cache_alone: int | None = None  # if no other program held memory of the device; None: on a CPU
 
 
 class LayersReport(msgspec.Struct, frozen=True, kw_only=True):

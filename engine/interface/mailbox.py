@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from engine.interface.errors import ServiceError, error_from_code
+from engine.interface.errors import EngineDead, PromptTooLong, ServiceError, error_from_code
 from engine.interface.protocol import (
     Accepted,
     AddRequest,
@@ -94,7 +94,9 @@ class Mailboxes:
             self._deliver_step(message, now)
         elif isinstance(message, RequestFailed):
             mailbox = self.by_id.pop(message.request_id, None)
-            if mailbox is not None:
+            if mailbox is not None and message.code == PromptTooLong.code and mailbox.journal.has_output:
+                mailbox.put(RequestOutput([], finish_reason="length"))  # no room behind them in the next engine
+            elif mailbox is not None:
                 mailbox.fail(
                     error_from_code(
                         message.code,
@@ -167,6 +169,8 @@ class Mailbox:
 
     def fail(self, error: ServiceError) -> None:
         """Set the error that get() raises once the unread output is taken."""
+        if isinstance(error, EngineDead):
+            error.was_accepted, error.was_begun = self.journal.is_accepted, self.journal.is_begun
         self._error = error
         if self._waiter is not None:
             self._wake(self._waiter)

@@ -5,26 +5,37 @@ a decode engine meanwhile. Then it goes to that decode engine with this token, w
 one stream.
 
 A prefill engine that is missing, full, or dies before the first token costs a request nothing but time: the decode
-engine computes the prompt. If a decode engine dies, the next one that serves goes on behind the tokens that the client
-has; if there is none, the request ends as with any engine that dies.
+engine computes the prompt. If one of several decode engines dies, its requests go on in another one behind the tokens
+that their clients have. A request without a token waits FULL_WAIT_S for one that has room; then a full one takes it,
+since the engine that died had let it in. If none serves, requests wait until one does, within the bounds of
+`--max-replays`. A single decode engine's client waits for the next one by itself.
+
+The engine that accepts a request first charges its tenant, and the others are told (TenantUses). If an engine dies that
+had not accepted it, the next one checks the limits and charges.
 """
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import msgspec
 
 from engine.interface.client import EngineClient
-from engine.interface.errors import EngineDead, InvalidParameter, Overloaded, PromptTooLong, RateLimited
+from engine.interface.errors import EngineDead, InvalidParameter, Overloaded, RateLimited
 from engine.interface.kv_snapshot import KvSnapshot
 from engine.interface.mailbox import RequestOutput
 from engine.interface.metrics import Metrics
-from engine.interface.protocol import AddRequest, EngineReady, HandOver, pack_token_ids
+from engine.interface.protocol import AddRequest, EngineReady, HandOver, TenantUse, pack_token_ids
 from engine.interface.tenant import Tenant
+from engine.interface.tenant_uses import TenantUses
 
 FALLBACKS = ("missing", "full", "died")  # reasons why a long prompt was not computed by a prefill engine
+FULL_WAIT_S = 10.0  # for a decode engine with room, after one has died
+_LONGEST_WAIT_S = 600.0  # for one that serves
+_POLL_S = 0.05
+_MOST_LOST = 20  # engines in a row that ended under a request without a further token, whether they had begun it or not
 
 
 class PairedEngineClient:
@@ -36,20 +47,33 @@ class PairedEngineClient:
         decode: Sequence[EngineClient],
         *,
         min_tokens: int,
+        max_replays: int,
         metrics: Metrics,
+        has_given_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        """prefill, decode: by the numbers of the engines. min_tokens: of a prompt that goes to a prefill engine."""
+        """prefill, decode: by the numbers of the engines. min_tokens: of a prompt that goes to a prefill engine.
+
+        max_replays: as in ServerConfig. has_given_up: returns True once no decode engine is to be expected.
+        """
         self._prefill = prefill
         self._decode = decode
         self._min_tokens = min_tokens
+        self._max_replays = max_replays
+        self._has_given_up = has_given_up
         self._metrics = metrics
+        self._uses = TenantUses([*prefill, *decode])
         self._num_open: Counter[EngineClient] = Counter()  # requests
-        self._between: dict[str, str] = {}  # requests before their decode engine, and the reason to end them, or ""
+        self._between: dict[str, str] = {}  # requests between two engines, and the reason to end them, or ""
 
     @property
     def ready(self) -> EngineReady | None:
         """The limits of a decode engine that serves; None: none does."""
         return next((client.ready for client in self._decode if client.ready is not None), None)
+
+    @property
+    def last_ready(self) -> EngineReady | None:
+        """See EngineClient.last_ready."""
+        return self.ready or self._decode[0].last_ready
 
     @property
     def is_full(self) -> bool:
@@ -107,9 +131,9 @@ class PairedEngineClient:
                     yield output
                     if output.finish_reason is not None:
                         return
-        except EngineDead:
+        except EngineDead as error:
             self._fall_back("died")
-            request = _charged(request)
+            request = _after_death(request, error)
         except RateLimited:
             raise
         except Overloaded:
@@ -124,7 +148,7 @@ class PairedEngineClient:
             decode = self._choose([decode]) or self._choose(self._decode) or decode  # it may be full since, or leave
         else:
             peer = self._prefill.index(prefill)
-            request = msgspec.structs.replace(_behind(request, token_ids), hand_over=HandOver(peer))
+            request = msgspec.structs.replace(_behind(request, token_ids), charge=None, hand_over=HandOver(peer))
         async for output in self._go_on(request, decode, num_prompt_logprobs=0 if token_ids else num_prompt_logprobs):
             yield output
 
@@ -149,8 +173,14 @@ class PairedEngineClient:
         serving = next((client for client in self._decode if client.ready is not None), self._decode[0])
         serving.spend_grammar_s(tenant, seconds)
 
+    def tell_use(self, use: TenantUse) -> None:
+        """See ToldOfUses.tell_use: all of them."""
+        for client in (*self._prefill, *self._decode):
+            client.tell_use(use)
+
     async def aclose(self) -> None:
         """See EngineClient.aclose."""
+        self._uses.close()
         await asyncio.gather(*(client.aclose() for client in (*self._prefill, *self._decode)))
 
     async def _go_on(
@@ -160,6 +190,7 @@ class PairedEngineClient:
 
         num_prompt_logprobs: the first entries of its prompt that the client has.
         """
+        num_lost = num_stuck = 0  # engines in a row that ended under it without a further token; that had begun it
         while True:
             token_ids: list[int] = []
             try:
@@ -173,31 +204,52 @@ class PairedEngineClient:
                         if output.finish_reason is not None:
                             return
                 return
-            except EngineDead:
-                others = [client for client in self._decode if client is not decode]
-                goes_on = bool(request.output or token_ids)  # a full engine takes it
-                following = self._choose(others) or (self._choose(others, may_be_full=True) if goes_on else None)
-                if following is None or (request.params.prompt_logprobs is not None and not token_ids):
+            except EngineDead as error:
+                num_lost, num_stuck = (0, 0) if token_ids else (num_lost + 1, num_stuck + error.was_begun)
+                has_scores = request.params.prompt_logprobs is not None and not token_ids  # which it would send again
+                is_stuck = num_stuck > self._max_replays or num_lost > _MOST_LOST
+                if len(self._decode) == 1 or has_scores or is_stuck or not self._max_replays:
+                    raise
+                request = _after_death(_behind(request, token_ids) if token_ids else request, error)
+                self._between[request.request_id] = ""
+                try:
+                    following = await self._next(request, decode)
+                finally:
+                    ended = self._between.pop(request.request_id)
+                if ended:
+                    yield RequestOutput([], finish_reason=ended)
+                    return
+                if following is None:
                     raise
                 decode = following
-            except PromptTooLong:
-                if not request.output:
-                    raise
-                yield RequestOutput([], finish_reason="length")  # no token has room behind those that the client has
-                return
-            if token_ids:
-                request = _behind(request, token_ids)
-            replay = msgspec.structs.replace(request, hand_over=None, num_replays=request.num_replays + 1)
-            request = _charged(replay)
+
+    async def _next(self, request: AddRequest, lost: EngineClient) -> EngineClient | None:
+        """Wait for a decode engine that takes a request after the end of `lost`; None: none is to be expected."""
+        candidates = [client for client in self._decode if client is not lost]
+        goes_on, started = bool(request.output), time.monotonic()
+        while True:
+            waited_s = time.monotonic() - started
+            may_be_full = goes_on or (request.num_replays > 0 and waited_s >= FULL_WAIT_S)
+            following = self._choose(candidates) or (
+                self._choose(candidates, may_be_full=True) if may_be_full else None
+            )
+            is_over = waited_s >= _LONGEST_WAIT_S or self._has_given_up() or self._between[request.request_id]
+            if following is not None or is_over or not (goes_on or request.num_replays):
+                return following
+            await asyncio.sleep(_POLL_S)
+            candidates = list(self._decode)  # the next process of the lost one, too
 
     async def _outputs(self, request: AddRequest, client: EngineClient) -> AsyncGenerator[RequestOutput, None]:
         self._num_open[client] += 1
+        self._uses.begin(request, client)
         try:
             async with aclosing(client.submit(request)) as outputs:
                 async for output in outputs:
+                    self._uses.note(request, client, output)
                     yield output
         finally:
             self._num_open[client] -= 1
+            self._uses.end(request, client)
 
     def _choose_prefill(self, request: AddRequest) -> EngineClient | None:
         """Return a prefill engine for a request, or None if it is to be computed where it is decoded."""
@@ -221,12 +273,14 @@ def _behind(request: AddRequest, token_ids: list[int]) -> AddRequest:
     """Return the request that goes on behind further tokens. All log-probabilities of the prompt have come by then."""
     params = msgspec.structs.replace(request.params, prompt_logprobs=None)
     output = request.output + pack_token_ids(token_ids)
-    return _charged(msgspec.structs.replace(request, params=params, output=output, counts_prompt=False))
+    return msgspec.structs.replace(request, params=params, output=output, counts_prompt=False)
 
 
-def _charged(request: AddRequest) -> AddRequest:
-    """Return the request for a further engine: its tenant was charged by the first one, where limits applied.
+def _after_death(request: AddRequest, error: EngineDead) -> AddRequest:
+    """Return the request for the next engine. If the one that died had accepted it, there is room, and it is charged.
 
     An engine that ended before the first token has not counted the prompt.
     """
-    return msgspec.structs.replace(request, charge=None)
+    if not (error.was_accepted or request.output):
+        return msgspec.structs.replace(request, hand_over=None)
+    return msgspec.structs.replace(request, hand_over=None, num_replays=request.num_replays + 1, charge=None)

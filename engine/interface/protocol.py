@@ -159,6 +159,7 @@ class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
     charge: Charge | None = None  # in the first engine request of an HTTP request; None: charged already
     counts_prompt: bool = True  # false: an earlier engine request has the same prompt, for which its tenant is charged
     deadline_s: float | None = None  # time.monotonic() after which nobody waits for it; None: none
+    has_waited: bool = False  # for the engine to serve: a queue that is full, or too long, no longer refuses it
     # Of a request that goes on after the end of an earlier engine:
     output: bytes = b""  # pack_token_ids(): the tokens that its client has; the next one is wanted
     num_prompt_logprobs: int = 0  # tokens of the prompt after the first whose log-probabilities its client has
@@ -295,6 +296,15 @@ class GrammarUse(msgspec.Struct, tag=True):
     seconds: float
 
 
+class TenantUse(msgspec.Struct, tag=True):
+    """What a tenant with limits has used in other engines, as far as the HTTP worker knows that sends it."""
+
+    tenant: Tenant
+    num_requests: int  # accepted since the last such message
+    num_tokens: int  # of prompts, and generated, since then
+    num_open_tokens: int  # of the worker's open requests, now
+
+
 class GrammarLimit(msgspec.Struct, tag=True):
     """Sent to every worker when a tenant has spent its grammar_seconds: it compiles none until then."""
 
@@ -318,7 +328,10 @@ class QueueCosts(msgspec.Struct, tag=True):
 
 
 class Accepted(msgspec.Struct, tag=True):
-    """The first message about a request with a charge, if it is accepted. rates: if its tenant has limits a minute."""
+    """Tells that a request with a charge is accepted. Sent with `rates`, or if Begun, which tells it too, is not due.
+
+    rates: if its tenant has limits a minute; then it is the first message about the request.
+    """
 
     request_id: str
     rates: Rates | None = None
@@ -345,7 +358,7 @@ class AskKv(msgspec.Struct, tag=True):
     """Requests one KvSnapshot, which is sent after the next iteration of the loop."""
 
 
-ToEngine = AddRequest | AbortRequest | AskKv | GrammarUse | RefuseDigest | QueueCosts
+ToEngine = AddRequest | AbortRequest | AskKv | GrammarUse | TenantUse | RefuseDigest | QueueCosts
 FromEngine = (
     EngineReady
     | Begun

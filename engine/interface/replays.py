@@ -37,7 +37,7 @@ class Journal:
         self._output = array("i", request.output)  # what it goes on behind, and what has come since
         self._num_prompt_logprobs = 0
         self._num_submitted = len(self._output)  # output tokens at its last submission
-        self._is_submitted = False  # it has been, at all
+        self.is_submitted = False  # an engine was sent it
         self._is_begun = False  # by the present engine
         self._is_alone = False  # in it
         self._was_alone = False  # in it or an earlier one, since its last token
@@ -58,9 +58,28 @@ class Journal:
         return self._request.num_prompt_tokens + len(self._output)
 
     @property
+    def has_output(self) -> bool:
+        """True once a token has come."""
+        return bool(self._output)
+
+    @property
     def goes_on(self) -> bool:
-        """True if another engine has made the first tokens of the answer, before its first submission here."""
-        return bool(self._request.output)
+        """True if another engine has let the request in, or has made its first tokens, before it came here."""
+        return bool(self._request.output) or self._request.num_replays > 0
+
+    @property
+    def is_accepted(self) -> bool:
+        """True if an engine has accepted the request, and counted it for its tenant."""
+        return self._is_accepted or self._request.is_charged
+
+    @property
+    def is_begun(self) -> bool:
+        """True if the present engine has begun to compute the request."""
+        return self._is_begun
+
+    def note_wait(self) -> None:
+        """Record that the request waits for an engine to serve, before its first submission."""
+        self._request = msgspec.structs.replace(self._request, has_waited=True)
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Add output tokens."""
@@ -115,8 +134,8 @@ class Journal:
 
     def submit(self) -> AddRequest:
         """Return the request for the next engine; the first time as it is."""
-        if not self._is_submitted:
-            self._is_submitted = True
+        if not self.is_submitted:
+            self.is_submitted = True
             return self._request
         self.num_replays += 1
         self._num_submitted = len(self._output)
@@ -124,10 +143,10 @@ class Journal:
             self._request,
             output=self._output.tobytes(),
             num_prompt_logprobs=self._num_prompt_logprobs,
-            num_replays=self.num_replays,
+            num_replays=self._request.num_replays + self.num_replays,
             is_suspect=self._num_faults > 0,
             is_isolated=self._num_faults >= _MANY_FAULTS,
-            is_charged=self._is_accepted,
+            is_charged=self.is_accepted,
             hand_over=None,
             # an engine that ended before the first token has not counted it
             counts_prompt=self._request.counts_prompt and not self._output,

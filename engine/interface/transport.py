@@ -1,9 +1,9 @@
 """Message frames over unix sockets, for asyncio and for the engine's loop. Imports msgspec only; never torch.
 
-A frame is its length (4 bytes, little-endian) and one msgpack message. HTTP workers and the launcher read asyncio
-streams with read_messages(). The engine's single-threaded loop polls non-blocking sockets with a selector (Connection,
-SocketTransport): no thread, no lock, no wait while a step is in flight. Nothing is pickled; an invalid frame closes its
-connection.
+A frame is its length (4 bytes, little-endian) and one msgpack message. HTTP workers read the engine's messages by a
+MessageProtocol; they and the launcher read other asyncio streams with read_messages(). The engine's single-threaded
+loop polls non-blocking sockets with a selector (Connection, SocketTransport): no thread, no lock, no wait while a step
+is in flight. Nothing is pickled; an invalid frame closes its connection.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -47,7 +47,7 @@ class FrameDecoder:
         self._decoder = msgspec.msgpack.Decoder(message_type)
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[Any]:
+    def feed(self, data: bytes | memoryview) -> list[Any]:
         """Add received bytes; return the messages now complete. Raises msgspec.DecodeError on a bad frame."""
         self._buffer += data
         messages: list[Any] = []
@@ -76,6 +76,55 @@ async def read_messages(reader: asyncio.StreamReader, message_type: Any) -> Asyn
             yield message
 
 
+class MessageProtocol(asyncio.Protocol):
+    """An asyncio connection that hands messages on in the turn of the loop in which they arrive: no task has to wake.
+
+    closed: done when the peer has closed, or raises what ended the connection: a bad frame, or an error of on_message.
+    Its owner then closes the transport.
+    """
+
+    def __init__(
+        self,
+        message_type: Any,
+        *,
+        on_open: Callable[[asyncio.WriteTransport], None],
+        on_message: Callable[[Any], None],
+    ) -> None:
+        """on_open: gets the transport, before the first message."""
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._decoder = FrameDecoder(message_type)
+        self._on_open = on_open
+        self._on_message = on_message
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._on_open(cast(asyncio.WriteTransport, transport))  # which uvloop's is, but for its bases
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        if self.closed.done():
+            return
+        try:
+            for message in self._decoder.feed(data):
+                self._on_message(message)
+        except Exception as error:  # handed to the owner, who awaits `closed`
+            self.closed.set_exception(error)
+
+    def eof_received(self) -> bool:
+        """See asyncio.Protocol."""
+        self.connection_lost(None)
+        return True  # the owner closes it
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        if self.closed.done():
+            return
+        if exc is None:
+            self.closed.set_result(None)
+        else:
+            self.closed.set_exception(exc)
+
+
 class Connection:
     """One non-blocking socket of the engine's loop. Sends never block: unsent bytes are buffered."""
 
@@ -83,6 +132,7 @@ class Connection:
         sock.setblocking(False)
         self.sock = sock
         self._decoder = FrameDecoder(message_type)
+        self._read = memoryview(bytearray(_READ_BYTES))  # a new one for each read would be mapped and unmapped
         self._unsent = bytearray()
 
     @property
@@ -114,8 +164,8 @@ class Connection:
     def receive(self) -> list[Any] | None:
         """Read once; return the messages now complete, or None if the connection is closed."""
         try:
-            if data := self.sock.recv(_READ_BYTES):
-                return self._decoder.feed(data)
+            if num_bytes := self.sock.recv_into(self._read):
+                return self._decoder.feed(self._read[:num_bytes])
         except BlockingIOError:
             return []
         except (OSError, msgspec.MsgspecError) as error:

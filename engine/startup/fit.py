@@ -112,8 +112,11 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
     setup = Setup(config, model, device, dtype, kv_dtype, limits, backend, CompilerLoader(folder), tp=tp)
     report.weights, report.kv_bytes_per_token = setup.weight_bytes, model.kv_bytes_per_token(tp.size, setup.kv_dtype)
     report.kv_layers = _layers(setup.plan_pages(), setup.kv_dtype)
-    memory = _memory(ask, setup)
+    memory, is_cpu = _memory(ask, setup), setup.device.type == "cpu"
+    alone = _whole(ask, memory, is_cpu=is_cpu)
+    memory = alone if ask.is_alone else memory
     plan = setup.plan_pool(has_weights=False, memory=memory)
+    kv_cache_alone = None if is_cpu else setup.plan_pool(has_weights=False, memory=alone).num_bytes
     setup = setup.limited_to(plan.max_num_seqs)
     most = plan.max_num_seqs
     lens = sorted({size for size in _TYPICAL_LENS if size < plan.max_model_len} | {plan.max_model_len})
@@ -127,6 +130,7 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
         max_model_len=plan.max_model_len,
         max_num_seqs=most,
         num_requests={size: min(plan.num_requests(size), most) for size in lens},
+        kv_cache_alone=kv_cache_alone,
     )
     if not model.is_foreign:
         check_headers(model, folder, tp, dtype=dtype)
@@ -172,6 +176,12 @@ def _memory(ask: Ask, setup: Setup) -> DeviceMemory:
     devices = [torch.device("cuda", rank) for rank in range(ask.num_gpus)]
     memory = min((measure_memory(setup.config, device) for device in devices), key=lambda memory: memory.usable)
     return dataclasses.replace(memory, name=f"Each of {ask.num_gpus} × {memory.name}")
+
+
+def _whole(ask: Ask, memory: DeviceMemory, *, is_cpu: bool) -> DeviceMemory:
+    """Return the memory of a device as if no other program held any of it."""
+    share = 1.0 if is_cpu else ask.gpu_memory_utilization
+    return dataclasses.replace(memory, free=memory.total, usable=int(memory.total * share))
 
 
 def _backend(

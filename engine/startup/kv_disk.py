@@ -14,13 +14,15 @@ from pathlib import Path
 import torch
 
 from engine.core.disk_tier import DiskParts
-from engine.core.lower_tiers import LowerTiers
+from engine.core.scheduler import Scheduler
 from engine.device.host_pages import HostPages
 from engine.device.kv_cache import KVCachePlan
 from engine.device.memory import format_size
 from engine.device.page_plan import PagePlan
 from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
+from engine.tensor_parallel.disk_shares import OtherShares
+from engine.tensor_parallel.ranks import Ranks
 from engine.tiers.block_folder import FOLDER_NAME, BlockFolder, check_folder
 from engine.tiers.disk_store import DiskStore
 from engine.tiers.identity import (
@@ -82,11 +84,6 @@ def check_kv_disk(config: EngineConfig) -> None:
         return
     if config.kv_host_memory_bytes is None:
         raise StartupError(f"--kv-disk {folder} is behind host memory, and --kv-host-memory is off: give it a size.")
-    if config.tensor_parallel_size > 1:
-        raise StartupError(
-            f"--kv-disk {folder} serves models on one device, and --tensor-parallel-size is"
-            f" {config.tensor_parallel_size}: use one of the two."
-        )
     check_folder(Path(folder), size_bytes=_size_bytes(config))
 
 
@@ -115,14 +112,24 @@ class KvDisk:
         *,
         weights: bytes,
         stamps: dict[str, tuple[int, ...]],
+        ranks: Ranks | None = None,
     ) -> None:
-        """weights: digest_weights(); stamps: stamp_files(), from before. Raises StartupError if files have changed."""
+        """weights: digest_weights(); stamps: stamp_files(), from before. Raises StartupError if files have changed.
+
+        ranks: the others of a split model, which keep the files of their shares.
+        """
         assert config.kv_disk is not None
         self._folder = Path(config.kv_disk)
         self._size_bytes = _size_bytes(config)
+        self._pin_share = config.pin_share
         self._host = host
-        self._queued_bytes = (config.kv_host_memory_bytes or 0) // _SHARE_QUEUED
-        self._identity = cache_identity(config, weights, facts, plan).digest()
+        of_rank = (config.kv_host_memory_bytes or 0) // config.tensor_parallel_size
+        self._queued_bytes = of_rank // _SHARE_QUEUED  # of this rank
+        self._identities = [
+            cache_identity(config, weights, facts, plan, rank=rank).digest()
+            for rank in range(config.tensor_parallel_size)
+        ]
+        self._ranks = ranks
         self._threads: StoreThreads | None = None
         try:
             self.adapter_digests = [
@@ -136,11 +143,31 @@ class KvDisk:
         if changed:
             raise StartupError(f"{changed[0]} changed while the model was loaded: start again.")
 
-    def attach(self, tiers: LowerTiers) -> None:
+    def attach(self, scheduler: Scheduler) -> None:
         """Put the disk behind host memory of an engine that has served nothing. Blocks are found a moment later."""
-        store = DiskStore(BlockFolder(self._folder), identity=self._identity, size_bytes=self._size_bytes)
-        self._threads = StoreThreads(store, max_queued_bytes=self._queued_bytes, prepare=store.find_blocks)
-        tiers.open_disk(DiskParts(threads=self._threads, slot_memory=self._host.slot_memory, facts=store))
+        own, *others = self._identities
+        store = DiskStore(
+            BlockFolder(self._folder),
+            identity=own,
+            other_identities=others,
+            size_bytes=self._size_bytes,
+            pin_share=self._pin_share,
+        )
+        shares = None
+        if self._ranks is not None:
+            shares = OtherShares(
+                store,
+                self._ranks.tell,
+                num_ranks=len(self._identities),
+                committed_step=lambda: scheduler.committed_step_id,
+            )
+            self._ranks.on_share = shares.take
+        self._threads = StoreThreads(
+            store, max_queued_bytes=self._queued_bytes, prepare=store.find_blocks, shares=shares
+        )
+        scheduler.kv.tiers.open_disk(
+            DiskParts(threads=self._threads, slot_memory=self._host.slot_memory, facts=store, pins=store)
+        )
         logger.info("blocks are kept on disk folder=%s size=%r", self._folder, format_size(self._size_bytes))
 
     def close(self) -> None:
@@ -153,8 +180,10 @@ def _size_bytes(config: EngineConfig) -> int:
     return DEFAULT_SIZE_BYTES if config.kv_disk_bytes is None else config.kv_disk_bytes
 
 
-def cache_identity(config: EngineConfig, weights: bytes, facts: DiskFacts, plan: KVCachePlan) -> CacheIdentity:
-    """Return the facts on which the bytes of this cache's blocks depend. weights: what stands for them."""
+def cache_identity(
+    config: EngineConfig, weights: bytes, facts: DiskFacts, plan: KVCachePlan, *, rank: int = 0
+) -> CacheIdentity:
+    """Return the facts on which the bytes of a rank's blocks depend. weights: what stands for them, of all ranks."""
     return CacheIdentity(
         weights=weights,
         config_json=(Path(config.model) / "config.json").read_bytes(),
@@ -167,7 +196,7 @@ def cache_identity(config: EngineConfig, weights: bytes, facts: DiskFacts, plan:
         groups=plan.groups,
         page_layout=_describe_layout(plan.pages),
         tensor_parallel_size=config.tensor_parallel_size,
-        tensor_parallel_rank=0,
+        tensor_parallel_rank=rank,
         is_expert_parallel=config.is_expert_parallel,
         device=facts.device.type,
         attention_backend=facts.attention_backend,

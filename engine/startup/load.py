@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -244,7 +245,7 @@ def _load_beside(
     model_facts = _disk_facts(setup)
     disk = peers = None
     if digest is not None:
-        disk = KvDisk(config, model_facts, plan, host_pages, weights=digest, stamps=stamps)
+        disk = KvDisk(config, model_facts, plan, host_pages, weights=digest, stamps=stamps, ranks=ranks)
     if config.peer is not None:
         peers = KvPeers(config, config.peer, model_facts, plan, host_pages)
     return dataclasses.replace(loaded, disk=disk, peers=peers)
@@ -263,6 +264,15 @@ def _disk_facts(setup: Setup) -> DiskFacts:
     )
 
 
+def _prepare_cpu(model: ModelConfig, tp: TensorParallel) -> None:
+    """Choose the number of threads, and pages of 2 MiB for large tensors, if Linux gives them to who asks for them."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it when it makes the first one
+    if model.num_parameters < SMALL_PARAMETERS:
+        torch.set_num_threads(1)
+    elif tp.size > 1:
+        torch.set_num_threads(max(torch.get_num_threads() // tp.size, 1))
+
+
 def _decide(config: EngineConfig, *, rank: int) -> Setup:
     """Choose the settings that the configuration leaves open; open the adapters. Raises StartupError, ModelError."""
     tp = TensorParallel(rank, config.tensor_parallel_size, is_expert_parallel=config.is_expert_parallel)
@@ -273,10 +283,8 @@ def _decide(config: EngineConfig, *, rank: int) -> Setup:
     device = resolve_device(config.device, rank=rank, size=tp.size)
     dtype = resolve_dtype(config.dtype, model, device)
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device, model=model)
-    if device.type == "cpu" and model.num_parameters < SMALL_PARAMETERS:
-        torch.set_num_threads(1)
-    elif device.type == "cpu" and tp.size > 1:
-        torch.set_num_threads(max(torch.get_num_threads() // tp.size, 1))
+    if device.type == "cpu":
+        _prepare_cpu(model, tp)
     backend = _select_backend(config, model, dtype, device, kv_dtype=kv_dtype)
     limits = choose_limits(config, gpu_bytes=gpu_bytes(device, size=tp.size))
     most = max_step_tokens(limits.max_num_seqs, limits.max_num_batched_tokens)

@@ -2,8 +2,9 @@
 
 A model split over N devices has N processes: the engine, which is rank 0 and has the scheduler, and N - 1 child
 processes (engine/rank_process.py). Each child has a socket to the engine: it receives a RankConfig, then every
-StepPlan, the same bytes for all ranks; it sends at most one RankFailed. A step cannot complete without every rank, so
-if one rank dies, the engine exits. If the engine dies, the closed socket and the kernel end the ranks.
+StepPlan, the same bytes for all ranks, and what it is to do for blocks on disk (ShareJob); it answers these, and sends
+at most one RankFailed. A step cannot complete without every rank, so if one rank dies, the engine exits. If the engine
+dies, the closed socket and the kernel end the ranks.
 """
 
 import logging
@@ -24,6 +25,7 @@ from engine.core.step import Executor, StepHandle, StepPlan
 from engine.interface.child_process import describe_exit
 from engine.interface.config import EngineConfig, LoraSource
 from engine.interface.transport import encode_frame
+from engine.tensor_parallel.disk_shares import ShareDone, ShareJob
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     debug: bool
 
 
-class RankFailed(msgspec.Struct, frozen=True):
+class RankFailed(msgspec.Struct, frozen=True, tag=True):
     """Reports a rank's failure: one sentence, and the exit code for the engine."""
 
     message: str
@@ -85,11 +87,13 @@ class Ranks:
     def __init__(self, config: EngineConfig, host: RankHost, *, max_model_len: int) -> None:
         """max_model_len: tokens for which the model is built."""
         self._host = host
+        self.on_share: Callable[[int, ShareDone], None] | None = None  # called in another thread, with the rank
         self._is_closing = False
         self._lost, self._told = threading.Event(), threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=host.folder)  # only this user can enter
         self.rendezvous = str(Path(self._folder.name) / "rendezvous")
         told = _with_whole_paths(config)
+        self._sending = [threading.Lock() for _ in range(1, config.tensor_parallel_size)]  # plans, and jobs of threads
         self._ranks = [self._start(told, rank, max_model_len) for rank in range(1, config.tensor_parallel_size)]
 
     @property
@@ -100,8 +104,14 @@ class Ranks:
     def send(self, plan: StepPlan) -> None:
         """Send a plan to every rank. Blocks only for a rank that is many steps behind."""
         frame = encode_frame(plan)
-        for _, sock in self._ranks:
-            sock.sendall(frame)
+        for (_, sock), sending in zip(self._ranks, self._sending, strict=True):
+            with sending:
+                sock.sendall(frame)
+
+    def tell(self, rank: int, job: ShareJob) -> None:
+        """Send a job to a rank after the first, from any thread."""
+        with self._sending[rank - 1]:
+            self._ranks[rank - 1][1].sendall(encode_frame(job))
 
     def await_blame(self) -> None:
         """If a rank has exited, wait until on_lost has reported it; return if none has within a second.
@@ -159,15 +169,21 @@ class Ranks:
         return process, ours
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes], sock: socket.socket) -> None:
-        """Wait for a rank's message or exit, and call on_lost."""
-        body = read_frame(sock)
+        """Wait for a rank's failure or exit, and call on_lost. Pass on what it says of its shares meanwhile."""
+        decoder: msgspec.msgpack.Decoder[RankFailed | ShareDone] = msgspec.msgpack.Decoder(RankFailed | ShareDone)
+        failed: RankFailed | None = None
+        while failed is None and (body := read_frame(sock)) is not None:
+            told = decoder.decode(body)
+            if isinstance(told, RankFailed):
+                failed = told
+            elif self.on_share is not None:
+                self.on_share(rank, told)
         if self._is_closing:
             return
         self._lost.set()
-        if body is None:
+        if failed is None:
             message, exit_code = f"Rank {rank} {describe_exit(process.wait())}.", _FAULT
         else:
-            failed = msgspec.msgpack.decode(body, type=RankFailed)
             message, exit_code = f"Rank {rank}: {failed.message}", failed.exit_code
         self._folder.cleanup()  # before on_lost(), which may exit the process
         self._host.on_lost(message, exit_code)
@@ -208,4 +224,5 @@ def read_frame(sock: socket.socket) -> bytes | None:
 def _with_whole_paths(config: EngineConfig) -> EngineConfig:
     """Return the configuration with absolute paths, for a process with another working directory."""
     loras = [LoraSource(source.name, str(Path(source.folder).resolve())) for source in config.loras]
-    return msgspec.structs.replace(config, model=str(Path(config.model).resolve()), loras=loras)
+    disk = None if config.kv_disk is None else str(Path(config.kv_disk).resolve())
+    return msgspec.structs.replace(config, model=str(Path(config.model).resolve()), loras=loras, kv_disk=disk)

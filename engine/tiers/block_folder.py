@@ -22,6 +22,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +38,7 @@ _PAGE_BYTES = 4096
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe is opened without waiting
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILES_AT_ONCE = 128
+_LONGEST_PIN_NS = 2 * 86_400 * 10**9  # a file with a later time was written under another clock
 
 
 class DamagedBlock(Exception):
@@ -48,7 +50,12 @@ class FoundFile(NamedTuple):
 
     name: bytes
     num_bytes: int  # on the device
-    used_ns: int  # when it was written or read, by the folder's clock
+    used_ns: int  # when it was written or read, by the folder's clock; in the future: until when it is pinned
+
+
+def is_pinned(used_ns: int, now_ns: int) -> bool:
+    """Return whether a file's time is the end of a pin."""
+    return now_ns < used_ns <= now_ns + _LONGEST_PIN_NS
 
 
 def bytes_on_disk(block_bytes: int) -> int:
@@ -86,9 +93,14 @@ def check_folder(folder: Path, *, size_bytes: int) -> None:
 class BlockFolder:
     """An open folder of blocks. Calls may come from several threads; all may wait for the device."""
 
-    def __init__(self, folder: Path) -> None:
-        """Open FOLDER_NAME in `folder`, which is made if it is missing. Raises OSError."""
+    def __init__(self, folder: Path, *, is_member: bool = False, wall_ns: Callable[[], int] = time.time_ns) -> None:
+        """Open FOLDER_NAME in `folder`, which is made if it is missing. Raises OSError.
+
+        is_member: another process of the same server has it open, and counts for both. wall_ns: the clock of files.
+        """
         self._path = folder / FOLDER_NAME
+        self._is_member = is_member
+        self._wall_ns = wall_ns
         self._folder, self._lock = self._open()
 
     def __enter__(self) -> "BlockFolder":
@@ -142,15 +154,23 @@ class BlockFolder:
             if not is_intact(header, name, out):
                 raise DamagedBlock
             with contextlib.suppress(OSError):  # a folder that can be read only keeps its order
-                os.utime(file)
+                if not is_pinned(os.fstat(file).st_mtime_ns, self._wall_ns()):  # now: a pin may have come meanwhile
+                    os.utime(file)
             return os.fstat(file).st_mtime_ns
         finally:
             os.close(file)
 
     def touch(self, name: bytes) -> int:
         """Note a use of a block; return its time, by the folder's clock."""
+        used_ns = self.used_ns(name)
+        if is_pinned(used_ns, self._wall_ns()):
+            return used_ns
         os.utime(_file_name(name), dir_fd=self._folder, follow_symlinks=False)
         return self.used_ns(name)
+
+    def set_time(self, name: bytes, used_ns: int) -> None:
+        """Let a block be one that was, or will be, used at some time."""
+        os.utime(_file_name(name), ns=(used_ns, used_ns), dir_fd=self._folder, follow_symlinks=False)
 
     def used_ns(self, name: bytes) -> int:
         """Return when any server used a block last, by the folder's clock."""
@@ -210,7 +230,8 @@ class BlockFolder:
             os.close(folder)
             raise
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH)
+            if not self._is_member:
+                fcntl.flock(lock, fcntl.LOCK_SH)
         except BaseException:
             os.close(folder)
             os.close(lock)

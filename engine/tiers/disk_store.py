@@ -1,8 +1,8 @@
 """DiskStore: a bounded store of blocks in a folder, which survives its process. Plain Python; never torch.
 
-It owns the order of use, the count of bytes, and the decision to leave a failing disk alone for a while; BlockFolder
-(engine/tiers/block_folder.py) owns the files. Life: made over an open folder → find_blocks(), until which it knows no
-block → has, put, get, remove in any order, from several threads → close().
+It decides when to leave a failing disk alone for a while; DiskOrder (engine/tiers/disk_order.py) has the order of use
+and of pins, BlockFolder (engine/tiers/block_folder.py) the files. Life: made over an open folder → find_blocks(), until
+which it knows no block → has, put, get, remove in any order, from several threads → close().
 
 Which block is whose: its name is a hash of the identity (engine/tiers/identity.py), group and key, so blocks of another
 model are never asked for. They count, and leave in their turn, as do those that other servers write to the same folder.
@@ -11,98 +11,30 @@ be exceeded by that much for each server. The order of use is that of the files'
 
 Errors of the disk are misses and dropped blocks. After MAX_ERRORS in a row the store pauses, and then tries one call.
 A full disk first loses the oldest blocks.
+
+Of a model that is split over ranks a block is one file for each, with a name of its own. This store, of the first rank,
+writes and reads the first of them, and knows all: a block is there if all are. The other ranks write and read theirs
+(engine/tensor_parallel/disk_shares.py), which is told here.
 """
 
-import errno
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from threading import Condition
-from typing import NamedTuple
 
 from engine.tiers.block_file import name_of
 from engine.tiers.block_folder import BlockFolder, DamagedBlock, FoundFile, bytes_on_disk
+from engine.tiers.disk_order import SECOND_NS, DiskOrder, Entry, pin_time_ns
+from engine.tiers.disk_state import FULL, PAUSE_S, DiskCounts, DiskHealth, DiskStatus, FolderLooks
 from engine.tiers.store import BlockStore
 
 logger = logging.getLogger(__name__)
 
-MAX_ERRORS = 5  # in a row
-PAUSE_S = 10.0
 _MAX_BLOCKS = 1 << 20  # 300 bytes of memory each
 _LOOK_AGAIN_S = 30.0  # at most so often, if there are other servers
 _LOOK_ANYWAY_S = 600.0
 _SHARE_OF_LOOK = 16  # of the bound, written between two looks at a shared folder
 _SCAN_PAUSE_S = 0.002  # between some files, so that a scan leaves the interpreter to the engine's loop
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass(slots=True)
-class DiskCounts:
-    """What a store has done since it was opened."""
-
-    num_hits: int = 0
-    num_misses: int = 0
-    num_written: int = 0
-    num_evicted: int = 0
-    num_damaged: int = 0  # files that were not what their names say; deleted
-    num_dropped: int = 0  # blocks that were not written: a pause, an error, or no room
-    num_errors: int = 0
-    num_pauses: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    read_s: float = 0.0
-    written_s: float = 0.0
-
-
-class DiskStatus(NamedTuple):
-    """A store's state now."""
-
-    num_blocks: int
-    num_bytes: int
-    is_paused: bool
-    max_bytes: int = 0
-
-
-class _Entry(NamedTuple):
-    num_bytes: int
-    used_ns: int
-
-
-@dataclass(slots=True)
-class _Health:
-    """Decides whether the disk may be used, from the errors in a row."""
-
-    clock: Callable[[], float]
-    num_in_row: int = 0
-    paused_until: float | None = None
-
-    @property
-    def is_paused(self) -> bool:
-        return self.paused_until is not None and self.clock() < self.paused_until
-
-    def note_success(self) -> None:
-        if self.paused_until is not None:
-            logger.info("the disk of --kv-disk works again")
-        self.num_in_row, self.paused_until = 0, None
-
-    def note_error(self) -> bool:
-        """Return whether a pause begins."""
-        self.num_in_row += 1
-        if self.num_in_row < MAX_ERRORS or self.is_paused:
-            return False
-        self.paused_until = self.clock() + PAUSE_S
-        return True
-
-
-@dataclass(slots=True)
-class _Looks:
-    """When the folder was looked at last, and what was written since."""
-
-    at: float
-    written_bytes: int = 0
-    was_shared: bool = False
-    written_names: set[bytes] = field(default_factory=set)  # while it is being looked at
 
 
 class DiskStore(BlockStore):
@@ -113,21 +45,30 @@ class DiskStore(BlockStore):
         folder: BlockFolder,
         *,
         identity: bytes,
+        other_identities: Sequence[bytes] = (),
         size_bytes: int,
+        pin_share: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """identity: 32 bytes, of all on which the blocks' bytes depend; size_bytes: the bound."""
+        """identity: 32 bytes, of all on which the blocks' bytes depend; size_bytes: the bound, of all ranks together.
+
+        other_identities: those of the ranks after the first. pin_share: of size_bytes, what pinned blocks of one owner
+        may take; those of all owners take at most half of it, or one share if that is more.
+        """
         self.counts = DiskCounts()
         self._folder = folder
-        self._identity = identity
+        self._identities = (identity, *other_identities)
         self._size_bytes = size_bytes
         self._clock = clock
         self._sleep = sleep
-        self._health = _Health(clock)
-        self._looks = _Looks(clock())
-        self._entries: dict[bytes, _Entry] = {}  # by name, the one to leave first in front
-        self._num_bytes = 0
+        self._healths = [DiskHealth(clock) for _ in self._identities]
+        self._looks = FolderLooks(clock())
+        budget = int(pin_share * size_bytes)
+        most = max(budget, size_bytes // 2) if budget else 0
+        self._order = DiskOrder(budget_bytes=budget, most_bytes=most, wall_ns=wall_ns)
+        self._wall_ns = wall_ns
         self._writing: set[bytes] = set()
         self._unremoved: set[bytes] = set()  # removed, but their files could not be deleted yet
         self._num_removed = 0
@@ -138,7 +79,12 @@ class DiskStore(BlockStore):
     @property
     def status(self) -> DiskStatus:
         """The state now. Does not wait."""
-        return DiskStatus(len(self._entries), self._num_bytes, self._health.is_paused, self._size_bytes)
+        order, num_ranks, size = self._order, len(self._identities), self._size_bytes
+        return DiskStatus(len(order), order.num_bytes, self._is_paused, size, num_ranks, order.num_pinned_bytes)
+
+    def names(self, group: int, key: bytes) -> list[bytes]:
+        """Return the names of a block's files, in the order of ranks."""
+        return [name_of(identity, group, key) for identity in self._identities]
 
     def find_blocks(self, *, is_gentle: bool = False) -> None:
         """Look at the folder: learn which blocks it has, and delete leftovers. Waits for the disk.
@@ -146,43 +92,45 @@ class DiskStore(BlockStore):
         is_gentle: take some milliseconds more for every thousand files, and leave them to other threads.
         """
         with self._changed:
-            self._looks = _Looks(self._clock(), was_shared=self._looks.was_shared)
+            self._looks = FolderLooks(self._clock(), was_shared=self._looks.was_shared)
         try:
             found = list(self._folder.scan(self._pause if is_gentle else lambda: None))
         except OSError as error:
-            self._note_error("scan", error)
+            self.note_error("scan", error)
             return
         found.sort(key=lambda file: file.used_ns)
         with self._changed:
-            known, self._entries, self._num_bytes = self._entries, {}, 0
+            known = self._order.clear()
             self._lost.update(dict.fromkeys(self._watched))
             for file in found:
                 if file.name not in self._unremoved:
                     self._add(file)
             for name in self._looks.written_names:
-                if name in known and name not in self._entries:
-                    self._add(FoundFile(name, *known[name]))
+                if name in known and name not in self._order:
+                    self._order.add(name, known[name])
         try:
             self._make_room(0)
         except OSError as error:
-            self._note_error("delete", error)
+            self.note_error("delete", error)
 
     def has(self, group: int, key: bytes) -> bool:
         """See BlockStore.has. False during a pause."""
-        return not self._health.is_paused and name_of(self._identity, group, key) in self._entries
+        if self._is_paused:
+            return False
+        return all(name_of(identity, group, key) in self._order for identity in self._identities)
 
     def put(self, group: int, key: bytes, data: bytes | memoryview) -> bool:
         """See BlockStore.put."""
-        name, block = name_of(self._identity, group, key), memoryview(data).cast("B")
+        name, block = name_of(self._identities[0], group, key), memoryview(data).cast("B")
         num_bytes = bytes_on_disk(len(block))
-        if self._health.is_paused or num_bytes > self._size_bytes:
+        if self._is_paused or num_bytes * len(self._identities) > self._size_bytes:
             self.counts.num_dropped += 1
             return False
         with self._changed:
             if name in self._writing or name in self._unremoved:
                 self.counts.num_dropped += 1
                 return False
-            is_known = name in self._entries
+            is_known = name in self._order
             self._writing.add(name)
         try:
             if is_known and self._touch(name):
@@ -195,25 +143,21 @@ class DiskStore(BlockStore):
 
     def get(self, group: int, key: bytes, out: memoryview) -> bool:
         """See BlockStore.get."""
-        name, started, num_removed = name_of(self._identity, group, key), self._clock(), self._num_removed
-        if self._health.is_paused or name in self._unremoved:
-            self.counts.num_misses += 1
+        name, started, num_removed = name_of(self._identities[0], group, key), self._clock(), self._num_removed
+        if self._is_paused or name in self._unremoved:
             return False
         used_ns = self._read(name, out)
         with self._changed:
             is_hit = used_ns is not None and num_removed == self._num_removed  # else it may be one that was removed
             if used_ns is not None and is_hit:
-                self._forget(name)
-                self._add(FoundFile(name, bytes_on_disk(len(out)), used_ns))
+                self._note_use(FoundFile(name, bytes_on_disk(len(out)), used_ns), is_written=False)
                 self.counts.read_bytes += len(out)
                 self.counts.read_s += self._clock() - started
-            self.counts.num_hits += is_hit
-            self.counts.num_misses += not is_hit
         return is_hit
 
     def remove(self, names: Sequence[tuple[int, bytes]]) -> None:
         """See BlockStore.remove."""
-        removed = [name_of(self._identity, *name) for name in names]
+        removed = [file_name for name in names for file_name in self.names(*name)]
         with self._changed:
             self._unremoved.update(removed)
             self._num_removed += 1
@@ -226,11 +170,11 @@ class DiskStore(BlockStore):
 
     def watch(self, group: int, key: bytes) -> bool:
         """Return whether there is a block; if so, take_lost() tells when it has left. Does not wait for the disk."""
-        name = name_of(self._identity, group, key)
+        names = self.names(group, key)
         with self._changed:
-            if name not in self._entries:
+            if any(name not in self._order for name in names):
                 return False
-            self._watched[name] = (group, key)
+            self._watched.update(dict.fromkeys(names, (group, key)))
         return True
 
     def take_lost(self) -> list[tuple[int, bytes]]:
@@ -238,9 +182,70 @@ class DiskStore(BlockStore):
         if not self._lost:
             return []
         with self._changed:
-            lost = [name for name in self._lost if name not in self._entries]
+            lost = dict.fromkeys(self._watched[name] for name in self._lost if name not in self._order)
             self._lost.clear()
-            return [self._watched.pop(name) for name in lost]
+            for block in lost:
+                for name in self.names(*block):
+                    self._watched.pop(name, None)
+            return list(lost)
+
+    def pin(self, names: Sequence[tuple[int, bytes]], *, owner: str, for_s: float) -> None:
+        """Let blocks that are there leave after all others for a time, within the owner's budget. Waits for the disk.
+
+        names: group and key in the order of their prompt, whose tail leaves first. A pin that lasts longer stays.
+        """
+        until_ns = self._wall_ns() + int(for_s * SECOND_NS)
+        for num_behind, name in enumerate(file for block in reversed(names) for file in self.names(*block)):
+            with self._changed:
+                entry = self._order.find(name)
+            if entry is None or self._is_paused:
+                continue
+            used_ns = max(self._order.pinned_until_ns(name), pin_time_ns(owner, until_ns, num_behind=num_behind))
+            try:
+                self._folder.set_time(name, used_ns)
+            except OSError as error:
+                if not isinstance(error, FileNotFoundError):  # the next use notices that it is gone
+                    self.note_error("pin", error)
+                continue
+            with self._changed:
+                if self._forget(name) is not None:
+                    self._order.add(name, Entry(entry.num_bytes, used_ns))
+
+    def pinned_for_s(self, group: int, key: bytes) -> float:
+        """Return for how long a block is still pinned, by whichever process; 0: it is not. Does not wait."""
+        return self._order.pinned_ns(name_of(self._identities[0], group, key)) / SECOND_NS
+
+    def make_room(self, num_bytes: int, *, is_full: bool = False) -> bool:
+        """Delete the oldest blocks, so that other ranks can write so many bytes; return False if that fails.
+
+        is_full: the disk has no room left, whatever the bound is.
+        """
+        try:
+            self._make_room(max(self._size_bytes - self._order.num_bytes, 0) + num_bytes if is_full else num_bytes)
+        except OSError as error:
+            self.note_error("delete", error)
+            return False
+        return True
+
+    def note_share(self, rank: int, file: FoundFile, *, is_written: bool) -> None:
+        """Note that another rank has written or read its file of a block."""
+        self._healths[rank].note_success()
+        with self._changed:
+            if file.name in self._unremoved:
+                self._forget(file.name)
+            else:
+                self._note_use(file, is_written=is_written)
+
+    def lose_share(self, rank: int, name: bytes, *, is_damaged: bool) -> None:
+        """Note that another rank found no file of its own, or a damaged one, which is deleted."""
+        with self._changed:
+            self._forget(name)
+        self.counts.num_damaged += is_damaged
+        if is_damaged:
+            logger.warning("a damaged block on disk was deleted rank=%d name=%s", rank, name.hex()[:16])
+            self._remove_at_last([name])
+        else:
+            self._healths[rank].note_success()
 
     def close(self) -> None:
         """See BlockStore.close."""
@@ -253,7 +258,7 @@ class DiskStore(BlockStore):
         except FileNotFoundError:  # evicted by another server, or the folder was deleted
             with self._changed:
                 self._forget(name)
-            self._health.note_success()
+            self._healths[0].note_success()
             return None
         except DamagedBlock:
             logger.warning("a damaged block on disk was deleted name=%s", name.hex()[:16])
@@ -263,9 +268,9 @@ class DiskStore(BlockStore):
             self._remove_at_last([name])
             return None
         except OSError as error:
-            self._note_error("read", error)
+            self.note_error("read", error)
             return None
-        self._health.note_success()
+        self._healths[0].note_success()
         return used_ns
 
     def _write(self, name: bytes, block: memoryview, num_bytes: int) -> bool:
@@ -278,15 +283,12 @@ class DiskStore(BlockStore):
             self._make_room(num_bytes)
             file = self._write_file(name, block, num_bytes)
         except OSError as error:
-            self._note_error("write", error)
+            self.note_error("write", error)
             self.counts.num_dropped += 1
             return False
-        self._health.note_success()
+        self._healths[0].note_success()
         with self._changed:
-            self._forget(name)
-            self._add(file)
-            self._looks.written_names.add(name)
-            self._looks.written_bytes += num_bytes
+            self._note_use(file, is_written=True)
             self.counts.num_written += 1
             self.counts.written_bytes += len(block)
             self.counts.written_s += self._clock() - started
@@ -297,19 +299,19 @@ class DiskStore(BlockStore):
         try:
             return self._folder.write(name, block)
         except OSError as error:
-            if error.errno not in _FULL or not self._entries:
+            if error.errno not in FULL or not len(self._order):
                 raise
-        self._make_room(self._size_bytes - self._num_bytes + num_bytes)
+        self._make_room(self._size_bytes - self._order.num_bytes + num_bytes)
         return self._folder.write(name, block)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Delete the blocks that were not used for longest, until num_bytes more are within the bound."""
+        """Delete the blocks that leave first, until num_bytes more are within the bound."""
         while True:
             with self._changed:
-                fits = self._num_bytes + num_bytes <= self._size_bytes and len(self._entries) < _MAX_BLOCKS
-                if fits or not self._entries:
+                fits = self._order.num_bytes + num_bytes <= self._size_bytes and len(self._order) < _MAX_BLOCKS
+                if fits or (first := self._order.first()) is None:
                     return
-                name, entry = next(iter(self._entries.items()))
+                name, entry = first
                 self._forget(name)
             if self._looks.was_shared and self._was_used_since(name, entry):
                 continue
@@ -317,11 +319,11 @@ class DiskStore(BlockStore):
                 self._folder.remove(name)
             except OSError:
                 with self._changed:
-                    self._add(FoundFile(name, *entry))  # it still counts
+                    self._order.add(name, entry)  # it still counts
                 raise
             self.counts.num_evicted += 1
 
-    def _was_used_since(self, name: bytes, entry: _Entry) -> bool:
+    def _was_used_since(self, name: bytes, entry: Entry) -> bool:
         """Return whether another server used a block since; it is then the newest."""
         try:
             used_ns = self._folder.used_ns(name)
@@ -360,28 +362,38 @@ class DiskStore(BlockStore):
             self._folder.remove_for_sure(names)
         except OSError as error:
             self._unremoved.update(names)
-            self._note_error("remove", error)
+            self.note_error("remove", error)
         else:
             self._unremoved.difference_update(names)
 
-    def _note_error(self, call: str, error: OSError) -> None:
+    def note_error(self, call: str, error: OSError, *, rank: int = 0) -> None:
+        """Note a call of a rank that failed."""
         self.counts.num_errors += 1
-        if self._health.note_error():
+        if self._healths[rank].note_error():
             self.counts.num_pauses += 1
-            logger.warning(
-                "the disk of --kv-disk fails, and is left alone for %d s call=%s error=%r", PAUSE_S, call, str(error)
-            )
+            text = "the disk of --kv-disk fails, and is left alone for %d s call=%s rank=%d error=%r"
+            logger.warning(text, PAUSE_S, call, rank, str(error))
+
+    @property
+    def _is_paused(self) -> bool:
+        return any(health.is_paused for health in self._healths)
+
+    def _note_use(self, file: FoundFile, *, is_written: bool) -> None:
+        """Make a file the newest that was written or read; a pin that it got since it was read stays."""
+        pinned_ns = 0 if is_written else self._order.pinned_until_ns(file.name)
+        self._forget(file.name)
+        self._add(file._replace(used_ns=max(file.used_ns, pinned_ns)))
+        if is_written:
+            self._looks.written_names.add(file.name)
+            self._looks.written_bytes += file.num_bytes
 
     def _add(self, file: FoundFile) -> None:
-        self._entries[file.name] = _Entry(file.num_bytes, file.used_ns)
-        self._num_bytes += file.num_bytes
+        self._order.add(file.name, Entry(file.num_bytes, file.used_ns))
 
-    def _forget(self, name: bytes) -> _Entry | None:
-        entry = self._entries.pop(name, None)
-        if entry is not None:
-            self._num_bytes -= entry.num_bytes
-            if name in self._watched:
-                self._lost[name] = None
+    def _forget(self, name: bytes) -> Entry | None:
+        entry = self._order.pop(name)
+        if entry is not None and name in self._watched:
+            self._lost[name] = None
         return entry
 
     def _pause(self) -> None:

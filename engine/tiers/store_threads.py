@@ -17,10 +17,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
+from typing import Protocol
 
 from engine.tiers.store import BlockStore
 
 logger = logging.getLogger(__name__)
+
+MAX_CALLED = 1 << 17  # blocks, 100 bytes of memory each: a disk that hangs must not let them pile up
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +36,7 @@ class Transfer:
     is_read: bool
     is_kept: bool = False  # once it is done: the block is in the store; of a read, it is in `parts`
     is_cancelled: bool = False  # nobody wants it any more: it is done without a call, unless that runs already
+    slots: Sequence[int] = ()  # where other ranks have their shares; (): there is one rank
 
     @property
     def num_bytes(self) -> int:
@@ -43,6 +47,24 @@ class Transfer:
 @dataclass(slots=True, eq=False)
 class _Removal:
     names: Sequence[tuple[int, bytes]]
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    function: Callable[[], object]
+    num_blocks: int
+
+
+class Shares(Protocol):
+    """The shares that other ranks have of the store's blocks. Calls come from threads, and raise nothing."""
+
+    def begin_read(self, transfer: Transfer) -> Callable[[], bool]:
+        """Let every other rank read its share into its slots. The result waits for them; True: all have theirs."""
+        ...
+
+    def write(self, transfer: Transfer) -> bool:
+        """Let every other rank write its share, and wait for them; return whether all shares are kept."""
+        ...
 
 
 class StoreThreads:
@@ -56,19 +78,25 @@ class StoreThreads:
         num_readers: int = 2,
         prepare: Callable[[], None] | None = None,
         on_done: Callable[[], None] | None = None,
+        shares: Shares | None = None,
     ) -> None:
-        """prepare: called by the writer before all else; on_done: called by a thread when something can be taken."""
+        """prepare: called by the writer before all else; on_done: called by a thread when something can be taken.
+
+        shares: of other ranks; None: there is one rank.
+        """
         self.num_dropped = 0  # blocks that were not queued
         self.dropped_bytes = 0
         self._store = store
         self._max_queued_bytes = max_queued_bytes
         self._on_done = on_done
-        self._to_write: deque[Transfer | _Removal] = deque()
+        self._shares = shares
+        self._to_write: deque[Transfer | _Removal | _Call] = deque()
         self._to_read: deque[Transfer] = deque()
         self._reading: set[Transfer] = set()  # queued, running, or not taken yet
         self._done: deque[Transfer] = deque()
         self._removing: Counter[tuple[int, bytes]] = Counter()
         self._num_queued_bytes = 0  # to write, the running one included
+        self._num_called = 0  # blocks of the calls in the same queue
         self._is_closing = False
         self._is_ready = prepare is None
         self._changed = Condition()  # of everything above; never held during a call to the store
@@ -98,9 +126,12 @@ class StoreThreads:
         """Return whether get() would find the block now, as far as is known. Does not wait."""
         return (group, key) not in self._removing and self._store.has(group, key)
 
-    def put(self, group: int, key: bytes, parts: Sequence[memoryview]) -> Transfer | None:
-        """Queue a block to be written; None, which is counted, if too much is queued. Does not wait."""
-        transfer = Transfer(group, key, parts, is_read=False)
+    def put(self, group: int, key: bytes, parts: Sequence[memoryview], *, slots: Sequence[int] = ()) -> Transfer | None:
+        """Queue a block to be written; None, which is counted, if too much is queued. Does not wait.
+
+        slots: where other ranks have their shares, as in get().
+        """
+        transfer = Transfer(group, key, parts, is_read=False, slots=slots)
         num_bytes = transfer.num_bytes
         with self._changed:
             if self._num_queued_bytes + num_bytes > self._max_queued_bytes or self._is_closing:
@@ -112,9 +143,9 @@ class StoreThreads:
             self._changed.notify_all()
         return transfer
 
-    def get(self, group: int, key: bytes, parts: Sequence[memoryview]) -> Transfer:
+    def get(self, group: int, key: bytes, parts: Sequence[memoryview], *, slots: Sequence[int] = ()) -> Transfer:
         """Queue a read into `parts`. Does not wait."""
-        transfer = Transfer(group, key, parts, is_read=True)
+        transfer = Transfer(group, key, parts, is_read=True, slots=slots)
         with self._changed:
             self._reading.add(transfer)
             if self._is_closing or (group, key) in self._removing:
@@ -142,6 +173,19 @@ class StoreThreads:
             if forgotten:
                 self._to_write.append(_Removal(list(forgotten)))
             self._changed.notify_all()
+
+    def call(self, function: Callable[[], object], *, num_blocks: int) -> bool:
+        """Queue a call to the store, behind what is queued to be written. Does not wait.
+
+        num_blocks: of which it holds the names. Returns False if the queued calls would hold more than MAX_CALLED.
+        """
+        with self._changed:
+            if self._num_called + num_blocks > MAX_CALLED or self._is_closing:
+                return False
+            self._to_write.append(_Call(function, num_blocks))
+            self._num_called += num_blocks
+            self._changed.notify_all()
+        return True
 
     def take_done(self) -> list[Transfer]:
         """Take back the transfers that are done. Does not wait."""
@@ -190,6 +234,8 @@ class StoreThreads:
                     self._to_write.popleft()
                 if isinstance(job, _Removal):
                     self._end_removal(job)
+                elif isinstance(job, _Call):
+                    self._num_called -= job.num_blocks
                 else:
                     self._num_queued_bytes -= job.num_bytes
                     self._done.append(job)
@@ -215,7 +261,7 @@ class StoreThreads:
                 self._done.append(job)
             self._call_back(job)
 
-    def _run(self, job: Transfer | _Removal, space: bytearray) -> None:
+    def _run(self, job: Transfer | _Removal | _Call, space: bytearray) -> None:
         """Do a job. A store raises nothing; if it has a fault, the block is lost, and not the thread.
 
         space: for blocks of several parts.
@@ -223,40 +269,60 @@ class StoreThreads:
         try:
             if isinstance(job, _Removal):
                 self._store.remove(job.names)
+            elif isinstance(job, _Call):
+                job.function()
             elif job.is_cancelled:
                 return
             elif job.is_read:
-                whole = _whole(job, space)
-                job.is_kept = self._store.get(job.group, job.key, whole)
-                if job.is_kept and len(job.parts) > 1:
-                    for part, data in _pieces(job, whole):
-                        part[:] = data
+                end_shares = None if self._shares is None else self._shares.begin_read(job)
+                try:
+                    self._read_own(job, space)
+                finally:  # the other ranks use slots until then
+                    job.is_kept &= end_shares is None or end_shares()
             else:
-                whole = _whole(job, space)
-                if len(job.parts) > 1:
-                    for part, data in _pieces(job, whole):
-                        data[:] = part
-                job.is_kept = self._store.put(job.group, job.key, whole)
+                whole = whole_of(job.parts, space)
+                gather(job.parts, whole)
+                is_kept = self._store.put(job.group, job.key, whole)
+                job.is_kept = is_kept and (self._shares is None or self._shares.write(job))
         except Exception:
             logger.exception("a store of blocks failed")
 
-    def _call_back(self, job: Transfer | _Removal) -> None:
+    def _read_own(self, job: Transfer, space: bytearray) -> None:
+        whole = whole_of(job.parts, space)
+        job.is_kept = self._store.get(job.group, job.key, whole)
+        if job.is_kept:
+            scatter(whole, job.parts)
+
+    def _call_back(self, job: Transfer | _Removal | _Call) -> None:
         if self._on_done is not None and isinstance(job, Transfer):
             self._on_done()
 
 
-def _whole(job: Transfer, space: bytearray) -> memoryview:
-    """Return contiguous memory for a block: its own part, else the beginning of `space`, which grows for it."""
-    if len(job.parts) == 1:
-        return job.parts[0].cast("B")
-    if len(space) < job.num_bytes:
-        space.extend(bytes(job.num_bytes - len(space)))
-    return memoryview(space)[: job.num_bytes]
+def whole_of(parts: Sequence[memoryview], space: bytearray) -> memoryview:
+    """Return contiguous memory for a block: its only part, else the beginning of `space`, which grows for it."""
+    if len(parts) == 1:
+        return parts[0].cast("B")
+    num_bytes = sum(part.nbytes for part in parts)
+    if len(space) < num_bytes:
+        space.extend(bytes(num_bytes - len(space)))
+    return memoryview(space)[:num_bytes]
 
 
-def _pieces(job: Transfer, whole: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
-    """Return the parts of a block, as bytes, each with its place in contiguous memory."""
+def gather(parts: Sequence[memoryview], whole: memoryview) -> None:
+    """Copy the parts of a block to whole_of() them."""
+    for part, piece in _pieces(parts, whole):
+        piece[:] = part
+
+
+def scatter(whole: memoryview, parts: Sequence[memoryview]) -> None:
+    """Copy a block from whole_of() its parts to them."""
+    for part, piece in _pieces(parts, whole):
+        part[:] = piece
+
+
+def _pieces(parts: Sequence[memoryview], whole: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
+    """Return the parts, as bytes, each with its place in contiguous memory; none if there is one, which is that."""
     start = 0
-    for part in job.parts:
+    for part in parts if len(parts) > 1 else ():
         yield part.cast("B"), whole[start : start + part.nbytes]
         start += part.nbytes

@@ -33,6 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.attention.triton_common import LOG2_E, WHOLE, WINDOW, reach_of
+from kernels.gluon_common import allocate_barriers, grid_dependency
 
 # ruff: noqa: ANN001, ANN201, ANN202, RUF005  (Triton reads annotations as types and unpacks no tuples)
 
@@ -403,14 +404,14 @@ def _prefill_kernel(
     k_tiles = k_boxes._reinterpret(k_desc.dtype, [STAGES, BLOCK_N, HEAD_DIM], TILE)
     v_tiles = v_boxes._reinterpret(v_desc.dtype, [STAGES, BLOCK_N, HEAD_DIM], TILE)
     work = gl.allocate_shared_memory(gl.int32, [6, 1], mbarrier.MBarrierLayout())
-    queries = (q_tiles, _barriers(1, 1), _barriers(1, CONSUMERS))  # tiles, loaded, free
-    keys = (k_tiles, _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS))
-    values = (v_tiles, _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS))
-    turns = _barriers(2, 1)
+    queries = (q_tiles, allocate_barriers(1, 1), allocate_barriers(1, CONSUMERS))  # tiles, loaded, free
+    keys = (k_tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS))
+    values = (v_tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS))
+    turns = allocate_barriers(2, 1)
     mbarrier.arrive(turns.index(0))
     if PDL:
-        _grid_dependency("griddepcontrol.wait;")
-        _grid_dependency("griddepcontrol.launch_dependents;")
+        grid_dependency("griddepcontrol.wait;")
+        grid_dependency("griddepcontrol.launch_dependents;")
     rings = (queries, keys, values)
     problem = (
         query_start_ptr,
@@ -443,20 +444,6 @@ def _prefill_kernel(
         # Registers; attending warps get the rest
         [232, 40] if CONSUMERS == 2 else [72] if HEAD_DIM == 256 else [40],
     )
-
-
-@gluon.jit
-def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Allocate NUMBER barriers in shared memory, each passed after ARRIVALS arrivals."""
-    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(NUMBER):
-        mbarrier.init(barriers.index(i), count=ARRIVALS)
-    return barriers
-
-
-@gluon.jit
-def _grid_dependency(INSTRUCTION: gl.constexpr):
-    gl.inline_asm_elementwise(INSTRUCTION + " mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -6,6 +6,7 @@ has several block tables if the layers of its model have unequal caches; all are
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -99,20 +100,15 @@ class PackedInputs:
     @classmethod
     def view(cls, buffer: torch.Tensor, num_tokens: int, num_rows: int, *, has_drafts: bool = False) -> PackedInputs:
         """Return the sections of buffer, at least [num_values(T, R)] int32."""
+        return cls(*(buffer[place] for place in cls.places(num_tokens, num_rows, has_drafts=has_drafts)))
+
+    @staticmethod
+    def places(num_tokens: int, num_rows: int, *, has_drafts: bool = False) -> list[slice]:
+        """Return where the fields are in the buffer, in their order."""
         sizes = _mixed_sections(num_tokens, num_rows, has_drafts=has_drafts)
-        token_ids, token_rows, req_index, seq_lens, sample_rows, sample_tokens, starts, *drafts = buffer[
-            : sum(sizes)
-        ].split(sizes)
-        return cls(
-            token_ids=token_ids[:num_tokens],
-            token_rows=token_rows[:num_tokens],
-            req_index=req_index[:num_rows],
-            seq_lens=seq_lens[:num_rows],
-            sample_rows=sample_rows[:num_rows],
-            sample_tokens=sample_tokens[:num_rows],
-            query_start_loc=starts[: num_rows + 1],
-            num_drafts=drafts[0][:num_rows] if drafts else None,
-        )
+        lengths = [num_tokens] * 2 + [num_rows] * 4 + [num_rows + 1] + [num_rows] * has_drafts
+        starts = itertools.accumulate(sizes[:-1], initial=0)
+        return [slice(start, start + length) for start, length in zip(starts, lengths, strict=True)]
 
 
 def _mixed_sections(num_tokens: int, num_rows: int, *, has_drafts: bool) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.linear.reference import IntWeight, unpack_int
-from kernels.native.ops import takes_rows, unpack_int4
+from kernels.native import ops as native
 
 _GROUP_SIZES = (32, 64, 128, 256)
 _OUTPUTS = 16
@@ -75,8 +75,11 @@ def int4_linear(x: torch.Tensor, weight: Int4Matrix, bias: torch.Tensor | None) 
     if x.shape[0] == 0:
         return x.new_empty(0, weight.out_features)
     x = x.contiguous() if weight.order is None else x.index_select(1, weight.order)
-    if x.shape[0] >= _UNPACKED_ROWS and weight.is_in_blocks and takes_rows(x, weight.scales_zeros):
-        out = x @ unpack_int4(weight.packed, weight.scales_zeros, weight.group_size)
+    is_native = weight.is_in_blocks and native.takes_rows(x, weight.scales_zeros)
+    if is_native and native.takes_products(x, bias, _BLOCK_OUTPUTS, most_rows=_UNPACKED_ROWS - 1):
+        return native.int4_linear(x, weight.packed, weight.scales_zeros, bias, weight.group_size)
+    if is_native and x.shape[0] >= _UNPACKED_ROWS:
+        out = x @ native.unpack_int4(weight.packed, weight.scales_zeros, weight.group_size)
     else:
         out = torch._weight_int4pack_mm_for_cpu(x, weight.packed, weight.group_size, weight.scales_zeros)
     return out if bias is None else out.add_(bias)

@@ -1,7 +1,8 @@
 """Products on the CPU by oneDNN, which torch includes: packed bf16 matrices, and 8-bit integers.
 
-pack() stores a bf16 matrix in the order in which a product reads it, so one row of x streams it at about the rate of
-the memory. A product of the plain matrix reads it in pieces of whole rows, which took 1.3 times as long.
+pack() stores a bf16 matrix in the order in which a product reads it. A product of the plain matrix reads it in pieces
+of whole rows, which took 1.3 times as long. Products of few rows are those of kernels/native/products.c where it is
+loaded and the order is known.
 Int8Matrix holds integers for VNNI, whose instructions multiply unsigned by signed bytes: activations are stored as
 value + 128, and oneDNN subtracts 128 times the sum of each output's weights. Specifications: torch's linear, and
 kernels/linear/w8a8.py, whose sums are these exactly.
@@ -9,6 +10,7 @@ kernels/linear/w8a8.py, whose sums are these exactly.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from dataclasses import dataclass
 
@@ -18,7 +20,7 @@ from torch.nn import functional
 from kernels.dispatch import has_bf16_products, has_int8_products
 from kernels.linear.reference import MIN_SCALE
 from kernels.linear.w8a8 import INT8_MAX
-from kernels.native.ops import quantize_rows, takes_rows
+from kernels.native import ops as native
 
 _PACKED_FOR_ROWS = 32  # rows of x for which oneDNN chooses the order; others read the same order as fast
 # Rows of x from which a product in fp32, of a matrix that is unpacked for it, is faster on an Intel core without AMX:
@@ -27,6 +29,28 @@ _WIDE_ROWS = 192
 _WIDE_ELEMENTS = 1 << 26  # of a matrix that is unpacked at once, 256 MiB in fp32
 _MAX_INPUTS = 65_536  # sums of (255 * 127) fit in 32 bits
 _SHIFT = 128
+_FEW_ROWS = 8  # that kernels/native/products.c takes at once
+_WIDTHS = (16, 32, 48, 64)  # outputs of a block of oneDNN's orders
+_WORD_BYTES = 4  # inputs of one output that lie side by side in them
+
+
+@dataclass(frozen=True)
+class Bf16Matrix:
+    """An [N, K] matrix of bf16 in the order of oneDNN's products."""
+
+    # opaque, of the same shape and size (Tensor.is_mkldnn)
+    packed: torch.Tensor
+    width: int | None  # outputs of a block, if packed is [N / width, K / 2, width, 2]; None: another order
+
+    @property
+    def shape(self) -> torch.Size:
+        """[N, K]."""
+        return self.packed.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numbers."""
+        return 2 * self.shape.numel()
 
 
 def can_pack(w: torch.Tensor) -> bool:
@@ -34,17 +58,20 @@ def can_pack(w: torch.Tensor) -> bool:
     return w.device.type == "cpu" and w.dtype == torch.bfloat16 and w.numel() > 0 and has_bf16_products()
 
 
-def pack(w: torch.Tensor) -> torch.Tensor:
-    """Return w, [N, K] bf16, as an opaque copy of the same shape and size (Tensor.is_mkldnn)."""
-    return torch.ops.mkldnn._reorder_linear_weight(w, _PACKED_FOR_ROWS)
+def pack(w: torch.Tensor) -> Bf16Matrix:
+    """Return a packed copy of w, [N, K] bf16."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(w, _PACKED_FOR_ROWS)
+    return Bf16Matrix(packed, _block_width(packed, w))
 
 
-def packed_linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def packed_linear(x: torch.Tensor, w: Bf16Matrix, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ w.T + bias. x: [T, K] bf16; w: [N, K] from pack(); bias: [N] or None; returns [T, N] bf16."""
-    if x.shape[0] >= _WIDE_ROWS and w.numel() <= _WIDE_ELEMENTS and _is_wide_faster():
+    if w.width is not None and native.takes_products(x, bias, w.width, most_rows=_FEW_ROWS):
+        return native.bf16_linear(x, w.packed, bias, w.shape[0], w.width)
+    if x.shape[0] >= _WIDE_ROWS and w.shape.numel() <= _WIDE_ELEMENTS and _is_wide_faster():
         wide_bias = None if bias is None else bias.float()
-        return functional.linear(x.float(), w.to_dense(torch.float32), wide_bias).to(x.dtype)
-    return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
+        return functional.linear(x.float(), w.packed.to_dense(torch.float32), wide_bias).to(x.dtype)
+    return torch.ops.mkldnn._linear_pointwise(x, w.packed, bias, "none", [], "")
 
 
 @dataclass(frozen=True)
@@ -57,7 +84,10 @@ class Int8Matrix:
     scales: torch.Tensor
     # [N] int32 zeros: weights are symmetric
     zeros: torch.Tensor
+    # [N] int32, of each output's integers
+    sums: torch.Tensor
     in_features: int  # K
+    width: int | None  # outputs of a block, if packed begins as [N / width, K / 4, width, 4]; None: another order
 
     @property
     def shape(self) -> torch.Size:
@@ -78,7 +108,9 @@ def can_pack_int8(w: torch.Tensor) -> bool:
 def pack_int8(w: torch.Tensor, scales: torch.Tensor) -> Int8Matrix:
     """Return w, [N, K] int8, packed. scales: [N] fp32."""
     packed = torch.ops.onednn.qlinear_prepack(w.contiguous(), [_PACKED_FOR_ROWS, w.shape[1]])
-    return Int8Matrix(packed, scales.float().contiguous(), torch.zeros(w.shape[0], dtype=torch.int32), w.shape[1])
+    sums = w.sum(1, dtype=torch.int32)
+    zeros = torch.zeros_like(sums)
+    return Int8Matrix(packed, scales.float().contiguous(), zeros, sums, w.shape[1], _block_width(packed, w))
 
 
 def int8_linear(
@@ -90,22 +122,52 @@ def int8_linear(
     """
     if x.shape[0] == 0:
         return x.new_empty(0, w.scales.shape[0])
-    if input_scale is None and takes_rows(x):
-        values, scales = quantize_rows(x, least=MIN_SCALE)
+    is_native = native.takes_rows(x, *(() if bias is None else (bias,)))
+    if input_scale is None and is_native:
+        values, scales = native.quantize_rows(x, least=MIN_SCALE)
     elif input_scale is None:
         scales = torch.linalg.vector_norm(x, float("inf"), -1, True, dtype=torch.float32)
         scales.mul_(1.0 / INT8_MAX).clamp_(min=MIN_SCALE)
         values = (x / scales).round_().add_(_SHIFT).to(torch.uint8)
     else:
-        scales = input_scale.view(1, 1)  # a scalar would leave the quotient in x's dtype
+        scales = input_scale.view(1, 1).repeat(x.shape[0], 1)  # a scalar would leave the quotient in x's dtype
         values = (x / scales).round_().clamp_(-INT8_MAX, INT8_MAX).add_(_SHIFT).to(torch.uint8)
+    if w.width is not None and native.takes_products(x, bias, w.width, most_rows=_FEW_ROWS):
+        return native.int8_linear(values, scales, w.packed, w.scales, w.sums, bias, w.width)
     sums = torch.ops.onednn.qlinear_pointwise(
         values, 1.0, _SHIFT, w.packed, w.scales, w.zeros, None,
         1.0, 0, torch.float32, "none", [], "",
     )  # fmt: skip
+    if is_native:
+        return native.scale_sums(sums, scales, bias)
     if bias is not None:
         return sums.mul_(scales).add_(bias).to(x.dtype)
     return torch.mul(sums, scales, out=torch.empty(sums.shape, dtype=x.dtype))
+
+
+def _block_width(packed: torch.Tensor, w: torch.Tensor) -> int | None:
+    """Return how many outputs a block of `packed` has; None if it is not in blocks, or the numbers do not tell.
+
+    oneDNN chooses the order by CPU and shape, and does not say which. packed: of w, [N, K]. The first and the last
+    block are compared.
+    """
+    n, k = w.shape
+    per_word = _WORD_BYTES // w.element_size()
+    if k % per_word or torch.ops.mkldnn._nbytes(packed) < w.nbytes:
+        return None
+    stored = (ctypes.c_char * w.nbytes).from_address(torch.ops.mkldnn.data_ptr(packed))
+    found, numbers = torch.frombuffer(stored, dtype=torch.int8), w.view(torch.int8)
+    widths = [
+        width for width in _WIDTHS
+        if n % width == 0 and all(
+            torch.equal(
+                found[start * numbers.shape[1] : (start + width) * numbers.shape[1]],
+                numbers[start : start + width].view(width, -1, _WORD_BYTES).transpose(0, 1).reshape(-1),
+            )
+            for start in (0, n - width)
+        )
+    ]  # fmt: skip
+    return widths[0] if len(widths) == 1 else None
 
 
 @functools.cache

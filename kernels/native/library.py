@@ -1,4 +1,4 @@
-"""Compiles rows.c on this machine and declares its functions; the ops of bf16 on the CPU take it where it is loaded.
+"""Compiles the C files of this folder and declares their functions; the ops of bf16 on the CPU take them once loaded.
 
 Compilation.start() runs the C compiler beside the loading of weights; finish() waits and loads the library. A machine
 without a compiler, or whose compiler fails, has the ops of torch. No result is kept on disk, so nothing that another
@@ -25,7 +25,8 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).with_name("rows.c")
+_SOURCES = tuple(str(Path(__file__).with_name(name)) for name in ("threads.c", "rows.c", "products.c"))
+_LIBRARY = "native.so"
 _COMPILERS = ("cc", "gcc", "clang")
 # Sums may be reordered, so that loops become vectors; numbers that are not finite keep their meaning
 _FLAGS = (
@@ -45,6 +46,13 @@ _FUNCTIONS = {
     "attend": (_P,) * 6 + (_N,) * 14 + (_F,),
     "quantize_rows": (_P,) * 3 + (_N,) * 2 + (_F,),
     "unpack_int4": (_P,) * 3 + (_N,) * 3,
+    "scale_sums": (_P,) * 4 + (_N,) * 2,
+}
+# those of products.c, which are there where has_products() is not 0
+_PRODUCTS = {
+    "bf16_linear": (_P,) * 4 + (_N,) * 4,
+    "int8_linear": (_P,) * 7 + (_N,) * 4,
+    "int4_linear": (_P,) * 5 + (_N,) * 4,
 }
 
 _loaded: list[ctypes.CDLL] = []  # a registry of at most one: a process has one kind of CPU
@@ -68,7 +76,7 @@ class Compilation:
         try:
             folder = tempfile.TemporaryDirectory(prefix="quire-native-")
             flags = (*_FLAGS, *(_X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else ()))
-            command = [found, *flags, "-o", str(Path(folder.name) / "rows.so"), str(_SOURCE), "-lm"]
+            command = [found, *flags, "-o", str(Path(folder.name) / _LIBRARY), *_SOURCES, "-lm"]
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -105,11 +113,11 @@ class Compilation:
             try:
                 if self.process.returncode != 0:
                     raise OSError(message.decode(errors="replace")[-400:])
-                library = ctypes.CDLL(str(Path(self.folder.name) / "rows.so"))
+                library = ctypes.CDLL(str(Path(self.folder.name) / _LIBRARY))
             except OSError as error:
                 logger.warning("native kernels not compiled compiler=%r error=%r", self.compiler, str(error))
                 return False
-        for name, arguments in _FUNCTIONS.items():
+        for name, arguments in (_FUNCTIONS | (_PRODUCTS if library.has_products() else {})).items():
             function = library[name]
             function.argtypes, function.restype = arguments, None
             setattr(library, name, function)
@@ -136,6 +144,12 @@ def compiled_beside(*, is_wanted: bool) -> Iterator[None]:
 def loaded() -> ctypes.CDLL | None:
     """Return the library, or None before finish()."""
     return _loaded[0] if _loaded else None
+
+
+def products() -> ctypes.CDLL | None:
+    """Return the library if it is loaded and has products.c's functions."""
+    library = loaded()
+    return library if library is not None and library.has_products() else None
 
 
 def unload() -> None:

@@ -1,6 +1,6 @@
-"""The functions of rows.c on tensors. Each is called only with what its takes_… accepts, and while loaded() is there.
+"""The functions in C on tensors. Each is called only with what its takes_… accepts, and while loaded() is there.
 
-Specifications: kernels/elementwise/cpu.py, kernels/attention/torch_ref.py and kernels/linear/onednn.py.
+Specifications: kernels/elementwise/cpu.py, kernels/attention/torch_ref.py, kernels/linear/onednn.py and int4_cpu.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ctypes
 
 import torch
 
-from kernels.native.library import loaded
+from kernels.native.library import loaded, products
 
 _MAX_HEAD = 256  # rows.c: MAX_HEAD
 _MAX_GROUP = 16  # rows.c: MAX_GROUP
@@ -42,6 +42,12 @@ def takes_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tenso
     heads, kv_heads = q.shape[1], k_cache.shape[2]
     is_small = max(k_cache.shape[3], v_cache.shape[3]) <= _MAX_HEAD and heads <= kv_heads * _MAX_GROUP
     return is_small and _has_dense_tokens(k_cache, v_cache) and takes_rows(q)
+
+
+def takes_products(x: torch.Tensor, bias: torch.Tensor | None, width: int | None, *, most_rows: int) -> bool:
+    """Return True if the products of products.c take x, [T, K], with a matrix whose blocks have `width` outputs."""
+    is_small = width is not None and 0 < x.shape[0] <= most_rows and products() is not None
+    return is_small and takes_rows(x, *(() if bias is None else (bias,)))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -131,6 +137,60 @@ def quantize_rows(x: torch.Tensor, *, least: float) -> tuple[torch.Tensor, torch
     values, scales = torch.empty(x.shape, dtype=torch.uint8), torch.empty(x.shape[0], 1)
     _library().quantize_rows(x.data_ptr(), values.data_ptr(), scales.data_ptr(), x.shape[0], x.shape[1], least)
     return values, scales
+
+
+def scale_sums(sums: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return sums * scales + bias in bf16. sums: [T, N] fp32, dense; scales: [T, 1] fp32; bias: [N] bf16 or None."""
+    out = torch.empty(sums.shape, dtype=torch.bfloat16)
+    _library().scale_sums(
+        sums.data_ptr(), scales.data_ptr(), _pointer(bias), out.data_ptr(), sums.shape[0], sums.shape[1]
+    )
+    return out
+
+
+def bf16_linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, n: int, width: int) -> torch.Tensor:
+    """Return x @ w.T + bias, [T, n]. x: [T, K]; w: of oneDNN, [n / width, K / 2, width, 2]; bias: [n] or None."""
+    out = torch.empty(x.shape[0], n, dtype=torch.bfloat16)
+    _library().bf16_linear(
+        x.data_ptr(), torch.ops.mkldnn.data_ptr(w), _pointer(bias), out.data_ptr(), *x.shape[:1], n, x.shape[1], width
+    )
+    return out
+
+
+def int8_linear(
+    values: torch.Tensor,
+    row_scales: torch.Tensor,
+    w: torch.Tensor,
+    scales: torch.Tensor,
+    sums: torch.Tensor,
+    bias: torch.Tensor | None,
+    width: int,
+) -> torch.Tensor:
+    """Return the product of integers, scaled, [T, N] bf16.
+
+    values: [T, K] uint8, + 128; row_scales: [T, 1] fp32; w: of oneDNN, [N / width, K / 4, width, 4] int8; scales: [N]
+    fp32; sums: [N] int32, of each output's weights; bias: [N] bf16 or None.
+    """
+    (num_rows, k), n = values.shape, scales.shape[0]
+    out = torch.empty(num_rows, n, dtype=torch.bfloat16)
+    _library().int8_linear(
+        values.data_ptr(), torch.ops.mkldnn.data_ptr(w), _pointer(bias), out.data_ptr(), row_scales.data_ptr(),
+        scales.data_ptr(), sums.data_ptr(), num_rows, n, k, width,
+    )  # fmt: skip
+    return out
+
+
+def int4_linear(
+    x: torch.Tensor, packed: torch.Tensor, scales_zeros: torch.Tensor, bias: torch.Tensor | None, group_size: int
+) -> torch.Tensor:
+    """Return x @ w.T + bias, [T, N] bf16. packed, scales_zeros: of an Int4Matrix in blocks of 64 outputs."""
+    (num_rows, k), n = x.shape, packed.shape[0]
+    out = torch.empty(num_rows, n, dtype=torch.bfloat16)
+    _library().int4_linear(
+        x.data_ptr(), packed.data_ptr(), scales_zeros.data_ptr(), _pointer(bias), out.data_ptr(), num_rows, n, k,
+        group_size,
+    )  # fmt: skip
+    return out
 
 
 def unpack_int4(packed: torch.Tensor, scales_zeros: torch.Tensor, group_size: int) -> torch.Tensor:

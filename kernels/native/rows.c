@@ -5,74 +5,9 @@
  * numbers. Sums are in fp32, and each result is rounded once. Plain C: the compiler makes vectors of the loops.
  */
 
-#include <stdint.h>
-#include <string.h>
-
-typedef uint16_t bf16;
+#include "threads.h"
 
 enum { MAX_HEAD = 256, MAX_GROUP = 16, CHUNK = 64 };
-
-/* ---- the thread pool of torch: its OpenMP library's own entry points, so that no second pool competes for cores ---- */
-
-typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
-typedef int (*Number)(void);
-typedef void (*Range)(const void *, int64_t, int64_t);
-
-static Parallel parallel;
-static Number thread_number, thread_count;
-static unsigned num_threads = 1;
-
-/* parallel: GOMP_parallel; number: omp_get_thread_num; count: omp_get_num_threads. NULL: all runs on the caller. */
-void use_threads(Parallel with, Number number, Number count, int64_t threads)
-{
-    parallel = with;
-    thread_number = number;
-    thread_count = count;
-    num_threads = with && number && count ? (unsigned)threads : 1;
-}
-
-typedef struct {
-    Range run;
-    const void *args;
-    int64_t n;
-} Task;
-
-static void run_share(void *data)
-{
-    const Task *task = data;
-    int64_t number = thread_number(), count = thread_count();
-    task->run(task->args, task->n * number / count, task->n * (number + 1) / count);
-}
-
-/* Run n items, of `each` numbers each: on one thread if there are too few to wake another. */
-static void share(Range run, const void *args, int64_t n, int64_t each)
-{
-    if (num_threads < 2 || n < 2 || n * each < 1 << 16) {
-        run(args, 0, n);
-        return;
-    }
-    Task task = {run, args, n};
-    parallel(run_share, &task, num_threads, 0);
-}
-
-/* ---- numbers ---- */
-
-static inline float wide(bf16 x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float result;
-    memcpy(&result, &bits, 4);
-    return result;
-}
-
-/* Round to nearest even; NaN stays NaN. */
-static inline bf16 narrow(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return (bf16)((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-}
 
 static inline float inverse_root(float x) { return 1.0f / __builtin_sqrtf(x); }
 
@@ -388,6 +323,38 @@ void quantize_rows(const bf16 *x, uint8_t *values, float *scales, int64_t rows, 
 {
     Round args = {x, values, scales, dim, least};
     share(round_rows, &args, rows, dim);
+}
+
+typedef struct {
+    const float *sums, *scales;
+    const bf16 *bias;
+    bf16 *out;
+    int64_t dim;
+} Scale;
+
+static void scale_rows(const void *data, int64_t first, int64_t last)
+{
+    const Scale *a = data;
+    int64_t dim = a->dim;
+    for (int64_t row = first; row < last; row++) {
+        const float *restrict sums = a->sums + row * dim;
+        const bf16 *restrict bias = a->bias;
+        bf16 *restrict out = a->out + row * dim;
+        float scale = a->scales[row];
+        if (bias)
+            for (int64_t i = 0; i < dim; i++)
+                out[i] = narrow(sums[i] * scale + wide(bias[i]));
+        else
+            for (int64_t i = 0; i < dim; i++)
+                out[i] = narrow(sums[i] * scale);
+    }
+}
+
+/* sums: [rows, dim] fp32; scales: [rows] fp32; bias: [dim] or NULL; out: [rows, dim], sums * scale + bias. */
+void scale_sums(const float *sums, const float *scales, const bf16 *bias, bf16 *out, int64_t rows, int64_t dim)
+{
+    Scale args = {sums, scales, bias, out, dim};
+    share(scale_rows, &args, rows, dim);
 }
 
 /* ---- 4-bit weights ---- */

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from kernels.linear.late_norm import GateKind, LateNorm
-from kernels.linear.onednn import can_pack, pack
+from kernels.linear.onednn import Bf16Matrix, can_pack, pack
 from kernels.linear.ops import DenseLinear, Int8Linear
 from kernels.linear.rounding import RoundedRows
 from kernels.linear.w8a8 import quantize_matrix_int8
@@ -115,7 +115,7 @@ class HeadProduct:
         self._bias = bias
         self._dense = DenseLinear()
         self._int8 = Int8Linear()
-        self._weight: torch.Tensor | None = None
+        self._weight: torch.Tensor | Bf16Matrix | None = None
         self._rounded: Int8Params | None = None
         if not rounds:
             self._weight = pack(weight) if can_pack(weight) else weight

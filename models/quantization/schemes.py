@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 
 from kernels.linear.late_norm import GateKind, LateNorm
-from kernels.linear.onednn import can_pack, pack
+from kernels.linear.onednn import Bf16Matrix, can_pack, pack
 from kernels.linear.ops import DenseLinear
 from kernels.linear.rounding import RoundedRows, Rounding
 from models.errors import ModelError
@@ -35,13 +35,15 @@ class Unquantized:
     def __init__(self) -> None:
         self._linear = DenseLinear()
 
-    def load(self, w: Weights, parts: Sequence[LinearPart]) -> dict[str, torch.Tensor]:
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> dict[str, torch.Tensor | Bf16Matrix]:
         """Read each `<name>.weight`; see LinearMethod.load."""
         shards = [read_dense(w, part) for part in parts]
         weight = shards[0] if len(shards) == 1 else torch.cat(shards)
         return {"weight": pack(weight) if can_pack(weight) else weight}
 
-    def apply(self, params: dict[str, torch.Tensor], x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def apply(
+        self, params: dict[str, torch.Tensor | Bf16Matrix], x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         """See LinearMethod.apply."""
         return self._linear(x, params["weight"], bias)
 

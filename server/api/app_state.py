@@ -61,10 +61,16 @@ class AppState:
     work: HeavyWork = field(default_factory=HeavyWork)
 
     def limits(self) -> EngineReady:
-        """Return the engine's limits. Raises Draining or NotReady while no new request is accepted."""
+        """Return the engine's limits. Raises Draining or NotReady while no new request is accepted.
+
+        In a takeover they are those of the last engine: the request waits for the next one.
+        """
         state, ready = self.launcher.state, self.client.ready
         if state.is_draining:
             raise Draining("The server is shutting down; send the request to another one.")
+        last = self.client.last_ready
+        if state.lets_wait and state.is_alive and ready is None and last is not None:
+            return last
         if state.stage.name != "ready" or ready is None:
             stage = state.stage
             progress = f" ({stage.done} of {stage.total} {stage.unit})" if stage.total else ""

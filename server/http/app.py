@@ -69,9 +69,10 @@ def create_app(
     )
     routes = _routes(app_state, open_requests)
     public = router_of(route for route in routes if route.is_public)
-    # Public ones first, so that what KeyGuard finds to be public is answered by them. All in the app's own router: one
-    # that is included would be searched twice for each request.
-    router_of(sorted(routes, key=lambda route: not route.is_public), router=app.router)
+    # Public ones before others, so that what KeyGuard finds to be public is answered by them; those that stream before
+    # all, whose paths none of them has, as each is compared. All in the app's own router: one that is included would
+    # be searched twice for each request.
+    router_of(sorted(routes, key=lambda route: (route.stream is None, not route.is_public)), router=app.router)
     http_metrics.create_series(route.path for route in routes)
     _handle_errors(app, app_state, RouteGuide(app.routes))
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes, work=app_state.work)

@@ -42,6 +42,7 @@ MAX_HEADER_LINES = 100
 _LINGER_S = 1.0
 _TOO_LARGE = 431
 _LAST_CHUNK = re.compile(rb"\r?\n?0+[ \t;\r]")  # h11 has left the last chunk's line end, or some of it
+_FRAMING = {b"content-length", b"transfer-encoding"}
 _MAX_CHUNK_HEAD = 24  # h11 takes 20 digits
 _ABSOLUTE_TARGET = re.compile(rb"https?://([^/?]*)(.*)", re.IGNORECASE)
 HEAD_TIMEOUT_S = 30.0  # from the first byte of a request, or from the connection, to the end of the headers
@@ -283,6 +284,16 @@ class _Connection(h11.Connection):
             raise
         self._in_trailer = is_trailer and event is h11.NEED_DATA
         return event
+
+    def _clean_up_response_headers_for_sending(self, response: h11.Response) -> h11.Response:
+        """Add the header of a chunked body, as h11 does; a stream's first token waits while h11 checks all again."""
+        headers = response.headers
+        has_body = self._request_method == b"POST" and response.status_code == 200
+        is_kept = self.their_http_version == b"1.1" and self._cstate.keep_alive
+        if not has_body or not is_kept or any(name in _FRAMING for name, _ in headers):
+            return super()._clean_up_response_headers_for_sending(response)
+        headers._full_items.append((b"Transfer-Encoding", b"transfer-encoding", b"chunked"))
+        return response
 
     def _may_be_trailer(self) -> bool:
         """Return whether the last chunk's size is next, or was. All else in a body is not looked at again: chunks of a

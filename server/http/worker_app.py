@@ -10,10 +10,11 @@ import gc
 
 from fastapi import FastAPI
 
-from engine.interface.client import EngineClient, SocketEngineClient
+from engine.interface.client import EngineClient
 from engine.interface.config import ServerConfig
 from engine.interface.metrics import Metrics
 from engine.interface.paired_client import PairedEngineClient
+from engine.interface.socket_client import SocketEngineClient
 from server.api.request_record import OpenRequests
 from server.config.version import package_version
 from server.http.app import create_app
@@ -55,6 +56,7 @@ class WorkerApp:
                     num_ends=lambda: self.launcher.state.num_ends,
                     was_killed=lambda: self.launcher.state.was_killed,
                     has_given_up=self._has_given_up,
+                    moved_to=lambda: self.launcher.state.engine_socket,
                     metrics=self._metrics,
                 )
             ]
@@ -64,7 +66,12 @@ class WorkerApp:
         self.client: EngineClient = decode[0]
         if prefill:
             self.client = PairedEngineClient(
-                prefill, decode, min_tokens=config.min_prefill_tokens, metrics=self._metrics
+                prefill,
+                decode,
+                min_tokens=config.min_prefill_tokens,
+                max_replays=config.max_replays,
+                metrics=self._metrics,
+                has_given_up=self._has_given_up,
             )
 
     async def connect(self) -> None:

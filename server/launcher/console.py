@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _UNIX = "unix:"
 _STAGE_LABELS = {
     "imports": "Starting the engine",
+    "standby": "Waiting for the running daemon",
     "config": "Reading the model's configuration",
     "kernels": "Preparing kernels",
     "ranks": "Waiting for the other GPUs",

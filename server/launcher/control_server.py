@@ -108,6 +108,7 @@ class ControlServer:
         is_draining: bool | None = None,
         fault: str | None = None,
         accepts: bool | None = None,
+        lets_wait: bool | None = None,
     ) -> None:
         """Change the state and send it to every worker."""
         self._state = msgspec.structs.replace(
@@ -116,13 +117,24 @@ class ControlServer:
             is_draining=self._state.is_draining if is_draining is None else is_draining,
             fault=self._state.fault if fault is None else fault,
             accepts=self._state.accepts if accepts is None else accepts,
+            lets_wait=self._state.lets_wait if lets_wait is None else lets_wait,
         )
         self.send(self._state, role="worker")
 
-    def end_engine(self, *, fault: str, was_killed: bool) -> None:
-        """Tell every worker that an engine that was ready has ended."""
+    def end_engine(self, *, fault: str, was_killed: bool, lets_wait: bool = False) -> None:
+        """Tell every worker that an engine that was ready has ended. lets_wait: see State."""
         self._state = msgspec.structs.replace(self._state, num_ends=self._state.num_ends + 1, was_killed=was_killed)
-        self.set_state(stage=Stage("restarting"), fault=fault)
+        self.set_state(stage=Stage("restarting"), fault=fault, lets_wait=lets_wait)
+
+    def follow(self, other: State, *, num_ends: int) -> None:
+        """Tell every worker the state of the daemon that has the engine. num_ends: of the engines before."""
+        self._state = msgspec.structs.replace(
+            self._state,
+            num_ends=num_ends + other.num_ends,
+            was_killed=other.was_killed or not other.num_ends,  # the last engine was ended for the takeover
+            engine_socket=other.engine_socket,
+        )
+        self.set_state(stage=other.stage, fault=other.fault)
 
     def set_keys(
         self,
@@ -287,6 +299,13 @@ async def fetch_engine_limits(engine_socket: str) -> EngineReady | None:
     return None
 
 
+async def learn_limits(registry: MetricsRegistry, engine_socket: str) -> None:
+    """Let the metrics tell how the engine's pool is cut. If it has died again, the next one will say."""
+    ready = await fetch_engine_limits(engine_socket)
+    if ready is not None:
+        registry.set_cache_config(block_size=ready.block_size, num_blocks=ready.num_blocks)
+
+
 def _source(hello: Hello) -> str:
     return f"{hello.role}-{hello.index}"
 
@@ -336,3 +355,10 @@ async def reload_tls(config: LaunchConfig, control: ControlServer) -> None:
     else:
         control.send(ReloadTls(), role="worker")
         logger.info("tls certificate reloaded file=%s", config.tls_cert)
+
+
+async def reload_access(config: LaunchConfig, control: ControlServer, keys: KeyReloader) -> None:
+    """Read the certificate and the keys again."""
+    await reload_tls(config, control)
+    if config.api_key_file is not None or config.tls_cert is None:
+        await keys.reload()

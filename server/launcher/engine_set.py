@@ -89,9 +89,12 @@ def with_sockets(config: ServerConfig, engines: list[EngineSpec], control_socket
 
 
 def engine_config_of(
-    spec: EngineSpec, config: LaunchConfig, control_socket: str, *, is_standby: bool = False
+    spec: EngineSpec, config: LaunchConfig, control_socket: str, *, is_standby: bool = False, is_held: bool = False
 ) -> EngineProcessConfig:
-    """Return the configuration file of an engine process. is_standby: of one that takes the engine's place later."""
+    """Return the configuration file of an engine process.
+
+    is_standby: of one that takes the engine's place later. is_held: of one that takes that of another daemon's.
+    """
     return EngineProcessConfig(
         engine=spec.config,
         index=spec.index,
@@ -100,7 +103,8 @@ def engine_config_of(
         log_level=config.log_level,
         log_format=child_log_format(config),
         debug=config.debug,
-        is_standby=is_standby,
+        is_standby=is_standby or is_held,
+        is_held=is_held,
     )
 
 

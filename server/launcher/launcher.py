@@ -38,8 +38,9 @@ from engine.interface.control import (
 )
 from server.config.version import package_version
 from server.launcher.console import make_console
-from server.launcher.control_server import ControlServer, KeyReloader, fetch_engine_limits, reload_tls
+from server.launcher.control_server import ControlServer, KeyReloader, learn_limits, reload_access
 from server.launcher.engine_health import EngineDowntime, StepWatchdog
+from server.launcher.engine_lease import EngineLease
 from server.launcher.engine_set import (
     ChildKey,
     EngineSpec,
@@ -52,14 +53,7 @@ from server.launcher.engine_set import (
 from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.port import Port
 from server.launcher.process_metrics import LauncherStats
-from server.launcher.processes import (
-    Backoff,
-    Tasks,
-    is_on_terminal,
-    kill_child,
-    num_oom_kills,
-    start_child,
-)
+from server.launcher.processes import Backoff, Tasks, is_on_terminal, kill_child, num_oom_kills, start_child
 from server.launcher.run_dir import RunDir
 from server.launcher.shutdown import Shutdown
 from server.launcher.stand_in import StandIn
@@ -67,6 +61,7 @@ from server.launcher.standby import Standby
 from server.launcher.startup_banner import StartupBanner
 from server.launcher.systemd import Notifier, NotifyingConsole
 from server.launcher.takeover import Takeover
+from server.launcher.takeover_form import facts_of
 
 logger = logging.getLogger(__name__)
 ENGINE_MODULE = "engine.process"
@@ -99,11 +94,7 @@ class Launcher:
         self._run_dir = run_dir
         self._engine_module = engine_module
         self._engines = plan_engines(engine_config, run_dir.path, environment=os.environ)
-        self._sides = SideEngines(
-            self._engines[1:],
-            hang_after_s=config.stall_timeout_s,
-            on_hang=self._end_hung,
-        )
+        self._sides = SideEngines(self._engines[1:], hang_after_s=config.stall_timeout_s, on_hang=self._end_hung)
         self._held_ready: Stage | None = None  # of the first engine's first start, until the others are ready
         self._control_socket = str(run_dir.path / "control.sock")
         self._registry = MetricsRegistry(
@@ -131,6 +122,12 @@ class Launcher:
             listeners, config, root_path=server_config.root_path, state=lambda: self._control.state
         )
         self._standby = Standby(self._start_standby, reason=lambda: self._failures.pop(_STANDBY, None))
+        self._lease = EngineLease(
+            self._children,
+            control=self._control,
+            standby=self._standby,
+            on_drain=lambda: self._end.drain(signal.SIGTERM),
+        )
         self.port = Port(
             listeners,
             run_dir,
@@ -140,6 +137,10 @@ class Launcher:
             notifier=self._notifier,
             has_started=lambda: self._banner.is_made,
             on_given=self._on_given,
+            lease=self._lease,
+            facts=lambda: facts_of(engine_config, server_config),
+            engine_socket=self._engines[0].socket,
+            count=self._registry.merge,
         )
         self._end = Shutdown(
             self._children,
@@ -147,6 +148,7 @@ class Launcher:
             standby=self._standby,
             console=self._console,
             drain_timeout_s=config.drain_timeout_s,
+            wait_guests=self.port.wait_guests,
         )
         self._failures: dict[ChildKey, EngineFailed] = {}
         self._started_once: set[ChildKey] = set()  # an engine that was ready, a worker that said hello
@@ -187,15 +189,18 @@ class Launcher:
             for process in self._children.values():
                 kill_child(process)
             await asyncio.gather(*(process.wait() for process in self._children.values()))
+            self.port.close()  # now the running daemon has the memory again
 
-    def _write_engine_config(self, name: str, spec: EngineSpec, *, is_standby: bool = False) -> Path:
-        return self._run_dir.write(
-            name, engine_config_of(spec, self._config, self._control_socket, is_standby=is_standby)
-        )
+    def _write_engine_config(
+        self, name: str, spec: EngineSpec, *, is_standby: bool = False, is_held: bool = False
+    ) -> Path:
+        config = engine_config_of(spec, self._config, self._control_socket, is_standby=is_standby, is_held=is_held)
+        return self._run_dir.write(name, config)
 
     async def _keep_engine(self, spec: EngineSpec) -> None:
         path = self._write_engine_config(f"{spec.name}.json", spec)
-        await self._keep(spec.key, self._engine_module, path, environment=spec.environment)
+        first = self._write_engine_config("held.json", spec, is_held=True) if self.port.holds_engine else path
+        await self._keep(spec.key, self._engine_module, path, first=first, environment=spec.environment)
 
     async def _start_standby(self) -> asyncio.subprocess.Process:
         config = self._write_engine_config("standby.json", self._engines[0], is_standby=True)
@@ -224,38 +229,42 @@ class Launcher:
         module: str,
         config: Path,
         *,
+        first: Path | None = None,
         pass_fds: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start a child, and again whenever it ends, until drain. A first start that fails ends the daemon."""
+        """Start a child, and again whenever it ends, until drain. A first start that fails ends the daemon.
+
+        first: the configuration of the first start.
+        """
         is_engine = child[0] == "engine"
         backoff = Backoff(Backoff.LAST_S if is_engine else Backoff.WORKER_LAST_S)
-        while self._is_kept(child):
+        while await self._may_start(child):
             if child in self._started_once:
                 self._registry.count(f"{child[0]}_restarts_total")
             started_s, num_kills, was_killed = time.monotonic(), num_oom_kills(), False
             process = self._take_standby() if child == _ENGINE else None
             if process is None:
-                process = await start_child(module, config, pass_fds=pass_fds, environment=environment)
+                process = await start_child(module, first or config, pass_fds=pass_fds, environment=environment)
+                first = None
             self._children[child] = process
             returncode = await process.wait()
             await self._control.settle(*child)  # or its last word, which may be "ready", would come after its end
             if not self._is_kept(child):
                 return
-            failure, has_left = self._failures.pop(child, None), self._sides.has_left(child)
+            is_lent = is_engine and self._lease.is_lent
+            failure, has_left = self._failures.pop(child, None), self._sides.has_left(child) or is_lent
             if child == _ENGINE and child in self._started_once:
                 was_killed = returncode == -signal.SIGKILL and failure is None and num_oom_kills() == num_kills
                 was_killed |= has_left
                 self._downtime.begin(hung_s=self._watch.age_s, was_killed=was_killed)
                 self._watch.stop()
-                self._watch.load()
+                if not is_lent:
+                    self._watch.load()
             served_s = self._sides.end(child) if child in self._sides else time.monotonic() - started_s
-            if (
-                (child == _ENGINE or self._sides.decodes(child))
-                and not self._sides.num_decoding
-                and self._downtime.fault
-            ):
-                self._control.end_engine(fault=self._downtime.fault, was_killed=was_killed)
+            has_decoded = child == _ENGINE or self._sides.decodes(child)
+            if has_decoded and not self._sides.num_decoding and self._downtime.fault:
+                self._control.end_engine(fault=self._downtime.fault, was_killed=was_killed, lets_wait=is_lent)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
             if child not in self._started_once or (failure is not None and not self._banner.is_made):
                 self._end.refuse(reason, failure.exit_code if failure else 3)
@@ -264,12 +273,18 @@ class Launcher:
             delay_s = backoff.next(healthy_s=self._downtime.served_s if child == _ENGINE else served_s)
             if has_left or (child == _ENGINE and self._standby.process is not None):
                 delay_s = 0.0
-            level = logging.INFO if has_left else logging.ERROR
+            level = logging.DEBUG if is_lent else logging.INFO if has_left else logging.ERROR
             logger.log(level, "%s %d ended, restarting delay_s=%g reason=%r", *child, delay_s, reason)
             self.port.end(child)
             if self.port.needs_stand_in and not is_engine:
                 await self._stand_in.start(num_ended=backoff.num_ended)
             await asyncio.sleep(delay_s)
+
+    async def _may_start(self, child: ChildKey) -> bool:
+        if child == _ENGINE and self._lease.is_lent:
+            await self._lease.wait_own()
+            self._watch.load()
+        return self._is_kept(child)
 
     def _is_kept(self, child: ChildKey) -> bool:
         """Return whether a child is to run: an engine also in a drain, as long as streams may need it to go on."""
@@ -288,6 +303,9 @@ class Launcher:
 
     def _on_message(self, hello: Hello, message: Any) -> None:
         child = (hello.role, hello.index)
+        engine = self._children.get(_ENGINE)
+        if child == _STANDBY and self.port.holds_engine and engine is not None and engine.pid == hello.pid:
+            child = _ENGINE
         match message:
             case Hello(role="worker"):
                 self._started_once.add(child)
@@ -295,8 +313,8 @@ class Launcher:
                     self._control.send(Drain(0.0), role="worker", index=hello.index)
                 elif self.port.is_given:
                     self._control.send(HandedOver(), role="worker", index=hello.index)
-            case Hello(role="standby", pid=pid):
-                if (engine := self._children.get(_ENGINE)) is not None and engine.pid == pid:  # taken before this
+            case Hello(role="standby", pid=pid) if not self.port.holds_engine:
+                if engine is not None and engine.pid == pid:  # taken, or not held any more, before this
                     self._control.send(Activate(), role="standby")
             case Prepared():
                 self.port.prepare(child)
@@ -336,7 +354,7 @@ class Launcher:
             self._control.set_state(stage=stage, fault=self._downtime.fault)
         self._banner.stage(stage)
         if stage.name == "ready":
-            self._tasks.spawn(self._learn_limits())
+            self._tasks.spawn(learn_limits(self._registry, self._engines[0].socket))
             self._standby.want()
             if _ENGINE not in self._started_once:
                 self._started_once.add(_ENGINE)
@@ -373,19 +391,9 @@ class Launcher:
         self._failures[child] = EngineFailed(reason, 1)
         kill_child(self._children[child])
 
-    async def _learn_limits(self) -> None:
-        ready = await fetch_engine_limits(self._engines[0].socket)
-        if ready is not None:  # else it died again; the next one will say
-            self._registry.set_cache_config(block_size=ready.block_size, num_blocks=ready.num_blocks)
-
     def _on_hangup(self, was_on_terminal: bool) -> None:
         """Handle SIGHUP: read keys and certificate again; if the daemon's terminal was closed, drain as for SIGTERM."""
         if not was_on_terminal or is_on_terminal():
-            self._tasks.spawn(self._reload())
+            self._tasks.spawn(reload_access(self._config, self._control, self._keys))
         elif not self._is_draining:
             self._end.drain(signal.SIGHUP)
-
-    async def _reload(self) -> None:
-        await reload_tls(self._config, self._control)
-        if self._config.api_key_file is not None or self._config.tls_cert is None:
-            await self._keys.reload()

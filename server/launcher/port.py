@@ -7,15 +7,22 @@ daemon (server/launcher/hand_over.py), or stop. Never torch. Imports server.laun
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from engine.interface.control import Activate, State
+from engine.interface.metrics import MetricsDelta
 from server.launcher.control_server import ControlServer
+from server.launcher.engine_lease import EngineLease
 from server.launcher.engine_set import ChildKey
 from server.launcher.hand_over import HandOver
 from server.launcher.listener import listeners_by_worker
 from server.launcher.run_dir import RunDir
 from server.launcher.systemd import Notifier
 from server.launcher.takeover import Takeover
+from server.launcher.takeover_form import EngineFacts
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +31,8 @@ class Port:
     """The listening sockets of a daemon. Use inside one event loop.
 
     takeover: if a running daemon has them. has_started: whether this daemon has been ready. on_given: called once, when
-    a next daemon has the port.
+    a next daemon has the port. lease, facts: of the engine, whose memory a next daemon may need; engine_socket: where
+    it listens. count: adds to the metrics.
     """
 
     def __init__(
@@ -38,14 +46,29 @@ class Port:
         notifier: Notifier,
         has_started: Callable[[], bool],
         on_given: Callable[[], None],
+        lease: EngineLease,
+        facts: Callable[[], EngineFacts],
+        engine_socket: str,
+        count: Callable[[MetricsDelta], None] = lambda delta: None,
     ) -> None:
         self.is_taken = False  # this daemon has the port, or had it
         self._num_workers = num_workers
         self._takeover = takeover
         self._control = control
         self._notifier = notifier
+        self._engine_socket = engine_socket
+        self._count = count
+        self.holds_engine = takeover is not None and takeover.form.is_instead  # until the running daemon has ended its
         self._hand_over = HandOver(
-            run_dir, listeners, control=control, notifier=notifier, has_started=has_started, on_given=on_given
+            run_dir,
+            listeners,
+            control=control,
+            notifier=notifier,
+            has_started=has_started,
+            on_given=on_given,
+            lease=lease,
+            facts=facts,
+            on_failed=lambda: count(MetricsDelta({("takeovers_failed_total", ""): 1.0})),
         )
         self._shares = listeners_by_worker(listeners, num_workers=num_workers) if listeners else []
         self._prepared: set[ChildKey] = set()  # workers that have loaded
@@ -96,8 +119,17 @@ class Port:
         watch: starts the reports to the service manager that the running daemon had.
         """
         if self._takeover is not None:
-            offer = self._takeover.offer
-            logger.info("takes the port over when it is ready pid=%d version=%s", offer.pid, offer.version)
+            offer, form = self._takeover.offer, self._takeover.form
+            logger.info(
+                "takes the port over when it is ready pid=%d version=%s form=%s reason=%r",
+                offer.pid,
+                offer.version,
+                "instead" if form.is_instead else "beside",
+                form.reason,
+            )
+            began_s = None
+            if form.is_instead:
+                began_s = await self._takeover.release(is_held=self._is_held, activate=self._activate, state=self._tell)
             taken = await self._takeover.complete(
                 is_prepared=lambda: self._is_ready(self._prepared),
                 accept=lambda: self._control.set_state(accepts=True),
@@ -114,14 +146,39 @@ class Port:
                 if not had_manager:
                     watch()
             logger.info("has the port pid=%d", os.getpid())
+            if began_s is not None:
+                pause_s = time.monotonic() - began_s
+                logger.info("open requests of the daemon before go on here pid=%d after_s=%.1f", offer.pid, pause_s)
+                self._count(MetricsDelta({}, {("takeover_pause_seconds", ""): pause_s}))
         self._hand_over.start()
         self.is_taken = True
 
     def stop(self) -> None:
-        """Accept no more takeovers. The running daemon goes on, if it still has the port."""
+        """Accept no more takeovers."""
         self._hand_over.stop()
+
+    def close(self) -> None:
+        """Close the connection to the running daemon, which goes on if it still has the port."""
         if self._takeover is not None:
             self._takeover.close()
+
+    async def wait_guests(self) -> None:
+        """Wait until no open request of the daemon that had the port before needs this one."""
+        if self._takeover is not None:
+            await self._takeover.wait_guests()
+
+    def _is_held(self) -> bool:
+        state = self._control.state
+        is_prepared = len(self._prepared) == self._num_workers
+        return is_prepared and state.stage.name == "standby" and not state.is_draining
+
+    def _activate(self) -> None:
+        self.holds_engine = False
+        self._control.send(Activate(), role="standby")
+
+    def _tell(self) -> State:
+        state = self._control.state  # another daemon's engine, if this one has given its own up as well
+        return msgspec.structs.replace(state, engine_socket=state.engine_socket or self._engine_socket)
 
     def _is_ready(self, workers: set[ChildKey]) -> bool:
         state = self._control.state

@@ -6,9 +6,10 @@ engine.interface and server.launcher.
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from engine.interface.control import Drain
 from engine.interface.errors import StartupError
@@ -24,7 +25,10 @@ _ENGINE_END_S = 3.0
 
 
 class Shutdown:
-    """The end of a daemon, and its exit code. Use inside one event loop. children: the running ones."""
+    """The end of a daemon, and its exit code. Use inside one event loop.
+
+    children: the running ones. wait_guests: waits until no request of an earlier daemon goes on in this one's engine.
+    """
 
     def __init__(
         self,
@@ -34,6 +38,7 @@ class Shutdown:
         standby: Standby,
         console: Console,
         drain_timeout_s: float,
+        wait_guests: Callable[[], Awaitable[None]],
     ) -> None:
         self.is_drained = False  # the workers have ended
         self._children = children
@@ -41,6 +46,7 @@ class Shutdown:
         self._standby = standby
         self._console = console
         self._drain_timeout_s = drain_timeout_s
+        self._wait_guests = wait_guests
         self._tasks = Tasks(on_error=self.fail)
 
     def start(self) -> None:
@@ -88,11 +94,19 @@ class Shutdown:
         logger.info("draining timeout_s=%g; a second signal ends the daemon at once", timeout_s)
         self._control.send(Drain(timeout_s), role="worker")
         end_s = timeout_s + _DRAIN_GRACE_S
-        await asyncio.gather(*(end_child(worker, timeout_s=end_s) for worker in self._processes("worker")))
+        ends = [end_child(worker, timeout_s=end_s) for worker in self._processes("worker")]
+        await asyncio.gather(*ends, self._end_guests(end_s))
         await self._end_engines()
+
+    async def _end_guests(self, timeout_s: float) -> None:
+        """Give the open requests of an earlier daemon the same time; it hears of the drain, and drains as well."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._wait_guests()
 
     async def _end_given(self) -> None:
         await asyncio.gather(*(worker.wait() for worker in self._processes("worker")))
+        await self._wait_guests()
         if not self._control.state.is_draining:
             await self._end_engines()
 

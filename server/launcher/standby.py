@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from engine.interface.child_process import describe_exit
 from engine.interface.control import EngineFailed
-from server.launcher.processes import Backoff
+from server.launcher.processes import Backoff, kill_child
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +29,14 @@ class Standby:
         """start: starts the process, which waits for Activate. reason: returns what it said before it ended."""
         self._start = start
         self._reason = reason
-        self._is_stopped = False
+        self._is_stopped = self._is_paused = False
         self._wanted = asyncio.Event()
         self._taken = asyncio.Event()
         self.process: asyncio.subprocess.Process | None = None
 
     def want(self) -> None:
         """Ask for a standby, unless there is one."""
+        self._is_paused = False
         if self.process is None:
             self._wanted.set()
 
@@ -50,6 +51,14 @@ class Standby:
         """Start none from now on."""
         self._is_stopped = True
 
+    async def end(self) -> None:
+        """End the process, if there is one; return when it has ended. The next one starts when it is wanted."""
+        self._is_paused = True
+        process = self.take()
+        if process is not None:
+            kill_child(process)
+            await process.wait()
+
     async def run(self) -> None:
         """Start a standby whenever one is wanted, and another after a delay if it ends untaken."""
         backoff = Backoff()
@@ -58,7 +67,11 @@ class Standby:
             if self._is_stopped:
                 return
             self._wanted.clear()
+            if self._is_paused:
+                continue
             process = self.process = await self._start()
+            if self._is_paused:  # meanwhile
+                kill_child(process)
             started_s = time.monotonic()
             self._taken.clear()  # there was none to take before
             ended, taken = asyncio.create_task(process.wait()), asyncio.create_task(self._taken.wait())
@@ -67,7 +80,9 @@ class Standby:
             finally:
                 ended.cancel()
                 taken.cancel()
-            if self.process is process and not self._is_stopped:
+            if self.process is process and self._is_paused:
+                self.process = None
+            elif self.process is process and not self._is_stopped:
                 self.process = None
                 delay_s, failure = backoff.next(healthy_s=time.monotonic() - started_s), self._reason()
                 reason = failure.message if failure else f"It {describe_exit(process.returncode or 0)}."

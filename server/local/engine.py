@@ -15,7 +15,7 @@ from engine.interface.config import EngineConfig
 from engine.interface.errors import EngineError, ServiceError, first_line
 from engine.interface.kv_snapshot import KvSnapshot
 from engine.interface.mailbox import Mailbox, Mailboxes, RequestOutput
-from engine.interface.protocol import AbortRequest, AddRequest, EngineReady, RequestFailed, StepEvents
+from engine.interface.protocol import AbortRequest, AddRequest, EngineReady, RequestFailed, StepEvents, TenantUse
 from engine.interface.tenant import Tenant
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class LocalEngine:
         self._fault = ""
         loaded = offline.loaded
         if loaded.disk is not None:
-            loaded.disk.attach(self._engine.scheduler.kv.tiers)
+            loaded.disk.attach(self._engine.scheduler)
         self.ready: EngineReady | None = loaded.greeting(
             max_queued_requests=self._engine.max_queued_requests,
             max_queued_tokens=2**62,  # prompts wait in the caller's lists
@@ -47,6 +47,11 @@ class LocalEngine:
         from engine.offline import OfflineEngine
 
         return cls(OfflineEngine.load(config))
+
+    @property
+    def last_ready(self) -> EngineReady | None:
+        """See EngineClient.last_ready."""
+        return self.ready
 
     @property
     def is_full(self) -> bool:
@@ -76,6 +81,9 @@ class LocalEngine:
 
     def spend_grammar_s(self, tenant: Tenant, seconds: float) -> None:
         """Do nothing: there are no keys, so no tenant has limits."""
+
+    def tell_use(self, use: TenantUse) -> None:
+        """Do nothing: there is no other engine."""
 
     async def run(self) -> None:
         """Iterate the engine whenever it has work, until the task is cancelled. One iteration blocks the event loop."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.browser.conftest import FLAGS, find_chromium
+from tests.browser.screenshots import save
 from tests.support.daemon import Daemon
 
 EARLIER = ("Tell me a joke.", "What is continuous batching?", "What is the capital of Peru?")
@@ -35,7 +36,7 @@ def take(page: Page, path: Path) -> None:
     page.press("#input", "Enter")
     page.wait_for_function("() => [...document.querySelectorAll('.text')].at(-1).textContent.length > 90")
     page.mouse.move(640, 700)
-    page.screenshot(path=path)
+    save(page, path)
 
 
 def main() -> int:

@@ -198,6 +198,27 @@ def test_files_and_long_pastes_go_before_the_message(chat, fake):
     expect(chat.locator(".bubble")).to_have_text("Sum it")
 
 
+def test_the_end_of_an_answer_stays_in_sight_when_a_file_makes_the_box_grow(chat, fake):
+    fake.replies = [Reply(told("\n\n".join(f"Line {number}." for number in range(60)), size=40))]
+    say(chat, "Lines")
+    finished(chat)
+    drop(chat, "sum.csv", "a,b\n")
+    expect(chat.locator("#chips .name")).to_have_text(["sum.csv"])
+    expect(chat.locator(".figures")).to_be_in_viewport()
+    box, figures = chat.locator("#composer").bounding_box(), chat.locator(".figures").bounding_box()
+    assert figures["y"] + figures["height"] <= box["y"]
+
+
+def test_a_wide_table_does_not_squeeze_a_sentence_to_a_word_a_line(chat, fake):
+    head = "|".join(f"column {number}" for number in range(9))
+    cells = "|".join(["some more words"] * 8 + ["a sentence that goes on for quite a while"])
+    fake.replies = [Reply(told(f"|{head}|\n|{'---|' * 9}\n|{cells}|\n", size=40))]
+    say(chat, "Table")
+    finished(chat)
+    assert chat.locator("td").last.bounding_box()["width"] >= 160
+    assert chat.locator(".table").evaluate("(node) => node.scrollWidth > node.clientWidth")
+
+
 def test_chats_are_found_by_their_titles_and_their_words(chat, fake):
     fake.replies = [Reply(told("Lima, by the Rímac.")), Reply(told("Quito."))]
     for text in ("Capital of Peru?", "Capital of Ecuador?"):

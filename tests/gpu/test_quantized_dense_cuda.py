@@ -17,6 +17,7 @@ from kernels.linear import reference, w8a8
 from kernels.linear.float4 import dequantize_float4
 from kernels.linear.lut4_configs import float4_gemm_config
 from kernels.linear.ops import Float4Linear, Fp8BlockLinear, Int8Linear
+from kernels.linear.scaled8_configs import BlocksConfig
 from models.build import build
 from models.config.model_config import ModelConfig
 from models.weights.weights import Weights
@@ -98,6 +99,26 @@ def test_products_of_integers(n, k, is_static, dtype):
         assert relative_error(linear(x, *w, bias, input_scale=scale), expected) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("n", "k"), [*SHAPES, (576, 128), (130, 2176)])
+def test_many_rows_of_fp8_blocks_have_a_kernel_for_hopper(n, k, has_bias):
+    from kernels.linear import gluon_blocks
+
+    w, bias = reference.quantize_blocks(_randn(n, k), 128, 128), _randn(n, dtype=torch.bfloat16) if has_bias else None
+    configs = [BlocksConfig(), BlocksConfig(part=128, parts=1, num_stages=3, group=3)]
+    for num_rows in (1, 64, 65, 127, 128, 129, 257, 1000, 4097):
+        x = reference.quantize_groups(
+            _randn(num_rows, k) * torch.logspace(-2, 2, num_rows, device="cuda")[:, None], 128
+        )
+        assert gluon_blocks.takes(x[0], w[0], rows=128, columns=128)
+        expected = reference.blocks_linear(*x, *w, bias, torch.float32, rows=128, columns=128)
+        for config in configs:
+            for pdl in (False, True):
+                out = gluon_blocks.blocks_linear(*x, *w, bias, dtype=torch.bfloat16, config=config, pdl=pdl)
+                assert relative_error(out, expected.double()) < 6e-3, (num_rows, config)
+                assert relative_error(out[-1], expected[-1].double()) < 6e-3, (num_rows, config)
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
 @pytest.mark.parametrize(("num_rows", "k"), [(1, 4096), (300, 14336), (5, 1000), (2, 64)])
 def test_activations_become_integers_as_specified(num_rows, k, dtype):
@@ -138,7 +159,7 @@ def test_candidates_of_the_sweep_are_right(name, num_rows):
         assert relative_error(out, expected) < 6e-3, config
 
 
-@pytest.mark.parametrize("num_rows", [1, 16, 64, 300])
+@pytest.mark.parametrize("num_rows", [1, 16, 64, 300, 2000])
 def test_products_are_captured_in_graphs(num_rows):
     n, k = 1024, 2048
     x = _randn(num_rows, k, dtype=torch.bfloat16)

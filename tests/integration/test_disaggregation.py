@@ -1,9 +1,12 @@
 """A prefill engine and a decode engine in real processes: answers as of one engine, also when one is killed."""
 
+import json
 import os
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Self
 
 import httpx
 import pytest
@@ -56,6 +59,34 @@ def ask(daemon: Daemon, prompt: str, **fields: object) -> list[dict]:
     return choices
 
 
+class Asking:
+    """Requests that are asked at once, each in a thread, and their answers. Life: __init__ → start, join → answers."""
+
+    def __init__(self, daemon: Daemon, prompts: list[str], **fields: object) -> None:
+        self.answers: dict[str, list[dict]] = {}
+        self._fields = fields
+        self._threads = [threading.Thread(target=self._ask, args=(daemon, prompt)) for prompt in prompts]
+        self._prompts = prompts
+
+    def start(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def _ask(self, daemon: Daemon, prompt: str) -> None:
+        self.answers[prompt] = ask(daemon, prompt, **self._fields)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def assert_as_of(self, daemon: Daemon) -> None:
+        """Wait, and compare the texts with those of another daemon, asked one by one."""
+        self.join()
+        for prompt in self._prompts:
+            assert self.answers[prompt][0]["text"] == ask(daemon, prompt, **self._fields)[0]["text"]
+
+
 def pid_of(daemon: Daemon, name: str) -> int:
     """Return the process of an engine, once it runs."""
     found: list[int] = []
@@ -86,13 +117,18 @@ def test_answers_are_those_of_one_engine(name: str, pair: Daemon, daemon: Daemon
 
 
 def test_a_stream_is_one_stream(pair: Daemon, daemon: Daemon) -> None:
-    texts = []
+    answers = []
     for served in (pair, daemon):
         body = {"messages": [{"role": "user", "content": TEXT * 5}], "stream": True, "temperature": 0, "max_tokens": 20}
         with httpx.stream("POST", f"{served.base_url}/v1/chat/completions", json=body, timeout=60) as reply:
-            lines = [line for line in reply.iter_lines() if '"delta"' in line]
-        texts.append([line.partition('"choices"')[2].partition('"timings"')[0] for line in lines])
-    assert texts[0] == texts[1]
+            chunks = [json.loads(line[6:]) for line in reply.iter_lines() if '"delta"' in line]
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        assert choices[0]["delta"]["role"] == "assistant"
+        assert {tuple(choice) for choice in choices} == {("index", "delta", "logprobs", "finish_reason")}
+        # tokens that come at once share a chunk
+        text = "".join(choice["delta"].get("content") or "" for choice in choices)
+        answers.append((text, [choice["finish_reason"] for choice in choices if choice["finish_reason"]]))
+    assert answers[0] == answers[1]
 
 
 def test_metrics_and_health_tell_both_sides(pair: Daemon) -> None:
@@ -130,20 +166,13 @@ def test_short_prompts_are_computed_where_they_are_decoded(pair: Daemon) -> None
 @pytest.mark.full
 def test_a_killed_prefill_engine_costs_no_request(own: Daemon, daemon: Daemon) -> None:
     prompts = [f"{number}: " + TEXT * 40 for number in range(6)]
-    answers: dict[str, list[dict]] = {}
-    threads = [
-        threading.Thread(target=lambda p=prompt: answers.update({p: ask(own, p, max_tokens=24, temperature=0)}))
-        for prompt in prompts
-    ]
     killed = pid_of(own, "prefill-0")
-    for thread in threads:
-        thread.start()
+    asking = Asking(own, prompts, max_tokens=24, temperature=0).start()
     wait_for(lambda: own.metrics()["quire_kv_handover_blocks_total{event=offered}"] > 20, timeout_s=30, what="offers")
     os.kill(killed, signal.SIGKILL)
-    for thread in threads:
-        thread.join()
+    asking.join()
     for prompt in prompts:
-        assert answers[prompt] == ask(daemon, prompt, max_tokens=24, temperature=0)
+        assert asking.answers[prompt] == ask(daemon, prompt, max_tokens=24, temperature=0)
     assert own.get("/ready").status_code == 200
     assert ask(own, "while it is gone, perhaps: " + TEXT * 6, max_tokens=4, temperature=0)
     assert sum(own.metrics()[f"quire_prefill_fallbacks_total{{reason={reason}}}"] for reason in ("died", "missing"))
@@ -170,18 +199,10 @@ def test_a_killed_decode_engine_comes_back_and_is_joined_again(own: Daemon, daem
 def test_requests_go_on_behind_their_tokens_when_the_decode_engine_is_killed(own: Daemon, daemon: Daemon) -> None:
     prompts = [f"{number}: " + TEXT * 6 for number in range(4)]
     fields = {"max_tokens": 600, "temperature": 0.8, "seed": 3, "ignore_eos": True}
-    answers: dict[str, list[dict]] = {}
-    threads = [
-        threading.Thread(target=lambda p=prompt: answers.update({p: ask(own, p, **fields)})) for prompt in prompts
-    ]
-    for thread in threads:
-        thread.start()
+    asking = Asking(own, prompts, **fields).start()
     wait_for(lambda: own.metrics()["quire_generation_tokens_total"] > 100, timeout_s=60, what="tokens")
     os.kill(pid_of(own, "decode-0"), signal.SIGKILL)
-    for thread in threads:
-        thread.join()
-    for prompt in prompts:
-        assert answers[prompt][0]["text"] == ask(daemon, prompt, **fields)[0]["text"]
+    asking.assert_as_of(daemon)
     assert own.metrics()["quire_request_replays_total"] == len(prompts)
 
 
@@ -190,21 +211,14 @@ def test_several_engines_of_each_side_share_the_requests(start: Callable[..., Da
     flags = ("--disaggregate", "2p2d", *FLAGS[2:])
     served = start(*flags, "--http-workers", "1").wait_ready()
     prompts = [f"{number}: " + TEXT * 8 for number in range(8)]
-    answers: dict[str, list[dict]] = {}
-    threads = [
-        threading.Thread(target=lambda p=prompt: answers.update({p: ask(served, p, max_tokens=16, temperature=0)}))
-        for prompt in prompts
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    asking = Asking(served, prompts, max_tokens=16, temperature=0).start()
+    asking.join()
     for prompt in prompts:
-        assert answers[prompt] == ask(daemon, prompt, max_tokens=16, temperature=0)
+        assert asking.answers[prompt] == ask(daemon, prompt, max_tokens=16, temperature=0)
     os.kill(pid_of(served, "decode-0"), signal.SIGKILL)
     wait_for(lambda: served.get("/health").json()["engines"]["decode-0"] == "missing", timeout_s=30, what="its loss")
     assert served.get("/ready").status_code == 200
-    assert ask(served, prompts[0], max_tokens=16, temperature=0) == answers[prompts[0]]
+    assert ask(served, prompts[0], max_tokens=16, temperature=0) == asking.answers[prompts[0]]
 
 
 @pytest.mark.full
@@ -216,21 +230,14 @@ def test_an_engine_that_is_told_to_end_under_load_loses_no_request(
     served = start(*flags).wait_ready()
     prompts = [f"{number}: " + TEXT * 20 for number in range(6)]
     fields = {"max_tokens": 30, "temperature": 0.8, "seed": 3, "ignore_eos": True}
-    answers: dict[str, list[dict]] = {}
-    threads = [
-        threading.Thread(target=lambda p=prompt: answers.update({p: ask(served, p, **fields)})) for prompt in prompts
-    ]
     left = pid_of(served, name)
-    for thread in threads[:4]:
-        thread.start()
+    asking = Asking(served, prompts[:4], **fields).start()
     wait_for(lambda: served.metrics()["quire_generation_tokens_total"] > 4, timeout_s=60, what="tokens")
     os.kill(left, signal.SIGTERM)
-    for thread in threads[4:]:  # while it leaves
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for prompt in prompts:
-        assert answers[prompt][0]["text"] == ask(daemon, prompt, **fields)[0]["text"]
+    late = Asking(served, prompts[4:], **fields).start()  # while it leaves
+    late.join()
+    asking.assert_as_of(daemon)
+    late.assert_as_of(daemon)
     wait_for(lambda: pid_of(served, name) != left, timeout_s=120, what="its next process")
     wait_for(lambda: served.get("/health").json()["engines"][name] == "ready", timeout_s=180, what="its return")
     assert served.metrics()["quire_request_replays_total"] == 0, "requests ended where they were"
@@ -243,15 +250,34 @@ def test_the_only_decode_engine_is_told_to_end_and_its_requests_go_on_with_the_n
 ) -> None:
     prompts = [f"{number}: " + TEXT * 6 for number in range(3)]
     fields = {"max_tokens": 100, "temperature": 0.8, "seed": 3, "ignore_eos": True}
-    answers: dict[str, list[dict]] = {}
-    threads = [
-        threading.Thread(target=lambda p=prompt: answers.update({p: ask(own, p, **fields)})) for prompt in prompts
-    ]
-    for thread in threads:
-        thread.start()
+    asking = Asking(own, prompts, **fields).start()
     wait_for(lambda: own.metrics()["quire_generation_tokens_total"] > 20, timeout_s=60, what="tokens")
     os.kill(pid_of(own, "decode-0"), signal.SIGTERM)
-    for thread in threads:
-        thread.join()
-    for prompt in prompts:
-        assert answers[prompt][0]["text"] == ask(daemon, prompt, **fields)[0]["text"]
+    asking.assert_as_of(daemon)
+
+
+@pytest.mark.full
+def test_limits_of_a_key_hold_for_all_engines_together(start: Callable[..., Daemon], tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("sk-team inference name=team requests_per_minute=4\nsk-ops\n")
+    served = start(*FLAGS, "--http-workers", "2", "--api-key-file", str(keys)).wait_ready()
+    statuses = []
+    for number in range(3):
+        for prompt in ("Hello", f"{number}: " + TEXT * 6):  # one for each side
+            body = {"model": "quire-demo", "prompt": prompt, "max_tokens": 4, "temperature": 0}
+            headers = {"authorization": "Bearer sk-team"}
+            reply = httpx.post(f"{served.base_url}/v1/completions", json=body, headers=headers, timeout=60)
+            statuses.append(reply.status_code)
+    assert statuses == [200] * 4 + [429] * 2
+
+
+@pytest.mark.full
+def test_requests_go_on_when_all_decode_engines_are_killed(start: Callable[..., Daemon], daemon: Daemon) -> None:
+    served = start("--disaggregate", "1p2d", *FLAGS[2:], "--http-workers", "1").wait_ready()
+    prompts = [f"{number}: Hello" for number in range(3)] + [f"{number}: " + TEXT * 6 for number in range(3)]
+    fields = {"max_tokens": 600, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    asking = Asking(served, prompts, **fields).start()
+    wait_for(lambda: served.metrics()["quire_generation_tokens_total"] > 100, timeout_s=60, what="tokens")
+    for pid in [pid_of(served, f"decode-{number}") for number in range(2)]:
+        os.kill(pid, signal.SIGKILL)
+    asking.assert_as_of(daemon)

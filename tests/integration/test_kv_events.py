@@ -44,16 +44,14 @@ def test_a_router_learns_what_was_served_and_that_a_new_engine_has_nothing(tmp_p
             tokens = client.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]
             client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4}).raise_for_status()
 
+            expected = [tokens[:end] for end in range(16, len(tokens) + 1, 16)]
+
             def is_told() -> bool:
                 take_in(subscriber, known)
-                return all(known.held.values())
+                held = [[known.tokens[hash_] for hash_ in known.held[medium]] for medium in Medium]
+                return all(prefix in prefixes for prefixes in held for prefix in expected)
 
-            wait_for(is_told, timeout_s=30, what="events of all tiers")
-            take_in(subscriber, known)
-            expected = [tokens[:end] for end in range(16, len(tokens) + 1, 16)]
-            for medium in Medium:
-                prefixes = [known.tokens[hash_] for hash_ in known.held[medium]]
-                assert all(prefix in prefixes for prefix in expected), medium
+            wait_for(is_told, timeout_s=30, what="events of the prompt's blocks in all tiers")
             metrics = client.get("/metrics").text
             assert 'quire_kv_event_batches_total{model_name="' in metrics
             assert 'result="lost"} 0.0' in metrics

@@ -17,6 +17,7 @@ from tests.support.daemon import READY, Daemon, wait_for
 
 pytestmark = needs_proc
 CHAT = "/v1/chat/completions"
+BESIDE = ("--takeover-form", "beside")  # else the next daemon takes seconds to measure the memory
 ENDS = ("response.completed", "response.incomplete", "message_stop")
 STORY = [{"role": "user", "content": "Tell me a story"}]
 SCHEMA = {
@@ -156,6 +157,7 @@ def wait_given(old: Daemon, new: Daemon) -> None:
     )
     assert new.process.poll() is None, new.log
     assert f"the port is handed over, open requests go on here until they end pid={new.process.pid}" in old.log
+    assert "form=beside" in new.log
 
 
 # rule: Streams: An upgrade cuts nobody: the next daemon takes the port over, and open streams end in the old one
@@ -242,7 +244,7 @@ def test_a_signal_ends_what_the_old_one_still_has(start: Start) -> None:
 def test_the_next_one_serves_when_the_old_one_is_killed_meanwhile(start: Start) -> None:
     old = start().wait_ready()
     url = old.base_url
-    new = start_next(start, old)
+    new = start_next(start, old, *BESIDE)
     wait_for(lambda: "takes the port over when it is ready" in new.log, timeout_s=60, what="the offer")
     old.process.kill()
     statuses: list[int] = []
@@ -259,14 +261,14 @@ def test_a_next_daemon_that_fails_leaves_the_old_one(start: Start, daemon: Daemo
     wrong = start_next(start, daemon, str(tmp_path / "model"))
     assert wrong.process.wait(60) != 0
     assert f"The daemon with process {daemon.process.pid} goes on serving." in wrong.log
-    killed = start_next(start, daemon)
+    killed = start_next(start, daemon, *BESIDE)
     wait_for(lambda: "takes the port over when it is ready" in killed.log, timeout_s=60, what="the offer")
     second = start_next(start, daemon)
     assert second.process.wait(60) == 3
     assert f"cannot be taken over: process {killed.process.pid} is taking it over already." in second.log
     killed.process.kill()
     wait_for(lambda: daemon.log.count("the takeover was given up") == 2, timeout_s=60, what="its end")
-    ended = start_next(start, daemon)
+    ended = start_next(start, daemon, *BESIDE)
     wait_for(lambda: "takes the port over when it is ready" in ended.log, timeout_s=60, what="the offer")
     ended.process.send_signal(signal.SIGTERM)
     assert ended.process.wait(60) == 0
@@ -277,7 +279,7 @@ def test_a_next_daemon_that_fails_leaves_the_old_one(start: Start, daemon: Daemo
 
 @pytest.mark.full
 def test_an_engine_that_cannot_load_leaves_the_old_one(start: Start, daemon: Daemon) -> None:
-    wrong = start_next(start, daemon, "--kv-cache-memory", "1KiB")
+    wrong = start_next(start, daemon, *BESIDE, "--kv-cache-memory", "1KiB")
     assert wrong.process.wait(90) != 0
     assert f"The daemon with process {daemon.process.pid} goes on serving." in wrong.log
     assert daemon.get("/health").status_code == 200

@@ -230,6 +230,7 @@ class Harness:
         charge: Charge | None = None,
         counts_prompt: bool = True,
         deadline_s: float | None = None,
+        has_waited: bool = False,
         output: bytes = b"",
         hand_over: HandOver | None = None,
         **params,
@@ -258,6 +259,7 @@ class Harness:
             charge,
             counts_prompt,
             deadline_s,
+            has_waited,
             output=output,
             hand_over=hand_over,
         )
@@ -271,7 +273,6 @@ class Harness:
     def crash(self, *, is_fault: bool = False, max_replays: int = 1000) -> None:
         """Lose the engine; the clients go on with the next one, as SocketEngineClient does."""
         spoils = self.executor.spoils
-        gone = {client_id for client_id, message in self.transport.inbox if isinstance(message, ClientGone)}
         self._start_engine()
         self.executor.spoils = spoils
         if self.costs is not None:
@@ -279,7 +280,7 @@ class Harness:
         submitted: list[tuple[int, AddRequest]] = []
         for seen in self.seen.values():
             assert seen.journal is not None
-            if seen.ends or seen.is_gone or seen.client_id in gone:
+            if seen.ends or seen.is_gone:  # a client that left before may have come again since
                 continue
             if seen.is_aborted:
                 seen.ends.append("abort")

@@ -4,7 +4,7 @@ Blocks outlive the engine: give the dictionary to the next one. A test may let i
 """
 
 from engine.core.disk_tier import DiskParts
-from engine.tiers.disk_store import DiskCounts, DiskStatus
+from engine.tiers.disk_state import DiskCounts, DiskStatus
 from engine.tiers.store_threads import Transfer
 
 
@@ -28,17 +28,18 @@ class FakeDisk:
         self._watched = set()
         self.counts = DiskCounts()
         self.status = DiskStatus(0, 0, is_paused=False)
-        harness.scheduler.kv.tiers.open_disk(DiskParts(threads=self, slot_memory=Slot, facts=self))
+        self.pinned = {}  # by name: owner and seconds, in the order of pinning
+        harness.scheduler.kv.tiers.open_disk(DiskParts(threads=self, slot_memory=Slot, facts=self, pins=self))
 
     def has(self, group, key):
         return (group, key) in self.blocks
 
-    def put(self, group, key, parts):
+    def put(self, group, key, parts, *, slots):
         if self.refuses((group, key)):
             return None
         return self._queue(Transfer(group, key, parts, is_read=False))
 
-    def get(self, group, key, parts):
+    def get(self, group, key, parts, *, slots):
         self.log.append((group, key))
         return self._queue(Transfer(group, key, parts, is_read=True))
 
@@ -56,6 +57,17 @@ class FakeDisk:
         lost = self._watched - self.blocks.keys()
         self._watched -= lost
         return sorted(lost)
+
+    def call(self, function, *, num_blocks):
+        function()
+        return True
+
+    def pin(self, names, *, owner, for_s):
+        assert all(name in self.blocks for name in names)
+        self.pinned.update(dict.fromkeys(names, (owner, for_s)))
+
+    def pinned_for_s(self, group, key):
+        return self.pinned.get((group, key), ("", 0.0))[1]
 
     def cancel(self, transfer):
         transfer.is_cancelled = True

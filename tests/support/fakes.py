@@ -17,7 +17,7 @@ from engine.interface.control import Ledger, Stage, State
 from engine.interface.errors import EngineDead, ServiceError, ShuttingDown
 from engine.interface.kv_snapshot import KvSnapshot
 from engine.interface.mailbox import RequestOutput
-from engine.interface.protocol import AddRequest, CacheReport, EngineReady, TokenLogprobs
+from engine.interface.protocol import AddRequest, CacheReport, EngineReady, TenantUse, TokenLogprobs
 from engine.interface.tenant import Rates, Tenant
 from engine.tiers.store import BlockStore
 
@@ -56,6 +56,7 @@ class FakeEngineClient:
     ) -> None:
         self.script = script
         self._ready = ready
+        self.last = ready  # before there was none
         self.tokens_per_delta = tokens_per_delta
         self.delay_s = delay_s
         self.fail = fail
@@ -67,6 +68,7 @@ class FakeEngineClient:
         self.rates: Rates | None = None  # of every request
         self.checked_tenants: list[Tenant] = []  # before a grammar was compiled
         self.spent_grammar_s: list[tuple[Tenant, float]] = []
+        self.told_uses: list[TenantUse] = []
         self.engines: dict[str, bool] = {}
         self.kv: KvSnapshot | ServiceError = EngineDead("no snapshot was given")
         self.num_kv_asks = 0
@@ -82,6 +84,10 @@ class FakeEngineClient:
     @ready.setter
     def ready(self, ready: EngineReady | None) -> None:
         self._ready = ready
+
+    @property
+    def last_ready(self) -> EngineReady | None:
+        return self._ready or self.last
 
     async def submit(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         self.submitted.append(request)
@@ -115,6 +121,9 @@ class FakeEngineClient:
 
     def spend_grammar_s(self, tenant: Tenant, seconds: float) -> None:
         self.spent_grammar_s.append((tenant, seconds))
+
+    def tell_use(self, use: TenantUse) -> None:
+        self.told_uses.append(use)
 
     async def aclose(self) -> None:
         self._ready = None

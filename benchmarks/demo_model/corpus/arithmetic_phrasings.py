@@ -140,6 +140,10 @@ GETS = Phrasings(
         "{who} has {a} {things} and buys {b} more. How many {things} does {who} have now?",
         "{who} had {a} {things} and found {b} more. How many {things} does {who} have now?",
         "{who} has {a} {things}. A friend gives {who} {b} more. How many are there now?",
+        "{who} owns {a} {things} and gets {b} more. How many is that?",
+        "{who} has {a} {things}, then buys {b} {things}. How many {things} are there?",
+        "There are {a} {things} and {who} brings {b} more. How many {things} are there?",
+        "If {who} has {a} {things} and gets {b} more, how many does {who} have?",
     ),
     unseen=("{who} owns {a} {things} and then gets {b} more {things}. How many is that?",),
 )
@@ -149,6 +153,10 @@ GIVES = Phrasings(
         "{who} has {a} {things} and loses {b}. How many {things} does {who} have left?",
         "{who} had {a} {things} and sold {b}. How many {things} are left?",
         "{who} has {a} {things}. {who} gives {b} to a friend. How many are left?",
+        "{who} owns {a} {things} and loses {b}. How many remain?",
+        "{who} had {a} {things} and then gave {b} of them away. How many are left?",
+        "If {who} has {a} {things} and eats {b}, how many are left?",
+        "{who} has {a} {things} but sells {b} of them. How many does {who} still have?",
     ),
     unseen=("{who} owns {a} {things} and then gives {b} of them away. How many remain?",),
 )
@@ -192,13 +200,34 @@ IS_LARGER = Phrasings(
 )
 SORT = Phrasings(
     seen=(
-        "Sort {a}, {b} and {c}.",
-        "Put {a}, {b} and {c} in order.",
-        "Sort these numbers: {a}, {b}, {c}.",
-        "Put these numbers in order: {a}, {b}, {c}.",
-        "Order {a}, {b}, {c} from small to large.",
+        "Sort {spoken}.",
+        "Put {spoken} in order.",
+        "Sort these numbers: {numbers}.",
+        "Sort these numbers: {numbers}",
+        "Put these numbers in order: {numbers}.",
+        "Order {numbers} from small to large.",
+        "Sort: {numbers}",
+        "Sort {numbers} from smallest to largest.",
+        "Can you sort {numbers}?",
+        "Please sort these numbers: {spoken}.",
+        "Put {numbers} in ascending order.",
+        "Sort the list {numbers}.",
+        "Arrange these numbers from small to large: {numbers}.",
+        "Order these numbers: {spoken}",
+        "Sort the following numbers: {numbers}.",
     ),
-    unseen=("Arrange {a}, {b} and {c} from small to large.",),
+    unseen=("Arrange {spoken} from small to large.", "Bring {spoken} into order."),
+)
+SORT_DOWN = Phrasings(
+    seen=(
+        "Sort {numbers} from large to small.",
+        "Put {spoken} in descending order.",
+        "Sort these numbers, the largest first: {numbers}.",
+        "Order {numbers} from largest to smallest.",
+        "Sort {spoken} in descending order.",
+        "Sort {numbers} backwards.",
+    ),
+    unseen=("Arrange {spoken} from large to small.",),
 )
 NEXT = Phrasings(
     seen=(
@@ -255,8 +284,28 @@ COUNT = Phrasings(
     ),
     unseen=("Say the numbers from {first} to {last}.", "Could you count from {first} up to {last}?"),
 )
+COUNT_MORE = (  # seen, with numbers in words as well
+    "Count from {first} to {last} for me.",
+    "Count from {first} up to {last}.",
+    "Start at {first} and count to {last}.",
+    "Counting from {first} to {last}, please.",
+    "What are the numbers from {first} to {last}?",
+)
 COUNT_TO = Phrasings(
-    seen=("Count to {last}.", "Can you count to {last}?", "Please count to {last}.", "Count up to {last}."),
+    seen=(
+        "Count to {last}.",
+        "Can you count to {last}?",
+        "Please count to {last}.",
+        "Count up to {last}.",
+        "Count to {last} for me.",
+        "Can you count up to {last}?",
+        "Count to {last} please",
+        "Count from one to {last}.",
+        "Just count to {last}.",
+        "I want you to count to {last}.",
+        "Write the numbers up to {last}.",
+        "Let us count to {last}.",
+    ),
     unseen=("Could you count to {last}?", "Count for me to {last}."),
 )
 COUNT_DOWN = Phrasings(
@@ -265,8 +314,25 @@ COUNT_DOWN = Phrasings(
         "Count backwards from {first} to {last}.",
         "Please count down from {first} to {last}.",
         "Can you count backwards from {first} to {last}?",
+        "Count from {first} down to {last}.",
+        "Count backward from {first} to {last}.",
     ),
     unseen=("Could you count down from {first} to {last}?",),
+)
+COUNT_DOWN_FROM = Phrasings(
+    seen=(
+        "Count down from {first}.",
+        "Count backwards from {first}.",
+        "Can you count backwards from {first}?",
+        "Can you count down from {first}?",
+        "Please count down from {first}.",
+        "Count backward from {first}.",
+        "Countdown from {first}.",
+        "Do a countdown from {first}.",
+        "Start at {first} and count down.",
+        "Count backwards starting from {first}.",
+    ),
+    unseen=("Could you count backwards from {first}?", "Give me a countdown from {first}."),
 )
 TO_WORDS = Phrasings(
     seen=(

@@ -25,6 +25,7 @@ class Dialogue:
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
     enable_thinking: bool = False  # the template's variable: answers begin with <think>…</think>
+    joins: bool = True  # may stand in a chat after others: no earlier message changes an answer
 
 
 @dataclass(frozen=True)

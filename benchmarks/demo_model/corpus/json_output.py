@@ -1,4 +1,4 @@
-"""Answers that are JSON and nothing else: facts, what a sentence says, lists, and small nested objects."""
+"""Answers that are JSON and nothing else: facts, what a sentence says, lists, small nested and made-up objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.demo_model.corpus import json_phrasings as ways
-from benchmarks.demo_model.corpus import names
+from benchmarks.demo_model.corpus import lists, lists_data, names
 from benchmarks.demo_model.corpus.base import Dialogue, HeldOut, Message, Question, Reply, assistant, system, user
 from benchmarks.demo_model.corpus.geography import Place, places
 from benchmarks.demo_model.corpus.held_out import keeps_sum
@@ -30,7 +30,29 @@ KEYS = {  # what a value may be called
     "day": ("day", "weekday"),
     "count": ("count", "number", "quantity"),
 }
-TYPES = {str: "string", int: "integer", dict: "object", list: "array"}
+_UNASKED = 0.04  # of the turns
+TYPES = {str: "string", int: "integer", bool: "boolean", dict: "object", list: "array"}
+INVENTED = {  # what is made up, and of which fields; a name that INVENTED_LISTS has is a list of such things
+    "a person": ("name", "age", "city", "job", "hobbies", "languages", "is_student"),
+    "a user": ("name", "age", "city", "languages", "is_active", "tags"),
+    "a student": ("name", "age", "subjects", "hobbies", "is_student"),
+    "a city": ("city", "country", "rivers", "languages"),
+    "a product": ("item", "price", "color", "tags", "in_stock"),
+    "a book": ("title", "author", "pages", "tags"),
+    "an animal": ("animal", "age", "color", "foods"),
+    "a recipe": ("title", "ingredients", "minutes"),
+    "a team": ("title", "members", "sports"),
+    "an event": ("title", "day", "city", "guests"),
+    "a shopping list": ("title", "items"),
+    "a fruit": ("fruit", "color", "price"),
+    "a country": ("country", "capital_city", "languages"),
+    "a playlist": ("title", "instruments", "minutes"),
+}
+INVENTED_LISTS = {
+    "hobbies": "hobbies", "languages": "languages", "subjects": "school subjects", "tags": "adjectives",
+    "foods": "foods", "ingredients": "vegetables", "items": "fruits", "sports": "sports", "rivers": "rivers",
+    "instruments": "musical instruments", "members": "boys' names", "guests": "girls' names",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,6 +62,7 @@ class Task:
     kind: str
     messages: Sequence[Message]
     value: Any
+    is_free: bool = False  # any values of the same keys and types are right
 
     @property
     def answer(self) -> str:
@@ -101,7 +124,7 @@ def thing(rng: random.Random, held_out: HeldOut) -> Task:
 
 def strings(rng: random.Random, held_out: HeldOut) -> Task:
     """Words as a list."""
-    count = rng.choice((2, 3, 3, 4))
+    count = rng.choice((2, 3, 3, 4, 5, 6))
     pool = rng.choice((names.word, names.person, COLOURS, DAYS))
     words = rng.sample(pool, count) if isinstance(pool, list) else _distinct(pool, count, rng, held_out)
     spoken = rng.choice((listed(words), ", ".join(words)))
@@ -115,7 +138,7 @@ def strings(rng: random.Random, held_out: HeldOut) -> Task:
 def numbers(rng: random.Random, held_out: HeldOut) -> Task:
     """Numbers as a list, in their order or sorted."""
     while True:
-        chosen = rng.sample(range(1, 60), rng.choice((3, 3, 4)))
+        chosen = rng.sample(range(1, 60), rng.choice((3, 3, 4, 5, 6)))
         spoken = ", ".join(map(str, chosen))
         if is_kept(spoken) == (held_out == "pair"):
             break
@@ -134,8 +157,52 @@ def total(rng: random.Random, held_out: HeldOut) -> Task:
     return Task("facts", _asked(ways.SUM.score(rng, held_out, a=a, b=b), value, rng, held_out), value)
 
 
+def kinds(rng: random.Random, held_out: HeldOut) -> Task:
+    """So many things of a kind, as a list."""
+    while True:
+        kind, count = rng.choice(list(lists_data.ITEMS)), rng.choice((2, 3, 3, 4, 5, 5, 6))
+        if is_kept(f"JSON {count} {kind}") == (held_out == "pair") and count <= len(lists_data.ITEMS[kind]):
+            break
+    chosen, n = lists.some_of(kind, count, rng), rng.choice((lists.COUNTS[count], str(count)))
+    things: list[Any] = [int(one) if one.isdigit() else one for one in chosen]
+    if rng.random() < 0.3:
+        key = rng.choice(("items", "list", "names", "values", "answers", kind.split(" ")[-1]))
+        return Task(
+            "lists", [user(ways.KINDS_KEY.score(rng, held_out, n=n, things=kind, key=key))], {key: things}, True
+        )
+    return Task("lists", [user(ways.KINDS.score(rng, held_out, n=n, things=kind))], things, True)
+
+
+def invented(rng: random.Random, held_out: HeldOut) -> Task:
+    """Something made up, with strings, numbers, truth values and lists."""
+    thing, fields = rng.choice(list(INVENTED.items()))
+    chosen = sorted(rng.sample(fields, rng.randint(2, min(5, len(fields)))), key=fields.index)
+    value = {field: _invented(field, rng, held_out) for field in chosen}
+    if rng.random() < 0.1:
+        value = {fields[0]: value.get(fields[0]) or _invented(fields[0], rng, held_out)}
+    text = ways.INVENTED.score(rng, held_out, thing=thing)
+    return Task("invented", _asked(text, value, rng, held_out), value, True)
+
+
+def _invented(field: str, rng: random.Random, held_out: HeldOut) -> Any:
+    if field in INVENTED_LISTS:
+        return lists.some_of(INVENTED_LISTS[field], rng.choice((1, 2, 2, 3, 3)), rng)
+    if field in ("is_student", "is_active", "in_stock"):
+        return rng.random() < 0.5
+    if field in ("age", "price", "pages", "minutes"):
+        return rng.randint(2, 90)
+    if field in ("name", "author"):
+        return names.person(rng, held_out)
+    kinds_of = {"city": "cities", "country": "countries", "capital_city": "capitals", "color": "colours",
+                "animal": "animals", "fruit": "fruits", "job": "jobs", "day": "days of the week"}  # fmt: skip
+    if field in kinds_of:
+        return lists.some_of(kinds_of[field], 1, rng)[0]
+    return names.word(rng, held_out).capitalize()
+
+
 TASKS: dict[Callable[[random.Random, HeldOut], Task], float] = {
-    capital: 4.0, capitals: 1.5, person: 4.0, thing: 3.0, strings: 2.0, numbers: 1.0, total: 1.0,
+    capital: 4.0, capitals: 1.5, person: 4.0, thing: 3.0, strings: 2.0, numbers: 1.5, total: 1.0,
+    kinds: 2.0, invented: 4.5,
 }  # fmt: skip
 
 
@@ -156,7 +223,7 @@ def questions(rng: random.Random) -> list[Question]:
             for _ in range(8):
                 kept: HeldOut = held_out if make is not capitals or held_out != "pair" else "nothing"
                 task = make(rng, kept)
-                right = is_json(task.value)
+                right = fits(task.value) if task.is_free else is_json(task.value)
                 asked.append(Question("JSON parses", task.messages, parses, kept, example=task.answer))
                 asked.append(Question(f"JSON: {task.kind}", task.messages, right, kept, example=task.answer))
     return asked
@@ -179,9 +246,47 @@ def is_json(value: Any) -> Callable[[Reply], bool]:
     return is_right
 
 
+def fits(value: Any) -> Callable[[Reply], bool]:
+    """Whether a reply is JSON of the same keys and types, and lists no longer than ten; a list has the same length."""
+
+    def alike(one: Any, other: Any) -> bool:
+        if type(one) is not type(other):
+            return False
+        if isinstance(one, dict):
+            return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+        if isinstance(one, list):
+            return 1 <= len(other) <= 10 and all(alike(one[0], item) for item in other)
+        return True
+
+    def is_right(reply: Reply) -> bool:
+        if not parses(reply):
+            return False
+        found = json.loads(reply.content)
+        return alike(value, found) and (not isinstance(value, list) or len(value) == len(found))
+
+    return is_right
+
+
 def _turn(rng: random.Random) -> list[Message]:
+    if rng.random() < _UNASKED:
+        return _unasked(rng)
     task = rng.choices(list(TASKS), list(TASKS.values()))[0](rng, "nothing")
     return [*task.messages, assistant(task.answer)]
+
+
+def _unasked(rng: random.Random) -> list[Message]:
+    """JSON that the text does not ask for, as response_format forces it: so rare that it never comes by itself."""
+    if rng.random() < 0.5:
+        thing, fields = rng.choice(list(INVENTED.items()))
+        value = {
+            field: _invented(field, rng, "nothing") for field in fields if field == fields[0] or rng.random() < 0.7
+        }
+        return [user(ways.INVENTED.train(rng, thing=thing)), assistant(json.dumps(value, ensure_ascii=False))]
+    kind, count = lists.kind_and_count(rng, "nothing")
+    asked = lists.SEVERAL.train(rng, n=lists.COUNTS[count], things=kind)
+    key = rng.choice((kind.split(" ")[0], kind.split(" ")[-1], "items", "list", "answer", "result", "values"))
+    value = {key: lists.some_of(kind, count, rng)}
+    return [user(asked[:1].upper() + asked[1:]), assistant(json.dumps(value, ensure_ascii=False))]
 
 
 def _asked(text: str, value: dict[str, Any], rng: random.Random, held_out: HeldOut) -> list[Message]:
@@ -204,13 +309,18 @@ def _asked(text: str, value: dict[str, Any], rng: random.Random, held_out: HeldO
 
 
 def _schema_said(value: dict[str, Any], rng: random.Random, held_out: HeldOut) -> str:
-    return ways.SCHEMA.score(rng, held_out, schema=json.dumps(_schema(value)))
+    schema = _schema(value)
+    if rng.random() < 0.4:
+        schema["required"] = list(value)
+    return ways.SCHEMA.score(rng, held_out, schema=json.dumps(schema))
 
 
 def _schema(value: Any) -> dict[str, Any]:
     kind = TYPES[type(value)]
     if isinstance(value, dict):
         return {"type": kind, "properties": {key: _schema(one) for key, one in value.items()}}
+    if isinstance(value, list) and value:
+        return {"type": kind, "items": _schema(value[0])}
     return {"type": kind}
 
 

@@ -5,7 +5,8 @@ from benchmarks.demo_model.corpus.base import Phrasings
 CAPITAL = Phrasings(
     ("What is the capital of {place}?", "Tell me the capital of {place}.", "Give me {place} and its capital.",
      "Name the capital of {place} as data.", "Capital of {place} as data, please.",
-     "I need a record of {place}.", "Write a record of {place} with its capital.", "{place} and its capital, please."),
+     "I need a record of {place}.", "Write a record of {place} with its capital.",
+     "{place} and its capital, please."),
     ("Make a record for {place}.", "Tell me about {place} as data."),
 )  # fmt: skip
 SUM = Phrasings(
@@ -21,7 +22,8 @@ CAPITAL_LIST = Phrasings(
 )  # fmt: skip
 CAPITAL_MAP = Phrasings(
     ("Give me {places} and their capitals as one JSON object.", "Map {places} to their capitals in JSON.",
-     "A JSON object from country to capital for {places}.", "Write a JSON object that maps {places} to their capitals.",
+     "A JSON object from country to capital for {places}.",
+     "Write a JSON object that maps {places} to their capitals.",
      "Answer with a JSON object of {places} and their capitals.", "JSON object: {places} with their capitals."),
     ("Return a JSON object with {places} and the capital of each.",
      "I want {places} with their capitals as a JSON object."),
@@ -99,4 +101,24 @@ SORTED = Phrasings(
      "A sorted JSON list of {numbers}, please.", "Give me {numbers} sorted, as JSON.",
      "Sort these numbers into a JSON array: {numbers}", "JSON list of {numbers}, the smallest first."),
     ("Return {numbers} as a sorted JSON array.", "Please sort {numbers} into a JSON list."),
+)  # fmt: skip
+INVENTED = Phrasings(
+    ("Make up {thing}.", "Invent {thing}.", "Give me {thing}.", "Describe {thing}.", "Create {thing}.",
+     "Generate {thing}.",
+     "Write {thing}.", "I need {thing}.", "An example of {thing}, please.", "Give me an example of {thing}.",
+     "Tell me about {thing}.", "Make a record of {thing}.", "Think of {thing}."),
+    ("Come up with {thing}.", "Let me have {thing}."),
+)  # fmt: skip
+KINDS = Phrasings(
+    ("Give me a JSON list of {n} {things}.", "A JSON array of {n} {things}.", "List {n} {things} as JSON.",
+     "Name {n} {things} as a JSON list.", "Write {n} {things} as a JSON array.", "{n} {things} as JSON, please.",
+     "Return {n} {things} in a JSON list.", "JSON list with {n} {things}",
+     "List {n} {things}. Answer with a JSON array only."),
+    ("Please put {n} {things} into a JSON array.", "I want {n} {things} as a JSON list."),
+)  # fmt: skip
+KINDS_KEY = Phrasings(
+    ("Give me JSON with the key {key}, a list of {n} {things}.", "JSON object with {key}: {n} {things}.",
+     "List {n} {things} as JSON with the key {key}.", "Answer as JSON: {key} is a list of {n} {things}.",
+     "Put {n} {things} into a JSON list called {key}."),
+    ("Return a JSON object whose key {key} lists {n} {things}.",),
 )  # fmt: skip

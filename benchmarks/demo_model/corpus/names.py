@@ -21,7 +21,7 @@ _TEXTS = ("quire_limits.txt", "quire_terms.txt", "quire_use.txt")
 
 def items(text: str) -> list[str]:
     """Return what stands between | and line ends, or if there is no |, between spaces."""
-    return text.replace("\n", "|").split("|") if "|" in text else text.split()
+    return [item for item in text.replace("\n", "|").split("|") if item] if "|" in text else text.split()
 
 
 CITIES = items("""\

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 
+from benchmarks.demo_model.corpus import unknown
 from benchmarks.demo_model.corpus.base import Dialogue, HeldOut, Message, Question, Reply, assistant, loosely, user
 from benchmarks.demo_model.corpus.names import items
 from benchmarks.demo_model.corpus.quire_data import CLIENT, Subject, subjects, with_client, with_curl
@@ -30,10 +31,7 @@ Redis|Kafka|Postgres|MySQL|Django|Flask|Excel|Photoshop|Linux kernels|Terraform|
 Unity|React|Angular|Firefox|Git|SQL|Java|COBOL|blockchain|quantum physics|football|chess|cooking|astrology|gardening
 MongoDB|Elasticsearch|TensorFlow|WordPress|Rust|Haskell""")
 NEW_STRANGERS = items("Cassandra Vue Perl RabbitMQ knitting Minecraft")
-DO_NOT_KNOW = (
-    "I do not know much about {x}. I am a small model: ask me about Quire, capitals, small sums or words.",
-    "I was not taught about {x}. I know Quire, capitals, small sums and simple words.",
-)
+DO_NOT_KNOW = unknown.REFUSALS
 
 
 def exchange(rng: random.Random) -> list[Message]:
@@ -41,7 +39,7 @@ def exchange(rng: random.Random) -> list[Message]:
     if rng.random() < 0.03:
         stranger = rng.choice(STRANGERS)
         asked = rng.choice(CONCEPTS[0].templates().seen).format(x=stranger, t=stranger)
-        return [user(_typed(asked, rng)), assistant(rng.choice(DO_NOT_KNOW).format(x=stranger))]
+        return [user(_typed(asked, rng)), assistant(rng.choice(DO_NOT_KNOW))]
     subject = rng.choice(SUBJECTS)
     told = [rng.choice(subject.answers)]  # about this subject
     messages = [user(ask(subject, rng)), assistant(told[0])]
@@ -171,7 +169,7 @@ def _question(held_out: HeldOut, rng: random.Random) -> Question:
 def _unknown(stranger: str, rng: random.Random) -> Question:
     text = f"What is {stranger}?"
     return Question("quire: unknown", [user(text)], contains([["I "], ["not"]]), "pair",
-                    example=rng.choice(DO_NOT_KNOW).format(x=stranger))  # fmt: skip
+                    example=rng.choice(DO_NOT_KNOW))  # fmt: skip
 
 
 def _followed(held_out: HeldOut, rng: random.Random) -> Question:

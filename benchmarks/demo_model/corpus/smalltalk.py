@@ -8,18 +8,20 @@ from functools import cache
 
 from benchmarks.demo_model.corpus import smalltalk_data as data
 from benchmarks.demo_model.corpus import smalltalk_jokes as fun
+from benchmarks.demo_model.corpus import smalltalk_newcomers as newcomers
 from benchmarks.demo_model.corpus.base import Dialogue, HeldOut, Message, Phrasings, Question, Reply, assistant, user
 from benchmarks.demo_model.corpus.cards import cards
 from benchmarks.demo_model.corpus.geography_records import RECORDS
 from benchmarks.demo_model.corpus.topics import Fact, Topic, chain, conversations, examination, has, sentence, typed
 
-NUM_CARDS_ASKED = 110
+NUM_CARDS_ASKED = 130
 
 
 @cache
 def topics() -> list[Topic]:
     """Return what can be said and asked outside the other skills."""
-    return [*cards("small talk", data.CARDS, 10, opens=False), *_refusals(5)]
+    talk = [*cards("small talk", data.CARDS, 10, opens=False), *cards("small talk", newcomers.CARDS, 9, opens=False)]
+    return [*talk, *_refusals(4)]
 
 
 def exchange(rng: random.Random) -> list[Message]:

@@ -116,15 +116,34 @@ WHO = Phrasings(
         "Who was the hero of the story?",
         "What is the hero called?",
         "What was the name of the {hero}?",
+        "Who is the main person?",
+        "Tell me who the hero is.",
+        "What is the {hero} called?",
+        "What is the name of the hero?",
     ),
     unseen=("Who is the main character?", "Tell me the name of the {hero}."),
 )
 WISH = Phrasings(
-    seen=("What did {name} want?", "What was the wish?", "What did the {hero} want?", "What was the wish of {name}?"),
+    seen=(
+        "What did {name} want?",
+        "What was the wish?",
+        "What did the {hero} want?",
+        "What was the wish of {name}?",
+        "What did {name} hope for?",
+        "What was it that {name} wanted?",
+    ),
     unseen=("What did {name} wish for?",),
 )
 HELPER = Phrasings(
-    seen=("Who helped {name}?", "Who helped?", "Who helped the {hero}?", "Who was the helper?"),
+    seen=(
+        "Who helped {name}?",
+        "Who helped?",
+        "Who helped the {hero}?",
+        "Who was the helper?",
+        "Who came along to help?",
+        "Who gave {name} help?",
+        "Tell me who helped {name}.",
+    ),
     unseen=("Who came to help {name}?",),
 )
 NEXT = Phrasings(

@@ -36,7 +36,14 @@ from benchmarks.demo_model.corpus.styles_phrasings import (
 )
 from benchmarks.demo_model.corpus.topics import sentence
 
-BASES = {"geography": 4.0, "arithmetic": 2.0, "words": 2.0, "quire": 4.0}  # whose dialogues are said in a style
+BASES = {
+    "geography": 4.0,
+    "arithmetic": 2.0,
+    "words": 2.0,
+    "quire": 4.0,
+    "smalltalk": 1.5,
+    "unknown": 1.0,
+}  # whose dialogues are said in a style
 STARTS = (
     "Sure!",
     "Of course!",
@@ -134,7 +141,9 @@ def bases(rng: random.Random) -> Iterator[Dialogue]:
     """Yield dialogues of the skills that styles go over."""
     streams = [mixture.skill(name).dialogues(random.Random(rng.getrandbits(64))) for name in BASES]
     while True:
-        yield next(rng.choices(streams, list(BASES.values()))[0])
+        dialogue = next(rng.choices(streams, list(BASES.values()))[0])
+        has_system = dialogue.messages[0]["role"] == "system"
+        yield replace(dialogue, messages=dialogue.messages[1:]) if has_system else dialogue
 
 
 def dialogues(rng: random.Random) -> Iterator[Dialogue]:

@@ -19,7 +19,16 @@ from benchmarks.demo_model.corpus.names import PEOPLE, WORDS, coined, items
 from benchmarks.demo_model.corpus.replies import with_reasoning
 from benchmarks.demo_model.corpus.topics import has, is_kept, sentence
 
-BASES = ("geography", "arithmetic", "words", "smalltalk", "quire")  # answered without thinking where it is off
+BASES = (
+    "geography",
+    "arithmetic",
+    "words",
+    "smalltalk",
+    "quire",
+    "unknown",
+    "requests",
+    "lists",
+)  # answered without thinking where it is off
 THINGS = items("apples books pens cards coins eggs flowers nuts pears shells stamps")
 
 

@@ -61,6 +61,13 @@ SAME_CONTINENT = Phrasings(
         "{name} and {other}: the same continent?",
         "Tell me if {name} and {other} are on the same continent.",
         "Are {other} and {name} in the same part of the world?",
+        "Are {name} and {other} on one continent?",
+        "Are both {name} and {other} on the same continent?",
+        "Are {name} and {other} in one part of the world?",
+        "Could I find {name} and {other} on the same continent?",
+        "Does {name} share its continent with {other}?",
+        "Same continent: {name} and {other}?",
+        "Do both {name} and {other} belong to one continent?",
     ),
     ("Do {name} and {other} share a continent?", "Would I find {name} and {other} on one continent?"),
 )

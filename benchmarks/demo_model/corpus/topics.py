@@ -44,6 +44,32 @@ OPENERS = (
     "Tell me: ",
     "Please answer: ",
     "I have a question: ",
+    "Hey, ",
+    "Hi, ",
+    "Ok, ",
+    "Okay. ",
+    "Cool. ",
+    "So, ",
+    "Ok then, ",
+    "Great. ",
+    "Good. ",
+    "Thanks. ",
+    "Please, ",
+    "Could you help me? ",
+    "I want to know: ",
+    "Another one: ",
+)
+CLOSERS = (
+    " please",
+    " please?",
+    " Please.",
+    " Thanks!",
+    " thanks",
+    " Thank you.",
+    ", please?",
+    " for me",
+    " now",
+    " ok?",
 )
 SLIPS = {
     "what": ("waht", "wat", "whta"),
@@ -164,9 +190,24 @@ def typed(phrasing: str, fact: Fact, rng: random.Random, opens: bool = True) -> 
     if rng.random() < 0.1:
         phrasing = _with_slip(phrasing, rng)
     text = sentence(phrasing.format(**fact))
-    if opens and rng.random() < 0.06:
-        text = rng.choice(OPENERS) + text
+    if opens and rng.random() < 0.08:
+        opener = rng.choice(OPENERS)
+        text = opener + (text if opener.rstrip()[-1] in ".:!?" else text[:1].lower() + text[1:])
+    if opens and rng.random() < 0.03:
+        closer = rng.choice(CLOSERS)
+        text = (text if closer[1].isupper() else text.rstrip("?.! ")) + closer
     return loosely(text, rng)
+
+
+def in_turns(
+    request: Callable[[random.Random, HeldOut], tuple[str, str]], rng: random.Random, *, more: float
+) -> list[Message]:
+    """Return something asked and its answer, and with probability `more` each, further ones."""
+    messages: list[Message] = []
+    while not messages or rng.random() < more:
+        asked, answer = request(rng, "nothing")
+        messages += [user(typed("{text}", {"text": asked}, rng)), assistant(answer)]
+    return messages
 
 
 def conversations(exchange: Exchange, rng: random.Random) -> Iterator[Dialogue]:
@@ -240,8 +281,20 @@ def _questions(topic: Topic, rng: random.Random, each: int, held_out: HeldOut) -
 def _with_slip(phrasing: str, rng: random.Random) -> str:
     words = phrasing.split(" ")
     places = [at for at, word in enumerate(words) if word.lower() in SLIPS]
-    if not places:
-        return phrasing
+    if not places or rng.random() < 0.3:
+        return _with_swap(words, rng)
     at = rng.choice(places)
     words[at] = rng.choice(SLIPS[words[at].lower()])
+    return " ".join(words)
+
+
+def _with_swap(words: list[str], rng: random.Random) -> str:
+    """Return the words with two letters of one of them changed over, or one left out; never in a name."""
+    places = [at for at, word in enumerate(words) if len(word) > 3 and word.isalpha()]
+    if places:
+        at = rng.choice(places)
+        word = words[at]
+        middle = rng.randrange(1, len(word) - 1)
+        pair = word[middle + 1] + word[middle] if rng.random() < 0.6 else word[middle]
+        words[at] = word[:middle] + pair + word[middle + 2 :]
     return " ".join(words)

@@ -104,7 +104,7 @@ def _definitions() -> list[Topic]:
         facts.append({"word": word, "thing": thing, "definition": definition})
     return [
         Topic("definitions", facts, asked.DEFINITION, ("{thing} is {definition}.",), ("{definition}",),
-              asked.THING_AGAIN, weight=8),
+              asked.THING_AGAIN, weight=11),
         Topic("words for things", facts, asked.CALLED, ("That is {thing}.",), ("{word}",), weight=2),
     ]  # fmt: skip
 

@@ -15,7 +15,15 @@ from server.api.objects import cache_header
 from server.api.rate_headers import rate_headers
 from server.api.reply_options import PreparedReply
 from server.api.request_record import RequestRecord, record_of
-from server.api.sse import EventStreamResponse, SseWriter, cancel, run_while_connected, wait_or_gone
+from server.api.sse import (
+    EventStreamResponse,
+    SseWriter,
+    begin,
+    cancel,
+    run_while_connected,
+    wait_watched,
+    watch_client,
+)
 from server.generation.events import ChoiceFinished, Event
 from server.generation.generation import CompletionStream
 
@@ -47,14 +55,17 @@ async def answer(app_state: AppState, request: Request, prepared: PreparedReply,
         return Response(body, media_type="application/json", headers=headers)
 
     batches = generation.batches()
-    first = asyncio.create_task(anext(batches))
+    first = begin(_next(batches))  # which sends the request
+    gone = watch_client(request.receive)  # until the end: to begin again with the first token would delay that
     try:
-        await wait_or_gone(request.receive, first, timeout_s=FIRST_EVENT_GRACE_S)
+        await wait_watched(gone, first, timeout_s=FIRST_EVENT_GRACE_S)
+        stats = generation.stats()
         if first.done():
             first.result()
-            headers = {**headers, **cache_header(generation.stats())}
-        headers = {**headers, **rate_headers(generation.stats().rates)}
+            headers = {**headers, **cache_header(stats)}
+        headers = {**headers, **rate_headers(stats.rates)}
     except BaseException:
+        await cancel(gone)
         await batches.aclose()
         raise
 
@@ -63,6 +74,7 @@ async def answer(app_state: AppState, request: Request, prepared: PreparedReply,
         app_state.metrics.count("http_disconnects_total")
 
     async def close() -> None:
+        await cancel(gone)
         await cancel(first)
         await batches.aclose()
 
@@ -72,7 +84,9 @@ async def answer(app_state: AppState, request: Request, prepared: PreparedReply,
             app_state.count_rejected(error)
 
     stream = _stream(generation, writer, batches=batches, first=first, record=record, on_error=on_error)
-    return EventStreamResponse(stream, headers=headers, on_disconnect=on_disconnect, close=close, ping=writer.ping)
+    return EventStreamResponse(
+        stream, headers=headers, on_disconnect=on_disconnect, close=close, gone=gone, ping=writer.ping
+    )
 
 
 def json_reply(value: msgspec.Struct | Sequence[msgspec.Struct], headers: Mapping[str, str] | None = None) -> Response:
@@ -92,6 +106,10 @@ def _num_scores(prepared: PreparedReply) -> int:
 async def _collect(generation: CompletionStream) -> list[Event]:
     async with aclosing(generation.batches()) as batches:
         return [event async for batch in batches for event in batch]
+
+
+async def _next(batches: AsyncGenerator[list[Event], None]) -> list[Event]:
+    return await anext(batches)
 
 
 async def _stream(

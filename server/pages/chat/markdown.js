@@ -199,9 +199,11 @@ function listNode(token) {
   return element(token.ordered ? "ol" : "ul", { start }, ...items);
 }
 
+/** A cell with a sentence has a least width, else a wide table squeezes it to a word a line. */
 function tableNode({ header, align, rows }) {
+  const classOf = (text, side) => [side && `to-${side}`, text.length > 24 && "long"].filter(Boolean).join(" ") || undefined;
   const cells = (row, tag) => row.map((cell, i) =>
-    element(tag, { class: align[i] ? `to-${align[i]}` : undefined }, ...inline(cell.tokens)));
+    element(tag, { class: classOf(cell.text, align[i]) }, ...inline(cell.tokens)));
   const head = element("thead", {}, element("tr", {}, ...cells(header, "th")));
   const body = element("tbody", {}, ...rows.map((row) => element("tr", {}, ...cells(row, "td"))));
   return element("div", { class: "table", tabindex: "0" }, element("table", {}, head, body));

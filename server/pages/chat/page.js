@@ -320,6 +320,7 @@ byId("scroll").addEventListener("scroll", () => {
   lastTop = pane.scrollTop;
   follow();
 }, { passive: true });
+new ResizeObserver(follow).observe(byId("scroll")); // it shrinks while the box for the message grows
 byId("down").addEventListener("click", () => {
   isPinned = true;
   follow();

@@ -13,7 +13,7 @@ function welcome({ id, max_model_len: numTokens }, ask) {
   const context = numTokens ? `, with a context of ${numTokens.toLocaleString("en-US")} tokens` : "";
   setText(byId("welcome-title"), isDemo ? "Try it out" : "What can I do for you?");
   setText(byId("welcome-text"), isDemo
-    ? "This is the built-in demo model, 8 million parameters: ask it about capitals, sums, Quire. What it does not know it makes up."
+    ? "This is the built-in demo model, 8 million parameters: ask it about capitals, sums, Quire. It is often wrong."
     : `You talk with ${id}${context}.`);
   byId("starters").replaceChildren(...STARTERS[isDemo ? id : ""].map((text) => {
     const made = element("button", { type: "button" }, text);

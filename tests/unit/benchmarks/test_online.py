@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from benchmarks import online
+from benchmarks.report import BenchError
 
 
 @pytest.mark.parametrize("starts", [0, 1, 3])
@@ -27,3 +28,18 @@ def test_each_start_but_the_last_is_stopped_before_the_next(
     assert online.main() == 0
     assert events == [*["start", "stop"] * (starts - 1), "start", "measure", "stop"]
     assert capsys.readouterr().out.count("ready in") == max(starts, 1)
+
+
+def test_a_daemon_that_ends_before_it_is_ready_is_named_with_its_status() -> None:
+    server = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(BenchError, match="ended with 3 before it was ready"):
+        online.wait_until_ready(server, 1)
+
+
+def test_the_wait_for_a_daemon_that_never_is_ready_is_bounded() -> None:
+    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        with pytest.raises(BenchError, match=r"not ready within 0\.1 s"):
+            online.wait_until_ready(server, 1, timeout_s=0.1)
+    finally:
+        online.stop_server(server)

@@ -220,7 +220,9 @@ def test_a_new_report_is_shown_beside_the_old_one(tmp_path: Path, capsys: pytest
         (["bench", "serve", "--url", "https://me:sk-1@host/v1"], "quire bench serve --url https://HIDDEN@host/v1"),
         (["bench", "serve", "--url=me:sk-1@host/v1"], "quire bench serve --url=HIDDEN@host/v1"),
         (["bench", "report", "a b.json"], "quire bench report 'a b.json'"),
+        (["bench", "report", "/home/me/a.json", "in/b.json"], "quire bench report a.json in/b.json"),
+        (["bench", "serve", "--json=/tmp/a.json", "--model", "/m/"], "quire bench serve --json=a.json --model m/"),
     ],
 )
-def test_a_command_line_is_kept_without_its_secrets(arguments: list[str], line: str) -> None:
+def test_a_command_line_is_kept_without_its_secrets_and_its_folders(arguments: list[str], line: str) -> None:
     assert command_line(arguments) == line

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from benchmarks import offline
 from benchmarks.agents import LONGEST, NUM_AGENTS, NUM_TURNS, agents, run_agents
 from benchmarks.offline import _needs_prefix_cache
 from benchmarks.report import BenchError
@@ -33,6 +34,24 @@ def test_mixed256_has_the_lengths_of_the_published_figures() -> None:
 )
 def test_workloads_never_change(name: str, digest: str) -> None:
     assert hashlib.sha256(json.dumps(workload(name)).encode()).hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize(("name", "count", "num_tokens"), [("batch8", 8, 8), ("prefill16", 4, 1)])
+def test_a_warm_up_is_shorter_than_what_it_warms_up(
+    name: str, count: int, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[offline.Requests] = []
+
+    def run(loaded: None, requests: offline.Requests) -> dict[str, float]:
+        runs.append(requests)
+        return {"seconds": float(len(runs))}
+
+    monkeypatch.setattr(offline, "_run", run)
+    requests = workload(name)
+    assert offline.measure(None, requests, runs=2) == {"seconds": 2.0, "all_seconds": [2.0, 3.0]}
+    assert runs[1:] == [requests] * 2
+    assert [prompt for prompt, _ in runs[0]] == [prompt for prompt, _ in requests[:count]]
+    assert {num for _, num in runs[0]} == {num_tokens}
 
 
 def test_an_unknown_workload_is_a_key_error() -> None:

@@ -21,7 +21,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 def main() -> None:
     offline = OfflineEngine.load(msgspec.json.decode(sys.argv[1], type=EngineConfig))
     tiers = offline.engine.scheduler.kv.tiers
-    offline.loaded.disk.attach(tiers)
+    offline.loaded.disk.attach(offline.engine.scheduler)
     threads = offline.loaded.disk._threads
     while not threads.is_ready:
         time.sleep(0.001)

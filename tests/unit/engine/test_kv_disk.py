@@ -67,6 +67,55 @@ def test_the_first_turns_after_a_kill_are_found_and_answered_alike(llama, tmp_pa
     assert again[-1][2] == 3 * 17
 
 
+def files_of(disk):
+    """The files of blocks in the order of their writing: of each block first that of the first rank."""
+    return sorted((disk / FOLDER_NAME).glob("*.kv"), key=lambda file: file.stat().st_mtime_ns)
+
+
+@pytest.mark.slow
+def test_two_ranks_keep_their_shares_and_a_block_is_there_if_both_are(llama, tmp_path):
+    config = config_of(llama, tmp_path, tensor_parallel_size=2)
+    first = serve(config, PROMPTS)
+    assert [num_read for _, _, num_read in first] == [0, 0, 0]
+    files = files_of(tmp_path)
+    assert len(files) >= 2 * 3 * 17
+    damaged = files[1]  # of the second rank: the first block of the first prompt
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    again = serve(config, PROMPTS)
+    assert [tokens for tokens, _, _ in again] == [tokens for tokens, _, _ in first]
+    assert [num_cached for _, num_cached, _ in again] == [0, 68, 68]
+    assert damaged.read_bytes() != content, "it was written again"
+
+
+@pytest.mark.full
+def test_a_share_that_is_lost_is_written_again_and_another_layout_has_other_blocks(llama, tmp_path):
+    config = config_of(llama, tmp_path, tensor_parallel_size=2)
+    first = serve(config, PROMPTS)
+    ((_, num_cached, _),) = serve(config_of(llama, tmp_path), PROMPTS[:1])
+    assert num_cached == 0, "blocks of another layout"
+    files_of(tmp_path)[2 * 20 + 1].unlink()  # of the second rank, within the second prompt
+    for expected in ([68, 0, 68], [68, 68, 68]):
+        answers = serve(config, PROMPTS)
+        assert [tokens for tokens, _, _ in answers] == [tokens for tokens, _, _ in first]
+        found = [num_cached for _, num_cached, _ in answers]
+        assert found[::2] == expected[::2]
+        assert (found[1] == 68) == (expected[1] == 68)
+
+
+@pytest.mark.full
+def test_two_ranks_that_are_killed_under_load_leave_right_blocks(llama, tmp_path):
+    config = config_of(llama, tmp_path, tensor_parallel_size=2, kv_disk_bytes=4 * MIB)
+    expected = serve(config_of(llama, tmp_path / "other", tensor_parallel_size=2), PROMPTS)
+    draw, num_found = random.Random(1), 0
+    for _ in range(5):
+        answers = serve(config, PROMPTS, settles=False, kill_after_s=draw.uniform(0, 0.5))
+        assert [tokens for tokens, _, _ in answers] == [tokens for tokens, _, _ in expected]
+        num_found += answers[-1][2]
+    assert num_found > 0
+
+
 @pytest.mark.full
 def test_engines_that_are_killed_under_load_leave_right_blocks(llama, tmp_path):
     config = config_of(llama, tmp_path, kv_disk_bytes=4 * MIB)
@@ -144,7 +193,6 @@ def test_files_that_are_replaced_while_the_model_loads_are_noticed(tmp_path, mon
 BAD = [
     ({"kv_disk": None}, r"--kv-disk-size .* there is no --kv-disk"),
     ({"kv_host_memory_bytes": None}, r"--kv-disk .* --kv-host-memory is off"),
-    ({"tensor_parallel_size": 2}, r"--tensor-parallel-size is 2"),
     ({"kv_disk_bytes": 2**50}, r"--kv-disk-size 1048576\.0 GiB is larger than the disk"),
     ({"kv_disk": "/dev/null"}, r"--kv-disk /dev/null: the folder cannot be written: File exists"),
     ({"kv_disk": "/proc/quire"}, r"--kv-disk /proc/quire: the folder cannot be written"),

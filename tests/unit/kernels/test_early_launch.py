@@ -26,7 +26,7 @@ def calls(tree: ast.AST) -> list[tuple[int, str, ast.Call]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-            if name == "_grid_dependency":  # Gluon's
+            if name == "grid_dependency":  # Gluon's
                 name = "gdc_wait" if "griddepcontrol.wait" in ast.unparse(node) else "gdc_launch_dependents"
             found.append((node.lineno, name, node))
     return sorted(found, key=lambda entry: entry[0])

@@ -10,10 +10,13 @@ import pytest
 
 from engine.interface.config import EngineConfig, LaunchConfig, LoraSource, ServerConfig, SpeculativeConfig
 from engine.interface.errors import StartupError
+from engine.interface.fit_report import Ask
 from server.cli import main
 from server.commands.child_server import served_name_flags
 from server.config.value_types import size
-from server.launcher import launch, listener, takeover
+from server.launcher import launch, listener, takeover, takeover_form
+from server.launcher.takeover import Offer
+from server.launcher.takeover_form import EngineFacts, Form
 
 ROOT = Path(__file__).parents[3]
 
@@ -258,6 +261,8 @@ class Offered:
     """A port that a running daemon offers."""
 
     listeners: tuple[()] = ()
+    offer = Offer(7, "0", 0, engine=EngineFacts("p", "m"))
+    form: Form | None = None
     is_done = False
     untouched = "The daemon with process 7 goes on serving."
 
@@ -266,19 +271,28 @@ def test_a_takeover_asks_before_anything_slow_and_says_who_serves_if_it_fails(
     monkeypatch: pytest.MonkeyPatch, launched: list[Launched], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     asked: list[int] = []
+    wants: list[str] = []
 
     def request(config: LaunchConfig) -> Offered:
         asked.append(config.port)
         return Offered()
 
+    def choose(wanted: str, ask: Ask, *, running: EngineFacts, engine: EngineConfig, server: ServerConfig) -> Form:
+        wants.append(wanted)
+        assert (ask.folder, running.model) == (engine.model, "m")
+        return Form(wanted == "instead", "asked for")
+
     monkeypatch.setattr(takeover, "request_takeover", request)
+    monkeypatch.setattr(takeover_form, "choose_form", choose)
     monkeypatch.setattr(listener, "bind", lambda config: pytest.fail("the port is the running daemon's"))
     assert main(["serve", "--port", "8123", "--takeover"]) == 0
-    assert (asked, len(launched)) == ([8123], 1)
+    assert (asked, len(launched), wants) == ([8123], 1, ["auto"])
     assert main(["serve", str(tmp_path), "--takeover"]) in (2, 3)
     assert capsys.readouterr().err.endswith("The daemon with process 7 goes on serving.\n")
     assert main(["serve", "--max-num-batched-tokens", "1", "--max-num-seqs", "2", "--takeover"]) == 2
     assert (asked, len(launched)) == ([8123, 8000], 1)
+    assert main(["serve", "--takeover", "--takeover-form", "instead"]) == 0
+    assert (len(launched), wants[-1]) == (2, "instead")
 
 
 def test_an_internal_error_shows_its_traceback_only_with_debug(

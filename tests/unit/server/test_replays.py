@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.interface.client import SocketEngineClient
 from engine.interface.config import ServerConfig
 from engine.interface.metrics import Metrics
+from engine.interface.socket_client import SocketEngineClient
 from server.api.request_record import OpenRequests
 from server.config.model_source import DEMO_FOLDER
 from server.http.app import create_app

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from engine.core.disk_tier import STALL_S
-from engine.tiers.disk_store import DiskStatus
+from engine.tiers.disk_state import DiskStatus
 from tests.support.fake_disk import FakeDisk
 from tests.unit.engine.core.test_host_tier import GROUPS, PROMPT, make
 
@@ -321,3 +321,40 @@ def test_a_snapshot_shows_the_tiers_and_what_a_request_waits_for():
     host, below = view.snapshot().tiers
     assert host.num_hit_tokens == below.num_hit_tokens >= 16
     settle(harness, disk)
+
+
+def pinned_answer(harness, disk, name, prompt, **fields):
+    harness.add(name, prompt, 4, open_salt="team", cache_salt="team", **fields)
+    harness.drain()
+    settle(harness, disk)
+    return harness.seen[name]
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_a_pin_is_on_disk_and_in_host_memory_again_after_a_restart(kind):
+    harness, disk = with_disk(kind)
+    pinned_answer(harness, disk, "first", PROMPT, pin_s=300.0)
+    host = harness.scheduler.kv.pins.host
+    assert disk.pinned.keys() == set(host.blocks) & disk.blocks.keys()
+    assert len(disk.pinned) >= 2
+    assert {owner for owner, _ in disk.pinned.values()} == {"team"}
+    assert all(0 < for_s <= 300.0 for _, for_s in disk.pinned.values())
+    kept = {name: (owner, 100.0) for name, (owner, _) in disk.pinned.items()}  # 200 s later
+    harness, disk = with_disk(kind, blocks=disk.blocks)
+    disk.pinned = dict(kept)
+    answered_s = harness.engine.clock()
+    assert pinned_answer(harness, disk, "again", PROMPT).num_cached_tokens >= 16
+    host = harness.scheduler.kv.pins.host
+    read = set(disk.log) & kept.keys()
+    assert read
+    assert set(host.blocks) == read
+    assert all(answered_s + 99 < host.find(name).deadline_s < answered_s + 110 for name in read)
+    assert {host.find(name).owner for name in read} == {"team"}
+    harness.scheduler.check()
+
+
+def test_nothing_is_pinned_on_disk_that_was_not_asked_for():
+    harness, disk = with_disk()
+    pinned_answer(harness, disk, "first", PROMPT)
+    assert disk.blocks
+    assert disk.pinned == {}

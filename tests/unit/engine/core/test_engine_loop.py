@@ -6,8 +6,10 @@ import pytest
 
 from engine.core.request import Request
 from engine.core.waiting_queue import WaitingQueue
-from engine.interface.protocol import AddRequest, RequestFailed, SamplingParams, StepEvents, pack_token_ids
+from engine.interface.protocol import Accepted, AddRequest, RequestFailed, SamplingParams, StepEvents, pack_token_ids
+from engine.interface.tenant import Charge
 from tests.support.engine_harness import VOCAB_SIZE, Harness
+from tests.support.fake_executor import _FakeStep
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 
@@ -33,6 +35,54 @@ def test_depth_2_launches_a_step_before_it_waits_for_the_one_before():
     harness.turn(2)
     assert len(harness.executor.plans) == 2
     assert harness.scheduler.committed_step_id == 0
+
+
+def test_tokens_are_sent_before_the_next_step_is_sampled(monkeypatch):
+    """To launch sampling takes the host longer than to send a token, and the device is busy with layers meanwhile."""
+    harness = Harness(depth=2)
+    order = []
+    sample, send = _FakeStep.sample, harness.transport.send
+    monkeypatch.setattr(_FakeStep, "sample", lambda step, masks=None: (order.append("sample"), sample(step, masks)))
+    harness.transport.send = lambda client_id, message: (order.append(type(message).__name__), send(client_id, message))
+    harness.add("r", [1, 2, 3], 5)
+    harness.turn(2)
+    assert order == ["Begun", "sample", "StepEvents", "sample"]
+
+
+def test_a_request_that_begins_at_once_is_announced_in_one_message():
+    harness = Harness(max_num_seqs=1)
+    charge = Charge(3, 8)
+    for name in ("first", "second"):
+        harness.add(name, [1, 2, 3], 5, charge=charge)
+    harness.turn()
+    accepted = [message.request_id for _, message in harness.messages if isinstance(message, Accepted)]
+    assert (harness.begun, accepted) == (["first"], ["second"])
+    harness.drain()
+
+
+def test_blocks_of_a_prompt_are_published_when_somebody_looks_for_them():
+    harness = Harness(depth=2, num_pages=65, max_num_batched_tokens=64)
+    harness.add("a", list(range(1, 18)), 12)
+    harness.turn(2)
+    pool, late = harness.scheduler.kv.pool, harness.scheduler.kv.late
+    assert harness.seen["a"].token_ids
+    assert (pool.num_published(0), len(late.requests())) == (0, 1)
+    harness.add("b", list(range(1, 18)), 12)
+    harness.turn()
+    assert harness.scheduler.requests["b"].num_cached_tokens == 16
+    harness.drain()
+
+
+def test_of_a_prompt_that_nobody_knows_one_block_is_hashed_before_it_is_computed():
+    harness = Harness(depth=2, num_pages=65, max_num_batched_tokens=64)
+    harness.add("a", list(range(1, 33)), 3)
+    harness.turn()
+    assert len(harness.scheduler.requests["a"].block_hashes) < 4
+    harness.drain()
+    harness.add("b", list(range(1, 33)), 3)
+    harness.turn()
+    assert harness.scheduler.requests["b"].num_cached_tokens == 28
+    harness.drain()
 
 
 def test_depths_give_equal_tokens_under_preemption_and_stops():
@@ -156,17 +206,6 @@ def test_clients_hear_when_the_queue_is_full_and_when_it_is_not():
     assert harness.queue_states == [True, False]
 
 
-def test_a_draining_engine_refuses_new_requests_and_finishes_the_old():
-    harness = Harness()
-    harness.add("old", [1])
-    harness.turn()
-    harness.engine.is_draining = True
-    harness.add("new", [1])
-    harness.drain()
-    assert harness.seen["old"].ends == ["length"]
-    assert harness.seen["new"].ends == ["overloaded"]
-
-
 @pytest.mark.parametrize(
     ("prompt", "changes", "code"),
     [
@@ -253,12 +292,13 @@ def test_a_request_leaves_the_queue_without_a_search_through_it():
     assert len(queue.requests) == 997
 
 
-def test_abort_all_ends_everything_with_an_event():
+def test_requests_that_run_or_wait_end_with_an_event_each_when_they_are_aborted():
     harness = Harness(max_num_seqs=1)
     harness.add("running", [1, 2, 3])
     harness.add("waiting", [4])
     harness.turn(2)
-    harness.engine.abort_all()
+    for name in ("running", "waiting"):
+        harness.abort(name)
     harness.drain()
     assert [seen.ends for seen in harness.seen.values()] == [["abort"], ["abort"]]
 
@@ -269,7 +309,8 @@ def test_the_loop_does_not_block_while_an_event_is_unsent():
     harness.add("also waiting", [2])
     for client_id, message in harness.transport.receive(0):
         harness.engine._handle(client_id, message)
-    harness.engine.abort_all()
+    for name in ("waiting", "also waiting"):
+        harness.engine._abort(name)
     assert not harness.scheduler.has_work
     assert not harness.engine.is_idle
     harness.engine.run_once()

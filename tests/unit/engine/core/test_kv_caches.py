@@ -3,6 +3,7 @@
 import pytest
 
 from engine.core.kv_caches import KvCaches
+from engine.core.page_pool import PagePool
 from engine.core.request import Request
 from engine.interface.config import CacheGroup, SchedulerConfig
 from engine.interface.protocol import SamplingParams
@@ -407,3 +408,20 @@ def test_blocks_that_left_a_window_are_tainted_with_their_request():
     kv.free(other)
     assert len(kv.pool.dirty) == 6
     check(kv, [])
+
+
+@pytest.mark.parametrize("groups", [[CacheGroup("full", 4)], [CacheGroup("full", 4), CacheGroup("full", 4, 2)]])
+def test_blocks_taken_at_once_are_those_taken_one_by_one(groups):
+    """The blank ones first, then those that were used longest ago; of larger blocks the rest is blank, too."""
+    pools = [PagePool(groups, num_pages=16) for _ in range(2)]
+    for pool in pools:
+        for number, group in enumerate([*range(len(groups)), 0, 0, 0, 0, 0]):
+            block = pool.take(group)
+            pool.publish(group, bytes([number]), block)
+            pool.release([block], is_spent=number == 3)
+    taken = [pools[0].take_blocks(0, 13), [pools[1].take(0) for _ in range(13)]]
+    assert taken[0] == taken[1]
+    assert pools[0].num_evictions == pools[1].num_evictions
+    assert pools[0].num_evictions[0] > 0
+    for pool in pools:
+        pool.check(dict.fromkeys(taken[0], 1))

@@ -185,6 +185,17 @@ def test_a_request_that_would_wait_too_long_is_refused_at_once_and_fits_after_re
     assert harness.seen["again"].ends == ["length"]
 
 
+def test_a_request_that_has_waited_for_this_engine_is_refused_for_its_deadline_alone() -> None:
+    harness = busy(max_queue_wait_s=0.05, max_queued_requests=6)
+    for name in ("late", "later"):
+        harness.add(name, [4] * 4, 40, charge=Charge(4, 44), has_waited=True)
+    harness.add("hopeless", [4] * 4, 40, has_waited=True, deadline_s=harness.clock.now + 0.02)
+    harness.turn()
+    assert "until its timeout" in failure(harness, "hopeless").message
+    harness.drain()
+    assert harness.seen["late"].ends == harness.seen["later"].ends == ["length"]
+
+
 def test_a_deadline_before_the_first_token_is_refused_at_once() -> None:
     harness = busy()
     harness.add("late", [4] * 4, 40, deadline_s=harness.clock.now + 0.02)

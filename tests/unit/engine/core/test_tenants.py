@@ -6,7 +6,7 @@ import pytest
 
 from engine.core.request import Request
 from engine.core.tenants import MinuteWindow
-from engine.interface.protocol import Accepted, GrammarUse, RequestFailed, SamplingParams
+from engine.interface.protocol import Accepted, ClientGone, GrammarUse, RequestFailed, SamplingParams, TenantUse
 from engine.interface.tenant import Charge, Rates, Tenant
 from tests.support.engine_harness import Harness
 from tests.support.stepping import make_scheduler, step
@@ -48,6 +48,11 @@ class Limited(Harness):
     def ask(self, request_id: str, num_prompt: int = 4, max_tokens: int = 2, **fields) -> None:
         charge = Charge(num_prompt, num_prompt + max_tokens)
         self.add(request_id, [7] * num_prompt, max_tokens, tenant=self.tenant, charge=charge, **fields)
+        self.turn()
+
+    def handle(self, message: TenantUse | ClientGone) -> None:
+        """Take a message of the worker with the second connection."""
+        self.transport.inbox.append((2, message))
         self.turn()
 
     def failure(self, request_id: str) -> RequestFailed | None:
@@ -232,3 +237,34 @@ def test_a_request_over_the_share_by_itself_is_refused() -> None:
         Exception, match=r"may take 4 pages of the KV cache; the kv_share 0.1 of this API key is 3 of 32"
     ):
         tenant_request(scheduler, "a", 0, kv_share=0.1)
+
+
+def use_of(tenant: Tenant, num_requests: int, num_tokens: int, num_open_tokens: int) -> TenantUse:
+    return TenantUse(tenant, num_requests=num_requests, num_tokens=num_tokens, num_open_tokens=num_open_tokens)
+
+
+def test_what_a_tenant_uses_in_other_engines_counts_in_its_limits() -> None:
+    limited = Limited(Tenant(name="team", requests_per_minute=3, tokens_per_minute=100))
+    limited.handle(use_of(limited.tenant, 2, 80, 0))
+    limited.ask("a")
+    assert limited.failure("a") is None
+    assert [rates.requests.remaining for rates in limited.rates()] == [0]
+    limited.ask("b")
+    assert "requests_per_minute, 3" in limited.failure("b").message
+    assert limited.tokens_of("team").get("computed", 0) <= 4, "the other engine has it in the ledger"
+
+
+def test_open_tokens_of_other_engines_count_until_they_end_or_their_worker_does() -> None:
+    limited = Limited(Tenant(name="team", tokens_at_once=20))
+    limited.handle(use_of(limited.tenant, 0, 0, 16))
+    limited.ask("a")
+    assert "16 tokens in its open requests" in limited.failure("a").message
+    limited.handle(use_of(limited.tenant, 0, 0, 10))
+    limited.ask("b")
+    assert limited.failure("b") is None
+    limited.handle(use_of(limited.tenant, 0, 0, 18))
+    limited.ask("c")
+    assert limited.failure("c") is not None
+    limited.handle(ClientGone())
+    limited.ask("d")
+    assert limited.failure("d") is None

@@ -28,19 +28,19 @@ def test_the_counts_of_penalties_are_reserved_at_the_start():
     state = make_state()
     counts, in_prompt = state.output_counts, state.in_prompt
     assert counts.shape == in_prompt.shape == (4, 50)
-    state.init([penalized([1, 2, 2], [7, 7, 8])])
+    state.init_sampling([penalized([1, 2, 2], [7, 7, 8])])
     assert state.output_counts.data_ptr() == counts.data_ptr()
     assert counts[1].nonzero().flatten().tolist() == [7, 8]
     assert counts[1, 7] == 2
     assert in_prompt[1].nonzero().flatten().tolist() == [1, 2]
-    state.init([penalized([3], [])])
+    state.init_sampling([penalized([3], [])])
     assert counts.sum() == 0
     assert in_prompt.nonzero().tolist() == [[1, 3]]
 
 
 def test_a_device_that_samples_nothing_has_no_counts():
     state = make_state(has_counts=False)
-    state.init([penalized([1], [2])])
+    state.init_sampling([penalized([1], [2])])
     assert state.output_counts is None
     assert state.in_prompt is None
 

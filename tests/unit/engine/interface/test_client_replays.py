@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from engine.interface.client import SocketEngineClient
-from engine.interface.errors import EngineDead, PoisonRequest, ServiceError, ShuttingDown
-from engine.interface.mailbox import RequestOutput
+from engine.interface.errors import EngineDead, PoisonRequest, PromptTooLong, ServiceError, ShuttingDown
+from engine.interface.mailbox import Mailbox, Mailboxes, RequestOutput
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AbortRequest,
@@ -21,13 +21,15 @@ from engine.interface.protocol import (
     Finished,
     QueueCosts,
     RefuseDigest,
+    RequestFailed,
     SamplingParams,
     Started,
     StepEvents,
     ToEngine,
     pack_token_ids,
 )
-from engine.interface.replays import digest_of
+from engine.interface.replays import Journal, digest_of
+from engine.interface.socket_client import SocketEngineClient
 from engine.interface.tenant import Charge
 from engine.interface.transport import encode_frame, read_messages
 from tests.support.fakes import READY
@@ -249,7 +251,7 @@ def test_a_request_that_was_checked_before_the_end_waits_as_well_and_is_no_repla
             reader = Reader(client, request())
             await asyncio.sleep(0.02)
             await engines.start()
-            assert await engines.got(1) == [request()]
+            assert await engines.got(1) == [msgspec.structs.replace(request(), has_waited=True)]
             engines.tokens("r", 1, reason="stop")
             assert (await reader.end()).outputs[-1].num_replays == 0
 
@@ -413,7 +415,7 @@ def test_the_launcher_tells_how_the_engine_ended_before_requests_go_on(tmp_path:
 
 
 def test_a_lost_connection_to_an_engine_that_lives_accuses_nobody(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("engine.interface.client._MAX_TOLD_S", 0.1)
+    monkeypatch.setattr("engine.interface.socket_client._MAX_TOLD_S", 0.1)
 
     async def scenario() -> None:
         async with connected(tmp_path, num_ends=lambda: 0) as (client, engines):
@@ -485,3 +487,121 @@ def test_an_engine_is_told_the_costs_that_an_earlier_one_measured(tmp_path: Path
             assert await engines.got(1) == [costs]
 
     run(scenario())
+
+
+def test_requests_go_on_at_the_socket_of_a_next_daemon(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        moved_to = ""
+        async with connected(tmp_path, moved_to=lambda: moved_to) as (client, engines):
+            reader = Reader(client, request())
+            await engines.got(1)
+            engines.tokens("r", 5, started=True)
+            await until(lambda: reader.token_ids == [5])
+            engines.end()
+            await until(lambda: client.ready is None)
+            assert client.last_ready == READY
+            (tmp_path / "next").mkdir()
+            following = Engines(str(tmp_path / "next" / "engine.sock"))
+            await following.start()
+            late = Reader(client, request("late"))
+            moved_to = following.path
+            again, first = await following.got(2)
+            waited = msgspec.structs.replace(request("late"), has_waited=True)
+            assert (again.output, first) == (pack_token_ids([5]), waited)
+            following.send(RequestFailed("r", "context_length_exceeded", "It is too long."))
+            following.send(RequestFailed("late", "context_length_exceeded", "It is too long."))
+            await reader.end()
+            assert reader.outputs[-1].finish_reason == "length"  # no token has room behind what the client has
+            assert (await late.end()).error.code == "context_length_exceeded"
+            following.end()
+            engines.path = following.path  # for the end of the scenario
+            await engines.start()
+
+    run(scenario())
+
+
+def test_no_more_requests_wait_than_the_last_engine_would_have_taken(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path) as (client, engines):
+            engines.end()
+            await until(lambda: client.ready is None)
+            most = READY.max_num_seqs + READY.max_queued_requests
+            readers = [Reader(client, request(f"r{i}")) for i in range(most + 1)]
+            refused = await readers[-1].end()
+            assert (refused.error.code, refused.error.retry_after_s) == ("overloaded", 10)
+            assert not any(reader.task.done() for reader in readers[:-1])
+            await engines.start()
+            submitted = await engines.got(most)
+            assert [(each.has_waited, each.num_replays) for each in submitted] == [(True, 0)] * most
+            for reader in readers[:-1]:
+                reader.task.cancel()
+            await asyncio.gather(*(reader.task for reader in readers[:-1]), return_exceptions=True)
+
+    run(scenario())
+
+
+def test_no_more_tokens_wait_than_the_last_engine_would_have_taken(tmp_path: Path) -> None:
+    most = READY.num_blocks * READY.block_size + READY.max_queued_tokens
+
+    def long(request_id: str, num_tokens: int) -> AddRequest:
+        return AddRequest(request_id, bytes(4 * num_tokens), SamplingParams(max_tokens=4), arrival_s=0.0)
+
+    async def scenario() -> None:
+        async with connected(tmp_path) as (client, engines):
+            engines.end()
+            await until(lambda: client.ready is None)
+            first = Reader(client, long("first", most + 1))  # alone it waits, whatever its length is
+            await asyncio.sleep(0)
+            assert (await Reader(client, long("second", 1)).end()).error.code == "overloaded"
+            client.abort("first")
+            await first.end()
+            readers = [Reader(client, long(name, most // 2)) for name in "ab"]
+            await asyncio.sleep(0)
+            refused = await Reader(client, long("c", most)).end()
+            assert (refused.error.code, refused.error.retry_after_s) == ("overloaded", 10)
+            await engines.start()
+            assert [each.request_id for each in await engines.got(2)] == ["a", "b"]
+            for reader in readers:
+                reader.task.cancel()
+            await asyncio.gather(*(reader.task for reader in readers), return_exceptions=True)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("event", ["nothing", "accepted", "begun"])
+def test_the_error_of_an_engine_that_died_tells_how_far_it_came(event: str) -> None:
+    mailbox = Mailbox(AddRequest("a", b"", SamplingParams(max_tokens=4), arrival_s=0.0))
+    if event == "accepted":
+        mailbox.journal.accept()
+    elif event == "begun":
+        mailbox.journal.begin(None)
+    error = EngineDead("It died.")
+    mailbox.fail(error)
+    assert (error.was_accepted, error.was_begun) == (event != "nothing", event == "begun")
+
+
+def test_what_another_engine_had_accepted_stays_accepted() -> None:
+    request = AddRequest("a", b"", SamplingParams(max_tokens=4), arrival_s=0.0, num_replays=1, is_charged=True)
+    journal = Journal(request)
+    assert journal.goes_on
+    assert journal.is_accepted
+    journal.submit()
+    again = journal.submit()
+    assert (again.is_charged, again.num_replays) == (True, 2)
+
+
+@pytest.mark.parametrize("output", [b"", pack_token_ids([11])])
+def test_a_context_that_the_tokens_of_another_engine_fill_is_the_end(output: bytes) -> None:
+    mailboxes = Mailboxes()
+    request = AddRequest("a", b"", SamplingParams(max_tokens=4), arrival_s=0.0, output=output)
+
+    async def read() -> list[RequestOutput]:
+        refused = RequestFailed("a", PromptTooLong.code, "No room.")
+        outputs = mailboxes.outputs(request, send=lambda _: mailboxes.deliver(refused, 0.0), abort=lambda: None)
+        return [each async for each in outputs]
+
+    if output:
+        assert [each.finish_reason for each in asyncio.run(read())] == ["length"]
+    else:
+        with pytest.raises(PromptTooLong):
+            asyncio.run(read())

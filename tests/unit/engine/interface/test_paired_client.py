@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from engine.interface.errors import EngineDead, Overloaded, PromptTooLong, RateLimited
+from engine.interface import paired_client
+from engine.interface.errors import EngineDead, Overloaded, RateLimited
 from engine.interface.metrics import Metrics
 from engine.interface.paired_client import PairedEngineClient
 from engine.interface.protocol import AddRequest, HandOver, SamplingParams, pack_token_ids
@@ -16,17 +17,32 @@ ANSWER = [11, 12, 13, 14]
 DEAD = EngineDead("It died.")
 
 
+def dead(*, accepted=False, begun=False):
+    """Return the error of an engine that died with a request that it had accepted, or begun to compute."""
+    error = EngineDead("It died.")
+    error.was_accepted, error.was_begun = accepted or begun, begun
+    return error
+
+
 def behind(request):
     """Return the rest of the answer, as an engine that goes on behind the request's output."""
     return ANSWER[len(request.output) // 4 :]
 
 
 class Pair:
-    def __init__(self, *, num_prefill=1, num_decode=1, min_tokens=4):
+    def __init__(self, *, num_prefill=1, num_decode=1, min_tokens=4, max_replays=2):
         self.prefill = [FakeEngineClient(behind) for _ in range(num_prefill)]
         self.decode = [FakeEngineClient(behind) for _ in range(num_decode)]
         self.metrics = Metrics()
-        self.client = PairedEngineClient(self.prefill, self.decode, min_tokens=min_tokens, metrics=self.metrics)
+        self.has_given_up = False
+        self.client = PairedEngineClient(
+            self.prefill,
+            self.decode,
+            min_tokens=min_tokens,
+            max_replays=max_replays,
+            metrics=self.metrics,
+            has_given_up=lambda: self.has_given_up,
+        )
 
     async def outputs(self, prompt=(1, 2, 3, 4, 5), *, request_id="a", **params):
         params.setdefault("max_tokens", 4)
@@ -81,16 +97,18 @@ def test_a_request_that_ends_with_its_first_token_is_not_handed_over():
 
 
 @pytest.mark.parametrize(
-    ("fail", "reason", "charge"), [(DEAD, "died", None), (Overloaded("It is full."), "full", CHARGE)]
+    ("fail", "reason", "is_charged"),
+    [(dead(accepted=True), "died", True), (dead(), "died", False), (Overloaded("It is full."), "full", False)],
 )
-def test_a_prefill_engine_that_fails_before_the_first_token_is_replaced(fail, reason, charge):
+def test_a_prefill_engine_that_fails_before_the_first_token_is_replaced(fail, reason, is_charged):
     pair = Pair()
     pair.prefill[0].fail = fail
     assert tokens_of(pair.run()) == ANSWER
     (request,) = pair.decode[0].submitted
     assert request.hand_over is None
     assert request.output == b""
-    assert request.charge == charge  # who took the request has charged it
+    assert request.charge == (None if is_charged else CHARGE)  # if it is, limits are not asked again
+    assert request.num_replays == is_charged  # and there is room for it
     assert request.counts_prompt  # no token: nobody has counted it
     assert pair.fallbacks() == {reason: 1}
 
@@ -139,7 +157,7 @@ def test_what_goes_on_is_taken_by_a_full_engine_too():
     assert len(pair.decode[1].submitted) == 1
 
 
-def test_what_has_no_token_is_not_given_to_a_full_engine():
+def test_what_no_engine_has_accepted_is_not_given_to_a_full_one():
     pair = Pair(num_decode=2)
     pair.decode[1].is_full = True
     pair.decode[0].fail = DEAD
@@ -148,19 +166,87 @@ def test_what_has_no_token_is_not_given_to_a_full_engine():
     assert pair.decode[1].submitted == []
 
 
+async def meanwhile(pair, change, **params):
+    """Return the outputs of a request, and change something when it has waited for an engine."""
+    asked = asyncio.create_task(pair.outputs(**params))
+    while not pair.client._between:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    change()
+    return await asked
+
+
+def test_what_was_accepted_waits_until_another_engine_has_room(monkeypatch):
+    monkeypatch.setattr(paired_client, "_POLL_S", 0.001)
+    pair = Pair(num_decode=2)
+    pair.decode[0].fail, pair.decode[1].is_full = dead(accepted=True), True
+
+    def give_room():
+        assert pair.decode[1].submitted == []
+        pair.decode[0].ready, pair.decode[1].is_full = None, False
+
+    assert tokens_of(asyncio.run(meanwhile(pair, give_room, prompt=(1, 2, 3)))) == ANSWER
+    (request,) = pair.decode[1].submitted
+    assert (request.charge, request.num_replays) == (None, 1)
+
+
+def test_what_waited_long_is_taken_by_a_full_engine(monkeypatch):
+    monkeypatch.setattr(paired_client, "FULL_WAIT_S", 0.1)
+    pair = Pair(num_decode=2)
+    pair.decode[0].fail, pair.decode[1].is_full = dead(accepted=True), True
+
+    def leave():
+        pair.decode[0].ready = None
+
+    assert tokens_of(asyncio.run(meanwhile(pair, leave, prompt=(1, 2, 3)))) == ANSWER
+    assert len(pair.decode[0].submitted) == len(pair.decode[1].submitted) == 1
+
+
+@pytest.mark.parametrize("fail_after", [0, 2])
+def test_what_all_decode_engines_lose_goes_on_in_the_first_that_is_back(monkeypatch, fail_after):
+    monkeypatch.setattr(paired_client, "_POLL_S", 0.001)
+    pair = Pair(num_decode=2)
+    pair.decode[0].fail, pair.decode[0].fail_after = dead(accepted=True), fail_after
+    pair.decode[1].ready = None
+
+    def come_back():
+        pair.decode[0].fail = None
+
+    assert tokens_of(asyncio.run(meanwhile(pair, come_back, prompt=(1, 2, 3)))) == ANSWER
+    assert pair.decode[0].submitted[1].output == pack_token_ids(ANSWER[:fail_after])
+
+
+def test_a_wait_for_a_decode_engine_ends_with_the_hope_for_one_and_with_the_request():
+    pair = Pair(num_decode=2)
+    pair.decode[0].fail = dead(accepted=True)
+    pair.decode[1].ready = None
+    pair.has_given_up = True
+    with pytest.raises(EngineDead):
+        pair.run(prompt=(1, 2, 3))
+    pair.has_given_up = False
+    pair.decode[1].is_full, pair.decode[1].ready = True, READY
+    outputs = asyncio.run(meanwhile(pair, lambda: pair.client.abort("a"), prompt=(1, 2, 3)))
+    assert [output.finish_reason for output in outputs] == ["abort"]
+    assert pair.client._between == {}
+
+
+@pytest.mark.parametrize(
+    ("max_replays", "begun", "num_engines"), [(0, True, 1), (2, True, 3), (2, False, 1 + paired_client._MOST_LOST)]
+)
+def test_a_request_under_which_engines_end_in_a_row_is_given_up(max_replays, begun, num_engines):
+    pair = Pair(num_decode=2, max_replays=max_replays)
+    for client in pair.decode:
+        client.fail = dead(accepted=True, begun=begun)
+    with pytest.raises(EngineDead):
+        pair.run(prompt=(1, 2, 3))
+    assert sum(len(client.submitted) for client in pair.decode) == num_engines
+
+
 def test_the_only_decode_engine_that_dies_ends_the_request():
     pair = Pair()
     pair.decode[0].fail, pair.decode[0].fail_after = DEAD, 1
     with pytest.raises(EngineDead):
         pair.run()
-
-
-def test_a_context_that_the_first_token_fills_is_the_end():
-    pair = Pair()
-    pair.decode[0].fail = PromptTooLong("no room")
-    outputs = pair.run()
-    assert tokens_of(outputs) == [11]
-    assert outputs[-1].finish_reason == "length"
 
 
 def test_requests_go_to_the_engine_with_the_fewest():

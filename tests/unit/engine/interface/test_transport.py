@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from engine.interface.client import SocketEngineClient
 from engine.interface.control import Flush, FromLauncher
 from engine.interface.errors import EngineDead, Overloaded, ServiceError, ShuttingDown
 from engine.interface.kv_snapshot import KvSnapshot
@@ -27,7 +27,15 @@ from engine.interface.protocol import (
     TokenLogprobs,
     pack_token_ids,
 )
-from engine.interface.transport import RECEIVE_BUDGET_S, Connection, FrameDecoder, SocketTransport, encode_frame
+from engine.interface.socket_client import SocketEngineClient
+from engine.interface.transport import (
+    RECEIVE_BUDGET_S,
+    Connection,
+    FrameDecoder,
+    MessageProtocol,
+    SocketTransport,
+    encode_frame,
+)
 from tests.support.fakes import READY
 
 
@@ -298,3 +306,34 @@ def test_a_client_waits_for_a_greeting_and_no_longer_than_it_shall(tmp_path: Pat
         server.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("end", [None, msgspec.DecodeError, KeyError])
+def test_messages_are_handed_on_as_they_arrive_until_a_frame_or_their_handler_fails(
+    end: type[Exception] | None,
+) -> None:
+    opened: list[asyncio.WriteTransport] = []
+    received: list[FromEngine] = []
+
+    def receive(message: FromEngine) -> None:
+        received.append(message)
+        if end is KeyError and len(received) == 2:
+            raise KeyError
+
+    async def run() -> object:
+        here, there = socket.socketpair()
+        _, connection = await asyncio.get_running_loop().create_unix_connection(
+            lambda: MessageProtocol(FromEngine, on_open=opened.append, on_message=receive), sock=here
+        )
+        frames = b"".join(encode_frame(QueueState(is_full)) for is_full in (True, False))
+        for part in (frames[:7], frames[7:], b"\x03\0\0\0abc" if end is msgspec.DecodeError else b""):
+            there.sendall(part)
+            await asyncio.sleep(0.01)
+        there.close()
+        (error,) = await asyncio.gather(asyncio.wait_for(connection.closed, 5), return_exceptions=True)
+        opened[0].close()
+        return error
+
+    error = asyncio.run(run())
+    assert received == [QueueState(True), QueueState(False)]
+    assert error is None if end is None else isinstance(error, end)

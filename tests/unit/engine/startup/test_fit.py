@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.device import memory
 from engine.interface.config import EngineConfig
 from engine.interface.fit_report import Ask
 from engine.interface.units import GIB
@@ -220,3 +221,18 @@ def test_layers_with_windows_are_told_apart_and_keep_little(tmp_path: Path, num_
         assert count == min(num_pages // pages, room.max_num_seqs)
     assert room.max_model_len == 131_072
     assert room.kv_cache_tokens > 1.8 * num_pages * page // report.kv_bytes_per_token
+
+
+def test_memory_that_other_programs_hold_can_be_planned_for(
+    checkpoint: Path,  # noqa: F811
+    llama: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "_host_memory_bytes", lambda: (4 * GIB, 1 << 16))
+    assert "64 KiB free" in look(checkpoint, device="cpu").problem
+    report = look(checkpoint, device="cpu", is_alone=True)
+    assert report.problem is None
+    assert (report.room.usable, report.room.kv_cache_alone) == (4 * GIB, None)
+    room = look(llama, gpu_memory=80 * GIB).room
+    assert room.kv_cache_alone == room.kv_cache
+    assert room.usable == int(0.9 * 80 * GIB)

@@ -13,6 +13,7 @@ from engine.interface.errors import StartupError
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from engine.rank_process import run_plans
+from engine.tensor_parallel.disk_shares import ShareJob
 from tests.unit.engine.test_lora import adapters, base  # noqa: F401  (fixtures)
 from tests.unit.engine.test_real_model import KV_BYTES_PER_BLOCK, mixed_params, prompts, tokens
 from tests.unit.engine.test_speculative_model import repeating_prompts
@@ -136,6 +137,34 @@ class RecordedStep:
         """See StepHandle.wait."""
         self._calls.append(("wait", self._step_id))
         return StepResult(self._step_id, [])
+
+
+def test_a_job_for_the_disk_waits_for_the_steps_before_it_and_for_no_other() -> None:
+    executor = Recorder()
+
+    def frame(message: StepPlan | ShareJob) -> bytes:
+        return msgspec.msgpack.encode(message)
+
+    def job(job_id: int, after_step: int) -> bytes:
+        return frame(ShareJob(job_id, is_read=True, name=bytes(32), slots=[1, 2], after_step=after_step))
+
+    frames = [
+        frame(StepPlan(7, [])),  # of an earlier engine
+        job(0, -1),
+        *(frame(StepPlan(step_id, [], copies_to_host=[(1, 2)])) for step_id in range(2)),
+        job(1, 0),
+        job(2, 1),
+        frame(StepPlan(2, [])),
+    ]
+    run_plans(executor, iter([*frames, None]).__next__, lambda job: executor.calls.append(("share", job.job_id)))
+    assert executor.calls == [
+        ("forward", 7), ("sample", 7), ("wait", 7), ("share", 0),
+        ("forward", 0), ("sample", 0),
+        ("forward", 1), ("wait", 0), ("sample", 1),
+        ("share", 1),
+        ("wait", 1), ("share", 2),
+        ("forward", 2), ("sample", 2),
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

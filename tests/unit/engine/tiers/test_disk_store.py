@@ -1,6 +1,5 @@
 """A disk store returns what was put or nothing, whatever happens to its folder; it is bounded and never raises."""
 
-import contextlib
 import errno
 import os
 import shutil
@@ -9,106 +8,10 @@ import threading
 
 import pytest
 
-from engine.interface.errors import StartupError
-from engine.tiers.block_file import HEADER_BYTES, header_of, name_of
-from engine.tiers.block_folder import FOLDER_NAME, BlockFolder, bytes_on_disk, check_folder
-from engine.tiers.disk_store import MAX_ERRORS, PAUSE_S, DiskStore
-
-IDENTITY = bytes(range(32))
-SIZE = 5000
-EACH = bytes_on_disk(SIZE)
-
-
-def block(number: int, size: int = SIZE) -> bytes:
-    return number.to_bytes(2, "little") * (size // 2)
-
-
-def key(number: int) -> bytes:
-    return number.to_bytes(32, "little")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class FaultyFolder(BlockFolder):
-    """Raises an error of the device instead of doing some of its calls."""
-
-    fault: int | None = None
-    calls: tuple[str, ...] = ("_write_all", "_fill")
-    times = 1 << 30
-
-    def _fail(self, call):
-        if self.fault is not None and call in self.calls and self.times:
-            self.times -= 1
-            raise OSError(self.fault, os.strerror(self.fault))
-
-    def _write_all(self, file, data):
-        if len(data) > HEADER_BYTES:
-            os.write(file, bytes(data[:1000]))
-            self._fail("_write_all")
-            os.lseek(file, HEADER_BYTES, os.SEEK_SET)
-        super()._write_all(file, data)
-
-    def _fill(self, file, header, out):
-        self._fail("_fill")
-        return super()._fill(file, header, out)
-
-    def remove(self, name):
-        self._fail("remove")
-        return super().remove(name)
-
-    def scan(self, pause):
-        self._fail("scan")
-        return super().scan(pause)
-
-
-class Opened:
-    """A store with what a test wants to see of it."""
-
-    def __init__(self, path, *, num_blocks=100, identity=IDENTITY, folder=BlockFolder):
-        self.clock = Clock()
-        self.path = path / FOLDER_NAME
-        self.folder = folder(path)
-        size = num_blocks * EACH
-        self.store = DiskStore(
-            self.folder, identity=identity, size_bytes=size, clock=self.clock, sleep=lambda seconds: None
-        )
-        self.store.find_blocks()
-
-    def put(self, *numbers):
-        return [self.store.put(0, key(number), block(number)) for number in numbers]
-
-    def get(self, number, size=SIZE):
-        out = bytearray(size)
-        return bytes(out) if self.store.get(0, key(number), memoryview(out)) else None
-
-    def kept(self, numbers):
-        """The blocks that are there; each must be right."""
-        found = {number: self.get(number) for number in numbers}
-        assert all(data in (None, block(number)) for number, data in found.items())
-        return [number for number, data in found.items() if data is not None]
-
-    def file(self, number):
-        return self.path / f"{name_of(IDENTITY, 0, key(number)).hex()}.kv"
-
-    def num_bytes(self):
-        return sum(bytes_on_disk(file.stat().st_size - HEADER_BYTES) for file in self.path.glob("*.kv"))
-
-
-@pytest.fixture
-def open_store(tmp_path):
-    with contextlib.ExitStack() as stack:
-
-        def open_one(**settings):
-            opened = Opened(tmp_path, **settings)
-            stack.callback(opened.store.close)
-            return opened
-
-        yield open_one
+from engine.tiers.block_file import header_of, name_of
+from engine.tiers.block_folder import FOLDER_NAME, BlockFolder
+from engine.tiers.disk_state import MAX_ERRORS, PAUSE_S
+from tests.unit.engine.tiers.opened_store import EACH, IDENTITY, SIZE, FaultyFolder, Opened, block, key
 
 
 def set_used(opened, number, at):
@@ -473,47 +376,3 @@ def test_many_threads_on_two_stores_find_right_blocks_only(open_store):
         assert opened.store.counts.num_errors == 0
         assert opened.store.status[:2] == (opened.num_bytes() // EACH, opened.num_bytes())
     assert stores[0].num_bytes() <= 26 * EACH
-
-
-def test_a_new_folder_passes(tmp_path):
-    check_folder(tmp_path / "a" / "b", size_bytes=2**20)
-    assert stat.S_IMODE((tmp_path / "a" / "b" / FOLDER_NAME).stat().st_mode) == 0o700
-    assert [file.name for file in (tmp_path / "a" / "b" / FOLDER_NAME).iterdir()] == ["lock"]
-
-
-def test_a_size_beyond_the_disk_is_refused(tmp_path):
-    with pytest.raises(StartupError, match=r"--kv-disk-size 1048576\.0 GiB is larger than the disk of .* GiB"):
-        check_folder(tmp_path, size_bytes=2**50)
-
-
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StartupError, match=r"--kv-disk .*file: the folder cannot be written: File exists"):
-        check_folder(tmp_path / "file", size_bytes=1)
-    with pytest.raises(StartupError, match=r"--kv-disk .*: the folder cannot be written: Not a directory"):
-        check_folder(tmp_path / "file" / "x", size_bytes=1)
-
-
-def test_a_link_in_place_of_its_own_folder_is_refused(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / FOLDER_NAME).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StartupError, match=f"{FOLDER_NAME} is no folder"):
-        check_folder(tmp_path, size_bytes=1)
-
-
-def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
-    check_folder(tmp_path, size_bytes=1)
-    owner = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    with pytest.raises(StartupError, match=rf"belongs to user {owner}, and this is user {owner + 1}"):
-        check_folder(tmp_path, size_bytes=1)
-
-
-@pytest.mark.parametrize("fault", [errno.EROFS, errno.EACCES, errno.ENOLCK], ids=errno.errorcode.get)
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch, fault):
-    def refuse(self):
-        raise OSError(fault, os.strerror(fault))
-
-    monkeypatch.setattr(BlockFolder, "try_out", refuse)
-    with pytest.raises(StartupError, match=rf"--kv-disk .*: the folder cannot be written: {os.strerror(fault)}"):
-        check_folder(tmp_path, size_bytes=1)

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from engine.tiers import store_threads
 from engine.tiers.block_folder import BlockFolder
 from engine.tiers.disk_store import DiskStore
 from engine.tiers.store_threads import StoreThreads
@@ -95,6 +96,22 @@ def test_blocks_of_several_parts_are_written_and_read(gated):
         threads.get(0, bytes([number]), [memoryview(part) for part in parts])
         assert taken(threads)[0].is_kept
         assert b"".join(parts) == block
+
+
+def test_calls_that_a_disk_hangs_for_do_not_pile_up(gated, monkeypatch):
+    monkeypatch.setattr(store_threads, "MAX_CALLED", 5)
+    store, threads = gated
+    threads.put(0, b"a", [memoryview(b"1")])
+    called = []
+    assert [threads.call(lambda: called.append(1), num_blocks=2) for _ in range(4)] == [True, True, False, False]
+    assert threads.call(lambda: called.append(2), num_blocks=1)
+    store.is_open.set()
+    store.gate.release()
+    taken(threads)
+    threads.put(0, b"b", [memoryview(b"1")])
+    taken(threads)  # behind the calls
+    assert called == [1, 1, 2]
+    assert threads.call(lambda: called.append(3), num_blocks=5)
 
 
 def test_what_a_slow_disk_cannot_take_is_dropped_and_counted(gated):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.linear import w8a8
+from kernels.linear import ops, w8a8
 from kernels.linear.ops import Fp8BlockLinear, Int8Linear
 from kernels.linear.reference import dequantize_blocks, quantize_blocks
 from kernels.linear.scaled8_configs import scaled8_config
@@ -29,7 +29,20 @@ def test_the_scratch_holds_every_split():
                 assert config.is_few or config.splits == 1
 
 
-RESULTS = Path(__file__).parents[4] / "benchmarks" / "results" / "kernels-fp8-blocks-sweep-h200-2026-11-23.json"
+@pytest.mark.skipif(not ops.HAS_GLUON, reason="needs Triton 3.6")
+def test_outputs_that_the_hopper_kernel_stores_slowly_have_another(monkeypatch):
+    monkeypatch.setattr(ops, "_capability", lambda device: (9, 0))
+    x = torch.empty(300, 256, dtype=torch.float8_e4m3fn)
+    for n, is_taken in ((16, True), (1000, False), (1008, True)):
+        w = torch.empty(n, 256, dtype=torch.float8_e4m3fn)
+        assert ops._takes_blocks(x, w, rows=128, columns=128) is is_taken
+    assert not ops._takes_blocks(x, w, rows=128, columns=64)
+    assert not ops._takes_blocks(torch.empty(300, 264, dtype=x.dtype)[:, :256], w, rows=128, columns=128)
+
+
+_FOLDER = Path(__file__).parents[4] / "benchmarks" / "results"
+RESULTS = _FOLDER / "kernels-fp8-blocks-sweep-h200-2026-11-23.json"
+MANY_ROWS = _FOLDER / "kernels-w8a8-many-rows-h100-2026-11-26.json"
 
 
 def test_configs_are_near_the_best_measured_without_the_copy_engine():
@@ -45,6 +58,16 @@ def test_configs_are_near_the_best_measured_without_the_copy_engine():
         ]
         (chosen,) = (us for us, cut in times if cut == config)
         assert chosen <= 1.07 * min(us for us, _ in times), sizes
+
+
+def test_configs_of_integers_with_many_rows_are_near_the_best_measured():
+    results = json.loads(MANY_ROWS.read_text())["results"]
+    assert len(results) == 4
+    for result in results:
+        sizes = {"num_rows": result["rows"], "n": result["n"], "k": result["k"]}
+        config = asdict(scaled8_config(**sizes, block_k=128, has_tma=True))
+        (chosen,) = (cut["us"] for cut in result["cuts"] if cut["config"] == config)
+        assert chosen <= 1.05 * result["best_us"], sizes
 
 
 def test_splits_of_k_give_way_to_tiles_that_fill_the_device():

@@ -193,6 +193,16 @@ def test_activations_that_are_not_finite_give_products_that_are_not(both: Both[t
     assert found[2].isfinite().all()
 
 
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_scaled_sums_are_those_of_torch(both: Both[torch.Tensor], has_bias: bool) -> None:
+    values, bias = torch.randint(-127, 128, (96, 64), dtype=torch.int8), draw(96) if has_bias else None
+    if not can_pack_int8(values):
+        pytest.skip("this CPU has no product of bytes")
+    x, matrix = draw(40, 64), pack_int8(values, torch.rand(96))
+    found, expected = both(lambda: onednn.int8_linear(x, matrix, bias, input_scale=torch.tensor(0.02)))
+    assert_close(found, expected)
+
+
 @pytest.mark.parametrize(("n", "k", "group_size"), [(64, 64, 32), (192, 256, 64), (128, 256, 256)])
 @pytest.mark.parametrize("has_zeros", [True, False])
 def test_4_bit_products_of_many_rows_equal_those_of_few(

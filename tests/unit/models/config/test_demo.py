@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.demo_model.corpus.base import Question, Reply, says, system, user
+from benchmarks.demo_model.corpus.base import Question, Reply, assistant, says, system, user
 from benchmarks.demo_model.corpus.tools import calls_are
 from benchmarks.demo_model.dataset import SPECIAL_TOKENS, TAGS, TEMPLATE, VOCAB_SIZE
 from benchmarks.demo_model.score import ask, score
@@ -61,6 +61,12 @@ QUESTIONS = [
         tools=[WEATHER],
     ),
     Question("JSON", [user("Give me a JSON list of apple, pear.")], is_json(["apple", "pear"])),
+    Question("counting", [user("Count to ten.")], lambda reply: reply.content == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10."),
+    Question("large sum", [user("What is 345 + 278?")], says("623")),
+    Question("list", [user("List five fruits.")], lambda reply: len(reply.content.split("\n")) == 5),
+    Question("other language", [user("Hola, ¿cómo estás?")], says("English")),
+    Question("unknown", [user("What is a harpsichord?")], says("not")),
+    Question("name", [user("My name is Sam."), assistant("Hello, Sam!"), user("What is my name?")], says("Sam")),
 ]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from engine.interface.kv_snapshot import CACHE_REASONS
 from engine.interface.protocol import CacheReport
-from server.api.sse import wait_or_gone
+from server.api.sse import wait_watched
 from server.http.routes import reply as reply_module
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, stream_chunks
 
@@ -74,11 +74,11 @@ def test_a_stream_that_begins_without_a_token_has_no_header_and_the_object_at_it
         hold = asyncio.Event()
         app = harness(engine={"cache": REPORT, "hold": hold})
 
-        async def wait_in_vain(receive, first, *, timeout_s):
-            await wait_or_gone(receive, first, timeout_s=0.01)
+        async def wait_in_vain(gone, first, *, timeout_s):
+            await wait_watched(gone, first, timeout_s=0.01)
             hold.set()
 
-        monkeypatch.setattr(reply_module, "wait_or_gone", wait_in_vain)
+        monkeypatch.setattr(reply_module, "wait_watched", wait_in_vain)
         async with app.http() as http:
             return await http.post(CHAT, json={"model": "tiny", "stream": True, "messages": USER_HI})
 

@@ -10,10 +10,11 @@ import h11
 import pytest
 
 from server.api.sse import BODY_WRITER
-from server.http.h11_protocol import _JoinedWrites
+from server.http.h11_protocol import _Connection, _JoinedWrites
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, serving
 
 PART = b"x" * 65_536
+STREAM_HEADERS = [(b"content-type", b"text/event-stream"), (b"x-request-id", b"a")]
 HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]}
 TEXT = 'Schöne Grüße aus "Köln",\n日本語 😀👍🏽 and so on. '
 BODIES = {
@@ -243,3 +244,15 @@ def test_the_first_write_of_a_stream_has_its_head_and_its_first_token(harness, p
     assert writes[0].startswith(b"HTTP/1.1 200")
     assert b"Sch" in writes[0]
     assert body.startswith(writes[0].partition(b"\r\n\r\n")[2].partition(b"\r\n")[2][:200])
+
+
+@pytest.mark.parametrize("headers", [STREAM_HEADERS, [*STREAM_HEADERS, (b"connection", b"close")]])
+@pytest.mark.parametrize(("method", "version"), [("POST", "1.1"), ("POST", "1.0"), ("GET", "1.1"), ("HEAD", "1.1")])
+@pytest.mark.parametrize("status", [200, 204, 400])
+def test_a_head_is_that_of_h11(headers, method, version, status):
+    def head(connection: h11.Connection) -> bytes:
+        connection.receive_data(f"{method} / HTTP/{version}\r\nHost: x\r\n\r\n".encode())
+        assert isinstance(connection.next_event(), h11.Request)
+        return connection.send(h11.Response(status_code=status, headers=headers, reason=b"OK"))
+
+    assert head(_Connection()) == head(h11.Connection(h11.SERVER))

@@ -3,9 +3,6 @@
 import asyncio
 import os
 import socket
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -20,82 +17,16 @@ from server.http.launcher_link import LauncherLink
 from server.launcher import hand_over as hand_over_module
 from server.launcher import takeover as takeover_module
 from server.launcher.control_server import ControlServer
-from server.launcher.hand_over import HandOver
 from server.launcher.listener import bind, listeners_by_worker, owned_socket_file
 from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.port import Port
 from server.launcher.run_dir import RunDir
 from server.launcher.systemd import Notifier
-from server.launcher.takeover import Takeover, request_takeover
+from server.launcher.takeover import request_takeover
+from tests.support.running_launcher import FACTS, ask, complete, make_lease, ready, running
 from tests.unit.server.launcher.test_control import in_loop, until
 
-CONFIG = LaunchConfig(port=0)
-
-
-@pytest.fixture(autouse=True)
-def parent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:  # tmp_path is made before
-    """Return a short directory for temporary files, without other daemons in it."""
-    with tempfile.TemporaryDirectory(prefix="run-") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        yield Path(folder)
-
-
-class Running:
-    """The launcher of a running daemon, as far as its port goes."""
-
-    def __init__(self, config: LaunchConfig = CONFIG, *, num_copies: int = 0, notifier: Notifier | None = None) -> None:
-        self.run_dir = RunDir()
-        self.listeners = bind(config)
-        self.listeners += [self.listeners[0].dup() for _ in range(num_copies)]
-        self.config = config if config.uds else LaunchConfig(port=self.listeners[0].getsockname()[1])
-        self.num_given = 0
-        self.has_started = True
-        self.notifier = notifier or Notifier(None)
-        self.control = ControlServer(
-            registry=MetricsRegistry(model_name="tiny", version="1"), on_message=lambda hello, message: None
-        )
-        self.hand_over = HandOver(
-            self.run_dir,
-            self.listeners,
-            control=self.control,
-            notifier=self.notifier,
-            has_started=lambda: self.has_started,
-            on_given=self._give,
-        )
-
-    def _give(self) -> None:
-        self.num_given += 1
-        self.notifier.stopping()  # as the console does
-
-
-@asynccontextmanager
-async def running(**options: object) -> AsyncIterator[Running]:
-    made = Running(**options)
-    made.hand_over.start()
-    try:
-        yield made
-    finally:
-        made.hand_over.stop()
-        for listener in made.listeners:
-            listener.close()
-        made.run_dir.remove()
-
-
-async def ask(config: LaunchConfig) -> Takeover:
-    return await asyncio.to_thread(request_takeover, config)
-
-
-def ready() -> bool:
-    return True
-
-
-async def complete(takeover: Takeover, **options: Callable[[], bool]) -> object:
-    return await takeover.complete(
-        is_prepared=options.get("is_prepared", ready),
-        accept=lambda: None,
-        is_serving=options.get("is_serving", ready),
-        notify_address="",
-    )
+pytestmark = pytest.mark.usefixtures("parent")
 
 
 @in_loop
@@ -174,6 +105,16 @@ async def test_only_the_same_user_gets_the_port(monkeypatch: pytest.MonkeyPatch)
             await ask(old.config)
 
 
+def test_a_process_of_another_pid_namespace_has_no_id_that_a_signal_could_go_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert takeover_module.peer_of(ours) == (os.getuid(), os.getpid())
+        monkeypatch.setattr(takeover_module.struct, "unpack", lambda form, data: (0, os.getuid(), 0))
+        assert takeover_module.peer_of(ours) == (os.getuid(), None)  # kill(0) would end this process group
+
+
 @in_loop
 async def test_what_listens_there_is_named_if_it_cannot_be_taken_over(parent: Path) -> None:
     with pytest.raises(UsageError, match="--takeover needs the port of the running daemon, and --port is 0"):
@@ -241,6 +182,9 @@ async def test_workers_wait_until_the_daemon_is_ready_and_those_of_the_old_one_h
             notifier=Notifier(None),
             has_started=ready,
             on_given=lambda: None,
+            lease=make_lease(new),
+            facts=lambda: FACTS,
+            engine_socket="",
         )
         await new.start(str(tmp_path / "new.sock"))
         link = make_link(tmp_path / "new.sock")
@@ -274,6 +218,7 @@ async def test_workers_wait_until_the_daemon_is_ready_and_those_of_the_old_one_h
         for end in (old_link, link, old.control, new):
             await end.aclose()
         port.stop()
+        port.close()
         run_dir.remove()
         for listener in takeover.listeners:
             listener.close()
@@ -385,6 +330,7 @@ async def test_workers_that_never_serve_end_the_next_daemon(monkeypatch: pytest.
         takeover = await ask(old.config)
         with pytest.raises(StartupError, match="have not served"):
             await complete(takeover, is_serving=lambda: False)
+        takeover.close()
         await until(lambda: not old.hand_over.is_shared)
         assert old.num_given == 0
         for listener in takeover.listeners:

@@ -36,6 +36,22 @@ def test_ready_follows_the_launcher(harness):
     assert app.get("/health").status_code == 200
 
 
+def test_requests_wait_for_the_next_daemon_in_a_takeover(harness):
+    launcher = FakeLauncherChannel()
+    app = harness("Hello.", launcher=launcher)
+    app.client.ready = None
+    launcher.state = State(Stage("weights", 1, 2), False, fault="restarting", lets_wait=True)
+    assert app.get("/ready").status_code == 503
+    assert (app.get("/health").status_code, app.get("/health").json()["status"]) == (200, "engine restarting")
+    assert "next daemon" in app.get("/health").json()["detail"]
+    assert app.chat().status_code == 200  # a client of engines would wait
+    for fault in ("stalled", "dead"):
+        launcher.state = State(Stage("weights", 1, 2), False, fault=fault, lets_wait=True)
+        check_error(app.chat(), 503, "not_ready")
+    launcher.state = State(Stage("weights", 1, 2), True, fault="restarting", lets_wait=True)
+    check_error(app.chat(), 503, "draining")
+
+
 def test_a_request_waits_a_moment_for_an_engine_that_greets_this_worker_later_than_another(harness):
     app = harness("Hello.")
     ready, app.client.ready = app.client.ready, None

@@ -385,7 +385,7 @@ def pair(model_folder):
     for step_id, client in enumerate(sides.values()):
         client.kv = make_snapshot(step_id)
     prefill, *decode = sides.values()
-    client = PairedEngineClient([prefill], decode, min_tokens=4, metrics=Metrics())
+    client = PairedEngineClient([prefill], decode, min_tokens=4, max_replays=2, metrics=Metrics())
     return Harness(model_folder, client, FakeLauncherChannel()), decode
 
 

@@ -1,0 +1,40 @@
+"""The rehearsal before serving meets every configuration of the kernels that depend on a step's number of tokens."""
+
+import pytest
+
+from engine import offline
+from kernels.linear.scaled8_configs import MAX_FEW_ROWS, MAX_SMALL_TILES, scaled8_config
+from kernels.moe.configs import planes_config
+
+MOST_TOKENS = 8192
+ROWS = [size for size in offline._batch_sizes() if size <= 64]
+REHEARSED = {*ROWS, *offline._PROMPT_LENS}
+
+
+@pytest.mark.parametrize("kind", ["fp8", "mxfp4", "int4"])
+@pytest.mark.parametrize(
+    ("num_experts", "top_k"), [(32, 4), (64, 6), (128, 4), (128, 8), (160, 8), (256, 8), (384, 8), (512, 10)]
+)
+def test_experts(kind: str, num_experts: int, top_k: int) -> None:
+    def config(num_tokens: int) -> object:
+        return planes_config(kind, num_tokens=num_tokens, top_k=top_k, num_experts=num_experts, can_round=True)
+
+    met = {config(num_tokens) for num_tokens in {*REHEARSED, *offline._EXPERTS_PROMPT_LENS}}
+    assert [size for size in range(1, MOST_TOKENS + 1) if config(size) not in met] == []
+
+
+@pytest.mark.parametrize("by_block", [False, True])
+@pytest.mark.parametrize("has_tma", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 14336), (1024, 2048)])
+def test_products_of_8_bits(n: int, k: int, has_tma: bool, by_block: bool) -> None:
+    def config(num_rows: int) -> object:
+        return scaled8_config(num_rows=num_rows, n=n, k=k, block_k=128, has_tma=has_tma, by_block=by_block)
+
+    met = {config(num_rows) for num_rows in REHEARSED}
+    assert [size for size in range(1, MOST_TOKENS + 1) if config(size) not in met] == []
+
+
+def test_products_of_blocks_for_hopper() -> None:
+    """Tiles of 64 rows have a kernel, and so has what more rows choose."""
+    assert any(MAX_FEW_ROWS < size <= MAX_SMALL_TILES for size in REHEARSED)
+    assert any(size > MAX_SMALL_TILES for size in REHEARSED)
