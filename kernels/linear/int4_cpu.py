@@ -76,7 +76,7 @@ def int4_linear(x: torch.Tensor, weight: Int4Matrix, bias: torch.Tensor | None) 
         return x.new_empty(0, weight.out_features)
     x = x.contiguous() if weight.order is None else x.index_select(1, weight.order)
     is_native = weight.is_in_blocks and native.takes_rows(x, weight.scales_zeros)
-    if is_native and native.takes_products(x, bias, _BLOCK_OUTPUTS, most_rows=_UNPACKED_ROWS - 1):
+    if is_native and native.takes_products(x, bias, few_rows=_UNPACKED_ROWS - 1, word_inputs=2):
         return native.int4_linear(x, weight.packed, weight.scales_zeros, bias, weight.group_size)
     if is_native and x.shape[0] >= _UNPACKED_ROWS:
         out = x @ native.unpack_int4(weight.packed, weight.scales_zeros, weight.group_size)

@@ -1,8 +1,8 @@
 """Products on the CPU by oneDNN, which torch includes: packed bf16 matrices, and 8-bit integers.
 
 pack() stores a bf16 matrix in the order in which a product reads it. A product of the plain matrix reads it in pieces
-of whole rows, which took 1.3 times as long. Products of few rows are those of kernels/native/products.c where it is
-loaded and the order is known.
+of whole rows, which took 1.3 times as long. Products of few rows, with AMX of some hundred, are those of
+kernels/native/products.c where it is loaded and the order is known.
 Int8Matrix holds integers for VNNI, whose instructions multiply unsigned by signed bytes: activations are stored as
 value + 128, and oneDNN subtracts 128 times the sum of each output's weights. Specifications: torch's linear, and
 kernels/linear/w8a8.py, whose sums are these exactly.
@@ -29,7 +29,9 @@ _WIDE_ROWS = 192
 _WIDE_ELEMENTS = 1 << 26  # of a matrix that is unpacked at once, 256 MiB in fp32
 _MAX_INPUTS = 65_536  # sums of (255 * 127) fit in 32 bits
 _SHIFT = 128
-_FEW_ROWS = 8  # that kernels/native/products.c takes at once
+# Rows of x up to which kernels/native/products.c is faster without AMX, too
+_FEW_ROWS = 8
+_FEW_INT8_ROWS = 32
 _WIDTHS = (16, 32, 48, 64)  # outputs of a block of oneDNN's orders
 _WORD_BYTES = 4  # inputs of one output that lie side by side in them
 
@@ -66,7 +68,7 @@ def pack(w: torch.Tensor) -> Bf16Matrix:
 
 def packed_linear(x: torch.Tensor, w: Bf16Matrix, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ w.T + bias. x: [T, K] bf16; w: [N, K] from pack(); bias: [N] or None; returns [T, N] bf16."""
-    if w.width is not None and native.takes_products(x, bias, w.width, most_rows=_FEW_ROWS):
+    if w.width is not None and native.takes_products(x, bias, few_rows=_FEW_ROWS, word_inputs=2):
         return native.bf16_linear(x, w.packed, bias, w.shape[0], w.width)
     if x.shape[0] >= _WIDE_ROWS and w.shape.numel() <= _WIDE_ELEMENTS and _is_wide_faster():
         wide_bias = None if bias is None else bias.float()
@@ -132,7 +134,7 @@ def int8_linear(
     else:
         scales = input_scale.view(1, 1).repeat(x.shape[0], 1)  # a scalar would leave the quotient in x's dtype
         values = (x / scales).round_().clamp_(-INT8_MAX, INT8_MAX).add_(_SHIFT).to(torch.uint8)
-    if w.width is not None and native.takes_products(x, bias, w.width, most_rows=_FEW_ROWS):
+    if w.width is not None and native.takes_products(x, bias, few_rows=_FEW_INT8_ROWS, word_inputs=4):
         return native.int8_linear(values, scales, w.packed, w.scales, w.sums, bias, w.width)
     sums = torch.ops.onednn.qlinear_pointwise(
         values, 1.0, _SHIFT, w.packed, w.scales, w.zeros, None,

@@ -48,12 +48,14 @@ _FUNCTIONS = {
     "unpack_int4": (_P,) * 3 + (_N,) * 3,
     "scale_sums": (_P,) * 4 + (_N,) * 2,
 }
-# those of products.c, which are there where has_products() is not 0
+# those of products.c, if use_products() says so
 _PRODUCTS = {
     "bf16_linear": (_P,) * 4 + (_N,) * 4,
     "int8_linear": (_P,) * 7 + (_N,) * 4,
     "int4_linear": (_P,) * 5 + (_N,) * 4,
 }
+
+_ALL_PRODUCTS = 2
 
 _loaded: list[ctypes.CDLL] = []  # a registry of at most one: a process has one kind of CPU
 
@@ -117,7 +119,8 @@ class Compilation:
             except OSError as error:
                 logger.warning("native kernels not compiled compiler=%r error=%r", self.compiler, str(error))
                 return False
-        for name, arguments in (_FUNCTIONS | (_PRODUCTS if library.has_products() else {})).items():
+        library.products_level = library.use_products(_ALL_PRODUCTS)
+        for name, arguments in (_FUNCTIONS | (_PRODUCTS if library.products_level else {})).items():
             function = library[name]
             function.argtypes, function.restype = arguments, None
             setattr(library, name, function)
@@ -146,10 +149,10 @@ def loaded() -> ctypes.CDLL | None:
     return _loaded[0] if _loaded else None
 
 
-def products() -> ctypes.CDLL | None:
-    """Return the library if it is loaded and has products.c's functions."""
+def products_level() -> int:
+    """Return 1 if products.c's functions are loaded, 2 if they use AMX, else 0."""
     library = loaded()
-    return library if library is not None and library.has_products() else None
+    return 0 if library is None else int(library.products_level)
 
 
 def unload() -> None:

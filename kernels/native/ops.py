@@ -9,10 +9,16 @@ import ctypes
 
 import torch
 
-from kernels.native.library import loaded, products
+from kernels.native.library import loaded, products_level
 
 _MAX_HEAD = 256  # rows.c: MAX_HEAD
 _MAX_GROUP = 16  # rows.c: MAX_GROUP
+_BY_AMX = 2  # of products_level()
+_TILE_WORDS = 16  # products.c: TILE
+_WORD_BYTES = 4
+# of the product's x: it is read for each block of outputs, so it must stay in a core's second cache. Beyond, oneDNN's
+# order is better
+_MOST_TILED_BYTES = 2 << 20
 
 
 def takes_rows(x: torch.Tensor, *others: torch.Tensor) -> bool:
@@ -44,10 +50,17 @@ def takes_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tenso
     return is_small and _has_dense_tokens(k_cache, v_cache) and takes_rows(q)
 
 
-def takes_products(x: torch.Tensor, bias: torch.Tensor | None, width: int | None, *, most_rows: int) -> bool:
-    """Return True if the products of products.c take x, [T, K], with a matrix whose blocks have `width` outputs."""
-    is_small = width is not None and 0 < x.shape[0] <= most_rows and products() is not None
-    return is_small and takes_rows(x, *(() if bias is None else (bias,)))
+def takes_products(x: torch.Tensor, bias: torch.Tensor | None, *, few_rows: int, word_inputs: int) -> bool:
+    """Return True if the products of products.c take x, [T, K], and are the fastest.
+
+    few_rows: most rows without AMX. word_inputs: inputs in 32 bits of the product.
+    """
+    num_rows, k = x.shape
+    if not 0 < num_rows <= few_rows:
+        is_tiled = products_level() == _BY_AMX and k % (_TILE_WORDS * word_inputs) == 0
+        if not is_tiled or num_rows * k * _WORD_BYTES > _MOST_TILED_BYTES * word_inputs:
+            return False
+    return products_level() > 0 and takes_rows(x, *(() if bias is None else (bias,)))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
