@@ -28,7 +28,9 @@ def test_the_first_decode_engines_part_names_the_numbers_of_both():
     assert min_prefill_tokens(arguments) == 1024
 
 
-@pytest.mark.parametrize("form", ["", "1", "1p", "p1d", "0p1d", "1p0d", "17p1d", "1p1d1", "-1p1d", "1d1p", "1.5p1d"])
+@pytest.mark.parametrize(
+    "form", ["", "1", "0p", "17d", "1d2", "p", "p1d", "0p1d", "1p0d", "17p1d", "1p1d1", "-1p1d", "1d1p", "1.5p1d"]
+)
 def test_other_forms_are_refused(form):
     with pytest.raises(argparse.ArgumentTypeError, match="prefill engines and decode engines, 1 to 16 of each"):
         engine_counts(form)
