@@ -8,6 +8,7 @@ are those of engine/interface/transport.py. Until Dialed a connection is bounded
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 import struct
@@ -22,8 +23,8 @@ _PIECE_BYTES = 1 << 18
 _CLOSE_S = 5.0  # to send what is left
 _LENGTH = struct.Struct("<I")
 # A host that is gone without a word is noticed within seconds, whether or not bytes are on their way to it
-_IDLE_S, _INTERVAL_S, _NUM_PROBES = 4, 2, 3
-_UNACKNOWLEDGED_S = 10
+_IDLE_S, _INTERVAL_S, _NUM_PROBES = 3, 1, 3
+_UNACKNOWLEDGED_S = 6
 
 Message = TypeVar("Message")
 
@@ -82,7 +83,7 @@ async def accepted(sock: socket.socket, context: ssl.SSLContext) -> Stream:
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Let the system end a connection whose other side does not answer for about ten seconds."""
+    """Let the system end a connection whose other side does not answer for about six seconds."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _IDLE_S),
@@ -125,8 +126,8 @@ def describe(error: BaseException) -> str:
             return f"no answer within {GREETING_S:g} s"
         case EOFError():
             return "it closed the connection"
-        case OSError():
-            return error.strerror or str(error)
+        case OSError() if error.errno is not None and error.errno > 0:
+            return os.strerror(error.errno).lower()  # asyncio's own text has no reason
     return str(error)
 
 
