@@ -73,9 +73,21 @@ def add_host_link_flags(group: argparse._ArgumentGroup) -> None:
         metavar="HOSTS",
         help="--disaggregate-listen of other hosts whose prefill engines are used: HOST:PORT,2p@HOST:PORT (none)",
     )
-    add("--disaggregate-cert", type=text, metavar="FILE", help="this host's certificate in PEM, shown to other hosts")
-    add("--disaggregate-key", type=text, metavar="FILE", help="its private key in PEM; others must not read the file")
-    add("--disaggregate-ca", type=text, metavar="FILE", help="certificates in PEM that sign those of other hosts")
+    add(
+        "--disaggregate-cert",
+        type=text,
+        metavar="FILE",
+        help="this host's certificate in PEM, shown to other hosts (none)",
+    )
+    add(
+        "--disaggregate-key",
+        type=text,
+        metavar="FILE",
+        help="its private key in PEM; others must not read the file (none)",
+    )
+    add(
+        "--disaggregate-ca", type=text, metavar="FILE", help="certificates in PEM that sign those of other hosts (none)"
+    )
 
 
 def host_links_of(arguments: argparse.Namespace) -> "HostLinksConfig | None":

@@ -1,4 +1,4 @@
-"""A prefill host and a decode host, as two servers on this one: answers as of one, also when the prefill host is lost."""
+"""A prefill host and a decode host, as two servers on this one: answers as of one, also without one."""
 
 import importlib.util
 import os
@@ -123,6 +123,7 @@ def test_engines_of_a_prefill_host_are_restarted_one_by_one(start_hosts: Callabl
     hosts.wait_for_remote("ready")
     engines = hosts.prefill.get("/health").json()["engines"]
     assert list(engines) == ["prefill-0", "prefill-1"]
+    wait_for(lambda: hosts.decode.metrics()["quire_kv_handover_peers"] == 2, timeout_s=30, what="links")
     before = hosts.decode.metrics()
     ask(hosts.decode, "after its return: " + TEXT * 6, max_tokens=4, temperature=0)
     assert hosts.grown(before, "quire_kv_handover_requests_total{result=complete}") == 1
@@ -139,9 +140,8 @@ def test_a_prefill_host_with_other_weights_is_not_asked(files: tuple[str, ...], 
     uses = start(*flags, "--disaggregate", "1d", "--disaggregate-from", "32", "--prefill-hosts", address)
     lends.wait_ready()
     uses.wait_ready()
-    wait_for(
-        lambda: "dtype is torch.float32 here and torch.bfloat16 there" in uses.log, timeout_s=30, what="a sentence"
-    )
+    sentence = "dtype is torch.float32 here and torch.bfloat16 there"
+    wait_for(lambda: sentence in uses.log, timeout_s=30, what=sentence)
     assert ask(uses, TEXT * 6, max_tokens=4, temperature=0)
     assert uses.metrics()["quire_prefill_fallbacks_total{reason=missing}"] == 1
     assert uses.get("/health").json()["engines"][f"{address}/prefill-0"] == "missing"
