@@ -128,6 +128,8 @@ def describe(error: BaseException) -> str:
             return "it closed the connection"
         case OSError() if error.errno is not None and error.errno > 0:
             return os.strerror(error.errno).lower()  # asyncio's own text has no reason
+        case OSError():
+            return (error.strerror or str(error)).lower()  # of a name that is not found
     return str(error)
 
 

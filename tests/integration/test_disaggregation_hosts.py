@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -145,3 +146,31 @@ def test_a_prefill_host_with_other_weights_is_not_asked(files: tuple[str, ...], 
     assert ask(uses, TEXT * 6, max_tokens=4, temperature=0)
     assert uses.metrics()["quire_prefill_fallbacks_total{reason=missing}"] == 1
     assert uses.get("/health").json()["engines"][f"{address}/prefill-0"] == "missing"
+
+
+@pytest.mark.full
+def test_two_decode_hosts_share_a_prefill_host(
+    files: tuple[str, ...], start: Callable[..., Daemon], start_hosts: Callable[..., Hosts], daemon: Daemon
+) -> None:
+    hosts = start_hosts()
+    flags = (*SIZES, *files, "--kv-transport", "shared-memory", "--disaggregate", "1p1d", "--disaggregate-from", "32")
+    other = start(*flags, "--prefill-hosts", hosts.remote.partition("/")[0]).wait_ready()
+    decoding = (hosts.decode, other)
+    for served, num_peers in zip(decoding, (1, 2), strict=True):
+        wait_for(
+            lambda served=served, num=num_peers: served.metrics()["quire_kv_handover_peers"] >= num,
+            timeout_s=30,
+            what="links",
+        )
+    assert list(other.get("/health").json()["engines"]) == ["prefill-0", hosts.remote, "decode-0"]
+    prompts = [f"{number}: " + TEXT * 20 for number in range(4)]
+    asked = [Asking(served, prompts, max_tokens=24, temperature=0).start() for served in decoding]
+    for asking in asked:
+        asking.assert_as_of(daemon)
+    assert len(set(re.findall(r"decode engine connected index=(\d+)", hosts.prefill.log))) == 2
+    for served in decoding:
+        assert served.metrics()["quire_kv_handover_requests_total{result=complete}"] == len(prompts)
+        served.process.send_signal(signal.SIGKILL)
+    opened = "quire_kv_handover_open_offers"
+    wait_for(lambda: hosts.prefill.metrics()[opened] == 0, timeout_s=30, what="no open offer")
+    assert ask(hosts.prefill, "Hello", max_tokens=4, temperature=0) == ask(daemon, "Hello", max_tokens=4, temperature=0)
