@@ -103,14 +103,15 @@ class PrefillListener:
                 if self._num_greeting >= MOST_GREETING or self._num_joined >= MOST_JOINED:
                     sock.close()
                     self._complain(address[0], f"{self._num_greeting} connections greet, and {self._num_joined} run")
-                    continue
-                self._tasks.spawn(self._serve(sock, address[0]))
+                else:
+                    self._num_greeting += 1
+                    self._tasks.spawn(self._serve(sock, address[0]))
+                await asyncio.sleep(0)  # sock_accept() does not wait in a burst
         finally:
             self._tasks.cancel()
             self._listener.close()
 
     async def _serve(self, sock: socket.socket, address: str) -> None:
-        self._num_greeting += 1
         try:
             joined = await self._greet(sock)
         except (OSError, EOFError, ValueError, msgspec.MsgspecError) as error:

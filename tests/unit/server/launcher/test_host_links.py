@@ -293,12 +293,12 @@ def test_connections_are_bounded(
 
     async def test() -> None:
         async with hosts(tmp_path, ours, ours) as pair:
-            waiting = [await asyncio.open_connection("127.0.0.1", pair.port) for _ in range(2)]
-            await asyncio.sleep(0.1)
-            reader, writer = await asyncio.open_connection("127.0.0.1", pair.port)
-            assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+            burst = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", pair.port) for _ in range(20)))
+            reads = [asyncio.create_task(reader.read()) for reader, _ in burst]
+            await become(lambda: sum(read.done() for read in reads) == 18)
             assert "2 connections greet, and 0 run" in caplog.text
-            for _, silent in (*waiting, (reader, writer)):
+            for read, (_, silent) in zip(reads, burst, strict=True):
+                read.cancel()
                 silent.close()
             await asyncio.sleep(0.1)
             joined = [await pair.connect() for _ in range(2)]
