@@ -118,7 +118,12 @@ class NixlTransport:
         """See KvTransport.take_done."""
         for peer in self._peers.values():
             for reading, handle in list(peer.open.items()):
-                self._settle(peer, reading, self._agent.check_xfer_state(handle))
+                try:
+                    state = self._agent.check_xfer_state(handle)
+                except Exception as error:  # its process has ended, or its host is gone
+                    logger.warning("a peer was lost during a copy peer=%d error=%r", reading.peer, str(error))
+                    state = "ERR"
+                self._settle(peer, reading, state)
         if self._leaving:
             self._leave()
         done, self._done = self._done, []
