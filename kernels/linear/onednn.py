@@ -42,6 +42,7 @@ class Bf16Matrix:
 
     # opaque, of the same shape and size (Tensor.is_mkldnn)
     packed: torch.Tensor
+    address: int  # of its numbers
     width: int | None  # outputs of a block, if packed is [N / width, K / 2, width, 2]; None: another order
 
     @property
@@ -63,13 +64,13 @@ def can_pack(w: torch.Tensor) -> bool:
 def pack(w: torch.Tensor) -> Bf16Matrix:
     """Return a packed copy of w, [N, K] bf16."""
     packed = torch.ops.mkldnn._reorder_linear_weight(w, _PACKED_FOR_ROWS)
-    return Bf16Matrix(packed, _block_width(packed, w))
+    return Bf16Matrix(packed, torch.ops.mkldnn.data_ptr(packed), _block_width(packed, w))
 
 
 def packed_linear(x: torch.Tensor, w: Bf16Matrix, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ w.T + bias. x: [T, K] bf16; w: [N, K] from pack(); bias: [N] or None; returns [T, N] bf16."""
     if w.width is not None and native.takes_products(x, bias, few_rows=_FEW_ROWS, word_inputs=2):
-        return native.bf16_linear(x, w.packed, bias, w.shape[0], w.width)
+        return native.bf16_linear(x, w.address, bias, w.packed.shape[0], w.width)
     if x.shape[0] >= _WIDE_ROWS and w.shape.numel() <= _WIDE_ELEMENTS and _is_wide_faster():
         wide_bias = None if bias is None else bias.float()
         return functional.linear(x.float(), w.packed.to_dense(torch.float32), wide_bias).to(x.dtype)
@@ -82,6 +83,7 @@ class Int8Matrix:
 
     # opaque
     packed: torch.Tensor
+    address: int  # of its integers
     # [N] fp32
     scales: torch.Tensor
     # [N] int32 zeros: weights are symmetric
@@ -111,8 +113,8 @@ def pack_int8(w: torch.Tensor, scales: torch.Tensor) -> Int8Matrix:
     """Return w, [N, K] int8, packed. scales: [N] fp32."""
     packed = torch.ops.onednn.qlinear_prepack(w.contiguous(), [_PACKED_FOR_ROWS, w.shape[1]])
     sums = w.sum(1, dtype=torch.int32)
-    zeros = torch.zeros_like(sums)
-    return Int8Matrix(packed, scales.float().contiguous(), zeros, sums, w.shape[1], _block_width(packed, w))
+    zeros, address = torch.zeros_like(sums), torch.ops.mkldnn.data_ptr(packed)
+    return Int8Matrix(packed, address, scales.float().contiguous(), zeros, sums, w.shape[1], _block_width(packed, w))
 
 
 def int8_linear(
@@ -124,6 +126,11 @@ def int8_linear(
     """
     if x.shape[0] == 0:
         return x.new_empty(0, w.scales.shape[0])
+    if w.width is not None and native.takes_products(x, bias, few_rows=_FEW_INT8_ROWS, word_inputs=4):
+        if input_scale is None:
+            return native.rounded_int8_linear(x, w.address, w.scales, w.sums, bias, w.width, least=MIN_SCALE)
+        scales = input_scale.expand(x.shape[0], 1).contiguous()
+        return native.int8_linear(_round_by(x, scales), scales, w.address, w.scales, w.sums, bias, w.width)
     is_native = native.takes_rows(x, *(() if bias is None else (bias,)))
     if input_scale is None and is_native:
         values, scales = native.quantize_rows(x, least=MIN_SCALE)
@@ -132,10 +139,8 @@ def int8_linear(
         scales.mul_(1.0 / INT8_MAX).clamp_(min=MIN_SCALE)
         values = (x / scales).round_().add_(_SHIFT).to(torch.uint8)
     else:
-        scales = input_scale.view(1, 1).repeat(x.shape[0], 1)  # a scalar would leave the quotient in x's dtype
-        values = (x / scales).round_().clamp_(-INT8_MAX, INT8_MAX).add_(_SHIFT).to(torch.uint8)
-    if w.width is not None and native.takes_products(x, bias, few_rows=_FEW_INT8_ROWS, word_inputs=4):
-        return native.int8_linear(values, scales, w.packed, w.scales, w.sums, bias, w.width)
+        scales = input_scale.expand(x.shape[0], 1).contiguous()
+        values = _round_by(x, scales)
     sums = torch.ops.onednn.qlinear_pointwise(
         values, 1.0, _SHIFT, w.packed, w.scales, w.zeros, None,
         1.0, 0, torch.float32, "none", [], "",
@@ -145,6 +150,11 @@ def int8_linear(
     if bias is not None:
         return sums.mul_(scales).add_(bias).to(x.dtype)
     return torch.mul(sums, scales, out=torch.empty(sums.shape, dtype=x.dtype))
+
+
+def _round_by(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Return x divided by known scales, [T, 1] fp32, rounded, + 128; values beyond the range saturate."""
+    return (x / scales).round_().clamp_(-INT8_MAX, INT8_MAX).add_(_SHIFT).to(torch.uint8)
 
 
 def _block_width(packed: torch.Tensor, w: torch.Tensor) -> int | None:

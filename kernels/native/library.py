@@ -52,12 +52,20 @@ _FUNCTIONS = {
 _PRODUCTS = {
     "bf16_linear": (_P,) * 4 + (_N,) * 4,
     "int8_linear": (_P,) * 7 + (_N,) * 4,
+    "rounded_int8_linear": (_P,) * 8 + (_N,) * 4 + (_F,),
     "int4_linear": (_P,) * 5 + (_N,) * 4,
 }
 
 _ALL_PRODUCTS = 2
 
-_loaded: list[ctypes.CDLL] = []  # a registry of at most one: a process has one kind of CPU
+
+class Library(ctypes.CDLL):
+    """The functions, by name."""
+
+    products_level = 0  # see products_level()
+
+
+_loaded: list[Library] = []  # a registry of at most one: a process has one kind of CPU
 
 
 @dataclass
@@ -115,7 +123,7 @@ class Compilation:
             try:
                 if self.process.returncode != 0:
                     raise OSError(message.decode(errors="replace")[-400:])
-                library = ctypes.CDLL(str(Path(self.folder.name) / _LIBRARY))
+                library = Library(str(Path(self.folder.name) / _LIBRARY))
             except OSError as error:
                 logger.warning("native kernels not compiled compiler=%r error=%r", self.compiler, str(error))
                 return False
@@ -144,7 +152,7 @@ def compiled_beside(*, is_wanted: bool) -> Iterator[None]:
         compilation.finish()
 
 
-def loaded() -> ctypes.CDLL | None:
+def loaded() -> Library | None:
     """Return the library, or None before finish()."""
     return _loaded[0] if _loaded else None
 
@@ -152,7 +160,7 @@ def loaded() -> ctypes.CDLL | None:
 def products_level() -> int:
     """Return 1 if products.c's functions are loaded, 2 if they use AMX, else 0."""
     library = loaded()
-    return 0 if library is None else int(library.products_level)
+    return 0 if library is None else library.products_level
 
 
 def unload() -> None:
@@ -160,7 +168,7 @@ def unload() -> None:
     _loaded.clear()
 
 
-def _share_threads(library: ctypes.CDLL) -> None:
+def _share_threads(library: Library) -> None:
     """Give the library torch's own threads, if they are those of GNU OpenMP, whose entry points torch makes global."""
     try:
         everything = ctypes.CDLL(None)

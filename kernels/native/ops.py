@@ -5,11 +5,9 @@ Specifications: kernels/elementwise/cpu.py, kernels/attention/torch_ref.py, kern
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
-from kernels.native.library import loaded, products_level
+from kernels.native.library import Library, loaded, products_level
 
 _MAX_HEAD = 256  # rows.c: MAX_HEAD
 _MAX_GROUP = 16  # rows.c: MAX_GROUP
@@ -23,9 +21,8 @@ _MOST_TILED_BYTES = 2 << 20
 
 def takes_rows(x: torch.Tensor, *others: torch.Tensor) -> bool:
     """Return True if the library is loaded and these are dense bf16 tensors on the CPU, not empty."""
-    if not _loaded_for(x) or x.numel() == 0:
-        return False
-    return all(other.dtype == torch.bfloat16 and other.is_contiguous() for other in (x, *others))
+    is_served = loaded() is not None and x.is_cpu and _is_dense(x) and x.numel() > 0
+    return is_served and all(map(_is_dense, others))
 
 
 def takes_rope(
@@ -161,19 +158,18 @@ def scale_sums(sums: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | No
     return out
 
 
-def bf16_linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, n: int, width: int) -> torch.Tensor:
-    """Return x @ w.T + bias, [T, n]. x: [T, K]; w: of oneDNN, [n / width, K / 2, width, 2]; bias: [n] or None."""
-    out = torch.empty(x.shape[0], n, dtype=torch.bfloat16)
-    _library().bf16_linear(
-        x.data_ptr(), torch.ops.mkldnn.data_ptr(w), _pointer(bias), out.data_ptr(), *x.shape[:1], n, x.shape[1], width
-    )
+def bf16_linear(x: torch.Tensor, w: int, bias: torch.Tensor | None, n: int, width: int) -> torch.Tensor:
+    """Return x @ w.T + bias, [T, n]. x: [T, K]; w: address of [n / width, K / 2, width, 2]; bias: [n] or None."""
+    num_rows, k = x.shape
+    out = x.new_empty(num_rows, n)
+    _library().bf16_linear(x.data_ptr(), w, _pointer(bias), out.data_ptr(), num_rows, n, k, width)
     return out
 
 
 def int8_linear(
     values: torch.Tensor,
     row_scales: torch.Tensor,
-    w: torch.Tensor,
+    w: int,
     scales: torch.Tensor,
     sums: torch.Tensor,
     bias: torch.Tensor | None,
@@ -181,14 +177,35 @@ def int8_linear(
 ) -> torch.Tensor:
     """Return the product of integers, scaled, [T, N] bf16.
 
-    values: [T, K] uint8, + 128; row_scales: [T, 1] fp32; w: of oneDNN, [N / width, K / 4, width, 4] int8; scales: [N]
+    values: [T, K] uint8, + 128; row_scales: [T, 1] fp32; w: address of [N / width, K / 4, width, 4] int8; scales: [N]
     fp32; sums: [N] int32, of each output's weights; bias: [N] bf16 or None.
     """
     (num_rows, k), n = values.shape, scales.shape[0]
     out = torch.empty(num_rows, n, dtype=torch.bfloat16)
     _library().int8_linear(
-        values.data_ptr(), torch.ops.mkldnn.data_ptr(w), _pointer(bias), out.data_ptr(), row_scales.data_ptr(),
+        values.data_ptr(), w, _pointer(bias), out.data_ptr(), row_scales.data_ptr(),
         scales.data_ptr(), sums.data_ptr(), num_rows, n, k, width,
+    )  # fmt: skip
+    return out
+
+
+def rounded_int8_linear(
+    x: torch.Tensor,
+    w: int,
+    scales: torch.Tensor,
+    sums: torch.Tensor,
+    bias: torch.Tensor | None,
+    width: int,
+    *,
+    least: float,
+) -> torch.Tensor:
+    """Return int8_linear of quantize_rows(x), x being [T, K] bf16."""
+    (num_rows, k), n = x.shape, scales.shape[0]
+    out = x.new_empty(num_rows, n)
+    scratch = torch.empty(num_rows * (k + 4), dtype=torch.uint8)  # scales, fp32, and values
+    _library().rounded_int8_linear(
+        x.data_ptr(), w, _pointer(bias), out.data_ptr(), scratch.data_ptr() + 4 * num_rows, scratch.data_ptr(),
+        scales.data_ptr(), sums.data_ptr(), num_rows, n, k, width, least,
     )  # fmt: skip
     return out
 
@@ -198,7 +215,7 @@ def int4_linear(
 ) -> torch.Tensor:
     """Return x @ w.T + bias, [T, N] bf16. packed, scales_zeros: of an Int4Matrix in blocks of 64 outputs."""
     (num_rows, k), n = x.shape, packed.shape[0]
-    out = torch.empty(num_rows, n, dtype=torch.bfloat16)
+    out = x.new_empty(num_rows, n)
     _library().int4_linear(
         x.data_ptr(), packed.data_ptr(), scales_zeros.data_ptr(), _pointer(bias), out.data_ptr(), num_rows, n, k,
         group_size,
@@ -216,11 +233,11 @@ def unpack_int4(packed: torch.Tensor, scales_zeros: torch.Tensor, group_size: in
     return out
 
 
-def _loaded_for(x: torch.Tensor) -> bool:
-    return loaded() is not None and x.device.type == "cpu"
+def _is_dense(x: torch.Tensor) -> bool:
+    return x.dtype == torch.bfloat16 and x.is_contiguous()
 
 
-def _library() -> ctypes.CDLL:
+def _library() -> Library:
     library = loaded()
     assert library is not None
     return library

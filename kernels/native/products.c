@@ -288,6 +288,16 @@ void int8_linear(const uint8_t *x, const int8_t *w, const bf16 *bias, bf16 *out,
     share_in_turns(byte_blocks, &args, n / width, k * width);
 }
 
+/* As int8_linear, of x: [rows, k] bf16, whose rows are rounded here (rows.c: quantize_rows). values: [rows, k] and
+ * row_scales: [rows] are scratch. */
+void rounded_int8_linear(const bf16 *x, const int8_t *w, const bf16 *bias, bf16 *out, uint8_t *values,
+                         float *row_scales, const float *scales, const int32_t *sums, int64_t rows, int64_t n,
+                         int64_t k, int64_t width, float least)
+{
+    quantize_rows(x, values, row_scales, rows, k, least);
+    int8_linear(values, w, bias, out, row_scales, scales, sums, rows, n, k, width);
+}
+
 /* ---- 4 bits ---- */
 
 typedef struct {

@@ -17,6 +17,9 @@ __attribute__((visibility("hidden"))) void share(Range run, const void *args, in
 /* The same, but a thread takes the next item when it is done with one: a core that other programs use takes fewer. */
 __attribute__((visibility("hidden"))) void share_in_turns(Range run, const void *args, int64_t n, int64_t each);
 
+/* rows.c */
+void quantize_rows(const bf16 *x, uint8_t *values, float *scales, int64_t rows, int64_t dim, float least);
+
 static inline float wide(bf16 x)
 {
     uint32_t bits = (uint32_t)x << 16;

@@ -59,12 +59,12 @@ def rows(request: pytest.FixtureRequest) -> Iterator[tuple[int, ...]]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the functions of products.c that were called."""
     names: list[str] = []
-    for name in ("bf16_linear", "int8_linear", "int4_linear"):
+    for name in ("bf16_linear", "int8_linear", "rounded_int8_linear", "int4_linear"):
         function = getattr(ops, name)
 
-        def call(*args: object, name: str = name, function: object = function) -> torch.Tensor:
+        def call(*args: object, name: str = name, function: object = function, **named: object) -> torch.Tensor:
             names.append(name)
-            return function(*args)  # type: ignore[operator, no-any-return]
+            return function(*args, **named)  # type: ignore[operator, no-any-return]
 
         monkeypatch.setattr(ops, name, call)
     return names
@@ -110,7 +110,7 @@ def test_products_of_bytes_equal_those_of_onednn(
             assert torch.equal(found, expected)
         else:
             torch.testing.assert_close(found, expected, rtol=2.0**-7, atol=0.0)
-    assert matrix.width is None or calls == ["int8_linear"] * len(rows)
+    assert matrix.width is None or calls == ["rounded_int8_linear"] * len(rows)
 
 
 def test_a_known_scale_rounds_all_rows(calls: list[str]) -> None:
