@@ -30,7 +30,7 @@ _WIDE_ELEMENTS = 1 << 26  # of a matrix that is unpacked at once, 256 MiB in fp3
 _MAX_INPUTS = 65_536  # sums of (255 * 127) fit in 32 bits
 _SHIFT = 128
 # Rows of x up to which kernels/native/products.c is faster without AMX, too
-_FEW_ROWS = 8
+FEW_ROWS = 8
 _FEW_INT8_ROWS = 32
 _WIDTHS = (16, 32, 48, 64)  # outputs of a block of oneDNN's orders
 _WORD_BYTES = 4  # inputs of one output that lie side by side in them
@@ -69,7 +69,7 @@ def pack(w: torch.Tensor) -> Bf16Matrix:
 
 def packed_linear(x: torch.Tensor, w: Bf16Matrix, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ w.T + bias. x: [T, K] bf16; w: [N, K] from pack(); bias: [N] or None; returns [T, N] bf16."""
-    if w.width is not None and native.takes_products(x, bias, few_rows=_FEW_ROWS, word_inputs=2):
+    if w.width is not None and native.takes_products(x, bias, few_rows=FEW_ROWS, word_inputs=2):
         return native.bf16_linear(x, w.address, bias, w.packed.shape[0], w.width)
     if x.shape[0] >= _WIDE_ROWS and w.shape.numel() <= _WIDE_ELEMENTS and _is_wide_faster():
         wide_bias = None if bias is None else bias.float()

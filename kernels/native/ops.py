@@ -1,9 +1,13 @@
 """The functions in C on tensors. Each is called only with what its takes_… accepts, and while loaded() is there.
 
-Specifications: kernels/elementwise/cpu.py, kernels/attention/torch_ref.py, kernels/linear/onednn.py and int4_cpu.py.
+Specifications: kernels/elementwise/cpu.py, kernels/attention/torch_ref.py, kernels/linear/onednn.py and int4_cpu.py;
+of run_layers the layers' own forward. Who fills a structure keeps the tensors whose addresses are in it.
 """
 
 from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
 
 import torch
 
@@ -11,12 +15,51 @@ from kernels.native.library import Library, loaded, products_level
 
 _MAX_HEAD = 256  # rows.c: MAX_HEAD
 _MAX_GROUP = 16  # rows.c: MAX_GROUP
-_BY_AMX = 2  # of products_level()
+BY_AMX = 2  # of products_level()
 _TILE_WORDS = 16  # products.c: TILE
 _WORD_BYTES = 4
 # of the product's x: it is read for each block of outputs, so it must stay in a core's second cache. Beyond, oneDNN's
 # order is better
 _MOST_TILED_BYTES = 2 << 20
+
+
+_P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+BF16, BYTES, INT4 = range(3)  # layers.c: kinds of matrices
+
+
+class Matrix(ctypes.Structure):
+    """A matrix as products.c reads it."""
+
+    _fields_ = (
+        ("kind", _N), ("w", _P), ("bias", _P), ("scales", _P), ("sums", _P), ("n", _N), ("k", _N), ("width", _N),
+    )  # fmt: skip
+
+
+class Layer(ctypes.Structure):
+    """A decoder layer with its part of the pool."""
+
+    _fields_ = (
+        *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, _P) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm", "turns", "k_cache", "v_cache")),
+        *(
+            (name, _N)
+            for name in (
+                "heads", "kv_heads", "dim", "block_size", "k_block", "k_slot", "v_block", "v_slot", "wide_turns",
+                "window", "chunk", "table",
+            )
+        ),
+        *((name, _F) for name in ("attention_eps", "mlp_eps", "head_eps", "scale")),
+    )  # fmt: skip
+
+
+class Table(ctypes.Structure):
+    """Rows of a block table: slots [R] int64, lengths [R] int32, blocks [R, width] int32."""
+
+    _fields_ = (("slots", _P), ("lengths", _P), ("blocks", _P), ("width", _N))
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (("rows", _N), ("hidden", _N), ("layers", _N), ("longest", _N), ("least", _F))
 
 
 def takes_rows(x: torch.Tensor, *others: torch.Tensor) -> bool:
@@ -54,7 +97,7 @@ def takes_products(x: torch.Tensor, bias: torch.Tensor | None, *, few_rows: int,
     """
     num_rows, k = x.shape
     if not 0 < num_rows <= few_rows:
-        is_tiled = products_level() == _BY_AMX and k % (_TILE_WORDS * word_inputs) == 0
+        is_tiled = products_level() == BY_AMX and k % (_TILE_WORDS * word_inputs) == 0
         if not is_tiled or num_rows * k * _WORD_BYTES > _MOST_TILED_BYTES * word_inputs:
             return False
     return products_level() > 0 and takes_rows(x, *(() if bias is None else (bias,)))
@@ -221,6 +264,32 @@ def int4_linear(
         group_size,
     )  # fmt: skip
     return out
+
+
+def run_layers(
+    layers: ctypes.Array[Layer],
+    tables: Sequence[Table],
+    positions: torch.Tensor,
+    hidden: torch.Tensor,
+    *,
+    longest: int,
+    least: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the last layer adds, and the residual stream it is added to, [R, hidden_size] each.
+
+    tables: by Layer.table. positions: [R] int64. hidden: [R, hidden_size] bf16, dense, the embedded tokens. longest: a
+    bound of the tables' lengths. least: of the scales of rounded rows.
+    """
+    library = _library()
+    num_rows, size = hidden.shape
+    hidden, residual = hidden.clone(), torch.empty_like(hidden)
+    step = _Step(num_rows, size, len(layers), longest, least)
+    scratch = torch.empty(library.layers_scratch(layers, len(layers), num_rows, size), dtype=torch.uint8)
+    library.run_layers(
+        ctypes.addressof(layers), (Table * len(tables))(*tables), ctypes.addressof(step), positions.data_ptr(),
+        hidden.data_ptr(), residual.data_ptr(), scratch.data_ptr(),
+    )  # fmt: skip
+    return hidden, residual
 
 
 def unpack_int4(packed: torch.Tensor, scales_zeros: torch.Tensor, group_size: int) -> torch.Tensor:

@@ -10,7 +10,7 @@
 
 #include <stdlib.h>
 
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if HAS_PRODUCTS
 
 #include <immintrin.h>
 
