@@ -34,6 +34,7 @@ FEW_ROWS = 8
 _FEW_INT8_ROWS = 32
 _WIDTHS = (16, 32, 48, 64)  # outputs of a block of oneDNN's orders
 _WORD_BYTES = 4  # inputs of one output that lie side by side in them
+_SUM_BYTES = 4  # of each output's weights, which oneDNN may keep behind the bytes; other padding is of whole blocks
 
 
 @dataclass(frozen=True)
@@ -161,16 +162,16 @@ def _block_width(packed: torch.Tensor, w: torch.Tensor) -> int | None:
     """Return how many outputs a block of `packed` has; None if it is not in blocks, or the numbers do not tell.
 
     oneDNN chooses the order by CPU and shape, and does not say which. packed: of w, [N, K]. The first and the last
-    block are compared.
+    block are compared, with plain rows (a width of 1) too: numbers that are all equal there fit any order.
     """
     n, k = w.shape
-    per_word = _WORD_BYTES // w.element_size()
-    if k % per_word or torch.ops.mkldnn._nbytes(packed) < w.nbytes:
+    num_padding = torch.ops.mkldnn._nbytes(packed) - w.nbytes
+    if k % (_WORD_BYTES // w.element_size()) or num_padding not in (0, _SUM_BYTES * n):
         return None
     stored = (ctypes.c_char * w.nbytes).from_address(torch.ops.mkldnn.data_ptr(packed))
-    found, numbers = torch.frombuffer(stored, dtype=torch.int8), w.view(torch.int8)
+    found, numbers = torch.frombuffer(stored, dtype=torch.int8), w.contiguous().view(torch.int8)
     widths = [
-        width for width in _WIDTHS
+        width for width in (1, *_WIDTHS)
         if n % width == 0 and all(
             torch.equal(
                 found[start * numbers.shape[1] : (start + width) * numbers.shape[1]],
@@ -179,7 +180,7 @@ def _block_width(packed: torch.Tensor, w: torch.Tensor) -> int | None:
             for start in (0, n - width)
         )
     ]  # fmt: skip
-    return widths[0] if len(widths) == 1 else None
+    return widths[0] if len(widths) == 1 and widths[0] in _WIDTHS else None
 
 
 @functools.cache

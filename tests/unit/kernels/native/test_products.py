@@ -169,6 +169,23 @@ def test_numbers_that_do_not_tell_the_order_are_left_to_onednn(calls: list[str])
     assert not calls
 
 
+@pytest.mark.parametrize("n", [80, 144, 176])
+def test_equal_numbers_at_both_ends_do_not_tell_the_order(n: int) -> None:
+    w, values = draw(n, 64), torch.randint(-127, 128, (n, 64), dtype=torch.int8)
+    for matrix in (w, values):
+        matrix[:] = 0
+        matrix[n - 32 : n - 16, 32:] = 1  # in no number that is compared
+    x, packed = draw(2, 64), pack(w)
+    torch.testing.assert_close(packed_linear(x, packed, None).float(), x.float() @ w.float().T, rtol=2**-7, atol=2**-5)
+    assert packed.width is None
+    assert pack_int8(values, torch.ones(n)).width is None
+
+
+def test_a_transposed_matrix_is_packed() -> None:
+    w, x = draw(64, 96).T, draw(2, 64)
+    torch.testing.assert_close(packed_linear(x, pack(w), None).float(), x.float() @ w.float().T, rtol=2**-7, atol=2**-5)
+
+
 def test_many_rows_and_other_dtypes_are_left_to_onednn(rows: tuple[int, ...], calls: list[str]) -> None:
     values = torch.randint(-127, 128, (64, 64), dtype=torch.int8)
     onednn.int8_linear(torch.randn(2, 64), pack_int8(values, torch.rand(64)), None)
