@@ -134,6 +134,17 @@ static inline __attribute__((always_inline)) void blocks(const Product *a, int64
 
 enum { TILE = 16 }; /* rows of x, outputs, and words of both */
 
+typedef struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} Tiles;
+
+/* gcc 12's own functions for this name 8 of the 64 bytes, so that it may keep the others elsewhere. */
+static inline void load_tiles(const Tiles *tiles) { __asm__ volatile("ldtilecfg %0" ::"m"(*tiles)); }
+
+static inline void store_tiles(Tiles *tiles) { __asm__ volatile("sttilecfg %0" : "=m"(*tiles)); }
+
 /* TILE rows of x from `row` on, and up to as many behind them, with C tiles of outputs. In registers: sums in 0 to 3,
  * rows of x in 4 and 5, weights in 6 and 7. */
 static inline __attribute__((always_inline)) void amx_tile(const Product *a, int64_t block, int64_t row, int64_t column,
@@ -193,11 +204,7 @@ static inline __attribute__((always_inline)) void amx_tile(const Product *a, int
 static inline __attribute__((always_inline)) void amx_blocks(const Product *a, int64_t first, int64_t last,
                                                              const int is_bytes)
 {
-    struct {
-        uint8_t palette, start, reserved[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } before, tiles;
+    Tiles before, tiles;
     memset(&tiles, 0, sizeof tiles);
     tiles.palette = 1;
     int64_t rows[2] = {a->rows < TILE ? a->rows : TILE, a->rows < 2 * TILE ? a->rows - TILE : TILE};
@@ -207,8 +214,8 @@ static inline __attribute__((always_inline)) void amx_blocks(const Product *a, i
         tiles.bytes[i] = 64;
         tiles.rows[i] = sizes[i];
     }
-    _tile_storeconfig(&before);
-    _tile_loadconfig(&tiles);
+    store_tiles(&before);
+    load_tiles(&tiles);
     for (int64_t block = first; block < last; block++)
         for (int64_t row = 0; row < a->rows; row += 2 * TILE) {
             int64_t from = row && row + 2 * TILE > a->rows ? a->rows - 2 * TILE : row, column = 0;
@@ -218,7 +225,7 @@ static inline __attribute__((always_inline)) void amx_blocks(const Product *a, i
                 amx_tile(a, block, from, column, 1, is_bytes);
         }
     if (before.palette)
-        _tile_loadconfig(&before);
+        load_tiles(&before);
     else
         _tile_release();
 }
@@ -408,6 +415,7 @@ static int unpacked_block(const Int4 *a, int64_t block)
     if (!panel)
         return 0;
     unpack_block(a, block, panel);
+    __asm__ volatile("" ::"r"(panel) : "memory"); /* gcc's loads of tiles do not say that they read memory */
     product.w = (const char *)panel;
     amx_blocks(&product, 0, 1, 0);
     free(panel);
