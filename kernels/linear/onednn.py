@@ -166,13 +166,14 @@ def _block_width(packed: torch.Tensor, w: torch.Tensor) -> int | None:
     """
     n, k = w.shape
     num_padding = torch.ops.mkldnn._nbytes(packed) - w.nbytes
-    if k % (_WORD_BYTES // w.element_size()) or num_padding not in (0, _SUM_BYTES * n):
+    if k % (_WORD_BYTES // w.element_size()) or num_padding < 0:
         return None
+    is_whole = num_padding in (0, _SUM_BYTES * n)  # else only a single block is certain
     stored = (ctypes.c_char * w.nbytes).from_address(torch.ops.mkldnn.data_ptr(packed))
     found, numbers = torch.frombuffer(stored, dtype=torch.int8), w.contiguous().view(torch.int8)
     widths = [
         width for width in (1, *_WIDTHS)
-        if n % width == 0 and all(
+        if n % width == 0 and (is_whole or n == width or width == 1) and all(
             torch.equal(
                 found[start * numbers.shape[1] : (start + width) * numbers.shape[1]],
                 numbers[start : start + width].view(width, -1, _WORD_BYTES).transpose(0, 1).reshape(-1),
