@@ -100,7 +100,11 @@ async def read_message(reader: asyncio.StreamReader, message_type: type[Message]
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if length > _MOST_BYTES:
         raise msgspec.DecodeError(f"a message of {length} bytes exceeds {_MOST_BYTES}")
-    return msgspec.msgpack.decode(await reader.readexactly(length), type=message_type)
+    body = await reader.readexactly(length)
+    try:
+        return msgspec.msgpack.decode(body, type=message_type)
+    except (UnicodeDecodeError, RecursionError) as error:  # msgspec raises them as they are
+        raise msgspec.DecodeError(f"bad text or nesting: {error}") from error
 
 
 async def carry(first: Stream, second: Stream) -> None:

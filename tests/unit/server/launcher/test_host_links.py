@@ -55,6 +55,10 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def framed(body: bytes) -> bytes:
+    return struct.pack("<I", len(body)) + body
+
+
 async def become(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not condition():
@@ -265,8 +269,10 @@ def test_a_silent_connection_is_ended(
         struct.pack("<I", 4097) + b"x" * 4097,
         encode_frame(Declined("no")),
         b"\x02\0\0\0\xc1\xc1",
+        framed(b"\x82\xa4type\xa4Dial\xa4more" + b"\x91" * 3000 + b"\xc0"),
+        framed(b"\x82\xa4type\xa4Dial\xa7version\xa1\xff"),
     ],
-    ids=["long", "too long", "another", "malformed"],
+    ids=["long", "too long", "another", "malformed", "nested", "no text"],
 )
 def test_a_greeting_that_is_none_ends_the_connection(
     frame: bytes, ours: HostLinksConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
