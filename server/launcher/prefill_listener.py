@@ -17,7 +17,6 @@ import msgspec
 from engine.interface.config import HostLinksConfig, PrefillHost
 from engine.interface.errors import StartupError
 from engine.interface.transport import encode_frame
-from server.config.host_links import tls_context
 from server.config.version import package_version
 from server.launcher.host_wire import (
     GREETING_S,
@@ -25,6 +24,7 @@ from server.launcher.host_wire import (
     Dial,
     Dialed,
     Stream,
+    TlsFiles,
     accepted,
     carry,
     describe,
@@ -82,7 +82,7 @@ class PrefillListener:
     ) -> None:
         """listener: from listen(); closed at the end of run(). engines: by number. server: see Dial."""
         self._listener = listener
-        self._config = config
+        self._tls = TlsFiles(config, is_server=True)
         self._engines = engines
         self._server = server
         self._greeting: dict[asyncio.Task[None], str] = {}  # the tasks that greet, and whom; the oldest first
@@ -145,7 +145,7 @@ class PrefillListener:
                 with contextlib.ExitStack() as unused:
                     unused.callback(sock.close)
                     keep_alive(sock)
-                    context = tls_context(self._config, is_server=True)
+                    context = self._tls.context()
                     unused.pop_all()
                 outer = await accepted(sock, context)
                 stack.callback(outer.writer.transport.abort)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
 import ssl
 import struct
@@ -21,7 +22,7 @@ from server.config.host_links import tls_context
 from server.launcher import host_links, prefill_listener
 from server.launcher.engine_set import EngineSpec, peer_socket, remote_engines
 from server.launcher.host_links import HostLinks
-from server.launcher.host_wire import Declined, Dial, read_message
+from server.launcher.host_wire import Declined, Dial, TlsFiles, read_message
 
 SERVER = 512
 WAIT_S = 5.0
@@ -289,6 +290,25 @@ def test_a_greeting_that_is_none_ends_the_connection(
             assert await pair.echo(b"on") == b"engine:on"
 
     run(test)
+
+
+@pytest.mark.parametrize("is_server", [False, True])
+def test_files_are_read_again_when_they_are_others(is_server: bool, ours: HostLinksConfig, tmp_path: Path) -> None:
+    config = msgspec.structs.replace(ours, ca=str(tmp_path / "ca.pem"))
+    shutil.copy(ours.ca, config.ca)
+    files = TlsFiles(config, is_server=is_server)
+    first = files.context()
+    assert files.context() is first
+    Path(config.ca).write_text("half of it")
+    with pytest.raises(ssl.SSLError):
+        files.context()
+    trustme.CA().cert_pem.write_to_path(config.ca)
+    following = files.context()
+    assert following is not first
+    assert following.get_ca_certs() != first.get_ca_certs()
+    os.unlink(config.ca)
+    with pytest.raises(FileNotFoundError):
+        files.context()
 
 
 def test_connections_are_bounded(
