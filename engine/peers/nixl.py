@@ -5,6 +5,7 @@ once, and descriptors of all slots are prepared when a peer connects, so a read 
 descriptions that connect() needs travel over the engines' own connection, so NIXL opens no port for them.
 """
 
+import functools
 import importlib
 import logging
 import os
@@ -176,11 +177,11 @@ class NixlTransport:
                 self._take_back(peer, reading, is_whole=state == "DONE")
             if not peer.open:
                 self._leaving.remove(peer)
-                try:
-                    peer.slots.release()
-                    self._agent.remove_remote_agent(peer.agent)
-                except Exception as error:
-                    logger.info("a peer's agent was gone already agent=%s error=%r", peer.agent, str(error))
+                for give_up in (peer.slots.release, functools.partial(self._agent.remove_remote_agent, peer.agent)):
+                    try:
+                        give_up()
+                    except Exception as error:
+                        logger.info("a peer's agent was gone already agent=%s error=%r", peer.agent, str(error))
 
     def _end(self, reading: Reading, *, is_whole: bool) -> None:
         reading.is_done, reading.is_whole = True, is_whole
