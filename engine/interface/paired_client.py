@@ -270,12 +270,13 @@ class PairedEngineClient:
         """
         if request.num_prompt_tokens < self._min_tokens or request.output or not self._prefill:
             return None
+        num_tokens = request.num_prompt_tokens + (request.pooling is None)  # an embedding has no first token
         usable = [
             client
             for client in self._prefill
             if client.ready is not None
             and _is_alike(client.ready, decode.last_ready)
-            and request.num_prompt_tokens < client.ready.max_model_len
+            and num_tokens <= client.ready.max_model_len
         ]
         chosen = self._choose(usable)
         if chosen is None:

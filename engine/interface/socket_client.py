@@ -337,6 +337,7 @@ class SocketEngineClient:
         elif isinstance(message, KvSnapshot):
             kv, self._kv = self._kv, None
             if kv is not None:
+                message.now_s -= self._ahead_s
                 kv.set_result(message)
         else:
             assert self._writer is not None

@@ -151,13 +151,15 @@ def shown(hosts: "list[PrefillHost]") -> str:
 def tls_context(config: "HostLinksConfig", *, is_server: bool) -> "ssl.SSLContext":
     """Return what a connection is made with: TLS 1.3, and no peer without a certificate of one of our authorities.
 
-    Reads the files, so that new ones need no restart. Raises OSError (ssl.SSLError is one) or ValueError.
+    Reads the files. Raises OSError (ssl.SSLError is one) or ValueError.
     """
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
+    if is_server:
+        context.num_tickets = 0  # or a later connection could begin without a certificate
     context.load_cert_chain(config.cert, config.key, password=lambda: "")
     context.load_verify_locations(config.ca)
     return context

@@ -19,7 +19,6 @@ import msgspec
 
 from engine.interface.config import HostLinksConfig
 from engine.interface.transport import encode_frame
-from server.config.host_links import tls_context
 from server.config.version import package_version
 from server.launcher.engine_set import EngineSpec, RemoteEngine, peer_socket, remote_engines
 from server.launcher.host_wire import (
@@ -28,6 +27,7 @@ from server.launcher.host_wire import (
     Dial,
     Dialed,
     Stream,
+    TlsFiles,
     carry,
     describe,
     keep_alive,
@@ -74,9 +74,10 @@ class HostLinks:
             listener = PrefillListener(listen(config.listen), config, lent, server=self._server)
             self._tasks.spawn(listener.run())
             logger.info("prefill engines are lent address=%s engines=%d", config.listen.address, len(lent))
+        tls = TlsFiles(config, is_server=False)
         for remote in remote_engines(self._engines[0].config, self._run_dir):
-            await self._offer(config, remote, remote.socket, is_peer=False)
-            await self._offer(config, remote, remote.peer_socket, is_peer=True)
+            await self._offer(tls, remote, remote.socket, is_peer=False)
+            await self._offer(tls, remote, remote.peer_socket, is_peer=True)
 
     async def aclose(self) -> None:
         """Close every connection, and listen no more."""
@@ -84,13 +85,13 @@ class HostLinks:
             server.close()
         self._tasks.cancel()
 
-    async def _offer(self, config: HostLinksConfig, remote: RemoteEngine, path: str, *, is_peer: bool) -> None:
+    async def _offer(self, tls: TlsFiles, remote: RemoteEngine, path: str, *, is_peer: bool) -> None:
         loop = asyncio.get_running_loop()
 
         def connected() -> _LocalProtocol:
             protocol = _LocalProtocol(
                 lambda reader, writer: self._tasks.spawn(
-                    self._serve(config, remote, Stream(reader, writer), protocol.is_gone, is_peer=is_peer)
+                    self._serve(tls, remote, Stream(reader, writer), protocol.is_gone, is_peer=is_peer)
                 )
             )
             return protocol
@@ -98,12 +99,12 @@ class HostLinks:
         self._servers.append(await loop.create_unix_server(connected, path))
 
     async def _serve(
-        self, config: HostLinksConfig, remote: RemoteEngine, local: Stream, is_gone: asyncio.Event, *, is_peer: bool
+        self, tls: TlsFiles, remote: RemoteEngine, local: Stream, is_gone: asyncio.Event, *, is_peer: bool
     ) -> None:
         """Carry a local connection to another host, once that is reached."""
         try:
             while not is_gone.is_set():
-                far = await self._dial(config, remote, is_peer=is_peer)
+                far = await self._dial(tls, remote, is_peer=is_peer)
                 if far is not None:
                     await carry(local, far)
                     return
@@ -112,14 +113,14 @@ class HostLinks:
         finally:
             local.writer.close()
 
-    async def _dial(self, config: HostLinksConfig, remote: RemoteEngine, *, is_peer: bool) -> Stream | None:
+    async def _dial(self, tls: TlsFiles, remote: RemoteEngine, *, is_peer: bool) -> Stream | None:
         """Return a connection to an engine of another host; None: there is none now."""
         try:
             async with contextlib.AsyncExitStack() as stack, asyncio.timeout(GREETING_S):
                 reader, writer = await asyncio.open_connection(
                     remote.host.host,
                     remote.host.port,
-                    ssl=tls_context(config, is_server=False),
+                    ssl=tls.context(),
                     server_hostname=remote.host.host,
                     ssl_handshake_timeout=GREETING_S,
                 )

@@ -17,6 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from engine.interface.config import HostLinksConfig
+from server.config.host_links import tls_context
+
 GREETING_S = 5.0  # until Dialed
 _MOST_BYTES = 4096  # of a message until then
 _PIECE_BYTES = 1 << 18
@@ -71,6 +74,28 @@ class Stream(NamedTuple):
             self.writer.transport.abort()
 
 
+class TlsFiles:
+    """The TLS context of one side of the connections, made anew when one of its files is another one.
+
+    Reading them takes milliseconds, and the listener needs a context for everybody who connects.
+    """
+
+    def __init__(self, config: HostLinksConfig, *, is_server: bool) -> None:
+        self._config = config
+        self._is_server = is_server
+        self._context: ssl.SSLContext | None = None
+        self._stamps: list[tuple[int, int, int]] = []  # of the files, before they were read
+
+    def context(self) -> ssl.SSLContext:
+        """Return it. Raises OSError (ssl.SSLError is one) or ValueError, as tls_context() does."""
+        found = [os.stat(name) for name in (self._config.cert, self._config.key, self._config.ca)]
+        stamps = [(file.st_ino, file.st_size, file.st_mtime_ns) for file in found]
+        if self._context is None or stamps != self._stamps:
+            self._context = tls_context(self._config, is_server=self._is_server)
+            self._stamps = stamps
+        return self._context
+
+
 async def accepted(sock: socket.socket, context: ssl.SSLContext) -> Stream:
     """Return the TLS stream of a socket that was accepted, and closes it if that fails. Raises OSError."""
     loop = asyncio.get_running_loop()
@@ -100,7 +125,11 @@ async def read_message(reader: asyncio.StreamReader, message_type: type[Message]
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if length > _MOST_BYTES:
         raise msgspec.DecodeError(f"a message of {length} bytes exceeds {_MOST_BYTES}")
-    return msgspec.msgpack.decode(await reader.readexactly(length), type=message_type)
+    body = await reader.readexactly(length)
+    try:
+        return msgspec.msgpack.decode(body, type=message_type)
+    except (UnicodeDecodeError, RecursionError) as error:  # msgspec raises them as they are
+        raise msgspec.DecodeError(f"bad text or nesting: {error}") from error
 
 
 async def carry(first: Stream, second: Stream) -> None:

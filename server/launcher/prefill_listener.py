@@ -17,7 +17,6 @@ import msgspec
 from engine.interface.config import HostLinksConfig, PrefillHost
 from engine.interface.errors import StartupError
 from engine.interface.transport import encode_frame
-from server.config.host_links import tls_context
 from server.config.version import package_version
 from server.launcher.host_wire import (
     GREETING_S,
@@ -25,6 +24,7 @@ from server.launcher.host_wire import (
     Dial,
     Dialed,
     Stream,
+    TlsFiles,
     accepted,
     carry,
     describe,
@@ -36,7 +36,7 @@ from server.launcher.takeover_form import protocol_digest
 
 logger = logging.getLogger(__name__)
 
-MOST_GREETING = 64  # connections at once that have not said whom they want
+MOST_GREETING = 64  # connections at once that have not said whom they want; a further one ends the oldest
 MOST_JOINED = 1024
 _BACKLOG = 128
 _ACCEPT_PAUSE_S = 0.2  # while no socket can be had
@@ -82,10 +82,11 @@ class PrefillListener:
     ) -> None:
         """listener: from listen(); closed at the end of run(). engines: by number. server: see Dial."""
         self._listener = listener
-        self._config = config
+        self._tls = TlsFiles(config, is_server=True)
         self._engines = engines
         self._server = server
-        self._num_greeting = self._num_joined = self._num_silent = 0
+        self._greeting: dict[asyncio.Task[None], str] = {}  # the tasks that greet, and whom; the oldest first
+        self._num_joined = self._num_silent = 0
         self._next_log_s = 0.0
         self._tasks = Tasks()
 
@@ -100,25 +101,35 @@ class PrefillListener:
                     self._complain("?", describe(error))
                     await asyncio.sleep(_ACCEPT_PAUSE_S)
                     continue
-                if self._num_greeting >= MOST_GREETING or self._num_joined >= MOST_JOINED:
+                if self._num_joined >= MOST_JOINED:
                     sock.close()
-                    self._complain(address[0], f"{self._num_greeting} connections greet, and {self._num_joined} run")
+                    self._complain(address[0], f"{self._num_joined} connections run")
                 else:
-                    self._num_greeting += 1
+                    self._make_room()
                     self._tasks.spawn(self._serve(sock, address[0]))
-                await asyncio.sleep(0)  # sock_accept() does not wait in a burst
+                await asyncio.sleep(0)  # sock_accept() does not wait in a burst, and the task has to begin
         finally:
             self._tasks.cancel()
             self._listener.close()
 
+    def _make_room(self) -> None:
+        """End the oldest greeting if there are too many: silent connections must not keep others out."""
+        if len(self._greeting) >= MOST_GREETING:
+            oldest = next(iter(self._greeting))
+            self._complain(self._greeting.pop(oldest), f"{MOST_GREETING} later connections greet")
+            oldest.cancel()
+
     async def _serve(self, sock: socket.socket, address: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._greeting[task] = address
         try:
             joined = await self._greet(sock)
         except (OSError, EOFError, ValueError, msgspec.MsgspecError) as error:
             self._complain(address, describe(error))
             return
         finally:
-            self._num_greeting -= 1
+            self._greeting.pop(task, None)
         if joined is None:
             return
         self._num_joined += 1
@@ -134,7 +145,7 @@ class PrefillListener:
                 with contextlib.ExitStack() as unused:
                     unused.callback(sock.close)
                     keep_alive(sock)
-                    context = tls_context(self._config, is_server=True)
+                    context = self._tls.context()
                     unused.pop_all()
                 outer = await accepted(sock, context)
                 stack.callback(outer.writer.transport.abort)

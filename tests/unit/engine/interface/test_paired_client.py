@@ -315,6 +315,21 @@ def test_a_prefill_engine_of_another_host_that_differs_is_not_asked(change):
     assert pair.client.engines["prefill-0"] is ("max_model_len" in change)
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "side"), [(READY.max_model_len, "prefill"), (READY.max_model_len + 1, "decode")]
+)
+def test_an_embedding_of_a_whole_context_is_computed_by_a_prefill_engine(num_tokens, side):
+    pair = Pair()
+    prompt = pack_token_ids([1] * num_tokens)
+    request = AddRequest("a", prompt, SamplingParams(max_tokens=1), arrival_s=0.0, charge=CHARGE, pooling="last")
+
+    async def outputs():
+        return [output async for output in pair.client.submit(request)]
+
+    asyncio.run(outputs())
+    assert len(getattr(pair, side)[0].submitted) == 1
+
+
 def test_decode_engines_of_a_server_are_told_apart_from_those_of_others():
     pair = Pair(num_decode=2)
     pair.client = PairedEngineClient(

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from engine.interface.kv_snapshot import KvSnapshot
 from engine.interface.protocol import AddRequest, ClientGone, EngineReady, SamplingParams, ToEngine, pack_token_ids
 from engine.interface.socket_client import SocketEngineClient
 from engine.interface.transport import SocketTransport, encode_frame, read_messages
@@ -52,6 +53,29 @@ def test_times_of_a_request_are_those_of_the_engines_clock(deadline_s: float | N
     assert got.deadline_s == (None if deadline_s is None else pytest.approx(130.0 + AHEAD_S, abs=1.0))
     got = asyncio.run(sent_to_engine(str(tmp_path / "t"), request, is_remote=False))
     assert (got.arrival_s, got.deadline_s) == (100.0, deadline_s)
+
+
+def test_the_time_of_a_snapshot_is_that_of_the_clients_clock(tmp_path: Path) -> None:
+    async def test() -> KvSnapshot:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(encode_frame(msgspec.structs.replace(READY, now_s=time.monotonic() + AHEAD_S)))
+            async for _ in read_messages(reader, ToEngine):
+                now_s = time.monotonic() + AHEAD_S
+                writer.write(encode_frame(KvSnapshot(1, now_s, 0.0, 4, 16, 8, 0, 0, 0, [], 0, b"", b"", 0, 0, 0, 0)))
+            writer.close()
+
+        server = await asyncio.start_unix_server(serve, str(tmp_path / "s"))
+        client = SocketEngineClient(str(tmp_path / "s"), is_remote=True)
+        await client.start()
+        await client.wait_ready(timeout_s=5)
+        try:
+            async with asyncio.timeout(5):
+                return await client.kv_snapshot()
+        finally:
+            await client.aclose()
+            server.close()
+
+    assert asyncio.run(test()).now_s == pytest.approx(time.monotonic(), abs=10.0)
 
 
 def test_an_engine_tells_its_clock_to_each_client(tmp_path: Path) -> None:

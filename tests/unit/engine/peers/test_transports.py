@@ -168,6 +168,7 @@ class _LostAgent:
     """NIXL's agent, whose peer's process has ended: it tells so by an exception that has no class of its own."""
 
     backends = ("UCX",)
+    is_busy = False
 
     def __init__(self, *_):
         self.released = 0
@@ -193,7 +194,12 @@ class _LostAgent:
     def check_xfer_state(self, handle):
         raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
 
+    def remove_remote_agent(self, agent):
+        raise RuntimeError("NIXL_ERR_NOT_FOUND")
+
     def release(self):
+        if self.is_busy:
+            raise RuntimeError("NIXL_ERR_REPOST_ACTIVE")
         self.released += 1
 
 
@@ -204,6 +210,24 @@ def test_a_copy_from_a_host_that_is_gone_ends_without_its_bytes(slots, monkeypat
     transport.connect(0, transport.memory)
     reading = transport.read(0, [1], [2])
     assert not reading.is_done
+    assert transport.take_done() == [reading]
+    assert (reading.is_done, reading.is_whole) == (True, False)
+    assert transport.take_done() == []
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_a_failed_copy_that_cannot_be_cancelled_keeps_its_targets(is_connected, slots, monkeypatch, caplog):
+    nixl = SimpleNamespace(nixl_agent=_LostAgent, nixl_agent_config=lambda backends: None)
+    monkeypatch.setattr("engine.peers.nixl.import_nixl", lambda: nixl)
+    transport = NixlTransport(slots.array)
+    transport.connect(0, transport.memory)
+    reading = transport.read(0, [1], [2])
+    monkeypatch.setattr(_LostAgent, "is_busy", True)
+    if not is_connected:
+        transport.disconnect(0)
+    assert transport.take_done() == transport.take_done() == []
+    assert caplog.text.count("was lost during a copy") == 1
+    monkeypatch.setattr(_LostAgent, "is_busy", False)
     assert transport.take_done() == [reading]
     assert (reading.is_done, reading.is_whole) == (True, False)
     assert transport.take_done() == []

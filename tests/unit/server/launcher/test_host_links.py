@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
 import ssl
 import struct
@@ -21,7 +22,7 @@ from server.config.host_links import tls_context
 from server.launcher import host_links, prefill_listener
 from server.launcher.engine_set import EngineSpec, peer_socket, remote_engines
 from server.launcher.host_links import HostLinks
-from server.launcher.host_wire import Declined, Dial, read_message
+from server.launcher.host_wire import Declined, Dial, TlsFiles, read_message
 
 SERVER = 512
 WAIT_S = 5.0
@@ -53,6 +54,10 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def framed(body: bytes) -> bytes:
+    return struct.pack("<I", len(body)) + body
 
 
 async def become(condition: Callable[[], object]) -> None:
@@ -265,8 +270,10 @@ def test_a_silent_connection_is_ended(
         struct.pack("<I", 4097) + b"x" * 4097,
         encode_frame(Declined("no")),
         b"\x02\0\0\0\xc1\xc1",
+        framed(b"\x82\xa4type\xa4Dial\xa4more" + b"\x91" * 3000 + b"\xc0"),
+        framed(b"\x82\xa4type\xa4Dial\xa7version\xa1\xff"),
     ],
-    ids=["long", "too long", "another", "malformed"],
+    ids=["long", "too long", "another", "malformed", "nested", "no text"],
 )
 def test_a_greeting_that_is_none_ends_the_connection(
     frame: bytes, ours: HostLinksConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -285,6 +292,25 @@ def test_a_greeting_that_is_none_ends_the_connection(
     run(test)
 
 
+@pytest.mark.parametrize("is_server", [False, True])
+def test_files_are_read_again_when_they_are_others(is_server: bool, ours: HostLinksConfig, tmp_path: Path) -> None:
+    config = msgspec.structs.replace(ours, ca=str(tmp_path / "ca.pem"))
+    shutil.copy(ours.ca, config.ca)
+    files = TlsFiles(config, is_server=is_server)
+    first = files.context()
+    assert files.context() is first
+    Path(config.ca).write_text("half of it")
+    with pytest.raises(ssl.SSLError):
+        files.context()
+    trustme.CA().cert_pem.write_to_path(config.ca)
+    following = files.context()
+    assert following is not first
+    assert following.get_ca_certs() != first.get_ca_certs()
+    os.unlink(config.ca)
+    with pytest.raises(FileNotFoundError):
+        files.context()
+
+
 def test_connections_are_bounded(
     ours: HostLinksConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -296,7 +322,8 @@ def test_connections_are_bounded(
             burst = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", pair.port) for _ in range(20)))
             reads = [asyncio.create_task(reader.read()) for reader, _ in burst]
             await become(lambda: sum(read.done() for read in reads) == 18)
-            assert "2 connections greet, and 0 run" in caplog.text
+            assert "2 later connections greet" in caplog.text
+            assert await pair.echo(b"on") == b"engine:on"  # in place of a silent one
             for read, (_, silent) in zip(reads, burst, strict=True):
                 read.cancel()
                 silent.close()
