@@ -130,7 +130,7 @@ static inline __attribute__((always_inline)) void blocks(const Product *a, int64
         }
 }
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#if defined(__linux__) && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
 
 enum { TILE = 16 }; /* rows of x, outputs, and words of both */
 

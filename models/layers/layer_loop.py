@@ -128,6 +128,7 @@ def _read_layer(layer: Any, caches: Sequence[LayerKV | None]) -> native.Layer | 
     weights = [_norm_address(norm) for norm in norms]
     if any(matrix is None for matrix in matrices) or not all(weights):
         return None
+    _check_sizes(matrices, num_heads=attention.num_heads, num_kv_heads=kv.keys.shape[2], head_dim=kv.keys.shape[3])
     cos_sin, strides = attention.cos_sin_cache, (*kv.keys.stride()[:2], *kv.values.stride()[:2])
     return native.Layer(
         *matrices, *weights, *(_norm_address(norm) for norm in (attention.q_norm, attention.k_norm)),
@@ -136,6 +137,15 @@ def _read_layer(layer: Any, caches: Sequence[LayerKV | None]) -> native.Layer | 
         attention.sliding_window or 0, attention.chunk or 0, kv.table, norms[0].eps, norms[1].eps, attention.eps,
         attention.scale,
     )  # fmt: skip
+
+
+def _check_sizes(matrices: Sequence[Any], *, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    """Assert that the matrices fit each other: C trusts them."""
+    qkv, output, gate_up, down = matrices
+    assert qkv.k == output.n == gate_up.k == down.n
+    assert qkv.n == (num_heads + 2 * num_kv_heads) * head_dim
+    assert output.k == num_heads * head_dim
+    assert gate_up.n == 2 * down.k
 
 
 def _is_plain_attention(attention: Attention, kv: LayerKV, branch: SelfAttention) -> bool:
