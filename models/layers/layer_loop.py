@@ -46,17 +46,12 @@ class LayerLoop:
         self._built_for: Sequence[LayerKV | None] | None = None
 
     def run(self, hidden: torch.Tensor, ctx: ForwardContext) -> tuple[LayerOutput, torch.Tensor | None]:
-        """hidden: [T, hidden_size], embedded. Return what the last layer adds, and the residual stream."""
-        if hidden.is_cpu and products_level():
+        """Run all layers; see ForwardContext.run. hidden: [T, hidden_size], bf16 on the CPU."""
+        if products_level():
             native = self._native_for(ctx)
             if native is not None and native.takes(hidden, ctx):
                 return native.run(hidden, ctx)
-        layers = self._layers if ctx.only_layers is None else [self._layers[index] for index in ctx.only_layers]
-        out: LayerOutput = hidden
-        residual: torch.Tensor | None = None
-        for layer in layers:
-            out, residual = layer(out, residual, ctx)
-        return out, residual
+        return ctx.run(self._layers, hidden)
 
     def _native_for(self, ctx: ForwardContext) -> _Native | None:
         """Return the layers in C over this pool, or None; made anew for another pool."""
