@@ -85,8 +85,7 @@ class _Native:
         if not 0 < num_rows <= (_TILED_ROWS if products_level() == native.BY_AMX else FEW_ROWS):
             return False
         is_plain = ctx.only_layers is None and ctx.layer_inputs is None and ctx.states is None
-        is_dense = hidden.dtype == torch.bfloat16 and hidden.is_contiguous()
-        if not is_plain or not is_dense or not isinstance(ctx.backend, TorchAttention):
+        if not is_plain or not hidden.is_contiguous() or not isinstance(ctx.backend, TorchAttention):
             return False
         return all(
             table.num_decodes == num_rows == table.seq_lens.shape[0] and table.shared is None

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
-from kernels.native.library import Compilation, products_level, unload
 from models.build import build
 from models.config.model_config import ModelConfig
 from models.layers import layer_loop
@@ -17,6 +16,7 @@ from models.layers.layer_loop import LayerLoop
 from models.weights.weights import Weights
 from tests.support.checkpoints import TINY, make_configs
 from tests.support.models_harness import CPU, SINGLE, PagedRunner
+from tests.support.native_library import compiled_library
 from tests.support.reference import save_checkpoint
 
 BF16 = torch.bfloat16
@@ -39,15 +39,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> Iterator[None]:
-    compilation = Compilation.start()
-    if compilation is None:
-        pytest.skip("no C compiler on this machine")
-    assert compilation.finish()
-    if not products_level():
-        unload()
-        pytest.skip("this CPU has no products in C")
-    yield
-    unload()
+    with compiled_library(with_products=True):
+        yield
 
 
 @pytest.fixture
