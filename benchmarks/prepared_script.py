@@ -2,7 +2,7 @@
 
     python -m benchmarks.prepared_script IMPORTED MODULE [ARGUMENT ...]
 gpu_scripts.py starts it while the GPUs still belong to others; the line says that they are free. Without one, because
-whoever started it has ended, nothing runs.
+the process that started it has ended, nothing runs.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ parser = argparse.ArgumentParser()
 RouterArgs.add_cli_args(parser, use_router_prefix=False)
 Router.from_args(RouterArgs.from_cli_args(parser.parse_args(), use_router_prefix=False)).start()
 """
-_NGINX_CONFIG = """
+NGINX_CONFIG = """
 daemon off;
 worker_processes {num_processes};
 error_log {folder}/error.log;
@@ -183,7 +183,7 @@ def _nginx_flags(port: int, servers: Sequence[int], folder: Path) -> list[str]:
     (folder / "quire.conf").write_text(_UPSTREAM.sub(lambda _: next(lines, ""), site))
     user = f"user {folder.owner()};" if os.geteuid() == 0 else ""
     num_processes = min(len(servers), os.cpu_count() or 1)
-    (folder / "nginx.conf").write_text(_NGINX_CONFIG.format(folder=folder, user=user, num_processes=num_processes))
+    (folder / "nginx.conf").write_text(NGINX_CONFIG.format(folder=folder, user=user, num_processes=num_processes))
     return ["-c", str(folder / "nginx.conf"), "-p", str(folder)]
 
 

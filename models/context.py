@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from kernels.attention.base import AttentionBackend, AttentionMetadata
 from kernels.elementwise.reference import FP8, UNSCALED, KVScales
@@ -86,3 +87,13 @@ class ForwardContext:
     layer_inputs: torch.Tensor | None = None
     states: StepStates | None = None  # None: a model without recurrent layers
     only_layers: Sequence[int] | None = None  # the layers to run, ascending; None: all
+
+    def run(self, layers: nn.ModuleList, hidden: torch.Tensor) -> tuple[Any, torch.Tensor | None]:
+        """Run the layers, one after the other; return what the last one adds, and the residual stream.
+
+        hidden: [T, hidden_size], embedded. A layer is called as causal_lm.DecoderLayer is.
+        """
+        residual: torch.Tensor | None = None
+        for layer in layers if self.only_layers is None else [layers[index] for index in self.only_layers]:
+            hidden, residual = layer(hidden, residual, self)
+        return hidden, residual

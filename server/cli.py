@@ -26,6 +26,7 @@ from server.commands.top.flags import add_top
 from server.commands.usage import add_usage
 from server.config.access_flags import add_access_flags, add_exposure_flags
 from server.config.help_format import HelpFormatter, add_short_help
+from server.config.host_links import host_links_of
 from server.config.known_words import about_command
 from server.config.serve_flags import (
     add_address_flags,
@@ -39,7 +40,7 @@ from server.config.serve_flags import (
     tls_of,
 )
 from server.config.settings import SettingsParser, places_of
-from server.config.value_types import seconds, text, workers
+from server.config.value_types import UsageError, seconds, text, workers
 
 if TYPE_CHECKING:
     from engine.interface.config import LaunchConfig
@@ -237,6 +238,11 @@ def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
         allowed_hosts = allowed_hosts_of(
             launch_config, arguments.allowed_host, allow_anonymous=arguments.allow_anonymous
         )
+    if arguments.takeover and (listen := arguments.disaggregate_listen) is not None:
+        raise UsageError(
+            f"--takeover hands over the HTTP port, and --disaggregate-listen {listen.address} is a port of its own:"
+            " stop the running daemon first. Other hosts compute their prompts meanwhile."
+        )
     takeover = request_takeover(launch_config) if arguments.takeover else None
     listeners = bind(launch_config) if takeover is None else takeover.listeners
     try:
@@ -277,6 +283,7 @@ def _launch_config(arguments: argparse.Namespace, given_key_hashes: list[str]) -
         api_key_file=arguments.api_key_file,
         given_key_hashes=given_key_hashes,
         notices=[_SEEN_KEY] if arguments.api_key else [],
+        host_links=host_links_of(arguments),
     )
 
 

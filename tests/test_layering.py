@@ -90,8 +90,9 @@ MAY_IMPORT = {
     "models.foreign": """kernels.attention kernels.elementwise models.config models.context models.errors
         models.registry""",
     "models.build": "models.config models.context models.parallel models.registry models.weights",
-    "models.layers": """kernels.attention kernels.elementwise kernels.linear kernels.moe kernels.ops kernels.states
-        models.config models.context models.errors models.lora models.parallel models.quantization models.weights""",
+    "models.layers": """kernels.attention kernels.elementwise kernels.linear kernels.moe kernels.native kernels.ops
+        kernels.states models.config models.context models.errors models.lora models.parallel models.quantization
+        models.weights""",
     "models.config": """kernels.attention kernels.elementwise models.architecture models.errors models.fields
         models.quantization models.registry models.registry_text""",
     "models.quantization": """kernels.e2m1 kernels.linear kernels.moe models.errors models.fields models.parallel

@@ -71,7 +71,7 @@ def read_arguments(arguments: Mapping[str, Any]) -> RayArguments:
     parsed = parse_flags(flags)
     size, name = parsed.tensor_parallel_size, f"tensor_parallel_size={parsed.tensor_parallel_size}"
     if parsed.disaggregate is not None:
-        size, name = sum(parsed.disaggregate), "disaggregate={}p{}d".format(*parsed.disaggregate)
+        size, name = sum(parsed.disaggregate), f"disaggregate={arguments['disaggregate']}"
     gpus = _gpus(settings.gpus, parsed.device, size, name=name)
     reservation = Reservation(cpus=settings.cpus * size, gpus=gpus, is_split=size > 1)
     # Ray hides no GPU from a replica that has none

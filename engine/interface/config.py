@@ -46,19 +46,35 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     event_format: Literal["array", "map"] = "array"  # of an event in a batch
 
 
+class PrefillHost(msgspec.Struct, frozen=True):
+    """Another host with prefill engines, where its daemon listens (server/launcher/host_links.py)."""
+
+    host: str
+    port: int
+    num_engines: int = 1
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
 class PeerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The part of an engine among prefill and decode engines (docs/explanation/disaggregation.md)."""
 
     role: Literal["prefill", "decode"]
     index: int  # among the engines of its role
-    num_prefill: int  # engines of each role
+    num_prefill: int  # engines of each role on this host; one of both may be 0
     num_decode: int
     prefill_sockets: list[str] = []  # unix sockets on which prefill engines listen for decode engines, by their numbers
+    prefill_hosts: list[PrefillHost] = []  # whose engines follow those of this host
+    is_on_several_hosts: bool = False  # paths and times of files mean nothing to the other side
+    first_decode: int = 0  # number of decode-0 among the decode engines of all servers that share a prefill engine
     transport: str = "shared-memory"  # how blocks are copied: shared-memory | nixl
 
     @property
     def num_engines(self) -> int:
-        """Engines of both roles."""
+        """Engines of both roles on this host."""
         return self.num_prefill + self.num_decode
 
     @property
@@ -200,6 +216,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine_socket: str = ""  # unix socket of the engine; with several engines, of the first that decodes
     prefill_sockets: list[str] = []  # unix sockets of the engines that compute long prompts for others
     decode_sockets: list[str] = []  # then: those of the engines that decode
+    engine_names: list[str] = []  # of both, in this order
+    num_remote: int = 0  # the last of prefill_sockets, which lead to other hosts
+    first_decode: int = 0  # as PeerConfig.first_decode
     min_prefill_tokens: int = 256  # of a prompt that is computed by one of the first
     control_socket: str = ""  # unix socket of the launcher
     worker_index: int = 0
@@ -213,6 +232,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: list[str] = []  # web pages that may call the API from a browser; "*": all
     root_path: str = ""  # path prefix that a proxy adds
     otlp_traces_endpoint: str | None = None  # URL that receives one span per request, OTLP over HTTP
+
+
+class HostLinksConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How a daemon is connected to those of other hosts: files for TLS, and where it lends prefill engines."""
+
+    cert: str  # PEM files
+    key: str
+    ca: str  # certificates that sign those of the other hosts
+    listen: PrefillHost | None = None  # None: it lends none
 
 
 class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,6 +262,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     given_key_hashes: list[str] = []  # SHA-256 of keys that are not in the file
     notices: list[str] = []  # sentences to log once logging is configured
     metrics_compat: str = "vllm"  # additional metric names in /metrics: vllm | none
+    host_links: HostLinksConfig | None = None  # None: all engines are on this host
 
 
 class EngineProcessConfig(msgspec.Struct, frozen=True, kw_only=True):

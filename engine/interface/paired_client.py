@@ -50,11 +50,17 @@ class PairedEngineClient:
         max_replays: int,
         metrics: Metrics,
         has_given_up: Callable[[], bool] = lambda: False,
+        names: Sequence[str] = (),
+        first_decode: int = 0,
     ) -> None:
         """prefill, decode: by the numbers of the engines. min_tokens: of a prompt that goes to a prefill engine.
 
-        max_replays: as in ServerConfig. has_given_up: returns True once no decode engine is to be expected.
+        max_replays, first_decode: as in ServerConfig. has_given_up: returns True once no decode engine is to be
+        expected. names: of all engines, if they are others than "prefill-0" …, "decode-0" ….
         """
+        sides = (("prefill", prefill), ("decode", decode))
+        self._names = list(names) or [f"{side}-{i}" for side, clients in sides for i in range(len(clients))]
+        self._first_decode = first_decode
         self._prefill = prefill
         self._decode = decode
         self._min_tokens = min_tokens
@@ -83,13 +89,15 @@ class PairedEngineClient:
 
     @property
     def engines(self) -> dict[str, bool]:
-        """The engines by name, "prefill-0", and whether each serves."""
-        sides = (("prefill", self._prefill), ("decode", self._decode))
-        return {f"{side}-{i}": client.ready is not None for side, clients in sides for i, client in enumerate(clients)}
+        """The engines by name, "prefill-0", and whether each serves, and can exchange blocks."""
+        known = self.last_ready
+        serves = [client.ready is not None and _is_alike(client.ready, known) for client in self._prefill]
+        serves += [client.ready is not None for client in self._decode]
+        return dict(zip(self._names, serves, strict=True))
 
     def client_of(self, engine: str | None) -> tuple[str, EngineClient]:
         """Return an engine's name and client; None: the first that decodes and serves. Raises InvalidParameter."""
-        names = list(self.engines)
+        names = self._names
         if engine is None:
             num_prefill = len(self._prefill)
             serving = [i for i, client in enumerate(self._decode) if client.ready is not None]
@@ -103,7 +111,7 @@ class PairedEngineClient:
         """See EngineClient.submit."""
         is_single = request.pooling is not None or request.params.max_tokens == 1  # nothing is left to decode
         decode = self._choose(self._decode) or self._decode[0]
-        prefill = self._choose_prefill(request)
+        prefill = self._choose_prefill(request, decode)
         if prefill is None:
             async for output in self._go_on(request, decode):
                 yield output
@@ -113,7 +121,11 @@ class PairedEngineClient:
             first = msgspec.structs.replace(
                 request,
                 params=msgspec.structs.replace(request.params, max_tokens=1),
-                hand_over=HandOver(self._decode.index(decode), is_prefill=True, max_tokens=request.params.max_tokens),
+                hand_over=HandOver(
+                    self._first_decode + self._decode.index(decode),
+                    is_prefill=True,
+                    max_tokens=request.params.max_tokens,
+                ),
             )
         token_ids: list[int] = []
         num_prompt_logprobs = 0
@@ -251,13 +263,24 @@ class PairedEngineClient:
             self._num_open[client] -= 1
             self._uses.end(request, client)
 
-    def _choose_prefill(self, request: AddRequest) -> EngineClient | None:
-        """Return a prefill engine for a request, or None if it is to be computed where it is decoded."""
-        if request.num_prompt_tokens < self._min_tokens or request.output:
+    def _choose_prefill(self, request: AddRequest, decode: EngineClient) -> EngineClient | None:
+        """Return a prefill engine for a request, or None if it is to be computed where it is decoded.
+
+        Daemons of several hosts may differ: an engine that computes other blocks, or shorter prompts, is not asked.
+        """
+        if request.num_prompt_tokens < self._min_tokens or request.output or not self._prefill:
             return None
-        chosen = self._choose(self._prefill)
+        num_tokens = request.num_prompt_tokens + (request.pooling is None)  # an embedding has no first token
+        usable = [
+            client
+            for client in self._prefill
+            if client.ready is not None
+            and _is_alike(client.ready, decode.last_ready)
+            and num_tokens <= client.ready.max_model_len
+        ]
+        chosen = self._choose(usable)
         if chosen is None:
-            self._fall_back("missing" if all(client.ready is None for client in self._prefill) else "full")
+            self._fall_back("full" if usable else "missing")
         return chosen
 
     def _choose(self, clients: Sequence[EngineClient], *, may_be_full: bool = False) -> EngineClient | None:
@@ -267,6 +290,11 @@ class PairedEngineClient:
 
     def _fall_back(self, reason: str) -> None:
         self._metrics.count("prefill_fallbacks_total", label=reason)
+
+
+def _is_alike(ready: EngineReady, other: EngineReady | None) -> bool:
+    """Return whether two engines can exchange blocks; one that has not served yet is no objection."""
+    return other is None or ready.cache_identity == other.cache_identity
 
 
 def _behind(request: AddRequest, token_ids: list[int]) -> AddRequest:

@@ -141,7 +141,7 @@ class HandOver(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AddRequest(msgspec.Struct, tag=True, omit_defaults=True):
-    """A validated request. `arrival_s` is time.monotonic() at the HTTP worker (one host, one clock)."""
+    """A validated request. `arrival_s` is time.monotonic() at the HTTP worker, by the engine's clock."""
 
     request_id: str
     prompt: bytes  # pack_token_ids(): the prompt takes 4 bytes a token on its way and in the queue
@@ -214,6 +214,8 @@ class EngineReady(msgspec.Struct, tag=True):
     hidden_size: int  # length of an embedding
     max_queued_tokens: int  # limit of all waiting prompts together; an empty queue accepts any prompt
     can_generate: bool = True  # False: the model has no language-model head and only computes embeddings
+    cache_identity: str = ""  # digest of the facts on which its blocks depend; equal ones can exchange blocks
+    now_s: float = 0.0  # its time.monotonic() when this was sent: the clock of another host is another one
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):

@@ -56,6 +56,7 @@ class SocketEngineClient:
     max_replays: as in ServerConfig. num_ends, was_killed: return what the launcher last told of engines that have ended
     (State); without num_ends nothing is waited for. has_given_up: returns True once open requests shall no longer wait
     for the next engine. moved_to: returns the socket of the engine of a daemon that has taken this one over, or "".
+    is_remote: the socket leads to an engine of another host, with a clock of its own; max_replays must be 0.
     """
 
     def __init__(
@@ -68,8 +69,11 @@ class SocketEngineClient:
         has_given_up: Callable[[], bool] = lambda: False,
         moved_to: Callable[[], str] = str,
         metrics: Metrics | None = None,
+        is_remote: bool = False,
     ) -> None:
         self._path = path
+        self._is_remote = is_remote
+        self._ahead_s = 0.0  # by which the engine's clock is ahead
         self._moved_to = moved_to
         self._max_replays = max_replays
         self._num_ends = num_ends or itertools.count().__next__
@@ -190,7 +194,7 @@ class SocketEngineClient:
             mailbox.journal.note_wait()
             self._suspend()
         else:
-            writer.write(encode_frame(mailbox.journal.submit()))
+            writer.write(encode_frame(_by_its_clock(mailbox.journal.submit(), self._ahead_s)))
 
     def _is_crowded(self, writer: asyncio.WriteTransport | None) -> bool:
         """Return whether the newest request is too much for the next engine: the last one could not have had them all.
@@ -333,6 +337,7 @@ class SocketEngineClient:
         elif isinstance(message, KvSnapshot):
             kv, self._kv = self._kv, None
             if kv is not None:
+                message.now_s -= self._ahead_s
                 kv.set_result(message)
         else:
             assert self._writer is not None
@@ -352,9 +357,19 @@ class SocketEngineClient:
             loop.call_later(_TOLD_POLL_S, lambda: self._take_greeting(message, writer, until_s=until_s))
             return
         self._num_ends_seen = num_ends
+        if self._is_remote:
+            self._ahead_s = message.now_s - time.monotonic()
         self._ready = self._last_ready = message
         self._greeted.set()
         self._resume(writer, is_fault=has_ended and not self._was_killed())
+
+
+def _by_its_clock(message: AddRequest, ahead_s: float) -> AddRequest:
+    """Return a request with the times of an engine whose clock is ahead of this one."""
+    if not ahead_s:
+        return message
+    deadline_s = None if message.deadline_s is None else message.deadline_s + ahead_s
+    return msgspec.structs.replace(message, arrival_s=message.arrival_s + ahead_s, deadline_s=deadline_s)
 
 
 def _engine_dead() -> EngineDead:

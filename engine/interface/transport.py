@@ -290,7 +290,7 @@ class SocketTransport:
         self._next_client_id += 1
         connection = self._connections[self._next_client_id] = Connection(sock, ToEngine)
         self._selector.register(sock, selectors.EVENT_READ, self._next_client_id)
-        connection.send(self._greeting)
+        connection.send(msgspec.structs.replace(self._greeting, now_s=self._clock()))
         if self._queue_state is not None:
             connection.send(self._queue_state)
 

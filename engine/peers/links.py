@@ -199,6 +199,7 @@ class DecodeLinks:
         """Close a connection whose peer cannot be used; it is tried again later."""
         if peer in self._connections:
             self._drop(peer)
+            self._next_try_s[peer] = self._clock() + _REFUSED_S
 
     def _connect(self, peer: int) -> Connection | None:
         now = self._clock()

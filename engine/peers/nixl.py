@@ -5,6 +5,7 @@ once, and descriptors of all slots are prepared when a peer connects, so a read 
 descriptions that connect() needs travel over the engines' own connection, so NIXL opens no port for them.
 """
 
+import functools
 import importlib
 import logging
 import os
@@ -36,6 +37,7 @@ class _Peer:
     agent: str
     slots: Any  # prepared descriptors, by slot
     open: dict[Reading, Any] = field(default_factory=dict)  # handles of the transfers that run
+    failed: set[Reading] = field(default_factory=set)  # of them, those that failed and could not be cancelled yet
 
 
 def import_nixl() -> ModuleType:
@@ -117,8 +119,8 @@ class NixlTransport:
     def take_done(self) -> list[Reading]:
         """See KvTransport.take_done."""
         for peer in self._peers.values():
-            for reading, handle in list(peer.open.items()):
-                self._settle(peer, reading, self._agent.check_xfer_state(handle))
+            for reading in list(peer.open):
+                self._settle(peer, reading, self._state(peer, reading))
         if self._leaving:
             self._leave()
         done, self._done = self._done, []
@@ -137,33 +139,49 @@ class NixlTransport:
         table[:, 1], table[:, 2] = self._slot_bytes, 0
         return table
 
+    def _state(self, peer: _Peer, reading: Reading) -> str:
+        """Return a transfer's state: DONE, PROC, ERR."""
+        if reading in peer.failed:
+            return "ERR"
+        try:
+            return self._agent.check_xfer_state(peer.open[reading])
+        except Exception as error:  # the peer's process has ended, or its host is gone
+            logger.warning("a peer was lost during a copy peer=%d error=%r", reading.peer, str(error))
+            return "ERR"
+
     def _settle(self, peer: _Peer, reading: Reading, state: str) -> None:
         """Take back a transfer that has ended, one way or the other."""
-        if state not in ("DONE", "ERR"):
-            return
-        if state == "ERR":
+        if state == "ERR" and reading not in peer.failed:
             logger.error("blocks of a peer were not copied peer=%d agent=%s", reading.peer, peer.agent)
-        peer.open.pop(reading).release()
-        self._end(reading, is_whole=state == "DONE")
+            peer.failed.add(reading)
+        if state in ("DONE", "ERR"):
+            self._take_back(peer, reading, is_whole=state == "DONE")
+
+    def _take_back(self, peer: _Peer, reading: Reading, *, is_whole: bool) -> None:
+        """End a transfer. One that cannot be cancelled may still write: it keeps its targets, and is asked again."""
+        try:
+            peer.open[reading].release()
+        except Exception:  # it runs
+            return
+        del peer.open[reading]
+        peer.failed.discard(reading)
+        self._end(reading, is_whole=is_whole)
 
     def _leave(self) -> None:
-        """Cancel the transfers of disconnected peers. One that cannot be cancelled keeps its targets until it ends."""
+        """Cancel the transfers of disconnected peers."""
         for peer in list(self._leaving):
-            for reading, handle in list(peer.open.items()):
-                try:
-                    state = self._agent.check_xfer_state(handle)
-                    handle.release()
-                except Exception:  # it runs: asked again at the next take_done()
-                    continue
-                del peer.open[reading]
-                self._end(reading, is_whole=state == "DONE")
+            for reading in list(peer.open):
+                state = self._state(peer, reading)
+                if state == "ERR":
+                    peer.failed.add(reading)
+                self._take_back(peer, reading, is_whole=state == "DONE")
             if not peer.open:
                 self._leaving.remove(peer)
-                peer.slots.release()
-                try:
-                    self._agent.remove_remote_agent(peer.agent)
-                except Exception as error:
-                    logger.info("a peer's agent was gone already agent=%s error=%r", peer.agent, str(error))
+                for give_up in (peer.slots.release, functools.partial(self._agent.remove_remote_agent, peer.agent)):
+                    try:
+                        give_up()
+                    except Exception as error:
+                        logger.info("a peer's agent was gone already agent=%s error=%r", peer.agent, str(error))
 
     def _end(self, reading: Reading, *, is_whole: bool) -> None:
         reading.is_done, reading.is_whole = True, is_whole

@@ -26,6 +26,7 @@ HAS_MEMFD = hasattr(os, "memfd_create")
 class _Memory(msgspec.Struct, frozen=True):
     pid: int
     fd: int
+    inode: int  # of the memfd: a process of another host, or of another container, may have the same pid
     num_slots: int
     slot_bytes: int
 
@@ -43,7 +44,9 @@ class SharedSlots:
             os.close(self._fd)
             raise
         self.array = np.frombuffer(self._map, np.uint8).reshape(num_slots, slot_bytes)
-        self.description = msgspec.json.encode(_Memory(os.getpid(), self._fd, num_slots, slot_bytes))
+        self.description = msgspec.json.encode(
+            _Memory(os.getpid(), self._fd, os.fstat(self._fd).st_ino, num_slots, slot_bytes)
+        )
 
     def close(self) -> None:
         """Give the memory back once the last view of it is gone."""
@@ -81,6 +84,8 @@ class SharedMemory:
         num_bytes = told.num_slots * told.slot_bytes
         fd = os.open(f"/proc/{told.pid}/fd/{told.fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
+            if os.fstat(fd).st_ino != told.inode:
+                raise OSError("its memory is not on this host, or in another container")
             if os.fstat(fd).st_size != num_bytes:
                 raise OSError(f"its memory has {os.fstat(fd).st_size} bytes and should have {num_bytes}")
             mapped = mmap.mmap(fd, num_bytes, prot=mmap.PROT_READ)

@@ -25,12 +25,16 @@ from engine.peers.messages import PeerHello
 from engine.peers.nixl import NixlTransport, import_nixl
 from engine.peers.shared_memory import HAS_MEMFD, SharedMemory
 from engine.startup.kv_disk import DUMMY_SEED, DiskFacts, cache_identity
-from engine.tiers.identity import digest_of_dummy, weights_stamp
+from engine.tiers.block_folder import FOLDER_NAME
+from engine.tiers.identity import DigestMemory, adapter_digest, digest_of_dummy, weights_digest, weights_stamp
+from models.lora.adapter import WEIGHTS_FILE
+from models.lora.config import CONFIG_FILE
 from models.weights.checkpoint import weight_files
 
 logger = logging.getLogger(__name__)
 
 _MOST_HOST_BYTES = 16 * GIB  # by default, of each engine
+_IDENTITY_BYTES = 16
 _HOST_PART = 4  # by default all engines together take one part in so many of free memory
 
 
@@ -70,7 +74,7 @@ class KvPeers:
         assert host.shared is not None
         self._peer = peer
         self._host = host
-        self._facts = _facts(config, facts, plan)
+        self._facts = _facts(config, peer, facts, plan)
         self._transport: SharedMemory | NixlTransport
         if peer.transport == "nixl":
             try:
@@ -80,6 +84,11 @@ class KvPeers:
         else:
             self._transport = SharedMemory(host.shared)
         self._links: PrefillLinks | DecodeLinks | None = None
+
+    @property
+    def identity(self) -> str:
+        """A digest of what must be equal on both sides: engines with equal ones can exchange blocks."""
+        return blake2b(msgspec.json.encode(self._facts, order="sorted"), digest_size=_IDENTITY_BYTES).hexdigest()
 
     def attach(self, tiers: LowerTiers, *, on_socket: OnSocket, off_socket: OnSocket) -> None:
         """Let an engine that has served nothing exchange blocks. on_socket, off_socket: of its selector."""
@@ -92,7 +101,7 @@ class KvPeers:
             tiers.open_offers(links)
             self._links = links
         else:
-            hello = PeerHello(peer.index, self._facts)
+            hello = PeerHello(peer.first_decode + peer.index, self._facts)
             self._links = DecodeLinks(peer.prefill_sockets, hello, on_socket=on_socket, off_socket=off_socket)
             tiers.open_arrivals(self._links, self._transport, slot_bytes=self._host.page_bytes)
         logger.info("blocks are exchanged role=%s index=%d transport=%s", peer.role, peer.index, peer.transport)
@@ -104,18 +113,43 @@ class KvPeers:
         self._transport.close()
 
 
-def _facts(config: EngineConfig, facts: DiskFacts, plan: KVCachePlan) -> dict[str, str]:
-    """Return what must be equal on both sides, each with the name that a sentence gives it."""
-    if config.load_format == "dummy":
-        weights = digest_of_dummy(seed=DUMMY_SEED, generator=f"torch {torch.__version__}")
-    else:
-        try:
-            weights = weights_stamp(weight_files(Path(config.model)))
-        except OSError as error:
-            raise StartupError(f"{config.model}: weights cannot be read: {error.strerror or error}.") from error
+def _facts(config: EngineConfig, peer: PeerConfig, facts: DiskFacts, plan: KVCachePlan) -> dict[str, str]:
+    """Return what must be equal on both sides, each with the name that a sentence gives it.
+
+    Files of one host are compared by path and time. Those of several are read for it: copies of them are equal.
+    """
+    try:
+        weights, loras = (_digest_files if peer.is_on_several_hosts else _stamp_files)(config)
+    except OSError as error:
+        raise StartupError(f"{error.filename or config.model} cannot be read: {error.strerror or error}.") from error
     identity = cache_identity(config, weights, facts, plan)
     named = {name: value for name in identity.__struct_fields__ if (value := getattr(identity, name)) is not None}
     told = {name: value.hex() if isinstance(value, bytes) else str(value) for name, value in named.items()}
     told["config_json"] = blake2b(identity.config_json, digest_size=8).hexdigest()
-    told["loras"] = ", ".join(f"{source.name}={source.folder}" for source in config.loras)
+    told["loras"] = loras
+    told["kv_transport"] = peer.transport
     return told
+
+
+def _stamp_files(config: EngineConfig) -> tuple[bytes, str]:
+    """Return what stands for weights and adapters within one host."""
+    weights = _dummy_digest() if config.load_format == "dummy" else weights_stamp(weight_files(Path(config.model)))
+    return weights, ", ".join(f"{source.name}={source.folder}" for source in config.loras)
+
+
+def _digest_files(config: EngineConfig) -> tuple[bytes, str]:
+    """Return digests of weights and adapters. Reads the files; --kv-disk remembers those of weights."""
+    if config.load_format == "dummy":
+        weights = _dummy_digest()
+    else:
+        memory = DigestMemory(None if config.kv_disk is None else Path(config.kv_disk) / FOLDER_NAME)
+        weights = weights_digest(weight_files(Path(config.model)), memory)
+    adapters = [
+        adapter_digest(Path(source.folder) / CONFIG_FILE, Path(source.folder) / WEIGHTS_FILE).hex()[:16]
+        for source in config.loras
+    ]
+    return weights, ", ".join(f"{source.name}={digest}" for source, digest in zip(config.loras, adapters, strict=True))
+
+
+def _dummy_digest() -> bytes:
+    return digest_of_dummy(seed=DUMMY_SEED, generator=f"torch {torch.__version__}")

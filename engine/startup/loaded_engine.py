@@ -64,6 +64,7 @@ class LoadedEngine:
             hidden_size=self.model_config.hidden_size,
             max_queued_tokens=max_queued_tokens,
             can_generate=self.model_config.has_lm_head,
+            cache_identity="" if self.peers is None else self.peers.identity,
         )
 
     def engine(

@@ -68,10 +68,12 @@ class _Remembered(msgspec.Struct, array_like=True, frozen=True):
 class DigestMemory:
     """Digests of large files, remembered in a folder; one that is lost or damaged costs another reading."""
 
-    def __init__(self, folder: Path) -> None:
-        """folder: private to this user, as that of the blocks. Need not exist."""
-        self._path = folder / _DIGESTS_FILE
+    def __init__(self, folder: Path | None) -> None:
+        """folder: private to this user, as that of the blocks. Need not exist. None: they are not kept."""
+        self._path = None if folder is None else folder / _DIGESTS_FILE
         self._digests: dict[str, _Remembered] = {}
+        if self._path is None:
+            return
         with contextlib.suppress(OSError, msgspec.DecodeError):
             self._digests = msgspec.json.decode(self._path.read_bytes(), type=dict[str, _Remembered])
 
@@ -89,6 +91,8 @@ class DigestMemory:
 
     def save(self) -> None:
         """Write what is remembered, whole or not at all; if it cannot be written, it is forgotten."""
+        if self._path is None:
+            return
         temporary = self._path.with_name(f"{_DIGESTS_FILE}.{os.getpid()}")
         try:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

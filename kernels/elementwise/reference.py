@@ -8,6 +8,7 @@ not only fp32 ones.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -124,7 +125,6 @@ INT8 = torch.int8
 INT8_MAX = 127.0
 INT8_SCALE = torch.float32  # dtype of the scales beside the numbers of an int8 pool
 INT8_LEAST = 2.0**-100  # a head whose numbers are all smaller is stored as zeros: 127 / amax would overflow
-_VALUES = torch.arange(256, dtype=torch.uint8).view(FP8).float()
 
 
 @dataclass(frozen=True)
@@ -228,12 +228,18 @@ def from_int8(numbers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -
     return (numbers * scales[..., None]).to(dtype)
 
 
+@functools.cache
+def _fp8_values() -> torch.Tensor:
+    """Return the value of each byte, [256] fp32. Made when it is used: see engine.startup.load._prepare_cpu."""
+    return torch.arange(256, dtype=torch.uint8).view(FP8).float()
+
+
 def from_fp8(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Convert x, which is contiguous, to another dtype: all served dtypes represent FP8 exactly."""
     if x.device.type != "cpu":
         return x.to(dtype)
     # torch's conversion is a scalar loop on the CPU: a table is six times as fast
-    return _VALUES.to(dtype).index_select(0, x.view(torch.uint8).flatten().int()).view(x.shape)
+    return _fp8_values().to(dtype).index_select(0, x.view(torch.uint8).flatten().int()).view(x.shape)
 
 
 def norm_rope_write_kv(

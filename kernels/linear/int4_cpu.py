@@ -76,7 +76,7 @@ def int4_linear(x: torch.Tensor, weight: Int4Matrix, bias: torch.Tensor | None) 
         return x.new_empty(0, weight.out_features)
     x = x.contiguous() if weight.order is None else x.index_select(1, weight.order)
     is_native = weight.is_in_blocks and native.takes_rows(x, weight.scales_zeros)
-    if is_native and native.takes_products(x, bias, _BLOCK_OUTPUTS, most_rows=_UNPACKED_ROWS - 1):
+    if is_native and native.takes_products(x, bias, few_rows=_UNPACKED_ROWS - 1, word_inputs=2):
         return native.int4_linear(x, weight.packed, weight.scales_zeros, bias, weight.group_size)
     if is_native and x.shape[0] >= _UNPACKED_ROWS:
         out = x @ native.unpack_int4(weight.packed, weight.scales_zeros, weight.group_size)
@@ -88,11 +88,12 @@ def int4_linear(x: torch.Tensor, weight: Int4Matrix, bias: torch.Tensor | None) 
 def _is_in_blocks(packed: torch.Tensor, codes: torch.Tensor) -> bool:
     """Return True if packed has the order in which it can be unpacked, which depends on the CPU and on torch.
 
-    packed: of codes, [N, K] uint8. The first and the last block are compared.
+    packed: of codes, [N, K] uint8. The first and the last block are compared; codes that are all equal fit any order.
     """
     num_outputs, num_inputs = codes.shape
     if num_outputs % _BLOCK_OUTPUTS:
         return False
+    is_told = False
     for block in (0, num_outputs // _BLOCK_OUTPUTS - 1):
         rows = codes[block * _BLOCK_OUTPUTS : (block + 1) * _BLOCK_OUTPUTS].T
         low, high = rows.chunk(2, dim=1)
@@ -100,4 +101,5 @@ def _is_in_blocks(packed: torch.Tensor, codes: torch.Tensor) -> bool:
         found = packed[start : start + _BLOCK_OUTPUTS].reshape(num_inputs, _BLOCK_OUTPUTS // 2)
         if not torch.equal(found, high << 4 | low):
             return False
-    return True
+        is_told = is_told or bool((rows != rows[0, 0]).any())
+    return is_told

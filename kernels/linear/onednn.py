@@ -1,8 +1,8 @@
 """Products on the CPU by oneDNN, which torch includes: packed bf16 matrices, and 8-bit integers.
 
 pack() stores a bf16 matrix in the order in which a product reads it. A product of the plain matrix reads it in pieces
-of whole rows, which took 1.3 times as long. Products of few rows are those of kernels/native/products.c where it is
-loaded and the order is known.
+of whole rows, which took 1.3 times as long. Products of few rows, with AMX of some hundred, are those of
+kernels/native/products.c where it is loaded and the order is known.
 Int8Matrix holds integers for VNNI, whose instructions multiply unsigned by signed bytes: activations are stored as
 value + 128, and oneDNN subtracts 128 times the sum of each output's weights. Specifications: torch's linear, and
 kernels/linear/w8a8.py, whose sums are these exactly.
@@ -29,9 +29,12 @@ _WIDE_ROWS = 192
 _WIDE_ELEMENTS = 1 << 26  # of a matrix that is unpacked at once, 256 MiB in fp32
 _MAX_INPUTS = 65_536  # sums of (255 * 127) fit in 32 bits
 _SHIFT = 128
-_FEW_ROWS = 8  # that kernels/native/products.c takes at once
+# Rows of x up to which kernels/native/products.c is faster without AMX, too
+FEW_ROWS = 8
+_FEW_INT8_ROWS = 32
 _WIDTHS = (16, 32, 48, 64)  # outputs of a block of oneDNN's orders
 _WORD_BYTES = 4  # inputs of one output that lie side by side in them
+_SUM_BYTES = 4  # of each output's weights, which oneDNN may keep behind the bytes; other padding is of whole blocks
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Bf16Matrix:
 
     # opaque, of the same shape and size (Tensor.is_mkldnn)
     packed: torch.Tensor
+    address: int  # of its numbers
     width: int | None  # outputs of a block, if packed is [N / width, K / 2, width, 2]; None: another order
 
     @property
@@ -61,13 +65,13 @@ def can_pack(w: torch.Tensor) -> bool:
 def pack(w: torch.Tensor) -> Bf16Matrix:
     """Return a packed copy of w, [N, K] bf16."""
     packed = torch.ops.mkldnn._reorder_linear_weight(w, _PACKED_FOR_ROWS)
-    return Bf16Matrix(packed, _block_width(packed, w))
+    return Bf16Matrix(packed, torch.ops.mkldnn.data_ptr(packed), _block_width(packed, w))
 
 
 def packed_linear(x: torch.Tensor, w: Bf16Matrix, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ w.T + bias. x: [T, K] bf16; w: [N, K] from pack(); bias: [N] or None; returns [T, N] bf16."""
-    if w.width is not None and native.takes_products(x, bias, w.width, most_rows=_FEW_ROWS):
-        return native.bf16_linear(x, w.packed, bias, w.shape[0], w.width)
+    if w.width is not None and native.takes_products(x, bias, few_rows=FEW_ROWS, word_inputs=2):
+        return native.bf16_linear(x, w.address, bias, w.packed.shape[0], w.width)
     if x.shape[0] >= _WIDE_ROWS and w.shape.numel() <= _WIDE_ELEMENTS and _is_wide_faster():
         wide_bias = None if bias is None else bias.float()
         return functional.linear(x.float(), w.packed.to_dense(torch.float32), wide_bias).to(x.dtype)
@@ -80,6 +84,7 @@ class Int8Matrix:
 
     # opaque
     packed: torch.Tensor
+    address: int  # of its integers
     # [N] fp32
     scales: torch.Tensor
     # [N] int32 zeros: weights are symmetric
@@ -109,8 +114,8 @@ def pack_int8(w: torch.Tensor, scales: torch.Tensor) -> Int8Matrix:
     """Return w, [N, K] int8, packed. scales: [N] fp32."""
     packed = torch.ops.onednn.qlinear_prepack(w.contiguous(), [_PACKED_FOR_ROWS, w.shape[1]])
     sums = w.sum(1, dtype=torch.int32)
-    zeros = torch.zeros_like(sums)
-    return Int8Matrix(packed, scales.float().contiguous(), zeros, sums, w.shape[1], _block_width(packed, w))
+    zeros, address = torch.zeros_like(sums), torch.ops.mkldnn.data_ptr(packed)
+    return Int8Matrix(packed, address, scales.float().contiguous(), zeros, sums, w.shape[1], _block_width(packed, w))
 
 
 def int8_linear(
@@ -122,6 +127,11 @@ def int8_linear(
     """
     if x.shape[0] == 0:
         return x.new_empty(0, w.scales.shape[0])
+    if w.width is not None and native.takes_products(x, bias, few_rows=_FEW_INT8_ROWS, word_inputs=4):
+        if input_scale is None:
+            return native.rounded_int8_linear(x, w.address, w.scales, w.sums, bias, w.width, least=MIN_SCALE)
+        scales = input_scale.expand(x.shape[0], 1).contiguous()
+        return native.int8_linear(_round_by(x, scales), scales, w.address, w.scales, w.sums, bias, w.width)
     is_native = native.takes_rows(x, *(() if bias is None else (bias,)))
     if input_scale is None and is_native:
         values, scales = native.quantize_rows(x, least=MIN_SCALE)
@@ -130,10 +140,8 @@ def int8_linear(
         scales.mul_(1.0 / INT8_MAX).clamp_(min=MIN_SCALE)
         values = (x / scales).round_().add_(_SHIFT).to(torch.uint8)
     else:
-        scales = input_scale.view(1, 1).repeat(x.shape[0], 1)  # a scalar would leave the quotient in x's dtype
-        values = (x / scales).round_().clamp_(-INT8_MAX, INT8_MAX).add_(_SHIFT).to(torch.uint8)
-    if w.width is not None and native.takes_products(x, bias, w.width, most_rows=_FEW_ROWS):
-        return native.int8_linear(values, scales, w.packed, w.scales, w.sums, bias, w.width)
+        scales = input_scale.expand(x.shape[0], 1).contiguous()
+        values = _round_by(x, scales)
     sums = torch.ops.onednn.qlinear_pointwise(
         values, 1.0, _SHIFT, w.packed, w.scales, w.zeros, None,
         1.0, 0, torch.float32, "none", [], "",
@@ -145,21 +153,27 @@ def int8_linear(
     return torch.mul(sums, scales, out=torch.empty(sums.shape, dtype=x.dtype))
 
 
+def _round_by(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Return x divided by known scales, [T, 1] fp32, rounded, + 128; values beyond the range saturate."""
+    return (x / scales).round_().clamp_(-INT8_MAX, INT8_MAX).add_(_SHIFT).to(torch.uint8)
+
+
 def _block_width(packed: torch.Tensor, w: torch.Tensor) -> int | None:
     """Return how many outputs a block of `packed` has; None if it is not in blocks, or the numbers do not tell.
 
     oneDNN chooses the order by CPU and shape, and does not say which. packed: of w, [N, K]. The first and the last
-    block are compared.
+    block are compared, with plain rows (a width of 1) too: numbers that are all equal there fit any order.
     """
     n, k = w.shape
-    per_word = _WORD_BYTES // w.element_size()
-    if k % per_word or torch.ops.mkldnn._nbytes(packed) < w.nbytes:
+    num_padding = torch.ops.mkldnn._nbytes(packed) - w.nbytes
+    if k % (_WORD_BYTES // w.element_size()) or num_padding < 0:
         return None
+    is_whole = num_padding in (0, _SUM_BYTES * n)  # else only a single block is certain
     stored = (ctypes.c_char * w.nbytes).from_address(torch.ops.mkldnn.data_ptr(packed))
-    found, numbers = torch.frombuffer(stored, dtype=torch.int8), w.view(torch.int8)
+    found, numbers = torch.frombuffer(stored, dtype=torch.int8), w.contiguous().view(torch.int8)
     widths = [
-        width for width in _WIDTHS
-        if n % width == 0 and all(
+        width for width in (1, *_WIDTHS)
+        if n % width == 0 and (is_whole or n == width or width == 1) and all(
             torch.equal(
                 found[start * numbers.shape[1] : (start + width) * numbers.shape[1]],
                 numbers[start : start + width].view(width, -1, _WORD_BYTES).transpose(0, 1).reshape(-1),
@@ -167,7 +181,7 @@ def _block_width(packed: torch.Tensor, w: torch.Tensor) -> int | None:
             for start in (0, n - width)
         )
     ]  # fmt: skip
-    return widths[0] if len(widths) == 1 else None
+    return widths[0] if len(widths) == 1 and widths[0] in _WIDTHS else None
 
 
 @functools.cache

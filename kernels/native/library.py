@@ -25,7 +25,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-_SOURCES = tuple(str(Path(__file__).with_name(name)) for name in ("threads.c", "rows.c", "products.c"))
+_SOURCES = tuple(str(Path(__file__).with_name(name)) for name in ("threads.c", "rows.c", "products.c", "layers.c"))
 _LIBRARY = "native.so"
 _COMPILERS = ("cc", "gcc", "clang")
 # Sums may be reordered, so that loops become vectors; numbers that are not finite keep their meaning
@@ -48,14 +48,26 @@ _FUNCTIONS = {
     "unpack_int4": (_P,) * 3 + (_N,) * 3,
     "scale_sums": (_P,) * 4 + (_N,) * 2,
 }
-# those of products.c, which are there where has_products() is not 0
+# those of products.c and layers.c, if use_products() says so
 _PRODUCTS = {
     "bf16_linear": (_P,) * 4 + (_N,) * 4,
     "int8_linear": (_P,) * 7 + (_N,) * 4,
+    "rounded_int8_linear": (_P,) * 8 + (_N,) * 4 + (_F,),
     "int4_linear": (_P,) * 5 + (_N,) * 4,
+    "layers_scratch": (_P,) + (_N,) * 3,
+    "run_layers": (_P,) * 7,
 }
 
-_loaded: list[ctypes.CDLL] = []  # a registry of at most one: a process has one kind of CPU
+_ALL_PRODUCTS = 2
+
+
+class Library(ctypes.CDLL):
+    """The functions, by name."""
+
+    products_level = 0  # see products_level()
+
+
+_loaded: list[Library] = []  # a registry of at most one: a process has one kind of CPU
 
 
 @dataclass
@@ -113,13 +125,14 @@ class Compilation:
             try:
                 if self.process.returncode != 0:
                     raise OSError(message.decode(errors="replace")[-400:])
-                library = ctypes.CDLL(str(Path(self.folder.name) / _LIBRARY))
+                library = Library(str(Path(self.folder.name) / _LIBRARY))
             except OSError as error:
                 logger.warning("native kernels not compiled compiler=%r error=%r", self.compiler, str(error))
                 return False
-        for name, arguments in (_FUNCTIONS | (_PRODUCTS if library.has_products() else {})).items():
+        library.products_level = library.use_products(_ALL_PRODUCTS)
+        for name, arguments in (_FUNCTIONS | (_PRODUCTS if library.products_level else {})).items():
             function = library[name]
-            function.argtypes, function.restype = arguments, None
+            function.argtypes, function.restype = arguments, _N if name == "layers_scratch" else None
             setattr(library, name, function)
         _share_threads(library)
         _loaded[:] = [library]
@@ -141,15 +154,15 @@ def compiled_beside(*, is_wanted: bool) -> Iterator[None]:
         compilation.finish()
 
 
-def loaded() -> ctypes.CDLL | None:
+def loaded() -> Library | None:
     """Return the library, or None before finish()."""
     return _loaded[0] if _loaded else None
 
 
-def products() -> ctypes.CDLL | None:
-    """Return the library if it is loaded and has products.c's functions."""
+def products_level() -> int:
+    """Return 1 if products.c's functions are loaded, 2 if they use AMX, else 0."""
     library = loaded()
-    return library if library is not None and library.has_products() else None
+    return 0 if library is None else library.products_level
 
 
 def unload() -> None:
@@ -157,7 +170,7 @@ def unload() -> None:
     _loaded.clear()
 
 
-def _share_threads(library: ctypes.CDLL) -> None:
+def _share_threads(library: Library) -> None:
     """Give the library torch's own threads, if they are those of GNU OpenMP, whose entry points torch makes global."""
     try:
         everything = ctypes.CDLL(None)

@@ -1,25 +1,71 @@
 """The functions in C on tensors. Each is called only with what its takes_… accepts, and while loaded() is there.
 
-Specifications: kernels/elementwise/cpu.py, kernels/attention/torch_ref.py, kernels/linear/onednn.py and int4_cpu.py.
+Specifications: kernels/elementwise/cpu.py, kernels/attention/torch_ref.py, kernels/linear/onednn.py and int4_cpu.py;
+of run_layers the layers' own forward. Who fills a structure keeps the tensors whose addresses are in it.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 
-from kernels.native.library import loaded, products
+from kernels.native.library import Library, loaded, products_level
 
 _MAX_HEAD = 256  # rows.c: MAX_HEAD
 _MAX_GROUP = 16  # rows.c: MAX_GROUP
+BY_AMX = 2  # of products_level()
+_TILE_WORDS = 16  # products.c: TILE
+_WORD_BYTES = 4
+# of the product's x: it is read for each block of outputs, so it must stay in a core's second cache. Beyond, oneDNN's
+# order is better
+_MOST_TILED_BYTES = 2 << 20
+
+
+_P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+BF16, BYTES, INT4 = range(3)  # layers.c: kinds of matrices
+
+
+class Matrix(ctypes.Structure):
+    """A matrix as products.c reads it."""
+
+    _fields_ = (
+        ("kind", _N), ("w", _P), ("bias", _P), ("scales", _P), ("sums", _P), ("n", _N), ("k", _N), ("width", _N),
+    )  # fmt: skip
+
+
+class Layer(ctypes.Structure):
+    """A decoder layer with its part of the pool."""
+
+    _fields_ = (
+        *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, _P) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm", "turns", "k_cache", "v_cache")),
+        *(
+            (name, _N)
+            for name in (
+                "heads", "kv_heads", "dim", "block_size", "k_block", "k_slot", "v_block", "v_slot", "wide_turns",
+                "window", "chunk", "table",
+            )
+        ),
+        *((name, _F) for name in ("attention_eps", "mlp_eps", "head_eps", "scale")),
+    )  # fmt: skip
+
+
+class Table(ctypes.Structure):
+    """Rows of a block table: slots [R] int64, lengths [R] int32, blocks [R, width] int32."""
+
+    _fields_ = (("slots", _P), ("lengths", _P), ("blocks", _P), ("width", _N))
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (("rows", _N), ("hidden", _N), ("layers", _N), ("longest", _N), ("least", _F))
 
 
 def takes_rows(x: torch.Tensor, *others: torch.Tensor) -> bool:
     """Return True if the library is loaded and these are dense bf16 tensors on the CPU, not empty."""
-    if not _loaded_for(x) or x.numel() == 0:
-        return False
-    return all(other.dtype == torch.bfloat16 and other.is_contiguous() for other in (x, *others))
+    is_served = loaded() is not None and x.is_cpu and _is_dense(x) and x.numel() > 0
+    return is_served and all(map(_is_dense, others))
 
 
 def takes_rope(
@@ -44,10 +90,17 @@ def takes_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tenso
     return is_small and _has_dense_tokens(k_cache, v_cache) and takes_rows(q)
 
 
-def takes_products(x: torch.Tensor, bias: torch.Tensor | None, width: int | None, *, most_rows: int) -> bool:
-    """Return True if the products of products.c take x, [T, K], with a matrix whose blocks have `width` outputs."""
-    is_small = width is not None and 0 < x.shape[0] <= most_rows and products() is not None
-    return is_small and takes_rows(x, *(() if bias is None else (bias,)))
+def takes_products(x: torch.Tensor, bias: torch.Tensor | None, *, few_rows: int, word_inputs: int) -> bool:
+    """Return True if the products of products.c take x, [T, K], and are the fastest.
+
+    few_rows: most rows without AMX. word_inputs: inputs in 32 bits of the product.
+    """
+    num_rows, k = x.shape
+    if not 0 < num_rows <= few_rows:
+        is_tiled = products_level() == BY_AMX and k % (_TILE_WORDS * word_inputs) == 0
+        if not is_tiled or num_rows * k * _WORD_BYTES > _MOST_TILED_BYTES * word_inputs:
+            return False
+    return products_level() > 0 and takes_rows(x, *(() if bias is None else (bias,)))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -148,19 +201,18 @@ def scale_sums(sums: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | No
     return out
 
 
-def bf16_linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, n: int, width: int) -> torch.Tensor:
-    """Return x @ w.T + bias, [T, n]. x: [T, K]; w: of oneDNN, [n / width, K / 2, width, 2]; bias: [n] or None."""
-    out = torch.empty(x.shape[0], n, dtype=torch.bfloat16)
-    _library().bf16_linear(
-        x.data_ptr(), torch.ops.mkldnn.data_ptr(w), _pointer(bias), out.data_ptr(), *x.shape[:1], n, x.shape[1], width
-    )
+def bf16_linear(x: torch.Tensor, w: int, bias: torch.Tensor | None, n: int, width: int) -> torch.Tensor:
+    """Return x @ w.T + bias, [T, n]. x: [T, K]; w: address of [n / width, K / 2, width, 2]; bias: [n] or None."""
+    num_rows, k = x.shape
+    out = x.new_empty(num_rows, n)
+    _library().bf16_linear(x.data_ptr(), w, _pointer(bias), out.data_ptr(), num_rows, n, k, width)
     return out
 
 
 def int8_linear(
     values: torch.Tensor,
     row_scales: torch.Tensor,
-    w: torch.Tensor,
+    w: int,
     scales: torch.Tensor,
     sums: torch.Tensor,
     bias: torch.Tensor | None,
@@ -168,14 +220,35 @@ def int8_linear(
 ) -> torch.Tensor:
     """Return the product of integers, scaled, [T, N] bf16.
 
-    values: [T, K] uint8, + 128; row_scales: [T, 1] fp32; w: of oneDNN, [N / width, K / 4, width, 4] int8; scales: [N]
+    values: [T, K] uint8, + 128; row_scales: [T, 1] fp32; w: address of [N / width, K / 4, width, 4] int8; scales: [N]
     fp32; sums: [N] int32, of each output's weights; bias: [N] bf16 or None.
     """
     (num_rows, k), n = values.shape, scales.shape[0]
     out = torch.empty(num_rows, n, dtype=torch.bfloat16)
     _library().int8_linear(
-        values.data_ptr(), torch.ops.mkldnn.data_ptr(w), _pointer(bias), out.data_ptr(), row_scales.data_ptr(),
+        values.data_ptr(), w, _pointer(bias), out.data_ptr(), row_scales.data_ptr(),
         scales.data_ptr(), sums.data_ptr(), num_rows, n, k, width,
+    )  # fmt: skip
+    return out
+
+
+def rounded_int8_linear(
+    x: torch.Tensor,
+    w: int,
+    scales: torch.Tensor,
+    sums: torch.Tensor,
+    bias: torch.Tensor | None,
+    width: int,
+    *,
+    least: float,
+) -> torch.Tensor:
+    """Return int8_linear of quantize_rows(x), x being [T, K] bf16."""
+    (num_rows, k), n = x.shape, scales.shape[0]
+    out = x.new_empty(num_rows, n)
+    scratch = torch.empty(num_rows * (k + 4), dtype=torch.uint8)  # scales, fp32, and values
+    _library().rounded_int8_linear(
+        x.data_ptr(), w, _pointer(bias), out.data_ptr(), scratch.data_ptr() + 4 * num_rows, scratch.data_ptr(),
+        scales.data_ptr(), sums.data_ptr(), num_rows, n, k, width, least,
     )  # fmt: skip
     return out
 
@@ -185,12 +258,38 @@ def int4_linear(
 ) -> torch.Tensor:
     """Return x @ w.T + bias, [T, N] bf16. packed, scales_zeros: of an Int4Matrix in blocks of 64 outputs."""
     (num_rows, k), n = x.shape, packed.shape[0]
-    out = torch.empty(num_rows, n, dtype=torch.bfloat16)
+    out = x.new_empty(num_rows, n)
     _library().int4_linear(
         x.data_ptr(), packed.data_ptr(), scales_zeros.data_ptr(), _pointer(bias), out.data_ptr(), num_rows, n, k,
         group_size,
     )  # fmt: skip
     return out
+
+
+def run_layers(
+    layers: ctypes.Array[Layer],
+    tables: Sequence[Table],
+    positions: torch.Tensor,
+    hidden: torch.Tensor,
+    *,
+    longest: int,
+    least: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the last layer adds, and the residual stream it is added to, [R, hidden_size] each.
+
+    tables: by Layer.table. positions: [R] int64. hidden: [R, hidden_size] bf16, dense, the embedded tokens. longest: a
+    bound of the tables' lengths. least: of the scales of rounded rows.
+    """
+    library = _library()
+    num_rows, size = hidden.shape
+    hidden, residual = hidden.clone(), torch.empty_like(hidden)
+    step = _Step(num_rows, size, len(layers), longest, least)
+    scratch = torch.empty(library.layers_scratch(layers, len(layers), num_rows, size), dtype=torch.uint8)
+    library.run_layers(
+        ctypes.addressof(layers), (Table * len(tables))(*tables), ctypes.addressof(step), positions.data_ptr(),
+        hidden.data_ptr(), residual.data_ptr(), scratch.data_ptr(),
+    )  # fmt: skip
+    return hidden, residual
 
 
 def unpack_int4(packed: torch.Tensor, scales_zeros: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -203,11 +302,11 @@ def unpack_int4(packed: torch.Tensor, scales_zeros: torch.Tensor, group_size: in
     return out
 
 
-def _loaded_for(x: torch.Tensor) -> bool:
-    return loaded() is not None and x.device.type == "cpu"
+def _is_dense(x: torch.Tensor) -> bool:
+    return x.dtype == torch.bfloat16 and x.is_contiguous()
 
 
-def _library() -> ctypes.CDLL:
+def _library() -> Library:
     library = loaded()
     assert library is not None
     return library

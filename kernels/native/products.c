@@ -3,12 +3,14 @@
  * kernels/linear/onednn.py and kernels/linear/int4_cpu.py are the specifications, and pack the matrices: in the orders of
  * oneDNN (bf16, bytes) and of torch (4 bits), which products of many rows read too. Blocks of outputs lie one behind the
  * other, and each is read from its begin to its end. Without AVX-512 in BF16 and VNNI there are none of these functions:
- * has_products says so.
+ * use_products says so.
  */
 
 #include "threads.h"
 
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#include <stdlib.h>
+
+#if HAS_PRODUCTS
 
 #include <immintrin.h>
 
@@ -19,7 +21,7 @@ enum {
     INT4_GROUP = 256 /* inputs of a group, at most */
 };
 
-int64_t has_products(void) { return 1; }
+static int has_tiles; /* AMX: products of 16 rows, 16 outputs and 64 bytes of inputs at a time */
 
 static inline __attribute__((always_inline)) void store(bf16 *out, __m512 x)
 {
@@ -29,6 +31,16 @@ static inline __attribute__((always_inline)) void store(bf16 *out, __m512 x)
 static inline __attribute__((always_inline)) __m512 widen(const bf16 *x)
 {
     return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x)), 16);
+}
+
+static inline __attribute__((always_inline)) __m512 scale_bytes(__m512i sums, const int32_t *extra, const float *scales,
+                                                                float row_scale)
+{
+    /* inputs are 128 too large */
+    __m512 sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_slli_epi32(_mm512_loadu_si512(extra), 7)));
+    sum = _mm512_mul_ps(sum, _mm512_loadu_ps(scales));
+    __asm__("" : "+v"(sum)); /* both factors in this order, as oneDNN and then torch multiply */
+    return _mm512_mul_ps(sum, _mm512_set1_ps(row_scale));
 }
 
 /* ---- bf16 and bytes: matrices in [blocks, inputs / a word's, width, a word's], words of 32 bits ---- */
@@ -42,6 +54,16 @@ typedef struct {
     const float *row_scales, *scales;
     const int32_t *sums;
 } Product;
+
+/* Scale, add the bias, round and store the sums of a row with 16 outputs from n on. */
+static inline __attribute__((always_inline)) void finish(const Product *a, int64_t row, int64_t n, __m512i sums,
+                                                         const int is_bytes)
+{
+    __m512 sum = is_bytes ? scale_bytes(sums, a->sums + n, a->scales + n, a->row_scales[row]) : (__m512)sums;
+    if (a->bias)
+        sum = _mm512_add_ps(sum, widen(a->bias + n));
+    store(a->out + row * a->n + n, sum);
+}
 
 /* R rows of x with C vectors of outputs, from number `column` of the block on. Rows behind the last one are the last. */
 static inline __attribute__((always_inline)) void tile(const Product *a, int64_t block, int64_t row, int64_t column,
@@ -73,22 +95,9 @@ static inline __attribute__((always_inline)) void tile(const Product *a, int64_t
         }
     }
     int64_t first = block * a->width + column;
-    for (int c = 0; c < C; c++) {
-        int64_t n = first + c * LANES;
-        for (int r = 0; r < R && row + r < a->rows; r++) {
-            __m512 sum = (__m512)sums[r][c];
-            if (is_bytes) { /* inputs are 128 too large */
-                __m512i extra = _mm512_slli_epi32(_mm512_loadu_si512(a->sums + n), 7);
-                sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums[r][c], extra));
-                sum = _mm512_mul_ps(sum, _mm512_loadu_ps(a->scales + n));
-                __asm__("" : "+v"(sum)); /* both factors in this order, as oneDNN and then torch multiply */
-                sum = _mm512_mul_ps(sum, _mm512_set1_ps(a->row_scales[row + r]));
-            }
-            if (a->bias)
-                sum = _mm512_add_ps(sum, widen(a->bias + n));
-            store(a->out + (row + r) * a->n + n, sum);
-        }
-    }
+    for (int c = 0; c < C; c++)
+        for (int r = 0; r < R && row + r < a->rows; r++)
+            finish(a, row + r, first + c * LANES, sums[r][c], is_bytes);
 }
 
 /* A block with R rows, 64 outputs at once up to four rows and 32 beyond: the sums stay in registers. */
@@ -121,9 +130,153 @@ static inline __attribute__((always_inline)) void blocks(const Product *a, int64
         }
 }
 
-static void bf16_blocks(const void *data, int64_t first, int64_t last) { blocks(data, first, last, 0); }
+#if defined(__linux__) && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
 
-static void byte_blocks(const void *data, int64_t first, int64_t last) { blocks(data, first, last, 1); }
+enum { TILE = 16 }; /* rows of x, outputs, and words of both */
+
+typedef struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} Tiles;
+
+/* gcc 12's own functions for this name 8 of the 64 bytes, so that it may keep the others elsewhere. */
+static inline void load_tiles(const Tiles *tiles) { __asm__ volatile("ldtilecfg %0" ::"m"(*tiles)); }
+
+static inline void store_tiles(Tiles *tiles) { __asm__ volatile("sttilecfg %0" : "=m"(*tiles)); }
+
+/* TILE rows of x from `row` on, and up to as many behind them, with C tiles of outputs. In registers: sums in 0 to 3,
+ * rows of x in 4 and 5, weights in 6 and 7. */
+static inline __attribute__((always_inline)) void amx_tile(const Product *a, int64_t block, int64_t row, int64_t column,
+                                                           const int C, const int is_bytes)
+{
+    const char *x = a->x + row * a->words * 4;
+    const char *w = a->w + (block * a->words * a->width + column) * 4;
+    const int64_t stride = a->width * 4, x_stride = a->words * 4;
+    const int is_tall = a->rows > TILE;
+    int32_t sums[2][2][TILE][LANES];
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t i = 0; i < a->words; i += TILE, w += TILE * stride) {
+        for (int j = 0; j < TILE; j++)
+            for (int c = 0; c < C; c++)
+                _mm_prefetch(w + (TILE + j) * stride + c * 64, _MM_HINT_T0);
+        _tile_loadd(4, x + i * 4, x_stride);
+        _tile_loadd(6, w, stride);
+        if (C == 2)
+            _tile_loadd(7, w + 64, stride);
+        if (is_bytes)
+            _tile_dpbusd(0, 4, 6);
+        else
+            _tile_dpbf16ps(0, 4, 6);
+        if (C == 2 && is_bytes)
+            _tile_dpbusd(1, 4, 7);
+        else if (C == 2)
+            _tile_dpbf16ps(1, 4, 7);
+        if (!is_tall)
+            continue;
+        _tile_loadd(5, x + TILE * x_stride + i * 4, x_stride);
+        if (is_bytes)
+            _tile_dpbusd(2, 5, 6);
+        else
+            _tile_dpbf16ps(2, 5, 6);
+        if (C == 2 && is_bytes)
+            _tile_dpbusd(3, 5, 7);
+        else if (C == 2)
+            _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums[0][0], 64);
+    _tile_stored(1, sums[0][1], 64);
+    if (is_tall) {
+        _tile_stored(2, sums[1][0], 64);
+        _tile_stored(3, sums[1][1], 64);
+    }
+    for (int64_t r = 0; r < 2 * TILE && row + r < a->rows; r++)
+        for (int c = 0; c < C; c++)
+            finish(a, row + r, block * a->width + column + c * LANES, _mm512_loadu_si512(sums[r / TILE][c][r % TILE]),
+                   is_bytes);
+}
+
+/* All rows with some blocks; words is a multiple of TILE. The last 2 * TILE of many rows may overlap those before. The
+ * caller's tiles are as they were, but empty. */
+static inline __attribute__((always_inline)) void amx_blocks(const Product *a, int64_t first, int64_t last,
+                                                             const int is_bytes)
+{
+    Tiles before, tiles;
+    memset(&tiles, 0, sizeof tiles);
+    tiles.palette = 1;
+    int64_t rows[2] = {a->rows < TILE ? a->rows : TILE, a->rows < 2 * TILE ? a->rows - TILE : TILE};
+    rows[1] = rows[1] < 1 ? 1 : rows[1];
+    const int sizes[8] = {rows[0], rows[0], rows[1], rows[1], rows[0], rows[1], TILE, TILE};
+    for (int i = 0; i < 8; i++) {
+        tiles.bytes[i] = 64;
+        tiles.rows[i] = sizes[i];
+    }
+    store_tiles(&before);
+    load_tiles(&tiles);
+    for (int64_t block = first; block < last; block++)
+        for (int64_t row = 0; row < a->rows; row += 2 * TILE) {
+            int64_t from = row && row + 2 * TILE > a->rows ? a->rows - 2 * TILE : row, column = 0;
+            for (; column + 2 * LANES <= a->width; column += 2 * LANES)
+                amx_tile(a, block, from, column, 2, is_bytes);
+            for (; column < a->width; column += LANES)
+                amx_tile(a, block, from, column, 1, is_bytes);
+        }
+    if (before.palette)
+        load_tiles(&before);
+    else
+        _tile_release();
+}
+
+static int takes_tiles(const Product *a) { return has_tiles && a->words % TILE == 0; }
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Ask Linux for the registers; without them there are tiles in no thread. */
+static int request_tiles(void)
+{
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+
+#else
+
+static inline void amx_blocks(const Product *a, int64_t first, int64_t last, int is_bytes)
+{
+    (void)a, (void)first, (void)last, (void)is_bytes;
+}
+
+static int takes_tiles(const Product *a) { return (void)a, has_tiles; }
+
+static int request_tiles(void) { return 0; }
+
+#endif
+
+/* Use products up to a level, and return it: 0: there are none; 1: by AVX-512; 2: by AMX, too. Before all others. */
+int64_t use_products(int64_t most)
+{
+    has_tiles = most > 1 && request_tiles();
+    return 1 + has_tiles;
+}
+
+static void bf16_blocks(const void *data, int64_t first, int64_t last)
+{
+    if (takes_tiles(data))
+        amx_blocks(data, first, last, 0);
+    else
+        blocks(data, first, last, 0);
+}
+
+static void byte_blocks(const void *data, int64_t first, int64_t last)
+{
+    if (takes_tiles(data))
+        amx_blocks(data, first, last, 1);
+    else
+        blocks(data, first, last, 1);
+}
 
 /* x: [rows, k]; w: [n / width, k / 2, width, 2]; bias: [n] or NULL; out: [rows, n]. width is a multiple of 16, k even. */
 void bf16_linear(const bf16 *x, const bf16 *w, const bf16 *bias, bf16 *out, int64_t rows, int64_t n, int64_t k,
@@ -140,6 +293,16 @@ void int8_linear(const uint8_t *x, const int8_t *w, const bf16 *bias, bf16 *out,
 {
     Product args = {(const char *)x, (const char *)w, bias, out, rows, n, k / 4, width, row_scales, scales, sums};
     share_in_turns(byte_blocks, &args, n / width, k * width);
+}
+
+/* As int8_linear, of x: [rows, k] bf16, whose rows are rounded here (rows.c: quantize_rows). values: [rows, k] and
+ * row_scales: [rows] are scratch. */
+void rounded_int8_linear(const bf16 *x, const int8_t *w, const bf16 *bias, bf16 *out, uint8_t *values,
+                         float *row_scales, const float *scales, const int32_t *sums, int64_t rows, int64_t n,
+                         int64_t k, int64_t width, float least)
+{
+    quantize_rows(x, values, row_scales, rows, k, least);
+    int8_linear(values, w, bias, out, row_scales, scales, sums, rows, n, k, width);
 }
 
 /* ---- 4 bits ---- */
@@ -206,10 +369,65 @@ static inline __attribute__((always_inline)) void int4_tile(const Int4 *a, int64
     }
 }
 
+/* Write the weights of a block, each rounded to bf16, as a block of 64 outputs of a bf16 matrix: [k / 2, 64, 2]. */
+static void unpack_block(const Int4 *a, int64_t block, bf16 *out)
+{
+    const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    const uint8_t *w = a->w + block * a->k * 32;
+    int16_t order[32]; /* of two inputs, one behind the other, to pairs */
+    for (int i = 0; i < 32; i++)
+        order[i] = i / 2 + i % 2 * LANES;
+    __m512i pairs_of = _mm512_loadu_si512(order);
+    for (int64_t start = 0; start < a->k; start += a->group) {
+        const bf16 *pairs = a->scales_zeros + (start / a->group * a->n + block * 64) * 2;
+        __m512 scales[4], zeros[4];
+        for (int c = 0; c < 4; c++) {
+            __m512i pair = _mm512_loadu_si512(pairs + c * 2 * LANES);
+            scales[c] = (__m512)_mm512_slli_epi32(pair, 16);
+            zeros[c] = (__m512)_mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000));
+        }
+        for (int64_t i = 0; i < a->group; i += 2, w += 64, out += 128) {
+            __m512 numbers[2][4];
+            _mm_prefetch((const char *)w + AHEAD, _MM_HINT_T0);
+            for (int j = 0; j < 2; j++) {
+                __m512i low = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(w + j * 32)));
+                __m512i high = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(w + j * 32 + 16)));
+                numbers[j][0] = _mm512_permutexvar_ps(low, values);
+                numbers[j][1] = _mm512_permutexvar_ps(high, values);
+                numbers[j][2] = _mm512_permutexvar_ps(_mm512_srli_epi32(low, 4), values);
+                numbers[j][3] = _mm512_permutexvar_ps(_mm512_srli_epi32(high, 4), values);
+            }
+            for (int c = 0; c < 4; c++) {
+                __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_fmadd_ps(numbers[1][c], scales[c], zeros[c]),
+                                                            _mm512_fmadd_ps(numbers[0][c], scales[c], zeros[c]));
+                _mm512_storeu_si512(out + c * 2 * LANES, _mm512_permutexvar_epi16(pairs_of, both));
+            }
+        }
+    }
+}
+
+/* A block that is unpacked once for all rows; false if there is no memory, or no tiles. */
+static int unpacked_block(const Int4 *a, int64_t block)
+{
+    Product product = {(const char *)a->x, 0, a->bias ? a->bias + block * 64 : 0, a->out + block * 64, a->rows, a->n,
+                       a->k / 2, 64, 0, 0, 0};
+    bf16 *panel = takes_tiles(&product) ? malloc(a->k * 64 * sizeof(bf16)) : 0;
+    if (!panel)
+        return 0;
+    unpack_block(a, block, panel);
+    __asm__ volatile("" ::"r"(panel) : "memory"); /* gcc's loads of tiles do not say that they read memory */
+    product.w = (const char *)panel;
+    amx_blocks(&product, 0, 1, 0);
+    free(panel);
+    return 1;
+}
+
 static void int4_blocks(const void *data, int64_t first, int64_t last)
 {
     const Int4 *a = data;
-    for (int64_t block = first; block < last; block++)
+    for (int64_t block = first; block < last; block++) {
+        if (a->rows > INT4_ROWS && unpacked_block(a, block))
+            continue;
         for (int64_t row = 0; row < a->rows; row += INT4_ROWS)
             if (a->rows - row == 1)
                 int4_tile(a, block, row, 1);
@@ -217,6 +435,7 @@ static void int4_blocks(const void *data, int64_t first, int64_t last)
                 int4_tile(a, block, row, 2);
             else
                 int4_tile(a, block, row, INT4_ROWS);
+    }
 }
 
 /* x: [rows, k]; w: [n / 64, k, 32], each byte of one input of outputs i and i + 32; scales_zeros: [k / group, n, 2];
@@ -230,6 +449,6 @@ void int4_linear(const bf16 *x, const uint8_t *w, const bf16 *scales_zeros, cons
 
 #else
 
-int64_t has_products(void) { return 0; }
+int64_t use_products(int64_t most) { return (void)most, 0; }
 
 #endif

@@ -23,6 +23,7 @@ from kernels.linear.rounding import RoundedRows, Rounding
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention, SelfAttention
+from models.layers.layer_loop import LayerLoop
 from models.layers.linear import HeadProduct, make_linear_method
 from models.layers.mlp import GatedMLP, PlainMLP
 from models.layers.moe import SparseMLP
@@ -169,6 +170,7 @@ class CausalLM(nn.Module):
             # What a layer's matrices took as they were read is large: with a small matrix of the next layer in it, it
             # would serve no other large one, and be lost to the KV cache (gpt-oss-120b: 5 GiB and more)
             w.give_back_unused()
+        self._loop = LayerLoop(self.layers, DecoderLayer)
         self.norm = hidden_norm(config, inner, last_norm)
         self.lm_head: LMHead | None = None
         if not config.has_lm_head:
@@ -182,11 +184,9 @@ class CausalLM(nn.Module):
         hidden = self.embed_tokens(input_ids)
         if self.layer_inputs is not None:
             ctx = replace(ctx, layer_inputs=self.layer_inputs(input_ids, hidden))
-        residual: torch.Tensor | None = None
-        layers = self.layers if ctx.only_layers is None else [self.layers[index] for index in ctx.only_layers]
-        for layer in layers:
-            hidden, residual = layer(hidden, residual, ctx)
-        return add_and_norm(self.norm, hidden, residual)[0]
+        if hidden.is_cpu and hidden.dtype == torch.bfloat16:
+            return add_and_norm(self.norm, *self._loop.run(hidden, ctx))[0]
+        return add_and_norm(self.norm, *ctx.run(self.layers, hidden))[0]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, hidden_size] → [N, vocab_size]."""

@@ -6,7 +6,7 @@ server/config/serve_flags.py adds them to the group of memory and batching. Impo
 import argparse
 import importlib.util
 
-from server.config.disaggregation import add_disaggregation_flags
+from server.config.disaggregation import add_disaggregation_flags, shown_counts
 from server.config.value_types import UsageError, kv_events, size, size_or_word, text
 
 
@@ -39,7 +39,7 @@ def check_kv_events(arguments: argparse.Namespace) -> None:
     if arguments.disaggregate is not None:
         raise UsageError(
             "--kv-events-config publishes the prefix cache of one engine at its endpoint, and --disaggregate"
-            " {}p{}d has several: use one of the two.".format(*arguments.disaggregate)
+            f" {shown_counts(arguments.disaggregate)} has several: use one of the two."
         )
     if importlib.util.find_spec("zmq") is None:
         raise UsageError(

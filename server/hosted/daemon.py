@@ -24,6 +24,7 @@ from engine.interface.control import EngineFailed
 from engine.interface.errors import StartupError
 from engine.interface.logs import configure_logging
 from server.config.access_flags import add_access_flags
+from server.config.host_links import host_links_of
 from server.config.serve_config import check_flags, find_model
 from server.config.serve_flags import (
     add_log_flags,
@@ -85,6 +86,7 @@ def _run(flags: Sequence[str], run_dir: RunDir, host_dir: Path) -> int:
         stall_timeout_s=arguments.stall_timeout,
         api_key_file=arguments.api_key_file,
         given_key_hashes=checked.given_key_hashes,
+        host_links=host_links_of(arguments),
     )
     engine_config, server_config = find_model(arguments, checked)
     launcher = Launcher(launch_config, engine_config, server_config, [], run_dir)

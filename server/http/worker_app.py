@@ -47,7 +47,8 @@ class WorkerApp:
             before_send=self.http_metrics.record_state,
         )
         decode_sockets = config.decode_sockets or [config.engine_socket]
-        prefill = [SocketEngineClient(path) for path in config.prefill_sockets]
+        num_local = len(config.prefill_sockets) - config.num_remote
+        prefill = [SocketEngineClient(path, is_remote=i >= num_local) for i, path in enumerate(config.prefill_sockets)]
         if len(decode_sockets) == 1:
             decode = [
                 SocketEngineClient(
@@ -63,8 +64,9 @@ class WorkerApp:
         else:  # their requests go on in another one
             decode = [SocketEngineClient(path) for path in decode_sockets]
         self._sockets = [*prefill, *decode]
+        self._local = [*prefill[:num_local], *decode]
         self.client: EngineClient = decode[0]
-        if prefill:
+        if prefill or len(decode) > 1:
             self.client = PairedEngineClient(
                 prefill,
                 decode,
@@ -72,6 +74,8 @@ class WorkerApp:
                 max_replays=config.max_replays,
                 metrics=self._metrics,
                 has_given_up=self._has_given_up,
+                names=config.engine_names,
+                first_decode=config.first_decode,
             )
 
     async def connect(self) -> None:
@@ -81,8 +85,8 @@ class WorkerApp:
             await client.start()
 
     async def wait_ready(self, *, timeout_s: float) -> None:
-        """Wait up to timeout_s for the greetings of all engines."""
-        await asyncio.gather(*(client.wait_ready(timeout_s=timeout_s) for client in self._sockets))
+        """Wait up to timeout_s for the greetings of this host's engines."""
+        await asyncio.gather(*(client.wait_ready(timeout_s=timeout_s) for client in self._local))
 
     def make_app(self) -> FastAPI:
         """Load the model's text side and return the app. Raises StartupError."""

@@ -13,9 +13,17 @@ from pathlib import Path
 
 import msgspec
 
-from engine.interface.config import EngineConfig, EngineProcessConfig, LaunchConfig, PeerConfig, ServerConfig
+from engine.interface.config import (
+    EngineConfig,
+    EngineProcessConfig,
+    LaunchConfig,
+    PeerConfig,
+    PrefillHost,
+    ServerConfig,
+)
 from engine.interface.control import Heartbeat, Leave, Stage
 from engine.interface.errors import StartupError
+from server.config.disaggregation import shown_counts
 from server.config.serve_config import WorkerConfig
 from server.launcher.engine_health import StepWatchdog
 from server.launcher.processes import child_log_format
@@ -45,8 +53,23 @@ class EngineSpec:
 
     @property
     def decodes(self) -> bool:
-        """False if it computes prompts for others."""
-        return self.config.peer is None or self.config.peer.role == "decode"
+        """False if it computes prompts for others of this daemon, which serves by these."""
+        return self.config.peer is None or self.config.peer.role == "decode" or not self.config.peer.num_decode
+
+
+@dataclass(frozen=True)
+class RemoteEngine:
+    """A prefill engine of another host, and the unix sockets that lead to it (server/launcher/host_links.py)."""
+
+    host: PrefillHost
+    index: int  # there
+    socket: str  # for HTTP workers, as EngineSpec.socket
+    peer_socket: str  # for decode engines
+
+    @property
+    def name(self) -> str:
+        """What /health and the log call it."""
+        return f"{self.host.address}/prefill-{self.index}"
 
 
 def plan_engines(
@@ -58,7 +81,8 @@ def plan_engines(
         return [EngineSpec(0, "engine", config, first)]
     peer = config.peer
     gpus = _gpus_of(peer, config.device, environment, devices)
-    prefill_sockets = [str(run_dir / f"peer-{i}.sock") for i in range(peer.num_prefill)]
+    prefill_sockets = [peer_socket(run_dir, i) for i in range(peer.num_prefill)]
+    prefill_sockets += [remote.peer_socket for remote in remote_engines(config, run_dir)]
     specs: list[EngineSpec] = []
     for role, count in (("decode", peer.num_decode), ("prefill", peer.num_prefill)):
         for i in range(count):
@@ -76,15 +100,41 @@ def plan_engines(
     return specs
 
 
+def peer_socket(run_dir: Path, index: int) -> str:
+    """Return the socket on which a prefill engine of this host listens for decode engines."""
+    return str(run_dir / f"peer-{index}.sock")
+
+
+def remote_engines(config: EngineConfig, run_dir: Path) -> list[RemoteEngine]:
+    """Return the engines of --prefill-hosts."""
+    hosts = [] if config.peer is None else config.peer.prefill_hosts
+    named = [(host, i) for host in hosts for i in range(host.num_engines)]
+    return [
+        RemoteEngine(host, i, str(run_dir / f"remote-{n}.sock"), str(run_dir / f"remote-peer-{n}.sock"))
+        for n, (host, i) in enumerate(named)
+    ]
+
+
 def with_sockets(config: ServerConfig, engines: list[EngineSpec], control_socket: str) -> ServerConfig:
     """Return a worker's configuration with the sockets of the engines and the launcher."""
     config = msgspec.structs.replace(config, engine_socket=engines[0].socket, control_socket=control_socket)
-    if len(engines) == 1:
+    remote = remote_engines(engines[0].config, Path(control_socket).parent)
+    peer = engines[0].config.peer
+    if peer is None or len(engines) + len(remote) == 1:
         return config
+    prefill = [engine for engine in engines if not engine.decodes]
+    decode = [engine for engine in engines if engine.decodes]
     return msgspec.structs.replace(
         config,
-        prefill_sockets=[engine.socket for engine in engines if not engine.decodes],
-        decode_sockets=[engine.socket for engine in engines if engine.decodes],
+        prefill_sockets=[*(engine.socket for engine in prefill), *(engine.socket for engine in remote)],
+        decode_sockets=[engine.socket for engine in decode],
+        engine_names=[
+            *(engine.name for engine in prefill),
+            *(engine.name for engine in remote),
+            *(engine.name for engine in decode),
+        ],
+        num_remote=len(remote),
+        first_decode=peer.first_decode,
     )
 
 
@@ -231,8 +281,9 @@ def _gpus_of(peer: PeerConfig, device: str, environment: Mapping[str, str], devi
         return []
     num_engines = peer.num_prefill + peer.num_decode
     if len(gpus) < num_engines:
+        named = shown_counts((peer.num_prefill, peer.num_decode))
         raise StartupError(
-            f"--disaggregate {peer.num_prefill}p{peer.num_decode}d needs {num_engines} GPUs, one for each engine, and"
+            f"--disaggregate {named} needs {num_engines} GPUs, one for each engine, and"
             f" {len(gpus)} can be seen: use fewer engines, or --device cpu.",
             exit_code=2,
         )

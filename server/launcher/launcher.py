@@ -50,6 +50,7 @@ from server.launcher.engine_set import (
     with_sockets,
     worker_config_of,
 )
+from server.launcher.host_links import HostLinks
 from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.port import Port
 from server.launcher.process_metrics import LauncherStats
@@ -94,6 +95,7 @@ class Launcher:
         self._run_dir = run_dir
         self._engine_module = engine_module
         self._engines = plan_engines(engine_config, run_dir.path, environment=os.environ)
+        self._hosts = HostLinks(config.host_links, self._engines, run_dir.path)
         self._sides = SideEngines(self._engines[1:], hang_after_s=config.stall_timeout_s, on_hang=self._end_hung)
         self._held_ready: Stage | None = None  # of the first engine's first start, until the others are ready
         self._control_socket = str(run_dir.path / "control.sock")
@@ -168,6 +170,7 @@ class Launcher:
         self._end.start()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup, is_on_terminal())
         await self._control.start(self._control_socket)
+        await self._hosts.start()
         logger.info("listening url=%s", self._banner.url)
         self._banner.begin(self._control.state.stage)
         self._watch_for_manager()
@@ -185,7 +188,7 @@ class Launcher:
             self._stand_in.stop()
             self._console.stop()
             self._tasks.cancel()
-            await self._control.aclose()
+            await asyncio.gather(self._control.aclose(), self._hosts.aclose())
             for process in self._children.values():
                 kill_child(process)
             await asyncio.gather(*(process.wait() for process in self._children.values()))
@@ -217,9 +220,8 @@ class Launcher:
     async def _keep_worker(self, index: int) -> None:
         fds = [listener.fileno() for listener in self.port.of_worker(index)]
         server_config = msgspec.structs.replace(self.app_config, worker_index=index)
-        path = self._run_dir.write(
-            f"worker-{index}.json", worker_config_of(server_config, self._config, listen_fds=fds)
-        )
+        config = worker_config_of(server_config, self._config, listen_fds=fds)
+        path = self._run_dir.write(f"worker-{index}.json", config)
         await self._keep(("worker", index), _WORKER_MODULE, path, pass_fds=fds)
         self.port.close_of_worker(index)
 
@@ -290,8 +292,7 @@ class Launcher:
         """Return whether a child is to run: an engine also in a drain, as long as streams may need it to go on."""
         if child == _ENGINE and child in self._started_once and self._server_config.max_replays:
             return not self._end.is_drained
-        is_given = self.port.is_given and child[0] == "worker"
-        return not self._is_draining and not self._end.is_drained and not is_given
+        return not (self._is_draining or self._end.is_drained or (self.port.is_given and child[0] == "worker"))
 
     def _watch_for_manager(self) -> None:
         self._tasks.spawn(self._notifier.watch(state=self._supervised_state))

@@ -6,6 +6,7 @@ For the second form both must speak of the same model in the same way: EngineFac
 server.config.
 """
 
+import functools
 import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,11 +53,19 @@ def facts_of(engine: EngineConfig, server: ServerConfig) -> EngineFacts:
     elif not server.max_replays:
         problem = "with --max-replays 0 a request goes on in no other engine"
     return EngineFacts(
-        protocol=_protocol(),
+        protocol=protocol_digest(),
         model=_digest_model(Path(engine.model), is_dummy=engine.load_format == "dummy"),
         loras=[_digest_adapter(source) for source in engine.loras],
         problem=problem,
     )
+
+
+@functools.cache
+def protocol_digest() -> str:
+    """Return a hash of the messages between HTTP workers and engine: names, types and defaults of all fields."""
+    kinds: list[Any] = [*ToEngine.__args__, *FromEngine.__args__]
+    schemas, components = msgspec.json.schema_components(kinds)
+    return hashlib.sha256(msgspec.json.encode([list(schemas), components], order="sorted")).hexdigest()
 
 
 def why_not_instead(running: EngineFacts | None, following: EngineFacts) -> str:
@@ -116,13 +125,6 @@ def _examine(ask: Ask) -> ModelReport:
 def _check(report: ModelReport) -> None:
     if report.problem:
         raise StartupError(report.problem)
-
-
-def _protocol() -> str:
-    """Return a hash of the messages between HTTP workers and engine: names, types and defaults of all fields."""
-    kinds: list[Any] = [*ToEngine.__args__, *FromEngine.__args__]
-    schemas, components = msgspec.json.schema_components(kinds)
-    return hashlib.sha256(msgspec.json.encode([list(schemas), components], order="sorted")).hexdigest()
 
 
 def _digest_model(folder: Path, *, is_dummy: bool) -> str:

@@ -26,6 +26,11 @@ _OF_A_SERVER = (
     "prompt_cache_budget",
     "disaggregate",
     "disaggregate_from",
+    "disaggregate_listen",
+    "disaggregate_cert",
+    "disaggregate_key",
+    "disaggregate_ca",
+    "prefill_hosts",
     "kv_transport",
 )
 

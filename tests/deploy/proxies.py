@@ -6,25 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.router import NGINX_CONFIG
 from tests.deploy.conftest import need
 from tests.support.daemon import ROOT, Daemon, wait_for
-
-_NGINX = """
-daemon off;
-error_log {folder}/error.log;
-pid {folder}/nginx.pid;
-{user}
-events {{}}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    include {folder}/quire.conf;
-}}
-"""
 
 
 def nginx(folder: Path, port: int, replicas: Sequence[str]) -> list[str]:
@@ -32,7 +16,7 @@ def nginx(folder: Path, port: int, replicas: Sequence[str]) -> list[str]:
     site = (ROOT / "deploy/nginx/quire.conf").read_text()
     (folder / "quire.conf").write_text(_moved(site, "listen 8080", f"listen 127.0.0.1:{port}", replicas))
     user = f"user {folder.owner()};"
-    (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, user=user))
+    (folder / "nginx.conf").write_text(NGINX_CONFIG.format(folder=folder, user=user, num_processes=1))
     return [need("nginx", package="nginx"), "-c", str(folder / "nginx.conf"), "-p", str(folder)]
 
 

@@ -1,5 +1,6 @@
 """Two engines with real models exchange blocks: full attention, windows, states; unequal ones refuse each other."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -188,6 +189,30 @@ def test_other_weights_are_another_identity(llama: Path, tmp_path: Path, peers_o
     assert loaded.peers is not None
     assert loaded.peers._facts["weights"] != weights
     loaded.close()
+
+
+def test_copies_of_the_weights_on_several_hosts_are_equal(llama: Path, tmp_path: Path) -> None:
+    copy, other = tmp_path / "copy", tmp_path / "other"
+    shutil.copytree(llama, copy)
+    shutil.copytree(llama, other)
+    weights = next(other.glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+
+    def identity(folder: Path, **changes: object) -> str:
+        peer = PeerConfig(role="decode", index=0, num_prefill=1, num_decode=1, is_on_several_hosts=True, **changes)
+        loaded = loader(folder)(peer=peer, kv_host_memory_bytes=MIB, kv_cache_memory_bytes=4 * MIB).loaded
+        try:
+            told = loaded.greeting(max_queued_requests=1, max_queued_tokens=1).cache_identity
+            assert loaded.peers is not None
+            assert told == loaded.peers.identity
+            return told
+        finally:
+            loaded.close()
+
+    assert identity(llama) == identity(copy) != identity(other)
+    assert identity(llama) != identity(llama, transport="another") != ""
 
 
 def test_nixl_that_is_missing_is_a_sentence(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from engine.interface import paired_client
@@ -297,6 +298,55 @@ def test_a_reader_that_leaves_aborts_at_the_engine_that_has_the_request():
     assert pair.decode[0].aborted == ["a"]
     assert pair.prefill[0].aborted == []
     assert not any(pair.client._num_open.values())
+
+
+@pytest.mark.parametrize(
+    "change", [{"cache_identity": "another"}, {"max_model_len": 5}], ids=["other blocks", "shorter prompts"]
+)
+def test_a_prefill_engine_of_another_host_that_differs_is_not_asked(change):
+    pair = Pair(num_prefill=2)
+    pair.prefill[0].ready = msgspec.structs.replace(READY, **change)
+    assert tokens_of(pair.run()) == ANSWER
+    assert (len(pair.prefill[0].submitted), len(pair.prefill[1].submitted)) == (0, 1)
+    pair.prefill[1].ready = None
+    assert tokens_of(pair.run(request_id="b")) == ANSWER
+    assert not pair.prefill[0].submitted
+    assert pair.fallbacks() == {"missing": 1}
+    assert pair.client.engines["prefill-0"] is ("max_model_len" in change)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "side"), [(READY.max_model_len, "prefill"), (READY.max_model_len + 1, "decode")]
+)
+def test_an_embedding_of_a_whole_context_is_computed_by_a_prefill_engine(num_tokens, side):
+    pair = Pair()
+    prompt = pack_token_ids([1] * num_tokens)
+    request = AddRequest("a", prompt, SamplingParams(max_tokens=1), arrival_s=0.0, charge=CHARGE, pooling="last")
+
+    async def outputs():
+        return [output async for output in pair.client.submit(request)]
+
+    asyncio.run(outputs())
+    assert len(getattr(pair, side)[0].submitted) == 1
+
+
+def test_decode_engines_of_a_server_are_told_apart_from_those_of_others():
+    pair = Pair(num_decode=2)
+    pair.client = PairedEngineClient(
+        pair.prefill, pair.decode, min_tokens=4, max_replays=2, metrics=pair.metrics,
+        names=["host:1/prefill-0", "decode-0", "decode-1"], first_decode=512,
+    )  # fmt: skip
+    assert tokens_of(pair.run()) == ANSWER
+    assert pair.prefill[0].submitted[0].hand_over == HandOver(512, is_prefill=True, max_tokens=4)
+    assert pair.decode[0].submitted[0].hand_over == HandOver(0)
+    assert list(pair.client.engines) == ["host:1/prefill-0", "decode-0", "decode-1"]
+    assert pair.client.client_of("host:1/prefill-0")[1] is pair.prefill[0]
+
+
+def test_without_prefill_engines_nothing_falls_back():
+    pair = Pair(num_prefill=0, num_decode=2)
+    assert tokens_of(pair.run()) == ANSWER
+    assert pair.fallbacks() == {}
 
 
 def test_state_is_that_of_the_decode_engines():

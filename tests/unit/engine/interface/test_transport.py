@@ -67,12 +67,15 @@ def test_a_flush_is_answered_after_what_the_workers_had_sent_before_it(tmp_path:
 
 
 def test_a_worker_that_connects_later_hears_that_the_queue_is_full(tmp_path: Path) -> None:
-    transport = SocketTransport(str(tmp_path / "engine.sock"), READY)
+    transport = SocketTransport(str(tmp_path / "engine.sock"), READY, clock=lambda: 3.0)
     transport.broadcast(QueueState(True, 7))
     with socket.socket(socket.AF_UNIX) as worker:
         worker.connect(str(tmp_path / "engine.sock"))
         assert list(transport.receive(1.0)) == []
-        assert FrameDecoder(FromEngine).feed(worker.recv(1 << 16)) == [READY, QueueState(True, 7)]
+        assert FrameDecoder(FromEngine).feed(worker.recv(1 << 16)) == [
+            msgspec.structs.replace(READY, now_s=3.0),
+            QueueState(True, 7),
+        ]
     transport.close()
 
 

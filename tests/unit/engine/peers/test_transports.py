@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -159,4 +161,83 @@ def test_a_slot_that_does_not_exist_is_a_failed_copy(slots):
     transport.read(0, [1], [0])
     assert take(transport)[0].is_whole
     assert (slots.array[0] == slots.array[1]).all()
+    transport.close()
+
+
+class _LostAgent:
+    """NIXL's agent, whose peer's process has ended: it tells so by an exception that has no class of its own."""
+
+    backends = ("UCX",)
+    is_busy = False
+
+    def __init__(self, *_):
+        self.released = 0
+
+    def register_memory(self, regions, kind):
+        return regions
+
+    def prep_xfer_dlist(self, agent, descriptors, kind):
+        return self
+
+    def add_remote_agent(self, description):
+        return "peer"
+
+    def get_agent_metadata(self):
+        return b"peer"
+
+    def make_prepped_xfer(self, *_):
+        return self
+
+    def transfer(self, handle):
+        return "PROC"
+
+    def check_xfer_state(self, handle):
+        raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
+
+    def remove_remote_agent(self, agent):
+        raise RuntimeError("NIXL_ERR_NOT_FOUND")
+
+    def release(self):
+        if self.is_busy:
+            raise RuntimeError("NIXL_ERR_REPOST_ACTIVE")
+        self.released += 1
+
+
+def test_a_copy_from_a_host_that_is_gone_ends_without_its_bytes(slots, monkeypatch):
+    nixl = SimpleNamespace(nixl_agent=_LostAgent, nixl_agent_config=lambda backends: None)
+    monkeypatch.setattr("engine.peers.nixl.import_nixl", lambda: nixl)
+    transport = NixlTransport(slots.array)
+    transport.connect(0, transport.memory)
+    reading = transport.read(0, [1], [2])
+    assert not reading.is_done
+    assert transport.take_done() == [reading]
+    assert (reading.is_done, reading.is_whole) == (True, False)
+    assert transport.take_done() == []
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_a_failed_copy_that_cannot_be_cancelled_keeps_its_targets(is_connected, slots, monkeypatch, caplog):
+    nixl = SimpleNamespace(nixl_agent=_LostAgent, nixl_agent_config=lambda backends: None)
+    monkeypatch.setattr("engine.peers.nixl.import_nixl", lambda: nixl)
+    transport = NixlTransport(slots.array)
+    transport.connect(0, transport.memory)
+    reading = transport.read(0, [1], [2])
+    monkeypatch.setattr(_LostAgent, "is_busy", True)
+    if not is_connected:
+        transport.disconnect(0)
+    assert transport.take_done() == transport.take_done() == []
+    assert caplog.text.count("was lost during a copy") == 1
+    monkeypatch.setattr(_LostAgent, "is_busy", False)
+    assert transport.take_done() == [reading]
+    assert (reading.is_done, reading.is_whole) == (True, False)
+    assert transport.take_done() == []
+
+
+def test_memory_of_another_host_is_not_mapped_by_chance(slots):
+    transport = SharedMemory(slots)
+    told = msgspec.json.decode(transport.memory)
+    elsewhere = msgspec.json.encode(told | {"inode": told["inode"] + 1})
+    with pytest.raises(OSError, match="not on this host, or in another container"):
+        transport.connect(0, elsewhere)
+    transport.connect(0, transport.memory)
     transport.close()

@@ -20,6 +20,7 @@ from kernels.linear.reference import make_int_weight
 from kernels.native import library
 from kernels.native.library import Compilation, compiled_beside, loaded, unload
 from kernels.native.ops import takes_attention, takes_rows
+from tests.support.native_library import compiled_library
 
 BF16 = torch.bfloat16
 ROUNDING = 2.0**-7  # of the largest: a number of bf16 may be rounded the other way after sums in another order
@@ -30,22 +31,16 @@ Both = Callable[[Callable[[], T]], tuple[T, T]]
 @pytest.fixture(scope="module")
 def both() -> Iterator[Both]:
     """Call a function with the library and without it; return both results."""
-    compilation = Compilation.start()
-    if compilation is None:
-        pytest.skip("no C compiler on this machine")
-    assert compilation.finish()
-    native = loaded()
-    assert native is not None
+    with compiled_library(with_products=False) as native:
 
-    def call(function: Callable[[], T]) -> tuple[T, T]:
-        library._loaded[:] = [native]
-        with torch.inference_mode():
-            found = function()
-            unload()
-            return found, function()
+        def call(function: Callable[[], T]) -> tuple[T, T]:
+            library._loaded[:] = [native]
+            with torch.inference_mode():
+                found = function()
+                unload()
+                return found, function()
 
-    yield call
-    unload()
+        yield call
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from engine.interface.config import EngineConfig, PeerConfig, ServerConfig
+from engine.interface.config import EngineConfig, PeerConfig, PrefillHost, ServerConfig
 from engine.interface.control import Heartbeat, Leave, Stage
 from engine.interface.errors import StartupError
-from server.launcher.engine_set import SideEngines, plan_engines, with_sockets
+from server.launcher.engine_set import SideEngines, plan_engines, remote_engines, with_sockets
 
 
 def config(num_prefill, num_decode, *, device="cpu"):
@@ -39,6 +39,37 @@ def test_each_engine_has_its_part_and_its_sockets(tmp_path):
     told = with_sockets(ServerConfig(model="m", served_model_names=["m"]), specs, "control")
     assert told.decode_sockets == [specs[0].socket, specs[1].socket]
     assert told.prefill_sockets == [specs[2].socket, specs[3].socket]
+
+
+def test_a_host_that_lends_its_engines_serves_by_them(tmp_path):
+    peer = PeerConfig(role="prefill", index=0, num_prefill=2, num_decode=0)
+    specs = plan_engines(EngineConfig(model="m", device="cpu", peer=peer), tmp_path, environment={})
+    assert [(spec.name, spec.decodes) for spec in specs] == [("prefill-0", True), ("prefill-1", True)]
+    told = with_sockets(ServerConfig(model="m", served_model_names=["m"]), specs, f"{tmp_path}/control.sock")
+    assert (told.prefill_sockets, told.decode_sockets) == ([], [spec.socket for spec in specs])
+    assert told.engine_names == ["prefill-0", "prefill-1"]
+
+
+@pytest.mark.parametrize("num_prefill", [0, 1])
+def test_engines_of_other_hosts_follow_those_of_this_one(num_prefill, tmp_path):
+    hosts = [PrefillHost("a", 1, 2), PrefillHost("::1", 2)]
+    peer = PeerConfig(
+        role="decode", index=0, num_prefill=num_prefill, num_decode=1, prefill_hosts=hosts, first_decode=256
+    )
+    engine = EngineConfig(model="m", device="cpu", peer=peer)
+    specs = plan_engines(engine, tmp_path, environment={})
+    remote = remote_engines(engine, tmp_path)
+    assert [one.name for one in remote] == ["a:1/prefill-0", "a:1/prefill-1", "[::1]:2/prefill-0"]
+    local = ["prefill-0"] * num_prefill
+    assert [spec.name for spec in specs] == ["decode-0", *local]
+    links = specs[0].config.peer.prefill_sockets
+    assert links[num_prefill:] == [one.peer_socket for one in remote]
+    assert specs[0].config.peer.num_engines == 1 + num_prefill
+    told = with_sockets(ServerConfig(model="m", served_model_names=["m"]), specs, f"{tmp_path}/control.sock")
+    assert told.prefill_sockets == [*(spec.socket for spec in specs[1:]), *(one.socket for one in remote)]
+    assert told.engine_names == [*local, *(one.name for one in remote), "decode-0"]
+    assert (told.num_remote, told.first_decode) == (3, 256)
+    assert len({*told.prefill_sockets, *told.decode_sockets, *links}) == 7 + 2 * num_prefill
 
 
 def test_each_engine_has_a_gpu_of_its_own(tmp_path):
