@@ -94,9 +94,9 @@ class DenseLinear:
             self._scratch = allocate_scratch(x.device)
         return gemv(x, w, bias, self._scratch, pdl=has_pdl(x.device))
 
-    def gates(self, x: torch.Tensor, w: torch.Tensor) -> bool:
+    def gates(self, x: torch.Tensor, w: torch.Tensor | Bf16Matrix) -> bool:
         """Return True if gated() is faster than the product and its activation; decided from host-side facts."""
-        return not w.is_mkldnn and on_triton(x) and can_gate(x, w)
+        return not isinstance(w, Bf16Matrix) and on_triton(x) and can_gate(x, w)
 
     def gated(self, x: torch.Tensor, w: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
         """Equal kernels.linear.late_norm.gated_linear. Requires gates(x, w)."""
@@ -106,9 +106,9 @@ class DenseLinear:
             self._scratch = allocate_scratch(x.device)
         return gated_gemv(x, w, self._scratch, is_gelu=is_gelu, pdl=has_pdl(x.device))
 
-    def takes_norm(self, x: torch.Tensor, w: torch.Tensor) -> bool:
+    def takes_norm(self, x: torch.Tensor, w: torch.Tensor | Bf16Matrix) -> bool:
         """Return True if normed() is faster than a norm of x and the product; decided from host-side facts."""
-        return not w.is_mkldnn and on_triton(x) and can_multiply_row(x, w)
+        return not isinstance(w, Bf16Matrix) and on_triton(x) and can_multiply_row(x, w)
 
     def normed(
         self,

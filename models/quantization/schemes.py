@@ -47,7 +47,7 @@ class Unquantized:
         """See LinearMethod.apply."""
         return self._linear(x, params["weight"], bias)
 
-    def gates(self, params: dict[str, torch.Tensor], x: torch.Tensor) -> bool:
+    def gates(self, params: dict[str, torch.Tensor | Bf16Matrix], x: torch.Tensor) -> bool:
         """See TakesGate.gates."""
         return self._linear.gates(x, params["weight"])
 
@@ -55,7 +55,7 @@ class Unquantized:
         """See TakesGate.apply_gated."""
         return self._linear.gated(x, params["weight"], is_gelu=is_gelu)
 
-    def takes_norm(self, params: dict[str, torch.Tensor], x: torch.Tensor) -> bool:
+    def takes_norm(self, params: dict[str, torch.Tensor | Bf16Matrix], x: torch.Tensor) -> bool:
         """See TakesNorm.takes_norm."""
         return self._linear.takes_norm(x, params["weight"])
 
