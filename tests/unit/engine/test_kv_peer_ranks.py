@@ -18,6 +18,7 @@ from engine.offline import OfflineEngine
 from engine.peers.shared_memory import HAS_MEMFD
 from tests.support.checkpoints import make_configs
 from tests.support.reference import save_checkpoint
+from tests.unit.engine.kv_peer_process import MARK
 from tests.unit.engine.test_kv_peers import MIB, PARAMS, prompts
 
 pytestmark = [pytest.mark.skipif(not HAS_MEMFD, reason="needs memfd_create"), pytest.mark.slow]
@@ -58,11 +59,17 @@ class Engine:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
 
     def _next(self):  # type: ignore[no-untyped-def]
         assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
+        for line in self.process.stdout:
+            if line.startswith(MARK):  # NIXL prints, too
+                return json.loads(line.removeprefix(MARK))
+        raise AssertionError("the engine has ended")
 
 
 def config_of(folder: Path, **changes: object) -> EngineConfig:
@@ -122,7 +129,7 @@ def test_answers_of_two_ranks_on_each_side_are_those_of_one_engine(
     for i, (prompt, params) in enumerate(zip(prompts(VOCAB_SIZE, LENGTHS), PARAMS, strict=True)):
         assert answer(prefill, decode, str(i), prompt, params) == expected[i]
     arrived = decode.end()
-    assert arrived["complete"] == len(PARAMS)
+    assert arrived["complete"] == len(PARAMS), arrived
     assert arrived["taken"] > 6
     assert arrived.get("failed", 0) == 0
     assert arrived["bytes"] > 0
