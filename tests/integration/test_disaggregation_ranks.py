@@ -25,7 +25,9 @@ def rank_of(daemon: Daemon, name: str) -> int:
 
 @pytest.fixture
 def split(start: Callable[..., Daemon]) -> Daemon:
-    return start(*FLAGS, *RANKS, "--http-workers", "1").wait_ready(180)
+    served = start(*FLAGS, *RANKS, "--http-workers", "1").wait_ready()
+    wait_for(lambda: served.metrics()["quire_kv_handover_peers"] == 1, timeout_s=60, what="the link")
+    return served
 
 
 def test_answers_of_two_ranks_on_each_side_are_those_of_one_engine(split: Daemon, daemon: Daemon) -> None:
