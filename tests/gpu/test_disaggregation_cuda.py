@@ -49,7 +49,7 @@ def test_answers_of_four_gpus_are_those_of_one(served: tuple[Daemon, Daemon]) ->
     assert metrics["quire_kv_handover_blocks_total{event=taken}"] > len(prompts)
     assert metrics["quire_kv_handover_blocks_total{event=failed}"] == 0
     wait_for(lambda: split.metrics()["quire_kv_handover_open_offers"] == 0, timeout_s=10, what="no open offer")
-    assert "2 × NVIDIA" in split.log
+    assert "2 × " in split.log
 
 
 def test_a_rank_that_is_killed_on_either_side_costs_no_request(served: tuple[Daemon, Daemon]) -> None:
