@@ -137,17 +137,30 @@ class PlanesConfig:
     chunk_tokens: int | None = 16  # as of GroupedConfig; None: each pair is a tile of its own
 
 
-# (largest average of pairs per expert, config). The best of those tried for gpt-oss-20b and Qwen3-30B-A3B
+# (largest average of pairs per expert, config), of all kinds but those in _PLANES_OF. The best of those tried for
+# gpt-oss-20b and Qwen3-30B-A3B
 _PLANES: tuple[tuple[float, PlanesConfig], ...] = (
     (8, PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(128, 4, 3))),
     (48, PlanesConfig(32, PlanesTile(128, 4, 3), PlanesTile(128, 8, 3))),
     (160, PlanesConfig(64, PlanesTile(64, 4, 3, 8), PlanesTile(128, 4, 3, 8), chunk_tokens=64)),
 )
+# The same of tables, whose sums of 64 inputs take registers beside the values: not measured
+_PLANES_TABLES: tuple[tuple[float, PlanesConfig], ...] = (
+    (8, PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(128, 4, 3))),
+    (48, PlanesConfig(32, PlanesTile(64, 4, 3), PlanesTile(128, 8, 3))),
+    (160, PlanesConfig(64, PlanesTile(64, 4, 3, 8), PlanesTile(128, 4, 3, 8), chunk_tokens=64)),
+)
+_PLANES_OF = {"nf4": _PLANES_TABLES, "fp4": _PLANES_TABLES}
 _PLANES_MANY_IN_SUMS = PlanesConfig(128, PlanesTile(128, 8, 3, 8), PlanesTile(128, 8, 3, 8), chunk_tokens=64)
+_PLANES_MANY_OF_TABLES = PlanesConfig(128, PlanesTile(64, 8, 3, 8), PlanesTile(128, 8, 3, 8), chunk_tokens=64)
 _PLANES_MANY = {
     "mxfp4": PlanesConfig(128, PlanesTile(64, 4, 3, 8), PlanesTile(128, 8, 2, 8), chunk_tokens=64),
     "fp8": _PLANES_MANY_IN_SUMS,
     "int4": _PLANES_MANY_IN_SUMS,  # of no sweep: its groups are summed apart as those of fp8
+    # Not measured: as mxfp4, whose scales are in the values, too; and the largest tile that spills no registers
+    "nvfp4": PlanesConfig(128, PlanesTile(64, 4, 3, 8), PlanesTile(128, 8, 2, 8), chunk_tokens=64),
+    "nf4": _PLANES_MANY_OF_TABLES,
+    "fp4": _PLANES_MANY_OF_TABLES,
 }
 _PLANES_FEW = PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(64, 4, 3), chunk_tokens=None)
 
@@ -156,7 +169,8 @@ def registers_config(kind: str, *, num_pairs: int, num_experts: int, is_few: boo
     """Return the config of products that unpack to registers. is_few: no two pairs share a tile."""
     if is_few:
         return _PLANES_FEW
-    return next((config for bound, config in _PLANES if num_pairs <= bound * num_experts), _PLANES_MANY[kind])
+    configs = _PLANES_OF.get(kind, _PLANES)
+    return next((config for bound, config in configs if num_pairs <= bound * num_experts), _PLANES_MANY[kind])
 
 
 @dataclass(frozen=True)
@@ -180,6 +194,7 @@ class PlanesPairsConfig:
 # 43 us, where products in registers take 50. With 2 tokens it takes 77 to 82 instead of 72, with 4 tokens 120 to 129
 # instead of 104. One token of Qwen3-30B-A3B takes 30 to 34 instead of 29 in FP8, and 25 to 26 instead of 24 in 4-bit
 # integers
+_PAIRS_KINDS = ("mxfp4",)
 _PLANES_PAIRS = PlanesPairsConfig(PlanesPairTile(16, 2, 2), PlanesPairTile(8, 4, 2))
 
 
@@ -234,7 +249,7 @@ def planes_config(
 
     can_round: activations may be rounded to FP8, for experts of FP8.
     """
-    if kind == "mxfp4" and num_tokens == 1:
+    if kind in _PAIRS_KINDS and num_tokens == 1:
         return _PLANES_PAIRS
     sizes = {"num_pairs": num_tokens * top_k, "num_experts": num_experts}
     is_few = uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts)
@@ -244,4 +259,5 @@ def planes_config(
 
 def planes_configs() -> list[PlanesConfig]:
     """Return every config that is served."""
-    return [_PLANES_FEW, *(config for _, config in _PLANES), *dict.fromkeys(_PLANES_MANY.values())]
+    some = [config for configs in (_PLANES, *_PLANES_OF.values()) for _, config in configs]
+    return [*dict.fromkeys((_PLANES_FEW, *some, *_PLANES_MANY.values()))]

@@ -110,7 +110,7 @@ NAMES = {
     ("storage", "arrangement"),
     [
         *((storage, "rows") for storage in ("mxfp4", "fp8", "fp8_rows", "nvfp4", "nf4")),
-        *((storage, "planes") for storage in ("mxfp4", "fp8", "fp8_rows")),
+        *((storage, "planes") for storage in ("mxfp4", "fp8", "fp8_rows", "nvfp4", "nf4")),
     ],
 )
 def test_every_cut_of_packed_experts_compiles_and_fits(storage, arrangement, tmp_path):
@@ -118,6 +118,8 @@ def test_every_cut_of_packed_experts_compiles_and_fits(storage, arrangement, tmp
     names = {"_grouped_kernel", "_pairs_up_kernel", "_pairs_down_kernel"}
     assert {kernel.name for kernel in compiled} >= (names if arrangement == "rows" else {"_planes_kernel"})
     assert max(kernel.shared_bytes for kernel in compiled) <= HOPPER_SHARED_BYTES, compiled
+    if arrangement == "planes" and storage in ("nvfp4", "nf4"):
+        assert max(kernel.local_bytes for kernel in compiled) == 0, compiled
 
 
 @pytest.mark.full
