@@ -1,6 +1,6 @@
 """Checks, then times, 4-bit floats and tables in planes beside what reads tables: python -m benchmarks.low_bits.
 
-[--parts dense experts] [--rows 1,2,4,8,16,32,64,512,4096] [--seconds N] [--json FILE]
+[--parts dense experts] [--rows 1,2,4,8,16,32,64,256,512,4096] [--seconds N] [--json FILE]
 
 dense: NVFP4 and MXFP4 layers of Llama 3.1 8B: "tables" looks codes up (kernels/linear/triton_float4.py), "served" is
 the rule of kernels/linear/planes_configs.py, then candidates for it; beside them bf16, int4 in groups of 128 and NF4.
@@ -28,7 +28,7 @@ from benchmarks.low_bits_cuts import Case, dense_cases, expert_cases
 from benchmarks.report import Report, format_table
 from kernels.precompile import Compilation, collect_kernels
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 512, 4096)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 512, 4096)
 PARTS: dict[str, Callable[[Sequence[int]], Iterable[list[Case]]]] = {"dense": dense_cases, "experts": expert_cases}
 _COLUMNS = ("bf16", "int4", "nf4", "before", "served", "best")
 

@@ -144,23 +144,20 @@ _PLANES: tuple[tuple[float, PlanesConfig], ...] = (
     (48, PlanesConfig(32, PlanesTile(128, 4, 3), PlanesTile(128, 8, 3))),
     (160, PlanesConfig(64, PlanesTile(64, 4, 3, 8), PlanesTile(128, 4, 3, 8), chunk_tokens=64)),
 )
-# The same of tables, whose sums of 64 inputs take registers beside the values: not measured
+# The same of tables, whose sums of 64 inputs take registers beside the values, so that 128 rows spill: not measured
 _PLANES_TABLES: tuple[tuple[float, PlanesConfig], ...] = (
     (8, PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(128, 4, 3))),
     (48, PlanesConfig(32, PlanesTile(64, 4, 3), PlanesTile(128, 8, 3))),
-    (160, PlanesConfig(64, PlanesTile(64, 4, 3, 8), PlanesTile(128, 4, 3, 8), chunk_tokens=64)),
+    (float("inf"), PlanesConfig(64, PlanesTile(64, 4, 3, 8), PlanesTile(128, 4, 3, 8), chunk_tokens=64)),
 )
 _PLANES_OF = {"nf4": _PLANES_TABLES, "fp4": _PLANES_TABLES}
 _PLANES_MANY_IN_SUMS = PlanesConfig(128, PlanesTile(128, 8, 3, 8), PlanesTile(128, 8, 3, 8), chunk_tokens=64)
-_PLANES_MANY_OF_TABLES = PlanesConfig(128, PlanesTile(64, 8, 3, 8), PlanesTile(128, 8, 3, 8), chunk_tokens=64)
 _PLANES_MANY = {
     "mxfp4": PlanesConfig(128, PlanesTile(64, 4, 3, 8), PlanesTile(128, 8, 2, 8), chunk_tokens=64),
     "fp8": _PLANES_MANY_IN_SUMS,
     "int4": _PLANES_MANY_IN_SUMS,  # of no sweep: its groups are summed apart as those of fp8
-    # Not measured: as mxfp4, whose scales are in the values, too; and the largest tile that spills no registers
+    # Not measured: as mxfp4, whose scales are in the values, too
     "nvfp4": PlanesConfig(128, PlanesTile(64, 4, 3, 8), PlanesTile(128, 8, 2, 8), chunk_tokens=64),
-    "nf4": _PLANES_MANY_OF_TABLES,
-    "fp4": _PLANES_MANY_OF_TABLES,
 }
 _PLANES_FEW = PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(64, 4, 3), chunk_tokens=None)
 
@@ -170,7 +167,8 @@ def registers_config(kind: str, *, num_pairs: int, num_experts: int, is_few: boo
     if is_few:
         return _PLANES_FEW
     configs = _PLANES_OF.get(kind, _PLANES)
-    return next((config for bound, config in configs if num_pairs <= bound * num_experts), _PLANES_MANY[kind])
+    found = next((config for bound, config in configs if num_pairs <= bound * num_experts), None)
+    return found or _PLANES_MANY[kind]
 
 
 @dataclass(frozen=True)

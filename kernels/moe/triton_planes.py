@@ -126,7 +126,9 @@ def _planes_kernel(
         scale_ptrs += sources
         stride_scale = HALVES * n
         scale_of_up = n
-    table = load_table(factors_ptr, KIND, HAS_PTX)
+    table = None
+    if KIND == "nf4" or KIND == "fp4":
+        table = load_table(factors_ptr)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up = acc
     for group in tl.range(0, num_groups, num_stages=STAGES):

@@ -72,26 +72,23 @@ def int4(words, scales, x, PLANE_INDEX: tl.constexpr, KIND: tl.constexpr, HAS_PT
 
 
 @triton.jit
-def load_table(ptr, KIND: tl.constexpr, HAS_PTX: tl.constexpr):
+def load_table(ptr):
     """Return the argument `table` of lut4: 8 words that stay in registers, where constants would be made anew.
 
     Tiles of one word, as a scalar would keep the compiler from moving loads to the layout of the product.
     """
-    if HAS_PTX and (KIND == "nf4" or KIND == "fp4"):
-        ptrs = ptr + tl.zeros([1, 1], tl.int32)
-        return (
-            tl.load(ptrs), tl.load(ptrs + 1), tl.load(ptrs + 2), tl.load(ptrs + 3),
-            tl.load(ptrs + 4), tl.load(ptrs + 5), tl.load(ptrs + 6), tl.load(ptrs + 7),
-        )  # fmt: skip
-    else:
-        return None
+    ptrs = ptr + tl.zeros([1, 1], tl.int32)
+    return (
+        tl.load(ptrs), tl.load(ptrs + 1), tl.load(ptrs + 2), tl.load(ptrs + 3),
+        tl.load(ptrs + 4), tl.load(ptrs + 5), tl.load(ptrs + 6), tl.load(ptrs + 7),
+    )  # fmt: skip
 
 
 @triton.jit
 def lut4(words, scales, table, x, RUN: tl.constexpr, KIND: tl.constexpr, HAS_PTX: tl.constexpr):
     """Planes 2 * RUN and 2 * RUN + 1 of words [N, 32], without scales, in x's dtype: values of the table KIND.
 
-    table: from load_table, of the PlanesMatrix's. scales: [N] fp32, an operand as in e4m3.
+    table: from load_table, of the PlanesMatrix's; read by the PTX alone. scales: [N] fp32, an operand as in e4m3.
     """
     if HAS_PTX:
         ASM: tl.constexpr = _LUT4[RUN]

@@ -119,7 +119,9 @@ def _planes_pairs_up_kernel(
         scale_ptrs += sources
         stride_scale = HALVES * n
         scale_of_up = n
-    table = load_table(factors_ptr, KIND, HAS_PTX)
+    table = None
+    if KIND == "nf4" or KIND == "fp4":
+        table = load_table(factors_ptr)
     gates = tl.zeros([BLOCK_N, PLANE_K], tl.float32)
     ups = gates
     for group in tl.range(0, num_groups, loop_unroll_factor=UNROLL):
@@ -190,7 +192,9 @@ def _planes_pairs_down_kernel(
     else:
         scale_ptrs += sources
         stride_scale = n
-    table = load_table(factors_ptr, KIND, HAS_PTX)
+    table = None
+    if KIND == "nf4" or KIND == "fp4":
+        table = load_table(factors_ptr)
     acc = tl.zeros([PLACES * BLOCK_N, PLANE_K], tl.float32)
     for group in tl.range(0, num_groups, loop_unroll_factor=UNROLL):
         x0, x1, x2, x3 = _load_planes(x_ptrs, group * GROUP_K, k, PLANE_K, EVEN_K)
