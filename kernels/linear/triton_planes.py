@@ -11,10 +11,11 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch.nn import functional
 
 from kernels.attention.triton_common import prefetch_l2
 from kernels.linear.planes import GROUP, PLANE, Float4Planes
-from kernels.linear.planes_configs import PlanesConfig
+from kernels.linear.planes_configs import PlanesConfig, planes_config
 from kernels.linear.splits import SCRATCH_SUMS
 from kernels.linear.triton_e2m1 import e2m1, scales_by_16, scales_by_32
 from kernels.linear.triton_split_k import SplitKScratch, store_split
@@ -46,6 +47,18 @@ def allocate_scratch(device: torch.device) -> SplitKScratch:
 def has_ptx(x: torch.Tensor) -> bool:
     """Return True if codes become values by PTX, which knows bfloat16 only."""
     return x.is_cuda and x.dtype == torch.bfloat16
+
+
+def planes_linear(
+    x: torch.Tensor, weight: Float4Planes, bias: torch.Tensor | None, scratch: SplitKScratch, *, pdl: bool = False
+) -> torch.Tensor:
+    """See kernels.linear.planes.planes_linear. Makes values in registers, or for cuBLAS."""
+    config = None
+    if can_planes_gemm(x, weight):
+        config = planes_config(num_rows=x.shape[0], n=weight.out_features, k=weight.in_features)
+    if config is None:
+        return functional.linear(x, dequantize(weight, x.dtype), bias)
+    return planes_gemm(x, weight, bias, scratch, config=config, pdl=pdl)
 
 
 def planes_gemm(
