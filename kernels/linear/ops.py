@@ -1,10 +1,11 @@
 """The linear products that models call; each selects its Triton twin on CUDA, or torch.
 
-kernels/linear/reference.py, float4.py and w8a8.py are the specifications. Imports Triton only if it is installed.
+kernels/linear/reference.py, dense.py, float4.py and w8a8.py are the specifications. Imports Triton only if it is there.
 
-DenseLinear multiplies 16- and 32-bit matrices, on a CPU also those that onednn.py has packed. IntLinear multiplies
-packed integer weights. rows_linear multiplies 8-bit floats: tensor cores support e4m3 since Ada, and torch's product
-with a scale per row is used since Hopper; on older GPUs the values, which are exact in bf16, are multiplied as bf16.
+DenseLinear multiplies 16- and 32-bit matrices, on a CPU also those that onednn.py has packed; gated_linear does where
+one kernel for a product and its gate pays. IntLinear multiplies packed integer weights. rows_linear multiplies 8-bit
+floats: tensor cores support e4m3 since Ada, and torch's product with a scale per row is used since Hopper; on older
+GPUs the values, which are exact in bf16, are multiplied as bf16.
 Fp8BlockLinear and Int8Linear round activations, too, and multiply 8-bit floats with scales by block, and integers.
 onednn.py does the latter on a CPU. Linear4Bit and linear_int8 multiply bitsandbytes weights, and Float4Linear 4-bit
 floats: by a Triton twin for few rows; for many rows the matrix is dequantised first, since cuBLAS then takes longer.
@@ -18,7 +19,7 @@ import torch
 from torch.nn import functional
 
 from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
-from kernels.linear import float4, onednn, reference, rounding, w8a8
+from kernels.linear import dense, float4, onednn, reference, rounding, w8a8
 from kernels.linear.float4 import Float4Weight
 from kernels.linear.int4_cpu import Int4Matrix, int4_linear
 from kernels.linear.lut4_configs import float4_gemm_config, lut4_gemm_config
@@ -40,7 +41,7 @@ if HAS_TRITON:
     from kernels.linear.triton_gemv import allocate_scratch, can_gemv, gemv
     from kernels.linear.triton_split_k import SplitKScratch
 try:
-    from kernels.linear import gluon_blocks
+    from kernels.linear import gluon_blocks, gluon_dense
 
     HAS_GLUON = True
 except ImportError:
@@ -89,6 +90,16 @@ class DenseLinear:
         if self._scratch is None:
             self._scratch = allocate_scratch(x.device)
         return gemv(x, w, bias, self._scratch, pdl=has_pdl(x.device))
+
+
+def gated_linear(x: torch.Tensor, w: torch.Tensor | Bf16Matrix, *, is_gelu: bool) -> torch.Tensor | None:
+    """See kernels.linear.dense.gated_linear. None: a product and a gate after it are as fast, or there is no kernel."""
+    if not (HAS_GLUON and on_triton(x)) or isinstance(w, Bf16Matrix) or _capability(x.device)[0] != 9:
+        return None
+    sizes = {"num_rows": x.shape[0], "n": w.shape[0], "k": w.shape[1], "num_sms": _num_sms(x.device)}
+    if not (dense.pays(**sizes) and gluon_dense.takes(x, w)):
+        return None
+    return gluon_dense.gated_linear(x, w, is_gelu=is_gelu, pdl=True)
 
 
 class IntLinear:
@@ -351,3 +362,8 @@ def _has_lookups(device: torch.device) -> bool:
 @functools.cache
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
+
+
+@functools.cache
+def _num_sms(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from kernels.linear.onednn import Bf16Matrix, can_pack, pack
-from kernels.linear.ops import DenseLinear, Int8Linear
+from kernels.linear.ops import DenseLinear, Int8Linear, gated_linear
 from kernels.linear.rounding import RoundedRows
 from kernels.linear.w8a8 import quantize_matrix_int8
 from models.config.model_config import ModelConfig
@@ -38,6 +38,12 @@ class ColumnLinear(nn.Module):
     def forward(self, x: torch.Tensor | RoundedRows) -> torch.Tensor:
         """x: [T, in_features], whole → [T, outputs of this rank], the parts side by side."""
         return _apply(self.method, self.params, x, self.bias)
+
+    def gated(self, x: torch.Tensor | RoundedRows, *, is_gelu: bool) -> torch.Tensor | None:
+        """Return activation(gate) * up of two parts, gate and up, if one kernel computes that: [T, outputs / 2]."""
+        if self.bias is not None or isinstance(x, RoundedRows) or not isinstance(self.method, Unquantized):
+            return None
+        return gated_linear(x, self.params["weight"], is_gelu=is_gelu)
 
 
 class RowLinear(nn.Module):

@@ -54,10 +54,14 @@ class GatedMLP(nn.Module):
 
     def forward(self, hidden: torch.Tensor | RoundedRows) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
+        rounding = self.down_proj.rounding
+        if rounding is None and self.gate_factor == 1.0:
+            inner = self.gate_up_proj.gated(hidden, is_gelu=self.is_gelu)
+            if inner is not None:
+                return self.down_proj(inner)
         gate_up = self.gate_up_proj(hidden)
         if self.gate_factor != 1.0:
             gate_up.chunk(2, dim=-1)[0].mul_(self.gate_factor)
-        rounding = self.down_proj.rounding
         if rounding is not None:
             return self.down_proj(gate_and_mul_rounded(gate_up, rounding, is_gelu=self.is_gelu))
         return self.down_proj(self.activate_and_mul(gate_up))

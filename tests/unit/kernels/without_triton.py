@@ -171,6 +171,7 @@ CASES: dict[str, Callable[[], object]] = {
     "allow_only": lambda: ops.allow_only(torch.randn(1, 64), ROW, torch.ones(1, 2, dtype=torch.int32)),
     "LoraTokens": add_loras,
     "DenseLinear": lambda: linear_ops.DenseLinear()(X, W, BIAS),
+    "gated_linear": lambda: linear_ops.gated_linear(X, W, is_gelu=False),
     "IntLinear": multiply_int,
     "quantize_rows": lambda: linear_ops.quantize_rows(X),
     "quantize_by": lambda: linear_ops.quantize_by(X, torch.tensor(0.1)),
