@@ -1,6 +1,6 @@
-"""Checks, then times, products of many rows with their gate, in turns with cuBLAS: python -m benchmarks.dense_products.
+"""Checks, then times, products of many rows with their gate, in turns with cuBLAS.
 
-[--only gated …] [--seconds N] [--turn SECONDS] [--json FILE]
+python -m benchmarks.dense_products [--only gate_up …] [--seconds N] [--turn SECONDS] [--json FILE]
 
 A case is a model's matrix and a number of rows. Candidates are the served tile of kernels/linear/gluon_dense.py, as
 "served", and others; "cuBLAS" is torch's product and the gate's kernel behind it. Each candidate is first compared with

@@ -179,7 +179,7 @@ def _load(x_desc, w_desc, rings, size, num_steps, row_tiles, tiles, GROUP: gl.co
             done += 1
 
 
-@gluon.jit(do_not_specialize=["row_tiles"])
+@gluon.jit(do_not_specialize=["size", "num_steps", "row_tiles", "tiles"])
 def _kernel(
     x_desc, w_desc, out_desc, size, num_steps, row_tiles, tiles,
     CONSUMERS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, AHEAD: gl.constexpr, IS_GELU: gl.constexpr,
