@@ -29,6 +29,7 @@ class DenseConfig:
     num_stages: int = 3  # of 64 inputs, in shared memory
     group: int = 11  # tiles of rows that run side by side: a quarter of those of 8,192 rows
     is_ahead: bool = True  # a warpgroup starts a step before its last one is done
+    is_joint: bool = False  # gate and up are one product of 256 columns; only with 2 consumers
 
 
 def gated_linear(x: torch.Tensor, w: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:

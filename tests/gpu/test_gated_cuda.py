@@ -1,4 +1,4 @@
-"""The product with its gate for Hopper against float64, with ragged rows, outputs and inputs."""
+"""Products of 16 bits for Hopper, with a gate and plain, against float64, with ragged rows, outputs and inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ pytestmark = [
 ]
 DTYPES = [torch.bfloat16, torch.float16]
 TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 5e-4}  # of the output's rounding
-CONFIGS = [DenseConfig(), DenseConfig(is_ahead=False, group=1), DenseConfig(consumers=2, num_stages=4, group=16)]
+CONFIGS = [
+    DenseConfig(),
+    DenseConfig(is_ahead=False, group=1),
+    DenseConfig(consumers=2, num_stages=4, group=16),
+    DenseConfig(consumers=2, num_stages=4, group=16, is_joint=True),
+]
 # Outputs of gate and inputs: of Qwen3 0.6B, one tile, and those that end within a tile and a step
 SHAPES = [(3072, 1024), (128, 64), (1000, 1096), (136, 200), (320, 2048)]
 ROWS = [1, 64, 65, 191, 192, 193, 1000, 4097]
@@ -42,6 +47,20 @@ def test_products_with_a_gate(size, k, is_gelu, dtype):
             out = gluon_dense.gated_linear(x, w, is_gelu=is_gelu, config=config, pdl=pdl)
             assert out.shape == (num_rows, size)
             assert out.dtype == dtype
+            assert relative_error(out, expected) < TOLERANCE[dtype], (num_rows, config)
+            assert relative_error(out[-1], expected[-1]) < TOLERANCE[dtype], (num_rows, config)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size", "k"), SHAPES)
+def test_plain_products(size, k, dtype):
+    from kernels.linear import gluon_dense
+
+    for num_rows in ROWS:
+        x, w = _problem(num_rows, size, k, dtype)
+        expected = x.double() @ w.double().T
+        for config in CONFIGS:
+            out = gluon_dense.dense_linear(x, w, config=config, pdl=True)
             assert relative_error(out, expected) < TOLERANCE[dtype], (num_rows, config)
             assert relative_error(out[-1], expected[-1]) < TOLERANCE[dtype], (num_rows, config)
 
