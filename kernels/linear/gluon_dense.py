@@ -200,11 +200,12 @@ def _inverse(x):
     """Return 1 / x, for two values by one reciprocal: these bind the gate's time."""
     return gl.inline_asm_elementwise(
         """{
-        .reg .f32 both;
+        .reg .f32 both, first;
         mul.f32 both, $2, $3;
         rcp.approx.ftz.f32 both, both;
-        mul.f32 $0, both, $3;
+        mul.f32 first, both, $3;
         mul.f32 $1, both, $2;
+        mov.f32 $0, first;
         }""",
         "=f,=f,f,f", [x], dtype=gl.float32, is_pure=True, pack=2,
     )  # fmt: skip
