@@ -1,4 +1,4 @@
-"""Checks, then times, products of many rows, with a gate or plain, in turns with cuBLAS.
+"""Checks, then times, products of many rows with their gate in one kernel, in turns with cuBLAS.
 
 python -m benchmarks.dense_products [--only gate_up …] [--seconds N] [--turn SECONDS] [--json FILE]
 
@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from benchmarks.kernel_timing import BF16_CUDA, machine_facts, num_copies
 from benchmarks.report import Report, format_table
-from kernels.linear import dense
+from kernels.linear import dense, late_norm
 from kernels.linear.dense import DenseConfig
 from kernels.ops import gelu_tanh_and_mul, silu_and_mul
 from kernels.precompile import Compilation, collect_kernels
@@ -44,13 +44,13 @@ class Case:
     rows: int
     size: int
     k: int
-    gate: str | None = "silu"  # or "gelu"; None: a plain product
+    is_gelu: bool = False
     is_swept: bool = False  # has all candidates
 
     @property
     def outputs(self) -> int:
         """Outputs of the matrix."""
-        return self.size if self.gate is None else 2 * self.size
+        return 2 * self.size
 
     @property
     def flops(self) -> float:
@@ -59,15 +59,7 @@ class Case:
 
 
 SERVED = DenseConfig()
-CANDIDATES = {
-    "served": SERVED,
-    "group 8": dataclasses.replace(SERVED, group=8),
-    "group 22": dataclasses.replace(SERVED, group=22),
-    "waits": dataclasses.replace(SERVED, is_ahead=False),
-    "128 rows": DenseConfig(consumers=2, num_stages=4, group=16),
-    "128 rows, waits": DenseConfig(consumers=2, num_stages=4, group=16, is_ahead=False),
-    "128 rows, joint": DenseConfig(consumers=2, num_stages=4, group=16, is_joint=True),
-}
+CANDIDATES = {"served": SERVED, "group 8": DenseConfig(group=8), "2 stages": DenseConfig(num_stages=2)}
 # In the order of their worth, since --seconds may end the list
 CASES = (
     Case("8B gate_up", 8192, 14336, 4096, is_swept=True),
@@ -75,22 +67,14 @@ CASES = (
     Case("Qwen2.5-7B gate_up", 8192, 18944, 3584),
     Case("1.7B gate_up", 8192, 6144, 2048),
     Case("32B gate_up", 8192, 25600, 5120),
-    Case("Gemma-2-9B gate_up", 8192, 14336, 3584, "gelu"),
-    Case("8B gate_up, plain", 8192, 28672, 4096, None, is_swept=True),
-    Case("8B qkv", 8192, 6144, 4096, None),
-    Case("8B o", 8192, 4096, 4096, None),
-    Case("8B down", 8192, 4096, 14336, None),
-    *(Case("8B gate_up", rows, 14336, 4096) for rows in (1024, 1536, 2048, 3072, 4096, 6144)),
-    *(Case("0.6B gate_up", rows, 3072, 1024) for rows in (1024, 2048, 4096)),
-    *(Case("1.7B gate_up", rows, 6144, 2048) for rows in (1024, 2048, 4096)),
+    Case("Gemma-2-9B gate_up", 8192, 14336, 3584, is_gelu=True),
+    *(Case("8B gate_up", rows, 14336, 4096) for rows in (1024, 1536, 1728, 2048, 2112, 3072, 4096, 6144)),
+    *(Case("0.6B gate_up", rows, 3072, 1024) for rows in (1024, 1536, 2048, 4096)),
+    *(Case("1.7B gate_up", rows, 6144, 2048) for rows in (1024, 1536, 2048, 4096)),
     Case("8B gate_up of two ranks", 8192, 7168, 4096),
     Case("8B gate_up of four ranks", 8192, 3584, 4096),
     Case("Qwen2.5-7B gate_up", 2048, 18944, 3584),
     Case("32B gate_up", 2048, 25600, 5120),
-    Case("0.6B qkv", 8192, 4096, 1024, None),
-    Case("0.6B down", 8192, 1024, 3072, None),
-    Case("32B qkv", 8192, 10240, 5120, None),
-    Case("32B down", 8192, 5120, 25600, None),
 )
 
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -123,26 +107,15 @@ def main() -> None:
 
 
 def _candidates(case: Case) -> dict[str, Call]:
-    """Return the calls by name, those with the gate, if the case has one."""
-    from kernels.linear.gluon_dense import dense_linear, gated_linear
+    """Return the calls by name."""
+    from kernels.linear.gluon_dense import gated_linear
 
-    chosen = CANDIDATES if case.is_swept else {"served": SERVED}
-    if case.gate is None:
-        plain = {name: functools.partial(dense_linear, config=config, pdl=True) for name, config in chosen.items()}
-        return {"cuBLAS": functional.linear, **plain}
-    is_gelu = case.gate == "gelu"
-    activate = gelu_tanh_and_mul if is_gelu else silu_and_mul
+    activate = gelu_tanh_and_mul if case.is_gelu else silu_and_mul
     own = {
-        name: functools.partial(gated_linear, is_gelu=is_gelu, config=config, pdl=True)
-        for name, config in chosen.items()
+        name: functools.partial(gated_linear, is_gelu=case.is_gelu, config=config, pdl=True)
+        for name, config in (CANDIDATES if case.is_swept else {"served": SERVED}).items()
     }
     return {"cuBLAS": lambda x, w: activate(functional.linear(x, w)), **own}
-
-
-def _specify(case: Case, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    if case.gate is None:
-        return functional.linear(x, w)
-    return dense.gated_linear(x, w, is_gelu=case.gate == "gelu")
 
 
 def _make(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,7 +150,7 @@ def _measure(case: Case, turn_s: float) -> Iterator[Report]:
     num_sms = torch.cuda.get_device_properties("cuda").multi_processor_count
     shares = {
         "fill": dense.fill(num_rows=case.rows, n=case.outputs, num_sms=num_sms),
-        "rule": case.gate is not None and dense.pays(num_rows=case.rows, n=case.outputs, k=case.k, num_sms=num_sms),
+        "rule": dense.pays(num_rows=case.rows, n=case.outputs, k=case.k, num_sms=num_sms),
     }
     for name in (*calls, "cuBLAS alone"):
         result: Report = dataclasses.asdict(case) | shares | {"candidate": name, "error": errors.get(name)}
@@ -206,7 +179,7 @@ def _check(case: Case, calls: dict[str, Call]) -> tuple[dict[str, float], dict[s
         print(f"# checking {case.name} {case.rows} {name}", flush=True)  # names the one that hangs or faults
         x, w = _make(case)
         rows = torch.randperm(case.rows, device=x.device)[:_CHECKED_ROWS]
-        expected = _specify(case, x[rows].float(), w.float())
+        expected = late_norm.gated_linear(x[rows].float(), w.float(), is_gelu=case.is_gelu)
         try:
             out = call(x, w)
             difference = out[rows].float() - expected
@@ -279,7 +252,7 @@ def make_table(results: Sequence[Report]) -> str:
 def make_summary(results: Sequence[Report]) -> str:
     """Return a line on the rule, and one per swept case with its fastest candidates."""
     timed = [result for result in results if "us" in result]
-    served = [result for result in timed if result["candidate"] == "served" and result["gate"] is not None]
+    served = [result for result in timed if result["candidate"] == "served"]
     wrong = [
         f"{result['name']} {result['rows']} ({result['against_cublas'] - 1:+.1%})"
         for result in served

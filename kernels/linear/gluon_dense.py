@@ -1,8 +1,8 @@
-"""x @ w.T in 16 bits for Hopper in Gluon, with a gate or without: for many rows, where products bound the time.
+"""x @ w.T in 16 bits and the gate behind it, for Hopper in Gluon: for many rows, where products bound the time.
 
-gated_linear computes what gated_linear of kernels/linear/dense.py does. A tile has the same 128 outputs of gate and
+gated_linear computes what gated_linear of kernels/linear/late_norm.py does. A tile has the same 128 outputs of gate and
 of up as two products of equal layout, so that a thread holds both of a pair: the gate is applied to the accumulators,
-and neither product is written. dense_linear has 256 outputs side by side instead.
+and neither product is written.
 
 Each warpgroup has 64 rows; three share the weights of a tile, since tiles of 192 x 256 read L2 a fifth less than those
 of 128 x 256, and Triton 3.6 has no multicast. One warp loads. Programs are persistent, so that its loads run ahead into
@@ -21,19 +21,19 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.gluon_common import allocate_barriers, grid_dependency
-from kernels.linear.dense import PART, ROWS, DenseConfig
+from kernels.linear.dense import HEIGHT, PART, DenseConfig, pays
 
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
 
 if not triton.__version__.startswith("3.6."):
     raise ImportError(f"the Hopper product of 16 bits needs Triton 3.6, whose Gluon it uses, not {triton.__version__}")
 
+_ROWS = 64  # of a warpgroup
+_CONSUMERS = gl.constexpr(HEIGHT // _ROWS)
 _STEP = 64  # inputs of a stage: 128 bytes, the widest swizzle
 _LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 _LOG2_E = gl.constexpr(1.4426950408889634)
 _GELU = gl.constexpr(1.5957691216057308)  # 2 * sqrt(2 / pi)
-# Of the two products of a tile
-_NO_GATE, _SILU, _GELU_TANH = (gl.constexpr(gate) for gate in range(3))
 
 
 def takes(x: torch.Tensor, w: torch.Tensor) -> bool:
@@ -47,35 +47,29 @@ def takes(x: torch.Tensor, w: torch.Tensor) -> bool:
     )
 
 
+def is_faster(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Return True if the kernel takes these, and is expected to be faster than cuBLAS and a gate behind it."""
+    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    return pays(num_rows=x.shape[0], n=w.shape[0], k=w.shape[1], num_sms=num_sms) and takes(x, w)
+
+
 def gated_linear(
     x: torch.Tensor, w: torch.Tensor, *, is_gelu: bool, config: DenseConfig | None = None, pdl: bool = False
 ) -> torch.Tensor:
-    """Equal kernels.linear.dense.gated_linear, for tensors that `takes` allows; the products are not rounded."""
-    return _launch(x, w, 2 if is_gelu else 1, config, pdl)
-
-
-def dense_linear(
-    x: torch.Tensor, w: torch.Tensor, *, config: DenseConfig | None = None, pdl: bool = False
-) -> torch.Tensor:
-    """Return x @ w.T, for tensors that `takes` allows. x: [T, K]; w: [N, K]; returns [T, N]."""
-    return _launch(x, w, 0, config, pdl)
-
-
-def _launch(x: torch.Tensor, w: torch.Tensor, gate: int, config: DenseConfig | None, pdl: bool) -> torch.Tensor:
+    """Equal kernels.linear.late_norm.gated_linear, for tensors that `takes` allows; the products are not rounded."""
     config = config or DenseConfig()
-    (num_rows, k), size, width = x.shape, w.shape[0] // (2 if gate else 1), PART * (1 if gate else 2)
+    (num_rows, k), size = x.shape, w.shape[0] // 2
     out = torch.empty(num_rows, size, dtype=x.dtype, device=x.device)
-    row_tiles, tiles = triton.cdiv(num_rows, config.consumers * ROWS), triton.cdiv(size, width)
+    row_tiles, tiles = triton.cdiv(num_rows, HEIGHT), triton.cdiv(size, PART)
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     rows, weights, outputs = (
         TensorDescriptor(each, list(each.shape), list(each.stride()), block, _LAYOUT)
-        for each, block in ((x, [ROWS, _STEP]), (w, [PART, _STEP]), (out, [ROWS, PART]))
+        for each, block in ((x, [_ROWS, _STEP]), (w, [PART, _STEP]), (out, [_ROWS, PART]))
     )
     _kernel[(min(row_tiles * tiles, num_sms),)](
-        rows, weights, outputs, size if gate else PART, triton.cdiv(k, _STEP), row_tiles, tiles,
-        CONSUMERS=config.consumers, STAGES=config.num_stages, GROUP=config.group, AHEAD=config.is_ahead,
-        JOINT=config.is_joint, GATE=gate, PDL=pdl, num_warps=4, launch_pdl=pdl,
-        maxnreg=128 if config.consumers == 3 else 168,
+        rows, weights, outputs, size, triton.cdiv(k, _STEP), row_tiles, tiles,
+        STAGES=config.num_stages, GROUP=config.group, IS_GELU=is_gelu, PDL=pdl,
+        num_warps=4, launch_pdl=pdl, maxnreg=128,
     )  # fmt: skip
     return out
 
@@ -91,81 +85,31 @@ def _place_of_tile(tile, row_tiles, tiles, GROUP: gl.constexpr):
 
 @jit
 def multiply(
-    out_desc, rings, outs, num_steps, row_tiles, tiles, GROUP: gl.constexpr, AHEAD: gl.constexpr, GATE: gl.constexpr,
-    WHICH: gl.constexpr,
+    out_desc, rings, outs, num_steps, row_tiles, tiles, GROUP: gl.constexpr, IS_GELU: gl.constexpr, WHICH: gl.constexpr
 ):  # fmt: skip
-    """One warpgroup: the outputs of its 64 rows of each tile. AHEAD: it starts a step before the last one is done."""
+    """One warpgroup: the outputs of its 64 rows of each tile. While it waits for a step, the other two multiply."""
     x_tiles, w_tiles, loaded, free = rings
     STAGES: gl.constexpr = loaded.shape[0]
-    CONSUMERS: gl.constexpr = x_tiles.shape[0] // STAGES
     PART: gl.constexpr = w_tiles.shape[1]
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, 16])
     out_tile = outs.index(WHICH)
     done = 0  # steps
     for tile in range(gl.program_id(0), row_tiles * tiles, gl.num_programs(0)):
         row_tile, column_tile = _place_of_tile(tile, row_tiles, tiles, GROUP)
-        first = gl.full([64, PART], 0.0, gl.float32, SUMS)
-        second = gl.full([64, PART], 0.0, gl.float32, SUMS)
+        gate = gl.full([64, PART], 0.0, gl.float32, SUMS)
+        up = gl.full([64, PART], 0.0, gl.float32, SUMS)
         for step in range(num_steps):
             stage = done % STAGES
             mbarrier.wait(loaded.index(stage), (done // STAGES) & 1)
-            rows = x_tiles.index(stage * CONSUMERS + WHICH)
-            first = _add_product(first, rows, w_tiles.index(stage * 2), step > 0)
-            second = _add_product(second, rows, w_tiles.index(stage * 2 + 1), step > 0)
-            if AHEAD:
-                first, second = hopper.warpgroup_mma_wait(2, [first, second])
-                mbarrier.arrive(free.index((done + STAGES - 1) % STAGES), pred=step > 0)
-            else:
-                first, second = hopper.warpgroup_mma_wait(0, [first, second])
-                mbarrier.arrive(free.index(stage))
+            rows = x_tiles.index(stage * _CONSUMERS + WHICH)
+            gate = _add_product(gate, rows, w_tiles.index(stage * 2), step > 0)
+            up = _add_product(up, rows, w_tiles.index(stage * 2 + 1), step > 0)
+            gate, up = hopper.warpgroup_mma_wait(0, [gate, up])
+            mbarrier.arrive(free.index(stage))
             done += 1
-        if AHEAD:
-            first, second = hopper.warpgroup_mma_wait(0, [first, second])
-            mbarrier.arrive(free.index((done + STAGES - 1) % STAGES))
-        row = (row_tile * CONSUMERS + WHICH) * 64
-        _store_tile(first, second, out_desc, out_tile, row, column_tile, GATE)
+        row = (row_tile * _CONSUMERS + WHICH) * 64
+        _store(_gated(gate, up, IS_GELU), out_desc, out_tile, row, column_tile * PART)
     tma.store_wait(0)
-
-
-@jit
-def multiply_jointly(
-    out_desc, rings, outs, num_steps, row_tiles, tiles, GROUP: gl.constexpr, GATE: gl.constexpr, WHICH: gl.constexpr
-):  # fmt: skip
-    """Do what multiply does with one product of all columns of a tile."""
-    x_tiles, w_boxes, loaded, free = rings
-    STAGES: gl.constexpr = loaded.shape[0]
-    CONSUMERS: gl.constexpr = x_tiles.shape[0] // STAGES
-    WIDTH: gl.constexpr = 2 * w_boxes.shape[1]
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-    w_tiles = w_boxes._reinterpret(w_boxes.dtype, [STAGES, WIDTH, 64], w_boxes.layout)
-    out_tile = outs.index(WHICH)
-    done = 0  # steps
-    for tile in range(gl.program_id(0), row_tiles * tiles, gl.num_programs(0)):
-        row_tile, column_tile = _place_of_tile(tile, row_tiles, tiles, GROUP)
-        sums = gl.full([64, WIDTH], 0.0, gl.float32, SUMS)
-        for step in range(num_steps):
-            stage = done % STAGES
-            mbarrier.wait(loaded.index(stage), (done // STAGES) & 1)
-            sums = _add_product(sums, x_tiles.index(stage * CONSUMERS + WHICH), w_tiles.index(stage), step > 0)
-            sums = hopper.warpgroup_mma_wait(1, [sums])
-            mbarrier.arrive(free.index((done + STAGES - 1) % STAGES), pred=step > 0)
-            done += 1
-        sums = hopper.warpgroup_mma_wait(0, [sums])
-        mbarrier.arrive(free.index((done + STAGES - 1) % STAGES))
-        first, second = sums.reshape([64, 2, WIDTH // 2]).permute(0, 2, 1).split()
-        row = (row_tile * CONSUMERS + WHICH) * 64
-        _store_tile(first, second, out_desc, out_tile, row, column_tile, GATE)
-    tma.store_wait(0)
-
-
-@jit
-def _store_tile(first, second, out_desc, out_tile, row, column_tile, GATE: gl.constexpr):
-    PART: gl.constexpr = first.shape[1]
-    if GATE == _NO_GATE:
-        _store(first, out_desc, out_tile, row, column_tile * (2 * PART))
-        _store(second, out_desc, out_tile, row, column_tile * (2 * PART) + PART)
-    else:
-        _store(_gated(first, second, GATE), out_desc, out_tile, row, column_tile * PART)
 
 
 @jit
@@ -185,10 +129,10 @@ def _store(sums, out_desc, out_tile, row, column):
 
 
 @jit
-def _gated(gate, up, GATE: gl.constexpr):
+def _gated(gate, up, IS_GELU: gl.constexpr):
     """Return silu(gate) * up, or with gelu, by its tanh: x * (1 + tanh(y)) / 2 is x times the sigmoid of 2 y."""
     argument = gate
-    if GATE == _GELU_TANH:
+    if IS_GELU:
         argument = gate * _GELU * (1.0 + 0.044715 * gate * gate)
     # The bound keeps the product of two of them finite; what it changes is less than 2 ** -60 of the gate
     shares = 1.0 + gl.exp2(gl.minimum(argument * -_LOG2_E, 60.0))
@@ -212,13 +156,11 @@ def _inverse(x):
 
 
 @gluon.jit
-def _load(x_desc, w_desc, rings, distance, num_steps, row_tiles, tiles, GROUP: gl.constexpr, GATE: gl.constexpr):
+def _load(x_desc, w_desc, rings, size, num_steps, row_tiles, tiles, GROUP: gl.constexpr):
     """Load the rows and weights of each step of each tile, as soon as a stage is free."""
     x_tiles, w_tiles, loaded, free = rings
     STAGES: gl.constexpr = loaded.shape[0]
-    CONSUMERS: gl.constexpr = x_tiles.shape[0] // STAGES
     PART: gl.constexpr = w_tiles.shape[1]
-    WIDTH: gl.constexpr = 2 * PART if GATE == _NO_GATE else PART
     done = 0
     for tile in range(gl.program_id(0), row_tiles * tiles, gl.num_programs(0)):
         row_tile, column_tile = _place_of_tile(tile, row_tiles, tiles, GROUP)
@@ -226,56 +168,38 @@ def _load(x_desc, w_desc, rings, distance, num_steps, row_tiles, tiles, GROUP: g
             stage = done % STAGES
             barrier = loaded.index(stage)
             mbarrier.wait(free.index(stage), ((done // STAGES) & 1) ^ 1)
-            mbarrier.expect(barrier, (CONSUMERS * 64 + 2 * PART) * 128)
-            for i in gl.static_range(CONSUMERS):
-                box = [(row_tile * CONSUMERS + i) * 64, step * 64]
-                tma.async_copy_global_to_shared(x_desc, box, barrier, x_tiles.index(stage * CONSUMERS + i))
+            mbarrier.expect(barrier, (_CONSUMERS * 64 + 2 * PART) * 128)
+            for i in gl.static_range(_CONSUMERS):
+                box = [(row_tile * _CONSUMERS + i) * 64, step * 64]
+                tma.async_copy_global_to_shared(x_desc, box, barrier, x_tiles.index(stage * _CONSUMERS + i))
             for i in gl.static_range(2):
-                box = [column_tile * WIDTH + i * distance, step * 64]
+                box = [column_tile * PART + i * size, step * 64]
                 tma.async_copy_global_to_shared(w_desc, box, barrier, w_tiles.index(stage * 2 + i))
             done += 1
 
 
-@gluon.jit(do_not_specialize=["distance", "num_steps", "row_tiles", "tiles"])
+@gluon.jit(do_not_specialize=["size", "num_steps", "row_tiles", "tiles"])
 def _kernel(
-    x_desc, w_desc, out_desc, distance, num_steps, row_tiles, tiles,  # distance: rows of w between a tile's products
-    CONSUMERS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, AHEAD: gl.constexpr, JOINT: gl.constexpr,
-    GATE: gl.constexpr, PDL: gl.constexpr,
+    x_desc, w_desc, out_desc, size, num_steps, row_tiles, tiles,
+    STAGES: gl.constexpr, GROUP: gl.constexpr, IS_GELU: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Set up shared memory, then specialise: two or three warpgroups that multiply, and one loading warp."""
+    """Set up shared memory, then specialise: three warpgroups that multiply, and one loading warp."""
     PART: gl.constexpr = w_desc.block_shape[0]
-    x_tiles = gl.allocate_shared_memory(x_desc.dtype, [STAGES * CONSUMERS, 64, 64], x_desc.layout)
+    x_tiles = gl.allocate_shared_memory(x_desc.dtype, [STAGES * _CONSUMERS, 64, 64], x_desc.layout)
     w_tiles = gl.allocate_shared_memory(w_desc.dtype, [STAGES * 2, PART, 64], w_desc.layout)
-    outs = gl.allocate_shared_memory(out_desc.dtype, [CONSUMERS, 64, PART], out_desc.layout)
-    rings = (x_tiles, w_tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS))
+    outs = gl.allocate_shared_memory(out_desc.dtype, [_CONSUMERS, 64, PART], out_desc.layout)
+    rings = (x_tiles, w_tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, _CONSUMERS))
     if PDL:
         grid_dependency("griddepcontrol.wait;")
         grid_dependency("griddepcontrol.launch_dependents;")
-    loading = (x_desc, w_desc, rings, distance, num_steps, row_tiles, tiles, GROUP, GATE)
-    if JOINT:
-        gl.warp_specialize(
-            [
-                (multiply_jointly, (out_desc, rings, outs, num_steps, row_tiles, tiles, GROUP, GATE, 0)),
-                (multiply_jointly, (out_desc, rings, outs, num_steps, row_tiles, tiles, GROUP, GATE, 1)),
-                (_load, loading),
-            ],
-            [4, 1],
-            [232, 40],  # registers; the first warpgroup gets the rest
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (multiply, (out_desc, rings, outs, num_steps, row_tiles, tiles, GROUP, AHEAD, GATE, 0)),
-                (multiply, (out_desc, rings, outs, num_steps, row_tiles, tiles, GROUP, AHEAD, GATE, 1)),
-                (multiply, (out_desc, rings, outs, num_steps, row_tiles, tiles, GROUP, AHEAD, GATE, 2)),
-                (_load, loading),
-            ]
-            if CONSUMERS == 3
-            else [
-                (multiply, (out_desc, rings, outs, num_steps, row_tiles, tiles, GROUP, AHEAD, GATE, 0)),
-                (multiply, (out_desc, rings, outs, num_steps, row_tiles, tiles, GROUP, AHEAD, GATE, 1)),
-                (_load, loading),
-            ],
-            [4, 4, 1] if CONSUMERS == 3 else [4, 1],
-            [160, 160, 32] if CONSUMERS == 3 else [232, 40],
-        )
+    loading = (x_desc, w_desc, rings, size, num_steps, row_tiles, tiles, GROUP)
+    gl.warp_specialize(
+        [
+            (multiply, (out_desc, rings, outs, num_steps, row_tiles, tiles, GROUP, IS_GELU, 0)),
+            (multiply, (out_desc, rings, outs, num_steps, row_tiles, tiles, GROUP, IS_GELU, 1)),
+            (multiply, (out_desc, rings, outs, num_steps, row_tiles, tiles, GROUP, IS_GELU, 2)),
+            (_load, loading),
+        ],
+        [4, 4, 1],
+        [160, 160, 32],  # registers; the first warpgroup gets the rest
+    )

@@ -1,11 +1,10 @@
 """The linear products that models call; each selects its Triton twin on CUDA, or torch.
 
-kernels/linear/reference.py, dense.py, float4.py and w8a8.py are the specifications. Imports Triton only if it is there.
+kernels/linear/reference.py, float4.py and w8a8.py are the specifications. Imports Triton only if it is installed.
 
-DenseLinear multiplies 16- and 32-bit matrices, on a CPU also those that onednn.py has packed; gated_linear does where
-one kernel for a product and its gate pays. IntLinear multiplies packed integer weights. rows_linear multiplies 8-bit
-floats: tensor cores support e4m3 since Ada, and torch's product with a scale per row is used since Hopper; on older
-GPUs the values, which are exact in bf16, are multiplied as bf16.
+DenseLinear multiplies 16- and 32-bit matrices, on a CPU also those that onednn.py has packed. IntLinear multiplies
+packed integer weights. rows_linear multiplies 8-bit floats: tensor cores support e4m3 since Ada, and torch's product
+with a scale per row is used since Hopper; on older GPUs the values, which are exact in bf16, are multiplied as bf16.
 Fp8BlockLinear and Int8Linear round activations, too, and multiply 8-bit floats with scales by block, and integers.
 onednn.py does the latter on a CPU. Linear4Bit and linear_int8 multiply bitsandbytes weights, and Float4Linear 4-bit
 floats: by a Triton twin for few rows; for many rows the matrix is dequantised first, since cuBLAS then takes longer.
@@ -19,9 +18,10 @@ import torch
 from torch.nn import functional
 
 from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
-from kernels.linear import dense, float4, onednn, reference, rounding, w8a8
+from kernels.linear import dense, float4, late_norm, onednn, reference, rounding, w8a8
 from kernels.linear.float4 import Float4Weight
 from kernels.linear.int4_cpu import Int4Matrix, int4_linear
+from kernels.linear.late_norm import GateKind, LateNorm
 from kernels.linear.lut4_configs import float4_gemm_config, lut4_gemm_config
 from kernels.linear.onednn import Bf16Matrix, Int8Matrix
 from kernels.linear.reference import IntWeight, Lut4Weight
@@ -38,7 +38,8 @@ if HAS_TRITON:
         triton_rounded,
         triton_scaled8,
     )
-    from kernels.linear.triton_gemv import allocate_scratch, can_gemv, gemv
+    from kernels.linear.triton_gemv import allocate_scratch, can_gate, can_gemv, gated_gemv, gemv
+    from kernels.linear.triton_row import can_multiply_row, normed_gemv, row_gemv
     from kernels.linear.triton_split_k import SplitKScratch
 try:
     from kernels.linear import gluon_blocks, gluon_dense
@@ -87,19 +88,47 @@ class DenseLinear:
             return onednn.packed_linear(x, w, bias)
         if not (on_triton(x) and can_gemv(x, w)):
             return functional.linear(x, w, bias)
+        if can_multiply_row(x, w):
+            return row_gemv(x, w, bias, pdl=has_pdl(x.device))
         if self._scratch is None:
             self._scratch = allocate_scratch(x.device)
         return gemv(x, w, bias, self._scratch, pdl=has_pdl(x.device))
 
+    def gates(self, x: torch.Tensor, w: torch.Tensor | Bf16Matrix) -> bool:
+        """Return True if gated() is faster than the product and its activation; decided from host-side facts."""
+        if isinstance(w, Bf16Matrix) or not on_triton(x):
+            return False
+        if x.shape[0] < dense.LEAST_ROWS:
+            return can_gate(x, w)
+        return HAS_GLUON and _capability(x.device)[0] == 9 and gluon_dense.is_faster(x, w)
 
-def gated_linear(x: torch.Tensor, w: torch.Tensor | Bf16Matrix, *, is_gelu: bool) -> torch.Tensor | None:
-    """See kernels.linear.dense.gated_linear. None: a product and a gate after it are as fast, or there is no kernel."""
-    if not (HAS_GLUON and on_triton(x)) or isinstance(w, Bf16Matrix) or _capability(x.device)[0] != 9:
-        return None
-    sizes = {"num_rows": x.shape[0], "n": w.shape[0], "k": w.shape[1], "num_sms": _num_sms(x.device)}
-    if not (dense.pays(**sizes) and gluon_dense.takes(x, w)):
-        return None
-    return gluon_dense.gated_linear(x, w, is_gelu=is_gelu, pdl=True)
+    def gated(self, x: torch.Tensor, w: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
+        """Equal kernels.linear.late_norm.gated_linear. Requires gates(x, w)."""
+        if not on_triton(x):
+            return late_norm.gated_linear(x, w, is_gelu=is_gelu)
+        if x.shape[0] >= dense.LEAST_ROWS:
+            return gluon_dense.gated_linear(x, w, is_gelu=is_gelu, pdl=True)
+        if self._scratch is None:
+            self._scratch = allocate_scratch(x.device)
+        return gated_gemv(x, w, self._scratch, is_gelu=is_gelu, pdl=has_pdl(x.device))
+
+    def takes_norm(self, x: torch.Tensor, w: torch.Tensor | Bf16Matrix) -> bool:
+        """Return True if normed() is faster than a norm of x and the product; decided from host-side facts."""
+        return not isinstance(w, Bf16Matrix) and on_triton(x) and can_multiply_row(x, w)
+
+    def normed(
+        self,
+        late: LateNorm,
+        w: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        gate: GateKind = "",
+        normed: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Equal kernels.linear.late_norm.normed_linear. Requires takes_norm(late.x, w)."""
+        if not on_triton(w):
+            return late_norm.normed_linear(late, w, bias, gate=gate, normed=normed)
+        return normed_gemv(late, w, bias, gate=gate, normed=normed, pdl=has_pdl(w.device))
 
 
 class IntLinear:
@@ -362,8 +391,3 @@ def _has_lookups(device: torch.device) -> bool:
 @functools.cache
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
-
-
-@functools.cache
-def _num_sms(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

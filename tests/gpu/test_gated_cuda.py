@@ -1,12 +1,13 @@
-"""Products of 16 bits for Hopper, with a gate and plain, against float64, with ragged rows, outputs and inputs."""
+"""Products of 16 bits for Hopper with their gate, against float64, with ragged rows, outputs and inputs."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from kernels.linear import ops
-from kernels.linear.dense import DenseConfig, gated_linear, pays
+from kernels.linear.dense import LEAST_ROWS, DenseConfig
+from kernels.linear.late_norm import gated_linear
+from kernels.linear.ops import DenseLinear
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
 pytestmark = [
@@ -17,12 +18,7 @@ pytestmark = [
 ]
 DTYPES = [torch.bfloat16, torch.float16]
 TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 5e-4}  # of the output's rounding
-CONFIGS = [
-    DenseConfig(),
-    DenseConfig(is_ahead=False, group=1),
-    DenseConfig(consumers=2, num_stages=4, group=16),
-    DenseConfig(consumers=2, num_stages=4, group=16, is_joint=True),
-]
+CONFIGS = [DenseConfig(), DenseConfig(group=1), DenseConfig(num_stages=2)]
 # Outputs of gate and inputs: of Qwen3 0.6B, one tile, and those that end within a tile and a step
 SHAPES = [(3072, 1024), (128, 64), (1000, 1096), (136, 200), (320, 2048)]
 ROWS = [1, 64, 65, 191, 192, 193, 1000, 4097]
@@ -47,20 +43,6 @@ def test_products_with_a_gate(size, k, is_gelu, dtype):
             out = gluon_dense.gated_linear(x, w, is_gelu=is_gelu, config=config, pdl=pdl)
             assert out.shape == (num_rows, size)
             assert out.dtype == dtype
-            assert relative_error(out, expected) < TOLERANCE[dtype], (num_rows, config)
-            assert relative_error(out[-1], expected[-1]) < TOLERANCE[dtype], (num_rows, config)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("size", "k"), SHAPES)
-def test_plain_products(size, k, dtype):
-    from kernels.linear import gluon_dense
-
-    for num_rows in ROWS:
-        x, w = _problem(num_rows, size, k, dtype)
-        expected = x.double() @ w.double().T
-        for config in CONFIGS:
-            out = gluon_dense.dense_linear(x, w, config=config, pdl=True)
             assert relative_error(out, expected) < TOLERANCE[dtype], (num_rows, config)
             assert relative_error(out[-1], expected[-1]) < TOLERANCE[dtype], (num_rows, config)
 
@@ -92,18 +74,29 @@ def test_rows_of_a_wider_tensor_and_what_the_kernel_refuses():
 
 
 def test_the_rule_decides_and_a_graph_replays_the_kernel():
-    num_sms = torch.cuda.get_device_properties("cuda").multi_processor_count
+    linear = DenseLinear()
     x, w = _problem(8192, 3072, 1024, torch.bfloat16)
-    assert ops.gated_linear(x[:64], w, is_gelu=False) is None
-    assert pays(num_rows=8192, n=6144, k=1024, num_sms=num_sms)
-    eager = ops.gated_linear(x, w, is_gelu=False)
-    assert eager is not None
+    assert linear.gates(x, w)
+    assert not linear.gates(x[:64], w)
+    assert not linear.gates(x[:1024], w)
+    assert not linear.gates(x.float(), w.float())
+    eager = linear.gated(x, w, is_gelu=False)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        replayed = ops.gated_linear(x, w, is_gelu=False)
+        replayed = linear.gated(x, w, is_gelu=False)
     x.copy_(x.flip(0))
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(replayed, eager.flip(0))
+
+
+@pytest.mark.parametrize("num_rows", [2, 16, LEAST_ROWS, 3000])
+def test_few_and_many_rows_that_gate_equal_the_specification(num_rows):
+    linear = DenseLinear()
+    x, w = _problem(num_rows, 3072, 1024, torch.bfloat16)
+    if num_rows != LEAST_ROWS:  # whose tiles of this matrix fill half of the device's second turn
+        assert linear.gates(x, w)
+    out = linear.gated(x, w, is_gelu=True)
+    assert relative_error(out, gated_linear(x.double(), w.double(), is_gelu=True)) < TOLERANCE[torch.bfloat16]

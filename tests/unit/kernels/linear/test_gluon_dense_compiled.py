@@ -8,21 +8,14 @@ SCRIPT = """
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
 
 from kernels.linear.dense import DenseConfig
-from kernels.linear.gluon_dense import dense_linear, gated_linear
+from kernels.linear.gluon_dense import gated_linear
 
-CONFIGS = (
-    DenseConfig(),
-    DenseConfig(is_ahead=False),
-    DenseConfig(consumers=2, num_stages=4, group=16),
-    DenseConfig(consumers=2, num_stages=4, group=16, is_joint=True),
-)
 with collect_kernels() as kernels:
     for dtype in (torch.bfloat16, torch.float16):
         x, w = (torch.zeros(size, 1024, dtype=dtype) for size in (512, 6144))
-        for config in CONFIGS:
+        for config in (DenseConfig(), DenseConfig(num_stages=2)):
             for is_gelu in (False, True):
                 gated_linear(x, w, is_gelu=is_gelu, config=config, pdl=True)
-            dense_linear(x, w, config=config, pdl=True)
 """
 
 
@@ -30,6 +23,6 @@ with collect_kernels() as kernels:
 @needs_triton
 def test_every_tile_compiles_and_fits_without_spilling(tmp_path):
     compiled = compile_kernels(SCRIPT, cache=tmp_path)
-    assert len(compiled) == 24
+    assert len(compiled) == 8
     assert all(kernel.has_wgmma and kernel.shared_bytes <= HOPPER_SHARED_BYTES for kernel in compiled)
     assert not any(kernel.local_bytes for kernel in compiled), compiled
