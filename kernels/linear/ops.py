@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 
 from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
-from kernels.linear import float4, late_norm, onednn, reference, rounding, w8a8
+from kernels.linear import dense, float4, late_norm, onednn, reference, rounding, w8a8
 from kernels.linear.float4 import Float4Weight
 from kernels.linear.int4_cpu import Int4Matrix, int4_linear
 from kernels.linear.late_norm import GateKind, LateNorm
@@ -45,7 +45,7 @@ if HAS_TRITON:
     from kernels.linear.triton_row import can_multiply_row, normed_gemv, row_gemv
     from kernels.linear.triton_split_k import SplitKScratch
 try:
-    from kernels.linear import gluon_blocks
+    from kernels.linear import gluon_blocks, gluon_dense
 
     HAS_GLUON = True
 except ImportError:
@@ -99,12 +99,18 @@ class DenseLinear:
 
     def gates(self, x: torch.Tensor, w: torch.Tensor | Bf16Matrix) -> bool:
         """Return True if gated() is faster than the product and its activation; decided from host-side facts."""
-        return not isinstance(w, Bf16Matrix) and on_triton(x) and can_gate(x, w)
+        if isinstance(w, Bf16Matrix) or not on_triton(x):
+            return False
+        if x.shape[0] < dense.LEAST_ROWS:
+            return can_gate(x, w)
+        return HAS_GLUON and _capability(x.device)[0] == 9 and gluon_dense.is_faster(x, w)
 
     def gated(self, x: torch.Tensor, w: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
         """Equal kernels.linear.late_norm.gated_linear. Requires gates(x, w)."""
         if not on_triton(x):
             return late_norm.gated_linear(x, w, is_gelu=is_gelu)
+        if x.shape[0] >= dense.LEAST_ROWS:
+            return gluon_dense.gated_linear(x, w, is_gelu=is_gelu, pdl=True)
         if self._scratch is None:
             self._scratch = allocate_scratch(x.device)
         return gated_gemv(x, w, self._scratch, is_gelu=is_gelu, pdl=has_pdl(x.device))
