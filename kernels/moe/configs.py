@@ -44,6 +44,7 @@ class HopperGroupedConfig:
     block_m: int = 128  # as of GroupedConfig
     num_stages: int = 4  # steps of 64 inputs in shared memory
     group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
+    lag: int = 0  # steps by which the second warpgroup starts each tile later, so that their ends do not coincide
     chunk_tokens: int = 64  # as of GroupedConfig
 
 
@@ -229,6 +230,7 @@ class HopperFp8Config:
 
     block_m: int = 128  # (token, expert) pairs of one expert
     num_stages: int = 5  # groups of inputs in shared memory
+    outputs: int = 64  # of one product on the tensor cores, of 128 of a tile: 64 or 128
     group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
     lag: int = 0  # groups by which the second warpgroup starts each tile later, so that their ends do not coincide
     chunk_tokens: int = 64  # as of GroupedConfig

@@ -38,10 +38,12 @@ _MIN_SCALE = gl.constexpr(MIN_SCALE)
 _NAN = gl.constexpr(PropagateNan.ALL)
 
 
-def takes(gate_up: PlanesMatrix, down: PlanesMatrix, gate: Gate) -> bool:
+def takes(x: torch.Tensor, gate_up: PlanesMatrix, down: PlanesMatrix, gate: Gate) -> bool:
     """Return True if the kernels support these experts of "fp8", given a device of compute capability 9.0."""
+    is_half = x.dtype in (torch.bfloat16, torch.float16)
     has_blocks = all(w.kind == "fp8" and w.rows == w.columns == GROUP for w in (gate_up, down))
-    return has_blocks and gate.kind == "silu" and gate_up.shape[1] % (2 * GROUP) == down.shape[1] % _PANEL == 0
+    is_known = is_half and has_blocks and gate.kind == "silu"
+    return is_known and gate_up.shape[1] % (2 * GROUP) == down.shape[1] % _PANEL == 0
 
 
 def multiply(
@@ -92,8 +94,8 @@ def _launch(
     _kernel[(min(num_tiles * column_tiles, num_sms),)](
         x_desc, w_desc, x.scales, w.scales, bias, out, out_scales, tiles.pairs, tiles.experts, tiles.rows,
         num_tiles, column_tiles, n, num_groups, w.scales.stride(0),
-        IS_UP=is_up, STAGES=config.num_stages, GROUP_M=config.group_m, LAG=lag, HAS_BIAS=bias is not None,
-        DTYPE=gl.bfloat16 if dtype == torch.bfloat16 else gl.float16, PDL=pdl,
+        IS_UP=is_up, OUTPUTS=config.outputs, STAGES=config.num_stages, GROUP_M=config.group_m, LAG=lag,
+        HAS_BIAS=bias is not None, DTYPE=gl.bfloat16 if dtype == torch.bfloat16 else gl.float16, PDL=pdl,
         num_warps=4, launch_pdl=pdl, maxnreg=168,
     )  # fmt: skip
 
@@ -158,6 +160,7 @@ def _sum(
     n, num_groups, stride_scales = problem[5], problem[6], problem[7]
     x_tiles, w_tiles, loaded, free, turn = rings
     STAGES: gl.constexpr = x_tiles.shape[0] // 2
+    OUTPUTS: gl.constexpr = w_tiles.shape[1]  # of a product
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32])
     x_places = (row_tile * 128 + WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, SUMS))) * num_groups
     scales = w_scales_ptr + expert.to(gl.int64) * stride_scales
@@ -175,17 +178,23 @@ def _sum(
         stage = done % STAGES
         mbarrier.wait(loaded.index(stage), (done // STAGES) & 1)
         rows = x_tiles.index(stage * 2 + WHICH)
-        products = _start(rows, w_tiles.index(stage * 2), SUMS)
+        products = _start(rows, w_tiles.index(stage * 128 // OUTPUTS), OUTPUTS)
         factor_a, factor_b = (x_scale * scale_a)[:, None], (x_scale * scale_b)[:, None]
         following = gl.minimum(group + 1, num_groups - 1)  # its scales, while the tensor cores work
         x_scale = gl.load(x_scales_ptr + (x_places + following))
         scale_a, scale_b = gl.load(scales + (place_a + following)), gl.load(scales + (place_b + following))
         products = hopper.warpgroup_mma_wait(0, [products])
-        # Sums go through a wait, lest the compiler scale both parts at the end
-        sums_a = hopper.warpgroup_mma_wait(0, [sums_a + products * factor_a])
-        products = hopper.warpgroup_mma_wait(0, [_start(rows, w_tiles.index(stage * 2 + 1), SUMS)])
-        mbarrier.arrive(free.index(stage))
-        sums_b += products * factor_b
+        if OUTPUTS == 128:
+            mbarrier.arrive(free.index(stage))
+            products_a, products_b = products.reshape([64, 2, 64]).permute([0, 2, 1]).split()
+            sums_a += gl.convert_layout(products_a, SUMS, assert_trivial=True) * factor_a
+            sums_b += gl.convert_layout(products_b, SUMS, assert_trivial=True) * factor_b
+        else:
+            # Sums go through a wait, lest the compiler scale both parts at the end
+            sums_a = hopper.warpgroup_mma_wait(0, [sums_a + products * factor_a])
+            products = hopper.warpgroup_mma_wait(0, [_start(rows, w_tiles.index(stage * 2 + 1), OUTPUTS)])
+            mbarrier.arrive(free.index(stage))
+            sums_b += products * factor_b
         done += 1
     if HAS_BIAS:
         features = column_tile * 128 + PIECE * 64 + gl.arange(0, 64, gl.SliceLayout(0, SUMS))
@@ -197,9 +206,10 @@ def _sum(
 
 
 @jit
-def _start(rows, weights, SUMS: gl.constexpr):
-    """Start the product of a group of inputs with 64 outputs."""
-    zeros = gl.full([64, 64], 0.0, gl.float32, SUMS)
+def _start(rows, weights, OUTPUTS: gl.constexpr):
+    """Start the product of a group of inputs with so many outputs."""
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUTPUTS, 32])
+    zeros = gl.full([64, OUTPUTS], 0.0, gl.float32, SUMS)
     return hopper.warpgroup_mma(rows, weights.permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
@@ -266,8 +276,9 @@ def _load(
 ):  # fmt: skip
     """Load the rows and weights of each group of inputs of each tile, as soon as a stage is free."""
     experts_ptr, tile_rows_ptr = work
-    x_tiles, _w_tiles, loaded, free, _turn = rings
+    x_tiles, w_tiles, loaded, free, _turn = rings
     STAGES: gl.constexpr = x_tiles.shape[0] // 2
+    IS_WIDE: gl.constexpr = w_tiles.shape[1] == 128  # a panel of both parts of the outputs comes before the other panel
     PIECES: gl.constexpr = 2 if IS_UP else 1
     outputs = 2 * n if IS_UP else n
     second = n if IS_UP else 64
@@ -288,7 +299,8 @@ def _load(
                     tma.async_copy_global_to_shared(x_desc, box, barrier, x_tiles.index(stage * 2 + i))
                 for i in gl.static_range(4):  # both parts of the outputs, each panel
                     box = [start + i // 2 * second + i % 2 * outputs, 0]
-                    tma.async_copy_global_to_shared(w_desc, box, barrier, w_boxes.index(stage * 4 + i))
+                    place = i % 2 * 2 + i // 2 if IS_WIDE else i
+                    tma.async_copy_global_to_shared(w_desc, box, barrier, w_boxes.index(stage * 4 + place))
                 done += 1
 
 
@@ -296,13 +308,13 @@ def _load(
 def _kernel(
     x_desc, w_desc, x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, out_scales_ptr, pairs_ptr, experts_ptr,
     tile_rows_ptr, num_tiles, column_tiles, n, num_groups, stride_scales,
-    IS_UP: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, LAG: gl.constexpr, HAS_BIAS: gl.constexpr,
-    DTYPE: gl.constexpr, PDL: gl.constexpr,
+    IS_UP: gl.constexpr, OUTPUTS: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, LAG: gl.constexpr,
+    HAS_BIAS: gl.constexpr, DTYPE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Set up shared memory, then specialise: two warpgroups that multiply, and one loading warp."""
     x_tiles = gl.allocate_shared_memory(x_desc.dtype, [STAGES * 2, 64, 128], x_desc.layout)
     w_boxes = gl.allocate_shared_memory(w_desc.dtype, [STAGES * 4, 64, 64], w_desc.layout)
-    w_tiles = w_boxes._reinterpret(w_desc.dtype, [STAGES * 2, 64, 128], w_desc.layout)
+    w_tiles = w_boxes._reinterpret(w_desc.dtype, [STAGES * 128 // OUTPUTS, OUTPUTS, 128], w_desc.layout)
     turn = allocate_barriers(1, 1)
     rings = (x_tiles, w_tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, 2), turn)
     if PDL:

@@ -79,56 +79,66 @@ def _launch(
         TensorDescriptor(each, list(each.shape), list(each.stride()), [height, _DEPTH], _LAYOUT)
         for each, height in ((x, 64), (w.view(-1, k), 128))
     )
+    assert config.lag < config.num_stages
+    # The second warpgroup cannot lag where the first could be a whole tile ahead: turns would be counted wrongly
+    lag = config.lag if num_steps >= config.num_stages else 0
     num_sms = torch.cuda.get_device_properties(out.device).multi_processor_count
     _kernel[(min(num_tiles * column_tiles, num_sms),)](
         x_desc, w_desc, bias, out, tiles.pairs, tiles.experts, tiles.rows, num_tiles, column_tiles, n, num_steps,
-        IS_UP=is_up, STAGES=config.num_stages, GROUP_M=config.group_m, HAS_BIAS=bias is not None, PDL=pdl,
-        num_warps=4, launch_pdl=pdl, maxnreg=168,
+        IS_UP=is_up, STAGES=config.num_stages, GROUP_M=config.group_m, LAG=lag, HAS_BIAS=bias is not None,
+        PDL=pdl, num_warps=4, launch_pdl=pdl, maxnreg=168,
     )  # fmt: skip
 
 
 @jit
 def multiply_tiles(
-    problem, rings, work, num_tiles, column_tiles, IS_UP: gl.constexpr, GROUP_M: gl.constexpr, HAS_BIAS: gl.constexpr,
-    WHICH: gl.constexpr,
+    problem, rings, work, num_tiles, column_tiles, IS_UP: gl.constexpr, GROUP_M: gl.constexpr, LAG: gl.constexpr,
+    HAS_BIAS: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: the outputs of its 64 rows of each tile."""
     experts_ptr, tile_rows_ptr = work
     num_steps = problem[4]
-    x_tiles, _w_tiles, loaded, free = rings
+    x_tiles, _w_tiles, loaded, free, turn = rings
     STAGES: gl.constexpr = x_tiles.shape[0] // 2
     done = 0  # steps
+    tiles = 0
     for tile in range(gl.program_id(0), num_tiles * column_tiles, gl.num_programs(0)):
         row_tile, column_tile = place_of_tile(tile, num_tiles, column_tiles, GROUP_M)
         num_rows = gl.load(tile_rows_ptr + row_tile)
-        if num_rows > WHICH * 64:
-            expert = gl.load(experts_ptr + row_tile)
-            sums_a, sums_b, done = _sum(problem, rings, done, WHICH)
-            _finish(sums_a, sums_b, problem, expert, row_tile, column_tile, num_rows, IS_UP, HAS_BIAS, WHICH)
-        else:
-            if num_rows > 0:
+        if num_rows > 0:
+            if LAG > 0 and WHICH == 1:
+                mbarrier.wait(turn.index(0), tiles & 1)
+            if num_rows > WHICH * 64:
+                expert = gl.load(experts_ptr + row_tile)
+                sums_a, sums_b, done = _sum(problem, rings, done, LAG, WHICH)
+                _finish(sums_a, sums_b, problem, expert, row_tile, column_tile, num_rows, IS_UP, HAS_BIAS, WHICH)
+            else:
                 done = skip_stages(loaded, free, done, num_steps, STAGES)
+            tiles += 1
 
 
 @jit
-def _sum(problem, rings, done, WHICH: gl.constexpr):
+def _sum(problem, rings, done, LAG: gl.constexpr, WHICH: gl.constexpr):
     """Sum over all inputs: both halves of a tile's outputs, [64, 128] fp32 each, and `done`."""
     num_steps = problem[4]
-    x_tiles, w_tiles, loaded, free = rings
+    x_tiles, w_tiles, loaded, free, turn = rings
     STAGES: gl.constexpr = x_tiles.shape[0] // 2
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
-    sums_a = gl.full([64, 128], 0.0, gl.float32, SUMS)
-    sums_b = gl.full([64, 128], 0.0, gl.float32, SUMS)
-    for _step in range(num_steps):
+    HALF: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+    sums = gl.full([64, 256], 0.0, gl.float32, SUMS)
+    for step in range(num_steps):
+        if LAG > 0 and WHICH == 0:
+            mbarrier.arrive(turn.index(0), pred=step == gl.minimum(LAG, num_steps - 1))
         stage = done % STAGES
         mbarrier.wait(loaded.index(stage), (done // STAGES) & 1)
         rows = x_tiles.index(stage * 2 + WHICH)
-        more_a = hopper.warpgroup_mma(rows, w_tiles.index(stage * 2).permute((1, 0)), sums_a, is_async=True)
-        more_b = hopper.warpgroup_mma(rows, w_tiles.index(stage * 2 + 1).permute((1, 0)), sums_b, is_async=True)
-        sums_a, sums_b = hopper.warpgroup_mma_wait(0, [more_a, more_b])
+        more = hopper.warpgroup_mma(rows, w_tiles.index(stage).permute((1, 0)), sums, is_async=True)
+        sums = hopper.warpgroup_mma_wait(0, [more])
         mbarrier.arrive(free.index(stage))
         done += 1
-    return sums_a, sums_b, done
+    sums_a, sums_b = sums.reshape([64, 2, 128]).permute([0, 2, 1]).split()
+    sums_a = gl.convert_layout(sums_a, HALF, assert_trivial=True)
+    return sums_a, gl.convert_layout(sums_b, HALF, assert_trivial=True), done
 
 
 @jit
@@ -174,11 +184,12 @@ def _store(values, problem, row_tile, num_rows, column, IS_UP: gl.constexpr, WHI
 
 @gluon.jit
 def _load(
-    x_desc, w_desc, rings, work, n, num_steps, num_tiles, column_tiles, IS_UP: gl.constexpr, GROUP_M: gl.constexpr
+    x_desc, w_desc, w_boxes, rings, work, n, num_steps, num_tiles, column_tiles, IS_UP: gl.constexpr,
+    GROUP_M: gl.constexpr,
 ):  # fmt: skip
     """Load the rows and weights of each step of each tile, as soon as a stage is free."""
     experts_ptr, tile_rows_ptr = work
-    x_tiles, w_tiles, loaded, free = rings
+    x_tiles, _w_tiles, loaded, free, _turn = rings
     STAGES: gl.constexpr = x_tiles.shape[0] // 2
     done = 0
     for tile in range(gl.program_id(0), num_tiles * column_tiles, gl.num_programs(0)):
@@ -195,20 +206,23 @@ def _load(
                 for i in gl.static_range(2):  # rows of each warpgroup
                     box = [row_tile * 128 + i * 64, step * 64]
                     tma.async_copy_global_to_shared(x_desc, box, barrier, x_tiles.index(stage * 2 + i))
-                tma.async_copy_global_to_shared(w_desc, [first, step * 64], barrier, w_tiles.index(stage * 2))
-                tma.async_copy_global_to_shared(w_desc, [second, step * 64], barrier, w_tiles.index(stage * 2 + 1))
+                tma.async_copy_global_to_shared(w_desc, [first, step * 64], barrier, w_boxes.index(stage * 2))
+                tma.async_copy_global_to_shared(w_desc, [second, step * 64], barrier, w_boxes.index(stage * 2 + 1))
                 done += 1
 
 
 @gluon.jit(do_not_specialize=["num_tiles"])
 def _kernel(
     x_desc, w_desc, bias_ptr, out_ptr, pairs_ptr, experts_ptr, tile_rows_ptr, num_tiles, column_tiles, n, num_steps,
-    IS_UP: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, HAS_BIAS: gl.constexpr, PDL: gl.constexpr,
+    IS_UP: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, LAG: gl.constexpr, HAS_BIAS: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Set up shared memory, then specialise: two warpgroups that multiply, and one loading warp."""
     x_tiles = gl.allocate_shared_memory(x_desc.dtype, [STAGES * 2, 64, 64], x_desc.layout)
-    w_tiles = gl.allocate_shared_memory(w_desc.dtype, [STAGES * 2, 128, 64], w_desc.layout)
-    rings = (x_tiles, w_tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, 2))
+    w_boxes = gl.allocate_shared_memory(w_desc.dtype, [STAGES * 2, 128, 64], w_desc.layout)
+    w_tiles = w_boxes._reinterpret(w_desc.dtype, [STAGES, 256, 64], w_desc.layout)
+    turn = allocate_barriers(1, 1)
+    rings = (x_tiles, w_tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, 2), turn)
     if PDL:
         grid_dependency("griddepcontrol.wait;")
         grid_dependency("griddepcontrol.launch_dependents;")
@@ -216,9 +230,9 @@ def _kernel(
     work = (experts_ptr, tile_rows_ptr)
     gl.warp_specialize(
         [
-            (multiply_tiles, (problem, rings, work, num_tiles, column_tiles, IS_UP, GROUP_M, HAS_BIAS, 0)),
-            (multiply_tiles, (problem, rings, work, num_tiles, column_tiles, IS_UP, GROUP_M, HAS_BIAS, 1)),
-            (_load, (x_desc, w_desc, rings, work, n, num_steps, num_tiles, column_tiles, IS_UP, GROUP_M)),
+            (multiply_tiles, (problem, rings, work, num_tiles, column_tiles, IS_UP, GROUP_M, LAG, HAS_BIAS, 0)),
+            (multiply_tiles, (problem, rings, work, num_tiles, column_tiles, IS_UP, GROUP_M, LAG, HAS_BIAS, 1)),
+            (_load, (x_desc, w_desc, w_boxes, rings, work, n, num_steps, num_tiles, column_tiles, IS_UP, GROUP_M)),
         ],
         [4, 1],
         [232, 40],  # registers; the first warpgroup gets the rest

@@ -146,6 +146,7 @@ def _multiply(
         assert isinstance(tiles, RowTiles)
         assert isinstance(gate_up, torch.Tensor)
         assert isinstance(down, torch.Tensor)
+        assert gluon_grouped.takes(x, gate_up, down, gate)
         return gluon_grouped.multiply(x, gate_up, down, tiles, config, biases=(up_bias, down_bias), pdl=pdl)
     assert isinstance(gate_up, PlanesMatrix)
     assert isinstance(down, PlanesMatrix)
@@ -155,6 +156,7 @@ def _multiply(
         return planes_gemm(inner, down, tiles, config.down, gate=None, bias=down_bias, pdl=pdl, **sizes)
     assert isinstance(tiles, RowTiles)
     if isinstance(config, HopperFp8Config):
+        assert gluon_fp8.takes(x, gate_up, down, gate)
         return gluon_fp8.multiply(x, gate_up, down, tiles, config, biases=(up_bias, down_bias), pdl=pdl)
     rounded = fp8_up(
         quantize_planes(x, pdl=pdl), gate_up, tiles, config.up,
@@ -197,7 +199,12 @@ def choose(
     if isinstance(gate_up, PlanesMatrix):
         assert isinstance(down, PlanesMatrix)
         can_round = x.dtype == torch.bfloat16
-        if can_round and gate_up.kind == "fp8" and _runs_on_hopper(x.device) and gluon_fp8.takes(gate_up, down, gate):
+        if (
+            can_round
+            and gate_up.kind == "fp8"
+            and _runs_on_hopper(x.device)
+            and gluon_fp8.takes(x, gate_up, down, gate)
+        ):
             hopper_fp8 = hopper_fp8_config(num_pairs=num_tokens * top_k, num_experts=num_experts)
             if hopper_fp8 is not None:
                 return hopper_fp8

@@ -21,17 +21,17 @@ pytestmark = [
 ]
 
 TOLERANCE = 1e-2
-TOKENS = [1, 9, 64, 513, 4096]
+TOKENS = [1, 64, 513, 4096]
 # (experts, top_k, hidden, intermediate): Qwen3-30B-A3B, one of its two ranks, odd edges
 FP8 = {"qwen3-30b": (128, 8, 2048, 768), "rank": (128, 8, 2048, 384), "narrow": (6, 2, 320, 256)}
 DENSE = FP8 | {"uneven": (5, 3, 200, 72)}
 FP8_CONFIGS = [
     HopperFp8Config(),
+    HopperFp8Config(outputs=128),
     HopperFp8Config(num_stages=3, group_m=2),
-    HopperFp8Config(num_stages=6, lag=3),
-    HopperFp8Config(num_stages=4, lag=1),
+    HopperFp8Config(num_stages=6, outputs=128, lag=3),
 ]
-DENSE_CONFIGS = [HopperGroupedConfig(), HopperGroupedConfig(num_stages=2, group_m=3)]
+DENSE_CONFIGS = [HopperGroupedConfig(), HopperGroupedConfig(num_stages=3, group_m=3), HopperGroupedConfig(lag=2)]
 
 
 def _problem(sizes: tuple[int, ...], num_tokens: int, *, is_fp8: bool, **options: object) -> tuple[Problem, Problem]:
@@ -52,11 +52,10 @@ def _check(problem: Problem, arranged: Problem, configs: list, rounding=None, fa
     from kernels.moe.triton import fused_moe
 
     expected = problem.call(moe.fused_moe, rounding=rounding)
-    for pdl in (False, True):
-        for config in configs:
-            out = arranged.call(fused_moe, config=config, pdl=pdl)
-            assert relative_error(out, expected) < factor * TOLERANCE, config
-            assert torch.equal(out, arranged.call(fused_moe, config=config, pdl=pdl)), config
+    for config, pdl in ((configs[0], False), *((each, True) for each in configs)):
+        out = arranged.call(fused_moe, config=config, pdl=pdl)
+        assert relative_error(out, expected) < factor * TOLERANCE, config
+        assert torch.equal(out, arranged.call(fused_moe, config=config, pdl=pdl)), config
 
 
 @pytest.mark.parametrize("num_tokens", TOKENS)

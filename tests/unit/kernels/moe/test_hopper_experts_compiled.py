@@ -15,8 +15,8 @@ from kernels.moe.triton import fused_moe
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 
 configs = {
-    "fp8": [HopperFp8Config(num_stages=6), HopperFp8Config(num_stages=6, lag=3)],
-    "dense": [HopperGroupedConfig()],
+    "fp8": [HopperFp8Config(num_stages=6, outputs=outputs, lag=3) for outputs in (64, 128)],
+    "dense": [HopperGroupedConfig(), HopperGroupedConfig(lag=2)],
 }[sys.argv[1]]
 with collect_kernels() as kernels:
     for has_biases in (False, True):
@@ -38,7 +38,7 @@ with collect_kernels() as kernels:
 
 @pytest.mark.full
 @needs_triton
-@pytest.mark.parametrize(("storage", "number"), [("fp8", 8), ("dense", 4)])
+@pytest.mark.parametrize(("storage", "number"), [("fp8", 8), ("dense", 8)])
 def test_products_run_on_the_tensor_cores_and_spill_nothing(storage, number, tmp_path):
     compiled = compile_kernels(SCRIPT, storage, cache=tmp_path)
     products = [kernel for kernel in compiled if kernel.name == "_kernel"]
