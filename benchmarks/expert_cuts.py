@@ -33,19 +33,31 @@ _PAIR_TILES = (
     ((32, 4, 2), (16, 8, 2)),
     ((8, 1, 4), (8, 2, 2)),
 )
-# (stages, outputs of a product, tiles of rows side by side, lag of the second warpgroup) of the kernels for Hopper
+# (stages, outputs of a product, tiles of rows side by side, lag of the second warpgroup, whether rows are gathered) of
+# the kernels for Hopper
 _HOPPER_FP8_CUTS = (
-    (5, 64, 8, 0),
-    (6, 64, 8, 0),
-    (5, 128, 8, 0),
-    (6, 128, 8, 0),
-    (6, 128, 16, 0),
-    (6, 64, 8, 3),
-    (6, 128, 8, 2),
-    (6, 128, 8, 3),
+    (5, 64, 8, 0, False),
+    (6, 64, 8, 0, False),
+    (5, 128, 8, 0, False),
+    (6, 128, 8, 0, False),
+    (6, 128, 16, 0, False),
+    (6, 64, 8, 3, False),
+    (6, 128, 8, 2, False),
+    (6, 128, 8, 3, False),
+    (6, 64, 8, 0, True),
+    (6, 128, 8, 0, True),
+    (6, 128, 8, 3, True),
 )
-# (stages, tiles of rows side by side, lag) of those of 16 bits
-_HOPPER_GROUPED_CUTS = ((4, 8, 0), (4, 16, 0), (3, 8, 0), (4, 8, 1), (4, 8, 2))
+# (stages, tiles of rows side by side, lag, whether rows are gathered) of those of 16 bits
+_HOPPER_GROUPED_CUTS = (
+    (4, 8, 0, False),
+    (4, 16, 0, False),
+    (3, 8, 0, False),
+    (4, 8, 1, False),
+    (4, 8, 2, False),
+    (4, 8, 0, True),
+    (4, 8, 2, True),
+)
 _MOST_PAIRS_TOKENS = 16  # more choose so many experts twice that reading them anew for each pair cannot pay
 
 
@@ -55,9 +67,10 @@ def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, 
     num_pairs, num_experts = num_tokens * shape.top_k, shape.num_experts
     is_many = num_pairs >= 16 * num_experts
     if isinstance(weights.gate_up, torch.Tensor) and is_many:
-        for num_stages, group_m, lag in _HOPPER_GROUPED_CUTS:
+        for num_stages, group_m, lag, gathers in _HOPPER_GROUPED_CUTS:
             name = f"hopper {num_stages} stages, groups of {group_m}"
-            cuts[f"lag {lag}, {name}" if lag else name] = HopperGroupedConfig(128, num_stages, group_m, lag)
+            name = ("gather, " if gathers else "") + (f"lag {lag}, " if lag else "") + name
+            cuts[name] = HopperGroupedConfig(128, num_stages, group_m, lag, gathers)
     if not isinstance(weights.gate_up, PlanesMatrix):
         return cuts
     is_few = uses_pairs(num_tokens=num_tokens, top_k=shape.top_k, num_experts=num_experts)
@@ -73,7 +86,8 @@ def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, 
                 continue
             tile = Fp8Tile(width, num_warps, num_stages)
             cuts[f"fp8 {block_m}x{width}, {num_warps} warps, {num_stages} stages"] = Fp8Config(block_m, tile, tile)
-        for num_stages, outputs, group_m, lag in _HOPPER_FP8_CUTS:
+        for num_stages, outputs, group_m, lag, gathers in _HOPPER_FP8_CUTS:
             name = f"hopper {num_stages} stages, {outputs} outputs, groups of {group_m}"
-            cuts[f"lag {lag}, {name}" if lag else name] = HopperFp8Config(128, num_stages, outputs, group_m, lag)
+            name = ("gather, " if gathers else "") + (f"lag {lag}, " if lag else "") + name
+            cuts[name] = HopperFp8Config(128, num_stages, outputs, group_m, lag, gathers)
     return cuts

@@ -45,6 +45,7 @@ class HopperGroupedConfig:
     num_stages: int = 4  # steps of 64 inputs in shared memory
     group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
     lag: int = 0  # steps by which the second warpgroup starts each tile later, so that their ends do not coincide
+    gathers: bool = False  # the first product gathers the rows of its tiles; else they are copied in that order before
     chunk_tokens: int = 64  # as of GroupedConfig
 
 
@@ -233,6 +234,7 @@ class HopperFp8Config:
     outputs: int = 64  # of one product on the tensor cores, of 128 of a tile: 64 or 128
     group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
     lag: int = 0  # groups by which the second warpgroup starts each tile later, so that their ends do not coincide
+    gathers: bool = False  # as of HopperGroupedConfig, of rounded rows
     chunk_tokens: int = 64  # as of GroupedConfig
 
 

@@ -30,8 +30,14 @@ FP8_CONFIGS = [
     HopperFp8Config(outputs=128),
     HopperFp8Config(num_stages=3, group_m=2),
     HopperFp8Config(num_stages=6, outputs=128, lag=3),
+    HopperFp8Config(num_stages=6, outputs=128, lag=3, gathers=True),
 ]
-DENSE_CONFIGS = [HopperGroupedConfig(), HopperGroupedConfig(num_stages=3, group_m=3), HopperGroupedConfig(lag=2)]
+DENSE_CONFIGS = [
+    HopperGroupedConfig(),
+    HopperGroupedConfig(num_stages=3, group_m=3),
+    HopperGroupedConfig(lag=2),
+    HopperGroupedConfig(gathers=True),
+]
 
 
 def _problem(sizes: tuple[int, ...], num_tokens: int, *, is_fp8: bool, **options: object) -> tuple[Problem, Problem]:

@@ -15,8 +15,9 @@ from kernels.moe.triton import fused_moe
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 
 configs = {
-    "fp8": [HopperFp8Config(num_stages=6, outputs=outputs, lag=3) for outputs in (64, 128)],
-    "dense": [HopperGroupedConfig(), HopperGroupedConfig(lag=2)],
+    "fp8": [HopperFp8Config(num_stages=6, outputs=outputs, lag=3, gathers=gathers)
+            for outputs, gathers in ((64, False), (128, False), (128, True))],
+    "dense": [HopperGroupedConfig(), HopperGroupedConfig(lag=2), HopperGroupedConfig(gathers=True)],
 }[sys.argv[1]]
 with collect_kernels() as kernels:
     for has_biases in (False, True):
