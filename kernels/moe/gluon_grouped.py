@@ -207,6 +207,7 @@ def _load(
         row_tile, column_tile = place_of_tile(tile, num_tiles, column_tiles, GROUP_M)
         num_rows = gl.load(tile_rows_ptr + row_tile)
         if num_rows > 0:
+            lines, is_row = x_ptr, num_rows  # unused, unless rows are gathered
             if GATHERS:
                 members = gl.arange(0, 128, gl.SliceLayout(1, LINES))
                 pairs = gl.load(pairs_ptr + row_tile * 128 + members, mask=members < num_rows, other=0)

@@ -39,7 +39,7 @@ with collect_kernels() as kernels:
 
 @pytest.mark.full
 @needs_triton
-@pytest.mark.parametrize(("storage", "number"), [("fp8", 8), ("dense", 8)])
+@pytest.mark.parametrize(("storage", "number"), [("fp8", 10), ("dense", 10)])
 def test_products_run_on_the_tensor_cores_and_spill_nothing(storage, number, tmp_path):
     compiled = compile_kernels(SCRIPT, storage, cache=tmp_path)
     products = [kernel for kernel in compiled if kernel.name == "_kernel"]
