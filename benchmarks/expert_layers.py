@@ -172,7 +172,9 @@ def _rounds(layer: Layer, step: MoeInputs, config: Config | None) -> bool:
     """Return True if a cut rounds activations to FP8."""
     shape, weights = layer.shape, layer.weights
     if config is None:
-        config = choose(step.x, weights.gate_up, weights.down, top_k=shape.top_k, num_experts=shape.num_experts)
+        config = choose(
+            step.x, weights.gate_up, weights.down, top_k=shape.top_k, num_experts=shape.num_experts, gate=layer.gate
+        )  # fmt: skip
     return isinstance(config, Fp8Config | HopperFp8Config)
 
 
