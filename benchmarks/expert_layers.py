@@ -60,22 +60,26 @@ class Layer:
 
     def run(self, step: MoeInputs, config: Config | None, *, pdl: bool = True) -> torch.Tensor:
         """Launch the layer. config: None: as serving chooses."""
-        return fused_moe(
+        out = fused_moe(
             step.x, step.logits, self.weights.gate_up, self.weights.down,
             top_k=self.shape.top_k, renormalize=True, round_weights=self.shape.round_weights,
             gate=self.gate, biases=self.biases, config=config, pdl=pdl,
         )  # fmt: skip
+        assert isinstance(out, torch.Tensor)
+        return out
 
     def specify(self, step: MoeInputs, rows: torch.Tensor, *, is_rounded: bool) -> torch.Tensor:
         """Return those rows of a step by the specification: in bfloat16 if activations are rounded, else in float32."""
         x, biases = step.x[rows], self.biases
         if not is_rounded:
             x, biases = x.float(), biases and moe.ExpertBiases(biases.gate_up.float(), biases.down.float())
-        return moe.fused_moe(
+        out = moe.fused_moe(
             x, step.logits[rows], self.weights.gate_up, self.weights.down,
             top_k=self.shape.top_k, renormalize=True, round_weights=self.shape.round_weights,
             gate=self.gate, biases=biases, rounding=moe.round_to_fp8 if is_rounded else None,
-        ).float()  # fmt: skip
+        )  # fmt: skip
+        assert isinstance(out, torch.Tensor)
+        return out.float()
 
 
 def main() -> None:

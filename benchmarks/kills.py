@@ -4,8 +4,9 @@
     python -m benchmarks.kills --streams 20 --kills 100 --every 5 --standby --json out.json --resume
 First each request is answered once undisturbed. Then so many clients ask them in turn, and the engine gets a SIGKILL
 when it has served for --every seconds. A stream is cut if it ends without its last event; it differs if its text is not
-that of the undisturbed answer. Requests that the server refuses while it has no engine (503) are asked again. Other
-flags are passed to `quire serve`; with --standby an engine is killed no sooner than the next one is loaded beside it.
+that of the undisturbed answer. Requests that the server refuses while it has no engine (503) are asked again; none is
+refused for the length of the queue (--max-queue-wait 0). Other flags are passed to `quire serve`; with --standby an
+engine is killed no sooner than the next one is loaded beside it.
 
 A run ends after --seconds or, counted with those of the file, after --kills; SIGTERM ends it earlier. With --resume it
 goes on with the file of an earlier run that had the same settings.
@@ -379,7 +380,8 @@ def main() -> int:
 
 def run(args: argparse.Namespace, flags: list[str], *, most: float) -> Tally:
     """Start a daemon and measure it."""
-    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--log-format", "text", *flags]
+    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--log-format", "text"]
+    command += ["--max-queue-wait", "0", *flags]  # else a request is refused that would wait long
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         server = subprocess.Popen(command, stderr=log)
         try:

@@ -19,6 +19,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from benchmarks.report import format_table, host_facts, now, write_report
@@ -92,16 +93,19 @@ class Conversations:
             if todo and turn % 60 == 0:
                 transport.inbox.append((0, self._request(todo.pop(0), 1)))
         runner.forward = forward  # type: ignore[method-assign]
-        with_copies: list[float] = []
-        without: list[float] = []
-        for before, (at, _, _), (after, _, _) in zip(steps, steps[1:], steps[2:], strict=False):
-            if before[1]:
-                (with_copies if before[2] else without).append(after - at)
+        timed_steps = [
+            (number, bool(before[2]), after - at)
+            for number, (before, (at, _, _), (after, _, _)) in enumerate(zip(steps, steps[1:], steps[2:], strict=False))
+            if before[1]
+        ]
+        with_copies = [seconds for _, copies, seconds in timed_steps if copies]
+        without = [seconds for _, copies, seconds in timed_steps if not copies]
         return {
             "steps_with_copies": len(with_copies),
             "steps_without": len(without),
             "ms_with_copies": statistics.median(with_copies) * 1e3 if with_copies else None,
             "ms_without": statistics.median(without) * 1e3 if without else None,
+            "ms_more_at_equal_lengths": more_s(timed_steps) * 1e3 if with_copies and without else None,
             "pages_copied": sum(step[2] for step in steps),
         }
 
@@ -113,6 +117,20 @@ class Conversations:
     def close(self) -> None:
         """Release the engine."""
         self.offline.loaded.close()
+
+
+def more_s(steps: list[tuple[int, bool, float]]) -> float:
+    """Return how much longer steps with copies take than those without would at the same place.
+
+    steps: place, has copies, seconds. A step takes longer with each token that its rows have, so steps are fitted by a
+    line over their places and a number for copies. Those that take more than half as long again as the median, and the
+    few beside a prompt among them, are left out.
+    """
+    longest_s = 1.5 * statistics.median(seconds for _, _, seconds in steps)
+    kept = [step for step in steps if step[2] <= longest_s]
+    terms = np.array([(1.0, place, float(copies)) for place, copies, _ in kept])
+    fitted, *_ = np.linalg.lstsq(terms, np.array([seconds for _, _, seconds in kept]), rcond=None)
+    return float(fitted[2])
 
 
 def measure(config: EngineConfig, num_tokens: int, *, size: int, pool: int, disk: str | None) -> Report:

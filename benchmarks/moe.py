@@ -83,10 +83,12 @@ def bench(name: str, weights: MoeWeights, num_tokens: int, options: argparse.Nam
     steps = [make_inputs(shape, num_tokens, **BF16_CUDA) for _ in range(NUM_STEPS)]
 
     def run(step: MoeInputs) -> torch.Tensor:
-        return fused_moe(
+        out = fused_moe(
             step.x, step.logits, weights.gate_up, weights.down,
             top_k=shape.top_k, renormalize=True, round_weights=shape.round_weights, pdl=True,
         )  # fmt: skip
+        assert isinstance(out, torch.Tensor)
+        return out
 
     errors = check(shape, weights, steps[0], run)
     num_hit = sum(count_hit(shape, step) for step in steps) / NUM_STEPS

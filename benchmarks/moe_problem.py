@@ -219,10 +219,12 @@ def count_hit(shape: MoeShape, inputs: MoeInputs) -> int:
 
 def specification(shape: MoeShape, weights: MoeWeights, inputs: MoeInputs) -> torch.Tensor:
     """Run kernels.moe.reference.fused_moe: expert by expert, waiting for the device."""
-    return moe.fused_moe(
+    out = moe.fused_moe(
         inputs.x, inputs.logits, weights.gate_up, weights.down,
         top_k=shape.top_k, renormalize=True, round_weights=shape.round_weights,
     )  # fmt: skip
+    assert isinstance(out, torch.Tensor)
+    return out
 
 
 def exact(shape: MoeShape, weights: MoeWeights, inputs: MoeInputs) -> torch.Tensor:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -84,11 +85,12 @@ def main() -> None:
 
 
 def _kernels(device: torch.device) -> FusedMoe:
+    """Return fused_moe, which returns a tensor unless its sum is to come late."""
     if device.type != "cuda":
-        return moe.fused_moe
+        return cast("FusedMoe", moe.fused_moe)
     from kernels.moe import triton
 
-    return functools.partial(triton.fused_moe, pdl=True)
+    return cast("FusedMoe", functools.partial(triton.fused_moe, pdl=True))
 
 
 def can_cut(shape: MoeShape, size: int) -> bool:
@@ -166,10 +168,12 @@ def make_table(results: list[Report]) -> str:
 
 
 def _run(shape: MoeShape, weights: MoeWeights, first_expert: int, step: MoeInputs, fused_moe: FusedMoe) -> torch.Tensor:
-    return fused_moe(
+    out = fused_moe(
         step.x, step.logits, weights.gate_up, weights.down,
         top_k=shape.top_k, renormalize=True, round_weights=shape.round_weights, first_expert=first_expert,
     )  # fmt: skip
+    assert isinstance(out, torch.Tensor)
+    return out
 
 
 if __name__ == "__main__":

@@ -102,7 +102,15 @@ def scripts() -> Iterator[Script]:
     for shape in ("qwen3-0.6b", "llama-3.1-8b"):
         for suffix, flags in (("-shared", ()), ("-shared-ungrouped", ("--no-row-groups",))):
             yield _offline(shape, "shared", flags=("--max-num-seqs", "256", *flags), suffix=suffix)
-    for kind in ("packed_experts", "expert_layers", "moe", "recurrent_kernels", "mamba2_kernels", "latent_attention"):
+    for kind in (
+        "packed_experts",
+        "expert_layers",
+        "moe",
+        "recurrent_kernels",
+        "mamba2_kernels",
+        "latent_attention",
+        "few_rows",
+    ):
         yield Script("kernels", kind.replace("_", "-"), [f"benchmarks.{kind}"])
     yield Script("kernels", "moe-ranks", ["benchmarks.moe_ranks"])
     yield Script("kernels", "shared-prefix", ["benchmarks.shared_prefix"])

@@ -10,14 +10,16 @@ import torch
 
 from kernels.causal_conv import reference as causal_conv_reference
 from kernels.delta_rule import chunks, gates
-from kernels.dispatch import HAS_TRITON, has_pdl, op
+from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
 from kernels.elementwise import cpu as elementwise_cpu
 from kernels.elementwise import reference as elementwise
 from kernels.inputs import reference as inputs
+from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.lora.reference import LoraWeights, add_lora, gather_loras
 from kernels.mamba2 import chunked as mamba2_chunked
 from kernels.mamba2 import reference as mamba2_reference
 from kernels.moe import reference as moe
+from kernels.moe.reference import ExpertSum
 from kernels.sampling import reference as sampling
 from kernels.sampling.reference import SamplingState
 
@@ -33,8 +35,11 @@ if HAS_TRITON:
     from kernels.mamba2 import triton as mamba2_triton
     from kernels.mamba2 import triton_elementwise as mamba2_elementwise_triton
     from kernels.moe import triton as moe_triton
+    from kernels.moe import triton_sums
     from kernels.sampling import triton_draw
     from kernels.sampling.triton_draw import SamplingScratch
+
+_MAX_LATE_SUMS = 16  # rows: a layer is 1 to 2 % faster (benchmarks/notes.md); more were not measured
 
 rms_norm = op(elementwise.rms_norm, lambda: elementwise_triton.rms_norm, cpu=elementwise_cpu.rms_norm)
 add_rms_norm = op(elementwise.add_rms_norm, lambda: elementwise_triton.add_rms_norm, cpu=elementwise_cpu.add_rms_norm)
@@ -63,6 +68,29 @@ causal_conv = op(causal_conv_reference.causal_conv, lambda: causal_conv_triton.c
 gated_delta_rule = op(chunks.gated_delta_rule, lambda: delta_rule_triton.gated_delta_rule)
 delta_gates = op(gates.delta_gates, lambda: triton_gates.delta_gates)
 gated_rms_norm = op(gates.gated_rms_norm, lambda: triton_gates.gated_rms_norm)
+
+
+def sums_late(x: torch.Tensor) -> bool:
+    """Return True if the sum over a token's experts is better left to the norm after it: in steps of few rows."""
+    return on_triton(x) and x.shape[0] <= _MAX_LATE_SUMS
+
+
+def sum_experts(late: ExpertSum) -> torch.Tensor:
+    """See kernels.moe.reference.sum_experts."""
+    if not on_triton(late.outputs):
+        return moe.sum_experts(late)
+    return triton_sums.sum_experts(late, pdl=has_pdl(late.outputs.device))
+
+
+def sum_experts_add_rms_norm(
+    late: ExpertSum, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounding: Rounding | None
+) -> tuple[torch.Tensor | RoundedRows, torch.Tensor]:
+    """See kernels.moe.reference.sum_experts_add_rms_norm."""
+    if not on_triton(late.outputs):
+        return moe.sum_experts_add_rms_norm(late, residual, weight, eps, rounding)
+    return triton_sums.sum_experts_add_rms_norm(
+        late, residual, weight, eps, rounding, pdl=has_pdl(late.outputs.device)
+    )  # fmt: skip
 
 
 class TokenSampler:

@@ -148,6 +148,7 @@ class Experts(nn.Module):
             expert_scales=self.expert_scales,
             first_expert=self.weights.first_expert,
         )
+        assert isinstance(mixed, torch.Tensor)
         return self.dense_norm(dense) + self.after_norm(self.tp.all_reduce(mixed))
 
 

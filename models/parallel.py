@@ -11,6 +11,9 @@ from typing import Protocol
 import torch
 from torch import distributed
 
+from kernels.moe.reference import ExpertSum
+from kernels.ops import sum_experts
+
 try:
     from torch.distributed import all_gather_single as all_gather_into
 except ImportError:  # before torch 2.13
@@ -133,12 +136,27 @@ class PartialSum:
         return self.sums.add_rms_norm(self.part, residual, weight, eps)
 
 
-LayerOutput = torch.Tensor | PartialSum  # the output of attention and MLP
+@dataclass(frozen=True)
+class LateExperts:
+    """The output of a mixture of experts before the sum over each token's, which its consumer computes once."""
+
+    experts: ExpertSum
+
+    def __mul__(self, factor: float) -> torch.Tensor:
+        """Return the sum times a constant."""
+        return self.total() * factor
+
+    def total(self) -> torch.Tensor:
+        """Compute the sum, [T, hidden_size]."""
+        return sum_experts(self.experts)
+
+
+LayerOutput = torch.Tensor | PartialSum | LateExperts  # the output of attention and MLP
 
 
 def whole(branch: LayerOutput) -> torch.Tensor:
-    """Return the branch's output, summed over the ranks."""
-    return branch.total() if isinstance(branch, PartialSum) else branch
+    """Return the branch's output, summed over the ranks and over experts."""
+    return branch if isinstance(branch, torch.Tensor) else branch.total()
 
 
 ALONE = TensorParallel()

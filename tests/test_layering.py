@@ -112,10 +112,10 @@ MAY_IMPORT = {
     "models.architecture": "",
     "models.context": "kernels.attention kernels.elementwise kernels.states",
     "models.fields": "models.errors",
-    "models.parallel": "",
+    "models.parallel": "kernels.moe kernels.ops",
     "models.errors": "",
     "kernels.ops": """kernels.causal_conv kernels.delta_rule kernels.dispatch kernels.elementwise kernels.inputs
-        kernels.lora kernels.mamba2 kernels.moe kernels.sampling""",
+        kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.sampling""",
     "kernels.precompile": "",
     "kernels.sampling": "kernels.attention",
     "kernels.linear": """kernels.attention kernels.dispatch kernels.e2m1 kernels.elementwise kernels.gluon_common

@@ -18,9 +18,10 @@ import torch
 from torch.nn import functional
 
 from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
-from kernels.linear import float4, onednn, reference, rounding, w8a8
+from kernels.linear import float4, late_norm, onednn, reference, rounding, w8a8
 from kernels.linear.float4 import Float4Weight
 from kernels.linear.int4_cpu import Int4Matrix, int4_linear
+from kernels.linear.late_norm import GateKind, LateNorm
 from kernels.linear.lut4_configs import float4_gemm_config, lut4_gemm_config
 from kernels.linear.onednn import Bf16Matrix, Int8Matrix
 from kernels.linear.reference import IntWeight, Lut4Weight
@@ -37,7 +38,8 @@ if HAS_TRITON:
         triton_rounded,
         triton_scaled8,
     )
-    from kernels.linear.triton_gemv import allocate_scratch, can_gemv, gemv
+    from kernels.linear.triton_gemv import allocate_scratch, can_gate, can_gemv, gated_gemv, gemv
+    from kernels.linear.triton_row import can_multiply_row, normed_gemv, row_gemv
     from kernels.linear.triton_split_k import SplitKScratch
 try:
     from kernels.linear import gluon_blocks
@@ -86,9 +88,41 @@ class DenseLinear:
             return onednn.packed_linear(x, w, bias)
         if not (on_triton(x) and can_gemv(x, w)):
             return functional.linear(x, w, bias)
+        if can_multiply_row(x, w):
+            return row_gemv(x, w, bias, pdl=has_pdl(x.device))
         if self._scratch is None:
             self._scratch = allocate_scratch(x.device)
         return gemv(x, w, bias, self._scratch, pdl=has_pdl(x.device))
+
+    def gates(self, x: torch.Tensor, w: torch.Tensor | Bf16Matrix) -> bool:
+        """Return True if gated() is faster than the product and its activation; decided from host-side facts."""
+        return not isinstance(w, Bf16Matrix) and on_triton(x) and can_gate(x, w)
+
+    def gated(self, x: torch.Tensor, w: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
+        """Equal kernels.linear.late_norm.gated_linear. Requires gates(x, w)."""
+        if not on_triton(x):
+            return late_norm.gated_linear(x, w, is_gelu=is_gelu)
+        if self._scratch is None:
+            self._scratch = allocate_scratch(x.device)
+        return gated_gemv(x, w, self._scratch, is_gelu=is_gelu, pdl=has_pdl(x.device))
+
+    def takes_norm(self, x: torch.Tensor, w: torch.Tensor | Bf16Matrix) -> bool:
+        """Return True if normed() is faster than a norm of x and the product; decided from host-side facts."""
+        return not isinstance(w, Bf16Matrix) and on_triton(x) and can_multiply_row(x, w)
+
+    def normed(
+        self,
+        late: LateNorm,
+        w: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        gate: GateKind = "",
+        normed: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Equal kernels.linear.late_norm.normed_linear. Requires takes_norm(late.x, w)."""
+        if not on_triton(w):
+            return late_norm.normed_linear(late, w, bias, gate=gate, normed=normed)
+        return normed_gemv(late, w, bias, gate=gate, normed=normed, pdl=has_pdl(w.device))
 
 
 class IntLinear:

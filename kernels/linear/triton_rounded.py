@@ -31,7 +31,8 @@ def add_rms_norm_rounded(
 ) -> tuple[RoundedRows, torch.Tensor]:
     """See kernels.linear.rounding.add_rms_norm_rounded. x, residual: last dimension dense."""
     num_rows, size = x.shape
-    rounded, new_residual = _allocate(x, size, rounding), torch.empty_like(x, memory_format=torch.contiguous_format)
+    rounded = allocate_rounded(x, size, rounding)
+    new_residual = torch.empty_like(x, memory_format=torch.contiguous_format)
     block = triton.next_power_of_2(size)
     _add_rms_norm_kernel[(num_rows,)](
         x, residual, weight, rounding.scale, rounded.values, rounded.scales, new_residual,
@@ -49,7 +50,7 @@ def gate_and_mul_rounded(x: torch.Tensor, rounding: Rounding, *, is_gelu: bool, 
     if needs_row and size > _MAX_ROW:
         values, scales = quantize_rows(gate_and_mul(x, is_gelu=is_gelu, pdl=pdl), pdl=pdl)
         return RoundedRows(values, scales, x.dtype)
-    rounded = _allocate(x, size, rounding)
+    rounded = allocate_rounded(x, size, rounding)
     block = triton.next_power_of_2(size)
     if not needs_row:
         block = max(min(block, _PIECE), rounding.columns or 0)
@@ -61,7 +62,8 @@ def gate_and_mul_rounded(x: torch.Tensor, rounding: Rounding, *, is_gelu: bool, 
     return rounded
 
 
-def _allocate(x: torch.Tensor, size: int, rounding: Rounding) -> RoundedRows:
+def allocate_rounded(x: torch.Tensor, size: int, rounding: Rounding) -> RoundedRows:
+    """Allocate rounded rows of `size` values, one for each row of x."""
     num_rows = x.shape[0]
     shape = (num_rows,) if rounding.columns is None else (num_rows, triton.cdiv(size, rounding.columns))
     values = torch.empty(num_rows, size, dtype=FP8, device=x.device)
@@ -86,7 +88,7 @@ def _add_rms_norm_kernel(
     x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
     tl.store(sum_ptr + row * SIZE + columns, x, mask=mask)
     normed = rms_normed(x, weight, eps, SIZE).to(x.dtype).to(tl.float32)
-    _store_rounded(normed, values_ptr, scales_ptr, scale_ptr, row, 0, SIZE, BLOCK, COLUMNS, IS_KNOWN)
+    store_rounded(normed, values_ptr, scales_ptr, scale_ptr, row, 0, SIZE, BLOCK, COLUMNS, IS_KNOWN)
 
 
 @triton.jit
@@ -105,11 +107,11 @@ def _gate_and_mul_kernel(
     gate = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0)
     up = tl.load(x_ptr + row * stride_x + SIZE + columns, mask=mask, other=0.0)
     product = gated(gate, up, IS_GELU).to(gate.dtype).to(tl.float32)
-    _store_rounded(product, values_ptr, scales_ptr, scale_ptr, row, piece, SIZE, BLOCK, COLUMNS, IS_KNOWN)
+    store_rounded(product, values_ptr, scales_ptr, scale_ptr, row, piece, SIZE, BLOCK, COLUMNS, IS_KNOWN)
 
 
 @triton.jit
-def _store_rounded(
+def store_rounded(
     x, values_ptr, scales_ptr, scale_ptr, row, piece,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, IS_KNOWN: tl.constexpr,
 ) -> None:  # fmt: skip

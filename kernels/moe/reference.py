@@ -13,8 +13,9 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-from kernels.elementwise.reference import gelu_tanh_and_mul, relu_squared, silu_and_mul
+from kernels.elementwise.reference import add_rms_norm, gelu_tanh_and_mul, relu_squared, silu_and_mul
 from kernels.linear.reference import quantize_groups
+from kernels.linear.rounding import RoundedRows, Rounding, round_rows
 from kernels.moe.storage import ExpertMatrix, dense_matrix
 
 
@@ -63,6 +64,45 @@ class Choice:
     num_groups: int = 1  # divides num_experts
     num_groups_per_tok: int = 1
     num_best_of_group: int = 2
+
+
+@dataclass(frozen=True)
+class ExpertSum:
+    """The outputs of each token's experts, whose sum is left to the norm after it; of T tokens of width H."""
+
+    # [T * top_k, H], token by token; undefined for experts that are not here
+    outputs: torch.Tensor
+    # [T, top_k], 0 for experts that are not here
+    weights: torch.Tensor
+    # [T, top_k], -1 or not below E: not here, if has_absent
+    experts: torch.Tensor
+    has_absent: bool
+    # As of fused_moe, and the gate before its sigmoid, [T]
+    shared: torch.Tensor | None = None
+    shared_gate: torch.Tensor | None = None
+
+
+def sum_experts(late: ExpertSum) -> torch.Tensor:
+    """Return the sum, [T, H], of outputs' dtype."""
+    outputs, dtype = late.outputs.unflatten(0, late.weights.shape), late.outputs.dtype
+    weighed = outputs * late.weights[..., None]
+    if late.has_absent:
+        weighed = weighed.masked_fill((late.experts < 0)[..., None], 0.0)
+    mixed = weighed.sum(1).to(dtype)
+    if late.shared is None or late.shared_gate is None:
+        return mixed
+    return mixed + late.shared_gate[:, None].sigmoid() * late.shared
+
+
+def sum_experts_add_rms_norm(
+    late: ExpertSum, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounding: Rounding | None
+) -> tuple[torch.Tensor | RoundedRows, torch.Tensor]:
+    """Compute elementwise.add_rms_norm of the sum, and round the normed rows as rounding says, None: not at all.
+
+    residual: [T, H]; weight: [H]; returns (normed, new residual).
+    """
+    normed, new_residual = add_rms_norm(sum_experts(late), residual, weight, eps)
+    return (normed if rounding is None else round_rows(normed, rounding)), new_residual
 
 
 def choose(logits: torch.Tensor, choice: Choice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,7 +232,8 @@ def fused_moe(
     first_expert: int = 0,
     choice: Choice | None = None,
     rounding: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> torch.Tensor:
+    is_late: bool = False,
+) -> torch.Tensor | ExpertSum:
     """Route each token and sum its experts by their weights: [T, H] of x's dtype, which may be fp32, bf16 or fp16.
 
     x, gate_up, down: as for run_experts. logits: [T, E], plus one column if `shared` is given. round_weights: round to
@@ -200,6 +241,7 @@ def fused_moe(
     given, floor, added, factor, expert_scales, choice: see route. biases: of x's dtype. first_expert: gate_up, down and
     biases have a range of the E experts, which begins there; a token's other experts are left out of its sum. rounding:
     see run_experts; the twin has round_to_fp8 in place of none with an Fp8Config, which it chooses for many tokens.
+    is_late: return an ExpertSum; the twin does where the sum is a launch of its own.
     """
     num_experts = logits.shape[1] - (shared is not None)
     weights, experts = route(
@@ -216,7 +258,11 @@ def fused_moe(
     if round_weights:
         weights = weights.to(x.dtype)
     experts = experts - first_expert
-    weights = weights.masked_fill((experts < 0) | (experts >= gate_up.shape[0]), 0.0)
+    is_absent = (experts < 0) | (experts >= gate_up.shape[0])
+    weights = weights.masked_fill(is_absent, 0.0)
     out = run_experts(x, gate_up, down, experts, gate, biases, rounding)
-    mixed = (out * weights[..., None]).sum(1).to(x.dtype)
-    return mixed if shared is None else mixed + logits[:, num_experts:].sigmoid() * shared
+    late = ExpertSum(
+        out.flatten(0, 1), weights, experts.masked_fill(is_absent, -1), has_absent=gate_up.shape[0] < num_experts,
+        shared=shared, shared_gate=None if shared is None else logits[:, num_experts],
+    )  # fmt: skip
+    return late if is_late else sum_experts(late)

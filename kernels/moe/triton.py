@@ -1,4 +1,3 @@
-# ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
 """Triton twin of kernels/moe/reference.py. Never syncs: grids depend only on the number of tokens, as graphs require.
 
 Few tokens: route, then two matrix-vector products per pair. Otherwise: route, lay out, gate and up joined, down, and
@@ -11,8 +10,6 @@ from __future__ import annotations
 import functools
 
 import torch
-import triton
-import triton.language as tl
 from triton.runtime import driver
 
 from kernels.moe.configs import (
@@ -33,14 +30,14 @@ from kernels.moe.configs import (
     uses_pairs,
 )
 from kernels.moe.planes import PlanesMatrix
-from kernels.moe.reference import SILU, Choice, ExpertBiases, Gate
+from kernels.moe.reference import SILU, Choice, ExpertBiases, ExpertSum, Gate
 from kernels.moe.storage import ExpertMatrix
-from kernels.moe.triton_common import add_shared, weigh
 from kernels.moe.triton_fp8 import fp8_down, fp8_up, quantize_planes
 from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
+from kernels.moe.triton_sums import sum_experts
 
 try:
     from kernels.moe import gluon_fp8, gluon_grouped
@@ -72,9 +69,10 @@ def fused_moe(
     factor: float = 1.0,
     first_expert: int = 0,
     choice: Choice | None = None,
+    is_late: bool = False,
     config: Config | None = None,
     pdl: bool = False,
-) -> torch.Tensor:
+) -> torch.Tensor | ExpertSum:
     """Equal kernels.moe.reference.fused_moe, with an Fp8Config or HopperFp8Config that of round_to_fp8.
 
     All tensors have a dense last dimension; gate_up, down are contiguous.
@@ -117,13 +115,14 @@ def fused_moe(
     if config.chunk_tokens is not None:
         is_hopper = isinstance(config, HopperConfig)
         tiles = lay_out(routing, num_experts=num_here, block_m=config.block_m, has_positions=is_hopper, pdl=pdl)
-    outputs = _multiply(
+    outputs = multiply(
         x, gate_up, down, tiles, config, num_pairs=num_pairs, gate=gate, up_bias=up_bias, down_bias=down_bias, pdl=pdl
     )  # fmt: skip
-    return combine(outputs, routing, shared=shared, shared_gate=shared_gate, pdl=pdl)
+    late = ExpertSum(outputs, routing.weights, routing.experts, routing.has_absent, shared, shared_gate)
+    return late if is_late else sum_experts(late, pdl=pdl)
 
 
-def _multiply(
+def multiply(
     x: torch.Tensor,
     gate_up: ExpertMatrix,
     down: ExpertMatrix,
@@ -139,9 +138,9 @@ def _multiply(
     """Return both products of each pair, [num_pairs, H]. The rows of pairs that are in no tile are undefined."""
     if isinstance(config, GroupedConfig):
         assert isinstance(tiles, RowTiles)
-        multiply = functools.partial(grouped_gemm, num_pairs=num_pairs, swaps=config.swaps, pdl=pdl)
-        inner = multiply(x, gate_up, tiles, config.up, gate=gate, bias=up_bias)
-        return multiply(inner, down, tiles, config.down, gate=None, bias=down_bias)
+        product = functools.partial(grouped_gemm, num_pairs=num_pairs, swaps=config.swaps, pdl=pdl)
+        inner = product(x, gate_up, tiles, config.up, gate=gate, bias=up_bias)
+        return product(inner, down, tiles, config.down, gate=None, bias=down_bias)
     if isinstance(config, HopperGroupedConfig):
         assert isinstance(tiles, RowTiles)
         assert isinstance(gate_up, torch.Tensor)
@@ -163,31 +162,6 @@ def _multiply(
         num_pairs=num_pairs, gate=gate, dtype=x.dtype, bias=up_bias, pdl=pdl,
     )  # fmt: skip
     return fp8_down(rounded, down, tiles, config.down, dtype=x.dtype, bias=down_bias, pdl=pdl)
-
-
-def combine(
-    outputs: torch.Tensor,
-    routing: Routing,
-    *,
-    shared: torch.Tensor | None = None,
-    shared_gate: torch.Tensor | None = None,
-    pdl: bool = False,
-) -> torch.Tensor:
-    """Sum each token's pairs with their weights, without those of absent experts: [T, H]. outputs: [T * top_k, H].
-
-    shared, shared_gate: see kernels.moe.reference.fused_moe; the gate is [T], before its sigmoid.
-    """
-    num_tokens, top_k = routing.weights.shape
-    size = outputs.shape[1]
-    out = torch.empty(num_tokens, size, dtype=outputs.dtype, device=outputs.device)
-    block = min(1024, triton.next_power_of_2(size))
-    _combine_kernel[(num_tokens, triton.cdiv(size, block))](
-        outputs, routing.weights, routing.experts, shared, shared_gate, out,
-        0 if shared is None else shared.stride(0), 0 if shared_gate is None else shared_gate.stride(0),
-        SIZE=size, BLOCK=block, TOP_K=top_k, HAS_SHARED=shared is not None, HAS_ABSENT=routing.has_absent, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
-    )  # fmt: skip
-    return out
 
 
 def choose(
@@ -230,32 +204,3 @@ def _shared_bytes(device: torch.device) -> int:
     """Return the shared memory that Triton allows a block of that GPU."""
     index = torch.cuda.current_device() if device.index is None else device.index
     return driver.active.utils.get_device_properties(index)["max_shared_mem"]
-
-
-@triton.jit
-def _combine_kernel(
-    outputs_ptr, weights_ptr, experts_ptr, shared_ptr, shared_gate_ptr, out_ptr, stride_shared, stride_gate,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_ABSENT: tl.constexpr,
-    PDL: tl.constexpr,
-) -> None:  # fmt: skip
-    """One part of one token."""
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = columns < SIZE
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    mixed = tl.zeros([BLOCK], tl.float32)
-    for place in tl.static_range(TOP_K):
-        pair = token * TOP_K + place
-        is_here = mask
-        if HAS_ABSENT:
-            is_here = mask & (tl.load(experts_ptr + pair) >= 0)
-        value = tl.load(outputs_ptr + pair * SIZE + columns, mask=is_here, other=0.0).to(tl.float32)
-        value = weigh(value, tl.load(weights_ptr + pair), out_ptr.dtype.element_ty)
-        mixed += tl.where(is_here, value, 0.0) if HAS_ABSENT else value
-    mixed = mixed.to(out_ptr.dtype.element_ty)
-    if HAS_SHARED:
-        shared = tl.load(shared_ptr + token * stride_shared + columns, mask=mask, other=0.0)
-        mixed = add_shared(mixed, shared, tl.load(shared_gate_ptr + token * stride_gate))
-    tl.store(out_ptr + token * SIZE + columns, mixed, mask=mask)

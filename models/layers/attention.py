@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from kernels.elementwise.reference import KVScales
+from kernels.linear.late_norm import LateNorm
 from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.ops import norm_rope_write_kv
 from models.config.model_config import ModelConfig
@@ -165,6 +166,10 @@ class SelfAttention(nn.Module):
         """How the norm before may round the hidden states."""
         return self.qkv_proj.rounding
 
+    def takes_norm(self, hidden: torch.Tensor) -> bool:
+        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
+        return self.qkv_proj.takes_norm(hidden)
+
     @property
     def key_bias(self) -> torch.Tensor | None:
         """Return the bias added to this rank's keys before RoPE, [num_kv_heads * head_dim], or None."""
@@ -173,7 +178,7 @@ class SelfAttention(nn.Module):
             return None
         return bias[: sum(self._outputs)].split(self._outputs)[1]
 
-    def forward(self, hidden: torch.Tensor | RoundedRows, ctx: ForwardContext) -> LayerOutput:
+    def forward(self, hidden: torch.Tensor | RoundedRows | LateNorm, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
         qkv = self.qkv_proj(hidden)
         if not self.has_output_gate:

@@ -32,9 +32,9 @@ from models.layers.norm import (
     RMSNorm,
     UnitRMSNorm,
     add_and_norm,
-    add_and_norm_rounded,
+    add_and_norm_as_wanted,
     hidden_norm,
-    rounding_before,
+    wanted_by,
 )
 from models.layers.rotary import make_cos_sin_caches, make_query_factors
 from models.layers.routing import ExpertNames
@@ -230,15 +230,15 @@ class DecoderLayer(nn.Module):
         self.mlp = mlp
         self.attention_norm = hidden_norm(config, w, attention_norm)
         self.mlp_norm = hidden_norm(config, w, mlp_norm)
-        self.attention_rounding, self.mlp_rounding = rounding_before(self_attn), rounding_before(mlp)
+        self.attention_input, self.mlp_input = wanted_by(self_attn), wanted_by(mlp)
 
     def forward(
         self, hidden: LayerOutput, residual: torch.Tensor | None, ctx: ForwardContext
     ) -> tuple[LayerOutput, torch.Tensor]:
         """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
-        normed, residual = add_and_norm_rounded(self.attention_norm, hidden, residual, self.attention_rounding)
+        normed, residual = add_and_norm_as_wanted(self.attention_norm, hidden, residual, self.attention_input)
         attended = self.self_attn(normed, ctx)
-        normed, residual = add_and_norm_rounded(self.mlp_norm, attended, residual, self.mlp_rounding)
+        normed, residual = add_and_norm_as_wanted(self.mlp_norm, attended, residual, self.mlp_input)
         return self.mlp(normed), residual
 
 
@@ -290,7 +290,7 @@ class Scaled(nn.Module):
     @property
     def rounding(self) -> Rounding | None:
         """How the norm before may round the hidden states."""
-        return rounding_before(self.branch)
+        return wanted_by(self.branch).rounding
 
     def forward(self, hidden: torch.Tensor | RoundedRows, *ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]; ctx: passed on if the branch takes it."""
@@ -308,7 +308,7 @@ class Normed(nn.Module):
     @property
     def rounding(self) -> Rounding | None:
         """How the norm before may round the hidden states."""
-        return rounding_before(self.branch)
+        return wanted_by(self.branch).rounding
 
     def forward(self, hidden: torch.Tensor | RoundedRows, *ctx: ForwardContext) -> torch.Tensor:
         """hidden: [T, hidden_size] → [T, hidden_size]; ctx: passed on if the branch takes it."""

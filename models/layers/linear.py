@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from kernels.linear.late_norm import GateKind, LateNorm
 from kernels.linear.onednn import Bf16Matrix, can_pack, pack
 from kernels.linear.ops import DenseLinear, Int8Linear
 from kernels.linear.rounding import RoundedRows
@@ -20,7 +21,15 @@ from models.config.model_config import ModelConfig
 from models.lora.linear import with_adapters
 from models.parallel import LayerOutput, TensorParallel
 from models.quantization.int8 import Int8Params, make_int8_params
-from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart, TakesRoundedRows, rounding_of
+from models.quantization.linear_method import (
+    LinearMethod,
+    LinearParams,
+    LinearPart,
+    TakesGate,
+    TakesNorm,
+    TakesRoundedRows,
+    rounding_of,
+)
 from models.quantization.schemes import PerLayer, Unquantized
 from models.weights.weights import Weights
 
@@ -34,10 +43,33 @@ class ColumnLinear(nn.Module):
         self.params = self.method.load(w, parts)
         self.rounding = rounding_of(self.method, self.params)  # how the op before may round x
         self.bias = _load_biases(w, parts) if has_bias else None
+        self.norming = self.method if isinstance(self.method, TakesNorm) else None
+        self.gating = self.method if not has_bias and isinstance(self.method, TakesGate) else None
 
-    def forward(self, x: torch.Tensor | RoundedRows) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | RoundedRows | LateNorm) -> torch.Tensor:
         """x: [T, in_features], whole → [T, outputs of this rank], the parts side by side."""
+        if isinstance(x, LateNorm):
+            return self.normed(x)
         return _apply(self.method, self.params, x, self.bias)
+
+    def takes_norm(self, x: torch.Tensor) -> bool:
+        """Return True if the addition of x to the residual stream and its norm are better left to this layer."""
+        return self.norming is not None and self.norming.takes_norm(self.params, x)
+
+    def normed(self, late: LateNorm, *, gate: GateKind = "", normed: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute kernels.linear.late_norm.normed_linear, with gate without bias. Requires takes_norm(late.x)."""
+        assert self.norming is not None
+        return self.norming.apply_normed(
+            self.params, late, None if gate else self.bias, gate=gate, normed=normed
+        )  # fmt: skip
+
+    def gated(self, x: torch.Tensor | RoundedRows | LateNorm, *, is_gelu: bool) -> torch.Tensor | None:
+        """Return silu_and_mul, or gelu_tanh_and_mul, of forward(x) where one kernel computes both faster; else None."""
+        if self.gating is None or isinstance(x, RoundedRows):
+            return None
+        if isinstance(x, LateNorm):
+            return self.normed(x, gate="gelu_tanh" if is_gelu else "silu")
+        return self.gating.apply_gated(self.params, x, is_gelu=is_gelu) if self.gating.gates(self.params, x) else None
 
 
 class RowLinear(nn.Module):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kernels.linear.late_norm import LateNorm
 from kernels.linear.ops import gate_and_mul_rounded
 from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.ops import gelu_tanh_and_mul, relu_squared, silu_and_mul, xielu
@@ -46,14 +47,24 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = ColumnLinear(w, parts, has_bias=config.has_mlp_bias, method=method)
         part = row_part("down_proj", out_features=config.hidden_size, in_features=intermediate_size, tp=tp)
         self.down_proj = RowLinear(w, part, has_bias=config.has_mlp_bias, method=method, tp=tp, is_partial=is_partial)
+        # the product of gates and ups may apply the activation, too
+        self.gates_product = self.gate_factor == 1.0 and self.down_proj.rounding is None
 
     @property
     def rounding(self) -> Rounding | None:
         """How the norm before may round the hidden states."""
         return self.gate_up_proj.rounding
 
-    def forward(self, hidden: torch.Tensor | RoundedRows) -> LayerOutput:
+    def takes_norm(self, hidden: torch.Tensor) -> bool:
+        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
+        return self.gates_product and self.gate_up_proj.takes_norm(hidden)
+
+    def forward(self, hidden: torch.Tensor | RoundedRows | LateNorm) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
+        if self.gates_product:
+            inner = self.gate_up_proj.gated(hidden, is_gelu=self.is_gelu)
+            if inner is not None:
+                return self.down_proj(inner)
         gate_up = self.gate_up_proj(hidden)
         if self.gate_factor != 1.0:
             gate_up.chunk(2, dim=-1)[0].mul_(self.gate_factor)

@@ -12,17 +12,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from kernels.linear.late_norm import LateNorm
 from kernels.moe.planes import PlanesMatrix, takes_planes, to_planes
-from kernels.moe.reference import ExpertBiases, Gate
+from kernels.moe.reference import ExpertBiases, ExpertSum, Gate
 from kernels.moe.storage import ExpertMatrix
-from kernels.ops import fused_moe
+from kernels.ops import fused_moe, sums_late
 from models.config.experts import ExpertsConfig
 from models.config.model_config import ModelConfig
 from models.layers.experts_on_load import read_merged, read_separate
 from models.layers.linear import ColumnLinear
 from models.layers.mlp import GatedMLP, PlainMLP
 from models.layers.routing import ExpertNames, Router
-from models.parallel import ExpertShare, LayerOutput, TensorParallel
+from models.parallel import ExpertShare, LateExperts, LayerOutput, TensorParallel
 from models.quantization.config import QuantizationConfig, naming_scheme
 from models.quantization.experts_scheme import (
     DenseExperts,
@@ -84,16 +85,28 @@ class SparseMLP(nn.Module):
         width = experts.latent_size or config.hidden_size
         self.weights = _arrange(weights or load_experts(w, experts, width, tp, names, config.quantization), w)
         self.to_latent, self.from_latent = _read_latent(config, experts, w, tp, method)
+        # Nothing is added behind the experts' sum but the residual stream
+        has_rest = self.shared_expert is not None and not experts.has_shared_gate
+        self.leaves_sum = tp.size == 1 and self.from_latent is None and not has_rest
 
-    def forward(self, hidden: torch.Tensor) -> LayerOutput:
+    def takes_norm(self, hidden: torch.Tensor) -> bool:
+        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
+        return self.router.takes_norm(hidden)
+
+    def forward(self, hidden: torch.Tensor | LateNorm) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
         experts = self.experts
-        scores, given = self.router(hidden)
+        if isinstance(hidden, LateNorm):
+            normed = torch.empty_like(hidden.new_residual)
+            scores, given = self.router(hidden, normed)
+            hidden = normed
+        else:
+            scores, given = self.router(hidden)
         shared = None if self.shared_expert is None else self.shared_expert(hidden)
         if experts.routing == "scaled_input":
             mixed = self._mix_scaled(hidden, scores)
         else:
-            mixed = fused_moe(
+            summed = fused_moe(
                 hidden if self.to_latent is None else self.to_latent(hidden),
                 scores,
                 self.weights.gate_up,
@@ -110,7 +123,11 @@ class SparseMLP(nn.Module):
                 gate=self.gate,
                 biases=self.weights.biases,
                 first_expert=self.weights.first_expert,
+                is_late=self.leaves_sum and sums_late(hidden),
             )
+            if isinstance(summed, ExpertSum):
+                return LateExperts(summed)
+            mixed = summed
         if self.from_latent is not None:
             mixed = self.from_latent(mixed)
         if shared is None or experts.has_shared_gate:
@@ -138,6 +155,7 @@ class SparseMLP(nn.Module):
             given=given,
             first_expert=self.weights.first_expert,
         )
+        assert isinstance(out, torch.Tensor)
         return out.unflatten(0, (-1, top_k)).sum(1)
 
 

@@ -7,14 +7,18 @@ is a LayerNorm without bias, "layer_bias" one with; norms of query and key heads
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
+from kernels.linear.late_norm import LateNorm
 from kernels.linear.ops import add_rms_norm_rounded, round_rows
 from kernels.linear.rounding import RoundedRows, Rounding
-from kernels.ops import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from kernels.ops import add_layer_norm, add_rms_norm, layer_norm, rms_norm, sum_experts_add_rms_norm
 from models.config.model_config import ModelConfig
-from models.parallel import LayerOutput, PartialSum, TensorParallel, whole
+from models.parallel import LateExperts, LayerOutput, PartialSum, TensorParallel, whole
 from models.weights.weights import Weights
 
 
@@ -34,12 +38,20 @@ class RMSNorm(nn.Module):
         """Add x to the residual stream and normalise the sum: (normed, new residual), each [..., size]."""
         if isinstance(x, PartialSum):
             return x.add_rms_norm(residual, self.weight, self.eps)
+        if isinstance(x, LateExperts):
+            normed, residual = sum_experts_add_rms_norm(x.experts, residual, self.weight, self.eps, None)
+            assert isinstance(normed, torch.Tensor)
+            return normed, residual
         return add_rms_norm(x, residual, self.weight, self.eps)
 
     def add_rounded(
         self, x: LayerOutput, residual: torch.Tensor, rounding: Rounding
     ) -> tuple[RoundedRows, torch.Tensor]:
         """Do what add() does, and round the normed rows. x, residual: [T, size]."""
+        if isinstance(x, LateExperts):
+            rounded, residual = sum_experts_add_rms_norm(x.experts, residual, self.weight, self.eps, rounding)
+            assert isinstance(rounded, RoundedRows)
+            return rounded, residual
         if isinstance(x, PartialSum):
             normed, residual = self.add(x, residual)
             return round_rows(normed, rounding), residual
@@ -95,21 +107,36 @@ def add_and_norm(
     return norm(residual), residual
 
 
-def rounding_before(branch: nn.Module) -> Rounding | None:
-    """Return how a branch wants its input rounded, its property `rounding`; None: it has none."""
-    return getattr(branch, "rounding", None)
+@dataclass(frozen=True)
+class WantedInput:
+    """How a branch wants its input: rounded, or with the norm before it left to itself; neither: normed."""
+
+    rounding: Rounding | None
+    takes_norm: Callable[[torch.Tensor], bool] | None  # called with what is to be added and normed, [T, size]
 
 
-def add_and_norm_rounded(
-    norm: RMSNorm | LayerNorm, hidden: LayerOutput, residual: torch.Tensor | None, rounding: Rounding | None
-) -> tuple[torch.Tensor | RoundedRows, torch.Tensor]:
-    """Compute add_and_norm, and round the normed rows where a residual is added; rounding None: never.
+def wanted_by(branch: nn.Module) -> WantedInput:
+    """Return how a branch wants its input: its property `rounding` and its method `takes_norm`, if it has them."""
+    return WantedInput(getattr(branch, "rounding", None), getattr(branch, "takes_norm", None))
 
-    hidden, residual: [T, size], as for add_and_norm; returns (normed, new residual).
+
+def add_and_norm_as_wanted(
+    norm: RMSNorm | LayerNorm, hidden: LayerOutput, residual: torch.Tensor | None, wanted: WantedInput
+) -> tuple[torch.Tensor | RoundedRows | LateNorm, torch.Tensor]:
+    """Compute add_and_norm, or leave it to the branch, and round the normed rows; both only where there is a residual.
+
+    hidden, residual: [T, size], as for add_and_norm; returns (normed, new residual). With a LateNorm the new residual
+    is undefined until the branch has run.
     """
-    if rounding is None or residual is None:
+    if residual is None:
         return add_and_norm(norm, hidden, residual)
-    return norm.add_rounded(hidden, residual, rounding)
+    takes_norm = wanted.takes_norm if isinstance(norm, RMSNorm) else None
+    if takes_norm is not None and isinstance(hidden, torch.Tensor) and takes_norm(hidden):
+        late = LateNorm(hidden, residual, norm.weight, norm.eps, torch.empty_like(residual))
+        return late, late.new_residual
+    if wanted.rounding is not None:
+        return norm.add_rounded(hidden, residual, wanted.rounding)
+    return norm.add(hidden, residual)
 
 
 class SplitRMSNorm(nn.Module):

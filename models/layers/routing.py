@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kernels.linear.late_norm import LateNorm
 from kernels.moe.reference import Choice
 from models.config.experts import ExpertsConfig
 from models.config.model_config import ModelConfig
@@ -65,14 +66,24 @@ class Router(nn.Module):
             bias_shape = (experts.num_experts,) if experts.routing == "sigmoid_bias" else (1, experts.num_experts)
             self.bias = w.stored(names.bias, bias_shape, _FLOATS).float().flatten()
 
-    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def takes_norm(self, hidden: torch.Tensor) -> bool:
+        """Return True if the addition of hidden to the residual stream and its norm are better left to the product."""
+        return self.linear is not None and self.linear.takes_norm(hidden)
+
+    def forward(
+        self, hidden: torch.Tensor | LateNorm, normed: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """hidden: [T, hidden_size] → scores [T, num_experts], and the experts' weights if they are chosen, fp32.
 
-        Weights None: those of choice(). The gate of a shared expert is one more column of the scores.
+        Weights None: those of choice(). The gate of a shared expert is one more column of the scores. normed: filled
+        with the normed rows of a LateNorm.
         """
-        if self.weight is None:
+        if isinstance(hidden, LateNorm):
             assert self.linear is not None
-            logits: torch.Tensor = self.linear(hidden)
+            logits = self.linear.normed(hidden, normed=normed)
+        elif self.weight is None:
+            assert self.linear is not None
+            logits = self.linear(hidden)
         else:
             logits = functional.linear(hidden.float(), self.weight)
         if self.experts.routing == "sparsemixer":

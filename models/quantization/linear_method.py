@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from kernels.linear.late_norm import GateKind, LateNorm
 from kernels.linear.rounding import RoundedRows, Rounding
 from models.weights.weights import Weights
 
@@ -64,6 +65,40 @@ class TakesRoundedRows(Protocol):
 
     def apply_rounded(self, params: LinearParams, x: RoundedRows, bias: torch.Tensor | None) -> torch.Tensor:
         """Do what apply() does with an input that is rounded as rounding() says."""
+        ...
+
+
+@runtime_checkable
+class TakesGate(Protocol):
+    """A LinearMethod that may apply an MLP's gated activation within the product of its gates and ups."""
+
+    def gates(self, params: LinearParams, x: torch.Tensor) -> bool:
+        """Return True if apply_gated() is faster for these rows; decided from host-side facts."""
+        ...
+
+    def apply_gated(self, params: LinearParams, x: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
+        """Equal silu_and_mul, or gelu_tanh_and_mul, of apply() without bias: [T, out / 2]. Requires gates()."""
+        ...
+
+
+@runtime_checkable
+class TakesNorm(Protocol):
+    """A LinearMethod that may compute the addition to the residual stream and the norm before its product."""
+
+    def takes_norm(self, params: LinearParams, x: torch.Tensor) -> bool:
+        """Return True if apply_normed() is faster for these rows; decided from host-side facts."""
+        ...
+
+    def apply_normed(
+        self,
+        params: LinearParams,
+        late: LateNorm,
+        bias: torch.Tensor | None,
+        *,
+        gate: GateKind = "",
+        normed: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Equal kernels.linear.late_norm.normed_linear. Requires takes_norm(params, late.x)."""
         ...
 
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from kernels.linear.late_norm import GateKind, LateNorm
 from kernels.linear.onednn import Bf16Matrix, can_pack, pack
 from kernels.linear.ops import DenseLinear
 from kernels.linear.rounding import RoundedRows, Rounding
@@ -45,6 +46,30 @@ class Unquantized:
     ) -> torch.Tensor:
         """See LinearMethod.apply."""
         return self._linear(x, params["weight"], bias)
+
+    def gates(self, params: dict[str, torch.Tensor | Bf16Matrix], x: torch.Tensor) -> bool:
+        """See TakesGate.gates."""
+        return self._linear.gates(x, params["weight"])
+
+    def apply_gated(self, params: dict[str, torch.Tensor], x: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
+        """See TakesGate.apply_gated."""
+        return self._linear.gated(x, params["weight"], is_gelu=is_gelu)
+
+    def takes_norm(self, params: dict[str, torch.Tensor | Bf16Matrix], x: torch.Tensor) -> bool:
+        """See TakesNorm.takes_norm."""
+        return self._linear.takes_norm(x, params["weight"])
+
+    def apply_normed(
+        self,
+        params: dict[str, torch.Tensor],
+        late: LateNorm,
+        bias: torch.Tensor | None,
+        *,
+        gate: GateKind = "",
+        normed: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See TakesNorm.apply_normed."""
+        return self._linear.normed(late, params["weight"], bias, gate=gate, normed=normed)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.online import write_model_folder
-from tests.integration.test_lifecycle import Stream, ready_status
 from tests.support.daemon import READY, ROOT, Daemon, wait_for
+from tests.support.life_cycle import Stream, ready_status
 
 pytestmark = pytest.mark.gpu
 

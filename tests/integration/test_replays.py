@@ -9,8 +9,8 @@ import time
 import httpx
 
 from tests.integration.conftest import needs_proc
-from tests.integration.test_lifecycle import MODEL, Start, Stream, ready_status
 from tests.support.daemon import Daemon, wait_for
+from tests.support.life_cycle import MODEL, Start, Stream, ready_status
 
 pytestmark = needs_proc
 ENGINE = "engine.process"

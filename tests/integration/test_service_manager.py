@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import needs_proc
-from tests.integration.test_lifecycle import post
 from tests.support.daemon import Daemon, wait_for
+from tests.support.life_cycle import post
 
 pytestmark = needs_proc
 

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from tests.integration.conftest import needs_proc
-from tests.integration.test_lifecycle import MODEL, Start, Stream, ready_status
 from tests.integration.test_service_manager import Manager
 from tests.support.daemon import READY, Daemon, wait_for
+from tests.support.life_cycle import MODEL, Start, Stream, ready_status
 
 pytestmark = needs_proc
 CHAT = "/v1/chat/completions"

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from tests.integration.conftest import needs_proc
-from tests.integration.test_lifecycle import MODEL, Start, Stream, post, ready_status
 from tests.integration.test_takeover import CHAT, REQUESTS, STORY, Clients, new_client, start_next, stream
 from tests.support.daemon import READY, Daemon, wait_for
+from tests.support.life_cycle import MODEL, Start, Stream, post, ready_status
 
 pytestmark = needs_proc
 ENGINE = "engine.process"

@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.conftest import needs_proc
 from tests.integration.test_bad_start import start_fails
-from tests.integration.test_lifecycle import Start, Stream, ends_within, post, ready_status
 from tests.support.daemon import Daemon, is_alive, wait_for
+from tests.support.life_cycle import Start, Stream, ends_within, post, ready_status
 
 pytestmark = needs_proc
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from tests.integration.conftest import needs_proc
-from tests.integration.test_lifecycle import Start, Stream, post, ready_status
 from tests.support.daemon import ROOT, Daemon, descendants, is_alive, wait_for
+from tests.support.life_cycle import Start, Stream, post, ready_status
 from tests.support.terminal import Terminal
 
 pytestmark = [needs_proc, pytest.mark.full]

@@ -18,10 +18,12 @@ from kernels.inputs.reference import DecodeInputs, DraftInputs, MixedInputs, Pac
 from kernels.linear import ops as linear_ops
 from kernels.linear import reference
 from kernels.linear.float4 import make_float4_weight
+from kernels.linear.late_norm import LateNorm
 from kernels.linear.reference import make_int_weight, make_lut4_weight
 from kernels.linear.rounding import Rounding
 from kernels.linear.w8a8 import quantize_rows_int8
 from kernels.lora.reference import LoraWeights
+from kernels.moe.reference import ExpertSum
 from kernels.states import StateMetadata, StateView
 from models.build import build
 from models.config.model_config import ModelConfig
@@ -118,6 +120,19 @@ def fused_moe() -> None:
     )  # fmt: skip
 
 
+def late_sum() -> ExpertSum:
+    return ExpertSum(torch.randn(6, 128), torch.rand(3, 2), torch.zeros(3, 2, dtype=torch.int32), has_absent=False)
+
+
+def multiply_dense() -> None:
+    linear = linear_ops.DenseLinear()
+    linear(X, W, BIAS)
+    assert not linear.gates(X, W)
+    assert not linear.takes_norm(X[:1], W)
+    linear.gated(X, W, is_gelu=True)
+    linear.normed(LateNorm(X[:1], X[1:2], torch.ones(128), 1e-6, torch.empty(1, 128)), W, BIAS)
+
+
 def multiply_int() -> None:
     codes = torch.randint(0, 16, (64, 128), dtype=torch.uint8)
     linear_ops.IntLinear()(X, make_int_weight(codes, torch.rand(2, 64).half(), None, bits=4), BIAS)
@@ -162,6 +177,9 @@ CASES: dict[str, Callable[[], object]] = {
     "mamba2_dt": lambda: ops.mamba2_dt(torch.randn(3, 2), torch.ones(2), (0.0, 1.0)),
     "grouped_gated_norm": lambda: ops.grouped_gated_norm(X, X, torch.ones(128), 1e-6, group_size=32),
     "fused_moe": fused_moe,
+    "sums_late": lambda: ops.sums_late(X),
+    "sum_experts": lambda: ops.sum_experts(late_sum()),
+    "sum_experts_add_rms_norm": lambda: ops.sum_experts_add_rms_norm(late_sum(), X, torch.ones(128), 1e-6, None),
     "norm_rope_write_kv": norm_rope_write_kv,
     "norm_rope_write_latent": norm_rope_write_latent,
     "gather_decode_inputs": gather_decode_inputs,
@@ -170,7 +188,7 @@ CASES: dict[str, Callable[[], object]] = {
     "penalize": penalize,
     "allow_only": lambda: ops.allow_only(torch.randn(1, 64), ROW, torch.ones(1, 2, dtype=torch.int32)),
     "LoraTokens": add_loras,
-    "DenseLinear": lambda: linear_ops.DenseLinear()(X, W, BIAS),
+    "DenseLinear": multiply_dense,
     "IntLinear": multiply_int,
     "quantize_rows": lambda: linear_ops.quantize_rows(X),
     "quantize_by": lambda: linear_ops.quantize_by(X, torch.tensor(0.1)),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.linear.triton_gemv import GemvConfig, allocate_scratch, gemv, gemv_config
+from kernels.elementwise.triton import gelu_tanh_and_mul, silu_and_mul
+from kernels.linear.triton_gemv import GemvConfig, allocate_scratch, gated_gemv, gemv, gemv_config
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
 
@@ -56,3 +57,27 @@ def test_the_scratch_holds_every_chosen_split():
 def test_gemv_in_tiles_of_rows(num_rows, block_m, splits):
     config = GemvConfig(64, 128, splits, num_warps=4, num_stages=2, prefetch=0, block_m=block_m)
     assert _error(num_rows, 200, 1024, has_bias=True, config=config) < 1e-3
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 16, 40])
+@pytest.mark.parametrize(("n", "k"), [(40, 576), (32, 2880)])
+def test_gemv_where_k_is_no_multiple_of_a_block(num_rows, n, k):
+    assert _error(num_rows, n, k, has_bias=True) < 1e-3
+
+
+def test_gemv_where_the_last_split_lacks_columns():
+    config = GemvConfig(block_n=16, block_k=128, splits=4, num_warps=4, num_stages=2)
+    assert _error(3, 40, 1344, has_bias=True, config=config) < 1e-3
+
+
+@pytest.mark.parametrize("is_gelu", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 5, 32])
+@pytest.mark.parametrize(("n", "k"), [(72, 512), (60, 576)])
+def test_a_gated_product_is_a_product_and_its_activation(n, k, num_rows, is_gelu):
+    x, w = torch.randn(num_rows, k).half(), (torch.randn(2 * n, k) * k**-0.5).half()
+    uses_dot = num_rows > 1
+    config = GemvConfig(16, 64, 1, num_warps=4, num_stages=2, uses_dot=uses_dot)
+    scratch = allocate_scratch(torch.device("cpu"))
+    out = gated_gemv(x, w, scratch, is_gelu=is_gelu, config=config)
+    activate = gelu_tanh_and_mul if is_gelu else silu_and_mul
+    assert torch.equal(out, activate(gemv(x, w, None, scratch, config=config)))
