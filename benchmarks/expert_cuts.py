@@ -33,22 +33,9 @@ _PAIR_TILES = (
     ((32, 4, 2), (16, 8, 2)),
     ((8, 1, 4), (8, 2, 2)),
 )
-# (stages, outputs of a product, tiles of rows side by side, lag of the second warpgroup, whether rows are gathered) of
-# the kernels for Hopper
-_HOPPER_FP8_CUTS = (
-    (5, 64, 8, 0, False),
-    (6, 64, 8, 0, False),
-    (5, 128, 8, 0, False),
-    (6, 128, 8, 0, False),
-    (6, 128, 16, 0, False),
-    (6, 64, 8, 3, False),
-    (6, 128, 8, 2, False),
-    (6, 128, 8, 3, False),
-    (6, 64, 8, 0, True),
-    (6, 128, 8, 0, True),
-    (6, 128, 8, 3, True),
-)
-# (stages, tiles of rows side by side, lag, whether rows are gathered) of those of 16 bits
+# (stages, tiles of rows side by side) of the kernels for Hopper in FP8
+_HOPPER_FP8_CUTS = ((5, 8), (6, 8), (6, 16))
+# (stages, tiles of rows side by side, lag of the second warpgroup, whether rows are gathered) of those of 16 bits
 _HOPPER_GROUPED_CUTS = (
     (4, 8, 0, False),
     (4, 16, 0, False),
@@ -86,8 +73,6 @@ def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, 
                 continue
             tile = Fp8Tile(width, num_warps, num_stages)
             cuts[f"fp8 {block_m}x{width}, {num_warps} warps, {num_stages} stages"] = Fp8Config(block_m, tile, tile)
-        for num_stages, outputs, group_m, lag, gathers in _HOPPER_FP8_CUTS:
-            name = f"hopper {num_stages} stages, {outputs} outputs, groups of {group_m}"
-            name = ("gather, " if gathers else "") + (f"lag {lag}, " if lag else "") + name
-            cuts[name] = HopperFp8Config(128, num_stages, outputs, group_m, lag, gathers)
+        for num_stages, group_m in _HOPPER_FP8_CUTS:
+            cuts[f"hopper {num_stages} stages, groups of {group_m}"] = HopperFp8Config(128, num_stages, group_m)
     return cuts

@@ -235,11 +235,8 @@ class HopperFp8Config:
     """Settings of both products of a step in FP8 by the kernels for Hopper."""
 
     block_m: int = 128  # (token, expert) pairs of one expert
-    num_stages: int = 5  # groups of inputs in shared memory
-    outputs: int = 64  # of one product on the tensor cores, of 128 of a tile: 64 or 128
+    num_stages: int = 6  # groups of inputs in shared memory
     group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
-    lag: int = 0  # groups by which the second warpgroup starts each tile later, so that their ends do not coincide
-    gathers: bool = False  # as of HopperGroupedConfig, of rounded rows
     chunk_tokens: int = 64  # as of GroupedConfig
 
 
@@ -262,8 +259,10 @@ def fp8_config(*, num_pairs: int, num_experts: int) -> Fp8Config | None:
     return next(config for bound, config in _FP8 if num_pairs <= bound * num_experts)
 
 
-# Pairs per expert, in the mean, from which the kernels for Hopper compute it; infinite: they are not served
-HOPPER_FP8_LEAST_PAIRS = float("inf")
+# Pairs per expert, in the mean, from which the kernels for Hopper compute it. That layer takes 334 us instead of 386
+# with 64 pairs per expert, 590 instead of 859 with 256, 1,020 instead of 1,421 with 512; 309 with 32, 305 in registers.
+# Five stages, and groups of 16 tiles, are within 2.5 %
+HOPPER_FP8_LEAST_PAIRS = 64
 HOPPER_FP8 = HopperFp8Config()
 
 

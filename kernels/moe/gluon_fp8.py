@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import PropagateNan
 
@@ -62,13 +62,9 @@ def multiply(
     [E, 2 * N] and down [E, H], contiguous.
     """
     assert tiles.positions is not None
-    pairs_per_row = tiles.positions.shape[0] // x.shape[0] if config.gathers else None
-    rows = quantize_planes(x, tiles=None if config.gathers else tiles, pdl=pdl)
+    rows = quantize_planes(x, tiles=tiles, pdl=pdl)
     inner = PlanesRows.empty(tiles.pairs.shape[0], gate_up.shape[1] // 2, x.device)
-    _launch(
-        rows, gate_up, biases[0], inner.values, inner.scales, tiles, config, x.dtype, pairs_per_row=pairs_per_row,
-        is_up=True, pdl=pdl,
-    )  # fmt: skip
+    _launch(rows, gate_up, biases[0], inner.values, inner.scales, tiles, config, x.dtype, is_up=True, pdl=pdl)
     out = torch.empty(tiles.positions.shape[0], down.shape[1], dtype=x.dtype, device=x.device)
     _launch(inner, down, biases[1], out, None, tiles, config, x.dtype, is_up=False, pdl=pdl)
     return out
@@ -76,15 +72,10 @@ def multiply(
 
 def _launch(
     x: PlanesRows, w: PlanesMatrix, bias: torch.Tensor | None, out: torch.Tensor, out_scales: torch.Tensor | None,
-    tiles: RowTiles, config: HopperFp8Config, dtype: torch.dtype, *, is_up: bool, pairs_per_row: int | None = None,
-    pdl: bool,
+    tiles: RowTiles, config: HopperFp8Config, dtype: torch.dtype, *, is_up: bool, pdl: bool,
 ) -> None:  # fmt: skip
-    """Multiply rows in the order of the tiles by their experts' matrices: [E, 2 * n or n, K].
-
-    pairs_per_row: of rows in the order of tokens, which the loading warps gather instead.
-    """
+    """Multiply rows in the order of the tiles by their experts' matrices: [E, 2 * n or n, K]."""
     num_groups, num_tiles = x.scales.shape[1], tiles.experts.shape[0]
-    steps = num_groups * (2 if is_up else 1)
     assert config.block_m == tiles.pairs.shape[0] // num_tiles == 128
     x_rows = x.values.view(FP8).flatten(1)
     # Rows of panel p of group g of expert e begin at ((e * groups + g) * 2 + p) * outputs
@@ -96,14 +87,10 @@ def _launch(
     n = w.shape[1] // (2 if is_up else 1)
     column_tiles = triton.cdiv(n, GROUP)
     num_sms = torch.cuda.get_device_properties(out.device).multi_processor_count
-    assert config.lag < config.num_stages
-    # The second warpgroup cannot lag where the first could be a whole tile ahead: turns would be counted wrongly
-    lag = config.lag if steps >= config.num_stages else 0
     _kernel[(min(num_tiles * column_tiles, num_sms),)](
-        x_desc, w_desc, x.values, x.scales, w.scales, bias, out, out_scales, tiles.pairs, tiles.experts, tiles.rows,
+        x_desc, w_desc, x.scales, w.scales, bias, out, out_scales, tiles.pairs, tiles.experts, tiles.rows,
         num_tiles, column_tiles, n, num_groups, w.scales.stride(0),
-        PAIRS_PER_ROW=pairs_per_row or 0, IS_UP=is_up, OUTPUTS=config.outputs, STAGES=config.num_stages,
-        GROUP_M=config.group_m, LAG=lag, HAS_BIAS=bias is not None,
+        IS_UP=is_up, STAGES=config.num_stages, GROUP_M=config.group_m, HAS_BIAS=bias is not None,
         DTYPE=gl.bfloat16 if dtype == torch.bfloat16 else gl.float16, PDL=pdl,
         num_warps=4, launch_pdl=pdl, maxnreg=168,
     )  # fmt: skip
@@ -111,52 +98,42 @@ def _launch(
 
 @jit
 def multiply_tiles(
-    problem, rings, work, num_tiles, column_tiles, PAIRS_PER_ROW: gl.constexpr, IS_UP: gl.constexpr,
-    GROUP_M: gl.constexpr, LAG: gl.constexpr, HAS_BIAS: gl.constexpr, DTYPE: gl.constexpr, WHICH: gl.constexpr,
+    problem, rings, work, num_tiles, column_tiles, IS_UP: gl.constexpr, GROUP_M: gl.constexpr, HAS_BIAS: gl.constexpr,
+    DTYPE: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: the outputs of its 64 rows of each tile."""
     experts_ptr, tile_rows_ptr = work
     num_groups = problem[6]
-    x_tiles, _w_tiles, loaded, free, turn = rings
+    x_tiles, _w_tiles, loaded, free = rings
     STAGES: gl.constexpr = x_tiles.shape[0] // 2
     done = 0  # groups of inputs
-    tiles = 0
     for tile in range(gl.program_id(0), num_tiles * column_tiles, gl.num_programs(0)):
         row_tile, column_tile = place_of_tile(tile, num_tiles, column_tiles, GROUP_M)
         num_rows = gl.load(tile_rows_ptr + row_tile)
         if num_rows > 0:
-            if LAG > 0 and WHICH == 1:
-                mbarrier.wait(turn.index(0), tiles & 1)
             expert = gl.load(experts_ptr + row_tile)
             if num_rows > WHICH * 64:
                 done = _multiply_tile(
-                    problem, rings, expert, row_tile, column_tile, num_rows, done, PAIRS_PER_ROW, IS_UP, LAG, HAS_BIAS,
-                    DTYPE, WHICH,
+                    problem, rings, expert, row_tile, column_tile, num_rows, done, IS_UP, HAS_BIAS, DTYPE, WHICH
                 )  # fmt: skip
             else:
                 done = skip_stages(loaded, free, done, num_groups * (2 if IS_UP else 1), STAGES)
-            tiles += 1
 
 
 @jit
 def _multiply_tile(
-    problem, rings, expert, row_tile, column_tile, num_rows, done, PAIRS_PER_ROW: gl.constexpr, IS_UP: gl.constexpr,
-    LAG: gl.constexpr, HAS_BIAS: gl.constexpr, DTYPE: gl.constexpr, WHICH: gl.constexpr,
+    problem, rings, expert, row_tile, column_tile, num_rows, done, IS_UP: gl.constexpr, HAS_BIAS: gl.constexpr,
+    DTYPE: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """64 rows of a tile: a group of rounded features, or 128 outputs. Returns `done`."""
-    first_row = row_tile * 128 + WHICH * 64
-    sources = first_row + gl.arange(0, 64, gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32])))
-    if PAIRS_PER_ROW > 0:
-        sources = gl.load(problem[8] + sources, mask=sources - row_tile * 128 < num_rows, other=0) // PAIRS_PER_ROW
-    GATHERS: gl.constexpr = PAIRS_PER_ROW > 0
     if IS_UP:
-        sums = _sum(problem, rings, expert, sources, column_tile, done, 0, IS_UP, LAG, HAS_BIAS, GATHERS, WHICH)
+        sums = _sum(problem, rings, expert, row_tile, column_tile, done, 0, IS_UP, HAS_BIAS, WHICH)
         first = _activate(sums[0], sums[1], DTYPE)
-        sums = _sum(problem, rings, expert, sources, column_tile, sums[2], 1, IS_UP, LAG, HAS_BIAS, GATHERS, WHICH)
+        sums = _sum(problem, rings, expert, row_tile, column_tile, sums[2], 1, IS_UP, HAS_BIAS, WHICH)
         second = _activate(sums[0], sums[1], DTYPE)
         _store_rounded(first, second, problem, row_tile, column_tile, num_rows, WHICH)
     else:
-        sums = _sum(problem, rings, expert, sources, column_tile, done, 0, IS_UP, LAG, HAS_BIAS, GATHERS, WHICH)
+        sums = _sum(problem, rings, expert, row_tile, column_tile, done, 0, IS_UP, HAS_BIAS, WHICH)
         _store(sums[0], problem, row_tile, num_rows, column_tile * 128, DTYPE, WHICH)
         _store(sums[1], problem, row_tile, num_rows, column_tile * 128 + 64, DTYPE, WHICH)
     return sums[2]
@@ -164,8 +141,8 @@ def _multiply_tile(
 
 @jit
 def _sum(
-    problem, rings, expert, sources, column_tile, done, PIECE: gl.constexpr, IS_UP: gl.constexpr, LAG: gl.constexpr,
-    HAS_BIAS: gl.constexpr, GATHERS: gl.constexpr, WHICH: gl.constexpr,
+    problem, rings, expert, row_tile, column_tile, done, PIECE: gl.constexpr, IS_UP: gl.constexpr,
+    HAS_BIAS: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """Sum over all groups: 64 gates and their ups of a piece of the tile's features, or both halves of 128 outputs.
 
@@ -173,11 +150,11 @@ def _sum(
     """
     x_scales_ptr, w_scales_ptr, bias_ptr = problem[0], problem[1], problem[2]
     n, num_groups, stride_scales = problem[5], problem[6], problem[7]
-    x_tiles, w_tiles, loaded, free, turn = rings
+    x_tiles, w_tiles, loaded, free = rings
     STAGES: gl.constexpr = x_tiles.shape[0] // 2
-    OUTPUTS: gl.constexpr = w_tiles.shape[1]  # of a product
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32])
-    x_places = sources * num_groups
+    BOTH: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
+    x_places = (row_tile * 128 + WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, SUMS))) * num_groups
     scales = w_scales_ptr + expert.to(gl.int64) * stride_scales
     place_a = column_tile * num_groups
     place_b = place_a
@@ -188,30 +165,20 @@ def _sum(
     sums_a = gl.full([64, 64], 0.0, gl.float32, SUMS)
     sums_b = gl.full([64, 64], 0.0, gl.float32, SUMS)
     for group in range(num_groups):
-        if LAG > 0 and WHICH == 0 and PIECE == 0:
-            mbarrier.arrive(turn.index(0), pred=group == gl.minimum(LAG, num_groups - 1))
         stage = done % STAGES
         mbarrier.wait(loaded.index(stage), (done // STAGES) & 1)
-        if GATHERS:
-            hopper.fence_async_shared()  # rows were not written by TMA
-        rows = x_tiles.index(stage * 2 + WHICH)
-        products = _start(rows, w_tiles.index(stage * 128 // OUTPUTS), OUTPUTS)
+        rows, weights = x_tiles.index(stage * 2 + WHICH), w_tiles.index(stage).permute((1, 0))
+        zeros = gl.full([64, 128], 0.0, gl.float32, BOTH)
+        products = hopper.warpgroup_mma(rows, weights, zeros, use_acc=False, is_async=True)
         factor_a, factor_b = (x_scale * scale_a)[:, None], (x_scale * scale_b)[:, None]
         following = gl.minimum(group + 1, num_groups - 1)  # its scales, while the tensor cores work
         x_scale = gl.load(x_scales_ptr + (x_places + following))
         scale_a, scale_b = gl.load(scales + (place_a + following)), gl.load(scales + (place_b + following))
         products = hopper.warpgroup_mma_wait(0, [products])
-        if OUTPUTS == 128:
-            mbarrier.arrive(free.index(stage))
-            products_a, products_b = products.reshape([64, 2, 64]).permute([0, 2, 1]).split()
-            sums_a += gl.convert_layout(products_a, SUMS, assert_trivial=True) * factor_a
-            sums_b += gl.convert_layout(products_b, SUMS, assert_trivial=True) * factor_b
-        else:
-            # Sums go through a wait, lest the compiler scale both parts at the end
-            sums_a = hopper.warpgroup_mma_wait(0, [sums_a + products * factor_a])
-            products = hopper.warpgroup_mma_wait(0, [_start(rows, w_tiles.index(stage * 2 + 1), OUTPUTS)])
-            mbarrier.arrive(free.index(stage))
-            sums_b += products * factor_b
+        mbarrier.arrive(free.index(stage))
+        products_a, products_b = products.reshape([64, 2, 64]).permute([0, 2, 1]).split()
+        sums_a += gl.convert_layout(products_a, SUMS, assert_trivial=True) * factor_a
+        sums_b += gl.convert_layout(products_b, SUMS, assert_trivial=True) * factor_b
         done += 1
     if HAS_BIAS:
         features = column_tile * 128 + PIECE * 64 + gl.arange(0, 64, gl.SliceLayout(0, SUMS))
@@ -220,14 +187,6 @@ def _sum(
         features_b = n + features if IS_UP else gl.minimum(features + 64, n - 1)
         sums_b += gl.load(biases + features_b).to(gl.float32)[None, :]
     return sums_a, sums_b, done
-
-
-@jit
-def _start(rows, weights, OUTPUTS: gl.constexpr):
-    """Start the product of a group of inputs with so many outputs."""
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OUTPUTS, 32])
-    zeros = gl.full([64, OUTPUTS], 0.0, gl.float32, SUMS)
-    return hopper.warpgroup_mma(rows, weights.permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @jit
@@ -288,33 +247,21 @@ def _store(sums, problem, row_tile, num_rows, column, DTYPE: gl.constexpr, WHICH
 
 @gluon.jit
 def _load(
-    x_desc, w_desc, w_boxes, rings, work, gathered, n, num_groups, num_tiles, column_tiles,
-    PAIRS_PER_ROW: gl.constexpr, IS_UP: gl.constexpr, GROUP_M: gl.constexpr,
+    x_desc, w_desc, w_boxes, rings, work, n, num_groups, num_tiles, column_tiles, IS_UP: gl.constexpr,
+    GROUP_M: gl.constexpr,
 ):  # fmt: skip
     """Load the rows and weights of each group of inputs of each tile, as soon as a stage is free."""
     experts_ptr, tile_rows_ptr = work
-    x_tiles, w_tiles, loaded, free, _turn = rings
+    x_tiles, _w_tiles, loaded, free = rings
     STAGES: gl.constexpr = x_tiles.shape[0] // 2
-    IS_WIDE: gl.constexpr = w_tiles.shape[1] == 128  # a panel of both parts of the outputs comes before the other panel
     PIECES: gl.constexpr = 2 if IS_UP else 1
     outputs = 2 * n if IS_UP else n
     second = n if IS_UP else 64
-    GATHERS: gl.constexpr = PAIRS_PER_ROW > 0
-    LINES: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [gl.num_warps(), 1], [1, 0])
-    whole_tiles = x_tiles._reinterpret(x_tiles.dtype, [STAGES, 128, 128], x_tiles.layout)
-    x_ptr, pairs_ptr = gathered
     done = 0
     for tile in range(gl.program_id(0), num_tiles * column_tiles, gl.num_programs(0)):
         row_tile, column_tile = place_of_tile(tile, num_tiles, column_tiles, GROUP_M)
         num_rows = gl.load(tile_rows_ptr + row_tile)
         if num_rows > 0:
-            lines, is_row = x_ptr, num_rows  # unused, unless rows are gathered
-            if GATHERS:
-                members = gl.arange(0, 128, gl.SliceLayout(1, LINES))
-                is_row = members < num_rows
-                rows = gl.load(pairs_ptr + row_tile * 128 + members, mask=is_row, other=0) // PAIRS_PER_ROW
-                lines = x_ptr + (rows.to(gl.int64) * num_groups)[:, None] * 128
-                lines += gl.arange(0, 128, gl.SliceLayout(0, LINES))[None, :]
             first = gl.load(experts_ptr + row_tile) * num_groups * 2 * outputs + column_tile * 128
             for step in range(num_groups * PIECES):
                 group = step % num_groups
@@ -322,36 +269,27 @@ def _load(
                 stage = done % STAGES
                 barrier = loaded.index(stage)
                 mbarrier.wait(free.index(stage), ((done // STAGES) & 1) ^ 1)
-                mbarrier.expect(barrier, (1 if GATHERS else 2) * 128 * 128)
-                if GATHERS:
-                    tile_lines = whole_tiles.index(stage)
-                    async_copy.async_copy_global_to_shared(tile_lines, lines + group * 128, mask=is_row[:, None])
-                    async_copy.mbarrier_arrive(barrier, increment_count=False)
-                else:
-                    for i in gl.static_range(2):  # rows of each warpgroup
-                        box = [row_tile * 128 + i * 64, group * 128]
-                        tma.async_copy_global_to_shared(x_desc, box, barrier, x_tiles.index(stage * 2 + i))
-                for i in gl.static_range(4):  # both parts of the outputs, each panel
-                    box = [start + i // 2 * second + i % 2 * outputs, 0]
-                    place = i % 2 * 2 + i // 2 if IS_WIDE else i
-                    tma.async_copy_global_to_shared(w_desc, box, barrier, w_boxes.index(stage * 4 + place))
+                mbarrier.expect(barrier, 2 * 128 * 128)
+                for i in gl.static_range(2):  # rows of each warpgroup
+                    box = [row_tile * 128 + i * 64, group * 128]
+                    tma.async_copy_global_to_shared(x_desc, box, barrier, x_tiles.index(stage * 2 + i))
+                for i in gl.static_range(4):  # each panel, of both parts of the outputs
+                    box = [start + i % 2 * second + i // 2 * outputs, 0]
+                    tma.async_copy_global_to_shared(w_desc, box, barrier, w_boxes.index(stage * 4 + i))
                 done += 1
 
 
 @gluon.jit(do_not_specialize=["num_tiles"])
 def _kernel(
-    x_desc, w_desc, x_ptr, x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, out_scales_ptr, pairs_ptr, experts_ptr,
-    tile_rows_ptr, num_tiles, column_tiles, n, num_groups, stride_scales,
-    PAIRS_PER_ROW: gl.constexpr, IS_UP: gl.constexpr, OUTPUTS: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, LAG: gl.constexpr, HAS_BIAS: gl.constexpr, DTYPE: gl.constexpr, PDL: gl.constexpr,
+    x_desc, w_desc, x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, out_scales_ptr, pairs_ptr, experts_ptr,
+    tile_rows_ptr, num_tiles, column_tiles, n, num_groups, stride_scales, IS_UP: gl.constexpr, STAGES: gl.constexpr,
+    GROUP_M: gl.constexpr, HAS_BIAS: gl.constexpr, DTYPE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Set up shared memory, then specialise: two warpgroups that multiply, and one loading warp."""
-    GATHERS: gl.constexpr = PAIRS_PER_ROW > 0
     x_tiles = gl.allocate_shared_memory(x_desc.dtype, [STAGES * 2, 64, 128], x_desc.layout)
     w_boxes = gl.allocate_shared_memory(w_desc.dtype, [STAGES * 4, 64, 64], w_desc.layout)
-    w_tiles = w_boxes._reinterpret(w_desc.dtype, [STAGES * 128 // OUTPUTS, OUTPUTS, 128], w_desc.layout)
-    turn = allocate_barriers(1, 1)
-    rings = (x_tiles, w_tiles, allocate_barriers(STAGES, 129 if GATHERS else 1), allocate_barriers(STAGES, 2), turn)
+    w_tiles = w_boxes._reinterpret(w_desc.dtype, [STAGES, 128, 128], w_desc.layout)
+    rings = (x_tiles, w_tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, 2))
     if PDL:
         grid_dependency("griddepcontrol.wait;")
         grid_dependency("griddepcontrol.launch_dependents;")
@@ -361,33 +299,10 @@ def _kernel(
     work = (experts_ptr, tile_rows_ptr)
     gl.warp_specialize(
         [
-            (
-                multiply_tiles,
-                (problem, rings, work, num_tiles, column_tiles, PAIRS_PER_ROW, IS_UP, GROUP_M, LAG, HAS_BIAS, DTYPE, 0),
-            ),
-            (
-                multiply_tiles,
-                (problem, rings, work, num_tiles, column_tiles, PAIRS_PER_ROW, IS_UP, GROUP_M, LAG, HAS_BIAS, DTYPE, 1),
-            ),
-            (
-                _load,
-                (
-                    x_desc,
-                    w_desc,
-                    w_boxes,
-                    rings,
-                    work,
-                    (x_ptr, pairs_ptr),
-                    n,
-                    num_groups,
-                    num_tiles,
-                    column_tiles,
-                    PAIRS_PER_ROW,
-                    IS_UP,
-                    GROUP_M,
-                ),
-            ),
+            (multiply_tiles, (problem, rings, work, num_tiles, column_tiles, IS_UP, GROUP_M, HAS_BIAS, DTYPE, 0)),
+            (multiply_tiles, (problem, rings, work, num_tiles, column_tiles, IS_UP, GROUP_M, HAS_BIAS, DTYPE, 1)),
+            (_load, (x_desc, w_desc, w_boxes, rings, work, n, num_groups, num_tiles, column_tiles, IS_UP, GROUP_M)),
         ],
-        [4, 4 if GATHERS else 1],
-        [224, 56] if GATHERS else [232, 40],  # registers; the first warpgroup gets the rest
+        [4, 1],
+        [232, 40],  # registers; the first warpgroup gets the rest
     )

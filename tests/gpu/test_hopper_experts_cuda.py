@@ -27,10 +27,7 @@ FP8 = {"qwen3-30b": (128, 8, 2048, 768), "rank": (128, 8, 2048, 384), "narrow": 
 DENSE = FP8 | {"uneven": (5, 3, 200, 72)}
 FP8_CONFIGS = [
     HopperFp8Config(),
-    HopperFp8Config(outputs=128),
     HopperFp8Config(num_stages=3, group_m=2),
-    HopperFp8Config(num_stages=6, outputs=128, lag=3),
-    HopperFp8Config(num_stages=6, outputs=128, lag=3, gathers=True),
 ]
 DENSE_CONFIGS = [
     HopperGroupedConfig(),
