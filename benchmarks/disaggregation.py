@@ -1,6 +1,7 @@
 """Two GPUs under long prompts and streams: one prefill and one decode engine, one split server, and two servers.
 
     python -m benchmarks.disaggregation --shape llama-3.1-8b --json out.json        on two GPUs, under four minutes
+    python -m benchmarks.disaggregation --ranks 2 --json out.json                   on four, each engine over two
     python -m benchmarks.disaggregation --dry                                       small sizes, on the CPU
 Every arrangement gets the same arrivals: short requests with long answers (the streams, whose time between tokens
 counts) and long prompts with short answers (whose time to the first token counts), as two Poisson processes. Two
@@ -51,30 +52,49 @@ _LONG_COLUMNS = (
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A way to use two GPUs: the flags of each server, and its GPUs."""
+    """A way to use the GPUs: the flags of each server, and its GPUs."""
 
     name: str
     servers: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
 
 
-ARRANGEMENTS = (
-    Arrangement("1p1d", ((("--disaggregate", "1p1d"), (0, 1)),)),
-    Arrangement("two servers", (((), (0,)), ((), (1,)))),
-    Arrangement("TP 2", ((("--tensor-parallel-size", "2"), (0, 1)),)),
-)
+def arrangements(num_ranks: int) -> tuple[Arrangement, ...]:
+    """Return what is compared on 2 * num_ranks GPUs, of which each engine but that of the split server has half."""
+    gpus = tuple(range(2 * num_ranks))
+    split = ("--tensor-parallel-size", str(num_ranks)) if num_ranks > 1 else ()
+    return (
+        Arrangement("1p1d", ((("--disaggregate", "1p1d", *split), gpus),)),
+        Arrangement("two servers", ((split, gpus[:num_ranks]), (split, gpus[num_ranks:]))),
+        Arrangement(f"TP {len(gpus)}", ((("--tensor-parallel-size", str(len(gpus))), gpus),)),
+    )
 
 
 def main() -> int:
     """Measure; return 1 if a request failed or an arrangement was left out."""
-    args, server_flags = _parser().parse_known_args()
+    parser = _parser()
+    args, server_flags = parser.parse_known_args()
+    if args.ranks < 1:
+        parser.error(f"--ranks {args.ranks} must be at least 1")
+    compared = arrangements(args.ranks)
+    names = [arrangement.name for arrangement in compared]
+    if unknown := [name for name in args.only or () if name not in names]:
+        parser.error(f"--only {unknown[0]}: with --ranks {args.ranks} there are {', '.join(names)}")
     if args.dry:
         _make_dry(args)
         server_flags += ["--device", "cpu", "--dtype", "float32", "--kv-cache-memory", "64MiB"]
-    chosen = [arrangement for arrangement in ARRANGEMENTS if args.only is None or arrangement.name in args.only]
+    chosen = [arrangement for arrangement in compared if args.only is None or arrangement.name in args.only]
     started_s = time.monotonic()
     report: Report = {"benchmark": "disaggregation", "date": now(), "host": host_facts(), "shape": args.shape}
-    report |= {"server_flags": server_flags, "load": _describe_load(args), "runs": {}, "left_out": []}
-    gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1").split(",")
+    report |= {
+        "ranks": args.ranks,
+        "server_flags": server_flags,
+        "load": _describe_load(args),
+        "runs": {},
+        "left_out": [],
+    }
+    gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(2 * args.ranks)))).split(",")
+    if len(gpus) < 2 * args.ranks:
+        parser.error(f"--ranks {args.ranks} needs {2 * args.ranks} GPUs, and CUDA_VISIBLE_DEVICES names {len(gpus)}")
     with tempfile.TemporaryDirectory() as folder:
         write_model_folder(SHAPES / args.shape / "config.json", Path(folder))
         for arrangement in chosen:
@@ -221,7 +241,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--shape", default="llama-3.1-8b", choices=sorted(path.name for path in SHAPES.iterdir()))
-    add("--only", action="append", choices=[arrangement.name for arrangement in ARRANGEMENTS], help="repeatable")
+    add("--ranks", type=int, default=1, help="GPUs of each engine of 1p1d, and of each of the two servers")
+    add("--only", action="append", metavar="NAME", help="1p1d, two servers, or the split one: TP 2; repeatable")
     add("--seconds", type=float, default=20.0, help="during which requests arrive")
     add("--stream-rate", type=float, default=10.0, help="streams per second")
     add("--stream-input-len", type=int, default=128)

@@ -93,19 +93,24 @@ class Conversations:
             if todo and turn % 60 == 0:
                 transport.inbox.append((0, self._request(todo.pop(0), 1)))
         runner.forward = forward  # type: ignore[method-assign]
-        timed_steps = [
-            (number, bool(before[2]), after - at)
+        decodes = [
+            (number, before[2], after - at)
             for number, (before, (at, _, _), (after, _, _)) in enumerate(zip(steps, steps[1:], steps[2:], strict=False))
             if before[1]
         ]
-        with_copies = [seconds for _, copies, seconds in timed_steps if copies]
-        without = [seconds for _, copies, seconds in timed_steps if not copies]
+        with_copies = [seconds for _, num_pages, seconds in decodes if num_pages]
+        without = [seconds for _, num_pages, seconds in decodes if not num_pages]
+        half = max((num_pages for _, num_pages, _ in decodes), default=0) / 2
+        none_or_full = [
+            (place, num_pages > 0, seconds) for place, num_pages, seconds in decodes if not 0 < num_pages < half
+        ]
         return {
             "steps_with_copies": len(with_copies),
+            "steps_full_of_copies": sum(is_full for _, is_full, _ in none_or_full),
             "steps_without": len(without),
             "ms_with_copies": statistics.median(with_copies) * 1e3 if with_copies else None,
             "ms_without": statistics.median(without) * 1e3 if without else None,
-            "ms_more_at_equal_lengths": more_s(timed_steps) * 1e3 if with_copies and without else None,
+            "ms_more_of_full_steps_at_equal_lengths": more_s(none_or_full) * 1e3 if with_copies and without else None,
             "pages_copied": sum(step[2] for step in steps),
         }
 

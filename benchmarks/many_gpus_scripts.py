@@ -17,7 +17,7 @@ from benchmarks.gpu_scripts import Script
 PARTS = ("tests", "sums", "offline", "mixtures", "served", "replicas")  # in the order of their importance
 MORE_PARTS = ("more-tests", "mixtures-2")  # run when they are named
 SIZES = (2, 4, 8)
-# Of a GPU: tests mostly import and compile. The most of a GPU at once, of four, are three of four GPUs and four of two
+# Of a GPU: tests mostly import and compile. The most of a GPU at once, of four, are four of four GPUs and four of two
 _TEST_SHARE = 1 / 8
 _SERVER_FLAGS = ("--max-model-len", "8192", "--no-prefix-caching")
 _TEST_S, _DAEMON_TEST_S, _KILLED_TEST_S = 45.0, 50.0, 35.0
@@ -125,16 +125,20 @@ def _split_tests(counts: Sequence[int]) -> Iterator[Script]:
         yield _test("tests", f"split-{count}-sums", "tensor_parallel", count, f"sums and {gpus} and graphs")
     yield _test("tests", "split-2-depth1", "tensor_parallel", 2, "several and 2_gpus and depth1")
     yield _test("tests", "split-2-sums-eager", "tensor_parallel", 2, "sums and 2_gpus and eager")
+    if 4 in counts:
+        yield _test("tests", "disaggregated", "disaggregation", 4, "answers_of_four", expected_s=_DAEMON_TEST_S)
     yield _test("tests", "killed", "tensor_parallel", 2, "killed", expected_s=_KILLED_TEST_S)
     yield _test("tests", "daemon", "tensor_parallel", 2, "daemon", expected_s=_DAEMON_TEST_S)
 
 
 def _more_tests(counts: Sequence[int]) -> Iterator[Script]:
-    """Yield the tests of the sums in one kernel, and of whole experts, of which none has eight GPUs."""
+    """Yield the tests of the sums in one kernel, of whole experts, and of lost ranks on two sides."""
     yield _test("more-tests", "sums", "one_shot_all_reduce", counts[-1], "every_rank", expected_s=35)
     for count in reversed([count for count in counts if count <= 4]):
         words = f"{count}_gpus and graphs"
         yield _test("more-tests", f"experts-{count}", "expert_parallel", count, words, expected_s=185)
+    if 4 in counts:
+        yield _test("more-tests", "disaggregated-killed", "disaggregation", 4, "killed_on_either", expected_s=180)
     yield _test("more-tests", "experts-2-eager", "expert_parallel", 2, "2_gpus and eager", expected_s=125)
 
 

@@ -33,7 +33,7 @@ _ADJUSTED_KINDS = (
     SamplingParams(max_tokens=2, top_k=20, presence_penalty=1.0),
 )
 _PROMPT_LENS = (29, 103, 402, 702, 5000)  # approximate number of prompt tokens of a step
-_EXPERTS_PROMPT_LENS = (602, 902, 1102, 1602, 3002, 8002)  # their kernels differ by the pairs of an expert, in the mean
+_EXPERTS_PROMPT_LENS = (252, 602, 902, 1102, 1602, 3002, 8002)  # their kernels differ by an expert's pairs, in the mean
 # A repetitive prompt gets drafts
 _DRAFTED_PROMPT, _DRAFTED_KIND = [0] * 12, SamplingParams(max_tokens=8, top_k=20)
 

@@ -160,7 +160,7 @@ class EngineProcess:
             loaded.disk.attach(engine.scheduler)
             self._close_disk = loaded.disk.close
         if loaded.peers is not None:
-            loaded.peers.attach(engine.scheduler.kv.tiers, on_socket=transport.watch, off_socket=transport.unwatch)
+            loaded.peers.attach(engine.scheduler, on_socket=transport.watch, off_socket=transport.unwatch)
             self._close_peers = loaded.peers.close
         self._report_kv_events(engine)
         self._measure_memory = loaded.measure_gpu_memory

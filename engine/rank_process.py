@@ -24,32 +24,35 @@ from engine.interface.errors import StartupError, first_line, sentence
 from engine.interface.logs import configure_logging
 from engine.interface.transport import encode_frame
 from engine.tensor_parallel.disk_shares import ShareDone, ShareFiles, ShareJob
+from engine.tensor_parallel.peer_shares import EndStep, PeerDone, PeerJob, PeerShare, ReadSlots
 from engine.tensor_parallel.ranks import RankConfig, RankFailed, read_frame
 
 logger = logging.getLogger(__name__)
 
 _NOTICE_S = 1.0
+_Job = ShareJob | PeerJob
 
 
 def run_plans(
-    executor: Executor, receive: Callable[[], bytes | None], begin_share: Callable[[ShareJob], None] | None = None
+    executor: Executor, receive: Callable[[], bytes | None], begin_job: Callable[[_Job], None] | None = None
 ) -> None:
     """Run plans until receive() returns None. At most two steps are in flight, as on the first rank.
 
-    begin_share: called with the jobs that come between plans, when the steps that they follow have ended.
+    begin_job: called with the jobs that come between plans, when the steps that they follow have ended.
     """
-    decoder: msgspec.msgpack.Decoder[StepPlan | ShareJob] = msgspec.msgpack.Decoder(StepPlan | ShareJob)
+    decoder: msgspec.msgpack.Decoder[StepPlan | _Job] = msgspec.msgpack.Decoder(StepPlan | _Job)
     in_flight: StepHandle | None = None
     last_step = -1  # that of in_flight
     while (body := receive()) is not None:
         told = decoder.decode(body)
-        if isinstance(told, ShareJob):
-            assert begin_share is not None
+        if not isinstance(told, StepPlan):
+            assert begin_job is not None
             # the first rank has ended this step, so the wait is short; -1: steps of an earlier engine may be in flight
-            if in_flight is not None and (told.after_step < 0 or last_step <= told.after_step):
+            after = told.after_step if isinstance(told, ShareJob | ReadSlots | EndStep) else None
+            if in_flight is not None and after is not None and (after < 0 or last_step <= after):
                 in_flight.wait()
                 in_flight = None
-            begin_share(told)
+            begin_job(told)
             continue
         step = executor.forward(told)
         if in_flight is not None:
@@ -68,25 +71,32 @@ def main() -> int:
     if body is None or _is_ended(sock):
         return 1
     config = msgspec.msgpack.decode(body, type=RankConfig)
-    configure_logging(level=config.log_level, log_format=config.log_format, process=f"rank {config.rank}")
+    peer = config.engine.peer
+    name = f"rank {config.rank}" if peer is None else f"{peer.name} rank {config.rank}"
+    configure_logging(level=config.log_level, log_format=config.log_format, process=name)
     exit_code = 3
-    sending = threading.Lock()  # threads answer for shares
+    sending = threading.Lock()  # threads answer for jobs
 
-    def answer(done: ShareDone) -> None:
+    def answer(done: ShareDone | PeerDone | RankFailed) -> None:
         with sending, suppress(OSError):  # the engine has ended
             sock.sendall(encode_frame(done))
 
     try:
+        from engine.startup.kv_peers import open_transport
         from engine.startup.load import load_rank
 
         executor = load_rank(config)
         gc.collect()
         gc.freeze()
         exit_code = 1
-        begin_share = None
-        if config.engine.kv_disk is not None and executor.host_pages is not None:
-            begin_share = ShareFiles(Path(config.engine.kv_disk), executor.host_pages.slot_memory, answer).begin
-        run_plans(executor, lambda: read_frame(sock), begin_share)
+        files = share = None
+        if executor.host_pages is not None:
+            if config.engine.kv_disk is not None:
+                files = ShareFiles(Path(config.engine.kv_disk), executor.host_pages.slot_memory, answer)
+            if peer is not None:
+                transport = open_transport(peer, executor.host_pages)
+                share = PeerShare(transport, answer, lambda error: _end(error, answer))
+        run_plans(executor, lambda: read_frame(sock), lambda job: _begin(job, files, share))
     except StartupError as error:
         with sending:
             sock.sendall(encode_frame(RankFailed(error.message, error.exit_code)))
@@ -101,6 +111,23 @@ def main() -> int:
             sock.sendall(encode_frame(RankFailed(sentence(what + hint), exit_code)))
         return exit_code
     return 0
+
+
+def _begin(job: _Job, files: ShareFiles | None, share: PeerShare | None) -> None:
+    """Begin a job of the disk, or of another engine."""
+    if isinstance(job, ShareJob):
+        assert files is not None
+        files.begin(job)
+    else:
+        assert share is not None
+        share.begin(job)
+
+
+def _end(error: BaseException, answer: Callable[[RankFailed], None]) -> None:
+    """End the process by the fault of a thread."""
+    logger.error("rank fault", exc_info=error)
+    answer(RankFailed(sentence(f"{type(error).__name__} while serving: {first_line(error)}"), 1))
+    os._exit(1)
 
 
 def _is_ended(sock: socket.socket) -> bool:

@@ -76,8 +76,8 @@ MAY_IMPORT = {
     "engine.device": """engine.core engine.interface engine.peers engine.tensor_parallel kernels.attention
         kernels.dispatch kernels.elementwise kernels.inputs kernels.ops kernels.sampling kernels.states models.build
         models.config models.context models.parallel""",
-    "engine.tensor_parallel": """engine.core engine.interface engine.tiers kernels.all_reduce kernels.dispatch
-        models.parallel""",
+    "engine.tensor_parallel": """engine.core engine.interface engine.peers engine.tiers kernels.all_reduce
+        kernels.dispatch models.parallel""",
     "engine.core": "engine.grammar engine.interface engine.peers engine.tiers",
     "engine.peers": "engine.interface",
     "engine.grammar": "engine.interface",

@@ -71,7 +71,9 @@ def read_arguments(arguments: Mapping[str, Any]) -> RayArguments:
     parsed = parse_flags(flags)
     size, name = parsed.tensor_parallel_size, f"tensor_parallel_size={parsed.tensor_parallel_size}"
     if parsed.disaggregate is not None:
-        size, name = sum(parsed.disaggregate), f"disaggregate={arguments['disaggregate']}"
+        of_engines = f"disaggregate={arguments['disaggregate']}"
+        name = of_engines if size == 1 else f"{of_engines} with {name}"
+        size *= sum(parsed.disaggregate)
     gpus = _gpus(settings.gpus, parsed.device, size, name=name)
     reservation = Reservation(cpus=settings.cpus * size, gpus=gpus, is_split=size > 1)
     # Ray hides no GPU from a replica that has none
@@ -92,7 +94,7 @@ def _gpus(said: float | None, device: str, size: int, *, name: str) -> float:
         raise ValueError("gpus=0 and device=cuda: gpus=0 reserves no GPU for a replica.")
     if gpus not in (0, size) and (size > 1 or gpus > 1):
         raise ValueError(
-            f"gpus={gpus:g} and {name}: a replica has one whole GPU for each rank or engine of its model:"
+            f"gpus={gpus:g} and {name}: a replica has one whole GPU for each rank of each engine, {size} here:"
             " set both to the same number."
         )
     return gpus

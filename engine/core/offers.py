@@ -33,6 +33,11 @@ class LinksToDecode(Protocol):
         """The decode engines that are connected."""
         ...
 
+    @property
+    def is_holding(self) -> bool:
+        """True while messages wait until they can leave, at a later poll()."""
+        ...
+
     def send(self, peer: int, message: ToDecode) -> None:
         """Send to a decode engine, if it is connected."""
         ...
@@ -70,7 +75,7 @@ class Offers:
     @property
     def is_active(self) -> bool:
         """True while a prompt's blocks are given."""
-        return bool(self._giving)
+        return bool(self._giving) or self._links.is_holding
 
     @property
     def is_urgent(self) -> bool:

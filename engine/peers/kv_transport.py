@@ -5,7 +5,7 @@ names slots of the peer and slots of its own, and takes the Reading back when it
 nothing for a read, but leaves them as they are until it is told (engine/peers/messages.py, Taken).
 
 Implementations: SharedMemory (engine/peers/shared_memory.py), for engines of one host, and NixlTransport
-(engine/peers/nixl.py).
+(engine/peers/nixl.py). Of a split model each rank has one (engine/tensor_parallel/peer_shares.py).
 """
 
 from dataclasses import dataclass

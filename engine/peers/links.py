@@ -23,6 +23,7 @@ _RECONNECT_S = 0.2
 _REFUSED_S = 10.0  # until a prefill engine that refused is asked again
 _MOST_NAMED = 3  # facts in a sentence
 _MOST_SHOWN = 80  # characters of a fact
+_RANKS = "tensor_parallel_size"
 
 OnSocket = Callable[[socket.socket], None]
 
@@ -32,6 +33,12 @@ def describe_difference(here: dict[str, str], there: dict[str, str], *, peer: st
     names = [name for name in dict.fromkeys([*here, *there]) if here.get(name) != there.get(name)]
     if not names:
         return ""
+    if _RANKS in names:  # it is a reason for others to differ
+        return (
+            f"Blocks of {peer} cannot be used: --tensor-parallel-size is {_shown(here.get(_RANKS))} here and"
+            f" {_shown(there.get(_RANKS))} there. Each rank takes its part of a block from the same rank there, so that"
+            " both need the same number."
+        )
     told = [
         f"{name} is {_shown(here.get(name))} here and {_shown(there.get(name))} there" for name in names[:_MOST_NAMED]
     ]
@@ -74,6 +81,11 @@ class PrefillLinks:
     def peers(self) -> list[int]:
         """The decode engines that are connected."""
         return list(self._connections)
+
+    @property
+    def is_holding(self) -> bool:
+        """False: messages leave as they come. Those that a socket does not take go with the next poll()."""
+        return False
 
     def send(self, peer: int, message: ToDecode) -> None:
         """Send to a decode engine, if it is connected."""

@@ -13,18 +13,22 @@ from pathlib import Path
 import msgspec
 import torch
 
-from engine.core.lower_tiers import LowerTiers
+from engine.core.offers import LinksToDecode
+from engine.core.scheduler import Scheduler
 from engine.device.host_pages import HostPages
 from engine.device.kv_cache import KVCachePlan
 from engine.device.memory import format_size, free_host_bytes
 from engine.interface.config import EngineConfig, PeerConfig
 from engine.interface.errors import StartupError
 from engine.interface.units import GIB
+from engine.peers.kv_transport import KvTransport
 from engine.peers.links import DecodeLinks, OnSocket, PrefillLinks
 from engine.peers.messages import PeerHello
 from engine.peers.nixl import NixlTransport, import_nixl
 from engine.peers.shared_memory import HAS_MEMFD, SharedMemory
 from engine.startup.kv_disk import DUMMY_SEED, DiskFacts, cache_identity
+from engine.tensor_parallel.peer_shares import FencedLinks, OtherRanks, RankedTransport
+from engine.tensor_parallel.ranks import Ranks
 from engine.tiers.block_folder import FOLDER_NAME
 from engine.tiers.identity import DigestMemory, adapter_digest, digest_of_dummy, weights_digest, weights_stamp
 from models.lora.adapter import WEIGHTS_FILE
@@ -64,25 +68,40 @@ def with_host_memory(config: EngineConfig) -> EngineConfig:
     return msgspec.structs.replace(config, kv_host_memory_bytes=size)
 
 
+def open_transport(peer: PeerConfig, host: HostPages) -> SharedMemory | NixlTransport:
+    """Return what copies blocks to or from this rank's host memory. Raises StartupError if NIXL cannot be used here."""
+    assert host.shared is not None
+    if peer.transport != "nixl":
+        return SharedMemory(host.shared)
+    try:
+        return NixlTransport(host.shared.array)
+    except Exception as error:  # NIXL's errors have no common class
+        raise StartupError(f"--kv-transport nixl cannot be used here: {error}.") from error
+
+
 class KvPeers:
     """The engine's links to its peers, and the transport between their host memories."""
 
     def __init__(
-        self, config: EngineConfig, peer: PeerConfig, facts: DiskFacts, plan: KVCachePlan, host: HostPages
+        self,
+        config: EngineConfig,
+        peer: PeerConfig,
+        facts: DiskFacts,
+        plan: KVCachePlan,
+        host: HostPages,
+        *,
+        ranks: Ranks | None = None,
     ) -> None:
-        """Raises StartupError if NIXL cannot be used here."""
-        assert host.shared is not None
+        """ranks: the others of a split model, each with its own host memory. Raises StartupError."""
         self._peer = peer
-        self._host = host
+        self._num_ranks = config.tensor_parallel_size
+        self._slot_bytes = host.page_bytes
         self._facts = _facts(config, peer, facts, plan)
-        self._transport: SharedMemory | NixlTransport
-        if peer.transport == "nixl":
-            try:
-                self._transport = NixlTransport(host.shared.array)
-            except Exception as error:  # NIXL's errors have no common class
-                raise StartupError(f"--kv-transport nixl cannot be used here: {error}.") from error
-        else:
-            self._transport = SharedMemory(host.shared)
+        self._own = open_transport(peer, host)
+        self._others: OtherRanks | None = None
+        if ranks is not None:
+            self._others = OtherRanks(ranks.tell, num_ranks=self._num_ranks)
+            ranks.on_peer = self._others.take
         self._links: PrefillLinks | DecodeLinks | None = None
 
     @property
@@ -90,27 +109,52 @@ class KvPeers:
         """A digest of what must be equal on both sides: engines with equal ones can exchange blocks."""
         return blake2b(msgspec.json.encode(self._facts, order="sorted"), digest_size=_IDENTITY_BYTES).hexdigest()
 
-    def attach(self, tiers: LowerTiers, *, on_socket: OnSocket, off_socket: OnSocket) -> None:
-        """Let an engine that has served nothing exchange blocks. on_socket, off_socket: of its selector."""
-        peer = self._peer
+    def attach(self, scheduler: Scheduler, *, on_socket: OnSocket, off_socket: OnSocket) -> None:
+        """Let an engine that has served nothing exchange blocks. on_socket, off_socket: of its selector.
+
+        Raises StartupError if a rank cannot.
+        """
+        peer, tiers = self._peer, scheduler.kv.tiers
+
+        def committed_step() -> int:
+            return scheduler.committed_step_id
+
+        transport: KvTransport = self._own
+        if self._others is not None:
+            try:
+                transport = RankedTransport(self._own, self._others, committed_step=committed_step)
+            except OSError as error:
+                raise StartupError(f"Blocks of other engines cannot be exchanged: {error}.") from error
         if peer.role == "prefill":
-            path = peer.prefill_sockets[peer.index]
             links = PrefillLinks(
-                path, self._facts, lambda: self._transport.memory, on_socket=on_socket, off_socket=off_socket
+                peer.prefill_sockets[peer.index],
+                self._facts,
+                lambda: transport.memory,
+                on_socket=on_socket,
+                off_socket=off_socket,
             )
-            tiers.open_offers(links)
+            told: LinksToDecode = links
+            if self._others is not None:
+                told = FencedLinks(links, self._others, committed_step=committed_step)
+            tiers.open_offers(told)
             self._links = links
         else:
             hello = PeerHello(peer.first_decode + peer.index, self._facts)
             self._links = DecodeLinks(peer.prefill_sockets, hello, on_socket=on_socket, off_socket=off_socket)
-            tiers.open_arrivals(self._links, self._transport, slot_bytes=self._host.page_bytes)
-        logger.info("blocks are exchanged role=%s index=%d transport=%s", peer.role, peer.index, peer.transport)
+            tiers.open_arrivals(self._links, transport, slot_bytes=self._slot_bytes * self._num_ranks)
+        logger.info(
+            "blocks are exchanged role=%s index=%d transport=%s ranks=%d",
+            peer.role,
+            peer.index,
+            peer.transport,
+            self._num_ranks,
+        )
 
     def close(self) -> None:
         """End the links and the copies. The engine must have ended."""
         if self._links is not None:
             self._links.close()
-        self._transport.close()
+        self._own.close()
 
 
 def _facts(config: EngineConfig, peer: PeerConfig, facts: DiskFacts, plan: KVCachePlan) -> dict[str, str]:

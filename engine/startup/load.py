@@ -247,7 +247,7 @@ def _load_beside(
     if digest is not None:
         disk = KvDisk(config, model_facts, plan, host_pages, weights=digest, stamps=stamps, ranks=ranks)
     if config.peer is not None:
-        peers = KvPeers(config, config.peer, model_facts, plan, host_pages)
+        peers = KvPeers(config, config.peer, model_facts, plan, host_pages, ranks=ranks)
     return dataclasses.replace(loaded, disk=disk, peers=peers)
 
 

@@ -2,9 +2,9 @@
 
 A model split over N devices has N processes: the engine, which is rank 0 and has the scheduler, and N - 1 child
 processes (engine/rank_process.py). Each child has a socket to the engine: it receives a RankConfig, then every
-StepPlan, the same bytes for all ranks, and what it is to do for blocks on disk (ShareJob); it answers these, and sends
-at most one RankFailed. A step cannot complete without every rank, so if one rank dies, the engine exits. If the engine
-dies, the closed socket and the kernel end the ranks.
+StepPlan, the same bytes for all ranks, and what it is to do for blocks on disk (ShareJob) and for those of another
+engine (PeerJob); it answers these, and sends at most one RankFailed. A step cannot complete without every rank, so if
+one rank dies, the engine exits. If the engine dies, the closed socket and the kernel end the ranks.
 """
 
 import logging
@@ -26,6 +26,7 @@ from engine.interface.child_process import describe_exit
 from engine.interface.config import EngineConfig, LoraSource
 from engine.interface.transport import encode_frame
 from engine.tensor_parallel.disk_shares import ShareDone, ShareJob
+from engine.tensor_parallel.peer_shares import PeerDone, PeerJob
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,9 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True):
 
     message: str
     exit_code: int
+
+
+_FromRank = RankFailed | ShareDone | PeerDone
 
 
 class NeverRaised(Exception):
@@ -87,7 +91,9 @@ class Ranks:
     def __init__(self, config: EngineConfig, host: RankHost, *, max_model_len: int) -> None:
         """max_model_len: tokens for which the model is built."""
         self._host = host
-        self.on_share: Callable[[int, ShareDone], None] | None = None  # called in another thread, with the rank
+        # Called in another thread, with the rank
+        self.on_share: Callable[[int, ShareDone], None] | None = None
+        self.on_peer: Callable[[int, PeerDone], None] | None = None
         self._is_closing = False
         self._lost, self._told = threading.Event(), threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=host.folder)  # only this user can enter
@@ -108,7 +114,7 @@ class Ranks:
             with sending:
                 sock.sendall(frame)
 
-    def tell(self, rank: int, job: ShareJob) -> None:
+    def tell(self, rank: int, job: ShareJob | PeerJob) -> None:
         """Send a job to a rank after the first, from any thread."""
         with self._sending[rank - 1]:
             self._ranks[rank - 1][1].sendall(encode_frame(job))
@@ -169,15 +175,17 @@ class Ranks:
         return process, ours
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes], sock: socket.socket) -> None:
-        """Wait for a rank's failure or exit, and call on_lost. Pass on what it says of its shares meanwhile."""
-        decoder: msgspec.msgpack.Decoder[RankFailed | ShareDone] = msgspec.msgpack.Decoder(RankFailed | ShareDone)
+        """Wait for a rank's failure or exit, and call on_lost. Pass on what it says of its jobs meanwhile."""
+        decoder: msgspec.msgpack.Decoder[_FromRank] = msgspec.msgpack.Decoder(_FromRank)
         failed: RankFailed | None = None
         while failed is None and (body := read_frame(sock)) is not None:
             told = decoder.decode(body)
             if isinstance(told, RankFailed):
                 failed = told
-            elif self.on_share is not None:
+            elif isinstance(told, ShareDone) and self.on_share is not None:
                 self.on_share(rank, told)
+            elif isinstance(told, PeerDone) and self.on_peer is not None:
+                self.on_peer(rank, told)
         if self._is_closing:
             return
         self._lost.set()

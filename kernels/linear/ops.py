@@ -1,6 +1,7 @@
 """The linear products that models call; each selects its Triton twin on CUDA, or torch.
 
-kernels/linear/reference.py, float4.py and w8a8.py are the specifications. Imports Triton only if it is installed.
+kernels/linear/reference.py, float4.py, planes.py and w8a8.py are the specifications. Imports Triton only if it is
+installed.
 
 DenseLinear multiplies 16- and 32-bit matrices, on a CPU also those that onednn.py has packed. IntLinear multiplies
 packed integer weights. rows_linear multiplies 8-bit floats: tensor cores support e4m3 since Ada, and torch's product
@@ -24,6 +25,7 @@ from kernels.linear.int4_cpu import Int4Matrix, int4_linear
 from kernels.linear.late_norm import GateKind, LateNorm
 from kernels.linear.lut4_configs import float4_gemm_config, lut4_gemm_config
 from kernels.linear.onednn import Bf16Matrix, Int8Matrix
+from kernels.linear.planes import Float4Planes, planes_linear
 from kernels.linear.reference import IntWeight, Lut4Weight
 from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.linear.scaled8_configs import MAX_SMALL_TILES, scaled8_config
@@ -35,6 +37,7 @@ if HAS_TRITON:
         triton_fp8,
         triton_int,
         triton_lut4,
+        triton_planes,
         triton_rounded,
         triton_scaled8,
     )
@@ -178,7 +181,7 @@ class Linear4Bit:
 
 
 class Float4Linear:
-    """Equals kernels.linear.float4.float4_linear. Looks values up in registers, or once for cuBLAS.
+    """Equals kernels.linear.float4.float4_linear, and planes.planes_linear. Makes values in registers, or for cuBLAS.
 
     Owns scratch for one stream.
     """
@@ -186,8 +189,10 @@ class Float4Linear:
     def __init__(self) -> None:
         self._scratch: SplitKScratch | None = None
 
-    def __call__(self, x: torch.Tensor, weight: Float4Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, weight: Float4Weight | Float4Planes, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; bias: [N] or None; returns [T, N]."""
+        if isinstance(weight, Float4Planes):
+            return self._multiply_planes(x, weight, bias)
         if not on_triton(x):
             return float4.float4_linear(x, weight, bias)
         config = None
@@ -204,6 +209,13 @@ class Float4Linear:
         if self._scratch is None:
             self._scratch = triton_lut4.allocate_scratch(x.device)
         return triton_float4.float4_gemm(x, weight, bias, self._scratch, config=config, pdl=has_pdl(x.device))
+
+    def _multiply_planes(self, x: torch.Tensor, weight: Float4Planes, bias: torch.Tensor | None) -> torch.Tensor:
+        if not on_triton(x):
+            return planes_linear(x, weight, bias)
+        if self._scratch is None:
+            self._scratch = triton_planes.allocate_scratch(x.device)
+        return triton_planes.planes_linear(x, weight, bias, self._scratch, pdl=has_pdl(x.device))
 
 
 class Fp8BlockLinear:

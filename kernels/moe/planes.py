@@ -5,8 +5,8 @@ several planes: four planes of 4 bits, or two of 8 bits, so that a group is one 
 by side hold two inputs side by side of every plane, which is how a thread holds the operand of a 16-bit product: with a
 few operations on 32 bits two codes become two values, and none has to move to another thread.
 
-For products in bfloat16, to which every value of a code times its power of two, and every 4-bit integer less its zero
-point, is exact.
+For products in bfloat16, to which every value of a code times its scale, and every 4-bit integer less its zero point,
+is exact. The 16 values of NF4 and FP4 are rounded to it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,30 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
+from kernels.e2m1 import NVFP4_BLOCK
+from kernels.linear.planes import (
+    E2M1_BITS,
+    GROUP,
+    NVFP4_REST,
+    PLANE,
+    arrange,
+    arrange_scales,
+    can_arrange_float4,
+    collect,
+    collect_scales,
+    from_e5m3,
+    halves,
+    to_e5m3,
+    without_zero_blocks,
+)
+from kernels.linear.reference import BLOCK as LUT4_BLOCK
 from kernels.moe.storage import ExpertMatrix, Fp8Matrix, Mxfp4Matrix
 from kernels.moe.storage_int import IntMatrix, pack_codes
+from kernels.moe.storage_lut4 import TABLES, Lut4Matrix
+from kernels.moe.storage_nvfp4 import Nvfp4Matrix
 
-GROUP, PLANE = 128, 32
-# Bits of a word that hold the bits of each plane's code, the sign first. Those of the first three planes lie as in a
-# bfloat16, whose sign, lowest bits of the exponent and highest bit of the mantissa they become, and 3 bits apart
-_E2M1_BITS = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10))
 _INT4_BITS = ((3, 2, 1, 0), (7, 6, 5, 4), (11, 10, 9, 8), (15, 14, 13, 12))
 _E4M3_BITS = ((7, 6, 5, 4, 3, 2, 1, 0), (15, 14, 13, 12, 11, 10, 9, 8))
-_MAX_E8M0 = 128  # a scale of 2: times the 2^126 that a code's bits lack, a larger one is no bfloat16
 _NAN_E4M3 = 127
 _PARTS = {32: 4, 64: 2}  # of a group of integers, by the inputs that share a scale if those are fewer
 
@@ -35,11 +49,12 @@ _PARTS = {32: 4, 64: 2}  # of a group of integers, by the inputs that share a sc
 class PlanesMatrix:
     """One matrix of every expert, [E, N, K]; inputs past K have the code 0."""
 
-    kind: Literal["mxfp4", "fp8", "int4"]
+    kind: Literal["mxfp4", "fp8", "int4", "nvfp4", "nf4", "fp4"]
     # [E, K / 128 rounded up, words / 32, N, 32] int16; words of a group: 32 of 4 bits, 64 of 8 bits
     words: torch.Tensor
     # mxfp4: [E, K / 128 rounded up, N] int32, the four planes' bytes. fp8: those of Fp8Matrix, fp32. int4: IntMatrix's
-    # groups, [E, its words of an output, N] int32, and as many more of 0 as the last 128 inputs lack
+    # groups, [E, its words of an output, N] int32, and as many more of 0 as the last 128 inputs lack. nvfp4: [E,
+    # groups, N, 2] int32, as of Float4Planes. nf4, fp4: [E, 2 * groups, N] fp32
     scales: torch.Tensor
     in_features: int
     # Outputs and inputs that share a scale of fp8 or int4
@@ -48,6 +63,9 @@ class PlanesMatrix:
     # As of IntMatrix
     scale_dtype: torch.dtype = torch.float32
     has_zeros: bool = False
+    # Of nvfp4: [E, N] fp32, of each output, times NVFP4_REST. Of nf4, fp4: [8] int32, the values' low bytes as
+    # bfloat16, by code, then their high bytes
+    factors: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -58,12 +76,9 @@ class PlanesMatrix:
         """Return one expert's matrix, [N, K]; see the matrix that it was made of."""
         return self.unpack(expert).dense(0, dtype)
 
-    def unpack(self, expert: int | torch.Tensor) -> Mxfp4Matrix | Fp8Matrix | IntMatrix:
-        """Return one expert as the matrix that it was made of, with E of 1."""
-        words = self.words[expert].int() & 0xFFFF  # [groups, runs, N, 32]
-        planes = torch.stack([_gather(words, bits) for bits in _bits(self.kind)], dim=2)
-        # [groups, runs, planes, N, 32] → [N, K]
-        codes = planes.permute(3, 0, 1, 2, 4).flatten(1)[:, : self.in_features].to(torch.uint8)
+    def unpack(self, expert: int | torch.Tensor) -> Mxfp4Matrix | Nvfp4Matrix | Lut4Matrix | Fp8Matrix | IntMatrix:
+        """Return one expert as the matrix that it was made of, with E of 1; of NVFP4 each output has a factor."""
+        codes = collect(self.words[expert], _bits(self.kind))[:, : self.in_features]
         if self.kind == "fp8":
             values = codes.view(torch.float8_e4m3fn)
             return Fp8Matrix(values[None], self.scales[expert][None], self.rows, self.columns)
@@ -75,9 +90,16 @@ class PlanesMatrix:
                 pack_codes(codes, 4)[None], groups[None], self.in_features, num_groups, 4, self.scale_dtype,
                 has_zeros=self.has_zeros,
             )  # fmt: skip
-        scales = self.scales[expert].view(torch.uint8).unflatten(1, (-1, GROUP // PLANE))  # [groups, N, 4]
-        scales = scales.permute(1, 0, 2).flatten(1)[:, : self.in_features // PLANE]
-        return Mxfp4Matrix((codes[:, 0::2] | codes[:, 1::2] << 4)[None].contiguous(), scales[None].contiguous())
+        if self.kind in ("nf4", "fp4"):
+            scales = self.scales[expert].T[:, : self.in_features // LUT4_BLOCK].contiguous()
+            return Lut4Matrix((codes[:, 0::2] << 4 | codes[:, 1::2])[None], scales[None], self.kind)
+        packed = (codes[:, 0::2] | codes[:, 1::2] << 4)[None].contiguous()
+        scales = self.scales[expert]
+        octets = collect_scales(scales if self.kind == "nvfp4" else scales[..., None], self.in_features)
+        if self.kind == "mxfp4":
+            return Mxfp4Matrix(packed, octets[None].contiguous())
+        assert self.factors is not None
+        return Nvfp4Matrix(packed, from_e5m3(octets)[None], (self.factors[expert] / NVFP4_REST)[None])
 
 
 def takes_planes(dtype: torch.dtype, device: torch.device) -> bool:
@@ -92,8 +114,10 @@ def takes_planes(dtype: torch.dtype, device: torch.device) -> bool:
 
 def to_planes(matrix: ExpertMatrix) -> ExpertMatrix:
     """Return the matrix as PlanesMatrix, expert by expert; as it is if its numbers or scales do not allow it."""
-    if isinstance(matrix, Mxfp4Matrix):
-        return _mxfp4_planes(matrix)
+    if isinstance(matrix, Mxfp4Matrix | Nvfp4Matrix):
+        return _float4_planes(matrix)
+    if isinstance(matrix, Lut4Matrix):
+        return _lut4_planes(matrix)
     if isinstance(matrix, Fp8Matrix):
         return _fp8_planes(matrix)
     return _int4_planes(matrix) if isinstance(matrix, IntMatrix) else matrix
@@ -102,6 +126,16 @@ def to_planes(matrix: ExpertMatrix) -> ExpertMatrix:
 def mxfp4_planes_bytes(n: int, k: int) -> int:
     """Return the bytes of one expert's Mxfp4Matrix, [n, k], in planes."""
     return n * -(-k // GROUP) * (GROUP // 2 + GROUP // PLANE)
+
+
+def nvfp4_planes_bytes(n: int, k: int) -> int:
+    """Return the bytes of one expert's Nvfp4Matrix, [n, k], in planes."""
+    return n * (-(-k // GROUP) * (GROUP // 2 + GROUP // NVFP4_BLOCK) + 4)
+
+
+def lut4_planes_bytes(n: int, k: int) -> int:
+    """Return the bytes of one expert's Lut4Matrix, [n, k], in planes."""
+    return n * -(-k // GROUP) * (GROUP // 2 + 4 * GROUP // LUT4_BLOCK)
 
 
 def fp8_planes_bytes(n: int, k: int, *, rows: int, columns: int) -> int | None:
@@ -120,18 +154,36 @@ def int_planes_bytes(n: int, k: int, *, bits: int, num_groups: int, has_zeros: b
     return n * (-(-k // GROUP) * GROUP // 2 + 4 * max(num_words, _least_words(k, size, has_zeros=has_zeros)))
 
 
-def _mxfp4_planes(matrix: Mxfp4Matrix) -> Mxfp4Matrix | PlanesMatrix:
-    if int(matrix.scales.max()) > _MAX_E8M0:
+def _float4_planes(matrix: Mxfp4Matrix | Nvfp4Matrix) -> Mxfp4Matrix | Nvfp4Matrix | PlanesMatrix:
+    if not can_arrange_float4(matrix.scales):
         return matrix
     count, n, k = matrix.shape
-    groups = -(-k // GROUP)
-    words = matrix.blocks.new_empty(count, groups, 1, n, PLANE, dtype=torch.int16)
-    scales = matrix.scales.new_zeros(count, n, groups * GROUP // PLANE)
-    scales[..., : k // PLANE] = matrix.scales
-    scales = scales.unflatten(2, (groups, -1)).transpose(1, 2).contiguous().view(torch.int32).squeeze(3)
+    num_groups, is_nv = -(-k // GROUP), isinstance(matrix, Nvfp4Matrix)
+    words = matrix.blocks.new_empty(count, num_groups, 1, n, PLANE, dtype=torch.int16)
+    scales = matrix.blocks.new_empty(count, num_groups, n, 2 if is_nv else 1, dtype=torch.int32)
     for expert in range(count):
-        _arrange(_halves(matrix.blocks[expert]), words[expert], "mxfp4")
-    return PlanesMatrix("mxfp4", words, scales, k)
+        codes, octets = halves(matrix.blocks[expert]), matrix.scales[expert]
+        if is_nv:
+            codes, octets = without_zero_blocks(codes, octets), to_e5m3(octets)
+        arrange(codes, words[expert], E2M1_BITS)
+        scales[expert] = arrange_scales(octets, k)
+    if not isinstance(matrix, Nvfp4Matrix):
+        return PlanesMatrix("mxfp4", words, scales.squeeze(3), k)
+    factors = matrix.factors.repeat_interleave(n // matrix.factors.shape[1], 1) * NVFP4_REST
+    return PlanesMatrix("nvfp4", words, scales, k, factors=factors)
+
+
+def _lut4_planes(matrix: Lut4Matrix) -> PlanesMatrix:
+    count, n, k = matrix.shape
+    num_groups = -(-k // GROUP)
+    words = matrix.packed.new_empty(count, num_groups, 1, n, PLANE, dtype=torch.int16)
+    for expert in range(count):
+        packed = matrix.packed[expert]
+        arrange(halves(packed << 4 | packed >> 4), words[expert], _INT4_BITS)
+    padded = functional.pad(matrix.scales, (0, num_groups * GROUP // LUT4_BLOCK - matrix.scales.shape[2]))
+    table = torch.tensor(TABLES[matrix.kind], device=words.device).bfloat16().view(torch.uint8)
+    octets = table.view(-1, 2).T.contiguous().view(torch.int32).flatten()
+    return PlanesMatrix(matrix.kind, words, padded.transpose(1, 2).contiguous(), k, factors=octets)
 
 
 def _fp8_planes(matrix: Fp8Matrix) -> Fp8Matrix | PlanesMatrix:
@@ -143,7 +195,7 @@ def _fp8_planes(matrix: Fp8Matrix) -> Fp8Matrix | PlanesMatrix:
         codes = matrix.values[expert].view(torch.uint8)
         if bool(((codes & 127) == _NAN_E4M3).any()):
             return matrix
-        _arrange(codes, words[expert], "fp8")
+        arrange(codes, words[expert], _E4M3_BITS)
     return PlanesMatrix("fp8", words, matrix.scales, k, matrix.rows, matrix.columns)
 
 
@@ -154,8 +206,8 @@ def _int4_planes(matrix: IntMatrix) -> IntMatrix | PlanesMatrix:
         return matrix
     words = matrix.words.new_empty(count, runs, 1, n, PLANE, dtype=torch.int16)
     for expert in range(count):
-        codes = _halves(matrix.words[expert].view(torch.uint8))[:, :k]
-        _arrange(codes, words[expert], "int4")
+        codes = halves(matrix.words[expert].view(torch.uint8))[:, :k]
+        arrange(codes, words[expert], _INT4_BITS)
     missing = max(0, _least_words(k, size, has_zeros=matrix.has_zeros) - matrix.groups.shape[2])
     scales = functional.pad(matrix.groups, (0, missing)).transpose(1, 2).contiguous()
     return PlanesMatrix("int4", words, scales, k, 1, size, matrix.scale_dtype, matrix.has_zeros)
@@ -175,35 +227,7 @@ def _least_words(k: int, group_size: int, *, has_zeros: bool) -> int:
     return -(-k // GROUP) * _PARTS.get(group_size, 0) // (1 if has_zeros else 2)
 
 
-def _halves(octets: torch.Tensor) -> torch.Tensor:
-    """Return the 4-bit codes of bytes [N, B] uint8, those of the low halves first: [N, 2 * B]."""
-    return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(1)
-
-
 def _bits(kind: str) -> tuple[tuple[int, ...], ...]:
-    return {"mxfp4": _E2M1_BITS, "fp8": _E4M3_BITS, "int4": _INT4_BITS}[kind]
-
-
-def _arrange(codes: torch.Tensor, words: torch.Tensor, kind: str) -> None:
-    """Write one expert's codes, [N, K] uint8, into its words, [groups, runs, N, 32]."""
-    groups, runs, n, _ = words.shape
-    padded = codes.new_zeros(n, groups * GROUP)
-    padded[:, : codes.shape[1]] = codes
-    planes = padded.view(n, groups, runs, -1, PLANE).int()
-    word = torch.zeros(n, groups, runs, PLANE, dtype=torch.int32, device=codes.device)
-    for plane, places in enumerate(_bits(kind)):
-        codes_of = planes[:, :, :, plane]
-        if places[0] - places[-1] == len(places) - 1:  # side by side
-            word |= codes_of << places[-1]
-            continue
-        for source, target in enumerate(reversed(places)):
-            word |= ((codes_of >> source) & 1) << target
-    words.copy_(torch.where(word >= 1 << 15, word - (1 << 16), word).permute(1, 2, 0, 3))
-
-
-def _gather(words: torch.Tensor, places: tuple[int, ...]) -> torch.Tensor:
-    """Return the codes whose bits lie at `places` of the words, the highest first."""
-    code = torch.zeros_like(words)
-    for target, source in enumerate(reversed(places)):
-        code |= ((words >> source) & 1) << target
-    return code
+    if kind in ("mxfp4", "nvfp4"):
+        return E2M1_BITS
+    return _E4M3_BITS if kind == "fp8" else _INT4_BITS

@@ -1,7 +1,8 @@
 """Grouped products with experts as PlanesMatrix: weight @ x.T, codes become values in the registers of tensor cores.
 
-MXFP4's scales are part of the values, so the product sums all of K; those of FP8 and of integers multiply the sum of
-the inputs that share one, at most a group, in fp32. How codes become values: kernels/moe/triton_planes_decode.py.
+Scales of MXFP4 and NVFP4 are part of the values, so the product sums all of K; those of FP8, of integers and of tables
+multiply the sum of the inputs that share one, at most a group, in fp32. How codes become values:
+kernels/linear/triton_e2m1.py and kernels/moe/triton_planes_decode.py.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.linear.triton_e2m1 import e2m1, scales_by_16, scales_by_32
 from kernels.moe.configs import PlanesTile
 from kernels.moe.planes import GROUP, PLANE, PlanesMatrix
 from kernels.moe.reference import Gate
 from kernels.moe.triton_common import gate_and_mul, place_tile
-from kernels.moe.triton_planes_decode import e2m1, e4m3, has_zeros, int4, int4_scale
+from kernels.moe.triton_planes_decode import e4m3, has_zeros, int4, int4_scale, load_table, lut4
 from kernels.moe.triton_route import Routing, RowTiles
 
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
@@ -44,13 +46,14 @@ def planes_gemm(
     assert x.stride(1) == 1
     assert w.words.is_contiguous()
     assert w.scales.is_contiguous()
+    assert w.factors is None or w.factors.is_contiguous()
     if isinstance(routed, Routing):
         experts = pairs = rows = routed.experts.view(-1)
     else:
         experts, pairs, rows = routed.experts, routed.pairs, routed.rows
     num_tiles = experts.shape[0]
     _planes_kernel[(num_tiles * triton.cdiv(n, tile.block_n),)](
-        x, w.words, w.scales, bias, out, pairs, experts, rows, num_tiles, n, w.shape[2], x.stride(0),
+        x, w.words, w.scales, w.factors, bias, out, pairs, experts, rows, num_tiles, n, w.shape[2], x.stride(0),
         w.scales.stride(0), KIND=kind_of(w), ROWS=w.rows, COLUMNS=w.columns, HAS_PTX=has_ptx(x),
         GROUP_K=GROUP, PLANE_K=PLANE, PAIRS_PER_ROW=num_pairs // x.shape[0],
         IS_DIRECT=isinstance(routed, Routing), HAS_BIAS=bias is not None,
@@ -77,8 +80,8 @@ def has_ptx(x: torch.Tensor) -> bool:
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def _planes_kernel(
-    x_ptr, words_ptr, scales_ptr, bias_ptr, out_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, num_tiles, n, k,
-    stride_x, stride_scales, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr,
+    x_ptr, words_ptr, scales_ptr, factors_ptr, bias_ptr, out_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, num_tiles,
+    n, k, stride_x, stride_scales, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr,
     GROUP_K: tl.constexpr, PLANE_K: tl.constexpr,
     PAIRS_PER_ROW: tl.constexpr, IS_DIRECT: tl.constexpr, HAS_BIAS: tl.constexpr,
     GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, HALVES: tl.constexpr,
@@ -115,10 +118,17 @@ def _planes_kernel(
         scale_ptrs += sources // ROWS * columns
         stride_scale = 1
         scale_of_up = tl.cdiv(n, ROWS) * columns
+    elif KIND == "nvfp4":
+        scale_ptrs += (sources * 2)[:, None] + tl.arange(0, 2)[None, :]
+        stride_scale = HALVES * n * 2
+        scale_of_up = n * 2
     else:
         scale_ptrs += sources
         stride_scale = HALVES * n
         scale_of_up = n
+    table = None
+    if KIND == "nf4" or KIND == "fp4":
+        table = load_table(factors_ptr)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up = acc
     for group in tl.range(0, num_groups, num_stages=STAGES):
@@ -127,16 +137,21 @@ def _planes_kernel(
         x2 = _load_x(x_ptrs, group * GROUP_K + 2 * PLANE_K, k, PLANE_K, EVEN_K)
         x3 = _load_x(x_ptrs, group * GROUP_K + 3 * PLANE_K, k, PLANE_K, EVEN_K)
         acc = _add_group(
-            acc, word_ptrs, stride_run, scale_ptrs, stride_scale, group, x0, x1, x2, x3,
+            acc, word_ptrs, stride_run, scale_ptrs, stride_scale, group, table, x0, x1, x2, x3,
             KIND, GROUP_K, COLUMNS, HAS_PTX, PRECISION,
         )  # fmt: skip
         if HALVES == 2:
             up = _add_group(
-                up, word_ptrs + n * PLANE_K, stride_run, scale_ptrs + scale_of_up, stride_scale, group, x0, x1, x2, x3,
-                KIND, GROUP_K, COLUMNS, HAS_PTX, PRECISION,
+                up, word_ptrs + n * PLANE_K, stride_run, scale_ptrs + scale_of_up, stride_scale, group, table,
+                x0, x1, x2, x3, KIND, GROUP_K, COLUMNS, HAS_PTX, PRECISION,
             )  # fmt: skip
         word_ptrs += RUNS * stride_run
 
+    if KIND == "nvfp4":
+        factor_ptrs = factors_ptr + expert * n * HALVES + sources
+        acc *= tl.load(factor_ptrs)[:, None]
+        if HALVES == 2:
+            up *= tl.load(factor_ptrs + n)[:, None]
     if HAS_BIAS:
         bias_ptrs = bias_ptr + expert * n * HALVES + sources
         acc += tl.load(bias_ptrs).to(tl.float32)[:, None]
@@ -159,17 +174,34 @@ def _load_x(x_ptrs, start, k, PLANE_K: tl.constexpr, EVEN_K: tl.constexpr):
 
 @triton.jit
 def _add_group(
-    acc, word_ptrs, stride_run, scale_ptrs, stride_scale, group, x0, x1, x2, x3,
+    acc, word_ptrs, stride_run, scale_ptrs, stride_scale, group, table, x0, x1, x2, x3,
     KIND: tl.constexpr, GROUP_K: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """acc + weight @ x.T over one group."""
     words = tl.load(word_ptrs, eviction_policy="evict_first")
-    if KIND == "mxfp4":
-        scales = tl.load(scale_ptrs + group * stride_scale)
-        acc = tl.dot(e2m1(words, scales, x0, 0, HAS_PTX), tl.trans(x0), acc, input_precision=PRECISION)
-        acc = tl.dot(e2m1(words, scales, x1, 1, HAS_PTX), tl.trans(x1), acc, input_precision=PRECISION)
-        acc = tl.dot(e2m1(words, scales, x2, 2, HAS_PTX), tl.trans(x2), acc, input_precision=PRECISION)
-        return tl.dot(e2m1(words, scales, x3, 3, HAS_PTX), tl.trans(x3), acc, input_precision=PRECISION)
+    dtype: tl.constexpr = x0.dtype
+    if KIND == "mxfp4" or KIND == "nvfp4":
+        if KIND == "mxfp4":
+            scales = tl.load(scale_ptrs + group * stride_scale)
+            s0, s1 = scales_by_32(scales, 0), scales_by_32(scales, 1)
+            s2, s3 = scales_by_32(scales, 2), scales_by_32(scales, 3)
+        else:
+            scales = tl.load(scale_ptrs + group * stride_scale)
+            s0, s1 = scales_by_16(scales, 0), scales_by_16(scales, 1)
+            s2, s3 = scales_by_16(scales, 2), scales_by_16(scales, 3)
+        acc = tl.dot(e2m1(words, s0, dtype, 0, HAS_PTX), tl.trans(x0), acc, input_precision=PRECISION)
+        acc = tl.dot(e2m1(words, s1, dtype, 1, HAS_PTX), tl.trans(x1), acc, input_precision=PRECISION)
+        acc = tl.dot(e2m1(words, s2, dtype, 2, HAS_PTX), tl.trans(x2), acc, input_precision=PRECISION)
+        return tl.dot(e2m1(words, s3, dtype, 3, HAS_PTX), tl.trans(x3), acc, input_precision=PRECISION)
+    elif KIND == "nf4" or KIND == "fp4":
+        scales = tl.load(scale_ptrs + 2 * group * stride_scale)
+        more = tl.load(scale_ptrs + (2 * group + 1) * stride_scale)
+        w0, w1 = lut4(words, scales, table, x0, 0, KIND, HAS_PTX)
+        part = tl.dot(w0, tl.trans(x0), input_precision=PRECISION)
+        acc += tl.dot(w1, tl.trans(x1), part, input_precision=PRECISION) * scales[:, None]
+        w2, w3 = lut4(words, more, table, x2, 1, KIND, HAS_PTX)
+        part = tl.dot(w2, tl.trans(x2), input_precision=PRECISION)
+        return acc + tl.dot(w3, tl.trans(x3), part, input_precision=PRECISION) * more[:, None]
     elif KIND == "fp8":
         scales = tl.load(scale_ptrs + group * GROUP_K // COLUMNS * stride_scale)
         more = tl.load(word_ptrs + stride_run, eviction_policy="evict_first")

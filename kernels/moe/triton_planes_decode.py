@@ -1,9 +1,10 @@
-"""Codes of PlanesMatrix become values: e2m1, e4m3 and int4 take a plane out of a tile of words.
+"""Codes of PlanesMatrix become values: e4m3, int4 and lut4 take planes out of a tile of words.
 
 In bfloat16 on CUDA a pair of codes becomes a pair of values by PTX on 32 bits. Of floats, sign, exponent and mantissa
 move to their places in two bfloat16, which are then the values times a power of two below 1, and one multiplication
-restores it. An integer becomes the lowest bits of a bfloat16 mantissa, which is then 128 more, and one addition takes
-away that and the zero point.
+restores it (4-bit floats: kernels/linear/triton_e2m1.py). An integer becomes the lowest bits of a bfloat16 mantissa,
+which is then 128 more, and one addition takes away that and the zero point. Codes of a table look up four bytes at
+once by permutations of eight, which are in registers.
 The PTX takes two neighbours of a row at once, so it relies on Triton passing neighbours: it does in the layouts in
 which tensor cores take 16-bit operands. tests/gpu/test_packed_experts_cuda.py fails if that changes.
 Otherwise, and in Triton's interpreter, the same is done by arithmetic in fp32.
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from kernels.moe.triton_storage import look_up
 
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 
@@ -26,30 +29,6 @@ def has_zeros(kind):
 @triton.constexpr_function
 def _is_bf16(kind):
     return "bf16" in kind
-
-
-@triton.jit
-def e2m1(words, scales, x, PLANE_INDEX: tl.constexpr, HAS_PTX: tl.constexpr):
-    """Plane PLANE_INDEX of words [N, 32], times its scales, in x's dtype. scales: [N] int32, a byte for each plane.
-
-    The bits of a code are its value times 2^-126, and a scale of 2^(s - 127) makes the factor 2^(s - 1).
-    """
-    factors = (((scales >> (8 * PLANE_INDEX)) & 255) + 126) << 7  # the bits of a bfloat16
-    if HAS_PTX:
-        ASM: tl.constexpr = _E2M1[PLANE_INDEX]
-        return tl.inline_asm_elementwise(
-            ASM, "=r,r,r,r", [words, tl.broadcast_to((factors | (factors << 16))[:, None], words.shape)],
-            dtype=tl.bfloat16, is_pure=True, pack=2,
-        )  # fmt: skip
-    else:
-        words = words.to(tl.int32)
-        if PLANE_INDEX < 3:
-            bits = (words << (3 * PLANE_INDEX)) & 0x81C0
-        else:
-            bits = ((words << 1) & 0x8000) | ((words >> 5) & 0x0100) | ((words >> 4) & 0x00C0)
-        bits = bits << 16
-        values = bits.to(tl.float32, bitcast=True) * (factors << 16).to(tl.float32, bitcast=True)[:, None]
-        return values.to(x.dtype)
 
 
 @triton.jit
@@ -93,6 +72,38 @@ def int4(words, scales, x, PLANE_INDEX: tl.constexpr, KIND: tl.constexpr, HAS_PT
 
 
 @triton.jit
+def load_table(ptr):
+    """Return the argument `table` of lut4: 8 words that stay in registers, where constants would be made anew.
+
+    Tiles of one word, as a scalar would keep the compiler from moving loads to the layout of the product.
+    """
+    ptrs = ptr + tl.zeros([1, 1], tl.int32)
+    return (
+        tl.load(ptrs), tl.load(ptrs + 1), tl.load(ptrs + 2), tl.load(ptrs + 3),
+        tl.load(ptrs + 4), tl.load(ptrs + 5), tl.load(ptrs + 6), tl.load(ptrs + 7),
+    )  # fmt: skip
+
+
+@triton.jit
+def lut4(words, scales, table, x, RUN: tl.constexpr, KIND: tl.constexpr, HAS_PTX: tl.constexpr):
+    """Planes 2 * RUN and 2 * RUN + 1 of words [N, 32], without scales, in x's dtype: values of the table KIND.
+
+    table: from load_table, of the PlanesMatrix's; read by the PTX alone. scales: [N] fp32, an operand as in e4m3.
+    """
+    if HAS_PTX:
+        ASM: tl.constexpr = _LUT4[RUN]
+        operand = tl.broadcast_to(scales.to(tl.int32, bitcast=True)[:, None], words.shape)
+        t0, t1, t2, t3, t4, t5, t6, t7 = table
+        return tl.inline_asm_elementwise(
+            ASM, "=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r", [words, operand, t0, t1, t2, t3, t4, t5, t6, t7],
+            dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        codes = words.to(tl.int32) >> (8 * RUN)
+        return look_up(codes & 15, KIND).to(x.dtype), look_up((codes >> 4) & 15, KIND).to(x.dtype)
+
+
+@triton.jit
 def int4_scale(words, half, KIND: tl.constexpr):
     """The scales in the lower halves of words, or with a half of 1 in the upper ones, in fp32."""
     bits = words >> (16 * half)
@@ -100,19 +111,6 @@ def int4_scale(words, half, KIND: tl.constexpr):
         return (bits << 16).to(tl.float32, bitcast=True)
     else:
         return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-def e2m1_asm(plane: int) -> str:
-    """PTX for two neighbours of a plane; see kernels/moe/planes.py. $1: their words; $2: the factor, twice."""
-    if plane < 3:
-        bits = f"shl.b32 size, $1, {3 * plane}; and.b32 size, size, 0x81C081C0;"
-    else:
-        bits = (
-            "shl.b32 size, $1, 1; and.b32 size, size, 0x80008000;"
-            " shr.u32 sign, $1, 5; and.b32 sign, sign, 0x01000100; or.b32 size, size, sign;"
-            " shr.u32 sign, $1, 4; and.b32 sign, sign, 0x00C000C0; or.b32 size, size, sign;"
-        )
-    return _DECLARED + bits + " fma.rn.bf16x2 $0, size, $2, zero; }"
 
 
 def e4m3_asm(plane: int) -> str:
@@ -135,8 +133,24 @@ def int4_asm(plane: int, *, has_zero_points: bool) -> str:
     )
 
 
+def lut4_asm(run: int) -> str:
+    """PTX for two neighbours of two planes. $0, $1: the planes' values; $2: their words; $5, $7 … $19: the table.
+
+    Four codes are a selector of four bytes among eight. So each half of the table gives low and high bytes, the codes'
+    highest bits, as masks of a byte each, choose a half, and two permutations join the bytes of each plane's values.
+    """
+    bytes_of, masks = ("0x2020", "0xEAC8") if run == 0 else ("0x3131", "0xFBD9")
+    return (
+        "{ .reg .b32 codes, mask, few, many, low, high; and.b32 codes, $2, 0x77777777;"
+        f" prmt.b32 codes, codes, 0, {bytes_of}; shl.b32 mask, $2, 4; prmt.b32 mask, mask, $2, {masks};"
+        " prmt.b32 few, $5, $7, codes; prmt.b32 many, $9, $11, codes; lop3.b32 low, mask, many, few, 0xCA;"
+        " prmt.b32 few, $13, $15, codes; prmt.b32 many, $17, $19, codes; lop3.b32 high, mask, many, few, 0xCA;"
+        " prmt.b32 $0, low, high, 0x6240; prmt.b32 $1, low, high, 0x7351; }"
+    )
+
+
 _DECLARED = "{ .reg .b32 sign, size, zero; mov.b32 zero, 0x80008000; "
-_E2M1 = tl.constexpr(tuple(e2m1_asm(plane) for plane in range(4)))
 _E4M3 = tl.constexpr(tuple(e4m3_asm(plane) for plane in range(2)))
 _INT4 = tl.constexpr(tuple(int4_asm(plane, has_zero_points=False) for plane in range(4)))
 _INT4_ZEROS = tl.constexpr(tuple(int4_asm(plane, has_zero_points=True) for plane in range(4)))
+_LUT4 = tl.constexpr(tuple(lut4_asm(run) for run in range(2)))

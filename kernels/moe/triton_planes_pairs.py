@@ -12,12 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.linear.triton_e2m1 import e2m1, scales_by_16, scales_by_32
 from kernels.moe.configs import PlanesPairTile
 from kernels.moe.planes import GROUP, PLANE, PlanesMatrix
 from kernels.moe.reference import Gate
 from kernels.moe.triton_common import add_shared, gate_and_mul, weigh
 from kernels.moe.triton_planes import has_ptx, kind_of, load_int4_scales
-from kernels.moe.triton_planes_decode import e2m1, e4m3, int4
+from kernels.moe.triton_planes_decode import e4m3, int4, load_table, lut4
 from kernels.moe.triton_route import Routing
 
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
@@ -39,7 +40,8 @@ def planes_pairs_up(
     out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
     assert x.stride(1) == 1
     _planes_pairs_up_kernel[(triton.cdiv(n, tile.block_n), num_pairs)](
-        x, gate_up.words, gate_up.scales, bias, routing.experts, out, n, k, x.stride(0), gate_up.scales.stride(0),
+        x, gate_up.words, gate_up.scales, gate_up.factors, bias, routing.experts, out, n, k, x.stride(0),
+        gate_up.scales.stride(0),
         KIND=kind_of(gate_up), ROWS=gate_up.rows, COLUMNS=gate_up.columns, HAS_PTX=has_ptx(x),
         GROUP_K=GROUP, PLANE_K=PLANE, HAS_BIAS=bias is not None,
         GATE=gate.kind, ALPHA=gate.alpha, LIMIT=gate.limit, HALVES=gate.num_halves, HAS_ABSENT=routing.has_absent,
@@ -66,8 +68,8 @@ def planes_pairs_down(
     out = torch.empty(num_tokens, n, dtype=inner.dtype, device=inner.device)
     places = triton.next_power_of_2(top_k)
     _planes_pairs_down_kernel[(triton.cdiv(n, tile.block_n), num_tokens)](
-        inner, down.words, down.scales, bias, routing.experts, routing.weights, shared, shared_gate, out, n, k,
-        down.scales.stride(0), 0 if shared is None else shared.stride(0),
+        inner, down.words, down.scales, down.factors, bias, routing.experts, routing.weights, shared, shared_gate, out,
+        n, k, down.scales.stride(0), 0 if shared is None else shared.stride(0),
         0 if shared_gate is None else shared_gate.stride(0),
         KIND=kind_of(down), ROWS=down.rows, COLUMNS=down.columns, HAS_PTX=has_ptx(inner),
         GROUP_K=GROUP, PLANE_K=PLANE, HAS_BIAS=bias is not None, HAS_SHARED=shared is not None,
@@ -80,7 +82,7 @@ def planes_pairs_down(
 
 @triton.jit
 def _planes_pairs_up_kernel(
-    x_ptr, words_ptr, scales_ptr, bias_ptr, experts_ptr, out_ptr, n, k, stride_x, stride_scales,
+    x_ptr, words_ptr, scales_ptr, factors_ptr, bias_ptr, experts_ptr, out_ptr, n, k, stride_x, stride_scales,
     KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr, GROUP_K: tl.constexpr,
     PLANE_K: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     HALVES: tl.constexpr, HAS_ABSENT: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr,
@@ -109,25 +111,37 @@ def _planes_pairs_up_kernel(
         scale_ptrs += sources // ROWS * columns
         stride_scale = 1
         scale_of_up = tl.cdiv(n, ROWS) * columns
+    elif KIND == "nvfp4":
+        scale_ptrs += (sources * 2)[:, None] + tl.arange(0, 2)[None, :]
+        stride_scale = HALVES * n * 2
+        scale_of_up = n * 2
     else:
         scale_ptrs += sources
         stride_scale = HALVES * n
         scale_of_up = n
+    table = None
+    if KIND == "nf4" or KIND == "fp4":
+        table = load_table(factors_ptr)
     gates = tl.zeros([BLOCK_N, PLANE_K], tl.float32)
     ups = gates
     for group in tl.range(0, num_groups, loop_unroll_factor=UNROLL):
         x0, x1, x2, x3 = _load_planes(x_ptrs, group * GROUP_K, k, PLANE_K, EVEN_K)
         ptrs = word_ptrs + group * RUNS * stride_run
         gates = _add_products(
-            gates, ptrs, stride_run, None, scale_ptrs, stride_scale, group, x0, x1, x2, x3,
+            gates, ptrs, stride_run, None, scale_ptrs, stride_scale, group, table, x0, x1, x2, x3,
             KIND, GROUP_K, COLUMNS, HAS_PTX,
         )  # fmt: skip
         if HALVES == 2:
             ups = _add_products(
-                ups, ptrs + n * PLANE_K, stride_run, None, scale_ptrs + scale_of_up, stride_scale, group,
+                ups, ptrs + n * PLANE_K, stride_run, None, scale_ptrs + scale_of_up, stride_scale, group, table,
                 x0, x1, x2, x3, KIND, GROUP_K, COLUMNS, HAS_PTX,
             )  # fmt: skip
     gate_sum, up_sum = tl.sum(gates, 1), tl.sum(ups, 1)
+    if KIND == "nvfp4":
+        factor_ptrs = factors_ptr + expert * HALVES * n + sources
+        gate_sum *= tl.load(factor_ptrs)
+        if HALVES == 2:
+            up_sum *= tl.load(factor_ptrs + n)
     if HAS_BIAS:
         bias_ptrs = bias_ptr + expert * HALVES * n + sources
         gate_sum += tl.load(bias_ptrs).to(tl.float32)
@@ -139,8 +153,8 @@ def _planes_pairs_up_kernel(
 
 @triton.jit
 def _planes_pairs_down_kernel(
-    x_ptr, words_ptr, scales_ptr, bias_ptr, experts_ptr, weights_ptr, shared_ptr, shared_gate_ptr, out_ptr, n, k,
-    stride_scales, stride_shared, stride_gate,
+    x_ptr, words_ptr, scales_ptr, factors_ptr, bias_ptr, experts_ptr, weights_ptr, shared_ptr, shared_gate_ptr, out_ptr,
+    n, k, stride_scales, stride_shared, stride_gate,
     KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr, GROUP_K: tl.constexpr,
     PLANE_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_ABSENT: tl.constexpr,
     TOP_K: tl.constexpr, PLACES: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr,
@@ -172,17 +186,25 @@ def _planes_pairs_down_kernel(
     if KIND == "fp8":
         scale_ptrs += sources // ROWS * tl.cdiv(k, COLUMNS)
         stride_scale = 1
+    elif KIND == "nvfp4":
+        scale_ptrs = (scale_ptrs + sources * 2)[:, None] + tl.arange(0, 2)[None, :]
+        stride_scale = n * 2
     else:
         scale_ptrs += sources
         stride_scale = n
+    table = None
+    if KIND == "nf4" or KIND == "fp4":
+        table = load_table(factors_ptr)
     acc = tl.zeros([PLACES * BLOCK_N, PLANE_K], tl.float32)
     for group in tl.range(0, num_groups, loop_unroll_factor=UNROLL):
         x0, x1, x2, x3 = _load_planes(x_ptrs, group * GROUP_K, k, PLANE_K, EVEN_K)
         acc = _add_products(
-            acc, word_ptrs + group * RUNS * stride_run, stride_run, is_here, scale_ptrs, stride_scale, group,
+            acc, word_ptrs + group * RUNS * stride_run, stride_run, is_here, scale_ptrs, stride_scale, group, table,
             x0, x1, x2, x3, KIND, GROUP_K, COLUMNS, HAS_PTX,
         )  # fmt: skip
     values = tl.sum(acc, 1)
+    if KIND == "nvfp4":
+        values *= tl.load(factors_ptr + experts * n + sources)
     if HAS_BIAS:
         values += tl.load(bias_ptr + experts * n + sources).to(tl.float32)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
@@ -222,15 +244,30 @@ def _load_planes(x_ptrs, start, k, PLANE_K: tl.constexpr, EVEN_K: tl.constexpr):
 
 @triton.jit
 def _add_products(
-    acc, word_ptrs, stride_run, is_here, scale_ptrs, stride_scale, group, x0, x1, x2, x3,
+    acc, word_ptrs, stride_run, is_here, scale_ptrs, stride_scale, group, table, x0, x1, x2, x3,
     KIND: tl.constexpr, GROUP_K: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr,
 ):  # fmt: skip
     """acc plus the products of a group, [rows, 32]: those of its planes added up. is_here: None: all rows are."""
     words = _load_words(word_ptrs, is_here)
-    if KIND == "mxfp4":
-        scales = tl.load(scale_ptrs + group * stride_scale)
-        acc += _times(e2m1(words, scales, x0, 0, HAS_PTX), x0) + _times(e2m1(words, scales, x1, 1, HAS_PTX), x1)
-        return acc + _times(e2m1(words, scales, x2, 2, HAS_PTX), x2) + _times(e2m1(words, scales, x3, 3, HAS_PTX), x3)
+    dtype: tl.constexpr = x0.dtype
+    if KIND == "mxfp4" or KIND == "nvfp4":
+        if KIND == "mxfp4":
+            scales = tl.load(scale_ptrs + group * stride_scale)
+            s0, s1 = scales_by_32(scales, 0), scales_by_32(scales, 1)
+            s2, s3 = scales_by_32(scales, 2), scales_by_32(scales, 3)
+        else:
+            scales = tl.load(scale_ptrs + group * stride_scale)
+            s0, s1 = scales_by_16(scales, 0), scales_by_16(scales, 1)
+            s2, s3 = scales_by_16(scales, 2), scales_by_16(scales, 3)
+        acc += _times(e2m1(words, s0, dtype, 0, HAS_PTX), x0) + _times(e2m1(words, s1, dtype, 1, HAS_PTX), x1)
+        return acc + _times(e2m1(words, s2, dtype, 2, HAS_PTX), x2) + _times(e2m1(words, s3, dtype, 3, HAS_PTX), x3)
+    elif KIND == "nf4" or KIND == "fp4":
+        scales = tl.load(scale_ptrs + 2 * group * stride_scale)
+        more = tl.load(scale_ptrs + (2 * group + 1) * stride_scale)
+        w0, w1 = lut4(words, scales, table, x0, 0, KIND, HAS_PTX)
+        w2, w3 = lut4(words, more, table, x2, 1, KIND, HAS_PTX)
+        acc += (_times(w0, x0) + _times(w1, x1)) * scales[:, None]
+        return acc + (_times(w2, x2) + _times(w3, x3)) * more[:, None]
     elif KIND == "fp8":
         scales = tl.load(scale_ptrs + group * GROUP_K // COLUMNS * stride_scale)
         more = _load_words(word_ptrs + stride_run, is_here)

@@ -90,7 +90,7 @@ def load_tile(
         ptrs = w_ptr + rows[:, None] * (k // 2) + places[None, :]
         packed = _load(ptrs, places, k // 2, EVEN_K, policy).to(tl.int32)
         if STORAGE == "nf4" or STORAGE == "fp4":
-            values = tl.interleave(_look_up(packed >> 4, STORAGE), _look_up(packed & 15, STORAGE))
+            values = tl.interleave(look_up(packed >> 4, STORAGE), look_up(packed & 15, STORAGE))
         else:
             values = tl.interleave(_e2m1(packed, 0), _e2m1(packed, 4))
     elif is_integers(STORAGE):
@@ -154,7 +154,7 @@ def _e8m0(scale):
 
 
 @triton.jit
-def _look_up(codes, KIND: tl.constexpr):
+def look_up(codes, KIND: tl.constexpr):
     """Return the values of bitsandbytes' codes (int32, 0 to 15), in fp32, by a tree of selections over constants.
 
     Not by loads: Triton's pipeliner would copy what each index of a tile finds through shared memory.

@@ -26,6 +26,7 @@ from kernels.linear.reference import (
     quantize_int8,
     quantize_nf4,
 )
+from kernels.moe.planes import lut4_planes_bytes
 from kernels.moe.storage_lut4 import TABLES, Lut4Matrix
 from models.errors import ModelError
 from models.fields import Fields
@@ -78,6 +79,10 @@ class Bnb4Bit:
     def expert_bytes(self, out_features: int, in_features: int) -> int:
         """See PackedExperts.expert_bytes."""
         return out_features * (in_features // 2 + 4 * in_features // BLOCK)
+
+    def planes_bytes(self, out_features: int, in_features: int) -> int:
+        """See ArrangedExperts.planes_bytes."""
+        return lut4_planes_bytes(out_features, in_features)
 
     def expected(self, part: StoredPart) -> list[ExpectedTensor]:
         """See Scheme.expected."""

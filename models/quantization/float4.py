@@ -23,8 +23,9 @@ import torch
 from kernels.e2m1 import E8M0_BIAS, E8M0_NAN, MXFP4_BLOCK, NVFP4_BLOCK, quantize_mxfp4, quantize_nvfp4
 from kernels.linear.float4 import Float4Weight, float4_weight_bytes, make_float4_weight
 from kernels.linear.ops import Float4Linear
+from kernels.linear.planes import Float4Planes, can_arrange_float4, make_float4_planes
 from kernels.linear.reference import FP8
-from kernels.moe.planes import mxfp4_planes_bytes
+from kernels.moe.planes import mxfp4_planes_bytes, nvfp4_planes_bytes, takes_planes
 from kernels.moe.storage import Mxfp4Matrix
 from kernels.moe.storage_nvfp4 import Nvfp4Matrix
 from models.errors import ModelError
@@ -81,9 +82,10 @@ class Float4:
         factor_bytes = 4 if self.kind == "nvfp4" else 0
         return out_features * (in_features // 2 + in_features // self.input_multiple) + factor_bytes
 
-    def planes_bytes(self, out_features: int, in_features: int) -> int | None:
+    def planes_bytes(self, out_features: int, in_features: int) -> int:
         """See ArrangedExperts.planes_bytes."""
-        return mxfp4_planes_bytes(out_features, in_features) if self.kind == "mxfp4" else None
+        num_bytes = mxfp4_planes_bytes if self.kind == "mxfp4" else nvfp4_planes_bytes
+        return num_bytes(out_features, in_features)
 
     def expected(self, part: StoredPart) -> list[ExpectedTensor]:
         """See Scheme.expected."""
@@ -146,8 +148,8 @@ class Float4Method:
         self._scheme = scheme
         self._linear = Float4Linear()
 
-    def load(self, w: Weights, parts: Sequence[LinearPart]) -> Float4Weight:
-        """See LinearMethod.load. Each part keeps its own factor."""
+    def load(self, w: Weights, parts: Sequence[LinearPart]) -> Float4Weight | Float4Planes:
+        """See LinearMethod.load. Each part keeps its own factor. In planes on the devices that take experts so."""
         stored = [StoredPart.locate(w, part) for part in parts]
         for part in stored:
             _check_columns(part, self._scheme)
@@ -156,14 +158,12 @@ class Float4Method:
         else:
             read = [self._read(part) for part in stored]
         factors = [each.factor.expand(each.packed.shape[0]) for each in read]
-        return make_float4_weight(
-            merge_outputs([each.packed for each in read]),
-            merge_outputs([each.scales for each in read]),
-            torch.cat(factors),
-            w.dtype,
-        )
+        packed, scales = merge_outputs([each.packed for each in read]), merge_outputs([each.scales for each in read])
+        if takes_planes(w.dtype, w.device) and can_arrange_float4(scales):
+            return make_float4_planes(packed, scales, torch.cat(factors))
+        return make_float4_weight(packed, scales, torch.cat(factors), w.dtype)
 
-    def apply(self, params: Float4Weight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def apply(self, params: Float4Weight | Float4Planes, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
         return self._linear(x, params, bias)
 

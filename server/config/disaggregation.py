@@ -44,8 +44,8 @@ def add_disaggregation_flags(group: argparse._ArgumentGroup) -> None:
         "--disaggregate",
         type=engine_counts,
         metavar="NpMd",
-        help="N engines compute long prompts and M decode, each on its own GPU, e.g. 1p1d; with other hosts also 1p or"
-        " 1d (one engine does both)",
+        help="N engines compute long prompts and M decode, each on GPUs of its own, e.g. 1p1d; with other hosts also 1p"
+        " or 1d (one engine does both)",
     )
     add(
         "--disaggregate-from",
@@ -81,11 +81,6 @@ def peer_of(arguments: argparse.Namespace) -> "PeerConfig | None":
         return None
     named = shown_counts(counts)
     _check_sides(arguments, counts)
-    if arguments.tensor_parallel_size > 1:
-        raise UsageError(
-            f"--disaggregate {named} gives each engine one device, and --tensor-parallel-size is"
-            f" {arguments.tensor_parallel_size}: use one of the two."
-        )
     if arguments.no_prefix_caching:
         raise UsageError(
             f"--disaggregate {named} hands over blocks of the prefix cache, which --no-prefix-caching disables:"

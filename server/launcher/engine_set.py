@@ -80,7 +80,7 @@ def plan_engines(
     if config.peer is None:
         return [EngineSpec(0, "engine", config, first)]
     peer = config.peer
-    gpus = _gpus_of(peer, config.device, environment, devices)
+    gpus = _gpus_of(peer, config, environment, devices)
     prefill_sockets = [peer_socket(run_dir, i) for i in range(peer.num_prefill)]
     prefill_sockets += [remote.peer_socket for remote in remote_engines(config, run_dir)]
     specs: list[EngineSpec] = []
@@ -268,23 +268,26 @@ class SideEngines:
         )
 
 
-def _gpus_of(peer: PeerConfig, device: str, environment: Mapping[str, str], devices: Path) -> list[str]:
-    """Return each engine's GPU, for CUDA_VISIBLE_DEVICES; none on a machine without GPUs."""
-    if device not in ("auto", "cuda"):
+def _gpus_of(peer: PeerConfig, config: EngineConfig, environment: Mapping[str, str], devices: Path) -> list[str]:
+    """Return each engine's GPUs, for CUDA_VISIBLE_DEVICES; none on a machine without GPUs."""
+    if config.device not in ("auto", "cuda"):
         return []
     visible = environment.get(_VISIBLE)
     if visible is not None:
         gpus = [name.strip() for name in visible.split(",") if name.strip()]
     else:
         gpus = [str(i) for i in range(len(list(devices.glob(_GPU_FILES))))]
-    if device == "auto" and not gpus:
+    if config.device == "auto" and not gpus:
         return []
-    num_engines = peer.num_prefill + peer.num_decode
-    if len(gpus) < num_engines:
-        named = shown_counts((peer.num_prefill, peer.num_decode))
+    num_engines, num_ranks = peer.num_prefill + peer.num_decode, config.tensor_parallel_size
+    if len(gpus) < num_engines * num_ranks:
+        named, each, fewer = shown_counts((peer.num_prefill, peer.num_decode)), "one", "fewer engines"
+        if num_ranks > 1:
+            named, each = f"{named} with --tensor-parallel-size {num_ranks}", str(num_ranks)
+            fewer = "fewer engines, a smaller --tensor-parallel-size"
         raise StartupError(
-            f"--disaggregate {named} needs {num_engines} GPUs, one for each engine, and"
-            f" {len(gpus)} can be seen: use fewer engines, or --device cpu.",
+            f"--disaggregate {named} needs {num_engines * num_ranks} GPUs, {each} for each engine, and"
+            f" {len(gpus)} can be seen: use {fewer}, or --device cpu.",
             exit_code=2,
         )
-    return gpus[:num_engines]
+    return [",".join(gpus[num_ranks * i : num_ranks * (i + 1)]) for i in range(num_engines)]

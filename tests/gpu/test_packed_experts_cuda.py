@@ -56,7 +56,7 @@ OTHERS = {
     "uneven-fp4": ("fp4", 5, 3, 64, 192, 0),
 }
 ALL = SHAPES | OTHERS
-# Integers that planes hold as well, by the inputs of a scale: 128, 128, 32, 64, all
+# What planes hold as well; integers by the inputs of a scale: 128, 128, 32, 64, all
 PLANES = SHAPES | {
     "qwen3-30b-awq": OTHERS["qwen3-30b-awq"],
     "qwen3-30b-gptq": ("gptq", 128, 8, 2048, 768, 0),
@@ -66,6 +66,7 @@ PLANES = SHAPES | {
     "uneven-int4": OTHERS["uneven-int4"],
     "uneven-by-32": ("packed", 5, 3, 224, 96, 0),
     "uneven-by-64": ("packed_asymmetric", 5, 3, 320, 192, 0),
+    **{name: form for name, form in OTHERS.items() if form[0] in ("nvfp4", "nf4", "fp4")},
 }
 # Of activations that are rounded to FP8, against those that are not: 4.4 % in the mean, and 6.2 % found with one token
 # of 72 values between the products, where few errors average out

@@ -17,6 +17,7 @@ from kernels.linear import reference, w8a8
 from kernels.linear.float4 import dequantize_float4
 from kernels.linear.lut4_configs import float4_gemm_config
 from kernels.linear.ops import Float4Linear, Fp8BlockLinear, Int8Linear
+from kernels.linear.planes import dequantize_planes
 from kernels.linear.scaled8_configs import BlocksConfig
 from models.build import build
 from models.config.model_config import ModelConfig
@@ -24,7 +25,7 @@ from models.weights.weights import Weights
 from server.config.model_source import DEMO_FOLDER
 from tests.support.models_harness import SINGLE, PagedRunner
 from tests.support.quantized_checkpoints import logits_of
-from tests.unit.kernels.triton_cases.float4_problem import float4_problem
+from tests.unit.kernels.triton_cases.float4_problem import float4_problem, planes_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
 pytestmark = pytest.mark.gpu
@@ -52,6 +53,33 @@ def test_products_of_4_bit_floats(n, k, kind, dtype):
         x = _randn(num_rows, k, dtype=dtype)
         # for many rows weights are rounded to 16 bits with their factors
         assert relative_error(linear(x, weight, bias), x.double() @ dense.T + bias.double()) < 2 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("kind", FLOAT4)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_products_of_4_bit_floats_in_planes(n, k, kind):
+    weight, dense = planes_problem(n, k, kind, device="cuda")
+    linear, bias = Float4Linear(), _randn(n, dtype=torch.bfloat16)
+    for num_rows in ROWS:
+        x = _randn(num_rows, k, dtype=torch.bfloat16)
+        error = relative_error(linear(x, weight, bias), x.double() @ dense.T + bias.double())
+        assert error < 2 * TOLERANCE[torch.bfloat16], num_rows
+
+
+@pytest.mark.parametrize("kind", FLOAT4)
+def test_every_4_bit_float_in_planes_gives_its_value(kind):
+    from kernels.linear.planes_configs import RULE, config_of
+    from kernels.linear.triton_planes import allocate_scratch, dequantize, planes_gemm
+
+    weight, dense = planes_problem(256, 512, kind, device="cuda")
+    scratch, identity = allocate_scratch(torch.device("cuda")), torch.eye(512, device="cuda", dtype=torch.bfloat16)
+    for _, block_m, _, tile in RULE:
+        config = config_of(tile, block_m=block_m, num_rows=block_m, n=256, k=512)
+        found = [planes_gemm(rows, weight, None, scratch, config=config, pdl=True) for rows in identity.split(block_m)]
+        expected = dense.T.float().bfloat16()
+        torch.testing.assert_close(torch.cat(found), expected, rtol=2 * torch.finfo(torch.bfloat16).eps, atol=0)
+    for dtype in (*DTYPES, torch.float32):
+        assert torch.equal(dequantize(weight, dtype), dequantize_planes(weight, dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -20,10 +20,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_streams_go_on_in_the_next_daemon_whose_model_has_no_room_beside(folder: Path, tmp_path: Path) -> None:
-    flags = (str(folder), "--load-format", "dummy", "--served-model-name", "quire-demo", "--max-model-len", "8192")
+    flags = (str(folder), "--load-format", "dummy", "--served-model-name", "quire-demo", "--max-model-len", "32768")
     with Daemon(*flags, folder=tmp_path) as old:
         old.wait_ready()
-        streams = [Stream(old, max_tokens=7000).wait_started() for _ in range(4)]
+        # longer than the next daemon takes to come that far
+        streams = [Stream(old, max_tokens=25_000).wait_started() for _ in range(4)]
         port = old.base_url.rpartition(":")[2]
         with Daemon(*flags, "--port", port, "--takeover", folder=tmp_path) as new:
             wait_for(lambda: READY.search(new.log) or new.process.poll() is not None, timeout_s=240, what="ready")

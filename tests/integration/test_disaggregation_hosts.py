@@ -53,14 +53,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture
 def start_hosts(files: tuple[str, ...], tmp_path: Path) -> Iterator[Callable[..., Hosts]]:
-    """Return a function that starts both; number: of prefill engines."""
+    """Return a function that starts both; number: of prefill engines; num_ranks: of each engine."""
     started: list[Daemon] = []
 
-    def start(transport: str = "shared-memory", *, number: int = 1) -> Hosts:
+    def start(transport: str = "shared-memory", *, number: int = 1, num_ranks: int = 1) -> Hosts:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{probe.getsockname()[1]}"
         flags = ("--device", "cpu", *SIZES, *files, "--kv-transport", transport)
+        flags += ("--tensor-parallel-size", str(num_ranks)) if num_ranks > 1 else ()
         for role in (
             ("--disaggregate", f"{number}p", "--disaggregate-listen", address),
             ("--disaggregate", "1d", "--disaggregate-from", "32", "--prefill-hosts", f"{number}p@{address}"),
@@ -131,17 +132,41 @@ def test_engines_of_a_prefill_host_are_restarted_one_by_one(start_hosts: Callabl
 
 
 @pytest.mark.full
-def test_a_prefill_host_with_other_weights_is_not_asked(files: tuple[str, ...], start: Callable[..., Daemon]) -> None:
-    """Its first token would be of another model: blocks are not compared alone."""
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_two_ranks_of_each_host_exchange_their_parts(
+    transport: str, start_hosts: Callable[..., Hosts], daemon: Daemon
+) -> None:
+    hosts = start_hosts(transport, num_ranks=2)
+    wait_for(lambda: hosts.decode.metrics()["quire_kv_handover_peers"] == 1, timeout_s=60, what="links")
+    prompts = [f"{number}: " + TEXT * 20 for number in range(4)]
+    asking = Asking(hosts.decode, prompts, max_tokens=24, temperature=0).start()
+    asking.assert_as_of(daemon)
+    metrics = hosts.decode.metrics()
+    assert metrics["quire_kv_handover_requests_total{result=complete}"] == len(prompts)
+    assert metrics["quire_kv_handover_blocks_total{event=failed}"] == 0
+    assert hosts.prefill.metrics()["quire_kv_handover_open_offers"] == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (("--dtype", "bfloat16"), "dtype is torch.float32 here and torch.bfloat16 there"),
+        (("--tensor-parallel-size", "2"), "--tensor-parallel-size is 1 here and 2 there"),
+    ],
+)
+def test_a_prefill_host_with_other_weights_or_ranks_is_not_asked(
+    other: tuple[str, ...], sentence: str, files: tuple[str, ...], start: Callable[..., Daemon]
+) -> None:
+    """A first token could be of another model: blocks are not compared alone."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     flags = (*SIZES, *files, "--kv-transport", "shared-memory")
-    lends = start(*flags, "--disaggregate", "1p", "--disaggregate-listen", address, "--dtype", "bfloat16")
+    lends = start(*flags, "--disaggregate", "1p", "--disaggregate-listen", address, *other)
     uses = start(*flags, "--disaggregate", "1d", "--disaggregate-from", "32", "--prefill-hosts", address)
     lends.wait_ready()
     uses.wait_ready()
-    sentence = "dtype is torch.float32 here and torch.bfloat16 there"
     wait_for(lambda: sentence in uses.log, timeout_s=30, what=sentence)
     assert ask(uses, TEXT * 6, max_tokens=4, temperature=0)
     assert uses.metrics()["quire_prefill_fallbacks_total{reason=missing}"] == 1

@@ -5,10 +5,13 @@ from collections import deque
 from engine.interface.protocol import HandOver, pack_token_ids
 from engine.peers.kv_transport import Reading
 from engine.peers.messages import Welcome
+from engine.tensor_parallel.peer_shares import FencedLinks, OtherRanks, PeerDone
 
 
 class FakeLink:
     """One end of the connection between two engines: poll() takes what the other end sent."""
+
+    is_holding = False
 
     def __init__(self):
         self.inbox = deque()
@@ -47,6 +50,7 @@ class FakeTransport:
         self.polls_until_done = 1
         self.loses = lambda reading: False
         self.is_connected = False
+        self.late_rank = None  # of the source
         self._running = []  # [reading, polls left]
 
     def connect(self, peer, memory):
@@ -71,20 +75,54 @@ class FakeTransport:
             reading.is_done, reading.is_whole = True, not self.loses(reading)
             if reading.is_whole:
                 for source, target in zip(reading.sources, reading.targets, strict=True):
+                    if self.late_rank is not None:
+                        assert self.late_rank.has_copied(source), "the second rank has not ended the step of an offer"
                     memory, kinds = self._source._host[source]
                     self._target._host[target] = (list(memory), kinds)
         return done
 
 
+class LateRank:
+    """The second rank of a prefill engine, some turns behind: its host memory is what that of the first was then."""
+
+    def __init__(self, executor, turns_late):
+        self.others = OtherRanks(self._tell, num_ranks=2)
+        self._turns_late = turns_late
+        self._executor = executor
+        self._asked = deque()  # [job, turns left]
+        self._host = []
+
+    def _tell(self, rank, job):
+        self._asked.append([job, self._turns_late()])
+
+    def turn(self):
+        for entry in self._asked:
+            entry[1] -= 1
+        while self._asked and self._asked[0][1] <= 0:
+            job, _ = self._asked.popleft()
+            self._host = [repr(content) for content in self._executor._host]
+            self.others.take(1, PeerDone(job.job_id))
+
+    def has_copied(self, slot):
+        return bool(self._host) and self._host[slot] == repr(self._executor._host[slot])
+
+
 class FakePeers:
     """Two Harnesses whose tiers are joined. A request goes to `prefill` first, then with its token to `decode`."""
 
-    def __init__(self, prefill, decode):
+    def __init__(self, prefill, decode, *, turns_late=None):
+        """turns_late: makes a number of turns by which a second rank of `prefill` is late; None: it has one rank."""
         self.prefill, self.decode = prefill, decode
         self.links = FakeLink(), FakeLink()
         self.links[0].other, self.links[1].other = self.links[1], self.links[0]
         self.transport = FakeTransport(prefill.executor, decode.executor)
-        prefill.scheduler.kv.tiers.open_offers(self.links[0])
+        self.late_rank, links = None, self.links[0]
+        if turns_late is not None:
+            self.late_rank = self.transport.late_rank = LateRank(prefill.executor, turns_late)
+            links = FencedLinks(
+                links, self.late_rank.others, committed_step=lambda: prefill.scheduler.committed_step_id
+            )
+        prefill.scheduler.kv.tiers.open_offers(links)
         decode.scheduler.kv.tiers.open_arrivals(self.links[1], self.transport, slot_bytes=1)
         self.connect()
         self.prompts = {}
@@ -139,6 +177,8 @@ class FakePeers:
         for _ in range(times):
             self.prefill.turn()
             self.decode.turn()
+            if self.late_rank is not None:
+                self.late_rank.turn()
             self.decoded |= self.decode.scheduler.requests
             self.go_on()
 

@@ -173,7 +173,8 @@ def test_scripts_have_names_of_their_own_and_fit(sizes, num_gpus):
 
 @pytest.mark.slow
 def test_every_test_of_several_gpus_is_in_one_script():
-    files = [f"tests/gpu/test_{name}_cuda.py" for name in ("tensor_parallel", "expert_parallel", "one_shot_all_reduce")]
+    modules = ("tensor_parallel", "expert_parallel", "one_shot_all_reduce", "disaggregation")
+    files = [f"tests/gpu/test_{name}_cuda.py" for name in modules]
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-m", "gpu", "--collect-only", "-q", "-n", "0"]
     listed = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     tests = [line for line in listed.stdout.splitlines() if "::" in line]

@@ -60,7 +60,7 @@ class Peers:
         for offline in (self.prefill, self.decode):
             assert offline.loaded.peers is not None
             offline.loaded.peers.attach(
-                offline.engine.scheduler.kv.tiers, on_socket=lambda sock: None, off_socket=lambda sock: None
+                offline.engine.scheduler, on_socket=lambda sock: None, off_socket=lambda sock: None
             )
         for _ in range(4):
             self.turn()

@@ -11,7 +11,7 @@ ROWS = [size for size in offline._batch_sizes() if size <= 64]
 REHEARSED = {*ROWS, *offline._PROMPT_LENS}
 
 
-@pytest.mark.parametrize("kind", ["fp8", "mxfp4", "int4"])
+@pytest.mark.parametrize("kind", ["fp8", "mxfp4", "int4", "nvfp4", "nf4"])
 @pytest.mark.parametrize(
     ("num_experts", "top_k"), [(32, 4), (64, 6), (128, 4), (128, 8), (160, 8), (256, 8), (384, 8), (512, 10)]
 )

@@ -64,6 +64,14 @@ def test_prefill_and_decode_engines_have_a_device_each_in_one_bundle() -> None:
         read_arguments({"disaggregate": "1p2d", "gpus": 2})
 
 
+def test_every_rank_of_every_engine_has_a_gpu() -> None:
+    split = {"disaggregate": "1p1d", "tensor_parallel_size": 2}
+    found = read_arguments(split | {"device": "cuda", "cpus": 3})
+    assert found.reservation.bundle() == {"CPU": 12, "GPU": 4}
+    with pytest.raises(ValueError, match=r"^gpus=2 and disaggregate=1p1d with tensor_parallel_size=2: .* 4 here"):
+        read_arguments(split | {"gpus": 2})
+
+
 @pytest.mark.parametrize(
     ("gpus", "size"), [(2, 1), ("2", None), (1, 2), (4, 2), (0.5, 2), (1.5, 1), (2.5, 2), ("inf", 1)]
 )

@@ -30,6 +30,11 @@ def test_the_first_decode_engines_part_names_the_numbers_of_both():
     assert min_prefill_tokens(arguments) == 1024
 
 
+def test_each_engine_may_be_split():
+    arguments = parsed("--disaggregate", "1p1d", "--tensor-parallel-size", "2")
+    assert peer_of(arguments) == peer_of(parsed("--disaggregate", "1p1d"))
+
+
 @pytest.mark.parametrize(
     "form", ["", "1", "0p", "17d", "1d2", "p", "p1d", "0p1d", "1p0d", "17p1d", "1p1d1", "-1p1d", "1d1p", "1.5p1d"]
 )
@@ -43,7 +48,6 @@ def test_other_forms_are_refused(form):
     [
         (["--disaggregate-from", "9"], "--disaggregate-from 9 needs --disaggregate"),
         (["--kv-transport", "nixl"], "--kv-transport nixl needs --disaggregate"),
-        (["--disaggregate", "1p1d", "--tensor-parallel-size", "2"], "--tensor-parallel-size is 2: use one of the two"),
         (["--disaggregate", "1p1d", "--standby"], "--standby asks for"),
         (["--disaggregate", "1p1d", "--no-prefix-caching"], "--no-prefix-caching disables: use one of the two"),
     ],

@@ -11,6 +11,7 @@ from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import HandOver, RequestFailed, SamplingParams, pack_token_ids
 from engine.interface.tenant import Charge, Tenant
 from engine.peers.messages import Taken
+from engine.tensor_parallel.peer_shares import FencedLinks
 from tests.support.engine_harness import Harness
 from tests.support.fake_peers import FakePeers
 from tests.support.layered_model import LayeredExecutor, LayeredModel
@@ -24,7 +25,7 @@ GROUPS = {
 PROMPT = list(range(30))
 
 
-def make(*, groups=FULL, depth=2, num_slots=400, prefill_slots=None, num_pages=120, **settings):
+def make(*, groups=FULL, depth=2, num_slots=400, prefill_slots=None, num_pages=120, turns_late=None, **settings):
     def engine(num_slots):
         tier = HostTierConfig(num_slots=num_slots, max_copies=8)
         harness = Harness(
@@ -33,7 +34,7 @@ def make(*, groups=FULL, depth=2, num_slots=400, prefill_slots=None, num_pages=1
         harness.expected_tokens = LayeredModel(groups).expected_tokens
         return harness
 
-    return FakePeers(engine(prefill_slots or num_slots), engine(num_slots))
+    return FakePeers(engine(prefill_slots or num_slots), engine(num_slots), turns_late=turns_late)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -47,6 +48,39 @@ def test_a_prompt_goes_on_with_the_blocks_of_the_other_engine(kind, depth):
     assert peers.arrivals.num_by_result == {"complete": 1}
     assert peers.arrivals.num_bytes > 0
     assert peers.offers.num_open == 0
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_blocks_are_offered_when_a_late_rank_has_copied_its_part(kind):
+    peers = make(groups=GROUPS[kind], turns_late=lambda: 5, max_num_batched_tokens=8)
+    peers.add("a", PROMPT)
+    peers.drain()
+    assert peers.num_cached("a") >= 24
+    assert peers.arrivals.num_by_result == {"complete": 1}
+    assert peers.offers.num_open == 0
+    assert not peers.offers.is_active
+
+
+def test_an_offer_that_does_not_wait_for_a_late_rank_is_caught(monkeypatch):
+    """The planted fault: what the first rank has copied is offered at once."""
+    monkeypatch.setattr(FencedLinks, "send", lambda self, peer, message: self._links.send(peer, message))
+    peers = make(turns_late=lambda: 5)
+    peers.add("a", PROMPT)
+    with pytest.raises(AssertionError, match="has not ended the step"):
+        peers.drain()
+
+
+def test_an_engine_is_not_idle_while_an_offer_waits_for_a_late_rank():
+    peers = make(turns_late=lambda: 10**9)
+    peers.add("a", PROMPT)
+    peers.turn(40)
+    assert peers.decode.scheduler.kv.tiers.num_outside, "it waits for its blocks"
+    assert not peers.prefill.engine.is_idle
+    assert peers.offers.num_open > 0
+    assert peers.arrivals.num_blocks["taken"] == 0
+    peers.cut()
+    peers.drain()
+    assert peers.decode.seen["a"].ends == ["length"]
 
 
 def test_blocks_are_copied_while_the_prompt_is_still_computed():
@@ -278,12 +312,15 @@ def test_a_full_queue_takes_what_a_prefill_engine_has_begun():
     assert harness.seen["begun"].ends == ["length"]
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("seed", range(12))
-def test_random_traces_with_cuts_aborts_and_slow_copies(seed):
+def test_random_traces_with_cuts_aborts_and_slow_copies(seed, num_ranks):
     rng = random.Random(seed)
     groups = GROUPS[rng.choice(list(GROUPS))]
+    late = random.Random(seed)
     peers = make(
         groups=groups,
+        turns_late=None if num_ranks == 1 else lambda: late.randrange(6),
         depth=rng.choice([1, 2]),
         num_slots=rng.choice([12, 40, 400]),
         num_pages=rng.choice([60, 120]),

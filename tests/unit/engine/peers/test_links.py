@@ -117,6 +117,14 @@ def test_a_refused_engine_asks_again_later(path, clock):
     assert decode.refusals == {}
 
 
+def test_unequal_numbers_of_ranks_are_named_by_their_flag_alone():
+    two, four = ({"page_layout": layout, "tensor_parallel_size": n} for layout, n in (("a", "2"), ("b", "4")))
+    assert describe_difference(two, four, peer="the prefill engine") == (
+        "Blocks of the prefill engine cannot be used: --tensor-parallel-size is 2 here and 4 there. Each rank takes its"
+        " part of a block from the same rank there, so that both need the same number."
+    )
+
+
 def test_many_differences_are_counted():
     assert describe_difference({}, {}, peer="x") == ""
     told = describe_difference(dict.fromkeys("abcde", "1"), dict.fromkeys("abcde", "2"), peer="x")

@@ -1,6 +1,6 @@
 """Several ranks that share a model: the tokens of one, whatever is asked."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from engine.rank_process import run_plans
 from engine.tensor_parallel.disk_shares import ShareJob
+from engine.tensor_parallel.peer_shares import EndStep, PeerJob, ReadSlots, TellMemory
 from tests.unit.engine.test_lora import adapters, base  # noqa: F401  (fixtures)
 from tests.unit.engine.test_real_model import KV_BYTES_PER_BLOCK, mixed_params, prompts, tokens
 from tests.unit.engine.test_speculative_model import repeating_prompts
@@ -139,20 +140,30 @@ class RecordedStep:
         return StepResult(self._step_id, [])
 
 
-def test_a_job_for_the_disk_waits_for_the_steps_before_it_and_for_no_other() -> None:
+def for_the_disk(job_id: int, after_step: int) -> ShareJob:
+    return ShareJob(job_id, is_read=True, name=bytes(32), slots=[1, 2], after_step=after_step)
+
+
+def for_a_peer(job_id: int, after_step: int) -> PeerJob:
+    return ReadSlots(job_id, peer=0, sources=[3, 4], targets=[1, 2], after_step=after_step)
+
+
+@pytest.mark.parametrize("make", [for_the_disk, for_a_peer, EndStep])
+def test_a_job_waits_for_the_steps_before_it_and_for_no_other(make: Callable[[int, int], ShareJob | PeerJob]) -> None:
     executor = Recorder()
 
-    def frame(message: StepPlan | ShareJob) -> bytes:
+    def frame(message: StepPlan | ShareJob | PeerJob) -> bytes:
         return msgspec.msgpack.encode(message)
 
     def job(job_id: int, after_step: int) -> bytes:
-        return frame(ShareJob(job_id, is_read=True, name=bytes(32), slots=[1, 2], after_step=after_step))
+        return frame(make(job_id, after_step))
 
     frames = [
         frame(StepPlan(7, [])),  # of an earlier engine
         job(0, -1),
         *(frame(StepPlan(step_id, [], copies_to_host=[(1, 2)])) for step_id in range(2)),
         job(1, 0),
+        frame(TellMemory(3)),
         job(2, 1),
         frame(StepPlan(2, [])),
     ]
@@ -161,7 +172,7 @@ def test_a_job_for_the_disk_waits_for_the_steps_before_it_and_for_no_other() -> 
         ("forward", 7), ("sample", 7), ("wait", 7), ("share", 0),
         ("forward", 0), ("sample", 0),
         ("forward", 1), ("wait", 0), ("sample", 1),
-        ("share", 1),
+        ("share", 1), ("share", 3),
         ("wait", 1), ("share", 2),
         ("forward", 2), ("sample", 2),
     ]  # fmt: skip

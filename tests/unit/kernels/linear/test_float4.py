@@ -8,7 +8,8 @@ import torch
 from kernels.e2m1 import dequantize_mxfp4, dequantize_nvfp4
 from kernels.linear.float4 import dequantize_float4, float4_weight_bytes, make_float4_weight
 from kernels.linear.ops import Float4Linear
-from tests.unit.kernels.triton_cases.float4_problem import KINDS, float4_problem
+from kernels.linear.planes import can_arrange_float4, dequantize_planes, from_e5m3, make_float4_planes, to_e5m3
+from tests.unit.kernels.triton_cases.float4_problem import KINDS, float4_problem, planes_problem
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -25,6 +26,38 @@ def test_a_matrix_stays_what_it_is(k, kind, dtype):
     assert sum(each.nbytes for each in (weight.packed, weight.scales, weight.factors)) == float4_weight_bytes(
         5, k, weight.block
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "k"), [(5, 32), (5, 128), (5, 160), (4097, 64)])
+def test_a_matrix_in_planes_stays_what_it_is(n, k, kind):
+    weight, dense = planes_problem(n, k, kind)
+    torch.testing.assert_close(dequantize_planes(weight, torch.float32), dense.float(), rtol=1e-6, atol=0)
+    x, bias = torch.randn(3, k), torch.randn(n)
+    expected = torch.nn.functional.linear(x.double(), dense, bias.double()).float()
+    torch.testing.assert_close(Float4Linear()(x, weight, bias), expected, rtol=1e-4, atol=1e-4)
+    assert sum(each.nbytes for each in (weight.words, weight.scales, weight.factors)) == float4_weight_bytes(
+        n, k, weight.block
+    )
+
+
+def test_scales_of_planes_are_all_of_e4m3_and_make_a_bfloat16_each():
+    scales = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    octets = to_e5m3(scales)
+    assert torch.equal(from_e5m3(octets).view(torch.uint8), scales.view(torch.uint8))
+    factors = ((octets.int() << 4) + 0x7580).to(torch.int16).view(torch.bfloat16)
+    assert torch.equal(factors[1:].float(), scales[1:].float() * 2.0**118)
+    assert can_arrange_float4(scales)
+    assert not can_arrange_float4(torch.tensor([1, 127], dtype=torch.uint8).view(torch.float8_e4m3fn))
+    assert can_arrange_float4(torch.tensor([128], dtype=torch.uint8))
+    assert not can_arrange_float4(torch.tensor([129], dtype=torch.uint8))
+
+
+def test_codes_of_blocks_whose_scale_is_zero_are_zero():
+    scales = torch.tensor([[0, 56]], dtype=torch.uint8).view(torch.float8_e4m3fn)
+    weight = make_float4_planes(torch.full((1, 16), 0x22, dtype=torch.uint8), scales, torch.ones(1))
+    assert dequantize_planes(weight, torch.float32).tolist() == [[0.0] * 16 + [1.0] * 16]
+    assert int(weight.words[0, 0, :16].abs().sum()) == 0
 
 
 def test_words_hold_bytes_and_scales_of_four_planes():

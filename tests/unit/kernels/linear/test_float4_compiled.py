@@ -22,6 +22,24 @@ with collect_kernels() as kernels:
             float4_gemm(x, weight, None, scratch, config=config, pdl=True)
     dequantize(weight, torch.bfloat16)
 """
+PLANES_SCRIPT = """
+import sys
+
+from kernels.linear import triton_planes
+from kernels.linear.planes_configs import planes_config
+from tests.unit.kernels.triton_cases.float4_problem import planes_problem
+
+triton_planes.has_ptx = lambda x: True  # though the tensors are on the CPU
+scratch = triton_planes.allocate_scratch(torch.device("cpu"))
+with collect_kernels() as kernels:
+    for n, k, rows in ((17408, 512, (1, 16)), (4096, 1024, (1, 16, 32, 64)), (1000, 1088, (1, 16, 32, 64))):
+        weight, _ = planes_problem(n, k, sys.argv[1])
+        for num_rows in rows:
+            config = planes_config(num_rows=num_rows, n=n, k=k)
+            x = torch.zeros(num_rows, k, dtype=torch.bfloat16)
+            triton_planes.planes_gemm(x, weight, None, scratch, config=config, pdl=True)
+    triton_planes.dequantize(weight, torch.bfloat16)
+"""
 _TABLES = 32 * 1024  # of the lookups, which Triton does not count
 _UNASKED = 48 * 1024  # more must be asked for, and Triton asks only for what it counts
 
@@ -37,3 +55,17 @@ def test_every_cut_compiles_and_fits_beside_its_tables(kind, tmp_path):
     for kernel in products:
         assert _UNASKED < kernel.shared_bytes <= HOPPER_SHARED_BYTES - _TABLES, compiled
         assert kernel.has_wide_loads, compiled
+
+
+@pytest.mark.full
+@needs_triton
+@pytest.mark.parametrize("kind", ["mxfp4", "nvfp4"])
+def test_every_cut_in_planes_compiles_fits_and_spills_nothing(kind, tmp_path):
+    compiled = compile_kernels(PLANES_SCRIPT, kind, cache=tmp_path)
+    products = [kernel for kernel in compiled if kernel.name == "_planes_gemm_kernel"]
+    assert len(products) == 10
+    assert len(compiled) == 11
+    for kernel in products:
+        assert kernel.shared_bytes <= HOPPER_SHARED_BYTES // 2, compiled  # two programs on a multiprocessor
+        assert kernel.has_wide_loads, compiled
+        assert kernel.local_bytes == 0, compiled

@@ -65,11 +65,12 @@ from kernels.moe.triton import fused_moe
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 
 triton_planes_pairs.has_ptx = lambda x: True  # though the tensors are on the CPU
+storage, kind, num_tokens = sys.argv[1], sys.argv[2], int(sys.argv[3])
 problem = make_problem(
-    num_tokens=1, num_experts=4, top_k=4, hidden_size=2048, intermediate_size=768, dtype=torch.bfloat16,
+    num_tokens=num_tokens, num_experts=4, top_k=4, hidden_size=2048, intermediate_size=768, dtype=torch.bfloat16,
 )
-problem = pack_experts(problem, sys.argv[1], block=128)
-config = planes_config("mxfp4", num_tokens=1, top_k=4, num_experts=4, can_round=True)
+problem = pack_experts(problem, storage, block=128)
+config = planes_config(kind, num_tokens=num_tokens, top_k=4, num_experts=32, can_round=True)
 with collect_kernels() as kernels:
     fused_moe(
         problem.x, problem.logits, to_planes(problem.gate_up), to_planes(problem.down), config=config,
@@ -110,7 +111,7 @@ NAMES = {
     ("storage", "arrangement"),
     [
         *((storage, "rows") for storage in ("mxfp4", "fp8", "fp8_rows", "nvfp4", "nf4")),
-        *((storage, "planes") for storage in ("mxfp4", "fp8", "fp8_rows")),
+        *((storage, "planes") for storage in ("mxfp4", "fp8", "fp8_rows", "nvfp4", "nf4")),
     ],
 )
 def test_every_cut_of_packed_experts_compiles_and_fits(storage, arrangement, tmp_path):
@@ -118,6 +119,8 @@ def test_every_cut_of_packed_experts_compiles_and_fits(storage, arrangement, tmp
     names = {"_grouped_kernel", "_pairs_up_kernel", "_pairs_down_kernel"}
     assert {kernel.name for kernel in compiled} >= (names if arrangement == "rows" else {"_planes_kernel"})
     assert max(kernel.shared_bytes for kernel in compiled) <= HOPPER_SHARED_BYTES, compiled
+    if arrangement == "planes" and storage in ("nvfp4", "nf4"):
+        assert max(kernel.local_bytes for kernel in compiled) == 0, compiled
 
 
 @pytest.mark.full
@@ -135,9 +138,11 @@ def test_products_of_rounded_activations_run_on_the_tensor_cores_of_8_bits_and_s
 
 @pytest.mark.full
 @needs_triton
-@pytest.mark.parametrize("storage", ["fp8", "mxfp4"])
-def test_matrix_vector_products_of_planes_are_three_launches_with_wide_loads(storage, tmp_path):
-    compiled = compile_kernels(PAIRS_SCRIPT, storage, cache=tmp_path)
+@pytest.mark.parametrize(
+    ("storage", "kind", "num_tokens"), [("fp8", "mxfp4", 1), ("mxfp4", "mxfp4", 1), ("nf4", "nf4", 2)]
+)
+def test_matrix_vector_products_of_planes_are_three_launches_with_wide_loads(storage, kind, num_tokens, tmp_path):
+    compiled = compile_kernels(PAIRS_SCRIPT, storage, kind, str(num_tokens), cache=tmp_path)
     assert [kernel.name for kernel in compiled] == [
         "_route_kernel", "_planes_pairs_up_kernel", "_planes_pairs_down_kernel",
     ]  # fmt: skip

@@ -96,7 +96,10 @@ def test_packed_experts_have_tiles_whose_values_fit_a_threads_registers():
             assert tile.block_n >= 16
 
 
-@pytest.mark.parametrize(("kind", "many"), [("fp8", Fp8Config), ("int4", PlanesConfig), ("mxfp4", PlanesConfig)])
+@pytest.mark.parametrize(
+    ("kind", "many"),
+    [("fp8", Fp8Config), *((kind, PlanesConfig) for kind in ("int4", "mxfp4", "nvfp4"))],
+)
 def test_planes_are_multiplied_by_ever_larger_tiles_the_more_tokens_there_are(kind: str, many: type) -> None:
     found = [
         planes_config(kind, num_tokens=num_tokens, top_k=8, num_experts=128, can_round=True)
@@ -117,6 +120,14 @@ def test_one_token_has_matrix_vector_products_of_mxfp4(kind: str, one: type) -> 
         sizes = {"top_k": top_k, "num_experts": num_experts}
         assert isinstance(planes_config(kind, num_tokens=1, can_round=True, **sizes), one)
         assert isinstance(planes_config(kind, num_tokens=2, can_round=True, **sizes), PlanesConfig)
+
+
+def test_two_tokens_have_matrix_vector_products_of_tables_where_experts_are_many() -> None:
+    def find(num_tokens: int, num_experts: int) -> object:
+        return planes_config("nf4", num_tokens=num_tokens, top_k=8, num_experts=num_experts, can_round=True)
+
+    assert [isinstance(find(num_tokens, 128), PlanesPairsConfig) for num_tokens in (1, 2, 3)] == [False, True, False]
+    assert isinstance(find(2, 32), PlanesConfig)
 
 
 def test_rounded_activations_have_the_tiles_that_were_the_fastest_for_their_number() -> None:

@@ -9,18 +9,33 @@ from kernels.moe.planes import (
     PlanesMatrix,
     fp8_planes_bytes,
     int_planes_bytes,
+    lut4_planes_bytes,
     mxfp4_planes_bytes,
+    nvfp4_planes_bytes,
     takes_planes,
     to_planes,
 )
-from kernels.moe.storage import Fp8Matrix, Mxfp4Matrix
+from kernels.moe.storage import ExpertMatrix, Fp8Matrix, Mxfp4Matrix, dense_matrix
 from kernels.moe.storage_int import IntMatrix
+from kernels.moe.storage_lut4 import Lut4Matrix
+from kernels.moe.storage_nvfp4 import Nvfp4Matrix
 from tests.unit.kernels.triton_cases.int_experts_problem import Integers, random_integers
 
 
 def _mxfp4(k: int) -> Mxfp4Matrix:
     blocks = torch.randint(0, 256, (3, 10, k // 2), dtype=torch.uint8)
     return Mxfp4Matrix(blocks, torch.randint(0, 129, (3, 10, k // 32), dtype=torch.uint8))
+
+
+def _nvfp4(k: int) -> Nvfp4Matrix:
+    blocks = torch.randint(0, 256, (3, 10, k // 2), dtype=torch.uint8)
+    scales = torch.arange(3 * 10 * k // 16).remainder(127).to(torch.uint8).view(3, 10, k // 16)
+    return Nvfp4Matrix(blocks, scales.view(torch.float8_e4m3fn), torch.rand(3, 2) + 0.5)
+
+
+def _nf4(k: int) -> Lut4Matrix:
+    packed = torch.randint(0, 256, (3, 10, k // 2), dtype=torch.uint8)
+    return Lut4Matrix(packed, torch.rand(3, 10, k // 64), "nf4")
 
 
 def _fp8(k: int, rows: int, columns: int) -> Fp8Matrix:
@@ -34,13 +49,19 @@ def _integers(k: int, group_size: int, *, has_zeros: bool = True, bits: int = 4)
     return random_integers(3, 10, k, kind, torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("matrix", [_mxfp4(128), _mxfp4(288), _fp8(256, 4, 128), _fp8(200, 4, 128), _fp8(40, 1, 40)])
-def test_planes_have_the_codes_and_scales_of_their_matrix(matrix: Mxfp4Matrix | Fp8Matrix) -> None:
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        *(_mxfp4(128), _mxfp4(288), _nvfp4(256), _nvfp4(144), _nvfp4(16), _nf4(256), _nf4(192), _nf4(64)),
+        *(_fp8(256, 4, 128), _fp8(200, 4, 128), _fp8(40, 1, 40)),
+    ],
+)
+def test_planes_have_the_codes_and_scales_of_their_matrix(matrix: ExpertMatrix) -> None:
     planes = to_planes(matrix)
     assert isinstance(planes, PlanesMatrix)
     assert planes.shape == matrix.shape
     for expert in range(3):
-        assert torch.equal(planes.dense(expert, torch.float32), matrix.dense(expert, torch.float32))
+        assert torch.equal(planes.dense(expert, torch.float32), dense_matrix(matrix, expert, torch.float32))
 
 
 @pytest.mark.parametrize("has_zeros", [False, True])
@@ -73,7 +94,9 @@ def test_integers_in_planes_take_the_bytes_of_their_matrix():
 
 @pytest.mark.parametrize("k", [32, 96, 128, 288, 640])
 def test_bytes_of_planes_are_those_of_their_tensors(k: int) -> None:
-    found = [(to_planes(_mxfp4(k)), mxfp4_planes_bytes(10, k))]
+    found = [(to_planes(_mxfp4(k)), mxfp4_planes_bytes(10, k)), (to_planes(_nvfp4(k)), nvfp4_planes_bytes(10, k))]
+    if k % 64 == 0:
+        found.append((to_planes(_nf4(k)), lut4_planes_bytes(10, k)))
     for rows, columns in ((4, 128), (1, k), (4, 64)):
         halves = [fp8_planes_bytes(5, k, rows=rows, columns=columns) for _ in range(2)]
         found.append((to_planes(_fp8(k, rows, columns)), None if None in halves else sum(halves)))
@@ -89,7 +112,8 @@ def test_bytes_of_planes_are_those_of_their_tensors(k: int) -> None:
             assert not isinstance(matrix, PlanesMatrix)
         else:
             assert isinstance(matrix, PlanesMatrix)
-            assert matrix.words.nbytes + matrix.scales.nbytes == 3 * size
+            factors = matrix.factors.nbytes if matrix.kind == "nvfp4" else 0
+            assert matrix.words.nbytes + matrix.scales.nbytes + factors == 3 * size
 
 
 def test_planes_are_for_bfloat16_on_hopper(monkeypatch) -> None:
@@ -110,6 +134,9 @@ def test_what_planes_cannot_hold_stays_as_it_is() -> None:
     large = _mxfp4(128)
     large.scales[1, 3, 2] = 129
     assert to_planes(large) is large
+    no_numbers = _nvfp4(128)
+    no_numbers.scales.view(torch.uint8)[1, 3, 2] = 127
+    assert to_planes(no_numbers) is no_numbers
     small_blocks = _fp8(256, 4, 64)
     assert to_planes(small_blocks) is small_blocks
     for integers in (_integers(256, 128, bits=8), _integers(192, 96), _integers(144, 24), _integers(32, 16)):

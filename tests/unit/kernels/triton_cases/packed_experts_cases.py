@@ -15,6 +15,7 @@ from kernels.moe import triton_storage
 from kernels.moe.configs import GroupedConfig, PairsConfig, PairTile, Tile
 from kernels.moe.planes import to_planes
 from kernels.moe.storage import Fp8Matrix, Mxfp4Matrix, dense_matrix
+from kernels.moe.storage_lut4 import TABLES
 from kernels.moe.triton_grouped import grouped_gemm
 from kernels.moe.triton_route import lay_out, route
 from kernels.moe.triton_storage import StoredTensors, load_tile
@@ -70,11 +71,14 @@ def test_half_precision_rounds_as_the_specification_does(storage, config):
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 17, 130])
 @pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("storage", ["mxfp4", "fp8", "fp8_rows"])
+@pytest.mark.parametrize("storage", ["mxfp4", "fp8", "fp8_rows", "nvfp4", "nf4", "fp4"])
 @pytest.mark.table
 def test_planes_equal_the_specification(storage, gate, num_tokens):
     # of fp8 a block for each of several groups, and one for all; neither size is a multiple of a group
-    problem = _problem(storage, num_tokens=num_tokens, gate=gate, hidden_size=288, intermediate_size=96, block=128)
+    sizes = {"hidden_size": 288, "intermediate_size": 96}
+    if storage in TABLES:  # blocks of 64
+        sizes = {"hidden_size": 320, "intermediate_size": 64}
+    problem = _problem(storage, num_tokens=num_tokens, gate=gate, block=128, **sizes)
     arranged = dataclasses.replace(problem, gate_up=to_planes(problem.gate_up), down=to_planes(problem.down))
     assert arranged.gate_up is not problem.gate_up
     torch.testing.assert_close(arranged.call(moe_triton.fused_moe), problem.call(moe.fused_moe), rtol=1e-5, atol=1e-4)

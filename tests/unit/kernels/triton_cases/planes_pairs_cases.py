@@ -39,10 +39,17 @@ def _check(problem):
 
 
 @pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("storage", ["mxfp4", "fp8", "fp8_rows"])
+@pytest.mark.parametrize("storage", ["mxfp4", "fp8", "fp8_rows", "nvfp4"])
 @pytest.mark.table
 def test_floats_equal_their_specification(storage, gate):
     _check(_problem(storage, gate=gate))
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("storage", ["nf4", "fp4"])
+@pytest.mark.table
+def test_codes_of_tables_equal_their_specification(storage, gate):
+    _check(_problem(storage, gate=gate, hidden_size=320, intermediate_size=64))
 
 
 @pytest.mark.parametrize("storage", ["awq", "gptq", "packed", "packed_asymmetric", "packed_channel"])

@@ -10,8 +10,11 @@ import torch
 _MASK = 0xFFFFFFFF
 
 
-def run_ptx(code: str, inputs: Mapping[str, int], memory: Mapping[int, int]) -> int:
-    """The value of $0 after the code. inputs: operands, special registers and addresses of names; memory: shared."""
+def run_ptx(code: str, inputs: Mapping[str, int], memory: Mapping[int, int], *, output: str = "$0") -> int:
+    """The value of the output after the code.
+
+    inputs: operands, special registers and addresses of names; memory: shared.
+    """
     values = dict(inputs)
 
     def value(operand: str) -> int:
@@ -24,7 +27,7 @@ def run_ptx(code: str, inputs: Mapping[str, int], memory: Mapping[int, int]) -> 
             continue
         target, sources = operands[0], [value(operand) for operand in operands[1:]]
         values[target] = _execute(name, sources, memory) & _MASK
-    return values["$0"]
+    return values[output]
 
 
 def _execute(name: str, s: list[int], memory: Mapping[int, int]) -> int:
@@ -37,6 +40,12 @@ def _execute(name: str, s: list[int], memory: Mapping[int, int]) -> int:
             return s[0] << s[1]
         case "shr":
             return s[0] >> s[1]
+        case "and":
+            return s[0] & s[1]
+        case "or":
+            return s[0] | s[1]
+        case "lop3" if s[3] == 0xCA:
+            return (s[0] & s[1]) | (~s[0] & s[2])
         case "lop3" if s[3] == 0xEA:
             return (s[0] & s[1]) | s[2]
         case "mad.lo":

@@ -83,7 +83,7 @@ def test_weights_stay_packed_and_sizes_are_those_of_their_tensors(scheme, tmp_pa
     assert saved == 2 * num_weights - num_bytes(matrices)
     monkeypatch.setattr(experts_scheme, "takes_planes", lambda dtype, device: device.type == "cuda")
     arranged = [to_planes(matrix) for matrix in matrices]
-    assert {isinstance(matrix, PlanesMatrix) for matrix in arranged} == {scheme.startswith(("fp8", "mxfp4"))}
+    assert {isinstance(matrix, PlanesMatrix) for matrix in arranged} == {True}
     more = packed.weight_bytes(torch.bfloat16, torch.device("cuda")) - packed.weight_bytes(torch.bfloat16, CPU)
     assert more == num_bytes(arranged) - num_bytes(matrices)
 

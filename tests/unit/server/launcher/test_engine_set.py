@@ -10,9 +10,9 @@ from engine.interface.errors import StartupError
 from server.launcher.engine_set import SideEngines, plan_engines, remote_engines, with_sockets
 
 
-def config(num_prefill, num_decode, *, device="cpu"):
+def config(num_prefill, num_decode, *, device="cpu", num_ranks=1):
     peer = PeerConfig(role="decode", index=0, num_prefill=num_prefill, num_decode=num_decode)
-    return EngineConfig(model="m", device=device, peer=peer)
+    return EngineConfig(model="m", device=device, peer=peer, tensor_parallel_size=num_ranks)
 
 
 def test_a_single_engine_has_no_part(tmp_path):
@@ -80,6 +80,16 @@ def test_each_engine_has_a_gpu_of_its_own(tmp_path):
     environment = {"CUDA_VISIBLE_DEVICES": "3, GPU-5f"}
     specs = plan_engines(config(1, 1, device="cuda"), tmp_path, environment=environment, devices=tmp_path)
     assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["3", "GPU-5f"]
+
+
+def test_each_engine_has_a_gpu_for_each_of_its_ranks(tmp_path):
+    environment = {"CUDA_VISIBLE_DEVICES": "3,5,0,1,7"}
+    specs = plan_engines(config(1, 1, device="cuda", num_ranks=2), tmp_path, environment=environment)
+    assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["3,5", "0,1"]
+    with pytest.raises(
+        StartupError, match="1p2d with --tensor-parallel-size 2 needs 6 GPUs, 2 for each engine, and 5 can be seen"
+    ):
+        plan_engines(config(1, 2, device="cuda", num_ranks=2), tmp_path, environment=environment)
 
 
 def test_too_few_gpus_are_a_sentence(tmp_path):
