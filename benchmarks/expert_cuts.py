@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
 from benchmarks.moe_problem import MoeShape, MoeWeights
 from kernels.moe.configs import (
     Fp8Config,
     Fp8Tile,
+    HopperFp8Config,
+    HopperGroupedConfig,
     PlanesPairsConfig,
     PlanesPairTile,
     registers_config,
@@ -29,15 +33,33 @@ _PAIR_TILES = (
     ((32, 4, 2), (16, 8, 2)),
     ((8, 1, 4), (8, 2, 2)),
 )
+# (stages, tiles of rows side by side) of the kernels for Hopper in FP8
+_HOPPER_FP8_CUTS = ((5, 8), (6, 8), (6, 16))
+# (stages, tiles of rows side by side, lag of the second warpgroup, whether rows are gathered) of those of 16 bits
+_HOPPER_GROUPED_CUTS = (
+    (4, 8, 0, False),
+    (4, 16, 0, False),
+    (3, 8, 0, False),
+    (4, 8, 1, False),
+    (4, 8, 2, False),
+    (4, 8, 0, True),
+    (4, 8, 2, True),
+)
 _MOST_PAIRS_TOKENS = 16  # more choose so many experts twice that reading them anew for each pair cannot pay
 
 
 def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, Config | None]:
-    """Return the cuts for so many tokens by name; "served" is None. Experts that are not in planes have only that."""
+    """Return the cuts for so many tokens by name; "served" is None."""
     cuts: dict[str, Config | None] = {"served": None}
+    num_pairs, num_experts = num_tokens * shape.top_k, shape.num_experts
+    is_many = num_pairs >= 16 * num_experts
+    if isinstance(weights.gate_up, torch.Tensor) and is_many:
+        for num_stages, group_m, lag, gathers in _HOPPER_GROUPED_CUTS:
+            name = f"hopper {num_stages} stages, groups of {group_m}"
+            name = ("gather, " if gathers else "") + (f"lag {lag}, " if lag else "") + name
+            cuts[name] = HopperGroupedConfig(128, num_stages, group_m, lag, gathers)
     if not isinstance(weights.gate_up, PlanesMatrix):
         return cuts
-    num_pairs, num_experts = num_tokens * shape.top_k, shape.num_experts
     is_few = uses_pairs(num_tokens=num_tokens, top_k=shape.top_k, num_experts=num_experts)
     kind = weights.gate_up.kind
     cuts["registers"] = registers_config(kind, num_pairs=num_pairs, num_experts=num_experts, is_few=is_few)
@@ -45,10 +67,12 @@ def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, 
         for up, down in _PAIR_TILES:
             name = f"pairs {up[0]} and {down[0]}, {up[1]} and {down[1]} warps, {up[2]} and {down[2]} at once"
             cuts[name] = PlanesPairsConfig(PlanesPairTile(*up), PlanesPairTile(*down))
-    if kind == "fp8" and num_pairs >= 16 * num_experts:
+    if kind == "fp8" and is_many:
         for block_m, width, num_warps, num_stages in _FP8_TILES:
             if block_m > 4 * num_pairs / num_experts:
                 continue
             tile = Fp8Tile(width, num_warps, num_stages)
             cuts[f"fp8 {block_m}x{width}, {num_warps} warps, {num_stages} stages"] = Fp8Config(block_m, tile, tile)
+        for num_stages, group_m in _HOPPER_FP8_CUTS:
+            cuts[f"hopper {num_stages} stages, groups of {group_m}"] = HopperFp8Config(128, num_stages, group_m)
     return cuts

@@ -1,13 +1,14 @@
 """Checks, then times, whole layers of packed experts, one cut beside the other: python -m benchmarks.expert_layers.
 
-[--shapes qwen3-30b-a3b-fp8 …] [--tokens 1,8,64,512,4096,8192] [--cuts NAME …] [--seconds N] [--json FILE]
+[--shapes qwen3-30b-a3b-fp8 …] [--tokens 1,8,64,512,4096,8192] [--cuts NAME …] [--kernels] [--seconds N] [--json FILE]
 
 A layer is routing, both products and the sum over experts, as kernels.moe.triton.fused_moe launches them. Cuts: the one
 that serving chooses, planes that are unpacked to registers, as all were before, and candidates; the rules are in
 kernels/moe/configs.py. Each cut is first compared with the specification in float32 on inputs of its own, to the
 rounding of bfloat16; where it rounds activations to FP8, with the specification that rounds them, in bfloat16, since
 other values between the products have other codes in places. 16-bit experts of the same sizes are timed beside them.
-Times are of graphs over steps that choose other experts each time. Needs a CUDA device and Triton.
+Times are of graphs over steps that choose other experts each time. --kernels: of each kernel as well, by the profiler,
+without early launches to overlap them. Needs a CUDA device and Triton.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +39,7 @@ from benchmarks.moe_problem import (
 )
 from benchmarks.report import Report, format_table
 from kernels.moe import reference as moe
-from kernels.moe.configs import Fp8Config
+from kernels.moe.configs import Fp8Config, HopperFp8Config
 from kernels.moe.triton import Config, choose, fused_moe
 from kernels.precompile import Compilation, collect_kernels
 
@@ -56,12 +58,12 @@ class Layer:
     gate: moe.Gate
     biases: moe.ExpertBiases | None
 
-    def run(self, step: MoeInputs, config: Config | None) -> torch.Tensor:
+    def run(self, step: MoeInputs, config: Config | None, *, pdl: bool = True) -> torch.Tensor:
         """Launch the layer. config: None: as serving chooses."""
         out = fused_moe(
             step.x, step.logits, self.weights.gate_up, self.weights.down,
             top_k=self.shape.top_k, renormalize=True, round_weights=self.shape.round_weights,
-            gate=self.gate, biases=self.biases, config=config, pdl=True,
+            gate=self.gate, biases=self.biases, config=config, pdl=pdl,
         )  # fmt: skip
         assert isinstance(out, torch.Tensor)
         return out
@@ -86,6 +88,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(DEFAULT_SHAPES))
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="comma-separated")
     parser.add_argument("--cuts", nargs="+", help="only those whose names begin so; all: left out")
+    parser.add_argument("--kernels", action="store_true", help="time each kernel of a layer, too")
     parser.add_argument("--seconds", type=float, default=200.0, help="begin no number of tokens after this time")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     options = parser.parse_args()
@@ -99,12 +102,12 @@ def main() -> None:
         layers["16 bits"] = make_layer(dataclasses.replace(SHAPES[name], storage="dense", integers=None))
         counts = [int(tokens) for tokens in options.tokens.split(",")]
         cuts = {tokens: _chosen(cuts_of(layers[name].weights, SHAPES[name], tokens), options.cuts) for tokens in counts}
-        _compile(layers, cuts)
+        _compile(layers, cuts, has_kernels=options.kernels)
         for tokens in counts:
             if time.monotonic() > end_s:
                 print(f"# stopped after {options.seconds:.0f} s: {name} from {tokens} tokens on is missing")
                 break
-            results += _measure(name, layers, tokens, cuts[tokens])
+            results += _measure(name, layers, tokens, cuts[tokens], has_kernels=options.kernels)
             if options.json:
                 options.json.write_text(json.dumps({"machine": machine_facts(), "results": results}, indent=1) + "\n")
         layers.clear()
@@ -127,18 +130,21 @@ def _chosen(cuts: dict[str, Config | None], names: Sequence[str] | None) -> dict
     return {name: cut for name, cut in cuts.items() if names is None or any(map(name.startswith, names))}
 
 
-def _compile(layers: dict[str, Layer], cuts: dict[int, dict[str, Config | None]]) -> None:
+def _compile(layers: dict[str, Layer], cuts: dict[int, dict[str, Config | None]], *, has_kernels: bool) -> None:
     """Compile what all cuts launch, in parallel."""
     with collect_kernels() as kernels:
         for name, layer in layers.items():
             for tokens, configs in cuts.items():
                 step = make_inputs(layer.shape, tokens, **BF16_CUDA)
                 for config in configs.values() if name != "16 bits" else [None]:
-                    layer.run(step, config)
+                    for pdl in {True, not has_kernels}:
+                        layer.run(step, config, pdl=pdl)
     Compilation(list(kernels)).wait(lambda done, total: None)
 
 
-def _measure(name: str, layers: dict[str, Layer], tokens: int, cuts: dict[str, Config | None]) -> Iterator[Report]:
+def _measure(
+    name: str, layers: dict[str, Layer], tokens: int, cuts: dict[str, Config | None], *, has_kernels: bool
+) -> Iterator[Report]:
     """Yield the error and the time of each cut."""
     shape = layers[name].shape
     steps = [make_inputs(shape, tokens, **BF16_CUDA) for _ in range(8 if tokens < 1024 else 2)]
@@ -156,10 +162,13 @@ def _measure(name: str, layers: dict[str, Layer], tokens: int, cuts: dict[str, C
         try:
             result |= _check(layers[name], steps[0], config, specified, is_rounded=is_rounded)
             result["us"] = time_graph(_calls(layers[name], steps, config))
+            if has_kernels:
+                result["kernels_us"] = _time_kernels(layers[name], steps[0], config)
         except (AssertionError, RuntimeError) as error:  # a candidate that is wrong or does not fit is a result, too
             result["failed"] = f"{type(error).__name__}: {str(error)[:300]}"
         text = result.get("failed") or f"{result['us']:.1f} us, error {result['error']:.2%}"
         print(f"{name} {tokens} {cut}: {text}; 16 bits {dense_us:.1f}", flush=True)
+        print("".join(f"  {us:8.1f} us {kernel}\n" for kernel, us in result.get("kernels_us", [])), end="", flush=True)
         yield result
 
 
@@ -167,12 +176,27 @@ def _rounds(layer: Layer, step: MoeInputs, config: Config | None) -> bool:
     """Return True if a cut rounds activations to FP8."""
     shape, weights = layer.shape, layer.weights
     if config is None:
-        config = choose(step.x, weights.gate_up, weights.down, top_k=shape.top_k, num_experts=shape.num_experts)
-    return isinstance(config, Fp8Config)
+        config = choose(
+            step.x, weights.gate_up, weights.down, top_k=shape.top_k, num_experts=shape.num_experts, gate=layer.gate
+        )  # fmt: skip
+    return isinstance(config, Fp8Config | HopperFp8Config)
 
 
 def _calls(layer: Layer, steps: Sequence[MoeInputs], config: Config | None) -> list[Callable[[], torch.Tensor]]:
     return [functools.partial(layer.run, step, config) for step in steps]
+
+
+def _time_kernels(layer: Layer, step: MoeInputs, config: Config | None) -> list[tuple[str, float]]:
+    """Return the kernels of a layer in their order, each with its median time of some runs in µs."""
+    runs = 5
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(runs):
+            layer.run(step, config, pdl=False)
+        torch.cuda.synchronize()
+    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    events = sorted(events, key=lambda event: event.time_range.start)
+    count = len(events) // runs
+    return [(events[i].name, statistics.median(event.device_time for event in events[i::count])) for i in range(count)]
 
 
 def _check(

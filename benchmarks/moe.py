@@ -31,7 +31,14 @@ from benchmarks.moe_problem import (
     torch_grouped,
 )
 from benchmarks.report import Report, format_table
-from kernels.moe.configs import PlanesPairsConfig, grouped_config, planes_config, uses_pairs
+from kernels.moe.configs import (
+    PlanesPairsConfig,
+    grouped_config,
+    hopper_fp8_config,
+    hopper_grouped_config,
+    planes_config,
+    uses_pairs,
+)
 from kernels.moe.planes import PlanesMatrix
 
 TOKENS = (1, 8, 64, 256, 1024, 8192)
@@ -88,9 +95,11 @@ def bench(name: str, weights: MoeWeights, num_tokens: int, options: argparse.Nam
     bytes_s, flops_s = nominal_rates()
     least_us, bound = floor_us(shape, num_tokens, num_hit, bytes_s=bytes_s, flops_s=flops_s)
     us = time_graph(_calls(run, steps))
+    is_hopper = torch.cuda.get_device_capability()[0] == 9
+    cut = describe_cut(shape, num_tokens, planes=_planes(weights), is_hopper=is_hopper)
     result: Result = {
         "shape": name, "tokens": num_tokens, "experts_hit": num_hit, "us": us, "floor_us": least_us, "bound": bound,
-        "of_floor": least_us / us, "config": describe_cut(shape, num_tokens, planes=_planes(weights)), **errors,
+        "of_floor": least_us / us, "config": cut, **errors,
     }  # fmt: skip
     ways = [("torch_us", specification, False), ("torch_grouped_us", torch_grouped, True)]
     for way, function, is_capturable in ways if shape.storage == "dense" else ways[:1]:
@@ -117,16 +126,19 @@ def check(
     return {"error": errors[0], "torch_error": errors[1]}
 
 
-def describe_cut(shape: MoeShape, num_tokens: int, *, planes: str | None) -> str:
+def describe_cut(shape: MoeShape, num_tokens: int, *, planes: str | None, is_hopper: bool = False) -> str:
     """Return the config that serving uses for so many tokens. planes: their kind; None: the experts are in none."""
     sizes = {"num_tokens": num_tokens, "top_k": shape.top_k, "num_experts": shape.num_experts}
+    pairs = {"num_pairs": num_tokens * shape.top_k, "num_experts": shape.num_experts}
+    hopper = {None: hopper_grouped_config, "fp8": hopper_fp8_config}.get(planes)
+    if is_hopper and hopper is not None and (chosen := hopper(**pairs)) is not None:
+        return f"Hopper, {chosen.block_m} rows"
     if planes is not None:
         config = planes_config(planes, can_round=True, **sizes)
         return "planes, pairs" if isinstance(config, PlanesPairsConfig) else f"planes, {config.block_m} rows"
     if uses_pairs(**sizes):
         return "pairs"
-    num_pairs = num_tokens * shape.top_k
-    return f"{grouped_config(num_pairs=num_pairs, num_experts=shape.num_experts, itemsize=2).block_m} rows"
+    return f"{grouped_config(**pairs, itemsize=2).block_m} rows"
 
 
 def print_best(name: str, num_tokens: int, found: Sequence[Result]) -> None:

@@ -127,7 +127,7 @@ def _blocks_candidates(num_rows: int, n: int, k: int, *, is_shared: bool = True)
     found = _scaled8_candidates(num_rows, n, k, is_shared=is_shared)
     if num_rows > scaled8_configs.MAX_FEW_ROWS:
         found += [BlocksConfig(num_stages=stages, group=group) for stages in (4, 5) for group in (8, 16)]
-        found.append(BlocksConfig(part=BLOCK, parts=1))
+        found.append(BlocksConfig(part=BLOCK // 2, parts=2))
     return found
 
 

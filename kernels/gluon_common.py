@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-# ruff: noqa: ANN201  (Triton reads annotations as types)
+# ruff: noqa: ANN001, ANN201  (Triton reads annotations as types)
 
 
 @gluon.jit
@@ -19,6 +19,16 @@ def allocate_barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
     for i in gl.static_range(NUMBER):
         mbarrier.init(barriers.index(i), count=ARRIVALS)
     return barriers
+
+
+@gluon.jit
+def skip_stages(loaded, free, done, num_steps, STAGES: gl.constexpr):
+    """Pass num_steps stages of a ring unused, once each is loaded. done: steps before; returns those after."""
+    for _step in range(num_steps):
+        mbarrier.wait(loaded.index(done % STAGES), (done // STAGES) & 1)
+        mbarrier.arrive(free.index(done % STAGES))
+        done += 1
+    return done
 
 
 @gluon.jit

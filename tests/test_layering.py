@@ -120,7 +120,7 @@ MAY_IMPORT = {
     "kernels.sampling": "kernels.attention",
     "kernels.linear": """kernels.attention kernels.dispatch kernels.e2m1 kernels.elementwise kernels.gluon_common
         kernels.native""",
-    "kernels.moe": "kernels.e2m1 kernels.elementwise kernels.linear",
+    "kernels.moe": "kernels.e2m1 kernels.elementwise kernels.gluon_common kernels.linear",
     "kernels.attention": "kernels.dispatch kernels.elementwise kernels.gluon_common kernels.native",
     "kernels.all_reduce": "kernels.elementwise",
     "kernels.causal_conv": "kernels.states kernels.states_triton",

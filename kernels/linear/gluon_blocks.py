@@ -69,7 +69,7 @@ def blocks_linear(
 
 
 @jit
-def _place_of_tile(tile, row_tiles, tiles, GROUP: gl.constexpr):
+def place_of_tile(tile, row_tiles, tiles, GROUP: gl.constexpr):
     """Return the tile's place among those of rows, and of outputs: GROUP tiles of rows side by side share weights."""
     first = tile // (GROUP * tiles) * GROUP
     height = gl.minimum(row_tiles - first, GROUP)
@@ -91,7 +91,7 @@ def multiply(
     ROWS: gl.constexpr = gl.SliceLayout(1, SUMS)
     done = 0  # steps
     for tile in range(gl.program_id(0), row_tiles * tiles, gl.num_programs(0)):
-        row_tile, column_tile = _place_of_tile(tile, row_tiles, tiles, GROUP)
+        row_tile, column_tile = place_of_tile(tile, row_tiles, tiles, GROUP)
         first_row = (row_tile * 2 + WHICH) * 64
         column = column_tile * (PART * PARTS)
         x_places = gl.minimum(first_row + gl.arange(0, 64, ROWS), num_rows - 1) * num_steps
@@ -157,7 +157,7 @@ def _load(x_desc, w_desc, rings, num_steps, row_tiles, tiles, PARTS: gl.constexp
     PART: gl.constexpr = w_tiles.shape[1]
     done = 0
     for tile in range(gl.program_id(0), row_tiles * tiles, gl.num_programs(0)):
-        row_tile, column_tile = _place_of_tile(tile, row_tiles, tiles, GROUP)
+        row_tile, column_tile = place_of_tile(tile, row_tiles, tiles, GROUP)
         for step in range(num_steps):
             stage = done % STAGES
             barrier = loaded.index(stage)

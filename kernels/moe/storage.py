@@ -81,5 +81,5 @@ ExpertMatrix = torch.Tensor | PackedMatrix
 
 
 def dense_matrix(matrix: ExpertMatrix, expert: int | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return one expert's matrix, [N, K]; a dense one as it is."""
-    return matrix[expert] if isinstance(matrix, torch.Tensor) else matrix.dense(expert, dtype)
+    """Return one expert's matrix, [N, K]."""
+    return matrix[expert].to(dtype) if isinstance(matrix, torch.Tensor) else matrix.dense(expert, dtype)

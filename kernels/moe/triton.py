@@ -15,12 +15,16 @@ from triton.runtime import driver
 from kernels.moe.configs import (
     Fp8Config,
     GroupedConfig,
+    HopperFp8Config,
+    HopperGroupedConfig,
     PairsConfig,
     PlanesConfig,
     PlanesPairsConfig,
     fitting,
     for_packed,
     grouped_config,
+    hopper_fp8_config,
+    hopper_grouped_config,
     pairs_config,
     planes_config,
     uses_pairs,
@@ -35,7 +39,15 @@ from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 from kernels.moe.triton_sums import sum_experts
 
-Config = GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | Fp8Config
+try:
+    from kernels.moe import gluon_fp8, gluon_grouped
+
+    HAS_GLUON = True
+except ImportError:
+    HAS_GLUON = False
+
+HopperConfig = HopperFp8Config | HopperGroupedConfig
+Config = GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | Fp8Config | HopperConfig
 
 
 def fused_moe(
@@ -61,14 +73,14 @@ def fused_moe(
     config: Config | None = None,
     pdl: bool = False,
 ) -> torch.Tensor | ExpertSum:
-    """Equal kernels.moe.reference.fused_moe, with an Fp8Config that of round_to_fp8.
+    """Equal kernels.moe.reference.fused_moe, with an Fp8Config or HopperFp8Config that of round_to_fp8.
 
     All tensors have a dense last dimension; gate_up, down are contiguous.
     """
     num_experts, num_here = logits.shape[1] - (shared is not None), gate_up.shape[0]
     num_pairs = x.shape[0] * top_k
     if config is None:
-        config = choose(x, gate_up, down, top_k=top_k, num_experts=num_experts)
+        config = choose(x, gate_up, down, top_k=top_k, num_experts=num_experts, gate=gate)
     routing = route(
         logits,
         num_experts=num_experts,
@@ -101,7 +113,8 @@ def fused_moe(
         )  # fmt: skip
     tiles: RowTiles | Routing = routing
     if config.chunk_tokens is not None:
-        tiles = lay_out(routing, num_experts=num_here, block_m=config.block_m, pdl=pdl)
+        is_hopper = isinstance(config, HopperConfig)
+        tiles = lay_out(routing, num_experts=num_here, block_m=config.block_m, has_positions=is_hopper, pdl=pdl)
     outputs = multiply(
         x, gate_up, down, tiles, config, num_pairs=num_pairs, gate=gate, up_bias=up_bias, down_bias=down_bias, pdl=pdl
     )  # fmt: skip
@@ -114,7 +127,7 @@ def multiply(
     gate_up: ExpertMatrix,
     down: ExpertMatrix,
     tiles: RowTiles | Routing,
-    config: GroupedConfig | PlanesConfig | Fp8Config,
+    config: GroupedConfig | PlanesConfig | Fp8Config | HopperConfig,
     *,
     num_pairs: int,
     gate: Gate,
@@ -128,6 +141,12 @@ def multiply(
         product = functools.partial(grouped_gemm, num_pairs=num_pairs, swaps=config.swaps, pdl=pdl)
         inner = product(x, gate_up, tiles, config.up, gate=gate, bias=up_bias)
         return product(inner, down, tiles, config.down, gate=None, bias=down_bias)
+    if isinstance(config, HopperGroupedConfig):
+        assert isinstance(tiles, RowTiles)
+        assert isinstance(gate_up, torch.Tensor)
+        assert isinstance(down, torch.Tensor)
+        assert gluon_grouped.takes(x, gate_up, down, gate)
+        return gluon_grouped.multiply(x, gate_up, down, tiles, config, biases=(up_bias, down_bias), pdl=pdl)
     assert isinstance(gate_up, PlanesMatrix)
     assert isinstance(down, PlanesMatrix)
     if isinstance(config, PlanesConfig):
@@ -135,6 +154,9 @@ def multiply(
         inner = planes_gemm(x, gate_up, tiles, config.up, gate=gate, bias=up_bias, pdl=pdl, **sizes)
         return planes_gemm(inner, down, tiles, config.down, gate=None, bias=down_bias, pdl=pdl, **sizes)
     assert isinstance(tiles, RowTiles)
+    if isinstance(config, HopperFp8Config):
+        assert gluon_fp8.takes(x, gate_up, down, gate)
+        return gluon_fp8.multiply(x, gate_up, down, tiles, config, biases=(up_bias, down_bias), pdl=pdl)
     rounded = fp8_up(
         quantize_planes(x, pdl=pdl), gate_up, tiles, config.up,
         num_pairs=num_pairs, gate=gate, dtype=x.dtype, bias=up_bias, pdl=pdl,
@@ -142,17 +164,39 @@ def multiply(
     return fp8_down(rounded, down, tiles, config.down, dtype=x.dtype, bias=down_bias, pdl=pdl)
 
 
-def choose(x: torch.Tensor, gate_up: ExpertMatrix, down: ExpertMatrix, *, top_k: int, num_experts: int) -> Config:
+def choose(
+    x: torch.Tensor, gate_up: ExpertMatrix, down: ExpertMatrix, *, top_k: int, num_experts: int, gate: Gate = SILU
+) -> Config:
     """Return the config for experts of which a part may be here: an expert has as many pairs on each rank."""
     num_tokens, intermediate_size = x.shape[0], down.shape[2]
     sizes = {"num_tokens": num_tokens, "top_k": top_k, "num_experts": num_experts}
     if isinstance(gate_up, PlanesMatrix):
-        return planes_config(gate_up.kind, can_round=x.dtype == torch.bfloat16, **sizes)
+        assert isinstance(down, PlanesMatrix)
+        can_round = x.dtype == torch.bfloat16
+        if (
+            can_round
+            and gate_up.kind == "fp8"
+            and _runs_on_hopper(x.device)
+            and gluon_fp8.takes(x, gate_up, down, gate)
+        ):
+            hopper_fp8 = hopper_fp8_config(num_pairs=num_tokens * top_k, num_experts=num_experts)
+            if hopper_fp8 is not None:
+                return hopper_fp8
+        return planes_config(gate_up.kind, can_round=can_round, **sizes)
     if uses_pairs(**sizes):
         return pairs_config(intermediate_size=intermediate_size)
+    hopper = hopper_grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts)
+    if hopper is not None and _runs_on_hopper(x.device) and gluon_grouped.takes(x, gate_up, down, gate):
+        return hopper
     config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)
     config = config if isinstance(down, torch.Tensor) else for_packed(config)
     return fitting(config, shared_bytes=_shared_bytes(x.device)) if x.is_cuda else config
+
+
+@functools.cache
+def _runs_on_hopper(device: torch.device) -> bool:
+    """Return True if kernels in Gluon for Hopper can be used on the device."""
+    return HAS_GLUON and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @functools.cache

@@ -50,14 +50,23 @@ class PlanesRows:
         )
 
 
-def quantize_planes(x: torch.Tensor, *, pdl: bool = False) -> PlanesRows:
-    """Round rows as kernels.linear.reference.quantize_groups does with groups of 128. x: [T, K], dense in K."""
+def quantize_planes(x: torch.Tensor, *, tiles: RowTiles | None = None, pdl: bool = False) -> PlanesRows:
+    """Round rows as kernels.linear.reference.quantize_groups does with groups of 128. x: [T, K], dense in K.
+
+    tiles: with positions, of T * n pairs. Row t is then rounded once, and written to the places of its pairs t * n to
+    t * n + n - 1 in the order of the tiles; rows past a tile's are undefined.
+    """
     num_rows, k = x.shape
     assert x.stride(1) == 1
-    out = PlanesRows.empty(num_rows, k, x.device)
-    _quantize_planes_kernel[(num_rows, triton.cdiv(out.scales.shape[1], 16))](
-        x, out.values, out.scales, k, out.scales.shape[1], x.stride(0), GROUPS=16, EVEN=k % (16 * GROUP) == 0, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
+    positions = None if tiles is None else tiles.positions
+    assert tiles is None or positions is not None
+    out = PlanesRows.empty(num_rows if tiles is None else tiles.pairs.shape[0], k, x.device)
+    num_groups = out.scales.shape[1]
+    groups = min(16, triton.next_power_of_2(num_groups))
+    _quantize_planes_kernel[(num_rows, triton.cdiv(num_groups, groups))](
+        x, out.values, out.scales, positions, k, num_groups, x.stride(0),
+        GROUPS=groups, EVEN=k % (groups * GROUP) == 0,
+        COPIES=1 if positions is None else positions.shape[0] // num_rows, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -135,9 +144,10 @@ def _scales_kind(w: PlanesMatrix, span: int) -> str:
 
 @triton.jit
 def _quantize_planes_kernel(
-    x_ptr, values_ptr, scales_ptr, k, num_groups, stride_x, GROUPS: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr
+    x_ptr, values_ptr, scales_ptr, positions_ptr, k, num_groups, stride_x,
+    GROUPS: tl.constexpr, EVEN: tl.constexpr, COPIES: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Several groups of one row."""
+    """Several groups of one row, written to one or several."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -155,10 +165,16 @@ def _quantize_planes_kernel(
     scales = scale_of(tl.reduce(tl.reshape(largest, [GROUPS, 2]), 1, larger))
     divisors = tl.reshape(tl.broadcast_to(scales[:, None], [GROUPS, 2]), [2 * GROUPS])[:, None]
     values = tl.reshape(tl.join(to_e4m3(low, divisors), to_e4m3(high, divisors)), [2 * GROUPS, _RUN])
-    targets = values_ptr + row * (num_groups * _GROUP) + runs[:, None] * _RUN + tl.arange(0, _RUN)[None, :]
-    tl.store(targets, values, mask=(runs < 2 * num_groups)[:, None])
+    targets = values_ptr + runs[:, None] * _RUN + tl.arange(0, _RUN)[None, :]
     groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    tl.store(scales_ptr + row * num_groups + groups, scales, mask=groups < num_groups)
+    for copy in tl.static_range(COPIES):
+        target = row
+        is_run, is_group = runs < 2 * num_groups, groups < num_groups
+        if positions_ptr is not None:
+            target = tl.load(positions_ptr + row * COPIES + copy).to(tl.int64)
+            is_run, is_group = is_run & (target >= 0), is_group & (target >= 0)
+        tl.store(targets + target * (num_groups * _GROUP), values, mask=is_run[:, None])
+        tl.store(scales_ptr + target * num_groups + groups, scales, mask=is_group)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])

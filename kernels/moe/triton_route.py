@@ -42,6 +42,8 @@ class RowTiles:
     experts: torch.Tensor
     # [num_tiles] int32: 0 … block_m
     rows: torch.Tensor
+    # [num_pairs] int32: each pair's place among `pairs`, -1 for those of experts that are not here; None: not wanted
+    positions: torch.Tensor | None = None
 
 
 def route(
@@ -97,25 +99,45 @@ def route(
     return Routing(weights, experts, ranks, counts, tokens, has_absent)
 
 
-def lay_out(routing: Routing, *, num_experts: int, block_m: int, pdl: bool = False) -> RowTiles:
+def lay_out(
+    routing: Routing, *, num_experts: int, block_m: int, has_positions: bool = False, pdl: bool = False
+) -> RowTiles:
     """Sort the pairs of a routing with counts by expert, each expert padded to tiles of block_m rows. Never syncs.
 
-    num_experts: those that are here; the pairs of others have no rows.
+    num_experts: those that are here; the pairs of others have no rows. has_positions: of RowTiles.
     """
     num_tokens, top_k = routing.experts.shape
     num_chunks, padded = routing.counts.shape
     num_tiles = max_tiles(num_pairs=num_tokens * top_k, num_experts=num_experts, block_m=block_m)
-    tiles = RowTiles(
-        *(torch.empty(n, dtype=torch.int32, device=routing.experts.device)
-          for n in (num_tiles * block_m, num_tiles, num_tiles))
-    )  # fmt: skip
+    pairs, experts, rows = (
+        torch.empty(n, dtype=torch.int32, device=routing.experts.device)
+        for n in (num_tiles * block_m, num_tiles, num_tiles)
+    )
+    tiles = RowTiles(pairs, experts, rows, torch.empty_like(routing.experts).flatten() if has_positions else None)
     _lay_out_kernel[(num_chunks,)](
-        routing.experts, routing.ranks, routing.counts, tiles.pairs, tiles.experts, tiles.rows,
+        routing.experts, routing.ranks, routing.counts, tiles.pairs, tiles.experts, tiles.rows, tiles.positions,
         num_tokens, num_chunks, num_tiles,
         EXPERTS_PAD=padded, TOP_K=top_k, TOKENS=routing.chunk_tokens, CHUNKS=max(1, 4096 // padded), TILES=16,
         BLOCK_M=block_m, PDL=pdl, num_warps=4 if routing.chunk_tokens <= 16 else 8, launch_pdl=pdl,
     )  # fmt: skip
     return tiles
+
+
+def sort_rows(x: torch.Tensor, tiles: RowTiles, *, pdl: bool = False) -> torch.Tensor:
+    """Copy row t of x, [T, K], to the places of pairs t * n to t * n + n - 1 in the order of the tiles.
+
+    tiles: with positions, of T * n pairs. Rows past a tile's are undefined.
+    """
+    num_rows, k = x.shape
+    assert x.stride(1) == 1
+    assert tiles.positions is not None
+    out = torch.empty(tiles.pairs.shape[0], k, dtype=x.dtype, device=x.device)
+    block = min(2048, triton.next_power_of_2(k))
+    _sort_kernel[(num_rows, triton.cdiv(k, block))](
+        x, out, tiles.positions, k, x.stride(0), BLOCK=block, COPIES=tiles.positions.shape[0] // num_rows, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
 
 
 def max_tiles(*, num_pairs: int, num_experts: int, block_m: int) -> int:
@@ -252,7 +274,8 @@ def _open_groups(
 
 @triton.jit(do_not_specialize=["num_tokens", "num_chunks", "num_tiles"])
 def _lay_out_kernel(
-    experts_ptr, ranks_ptr, counts_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, num_tokens, num_chunks, num_tiles,
+    experts_ptr, ranks_ptr, counts_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, positions_ptr, num_tokens,
+    num_chunks, num_tiles,
     EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, TOKENS: tl.constexpr, CHUNKS: tl.constexpr, TILES: tl.constexpr,
     BLOCK_M: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -283,6 +306,8 @@ def _lay_out_kernel(
         is_expert = columns[None, :] == expert[:, None]
         base = tl.sum(tl.where(is_expert, (starts + earlier)[None, :], 0), 1)
         tl.store(pairs_ptr + base + rank, pairs, mask=is_live & (expert >= 0))
+        if positions_ptr is not None:
+            tl.store(positions_ptr + pairs, tl.where(expert >= 0, base + rank, -1), mask=is_live)
 
     for first in range(chunk * TILES, num_tiles, num_chunks * TILES):
         tiles = first + tl.arange(0, TILES)
@@ -293,3 +318,19 @@ def _lay_out_kernel(
         rows = tl.sum(tl.where(is_tile_expert, (starts + totals)[None, :], 0), 1) - begins
         tl.store(tile_experts_ptr + tiles, tile_expert, mask=tiles < num_tiles)
         tl.store(tile_rows_ptr + tiles, tl.minimum(tl.maximum(rows, 0), BLOCK_M), mask=tiles < num_tiles)
+
+
+@triton.jit
+def _sort_kernel(
+    x_ptr, out_ptr, positions_ptr, k, stride_x, BLOCK: tl.constexpr, COPIES: tl.constexpr, PDL: tl.constexpr
+) -> None:
+    """A part of a row, written to all its places."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    values = tl.load(x_ptr + row * stride_x + columns, mask=columns < k, other=0.0)
+    for copy in tl.static_range(COPIES):
+        target = tl.load(positions_ptr + row * COPIES + copy).to(tl.int64)
+        tl.store(out_ptr + target * k + columns, values, mask=(columns < k) & (target >= 0))

@@ -16,7 +16,7 @@ from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from kernels import ops
 from kernels.moe import reference as moe
-from kernels.moe.configs import for_packed, fp8_config, grouped_configs, pairs_config
+from kernels.moe.configs import Fp8Config, HopperFp8Config, for_packed, grouped_configs, pairs_config
 from kernels.moe.planes import PlanesMatrix, to_planes
 from kernels.moe.storage import ExpertMatrix, Fp8Matrix, Mxfp4Matrix, dense_matrix
 from kernels.moe.storage_int import IntMatrix, pack_codes, pack_groups
@@ -97,9 +97,13 @@ def _expected(problem: Problem) -> torch.Tensor:
 
 def _is_rounded(problem: Problem) -> bool:
     """Whether the activations of a problem whose experts are in planes are rounded to FP8."""
-    num_experts, num_pairs = problem.logits.shape[1], problem.x.shape[0] * problem.top_k
-    is_fp8 = isinstance(problem.gate_up, PlanesMatrix) and problem.gate_up.kind == "fp8"
-    return is_fp8 and fp8_config(num_pairs=num_pairs, num_experts=num_experts) is not None
+    from kernels.moe.triton import choose
+
+    config = choose(
+        problem.x, problem.gate_up, problem.down, top_k=problem.top_k, num_experts=problem.logits.shape[1],
+        gate=problem.gate,
+    )  # fmt: skip
+    return isinstance(config, Fp8Config | HopperFp8Config)
 
 
 @pytest.mark.parametrize("num_tokens", TOKENS)

@@ -133,7 +133,7 @@ def test_many_rows_of_fp8_blocks_have_a_kernel_for_hopper(n, k, has_bias):
     from kernels.linear import gluon_blocks
 
     w, bias = reference.quantize_blocks(_randn(n, k), 128, 128), _randn(n, dtype=torch.bfloat16) if has_bias else None
-    configs = [BlocksConfig(), BlocksConfig(part=128, parts=1, num_stages=3, group=3)]
+    configs = [BlocksConfig(), BlocksConfig(part=64, parts=2, num_stages=3, group=3)]
     for num_rows in (1, 64, 65, 127, 128, 129, 257, 1000, 4097):
         x = reference.quantize_groups(
             _randn(num_rows, k) * torch.logspace(-2, 2, num_rows, device="cuda")[:, None], 128

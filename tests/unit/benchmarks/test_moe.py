@@ -73,6 +73,16 @@ def test_the_sweep_of_row_kernels_has_weights_that_they_take(storage: Storage) -
         assert isinstance(weights.gate_up, PlanesMatrix) == isinstance(weights.down, PlanesMatrix) == is_arranged
 
 
+@pytest.mark.parametrize("storage", ["dense", "fp8"])
+def test_the_specification_in_float32_takes_16_bit_weights_too(storage: Storage) -> None:
+    shape = dataclasses.replace(SMALL, storage=storage)
+    weights, step = make_weights(shape, is_arranged=False, **CPU_BF16), make_inputs(shape, 9, **CPU_BF16)
+    out = specification(shape, weights, dataclasses.replace(step, x=step.x.float()))
+    assert out.dtype == torch.float32
+    expected = exact(shape, weights, step)
+    assert (out - expected).norm() < 0.02 * expected.norm()
+
+
 def test_bytes_of_a_weight() -> None:
     found = {name: SHAPES[name].bytes_per_weight * 8 for name in SHAPES if SHAPES[name].integers is not None}
     assert found == {"qwen3-30b-a3b-awq": 4.25, "qwen3-30b-a3b-gptq-8bit": 8.125, "glm-4.5-air-int4": 4.5}

@@ -4,7 +4,7 @@ import pytest
 
 from engine import offline
 from kernels.linear.scaled8_configs import MAX_FEW_ROWS, MAX_SMALL_TILES, scaled8_config
-from kernels.moe.configs import planes_config
+from kernels.moe.configs import hopper_fp8_config, planes_config
 
 MOST_TOKENS = 8192
 ROWS = [size for size in offline._batch_sizes() if size <= 64]
@@ -17,7 +17,9 @@ REHEARSED = {*ROWS, *offline._PROMPT_LENS}
 )
 def test_experts(kind: str, num_experts: int, top_k: int) -> None:
     def config(num_tokens: int) -> object:
-        return planes_config(kind, num_tokens=num_tokens, top_k=top_k, num_experts=num_experts, can_round=True)
+        sizes = {"top_k": top_k, "num_experts": num_experts}
+        hopper = hopper_fp8_config(num_pairs=num_tokens * top_k, num_experts=num_experts) if kind == "fp8" else None
+        return hopper, planes_config(kind, num_tokens=num_tokens, can_round=True, **sizes)
 
     met = {config(num_tokens) for num_tokens in {*REHEARSED, *offline._EXPERTS_PROMPT_LENS}}
     assert [size for size in range(1, MOST_TOKENS + 1) if config(size) not in met] == []

@@ -14,7 +14,7 @@ x, w = (torch.zeros(size, 1024, dtype=torch.float8_e4m3fn) for size in (512, 409
 x_scales, w_scales = torch.ones(512, 8), torch.ones(32, 8)
 with collect_kernels() as kernels:
     for bias, dtype in ((None, torch.bfloat16), (torch.zeros(4096), torch.float16)):
-        for config in (BlocksConfig(), BlocksConfig(part=128, parts=1, num_stages=3, group=3)):
+        for config in (BlocksConfig(), BlocksConfig(part=64, parts=2, num_stages=3, group=3)):
             blocks_linear(x, x_scales, w, w_scales, bias, dtype=dtype, config=config, pdl=True)
 """
 

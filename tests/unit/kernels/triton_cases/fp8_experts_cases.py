@@ -15,6 +15,7 @@ from kernels.moe import triton as moe_triton
 from kernels.moe.configs import FP8_LEAST_PAIRS, Fp8Config, Fp8Tile, fp8_config
 from kernels.moe.planes import PlanesMatrix, to_planes
 from kernels.moe.triton_fp8 import quantize_planes
+from kernels.moe.triton_route import RowTiles
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 
 CONFIGS = {
@@ -128,3 +129,16 @@ def test_many_tokens_in_bfloat16_are_rounded_and_others_are_not():
         x = problem.x[:num_tokens].to(dtype)
         chosen = moe_triton.choose(x, problem.gate_up, problem.down, top_k=2, num_experts=2)
         assert isinstance(chosen, Fp8Config) == is_rounded
+
+
+@pytest.mark.parametrize("num_columns", [512, 200, 2100])
+def test_each_row_is_rounded_once_for_all_its_pairs_in_the_order_of_the_tiles(num_columns):
+    x = torch.randn(5, num_columns)
+    pairs = torch.tensor([3, 9, 0, 77, 8, 1, 99, 99], dtype=torch.int32)
+    positions = torch.tensor([2, 5, -1, 0, -1, -1, -1, -1, 4, 1], dtype=torch.int32)  # of two pairs a row
+    tiles = RowTiles(pairs, torch.tensor([1, 0], dtype=torch.int32), torch.tensor([3, 2], dtype=torch.int32), positions)
+    by_row, found = quantize_planes(x), quantize_planes(x, tiles=tiles)
+    rows, sources = [0, 1, 2, 4, 5], [1, 4, 0, 4, 0]
+    assert found.values.shape[0] == 8
+    assert torch.equal(found.values[rows].view(torch.uint8), by_row.values[sources].view(torch.uint8))
+    assert torch.equal(found.scales[rows], by_row.scales[sources])

@@ -14,7 +14,7 @@ import torch
 from kernels.moe import reference as moe
 from kernels.moe import triton as moe_triton
 from kernels.moe.configs import GroupedConfig, PairsConfig, PairTile, Tile
-from kernels.moe.triton_route import route
+from kernels.moe.triton_route import lay_out, route, sort_rows
 from tests.unit.kernels.triton_cases.moe_problem import make_problem
 
 SMALL = GroupedConfig(16, Tile(16, 16, 4, 2, group_m=3), Tile(16, 32, 4, 2, group_m=2))
@@ -125,3 +125,23 @@ def test_a_mixture_with_a_choice_equals_its_specification(size, config):
     problem = dataclasses.replace(problem, logits=make_logits(5, num_experts)[:, :-1], choice=choice, factor=2.5)
     found, expected = problem.call(moe_triton.fused_moe, config=config), problem.call(moe.fused_moe)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("here", [range(6), range(2, 5)])
+@pytest.mark.parametrize("num_columns", [40, 2100])
+def test_positions_are_the_places_of_pairs_to_which_rows_are_copied(here, num_columns):
+    num_tokens, top_k = 37, 2
+    routing = route(
+        torch.randn(num_tokens, 6), num_experts=6, top_k=top_k, renormalize=True, weights_dtype=torch.float32,
+        chunk_tokens=16, here=here,
+    )  # fmt: skip
+    tiles = lay_out(routing, num_experts=len(here), block_m=16, has_positions=True)
+    is_here = routing.experts.flatten() >= 0
+    assert tiles.positions is not None
+    assert torch.equal(tiles.positions >= 0, is_here)
+    places = tiles.positions[is_here].long()
+    assert torch.equal(tiles.pairs[places].long(), is_here.nonzero()[:, 0])
+    assert torch.equal(tiles.experts[places // 16], routing.experts.flatten()[is_here])
+    assert (places % 16 < tiles.rows[places // 16]).all()
+    x = torch.randn(num_tokens, num_columns + 8)[:, :num_columns]
+    assert torch.equal(sort_rows(x, tiles)[places], x.repeat_interleave(top_k, 0)[is_here])
