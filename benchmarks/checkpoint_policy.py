@@ -1,21 +1,26 @@
-"""Prefix hits of agents with recurrent layers: python -m benchmarks.checkpoint_policy [--json FILE]. Never torch.
+"""Prefix hits of agents with recurrent layers: python -m benchmarks.checkpoint_policy [--trace NAME]. Never torch.
 
-Simulates an agents' trace on the engine's own scheduler and caches: sessions of five applications, with turns of tool
-results and users, thinking that two of the applications drop from earlier turns, and a second branch from an earlier
-turn. Tokens have values, so what a later turn finds is what the real caches would give it; the device is a step time.
+Runs an agents' trace on the engine's own scheduler and caches. --trace names one that was recorded
+(benchmarks/recorded_trace.py). Without it, one is drawn: sessions of five applications, with turns of tool results and
+users, thinking that two of the applications drop from earlier turns, and a second branch from an earlier turn. Tokens
+have values, so what a later turn finds is what the real caches would give it; the device is a step time.
 Compared are attention layers alone (the bound), recurrent layers with states saved in prompts alone, and in answers as
-well, which is what the engine does, at several sizes of the pool.
+well, which is what the engine does, at several sizes of the pool; with --variants other policies, too.
 """
 
 import argparse
 import heapq
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from benchmarks.recorded_trace import FOLDER, Conversation, draw_conversations, read_rows
 from benchmarks.report import format_table, now, write_report
+from engine.core.cache_layout import GroupLayout
+from engine.core.checkpoints import Checkpoints
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.step import StepPlan, StepResult
@@ -27,9 +32,38 @@ STATE_PAGES = 197  # of its 30 recurrent layers
 CHECKPOINT_STEP = 64  # tokens
 MAX_CONTEXT = 24 << 10  # tokens
 STEP_S, PROMPT_TOKEN_S = 0.012, 40e-6
-FULL, STATE = CacheGroup("full", 16), CacheGroup("state", CHECKPOINT_STEP, STATE_PAGES)
 BOUND, IN_PROMPTS, BUILT = "attention alone", "states in prompts", "states in prompts and answers"
-GROUPS = {BOUND: (FULL,), IN_PROMPTS: (FULL, STATE), BUILT: (FULL, STATE)}
+
+
+class LruCheckpoints(Checkpoints):
+    """States that are reused in the order of their use alone."""
+
+    def _supersede(self, request: Request, group: GroupLayout) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which states are saved, and what they weigh."""
+
+    state_pages: int = STATE_PAGES  # 0: all layers are attention
+    answer_step: int | None = None  # tokens; None: the engine's
+    checkpoints: type[Checkpoints] = Checkpoints
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The groups of layers."""
+        states = (CacheGroup("state", CHECKPOINT_STEP, self.state_pages),) if self.state_pages else ()
+        return CacheGroup("full", 16), *states
+
+
+POLICIES = {BOUND: Policy(0), IN_PROMPTS: Policy(answer_step=MAX_CONTEXT), BUILT: Policy()}
+VARIANTS = {
+    "… in answers every 128 tokens": Policy(answer_step=128),
+    "… least recently used alone": Policy(checkpoints=LruCheckpoints),
+    "… states of half the bytes": Policy(-(-STATE_PAGES // 2)),
+    "… states of a quarter": Policy(-(-STATE_PAGES // 4)),
+}
 
 
 @dataclass(frozen=True)
@@ -82,6 +116,11 @@ class Session:
         answer = turn.thinking + turn.text
         return (prompt, answer) if len(prompt) + len(answer) < MAX_CONTEXT else None
 
+    def wait_s(self, rng: Random) -> float:
+        """Return the seconds before the next request: a tool's, or those of a user who reads first."""
+        is_tool = rng.random() < 0.75
+        return rng.uniform(*((0.5, 5.0) if is_tool else (10.0, 60.0)))
+
     def _prompt(self) -> list[int]:
         prompt = [*self.application.system]
         last_user = max(i for i, turn in enumerate(self.turns) if turn.is_user)
@@ -98,16 +137,25 @@ def draw_sessions(rng: Random, *, num_sessions: int, num_turns: int) -> list[Ses
     return [Session(rng.choice(applications), Random(rng.random()), num_turns) for _ in range(num_sessions)]
 
 
+def begin_sessions(rng: Random, sessions: list[Session], *, gap_s: float) -> list[tuple[float, Session]]:
+    """Return the sessions with the seconds at which they begin. gap_s: mean time from one to the next."""
+    clock, begun = 0.0, []
+    for session in sessions:
+        begun.append((clock, session))
+        clock += rng.expovariate(1 / gap_s)
+    return begun
+
+
 class Simulation:
     """Sessions at one engine, which computes one step after another."""
 
-    def __init__(self, groups: tuple[CacheGroup, ...], *, num_pages: int, gap_s: float, seed: int) -> None:
-        """gap_s: mean time from the start of a session to that of the next."""
+    def __init__(self, policy: Policy, *, num_pages: int, rng: Random) -> None:
+        """rng: draws what a session's waits need."""
         self.scheduler = Scheduler(
             SchedulerConfig(
                 num_pages=1 + num_pages,
                 block_size=16,
-                groups=groups,
+                groups=policy.groups,
                 max_num_seqs=64,
                 max_num_batched_tokens=8192,
                 max_decode_step_tokens=2048,
@@ -116,18 +164,20 @@ class Simulation:
         )
         self.num_asked = self.num_found = 0  # prompt tokens
         self.num_steps = 0
-        self._rng = Random(seed)
-        self._gap_s = gap_s
-        self._due: list[tuple[float, int, Session]] = []  # a session's next turn; the number keeps their order
-        self._answers: dict[Request, tuple[list[int], Session]] = {}
+        kv = self.scheduler.kv
+        kv.checkpoints = policy.checkpoints(kv.layout, kv.pool)
+        kv.checkpoints.answer_step = policy.answer_step or kv.checkpoints.answer_step
+        self._rng = rng
+        self._due: list[
+            tuple[float, int, Session | Conversation]
+        ] = []  # a session's next turn; the number keeps their order
+        self._answers: dict[Request, tuple[list[int], Session | Conversation]] = {}
         self._num_requests = self._num_waits = 0
 
-    def run(self, sessions: list[Session]) -> "Simulation":
-        """Serve the sessions to their ends."""
-        clock = 0.0
-        for session in sessions:
-            self._wait(clock, session)
-            clock += self._rng.expovariate(1 / self._gap_s)
+    def run(self, sessions: Sequence[tuple[float, Session | Conversation]]) -> "Simulation":
+        """Serve sessions, which begin at their seconds, to their ends."""
+        for begin_s, session in sessions:
+            self._wait(begin_s, session)
         clock = 0.0
         while self._due or self.scheduler.has_work:
             if not self.scheduler.has_work:
@@ -140,11 +190,11 @@ class Simulation:
                 self._commit(plan, clock)
         return self
 
-    def _wait(self, until_s: float, session: Session) -> None:
+    def _wait(self, until_s: float, session: Session | Conversation) -> None:
         self._num_waits += 1
         heapq.heappush(self._due, (until_s, self._num_waits, session))
 
-    def _ask(self, session: Session, clock: float) -> None:
+    def _ask(self, session: Session | Conversation, clock: float) -> None:
         asked = session.next_request()
         if asked is None:
             return
@@ -165,19 +215,22 @@ class Simulation:
                 _, session = self._answers.pop(output.request)
                 self.num_asked += len(output.request.prompt_token_ids)
                 self.num_found += output.request.num_cached_tokens
-                is_tool = self._rng.random() < 0.75  # else a user reads it first
-                self._wait(clock + self._rng.uniform(*((0.5, 5.0) if is_tool else (10.0, 60.0))), session)
+                self._wait(clock + session.wait_s(self._rng), session)
 
 
 def measure(name: str, pool_gib: float, arguments: argparse.Namespace) -> dict[str, Any]:
     """Simulate one row of the table."""
-    sessions = draw_sessions(Random(arguments.seed), num_sessions=arguments.sessions, num_turns=arguments.turns)
+    rng = Random(arguments.seed)
+    sessions: Sequence[tuple[float, Session | Conversation]]
+    if arguments.trace is not None:
+        rows = read_rows(FOLDER / f"{arguments.trace}.json")
+        sessions = draw_conversations(rows, num_copies=arguments.copies, seed=arguments.seed)
+    else:
+        drawn = draw_sessions(Random(arguments.seed), num_sessions=arguments.sessions, num_turns=arguments.turns)
+        sessions = begin_sessions(rng, drawn, gap_s=arguments.gap)
     began_s = time.perf_counter()
     num_pages = int(pool_gib * (1 << 30)) // PAGE_BYTES
-    simulation = Simulation(GROUPS[name], num_pages=num_pages, gap_s=arguments.gap, seed=arguments.seed)
-    if name == IN_PROMPTS:
-        simulation.scheduler.kv.checkpoints.answer_step = MAX_CONTEXT
-    simulation.run(sessions)
+    simulation = Simulation((POLICIES | VARIANTS)[name], num_pages=num_pages, rng=rng).run(sessions)
     kv = simulation.scheduler.kv
     print(f"{name}, {pool_gib:g} GiB: {time.perf_counter() - began_s:.0f} s", file=sys.stderr)
     return {
@@ -206,6 +259,10 @@ def format_rows(rows: list[dict[str, Any]]) -> str:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint_policy", description=__doc__)
+    traces = sorted(path.stem for path in FOLDER.glob("*.json"))
+    parser.add_argument("--trace", choices=traces, help="a recorded trace, in place of drawn sessions")
+    parser.add_argument("--copies", type=int, default=1, help="of the recorded conversations, with other tokens")
+    parser.add_argument("--variants", action="store_true", help="compare other policies, too")
     parser.add_argument("--sessions", type=int, default=70)
     parser.add_argument("--turns", type=int, default=20, help="of a session, both branches together (default: 20)")
     parser.add_argument("--gap", type=float, default=8.0, help="mean seconds between starts of sessions (default: 8)")
@@ -215,12 +272,18 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def settings_of(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the names of the arguments that say what came."""
+    return ("sessions", "turns", "gap", "seed") if arguments.trace is None else ("trace", "copies", "seed")
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Simulate all rows; print and write them."""
-    rows = [measure(name, pool_gib, arguments) for pool_gib in arguments.pool_gib for name in GROUPS]
+    names = [*POLICIES, *(VARIANTS if arguments.variants else ())]
+    rows = [measure(name, pool_gib, arguments) for pool_gib in arguments.pool_gib for name in names]
     print(format_rows(rows))
     if arguments.json:
-        settings = {name: getattr(arguments, name) for name in ("sessions", "turns", "gap", "seed")}
+        settings = {name: getattr(arguments, name) for name in settings_of(arguments)}
         write_report(arguments.json, {"kind": "checkpoint-policy", "date": now(), **settings, "rows": rows})
 
 

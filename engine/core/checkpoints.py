@@ -5,12 +5,14 @@ tokens before the row, so a state can be saved only where a row starts: the row'
 pages of their own, which are published at the step's commit. A hit is the same copy the other way. Sources and targets
 are held until the commit.
 Saved are the states at a request's marks: the last place of its prompt, and parting points, where the full groups know
-a longer prefix than the states do. A saved state of which the same conversation has a later one, and which no other
-hit, is reused first. Saving preempts nobody: without free pages it is skipped.
-A long answer is saved too, at every answer_step tokens, but only into pages that are blank or hardly worth keeping: so
-it drives nothing out. The row before such a place has no drafts, since the live state is complete only then. States of
-an answer supersede each other and not that of the prompt, from which turns go on that drop the answer's reasoning
-(benchmarks/checkpoint_policy.py).
+a longer prefix than the states do, and others have gone on. A saved state of which the same conversation has a later
+one, and which no other hit, is reused first; the others with the blocks of the request that saved them, since neither
+is of use without the other. Saving preempts nobody: without free pages it is skipped.
+An answer is saved too, at every answer_step tokens. The row before such a place has no drafts, since the live state is
+complete only then. What it is worth is seen from the turn before: if the request's hit was a state of an answer, its
+own answer's take any free page, and supersede that of its prompt. Else they supersede each other alone, since turns may
+go on from the prompt and drop the answer's reasoning, and take only pages that are blank or hardly worth keeping: so
+they drive nothing out (docs/decisions/054-a-turn-shows-which-states-the-next-one-needs.md).
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,7 +25,7 @@ from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit
 from engine.core.request import BlockTable, Request
 
-_ANSWER_TOKENS = 128  # from one saved state of an answer to the next, about
+_ANSWER_TOKENS = 64  # from one saved state of an answer to the next, about
 
 
 class Save(NamedTuple):
@@ -66,6 +68,7 @@ class Checkpoints:
         self._layout = layout
         self._pool = pool
         self._num_hits: dict[int, int] = {}  # of saved states, by block; a parting point begins with one
+        self._of_answers: set[int] = set()  # the blocks of these that are of answers
 
     def begin(self, request: Request, hit: Hit) -> None:
         """Take the live states of a request; the hit's saved states, which are held, are copied by its first row."""
@@ -74,6 +77,8 @@ class Checkpoints:
             request.restored_tokens = hit.num_tokens
             for block in hit.blocks[group.index]:
                 request.restores.append((group.index, block))
+                if hit.num_tokens < request.num_prompt_tokens:
+                    request.follows_answer = block in self._of_answers
                 if request.checkpoint != hit.num_tokens:
                     self._num_hits[block] += 1
         if hit.num_tokens and request.checkpoint != hit.num_tokens:
@@ -113,7 +118,8 @@ class Checkpoints:
         is_due = start == request.next_save_tokens and not request.is_drafted  # else the state lacks its last tokens
         request.next_save_tokens = self.next_save(start)
         num_pages = sum(group.pages for group in self._layout.states)
-        has_pages = num_pages <= self._pool.num_worthless - num_reserved * self._layout.reserve
+        num_free = self._pool.num_free if request.follows_answer else self._pool.num_worthless
+        has_pages = num_pages <= num_free - num_reserved * self._layout.reserve
         if not is_due or not has_pages or self._is_saved(request, start):
             return
         num_prompt = request.num_prompt_tokens
@@ -129,20 +135,34 @@ class Checkpoints:
             if self._pool.find(index, key) is None:
                 self._pool.publish(index, key, save.block)
                 self._num_hits[save.block] = int(save.num_tokens == request.parting_point)
+                self._of_answers.discard(save.block)
+                if save.num_tokens >= request.num_prompt_tokens:
+                    self._of_answers.add(save.block)
                 self.num_saved += 1
                 self.num_saved_in_answers += save.num_tokens >= request.num_prompt_tokens
                 if save.group is self._layout.states[0]:
                     request.saved_tokens.append(save.num_tokens)
             is_in_answer = [place >= request.num_prompt_tokens for place in (request.checkpoint, save.num_tokens)]
-            if request.checkpoint and request.checkpoint != save.num_tokens and is_in_answer != [False, True]:
+            is_later = request.checkpoint not in (0, save.num_tokens)
+            if is_later and (request.follows_answer or is_in_answer != [False, True]):
                 self._supersede(request, save.group)
         for save in published:
             save.request.checkpoint, save.request.has_hit_checkpoint = save.num_tokens, False
         self._pool.release(step.blocks)
 
+    def touch(self, request: Request) -> None:
+        """Let the states of a request whose blocks are released now be reused right before them."""
+        for group in self._layout.states:
+            for num_tokens in sorted({request.checkpoint, *request.marks}):
+                if 0 < num_tokens <= len(request.block_hashes) * self._layout.unit:
+                    block = self._pool.find(group.index, self._key(request, num_tokens))
+                    if block is not None:
+                        self._pool.touch(block)
+
     def adopt(self, block: int) -> None:
         """Take note of a saved state that came from the host."""
         self._num_hits[block] = 0
+        self._of_answers.discard(block)
 
     def saved_tokens(self, request: Request) -> list[int]:
         """Return where a request saved states that can still be found."""

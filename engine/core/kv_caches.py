@@ -244,6 +244,7 @@ class KvCaches:
         """Release the request's blocks. Its last blocks are reused first, unpublished blocks before all published."""
         self.late.publish(request)
         last = max([0, request.checkpoint, *request.marks]) if self.layout.states else NEVER
+        self.checkpoints.touch(request)
         for group in reversed(self.layout.groups):
             table = request.tables[group.index]
             first_of_answer = request.num_prompt_tokens // group.tokens
@@ -347,7 +348,7 @@ class KvCaches:
     def _set_marks(self, request: Request, hit: Hit) -> None:
         """Mark the end of the prompt, and where the full groups know a prefix of which the others have lost the end."""
         step = self.layout.step
-        request.parting_point = hit.num_full_tokens if hit.num_full_tokens > hit.num_tokens else 0
+        request.parting_point = self._misses.parting_point(request, hit)
         marks = {(request.num_prompt_tokens - 1) // step * step, request.parting_point}
         request.marks = sorted(mark for mark in marks if mark > hit.num_tokens) if self._is_caching else []
         is_saving = self._is_caching and self.layout.states and request.embedding is None

@@ -253,16 +253,30 @@ class PagePool:
             self._spent.add(block)
             self._num_spent += self._sizes[self._group_of[block]]
 
+    def touch(self, block: int) -> None:
+        """Let a cached block be reused after those that were used earlier, unless it is hardly worth keeping."""
+        if block in self._cached and block not in self._spent:
+            self._cached.move_to_end(block)
+
     def publish(self, group: int, key: bytes, block: int) -> None:
-        """Make a held block findable, unless another one with this key is."""
+        """Make a held block findable, unless another one with this key is held or pinned, too.
+
+        One that is only cached leaves its place to the new block, and its pages are blank: its own place in the order
+        of reuse may be the first, while the new block is as useful as the rest of its request.
+        """
         published = self._published[group]
-        if key not in published:
-            published[key] = block
-            self._hash_of[block] = key
-            if self.news is not None:
-                self.news.append(block)
-            if self.events is not None:
-                self.events.stored(Medium.DEVICE, (group, key))
+        other = published.get(key)
+        if other is not None and (self._ref_counts[other] or other in self._pinned):
+            return
+        if other is not None:
+            self._hash_of[other] = None
+            self._make_blank(other)
+        published[key] = block
+        self._hash_of[block] = key
+        if self.news is not None:
+            self.news.append(block)
+        if self.events is not None and other is None:
+            self.events.stored(Medium.DEVICE, (group, key))
 
     def taint(self, blocks: Iterable[int]) -> None:
         """Take held blocks out of the prefix cache; once free, their pages are dirty."""
@@ -280,9 +294,7 @@ class PagePool:
         else:
             self.dirty += self.pages(block)
             self._unpublish(block)
-            self._uncache(block)
-            self.num_cached[group] -= self._sizes[group]
-            self._blank += reversed(self._pages_of.pop(block, [block]))
+            self._make_blank(block)
 
     def num_new(self, blocks: Iterable[int]) -> int:
         """Return the number of pages that are free now and would be held if these blocks were."""
@@ -354,6 +366,13 @@ class PagePool:
         self.num_evictions[0] += count
         self.num_cached[0] -= count
         return blocks
+
+    def _make_blank(self, block: int) -> None:
+        """Take a block that is no longer published out of the cache."""
+        group = self._group_of[block]
+        self._uncache(block)
+        self.num_cached[group] -= self._sizes[group]
+        self._blank += reversed(self._pages_of.pop(block, (block,)))
 
     def _uncache(self, block: int) -> None:
         for others in (self._kept, self._awaited):

@@ -39,6 +39,17 @@ class PrefixMisses:
         first = hashes[columns.start * links - 1] if columns.start else self._root(request)
         self._newer.update(zip([first, *ends[:-1]], ends, strict=True))
 
+    def parting_point(self, request: Request, hit: Hit) -> int:
+        """Return where others have gone on behind all that a hit takes; 0: they have not.
+
+        The full groups know a longer prefix there than the hit. With states it must have been continued, too: a turn
+        that follows upon an answer parts from nobody, and its own states serve the next turn better.
+        """
+        if hit.num_full_tokens <= hit.num_tokens:
+            return 0
+        before = request.block_hashes[hit.num_matched_tokens // self._layout.unit - 1]
+        return hit.num_full_tokens if not self._layout.states or self._following(before) is not None else 0
+
     def explain(self, request: Request, found: Hit, *, is_taken: bool) -> CacheReport:
         """Return the report of an admission. is_taken: the hit was used, since there was room for both."""
         reason, kind = self._reason(request, found)
@@ -76,9 +87,12 @@ class PrefixMisses:
                 return "other_adapter"
         unit = self._layout.unit
         before = request.block_hashes[num_matched // unit - 1] if num_matched else self._root(request)
-        following = self._newer.get(before) or self._older.get(before)
+        following = self._following(before)
         is_known = following is not None and self._pool.find(self._layout.full[0].index, following) is not None
         return "differs" if is_known else "new"
+
+    def _following(self, before: bytes) -> bytes | None:
+        return self._newer.get(before) or self._older.get(before)
 
     def _root(self, request: Request) -> bytes:
         return root_hash(request.cache_salt, request.adapter)

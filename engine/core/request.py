@@ -148,6 +148,7 @@ class Request:
     marks: list[int] = field(default_factory=list)  # where others may go on: windows before them are worth keeping
     next_save_tokens: int = 0  # where its answer's next state is due
     parting_point: int = 0  # the mark where the full groups know a longer prefix than its hit; 0: they do not
+    follows_answer: bool = False  # its hit was a state of an answer, which its own answer may well become, too
     checkpoint: int = 0  # where its newest saved state is: found, or saved by itself
     has_hit_checkpoint: bool = False  # it was found
     saved_tokens: list[int] = field(default_factory=list)  # where it saved states, that others may have overwritten

@@ -311,3 +311,89 @@ def test_without_the_cache_or_states_no_answer_is_saved():
         request = add(scheduler, "a", range(12), max_tokens=60)
         while not request.finish_reason:
             assert not schedule_and_commit(scheduler).copies_out
+
+
+def second_turn(**changes):
+    """Answer a first turn, and begin to answer a second one, whose hit is a state of the first answer."""
+    scheduler, request = answering(**changes)
+    while request.num_computed_tokens < 35:
+        commit(scheduler, schedule(scheduler))
+    scheduler.abort("a")
+    request = add(scheduler, "b", [*range(12), *request.output_token_ids, *range(12)], max_tokens=100)
+    while not request.output_token_ids:
+        commit(scheduler, schedule(scheduler))
+    assert request.num_cached_tokens == 32
+    return scheduler, request
+
+
+def test_an_answer_supersedes_its_prompt_if_that_follows_upon_an_answer():
+    scheduler, request = second_turn()
+    pool, place = scheduler.kv.pool, (request.num_prompt_tokens - 1) // 8 * 8
+    saved = pool.find(1, request.block_hashes[place // 4 - 1])
+    assert (place, pool.is_spent(saved)) == (40, False)
+    while request.num_computed_tokens < 70:
+        commit(scheduler, schedule(scheduler))
+    assert request.saved_tokens == [40, 64]
+    assert pool.is_spent(saved)
+
+
+def test_an_answer_that_follows_upon_another_may_take_any_free_page():
+    scheduler, request = second_turn(num_pages=60)
+    pool = scheduler.kv.pool
+    others = [pool.take(0) for _ in range(pool.num_free)]
+    for number, block in enumerate(others):
+        pool.publish(0, bytes([number]), block)
+    pool.release(others)  # free, and worth keeping
+    assert pool.num_worthless == 0
+    while request.num_computed_tokens < 70:
+        commit(scheduler, schedule(scheduler))
+    assert request.saved_tokens == [40, 64]
+
+
+def make_turn(steps, tokens, num_answered):
+    """Compute a prompt, and an answer that goes on as range() does; return the request."""
+    request = steps.run(tokens)
+    request.output_token_ids += range(len(tokens), len(tokens) + num_answered)
+    while request.num_computed_tokens < request.num_tokens:
+        steps.row(request)
+    return request
+
+
+def test_what_a_turn_computes_again_is_not_reused_before_the_rest_of_it(kv):
+    steps = Steps(kv)
+    kv.free(make_turn(steps, range(44), 20))  # no state is behind 40 tokens: the blocks from there on are reused first
+    turn = steps.run(range(90))  # it hits 40, and computes them again
+    assert steps.ends[0] > 40
+    kv.free(turn)
+    assert kv.checkpoints.saved_tokens(turn) == [88]
+    others = steps.run([9] * 20)
+    while len(kv.pool._blank) or kv.pool._spent:
+        others.output_token_ids += [9]
+        steps.row(others)
+    kv.free(others)
+    assert kv.admit(Request("r", list(range(100)), SamplingParams(max_tokens=1)))
+    assert kv.num_hit_tokens == 40 + 88
+
+
+def test_a_turn_that_follows_upon_an_answer_parts_from_nobody(kv):
+    steps = Steps(kv)
+    kv.free(make_turn(steps, range(44), 20))
+    turn = steps.run(range(90))
+    assert kv.num_limited_tokens == {"state": 24}
+    assert (turn.parting_point, turn.saved_tokens) == (0, [88])
+    kv.free(turn)
+    other = steps.run([*range(64), *[7] * 20])  # goes on differently behind the first answer
+    assert (other.parting_point, other.saved_tokens) == (64, [64, 80])
+
+
+def test_the_states_of_a_request_are_reused_right_before_its_blocks():
+    scheduler, first = answering()
+    pool = scheduler.kv.pool
+    scheduler.kv.checkpoints.answer_step = first.next_save_tokens = 1000
+    second = add(scheduler, "b", [9] * 12, max_tokens=3)
+    while second.finish_reason is None:
+        commit(scheduler, schedule(scheduler))
+    scheduler.abort("a")
+    order = [(pool.group_of(block), pool.key_of(block) in first.block_hashes) for block in pool._cached]
+    useful = [entry for block, entry in zip(pool._cached, order, strict=True) if not pool.is_spent(block)]
+    assert useful == [(1, False), (0, False), (0, False), (1, True), (0, True), (0, True)]

@@ -425,3 +425,25 @@ def test_blocks_taken_at_once_are_those_taken_one_by_one(groups):
     assert pools[0].num_evictions[0] > 0
     for pool in pools:
         pool.check(dict.fromkeys(taken[0], 1))
+
+
+def test_a_block_computed_anew_takes_the_place_of_one_that_nobody_holds():
+    pool = PagePool([CacheGroup("full", 4), CacheGroup("state", 4, 3)], num_pages=16)
+    pool.news = []
+    for group, size in ((0, 1), (1, 3)):
+        held, again, third = (pool.take(group) for _ in range(3))
+        pool.publish(group, b"key", held)
+        pool.publish(group, b"key", again)
+        assert pool.find(group, b"key") == held  # which others may read
+        pool.release([held], is_spent=True)
+        num_blank = len(pool._blank)
+        pool.publish(group, b"key", again)
+        assert (pool.find(group, b"key"), pool.num_cached[group], pool.num_worthless) == (again, 0, num_blank + size)
+        pool.release([again])
+        pool.pin(again)
+        pool.publish(group, b"key", third)
+        assert pool.find(group, b"key") == again
+        assert pool.news == [held, held, again, again]
+        pool.release([third])
+        pool.check({})
+        pool.news = []
