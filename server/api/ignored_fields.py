@@ -33,7 +33,8 @@ def _with_value(extra: dict[str, Any] | None) -> list[str]:
 
 def _ignored_in_format(asked: ResponseFormat | None) -> Iterator[str]:
     if asked is not None:
-        yield from (f"response_format.{name}" for name in _with_value(asked.model_extra))
+        extra = _with_value(asked.model_extra)
+        yield from (f"response_format.{name}" for name in extra if name != "schema")  # which is refused
         if asked.json_schema is not None:
             yield from (f"response_format.json_schema.{name}" for name in _with_value(asked.json_schema.model_extra))
 

@@ -6,6 +6,7 @@ import pytest
 
 from engine.interface.errors import InvalidParameter, UnsupportedFeature
 from server.api.generation_spec import check_chat, check_completion
+from server.api.ignored_fields import ignored_fields
 from server.api.known_fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -97,6 +98,7 @@ def test_tools_in_the_form_of_another_api_are_explained():
 @pytest.mark.parametrize("kind", ["json_object", "json_schema", "text"])
 def test_a_schema_beside_the_type_is_refused_not_lost(kind):
     body = parse_body(ChatBody, {"messages": HI, "response_format": {"type": kind, "schema": {"type": "object"}}})
+    assert ignored_fields(body) == []
     with pytest.raises(InvalidParameter, match="a schema is sent as") as info:
         constraint_of(body.response_format, None)
     assert info.value.param == "response_format.schema"
