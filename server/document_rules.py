@@ -59,8 +59,8 @@ COMPLETION = (
     either(where(max_tokens={"not": {"const": 0}}), having(echo={"const": True}), having(prompt_logprobs=GIVEN)),
 )
 RESPONSE_FORMAT = either(
-    where(type={"enum": ["text", "json_object"]}, json_schema=ABSENT),
-    having(type={"const": "json_schema"}, json_schema=GIVEN),
+    where(type={"enum": ["text", "json_object"]}, json_schema=ABSENT, schema=ABSENT),
+    {**having(type={"const": "json_schema"}, json_schema=GIVEN, schema=ABSENT), "required": ["type", "json_schema"]},
 )
 
 # Messages

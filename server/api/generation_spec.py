@@ -13,6 +13,7 @@ import msgspec
 from engine.interface.errors import InvalidParameter, PromptTooLong, UnsupportedFeature
 from engine.interface.protocol import EngineReady, GrammarSpec, SamplingParams
 from engine.interface.tenant import Tenant
+from server.api.known_fields import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS, refuse_known
 from server.api.limits import LIMITS
 from server.api.prompt_pins import pin_s_of
 from server.api.sampling_fields import ModelFacts, check_ids, wire_values
@@ -41,6 +42,10 @@ _COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 
 def check_chat(body: ChatBody) -> None:
     """Refuse unsupported features, and fields that contradict each other."""
+    refuse_known(body.model_extra or {}, CHAT_FIELDS)
+    for i, message in enumerate(body.messages):
+        if message.model_extra:
+            refuse_known(message.model_extra, MESSAGE_FIELDS, at=f"messages[{i}]")
     _check_common(body)
     _refuse_unless(
         body.functions is None or body.function_call == "none",
@@ -68,6 +73,7 @@ def check_chat(body: ChatBody) -> None:
 
 def check_completion(body: CompletionBody) -> None:
     """Refuse unsupported features."""
+    refuse_known(body.model_extra or {}, COMPLETION_FIELDS)
     _check_common(body)
     _refuse_unless(body.suffix in (None, ""), "suffix", "fill-in-the-middle")
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:

@@ -15,23 +15,28 @@ _PART_FIELDS = frozenset({"type", "text", "refusal"})
 
 def ignored_fields(body: ChatBody | CompletionBody) -> list[str]:
     """Return the fields of a checked body that have no effect, e.g. "foo", "messages[0].cache_control"."""
-    ignored = sorted(body.model_extra or {})
+    ignored = _with_value(body.model_extra)
     if isinstance(body, ChatBody):
         ignored += _ignored_in_chat(body)
     ignored += _ignored_in_format(body.response_format)
     options = body.stream_options
     if options is not None:
-        ignored += [f"stream_options.{name}" for name in sorted(options.model_extra or {})]
+        ignored += [f"stream_options.{name}" for name in _with_value(options.model_extra)]
         if options.include_obfuscation:
             ignored.append("stream_options.include_obfuscation")
     return ignored
 
 
+def _with_value(extra: dict[str, Any] | None) -> list[str]:
+    return sorted(name for name, value in (extra or {}).items() if value)
+
+
 def _ignored_in_format(asked: ResponseFormat | None) -> Iterator[str]:
     if asked is not None:
-        yield from (f"response_format.{name}" for name in sorted(asked.model_extra or {}))
+        extra = _with_value(asked.model_extra)
+        yield from (f"response_format.{name}" for name in extra if name != "schema")  # which is refused
         if asked.json_schema is not None:
-            yield from (f"response_format.json_schema.{name}" for name in sorted(asked.json_schema.model_extra or {}))
+            yield from (f"response_format.json_schema.{name}" for name in _with_value(asked.json_schema.model_extra))
 
 
 def _ignored_in_chat(body: ChatBody) -> Iterator[str]:
@@ -58,17 +63,17 @@ def _ignored_in_tools(body: ChatBody) -> Iterator[str]:
         if body.structured_outputs is not None and body.structured_outputs.is_given:
             yield "structured_outputs"
     for i, tool in enumerate(body.tools):
-        yield from (f"tools[{i}].{name}" for name in sorted(tool.model_extra or {}))
-        yield from (f"tools[{i}].function.{name}" for name in sorted(tool.function.model_extra or {}))
+        yield from (f"tools[{i}].{name}" for name in _with_value(tool.model_extra))
+        yield from (f"tools[{i}].function.{name}" for name in _with_value(tool.function.model_extra))
         if tool.function.strict and not is_forced:
             yield f"tools[{i}].function.strict"  # arguments are unconstrained unless a call is required
 
 
 def _ignored_in_message(message: ChatMessage) -> Iterator[str]:
-    yield from sorted(message.model_extra or {})
+    yield from _with_value(message.model_extra)
     values = (message.annotations, message.audio, message.function_call, message.refusal)
     yield from (name for name, value in zip(_MESSAGE_FIELDS, values, strict=True) if value)
     parts: list[Any] = message.content if isinstance(message.content, list) else []
     for i, part in enumerate(parts):
         if isinstance(part, dict):
-            yield from (f"content[{i}].{name}" for name in sorted(part.keys() - _PART_FIELDS))
+            yield from (f"content[{i}].{name}" for name in _with_value(part) if name not in _PART_FIELDS)

@@ -10,6 +10,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from engine.interface.errors import InvalidParameter
+from server.api.known_fields import about_missing
 from server.api.limits import LIMITS
 from server.errors import MalformedBody
 from server.structured_output.grammar_spec import is_deeper_than
@@ -20,6 +21,15 @@ _LONE_SURROGATE = re.compile(rb"%s(?!%s)|(?<!%s)%s" % (_HIGH, _LOW, _HIGH, _LOW)
 _ESCAPE_BYTES = 6
 _FAULT_PLACE = re.compile(r"surrogate pair \(byte (\d+)\)$")  # of msgspec: the byte after an escape
 _UTF8_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+_BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+_PLACE = re.compile(r"\(byte (\d+)\)$")  # of msgspec: the byte that it does not take
+_NOT_JSON = (
+    ((b"'",), "texts and names are in double quotes, \" and not '"),
+    ((b"True", b"False", b"None"), "JSON writes true, false and null"),
+    ((b"NaN", b"Infinity", b"-Infinity"), "JSON has finite numbers only"),
+    ((b"\n", b"\r", b"\t"), "within a text a line break is written \\n, a tab \\t"),
+)
+_OBJECT = re.compile(r"a valid dictionary(?: or instance of \w+)?")  # pydantic's name of a JSON object
 _LIST_LIMIT = re.compile(r"list should have at (?P<bound>least|most) (?P<number>\d+) items? after validation")
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -56,7 +66,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
             raise MalformedBody(
                 f"The body contains a lone surrogate, {surrogate}, which is not valid Unicode text."
             ) from None
-        raise MalformedBody(f"The body is not valid JSON: {str(error)[:200]}.") from None
+        raise MalformedBody(_not_json(body, str(error)[:200])) from None
     if not isinstance(value, dict):
         raise MalformedBody("The body must be a JSON object.")
     if body.count(b"{") + body.count(b"[") > MAX_JSON_DEPTH and is_deeper_than(value, MAX_JSON_DEPTH):
@@ -127,6 +137,24 @@ def _lone_surrogate(body: bytes, reason: str) -> str | None:
     return None
 
 
+def _not_json(body: bytes, reason: str) -> str:
+    """Return the sentence on a body that does not parse: msgspec's reason, and what the byte at its place tells."""
+    if not body.strip():
+        return "The body is empty; it must be a JSON object."
+    if body.startswith(_BYTE_ORDER_MARKS):
+        return "The body begins with a byte order mark; it must be UTF-8 without one."
+    if "utf-8" in reason:
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            return f"The body is not UTF-8: {error.object[error.start : error.end].hex(' ')} at byte {error.start}."
+    place = _PLACE.search(reason)
+    rest = body[int(place[1]) :] if place is not None else b""
+    told = next((f": {sentence}" for words, sentence in _NOT_JSON if rest.startswith(words)), "")
+    reason = reason.removeprefix("JSON is malformed: ").replace("Input data was truncated", "it ends too early")
+    return f"The body is not valid JSON: {reason}{told}."
+
+
 def _too_deep() -> MalformedBody:
     return MalformedBody(f"The body is nested too deeply, the limit is {MAX_JSON_DEPTH} levels.")
 
@@ -137,8 +165,9 @@ def _invalid(loc: tuple[int | str, ...], *, at: str, kind: str, message: str, va
         field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else part
     field = field or "body"
     if kind == "missing":
-        return InvalidParameter(f"{field} is required.", param=field)
-    message = message.removeprefix("Value error, ").removeprefix("Input ")
+        return InvalidParameter(f"{field} is required{about_missing(field, value)}.", param=field)
+    message = _OBJECT.sub("an object", message.removeprefix("Value error, ").removeprefix("Input "))
+    message = message.removeprefix("String ").replace("match pattern", "match the pattern")
     message = message[:1].lower() + message[1:]
     if kind in ("too_short", "too_long") and (limit := _LIST_LIMIT.match(message)) is not None:
         noun = ("id" if field.endswith("_ids") else "item") + ("" if limit["number"] == "1" else "s")

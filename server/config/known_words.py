@@ -60,6 +60,13 @@ FLAGS = {
     "--alias": "--served-model-name",
     "--tokenizer": "the tokenizer is the model's own: leave it out",
     "--tokenizer-path": "the tokenizer is the model's own: leave it out",
+    "--tokenizer-mode": "the tokenizer is the model's own: leave it out",
+    "--hf-overrides": "the model's config.json is read as it is: change it there",
+    "--rope-scaling": "the model's config.json is read as it is: change rope_scaling there",
+    "--rope-theta": "the model's config.json is read as it is: change rope_theta there",
+    "--rope-freq-base": "the model's config.json is read as it is: change rope_theta there",
+    "--generation-config": "the model's generation_config.json has the defaults of requests",
+    "--override-generation-config": "the model's generation_config.json has the defaults of requests",
     "--trust-remote-code": "a model folder's own code is never run: leave it out",
     "--task": "--pooling last or mean makes embeddings; else the model generates",
     "--runner": "--pooling last or mean makes embeddings; else the model generates",
@@ -67,6 +74,7 @@ FLAGS = {
     "--embeddings": "--pooling last or mean makes embeddings of any model's hidden states",
     "--mmproj": "pictures are not read: the text of a model that sees is served",
     "--limit-mm-per-prompt": "pictures are not read: the text of a model that sees is served",
+    "--mm-processor-kwargs": "pictures are not read: the text of a model that sees is served",
     "--enable-lora": "--lora NAME=FOLDER alone loads an adapter",
     "--lora-modules": "--lora",
     "--lora-paths": "--lora",
@@ -76,6 +84,10 @@ FLAGS = {
     "--download-dir": f"{_ENVIRONMENT}: HF_HOME",
     "--hf-token": f"{_ENVIRONMENT}: HF_TOKEN, or hf auth login",
     "--jinja": _ALWAYS,
+    "--guided-decoding-backend": "llguidance compiles every grammar: leave it out",
+    "--structured-outputs-config": "llguidance compiles every grammar: leave it out",
+    "--grammar-backend": "llguidance compiles every grammar: leave it out",
+    "--response-role": "answers have the role assistant: leave it out",
     "--chat-template-file": "--chat-template",
     "--enable-auto-tool-choice": "tool calls are parsed by the form that the chat template shows: leave it out",
     "--tool-call-parser": "the form of tool calls is found in the chat template: leave it out",
@@ -108,12 +120,20 @@ FLAGS = {
     "--cache-type-k": "--kv-cache-dtype",
     "--cache-type-v": "--kv-cache-dtype",
     "--swap-space": "--kv-host-memory",
+    "--slot-save-path": "--kv-disk",
+    "--kv-transfer-config": "--disaggregate and --kv-transport let engines give each other blocks",
+    "--disaggregation-mode": "--disaggregate",
     "--kv-offloading-size": "--kv-host-memory",
     "--cpu-offload-gb": "weights stay on the GPU: --quantization makes them smaller",
     "--disable-radix-cache": "--no-prefix-caching",
     "--no-enable-prefix-caching": "--no-prefix-caching",
     "--enable-prefix-caching": _ALWAYS,
     "--enable-chunked-prefill": _ALWAYS,
+    "-cb": _ALWAYS,
+    "--cont-batching": _ALWAYS,
+    "--async-scheduling": "--overlap",
+    "--scheduling-policy": f"{_REQUEST}: priority; --priority says whose",
+    "--schedule-policy": f"{_REQUEST}: priority; --priority says whose",
     "-fa": "--attention-backend",
     "--flash-attn": "--attention-backend",
     "--disable-cuda-graph": "--enforce-eager",
@@ -128,6 +148,8 @@ FLAGS = {
     "--mlock": "weights are read into memory: leave it out",
     "--no-mmap": "weights are read into memory: leave it out",
     "--speculative-config": "--speculative ngram, with --num-speculative-tokens",
+    "--speculative-model": "drafts come from the text itself: --speculative ngram",
+    "--speculative-draft-model-path": "drafts come from the text itself: --speculative ngram",
     "--draft-max": "--num-speculative-tokens",
     "--model-draft": "drafts come from the text itself: --speculative ngram",
     "-md": "drafts come from the text itself: --speculative ngram",
@@ -137,6 +159,12 @@ FLAGS = {
     "--tp-size": "--tensor-parallel-size",
     "--num-shard": "--tensor-parallel-size",
     "--enable-expert-parallel": "--expert-parallel",
+    "-sm": "each layer is split: --tensor-parallel-size",
+    "--split-mode": "each layer is split: --tensor-parallel-size",
+    "-ts": "each GPU has an equal part: --tensor-parallel-size",
+    "--tensor-split": "each GPU has an equal part: --tensor-parallel-size",
+    "--nnodes": "no model spans hosts: --tensor-parallel-size is for the GPUs of one",
+    "--distributed-executor-backend": "ranks are processes of this host: leave it out; Ray is docs/how-to/ray.md",
     "-pp": "layers are not split over GPUs: --tensor-parallel-size splits each",
     "--pipeline-parallel-size": "layers are not split over GPUs: --tensor-parallel-size splits each",
     "-dp": "one server has one engine: start several, behind a proxy (docs/how-to/scaling.md)",
@@ -156,6 +184,13 @@ FLAGS = {
     "--slots": "requests and their blocks are shown at /kv: leave it out",
     "--disable-log-requests": "prompts and answers are never in the log: leave it out",
     "--disable-log-stats": "--log-level warning shows less",
+    "--log-disable": "--log-level error shows least",
+    "--max-log-len": "prompts and answers are never in the log: leave it out",
+    "-v": "--log-level debug shows more",
+    "--verbose": "--log-level debug shows more",
+    "--no-webui": "the pages at / and /kv cost nothing while nobody opens them: leave it out",
+    "--enable-prompt-tokens-details": _ALWAYS,
+    "--enable-sleep-mode": "memory is given back when the server ends",
     # of requests
     "--temp": f"{_REQUEST}: temperature",
     "--temperature": f"{_REQUEST}: temperature",
@@ -166,6 +201,7 @@ FLAGS = {
     "-n": f"{_REQUEST}: max_tokens",
     "--n-predict": f"{_REQUEST}: max_tokens",
     "--grammar": f"{_REQUEST}: structured_outputs",
+    "--return-tokens-as-token-ids": f"{_REQUEST}: return_token_ids",
 }
 
 _LLAMA_31, _DISTILL = "meta-llama/Llama-3.1-", "deepseek-ai/DeepSeek-R1-Distill-"
@@ -209,6 +245,17 @@ MODELS = {
     "llava": "llava-hf/llava-1.5-7b-hf", "llava:7b": "llava-hf/llava-1.5-7b-hf",
 }  # fmt: skip
 
+# flag → value of another server → the value of the same meaning here
+CHOICES = {
+    "--dtype": {"half": "float16", "fp16": "float16", "float": "float32", "fp32": "float32", "bf16": "bfloat16"},
+    "--device": {"gpu": "cuda", "metal": "mps"},
+    "--kv-cache-dtype": {"fp8_e5m2": "fp8", "q8_0": "int8"},
+    "--quantization": {
+        "awq_marlin": "awq", "gptq_marlin": "gptq", "bitsandbytes": "bitsandbytes-nf4", "nf4": "bitsandbytes-nf4",
+        "int8": "w8a8",
+    },
+}  # fmt: skip
+
 _NO_SPEECH, _NO_PICTURES = "speech is not served", "pictures are not served"
 _NO_RERANK = "scores of pairs are not served; POST /v1/embeddings gives vectors to compare"
 # the last segments of a path that no route stands for → a sentence
@@ -240,6 +287,17 @@ ROUTES = {
     "load_lora_adapter": "adapters are loaded at the start: quire serve MODEL --lora NAME=FOLDER",
     "unload_lora_adapter": "adapters are loaded at the start: quire serve MODEL --lora NAME=FOLDER",
     "sleep": "memory is given back when the server ends",
+    "v1": "it is the base URL of clients, and GET /v1/models lists the models",
+    "engines": "GET /v1/models has the model and its context length",
+    "get_model_info": "GET /v1/models has the model and its context length",
+    "server_info": "GET /v1/models has the model, GET /metrics the figures",
+    "generate_stream": "POST /v1/completions with stream continues a text",
+    "health_generate": "GET /ready is 200 when requests are answered",
+    "pooling": "POST /v1/embeddings gives vectors",
+    "classify": "classes are not served; POST /v1/embeddings gives vectors",
+    "invocations": "POST /v1/chat/completions and POST /v1/completions generate",
+    "fine_tuning/jobs": "models are not trained here",
+    "realtime": _NO_SPEECH,
 }
 
 _OLLAMA_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-zA-Z0-9._-]*)?")
@@ -272,6 +330,13 @@ def about_flag(flag: str, known: Iterable[str]) -> str | None:
     meaning = FLAGS[flag]
     is_flag = meaning.startswith("--") and " " not in meaning
     return f"{flag} is {meaning} here" if is_flag else f"{flag} is no flag here: {meaning}"
+
+
+def about_choice(message: str) -> str:
+    """Return the end of argparse's message on a value that is no choice: what another server's value is here."""
+    found = re.search(r"(--[\w-]+): invalid choice: '([^']*)'", message)
+    value = CHOICES.get(found[1], {}).get(found[2].lower()) if found else None
+    return f": it is {value} here" if value else ""
 
 
 def about_model(model: str) -> str | None:

@@ -126,14 +126,14 @@ class Setting(NamedTuple):
         return found[1].removeprefix("default: ") if found else "none"
 
 
-def nearest(name: str, known: Sequence[str] | Mapping[str, str]) -> str:
+def nearest(name: str, known: Sequence[str] | Mapping[str, str], *, similarity: float = 0.6) -> str:
     """Return which known name may have been meant, as the end of a sentence.
 
     Of a mapping the keys are compared, and the value of the nearest key is returned.
     """
     import difflib
 
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name, known, n=1, cutoff=similarity)
     if not found:
         return ""
     return f": {known[found[0]] if isinstance(known, Mapping) else found[0]} is the nearest"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from engine.interface.errors import StartupError
-from server.config.known_words import about_flag
+from server.config.known_words import about_choice, about_flag
 from server.config.setting import COMMAND_LINE, DEFAULT, VARIABLE_PREFIX, FlagAlias, Setting, nearest
 from server.config.value_types import UsageError, boolean
 
@@ -24,6 +24,7 @@ _OF_THE_RUN = ("help", "help_all", "config", "show_config")  # flags that are no
 # What Kubernetes and Docker links add for a service whose name begins with quire: QUIRE_PORT=tcp://10.0.0.1:8000, …
 _LINK = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
 _LINK_URL = re.compile(r"(tcp|udp|sctp)://")
+_SIMILARITY = 0.75  # of two flags: a letter more, less or exchanged is above it
 
 
 class SettingsParser(argparse.ArgumentParser):
@@ -93,15 +94,18 @@ class SettingsParser(argparse.ArgumentParser):
 
     def _nearest_flag(self, flag: str) -> str:
         """Return the flag that may have been meant, as the end of a sentence; for an old name its current one."""
-        current = {name: name for name, action in self._option_string_actions.items()}
+        if flag in ("--model", "-m") and any(action.dest == "model" for action in self._get_positional_actions()):
+            return f": MODEL is an argument, as in {self.prog} MODEL"
+        current = {name.lstrip("-"): name for name in self._option_string_actions}
         for alias in self.aliases:
             setting = next(setting for setting in self.settings if setting.action.dest == alias.action.dest)
-            current |= dict.fromkeys(alias.action.option_strings, setting.action.option_strings[0])
-        return nearest(flag, current)
+            names = [name.lstrip("-") for name in alias.action.option_strings]
+            current |= dict.fromkeys(names, setting.action.option_strings[0])
+        return nearest(flag.lstrip("-"), current, similarity=_SIMILARITY)
 
     def error(self, message: str) -> NoReturn:
         """Print one sentence and exit."""
-        message = re.sub(r"^argument ", "", message)
+        message = re.sub(r"^argument ", "", message) + about_choice(message)
         message = message.replace("the following arguments are required: COMMAND", "a command is needed, e.g. serve")
         if self._place:
             message = f"{self._place}: {message.partition(': ')[2]}"

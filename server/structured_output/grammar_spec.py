@@ -157,6 +157,12 @@ def _of_format(asked: ResponseFormat) -> ConstraintRequest | None:
             f"response_format.type is {asked.type[:100]!r}; it can be one of {', '.join(FORMATS)}.",
             param="response_format.type",
         )
+    if (asked.model_extra or {}).get("schema") is not None:  # of llama.cpp and others
+        raise InvalidParameter(
+            'response_format.schema is not known: a schema is sent as {"type": "json_schema", "json_schema": '
+            '{"name": …, "schema": {…}}}.',
+            param="response_format.schema",
+        )
     if asked.json_schema is not None and asked.type != "json_schema":
         raise InvalidParameter(
             f"response_format.json_schema needs the type json_schema, not {asked.type}.",

@@ -65,6 +65,15 @@ def test_an_example_is_sent_and_its_answer_shown(daemon, open_page):
     expect(model.locator(".result pre")).to_contain_text('"max_model_len": 2048')
 
 
+def test_a_request_to_try_is_whole_in_sight_on_a_phone(daemon, open_page):
+    page = open_page(f"{daemon.base_url}/docs", viewport={"width": 390, "height": 844})
+    expect(page.locator(".schema").first).to_be_attached()
+    hidden = page.locator(".try textarea").evaluate_all(
+        "(areas) => areas.filter((area) => area.scrollHeight > area.clientHeight + 1).map((area) => area.ariaLabel)"
+    )
+    assert hidden == []
+
+
 def test_with_a_key_the_page_asks_for_it_and_never_writes_it_out(start, open_page, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("secret-of-the-test")

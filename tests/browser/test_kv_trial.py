@@ -17,11 +17,14 @@ from tests.unit.server.conftest import Harness, serving, write_model_folder
 class SparseClient(FakeEngineClient):
     """Answers like an engine with 20,000 blocks, of which two kinds of layers use a few."""
 
+    num_steps: int | None = None  # made since the start; None: one with each snapshot
+
     async def kv_snapshot(self) -> KvSnapshot:
         self.num_kv_asks += 1
         row = KvRequest("chatcmpl-aa-0", "running", 1, 40, 0, 640, 640, 0, 0, 1.0, 0)
+        step_id = self.num_kv_asks if self.num_steps is None else self.num_steps
         return KvSnapshot(
-            step_id=self.num_kv_asks, now_s=0.0, cost_s=0.001, num_blocks=20_000, block_size=16,
+            step_id=step_id, now_s=0.0, cost_s=0.001, num_blocks=20_000, block_size=16,
             bytes_per_block=1 << 20, num_used=40, num_shared=0, num_cached=10, requests=[row], num_unlisted=0,
             runs=array("i", [101, 40]).tobytes(), cached_runs=array("i", [300, 10]).tobytes(), num_queried_tokens=640,
             num_hit_tokens=0, num_evictions=0, num_preemptions=0,
@@ -79,6 +82,16 @@ def test_a_large_pool_of_which_little_is_used_is_seen_near_by(serve, open_page):
     page.locator("#blocks").focus()
     page.keyboard.press("Shift+End")
     expect(page.locator("#tip")).to_contain_text("Block 20,000")
+
+
+def test_the_blocks_in_sight_are_named_before_anything_changes(serve, open_page):
+    """An idle engine sends one snapshot, and then only that nothing has changed."""
+    client = SparseClient()
+    client.num_steps = 0
+    page = live(open_page, serve(client))
+    expect(page.locator("#zoom")).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#in-sight")).to_have_text("blocks 101 to 518 are in sight")
+    assert page.locator("#status-text").inner_text() == "Live · step 0"
 
 
 def test_kinds_of_layers_are_told_apart_where_there_are_several(serve, open_page, daemon):

@@ -22,6 +22,7 @@ COMPARED = (  # values of one request with each other, which JSON Schema never d
     r"messages\[\d+\]\.tool_call_id is .*, which no tool call",
 )
 BEYOND_DRAWING = (r"continue_final_message and add_generation_prompt exclude",)  # a fifth rule between fields of a chat
+OF_OTHERS = (r"\S+ is not served: use ",)  # names of other servers, in a document that takes fields of any name
 IN_ORDER = (  # JSON Schema knows first items, and no last ones
     r"messages ends with a tool_use block",
     r"continue_final_message needs a last message",
@@ -47,7 +48,7 @@ def pattern_of(*rules: str) -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{rule})" for rule in rules))
 
 
-EXEMPT = pattern_of(*COMPARED, *BEYOND_DRAWING, *IN_ORDER, *OF_THE_MODEL, *LANGUAGES)
+EXEMPT = pattern_of(*COMPARED, *BEYOND_DRAWING, *OF_OTHERS, *IN_ORDER, *OF_THE_MODEL, *LANGUAGES)
 
 
 def has_integral_float(value: Any) -> bool:

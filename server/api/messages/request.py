@@ -20,6 +20,7 @@ from server.api.as_chat import (
     text_parts,
     unseal,
 )
+from server.api.known_fields import MESSAGES_FIELDS, refuse_known
 from server.api.messages.schema import (
     Block,
     ClientTool,
@@ -80,6 +81,7 @@ def thinks(body: CountTokensBody) -> bool:
 
 
 def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs: dict[str, Any]) -> ChatEquivalent:
+    refuse_known(body.model_extra or {}, MESSAGES_FIELDS)
     messages = _Messages()
     if body.system is not None:
         parts = text_parts(body.system, at="system", kinds=_TEXT_KINDS, ignored=messages.ignored)

@@ -115,7 +115,7 @@ class ClientTool(StrictModel):
     eager_input_streaming: bool | None = None  # arguments are streamed as they come in any case
 
 
-_Tool = Annotated[dict[str, Json], WithJsonSchema(any_of(ClientTool))]
+_Tool = Annotated[dict[str, Json], WithJsonSchema(any_of(ClientTool, but=("function",)))]
 
 
 class MessageParam(StrictModel):
@@ -211,6 +211,11 @@ def content_blocks(content: Any, *, at: str, num_before: int) -> list[Block]:
 
 def client_tool(value: dict[str, Json], *, at: str) -> ClientTool | None:
     """Return a checked tool, or None for a tool type that Anthropic defines. Raises InvalidParameter."""
+    if value.get("type") == "function":
+        raise InvalidParameter(
+            f'{at}.type is "function", of OpenAI\'s tools: here a tool is {{"name": …, "input_schema": {{…}}}}.',
+            param=f"{at}.type",
+        )
     if value.get("type") not in (None, "custom"):
         parse_body(OtherKind, value, at=at)
         return None

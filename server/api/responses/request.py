@@ -18,6 +18,7 @@ from server.api.as_chat import (
     text_parts,
     unseal,
 )
+from server.api.known_fields import RESPONSES_FIELDS, refuse_known
 from server.api.responses.custom_tools import arguments_of, function_of
 from server.api.responses.objects import CustomTool, FunctionTool, ReasoningEcho, ResponsesEcho, TextEcho
 from server.api.responses.schema import (
@@ -52,6 +53,7 @@ _THINKS, _SAYS, _CALL = 0, 1, 2  # the order of an assistant's items within one 
 def translate_responses(body: ResponsesBody) -> ChatEquivalent:
     """Return the chat request. Raises RequestErrors that name fields of the Responses request."""
     _refuse_what_needs_a_store(body)
+    refuse_known(body.model_extra or {}, RESPONSES_FIELDS)
     messages = _Messages()
     if body.instructions:
         messages.add_text("system", [{"type": "text", "text": body.instructions}], at="instructions")

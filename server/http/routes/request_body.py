@@ -58,7 +58,9 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         shown = content_type[:100] or "nothing"
-        raise UnsupportedMediaType(f"The content type must be application/json, got {shown}.")
+        raise UnsupportedMediaType(
+            f"The content type must be application/json, got {shown}: send the header content-type: application/json."
+        )
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise UnsupportedMediaType(f"The body must not be compressed, got the content encoding {encoding[:100]}.")

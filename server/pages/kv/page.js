@@ -27,10 +27,10 @@ function showSnapshot(answer) {
   showLive();
   byId("requests").dataset.states = snapshot.pool.states ? "some" : "none";
   showTiles();
-  showZoom();
+  pool.show(snapshot);
+  showZoom(); // after the map knows the snapshot: it says which blocks are in sight
   showKinds(snapshot.pool);
   showTiers(snapshot.tiers);
-  pool.show(snapshot);
   table.show(snapshot.requests);
   if (chosenKey && !snapshot.byKey.has(chosenKey)) chosenKey = "";
   highlight();

@@ -85,9 +85,9 @@ def test_every_api_hands_both_filters_to_the_engine(harness, path):
         ),
         (
             "bad_words", ["a", "b" * 65], "[1]",
-            "string should have at most 64 characters, got a string of 65 characters",
+            "should have at most 64 characters, got a string of 65 characters",
         ),
-        ("bad_words", [""], "[0]", "string should have at least 1 character, got ''"),
+        ("bad_words", [""], "[0]", "should have at least 1 character, got ''"),
         ("allowed_token_ids", [], "", "must have at least 1 id, got a list of 0"),
         (
             "allowed_token_ids", [1] * 16_385, "",

@@ -51,7 +51,7 @@ def test_logit_bias_is_declared_as_it_arrives_by_token_id():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([], "logit_bias should be a valid dictionary, got a list of 0."),
+        ([], "logit_bias should be an object, got a list of 0."),
         ({"x": 1}, "logit_bias has the key 'x', keys are token ids."),
         ({5: 1}, "logit_bias[5].[key] should be a valid string, got 5."),
         ({"5": "1"}, "logit_bias.5 should be a valid number, got '1'."),
@@ -205,7 +205,7 @@ def test_unknown_fields_are_named():
     body = parse_body(
         ChatBody,
         {
-            "messages": [{**HI[0], "cache_control": {}}],
+            "messages": [{**HI[0], "cache_control": {"type": "ephemeral"}}],
             "foo": 1,
             "store": True,
             "stream": True,
@@ -236,7 +236,7 @@ def ignored(**fields):
             ["messages[0].annotations", "messages[0].audio", "messages[0].function_call", "messages[0].refusal"],
         ),
         (
-            {"messages": [*HI, {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}]},
+            {"messages": [*HI, {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": 1}]}]},
             ["messages[1].content[0].cache_control"],
         ),
     ],
@@ -272,6 +272,7 @@ def test_what_asks_for_nothing_is_not_named():
     result = {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "x"}]}
     assert ignored(messages=[answer, result]) == []
     assert ignored(tool_choice="auto", functions=None, store=False, user="u") == []
+    assert ignored(foo=None, bar="", baz=[], messages=[{**HI[0], "cache_control": None}]) == []
 
 
 # rule: Limits: Messages 8,192, tools 128

@@ -12,6 +12,7 @@ import pytest
 from engine.interface.errors import StartupError
 from server.cli import _parser, main, serve_parser
 from server.config.known_words import (
+    CHOICES,
     COMMANDS,
     FLAGS,
     MODELS,
@@ -47,6 +48,32 @@ def test_every_flag_that_is_suggested_exists() -> None:
         flag for text in (*COMMANDS.values(), *ROUTES.values()) for flag in re.findall(r"--[a-z-]+[a-z]", text)
     }
     assert in_sentences - flags() - {"--version", "--help"} == set()
+
+
+def test_every_value_that_is_suggested_is_one_and_none_is_ours() -> None:
+    actions = serve_parser({})._option_string_actions
+    for flag, values in CHOICES.items():
+        choices = set(actions[flag].choices or ())
+        assert set(values.values()) <= choices, flag
+        assert not set(values) & choices, flag
+
+
+@pytest.mark.parametrize("flag", ["--model-x", "--rope-factor", "--no-ui", "--generation", "--token-pool"])
+def test_a_flag_that_is_only_a_little_like_one_gets_no_suggestion(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        serve_parser({}).parse_args(["./m", flag])
+    assert "is the nearest" not in capsys.readouterr().err
+
+
+def test_model_is_an_argument_of_every_command_that_takes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("serve", "chat", "doctor"):
+        with pytest.raises(SystemExit):
+            main([command, "--model", "x"])
+        error = capsys.readouterr().err
+        assert "MODEL is an argument" in error
+        assert f"quire {command} MODEL" in error
 
 
 def test_every_command_that_is_suggested_is_one() -> None:
@@ -106,6 +133,10 @@ def test_a_word_that_is_like_none_gets_no_suggestion(word: str) -> None:
         ("./m --tp=2", "--tp is --tensor-parallel-size here"),
         ("./m -ngl 99", "the whole model is on the GPU"),
         ("./m --max-model-ln 3", "--max-model-len is the nearest"),
+        ("./m --speculative-model x", "drafts come from the text itself"),
+        ("./m --dtype half", "(choose from 'auto', 'bfloat16', 'float16', 'float32'): it is float16 here"),
+        ("./m --device gpu", "it is cuda here"),
+        ("./m --quantization q4_k_m", "'compressed-tensors') (see"),
     ],
 )
 def test_a_flag_of_another_server(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

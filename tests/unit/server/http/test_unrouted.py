@@ -42,7 +42,7 @@ def test_a_wrong_base_url_is_told_the_right_path(harness, path, right):
         assert message == f"There is no route {path}: it is {right} on this server."
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/", "/favicon.ico", "/" + "x/" * 2000, "/v1/{path}"])
+@pytest.mark.parametrize("path", ["/nothing", "/v2", "/favicon.ico", "/" + "x/" * 2000, "/v1/{path}"])
 def test_a_path_like_no_other_is_told_nothing(harness, path):
     message = check_error(harness().request("GET", path), 404, "not_found")["message"]
     assert message == f"There is no route {path[:200]}."
@@ -55,6 +55,9 @@ def test_a_path_like_no_other_is_told_nothing(harness, path):
         ("/v1/audio/transcriptions", "speech is not served"),
         ("/v1/rerank", "scores of pairs are not served; POST /v1/embeddings gives vectors to compare"),
         ("/props", "GET /v1/models has the model and its context length"),
+        ("/v1", "it is the base URL of clients, and GET /v1/models lists the models"),
+        ("/v1/", "it is the base URL of clients, and GET /v1/models lists the models"),
+        ("/generate_stream", "POST /v1/completions with stream continues a text"),
         ("/v1/load_lora_adapter", "adapters are loaded at the start: quire serve MODEL --lora NAME=FOLDER"),
     ],
 )

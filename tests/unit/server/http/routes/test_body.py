@@ -47,6 +47,29 @@ def test_other_faults_of_text_are_not(body):
     assert "surrogate" not in info.value.message
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "The body is empty; it must be a JSON object."),
+        (b" \n", "The body is empty; it must be a JSON object."),
+        (b"\xef\xbb\xbf{}", "The body begins with a byte order mark; it must be UTF-8 without one."),
+        ("{}".encode("utf-16"), "The body begins with a byte order mark; it must be UTF-8 without one."),
+        (b'{"a": "\xe9"}', "The body is not UTF-8: e9 at byte 7."),
+        (b"{'a': 1}", "object keys must be strings (byte 1): texts and names are in double quotes, \" and not '."),
+        (b'{"a": True}', "invalid character (byte 6): JSON writes true, false and null."),
+        (b'{"a": NaN}', "invalid character (byte 6): JSON has finite numbers only."),
+        (b'{"a": "x\ny"}', "within a text a line break is written \\n, a tab \\t."),
+        (b'{"a": 1,}', "trailing comma in object (byte 8)."),
+        (b'{"a": "x', "The body is not valid JSON: it ends too early."),
+    ],
+)
+def test_a_body_that_does_not_parse_is_told_what_is_wrong(body, said):
+    with pytest.raises(MalformedBody) as info:
+        parse_json(body)
+    assert info.value.message.endswith(said)
+    assert "malformed: " not in info.value.message
+
+
 def test_a_fault_in_8_mib_of_escapes_is_found_soon_enough():
     """One pass, no backtracking: a body that is as large as bodies may be must not hold up the others."""
     with pytest.raises(MalformedBody, match="lone surrogate"):

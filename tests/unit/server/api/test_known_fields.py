@@ -1,0 +1,130 @@
+"""Fields of other servers and of other APIs: one that would change the answer is refused, with the field to send."""
+
+import re
+
+import pytest
+
+from engine.interface.errors import InvalidParameter, UnsupportedFeature
+from server.api.generation_spec import check_chat, check_completion
+from server.api.ignored_fields import ignored_fields
+from server.api.known_fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    MESSAGE_FIELDS,
+    MESSAGES_FIELDS,
+    RESPONSES_FIELDS,
+)
+from server.api.messages.request import translate_messages
+from server.api.messages.schema import MessagesBody
+from server.api.responses.request import translate_responses
+from server.api.responses.schema import ResponsesBody
+from server.api.schemas import ChatBody, ChatMessage, CompletionBody
+from server.api.strict_json import parse_body
+from server.structured_output.grammar_spec import constraint_of
+from tests.unit.server.conftest import check_error
+
+HI = [{"role": "user", "content": "hi"}]
+APIS = [
+    (ChatBody, {"messages": HI}, check_chat, CHAT_FIELDS),
+    (CompletionBody, {"prompt": "hi"}, check_completion, COMPLETION_FIELDS),
+    (ResponsesBody, {"input": "hi"}, translate_responses, RESPONSES_FIELDS),
+    (MessagesBody, {"model": "m", "max_tokens": 9, "messages": HI}, translate_messages, MESSAGES_FIELDS),
+]
+
+
+@pytest.mark.parametrize(("schema", "fields", "check", "known"), APIS)
+def test_a_field_of_another_server_is_refused_with_the_field_to_send(schema, fields, check, known):
+    for name in known:
+        with pytest.raises(UnsupportedFeature) as info:
+            check(parse_body(schema, {**fields, name: ["x"]}))
+        assert info.value.param == name
+        assert info.value.message == f"{name} is not served: use {known[name]}."
+        check(parse_body(schema, {**fields, name: None}))
+
+
+@pytest.mark.parametrize(("schema", "known"), [(schema, known) for schema, _, _, known in APIS])
+def test_no_field_of_a_table_is_one_of_that_api_and_those_to_send_are(schema, known):
+    assert not set(known) & set(schema.model_fields)
+    for sentence in known.values():
+        first = re.match(r"[a-z_]+(?=[.,]|$)", sentence)
+        assert first is None or first[0] in {*schema.model_fields, "prompt"}, sentence
+
+
+def test_pictures_beside_a_message_are_refused_not_lost(harness):
+    assert not set(MESSAGE_FIELDS) & set(ChatMessage.model_fields)
+    reply = harness().chat(messages=[*HI, {"role": "user", "content": "what is it?", "images": ["aGk="]}])
+    error = check_error(reply, 400, "unsupported_feature")
+    assert error["param"] == "messages[1].images"
+    assert error["message"] == "messages[1].images is not served: use text: pictures are not read."
+    assert harness().chat(messages=[{**HI[0], "images": []}]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("schema", "body", "said"),
+    [
+        (ChatBody, {"prompt": "hi"}, "messages is required; prompt is a field of /v1/completions."),
+        (CompletionBody, {"messages": HI}, "prompt is required; messages is a field of /v1/chat/completions."),
+        (ResponsesBody, {"model": "m"}, "input is required."),
+        (ResponsesBody, {"messages": HI}, "input is required; messages is a field of /v1/chat/completions."),
+        (
+            ChatBody,
+            {"messages": HI, "tools": [{"type": "function", "name": "f"}]},
+            'tools[0].function is required; a tool is {"type": "function", "function": {"name": …, "parameters": …}}'
+            " in this API.",
+        ),
+        (
+            ChatBody,
+            {"messages": HI, "response_format": {"type": "json_schema", "json_schema": {"type": "object"}}},
+            'response_format.json_schema.name is required; a schema is a field of json_schema: {"name": …, '
+            '"schema": {…}}.',
+        ),
+    ],
+)
+def test_a_missing_field_is_explained_by_those_that_were_sent(schema, body, said):
+    with pytest.raises(InvalidParameter) as info:
+        parse_body(schema, body)
+    assert info.value.message == said
+
+
+def test_tools_in_the_form_of_another_api_are_explained():
+    tool = {"type": "function", "function": {"name": "f"}}
+    with pytest.raises(InvalidParameter, match=r"tools\[0\]\.name is required; name, description and parameters"):
+        translate_responses(parse_body(ResponsesBody, {"input": "hi", "tools": [tool]}))
+    fields = {"model": "m", "max_tokens": 9, "messages": HI, "tools": [tool]}
+    with pytest.raises(InvalidParameter, match=r'tools\[0\]\.type is "function", of OpenAI'):
+        translate_messages(parse_body(MessagesBody, fields))
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema", "text"])
+def test_a_schema_beside_the_type_is_refused_not_lost(kind):
+    body = parse_body(ChatBody, {"messages": HI, "response_format": {"type": kind, "schema": {"type": "object"}}})
+    assert ignored_fields(body) == []
+    with pytest.raises(InvalidParameter, match="a schema is sent as") as info:
+        constraint_of(body.response_format, None)
+    assert info.value.param == "response_format.schema"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"response_format": "json"}, "response_format should be an object, got 'json'."),
+        ({"messages": ["hi"]}, "messages[0] should be an object, got 'hi'."),
+        ({"logit_bias": []}, "logit_bias should be an object, got a list of 0."),
+        ({"cache_salt": ""}, "cache_salt should have at least 1 character, got ''."),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name should match the pattern '^[A-Za-z0-9_-]{1,64}$', got 'a b'.",
+        ),
+    ],
+)
+def test_types_are_named_as_json_names_them(fields, said):
+    with pytest.raises(InvalidParameter) as info:
+        parse_body(ChatBody, {"messages": HI, **fields})
+    assert info.value.message == said
+
+
+def test_a_form_is_told_the_header_to_send(harness):
+    for kind in ("application/x-www-form-urlencoded", "text/plain"):
+        reply = harness().request("POST", "/v1/chat/completions", content=b"{}", headers={"content-type": kind})
+        message = check_error(reply, 415, "unsupported_media_type")["message"]
+        assert message.endswith(f"got {kind}: send the header content-type: application/json.")
