@@ -1,7 +1,6 @@
 """The linear products that models call; each selects its Triton twin on CUDA, or torch.
 
-kernels/linear/reference.py, float4.py, planes.py and w8a8.py are the specifications. Imports Triton only if it is
-installed.
+kernels/linear/reference.py, float4.py, planes.py and w8a8.py are the specifications. Imports Triton if it can.
 
 DenseLinear multiplies 16- and 32-bit matrices, on a CPU also those that onednn.py has packed. IntLinear multiplies
 packed integer weights. rows_linear multiplies 8-bit floats: tensor cores support e4m3 since Ada, and torch's product
@@ -51,10 +50,7 @@ try:
 except ImportError:
     HAS_GLUON = False
 
-
 _FEW_ROWS = 16  # rows of x up to which streaming the weights is faster than torch's product on an H100
-
-
 # Rows of x up to which torch's product sums e4m3 products in fp32, as the streaming product of fewer rows does: a text
 # must not depend on the number of rows that decode beside it. So few rows are bound by memory, not by the slower sums
 _EXACT_ROWS = 256
@@ -135,10 +131,7 @@ class DenseLinear:
 
 
 class IntLinear:
-    """Equals kernels.linear.reference.int_linear. Dequantises in registers, or once for cuBLAS.
-
-    Owns scratch for one stream.
-    """
+    """Equals kernels.linear.reference.int_linear, by registers or once for cuBLAS. Owns scratch for one stream."""
 
     def __init__(self) -> None:
         self._scratch: SplitKScratch | None = None
