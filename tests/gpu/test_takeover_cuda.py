@@ -16,6 +16,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder in the shape of Qwen3-0.6B, for random weights."""
     path = tmp_path_factory.mktemp("model")
     write_model_folder(ROOT / "benchmarks" / "shapes" / "qwen3-0.6b" / "config.json", path)
+    (path / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
     return path
 
 
