@@ -46,14 +46,14 @@ def planes_gemm(
     assert x.stride(1) == 1
     assert w.words.is_contiguous()
     assert w.scales.is_contiguous()
-    assert w.factors is None or w.factors.is_contiguous()
+    assert w.constants is None or w.constants.is_contiguous()
     if isinstance(routed, Routing):
         experts = pairs = rows = routed.experts.view(-1)
     else:
         experts, pairs, rows = routed.experts, routed.pairs, routed.rows
     num_tiles = experts.shape[0]
     _planes_kernel[(num_tiles * triton.cdiv(n, tile.block_n),)](
-        x, w.words, w.scales, w.factors, bias, out, pairs, experts, rows, num_tiles, n, w.shape[2], x.stride(0),
+        x, w.words, w.scales, w.constants, bias, out, pairs, experts, rows, num_tiles, n, w.shape[2], x.stride(0),
         w.scales.stride(0), KIND=kind_of(w), ROWS=w.rows, COLUMNS=w.columns, HAS_PTX=has_ptx(x),
         GROUP_K=GROUP, PLANE_K=PLANE, PAIRS_PER_ROW=num_pairs // x.shape[0],
         IS_DIRECT=isinstance(routed, Routing), HAS_BIAS=bias is not None,
