@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
 from benchmarks.moe_problem import MoeShape, MoeWeights
 from kernels.moe.configs import (
     Fp8Config,
     Fp8Tile,
     HopperFp8Config,
-    HopperGroupedConfig,
     PlanesPairsConfig,
     PlanesPairTile,
     registers_config,
@@ -35,16 +32,6 @@ _PAIR_TILES = (
 )
 # (stages, tiles of rows side by side) of the kernels for Hopper in FP8
 _HOPPER_FP8_CUTS = ((5, 8), (6, 8), (6, 16))
-# (stages, tiles of rows side by side, lag of the second warpgroup, whether rows are gathered) of those of 16 bits
-_HOPPER_GROUPED_CUTS = (
-    (4, 8, 0, False),
-    (4, 16, 0, False),
-    (3, 8, 0, False),
-    (4, 8, 1, False),
-    (4, 8, 2, False),
-    (4, 8, 0, True),
-    (4, 8, 2, True),
-)
 _MOST_PAIRS_TOKENS = 16  # more choose so many experts twice that reading them anew for each pair cannot pay
 
 
@@ -52,12 +39,6 @@ def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, 
     """Return the cuts for so many tokens by name; "served" is None."""
     cuts: dict[str, Config | None] = {"served": None}
     num_pairs, num_experts = num_tokens * shape.top_k, shape.num_experts
-    is_many = num_pairs >= 16 * num_experts
-    if isinstance(weights.gate_up, torch.Tensor) and is_many:
-        for num_stages, group_m, lag, gathers in _HOPPER_GROUPED_CUTS:
-            name = f"hopper {num_stages} stages, groups of {group_m}"
-            name = ("gather, " if gathers else "") + (f"lag {lag}, " if lag else "") + name
-            cuts[name] = HopperGroupedConfig(128, num_stages, group_m, lag, gathers)
     if not isinstance(weights.gate_up, PlanesMatrix):
         return cuts
     is_few = uses_pairs(num_tokens=num_tokens, top_k=shape.top_k, num_experts=num_experts)
@@ -67,7 +48,7 @@ def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, 
         for up, down in _PAIR_TILES:
             name = f"pairs {up[0]} and {down[0]}, {up[1]} and {down[1]} warps, {up[2]} and {down[2]} at once"
             cuts[name] = PlanesPairsConfig(PlanesPairTile(*up), PlanesPairTile(*down))
-    if kind == "fp8" and is_many:
+    if kind == "fp8" and num_pairs >= 16 * num_experts:
         for block_m, width, num_warps, num_stages in _FP8_TILES:
             if block_m > 4 * num_pairs / num_experts:
                 continue

@@ -47,18 +47,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end_s = time.monotonic() + options.seconds
     rows = [int(each) for each in options.rows.split(",")]
     results: list[Report] = []
-    for part in options.parts:
-        for cases in PARTS[part](rows):
-            _compile(cases)
-            print(f"# compiled {cases[0].kind} {cases[0].layer}, {end_s - time.monotonic():.0f} s left", flush=True)
-            for case in cases:
-                if time.monotonic() > end_s:
-                    print(f"# stopped after {options.seconds:.0f} s before {case.kind} {case.layer} {case.num_rows}")
-                    break
-                results.append(_measure(case))
-                if options.json:
-                    options.json.write_text(json.dumps({"machine": machine_facts(), "results": results}, indent=1))
-            torch.cuda.empty_cache()
+    for cases in (cases for part in options.parts for cases in PARTS[part](rows)):
+        if time.monotonic() > end_s:
+            print(f"# stopped after {options.seconds:.0f} s before {cases[0].kind} {cases[0].layer}")
+            break
+        _compile(cases)
+        print(f"# compiled {cases[0].kind} {cases[0].layer}, {end_s - time.monotonic():.0f} s left", flush=True)
+        for case in cases:
+            if time.monotonic() > end_s:
+                print(f"# stopped after {options.seconds:.0f} s before {case.kind} {case.layer} {case.num_rows}")
+                break
+            results.append(_measure(case))
+            if options.json:
+                options.json.write_text(json.dumps({"machine": machine_facts(), "results": results}, indent=1))
+        torch.cuda.empty_cache()
     print(make_table(results))
 
 

@@ -35,7 +35,6 @@ from kernels.moe.configs import (
     PlanesPairsConfig,
     grouped_config,
     hopper_fp8_config,
-    hopper_grouped_config,
     planes_config,
     uses_pairs,
 )
@@ -130,9 +129,8 @@ def describe_cut(shape: MoeShape, num_tokens: int, *, planes: str | None, is_hop
     """Return the config that serving uses for so many tokens. planes: their kind; None: the experts are in none."""
     sizes = {"num_tokens": num_tokens, "top_k": shape.top_k, "num_experts": shape.num_experts}
     pairs = {"num_pairs": num_tokens * shape.top_k, "num_experts": shape.num_experts}
-    hopper = {None: hopper_grouped_config, "fp8": hopper_fp8_config}.get(planes)
-    if is_hopper and hopper is not None and (chosen := hopper(**pairs)) is not None:
-        return f"Hopper, {chosen.block_m} rows"
+    if is_hopper and planes == "fp8" and (hopper := hopper_fp8_config(**pairs)) is not None:
+        return f"Hopper, {hopper.block_m} rows"
     if planes is not None:
         config = planes_config(planes, can_round=True, **sizes)
         return "planes, pairs" if isinstance(config, PlanesPairsConfig) else f"planes, {config.block_m} rows"

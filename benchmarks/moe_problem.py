@@ -157,7 +157,7 @@ def share_of_experts(weights: MoeWeights, here: range) -> MoeWeights:
         if isinstance(matrix, Fp8Matrix):
             return Fp8Matrix(matrix.values[part], matrix.scales[part], matrix.rows, matrix.columns)
         if isinstance(matrix, PlanesMatrix):
-            factors = matrix.factors[part] if matrix.kind == "nvfp4" and matrix.factors is not None else matrix.factors
+            factors = None if matrix.factors is None else matrix.factors[part]
             return replace(matrix, words=matrix.words[part], scales=matrix.scales[part], factors=factors)
         if isinstance(matrix, IntMatrix):
             return replace(matrix, words=matrix.words[part], groups=matrix.groups[part])

@@ -32,8 +32,8 @@ _ADJUSTED_KINDS = (
     SamplingParams(max_tokens=2, temperature=0.0, logit_bias={0: 1.0}),
     SamplingParams(max_tokens=2, top_k=20, presence_penalty=1.0),
 )
-_PROMPT_LENS = (29, 103, 402, 702, 5000, 8002)  # approximate number of prompt tokens of a step
-_EXPERTS_PROMPT_LENS = (252, 602, 902, 1102, 1602, 3002)  # their kernels differ by an expert's pairs, in the mean
+_PROMPT_LENS = (29, 103, 252, 402, 502, 702, 5000, 8002)  # approximate number of prompt tokens of a step
+_EXPERTS_PROMPT_LENS = (602, 902, 1102, 1602, 3002)  # their kernels differ by an expert's pairs, in the mean
 # A repetitive prompt gets drafts
 _DRAFTED_PROMPT, _DRAFTED_KIND = [0] * 12, SamplingParams(max_tokens=8, top_k=20)
 

@@ -1,4 +1,4 @@
-"""Parts that the Gluon kernels for Hopper share: barriers of their warps, and the order after the kernel before.
+"""Parts that the Gluon kernels for Hopper share: barriers, the order of tiles, and that after the kernel before.
 
 Imports triton at once; only modules that already need its Gluon import this one.
 """
@@ -22,13 +22,12 @@ def allocate_barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def skip_stages(loaded, free, done, num_steps, STAGES: gl.constexpr):
-    """Pass num_steps stages of a ring unused, once each is loaded. done: steps before; returns those after."""
-    for _step in range(num_steps):
-        mbarrier.wait(loaded.index(done % STAGES), (done // STAGES) & 1)
-        mbarrier.arrive(free.index(done % STAGES))
-        done += 1
-    return done
+def place_of_tile(tile, row_tiles, tiles, GROUP: gl.constexpr):
+    """Return the tile's place among those of rows, and of outputs: GROUP tiles of rows side by side share weights."""
+    first = tile // (GROUP * tiles) * GROUP
+    height = gl.minimum(row_tiles - first, GROUP)
+    place = tile % (GROUP * tiles)
+    return first + place % height, place // height
 
 
 @gluon.jit

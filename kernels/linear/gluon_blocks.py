@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.gluon_common import allocate_barriers, grid_dependency
+from kernels.gluon_common import allocate_barriers, grid_dependency, place_of_tile
 from kernels.linear.scaled8_configs import BlocksConfig
 
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
@@ -66,15 +66,6 @@ def blocks_linear(
         num_warps=4, launch_pdl=pdl, maxnreg=168,
     )  # fmt: skip
     return out
-
-
-@jit
-def place_of_tile(tile, row_tiles, tiles, GROUP: gl.constexpr):
-    """Return the tile's place among those of rows, and of outputs: GROUP tiles of rows side by side share weights."""
-    first = tile // (GROUP * tiles) * GROUP
-    height = gl.minimum(row_tiles - first, GROUP)
-    place = tile % (GROUP * tiles)
-    return first + place % height, place // height
 
 
 @jit

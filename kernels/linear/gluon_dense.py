@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.gluon_common import allocate_barriers, grid_dependency
+from kernels.gluon_common import allocate_barriers, grid_dependency, place_of_tile
 from kernels.linear.dense import HEIGHT, PART, DenseConfig, pays
 
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
@@ -75,15 +75,6 @@ def gated_linear(
 
 
 @jit
-def _place_of_tile(tile, row_tiles, tiles, GROUP: gl.constexpr):
-    """Return the tile's place among those of rows, and of outputs: GROUP tiles of rows side by side share weights."""
-    first = tile // (GROUP * tiles) * GROUP
-    height = gl.minimum(row_tiles - first, GROUP)
-    place = tile % (GROUP * tiles)
-    return first + place % height, place // height
-
-
-@jit
 def multiply(
     out_desc, rings, outs, num_steps, row_tiles, tiles, GROUP: gl.constexpr, IS_GELU: gl.constexpr, WHICH: gl.constexpr
 ):  # fmt: skip
@@ -95,7 +86,7 @@ def multiply(
     out_tile = outs.index(WHICH)
     done = 0  # steps
     for tile in range(gl.program_id(0), row_tiles * tiles, gl.num_programs(0)):
-        row_tile, column_tile = _place_of_tile(tile, row_tiles, tiles, GROUP)
+        row_tile, column_tile = place_of_tile(tile, row_tiles, tiles, GROUP)
         gate = gl.full([64, PART], 0.0, gl.float32, SUMS)
         up = gl.full([64, PART], 0.0, gl.float32, SUMS)
         for step in range(num_steps):
@@ -163,7 +154,7 @@ def _load(x_desc, w_desc, rings, size, num_steps, row_tiles, tiles, GROUP: gl.co
     PART: gl.constexpr = w_tiles.shape[1]
     done = 0
     for tile in range(gl.program_id(0), row_tiles * tiles, gl.num_programs(0)):
-        row_tile, column_tile = _place_of_tile(tile, row_tiles, tiles, GROUP)
+        row_tile, column_tile = place_of_tile(tile, row_tiles, tiles, GROUP)
         for step in range(num_steps):
             stage = done % STAGES
             barrier = loaded.index(stage)

@@ -42,16 +42,20 @@ def normed_linear(
 ) -> torch.Tensor:
     """Return the product of the normed row and w.T, plus bias; fill late.new_residual and, if given, normed, [1, K].
 
-    w: [N, K]; bias: [N] or None; returns [1, N]. gate: the gated_linear of the row is returned, [1, I], without bias.
+    w: [N, K]; bias: [N] or None; returns [1, N]. gate: the activation behind that sum is applied too: [1, N / 2].
     """
     row, new_residual = elementwise.add_rms_norm(late.x, late.residual, late.weight, late.eps)
     late.new_residual.copy_(new_residual)
     if normed is not None:
         normed.copy_(row)
-    return functional.linear(row, w, bias) if gate == "" else gated_linear(row, w, is_gelu=gate == "gelu_tanh")
+    product = functional.linear(row, w, bias)
+    return product if gate == "" else _gate_and_mul(product, is_gelu=gate == "gelu_tanh")
 
 
 def gated_linear(x: torch.Tensor, w: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
     """Compute elementwise.silu_and_mul, or gelu_tanh_and_mul, of x @ w.T. x: [T, K]; w: [2 * I, K]; returns [T, I]."""
-    gate_and_mul = elementwise.gelu_tanh_and_mul if is_gelu else elementwise.silu_and_mul
-    return gate_and_mul(functional.linear(x, w))
+    return _gate_and_mul(functional.linear(x, w), is_gelu=is_gelu)
+
+
+def _gate_and_mul(product: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
+    return elementwise.gelu_tanh_and_mul(product) if is_gelu else elementwise.silu_and_mul(product)

@@ -38,18 +38,6 @@ class GroupedConfig:
 
 
 @dataclass(frozen=True)
-class HopperGroupedConfig:
-    """Settings of both grouped GEMMs of a step by the kernels for Hopper."""
-
-    block_m: int = 128  # as of GroupedConfig
-    num_stages: int = 4  # steps of 64 inputs in shared memory
-    group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
-    lag: int = 0  # steps by which the second warpgroup starts each tile later, so that their ends do not coincide
-    gathers: bool = False  # the first product gathers the rows of its tiles; else they are copied in that order before
-    chunk_tokens: int = 64  # as of GroupedConfig
-
-
-@dataclass(frozen=True)
 class PairTile:
     """Tile sizes of a matrix-vector product."""
 
@@ -88,16 +76,6 @@ def grouped_config(*, num_pairs: int, num_experts: int, itemsize: int) -> Groupe
     if itemsize == 4:
         return _GROUPED_FP32
     return next(config for bound, config in _GROUPED if num_pairs <= bound * num_experts)
-
-
-# Pairs per expert, in the mean, from which the kernels for Hopper multiply 16-bit values; infinite: they are not served
-HOPPER_GROUPED_LEAST_PAIRS = float("inf")
-HOPPER_GROUPED = HopperGroupedConfig()
-
-
-def hopper_grouped_config(*, num_pairs: int, num_experts: int) -> HopperGroupedConfig | None:
-    """Return the config of the kernels for Hopper; None: they do not serve so many pairs."""
-    return HOPPER_GROUPED if num_pairs >= HOPPER_GROUPED_LEAST_PAIRS * num_experts else None
 
 
 def fitting(config: GroupedConfig, *, shared_bytes: int) -> GroupedConfig:

@@ -19,8 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import PropagateNan
 
-from kernels.gluon_common import allocate_barriers, grid_dependency, skip_stages
-from kernels.linear.gluon_blocks import place_of_tile
+from kernels.gluon_common import allocate_barriers, grid_dependency, place_of_tile
 from kernels.linear.reference import FP8, FP8_MAX, MIN_SCALE
 from kernels.moe.configs import HopperFp8Config
 from kernels.moe.planes import GROUP, PlanesMatrix
@@ -117,7 +116,17 @@ def multiply_tiles(
                     problem, rings, expert, row_tile, column_tile, num_rows, done, IS_UP, HAS_BIAS, DTYPE, WHICH
                 )  # fmt: skip
             else:
-                done = skip_stages(loaded, free, done, num_groups * (2 if IS_UP else 1), STAGES)
+                done = _skip_stages(loaded, free, done, num_groups * (2 if IS_UP else 1), STAGES)
+
+
+@jit
+def _skip_stages(loaded, free, done, num_steps, STAGES: gl.constexpr):
+    """Pass num_steps stages of a ring unused, once each is loaded. done: steps before; returns those after."""
+    for _step in range(num_steps):
+        mbarrier.wait(loaded.index(done % STAGES), (done // STAGES) & 1)
+        mbarrier.arrive(free.index(done % STAGES))
+        done += 1
+    return done
 
 
 @jit

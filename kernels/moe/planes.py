@@ -63,14 +63,20 @@ class PlanesMatrix:
     # As of IntMatrix
     scale_dtype: torch.dtype = torch.float32
     has_zeros: bool = False
-    # Of nvfp4: [E, N] fp32, of each output, times NVFP4_REST. Of nf4, fp4: [8] int32, the values' low bytes as
-    # bfloat16, by code, then their high bytes
+    # Of nvfp4: [E, N] fp32, of each output, times NVFP4_REST
     factors: torch.Tensor | None = None
+    # Of nf4, fp4: [8] int32, the values' low bytes as bfloat16, by code, then their high bytes
+    table: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Return (E, N, K)."""
         return self.words.shape[0], self.words.shape[3], self.in_features
+
+    @property
+    def constants(self) -> torch.Tensor | None:
+        """What kernels read beside words and scales: factors, or the table; None: nothing."""
+        return self.factors if self.table is None else self.table
 
     def dense(self, expert: int | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return one expert's matrix, [N, K]; see the matrix that it was made of."""
@@ -183,7 +189,7 @@ def _lut4_planes(matrix: Lut4Matrix) -> PlanesMatrix:
     padded = functional.pad(matrix.scales, (0, num_groups * GROUP // LUT4_BLOCK - matrix.scales.shape[2]))
     table = torch.tensor(TABLES[matrix.kind], device=words.device).bfloat16().view(torch.uint8)
     octets = table.view(-1, 2).T.contiguous().view(torch.int32).flatten()
-    return PlanesMatrix(matrix.kind, words, padded.transpose(1, 2).contiguous(), k, factors=octets)
+    return PlanesMatrix(matrix.kind, words, padded.transpose(1, 2).contiguous(), k, table=octets)
 
 
 def _fp8_planes(matrix: Fp8Matrix) -> Fp8Matrix | PlanesMatrix:

@@ -16,7 +16,6 @@ from kernels.moe.configs import (
     Fp8Config,
     GroupedConfig,
     HopperFp8Config,
-    HopperGroupedConfig,
     PairsConfig,
     PlanesConfig,
     PlanesPairsConfig,
@@ -24,7 +23,6 @@ from kernels.moe.configs import (
     for_packed,
     grouped_config,
     hopper_fp8_config,
-    hopper_grouped_config,
     pairs_config,
     planes_config,
     uses_pairs,
@@ -40,14 +38,13 @@ from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 from kernels.moe.triton_sums import sum_experts
 
 try:
-    from kernels.moe import gluon_fp8, gluon_grouped
+    from kernels.moe import gluon_fp8
 
     HAS_GLUON = True
 except ImportError:
     HAS_GLUON = False
 
-HopperConfig = HopperFp8Config | HopperGroupedConfig
-Config = GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | Fp8Config | HopperConfig
+Config = GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | Fp8Config | HopperFp8Config
 
 
 def fused_moe(
@@ -113,7 +110,7 @@ def fused_moe(
         )  # fmt: skip
     tiles: RowTiles | Routing = routing
     if config.chunk_tokens is not None:
-        is_hopper = isinstance(config, HopperConfig)
+        is_hopper = isinstance(config, HopperFp8Config)
         tiles = lay_out(routing, num_experts=num_here, block_m=config.block_m, has_positions=is_hopper, pdl=pdl)
     outputs = multiply(
         x, gate_up, down, tiles, config, num_pairs=num_pairs, gate=gate, up_bias=up_bias, down_bias=down_bias, pdl=pdl
@@ -127,7 +124,7 @@ def multiply(
     gate_up: ExpertMatrix,
     down: ExpertMatrix,
     tiles: RowTiles | Routing,
-    config: GroupedConfig | PlanesConfig | Fp8Config | HopperConfig,
+    config: GroupedConfig | PlanesConfig | Fp8Config | HopperFp8Config,
     *,
     num_pairs: int,
     gate: Gate,
@@ -141,12 +138,6 @@ def multiply(
         product = functools.partial(grouped_gemm, num_pairs=num_pairs, swaps=config.swaps, pdl=pdl)
         inner = product(x, gate_up, tiles, config.up, gate=gate, bias=up_bias)
         return product(inner, down, tiles, config.down, gate=None, bias=down_bias)
-    if isinstance(config, HopperGroupedConfig):
-        assert isinstance(tiles, RowTiles)
-        assert isinstance(gate_up, torch.Tensor)
-        assert isinstance(down, torch.Tensor)
-        assert gluon_grouped.takes(x, gate_up, down, gate)
-        return gluon_grouped.multiply(x, gate_up, down, tiles, config, biases=(up_bias, down_bias), pdl=pdl)
     assert isinstance(gate_up, PlanesMatrix)
     assert isinstance(down, PlanesMatrix)
     if isinstance(config, PlanesConfig):
@@ -185,9 +176,6 @@ def choose(
         return planes_config(gate_up.kind, can_round=can_round, **sizes)
     if uses_pairs(**sizes):
         return pairs_config(intermediate_size=intermediate_size)
-    hopper = hopper_grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts)
-    if hopper is not None and _runs_on_hopper(x.device) and gluon_grouped.takes(x, gate_up, down, gate):
-        return hopper
     config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)
     config = config if isinstance(down, torch.Tensor) else for_packed(config)
     return fitting(config, shared_bytes=_shared_bytes(x.device)) if x.is_cuda else config

@@ -46,14 +46,14 @@ def planes_gemm(
     assert x.stride(1) == 1
     assert w.words.is_contiguous()
     assert w.scales.is_contiguous()
-    assert w.factors is None or w.factors.is_contiguous()
+    assert w.constants is None or w.constants.is_contiguous()
     if isinstance(routed, Routing):
         experts = pairs = rows = routed.experts.view(-1)
     else:
         experts, pairs, rows = routed.experts, routed.pairs, routed.rows
     num_tiles = experts.shape[0]
     _planes_kernel[(num_tiles * triton.cdiv(n, tile.block_n),)](
-        x, w.words, w.scales, w.factors, bias, out, pairs, experts, rows, num_tiles, n, w.shape[2], x.stride(0),
+        x, w.words, w.scales, w.constants, bias, out, pairs, experts, rows, num_tiles, n, w.shape[2], x.stride(0),
         w.scales.stride(0), KIND=kind_of(w), ROWS=w.rows, COLUMNS=w.columns, HAS_PTX=has_ptx(x),
         GROUP_K=GROUP, PLANE_K=PLANE, PAIRS_PER_ROW=num_pairs // x.shape[0],
         IS_DIRECT=isinstance(routed, Routing), HAS_BIAS=bias is not None,
@@ -180,15 +180,22 @@ def _add_group(
     """acc + weight @ x.T over one group."""
     words = tl.load(word_ptrs, eviction_policy="evict_first")
     dtype: tl.constexpr = x0.dtype
-    if KIND == "mxfp4" or KIND == "nvfp4":
-        if KIND == "mxfp4":
-            scales = tl.load(scale_ptrs + group * stride_scale)
-            s0, s1 = scales_by_32(scales, 0), scales_by_32(scales, 1)
-            s2, s3 = scales_by_32(scales, 2), scales_by_32(scales, 3)
-        else:
-            scales = tl.load(scale_ptrs + group * stride_scale)
-            s0, s1 = scales_by_16(scales, 0), scales_by_16(scales, 1)
-            s2, s3 = scales_by_16(scales, 2), scales_by_16(scales, 3)
+    if KIND == "mxfp4":
+        # One plane's factors at a time: with those of all four, the tile for prompts has 157 registers a thread instead
+        # of 128, and one program fits a multiprocessor where two did
+        scales = tl.load(scale_ptrs + group * stride_scale)
+        w0 = e2m1(words, scales_by_32(scales, 0), dtype, 0, HAS_PTX)
+        acc = tl.dot(w0, tl.trans(x0), acc, input_precision=PRECISION)
+        w1 = e2m1(words, scales_by_32(scales, 1), dtype, 1, HAS_PTX)
+        acc = tl.dot(w1, tl.trans(x1), acc, input_precision=PRECISION)
+        w2 = e2m1(words, scales_by_32(scales, 2), dtype, 2, HAS_PTX)
+        acc = tl.dot(w2, tl.trans(x2), acc, input_precision=PRECISION)
+        w3 = e2m1(words, scales_by_32(scales, 3), dtype, 3, HAS_PTX)
+        return tl.dot(w3, tl.trans(x3), acc, input_precision=PRECISION)
+    elif KIND == "nvfp4":
+        scales = tl.load(scale_ptrs + group * stride_scale)
+        s0, s1 = scales_by_16(scales, 0), scales_by_16(scales, 1)
+        s2, s3 = scales_by_16(scales, 2), scales_by_16(scales, 3)
         acc = tl.dot(e2m1(words, s0, dtype, 0, HAS_PTX), tl.trans(x0), acc, input_precision=PRECISION)
         acc = tl.dot(e2m1(words, s1, dtype, 1, HAS_PTX), tl.trans(x1), acc, input_precision=PRECISION)
         acc = tl.dot(e2m1(words, s2, dtype, 2, HAS_PTX), tl.trans(x2), acc, input_precision=PRECISION)

@@ -40,7 +40,7 @@ def planes_pairs_up(
     out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
     assert x.stride(1) == 1
     _planes_pairs_up_kernel[(triton.cdiv(n, tile.block_n), num_pairs)](
-        x, gate_up.words, gate_up.scales, gate_up.factors, bias, routing.experts, out, n, k, x.stride(0),
+        x, gate_up.words, gate_up.scales, gate_up.constants, bias, routing.experts, out, n, k, x.stride(0),
         gate_up.scales.stride(0),
         KIND=kind_of(gate_up), ROWS=gate_up.rows, COLUMNS=gate_up.columns, HAS_PTX=has_ptx(x),
         GROUP_K=GROUP, PLANE_K=PLANE, HAS_BIAS=bias is not None,
@@ -68,8 +68,8 @@ def planes_pairs_down(
     out = torch.empty(num_tokens, n, dtype=inner.dtype, device=inner.device)
     places = triton.next_power_of_2(top_k)
     _planes_pairs_down_kernel[(triton.cdiv(n, tile.block_n), num_tokens)](
-        inner, down.words, down.scales, down.factors, bias, routing.experts, routing.weights, shared, shared_gate, out,
-        n, k, down.scales.stride(0), 0 if shared is None else shared.stride(0),
+        inner, down.words, down.scales, down.constants, bias, routing.experts, routing.weights, shared, shared_gate,
+        out, n, k, down.scales.stride(0), 0 if shared is None else shared.stride(0),
         0 if shared_gate is None else shared_gate.stride(0),
         KIND=kind_of(down), ROWS=down.rows, COLUMNS=down.columns, HAS_PTX=has_ptx(inner),
         GROUP_K=GROUP, PLANE_K=PLANE, HAS_BIAS=bias is not None, HAS_SHARED=shared is not None,

@@ -123,23 +123,6 @@ def lay_out(
     return tiles
 
 
-def sort_rows(x: torch.Tensor, tiles: RowTiles, *, pdl: bool = False) -> torch.Tensor:
-    """Copy row t of x, [T, K], to the places of pairs t * n to t * n + n - 1 in the order of the tiles.
-
-    tiles: with positions, of T * n pairs. Rows past a tile's are undefined.
-    """
-    num_rows, k = x.shape
-    assert x.stride(1) == 1
-    assert tiles.positions is not None
-    out = torch.empty(tiles.pairs.shape[0], k, dtype=x.dtype, device=x.device)
-    block = min(2048, triton.next_power_of_2(k))
-    _sort_kernel[(num_rows, triton.cdiv(k, block))](
-        x, out, tiles.positions, k, x.stride(0), BLOCK=block, COPIES=tiles.positions.shape[0] // num_rows, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
-    )  # fmt: skip
-    return out
-
-
 def max_tiles(*, num_pairs: int, num_experts: int, block_m: int) -> int:
     """Return the largest number of tiles of block_m rows that num_pairs pairs take, for any routing."""
     num_hit = min(num_experts, num_pairs)
@@ -318,19 +301,3 @@ def _lay_out_kernel(
         rows = tl.sum(tl.where(is_tile_expert, (starts + totals)[None, :], 0), 1) - begins
         tl.store(tile_experts_ptr + tiles, tile_expert, mask=tiles < num_tiles)
         tl.store(tile_rows_ptr + tiles, tl.minimum(tl.maximum(rows, 0), BLOCK_M), mask=tiles < num_tiles)
-
-
-@triton.jit
-def _sort_kernel(
-    x_ptr, out_ptr, positions_ptr, k, stride_x, BLOCK: tl.constexpr, COPIES: tl.constexpr, PDL: tl.constexpr
-) -> None:
-    """A part of a row, written to all its places."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    values = tl.load(x_ptr + row * stride_x + columns, mask=columns < k, other=0.0)
-    for copy in tl.static_range(COPIES):
-        target = tl.load(positions_ptr + row * COPIES + copy).to(tl.int64)
-        tl.store(out_ptr + target * k + columns, values, mask=(columns < k) & (target >= 0))

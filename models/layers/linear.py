@@ -57,11 +57,9 @@ class ColumnLinear(nn.Module):
         return self.norming is not None and self.norming.takes_norm(self.params, x)
 
     def normed(self, late: LateNorm, *, gate: GateKind = "", normed: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute kernels.linear.late_norm.normed_linear, with gate without bias. Requires takes_norm(late.x)."""
+        """Compute kernels.linear.late_norm.normed_linear. Requires takes_norm(late.x)."""
         assert self.norming is not None
-        return self.norming.apply_normed(
-            self.params, late, None if gate else self.bias, gate=gate, normed=normed
-        )  # fmt: skip
+        return self.norming.apply_normed(self.params, late, self.bias, gate=gate, normed=normed)
 
     def gated(self, x: torch.Tensor | RoundedRows | LateNorm, *, is_gelu: bool) -> torch.Tensor | None:
         """Return silu_and_mul, or gelu_tanh_and_mul, of forward(x) where one kernel computes both faster; else None."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 HOPPER_SHARED_BYTES = 227 * 1024
+HOPPER_REGISTERS = 64 * 1024
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
 _DEVICE = """
@@ -46,14 +47,15 @@ import tempfile
 from triton import knobs
 
 
-def local_bytes(cubin):
-    # of each thread: registers are spilled to it
+def usage_of(cubin):
+    # of each thread: its registers, and the bytes to which they are spilled
     with tempfile.NamedTemporaryFile() as file:
         file.write(cubin)
         file.flush()
         command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True)
-    return max(map(int, re.findall(r"(?:STACK|LOCAL):(\\d+)", usage.stdout)))
+    spilled = re.findall(r"(?:STACK|LOCAL):(\\d+)", usage.stdout)
+    return [max(map(int, found)) for found in (re.findall(r"REG:(\\d+)", usage.stdout), spilled)]
 
 
 for kernel in kernels:
@@ -63,18 +65,23 @@ for kernel in kernels:
     assembly = compiled.asm["ptx"]
     has_wide_loads = "ld.global.v4.b32" in assembly or "cp.async.cg" in assembly
     facts = function.__name__, compiled.metadata.shared, "wgmma.mma_async" in assembly, has_wide_loads
-    print(json.dumps((*facts, local_bytes(compiled.asm["cubin"]))), flush=True)
+    registers, local_bytes = usage_of(compiled.asm["cubin"])
+    print(json.dumps((*facts, local_bytes, registers * 32 * compiled.metadata.num_warps)), flush=True)
 """
 
 
 class CompiledKernel(NamedTuple):
-    """What was found of one kernel. has_wide_loads: some of its loads move 16 bytes. local_bytes: 0: nothing spills."""
+    """What was found of one kernel. has_wide_loads: some of its loads move 16 bytes. local_bytes: 0: nothing spills.
+
+    registers: of a program's threads together; those of warp-specialised programs have more.
+    """
 
     name: str
     shared_bytes: int
     has_wgmma: bool
     has_wide_loads: bool
     local_bytes: int
+    registers: int
 
 
 def compile_kernels(script: str, *arguments: str, cache: Path, capability: int = 90) -> list[CompiledKernel]:

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from kernels.moe.storage import ExpertMatrix
-from kernels.moe.storage_lut4 import TABLES
 from tests.support.checkpoints import make_configs
 from tests.support.reference import save_checkpoint
 
@@ -42,7 +41,7 @@ def num_bytes(matrices: Sequence[ExpertMatrix]) -> int:
         value
         for matrix in matrices
         for name, value in vars(matrix).items()
-        if torch.is_tensor(value) and not (name == "factors" and vars(matrix).get("kind") in TABLES)
+        if torch.is_tensor(value) and name != "table"
     ]
     return sum(tensor.nbytes for tensor in tensors)
 

@@ -3,6 +3,9 @@
 import pytest
 
 from engine import offline
+from kernels.linear import dense
+from kernels.linear.planes_configs import MAX_ROWS
+from kernels.linear.planes_configs import planes_config as float4_config
 from kernels.linear.scaled8_configs import MAX_FEW_ROWS, MAX_SMALL_TILES, scaled8_config
 from kernels.moe.configs import hopper_fp8_config, planes_config
 
@@ -34,6 +37,23 @@ def test_products_of_8_bits(n: int, k: int, has_tma: bool, by_block: bool) -> No
 
     met = {config(num_rows) for num_rows in REHEARSED}
     assert [size for size in range(1, MOST_TOKENS + 1) if config(size) not in met] == []
+
+
+@pytest.mark.parametrize("k", [2880, 4096, 14336])
+def test_products_of_4_bit_floats(k: int) -> None:
+    """The splits of K, which are compiled in, depend on the tiles of rows and of outputs."""
+    for n in range(128, 32768, 128):
+        configs = {num_rows: float4_config(num_rows=num_rows, n=n, k=k) for num_rows in range(1, MAX_ROWS + 2)}
+        met = {configs[min(num_rows, MAX_ROWS + 1)] for num_rows in REHEARSED}
+        assert [num_rows for num_rows, config in configs.items() if config not in met] == [], n
+
+
+@pytest.mark.parametrize(
+    ("size", "k"),
+    [(3072, 1024), (6144, 2048), (9728, 2560), (14336, 4096), (18944, 3584), (25600, 5120), (7168, 4096), (3584, 8192)],
+)
+def test_products_with_their_gate(size: int, k: int) -> None:
+    assert any(dense.pays(num_rows=num_rows, n=2 * size, k=k, num_sms=132) for num_rows in REHEARSED)
 
 
 def test_products_of_blocks_for_hopper() -> None:

@@ -112,7 +112,7 @@ def test_bytes_of_planes_are_those_of_their_tensors(k: int) -> None:
             assert not isinstance(matrix, PlanesMatrix)
         else:
             assert isinstance(matrix, PlanesMatrix)
-            factors = matrix.factors.nbytes if matrix.kind == "nvfp4" else 0
+            factors = 0 if matrix.factors is None else matrix.factors.nbytes
             assert matrix.words.nbytes + matrix.scales.nbytes + factors == 3 * size
 
 

@@ -68,7 +68,7 @@ def test_ptx_looks_every_code_up(kind):
     table = torch.tensor(TABLES[kind]).bfloat16().float().tolist()
     planes = to_planes(Lut4Matrix(torch.zeros(1, 1, 32, dtype=torch.uint8), torch.ones(1, 1, 1), kind))
     assert isinstance(planes, PlanesMatrix)
-    operands = {f"${5 + 2 * place}": octets & 0xFFFFFFFF for place, octets in enumerate(planes.factors.tolist())}
+    operands = {f"${5 + 2 * place}": octets & 0xFFFFFFFF for place, octets in enumerate(planes.table.tolist())}
     for run in range(2):
         for first in range(16):
             for second in range(16):
