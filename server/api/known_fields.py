@@ -2,7 +2,7 @@
 
 A field that no API here has is reported (server/api/ignored_fields.py), with these exceptions: without one that
 constrains the answer, or that has a part of the prompt, the answer would be another one than the client takes it for.
-They are refused with the field to send instead. Null, empty values and a format of plain text ask for nothing, and pass.
+They are refused with the field to send instead. Null, empty values and the format of plain text ask for nothing.
 """
 
 import re
