@@ -104,7 +104,7 @@ class Scheduler:
             while not step.num_rows and self.running and not self._in_flight:  # no row has room, no commit makes some
                 if not self.kv.tiers.give_up_newest():
                     self._preempt_last()
-                step = self._plan(inits, now)
+                step = self._plan(inits, now, is_stuck=True)
             if step.num_rows or not self.running:
                 step.kv.host = self.kv.tiers.plan(step, num_reserved=len(self.running))
             if not step.num_rows and step.kv.host is None:
@@ -114,7 +114,7 @@ class Scheduler:
         self._freed, self.kv.pool.dirty = [], []
         return step.plan(inits, *(self._running.take_shares() if step.num_rows else ([], 0)))
 
-    def _plan(self, inits: list[RequestInit], now: float) -> PlannedStep:
+    def _plan(self, inits: list[RequestInit], now: float, *, is_stuck: bool = False) -> PlannedStep:
         step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step(), [], [])
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
@@ -125,7 +125,7 @@ class Scheduler:
             context = max((request.num_computed_tokens for request in begun), default=0)
             most = mixed_step_tokens(self.config, num_decodes=step.num_rows, num_pending=pending, context=context)
             budget = max(min(budget, most - step.num_rows), 0)
-        if self.waiting.has_several_tenants:  # none waits for the prompts of others
+        if self.waiting.has_several_tenants and not is_stuck:  # none waits for others' prompts, nor takes their room
             budget = self._admit(step, inits, budget, now, is_new=True)
         for request in begun:
             budget -= self._plan_chunk(step, request, budget) if budget else 0

@@ -2,7 +2,7 @@
 
 A field that no API here has is reported (server/api/ignored_fields.py), with these exceptions: without one that
 constrains the answer, or that has a part of the prompt, the answer would be another one than the client takes it for.
-They are refused with the field to send instead. Null and empty values stand for nothing, and pass.
+They are refused with the field to send instead. Null, empty values and the format of plain text ask for nothing.
 """
 
 import re
@@ -63,12 +63,13 @@ _MISSING = {
     "response_format.json_schema.schema": {"type": 'a schema is a field of json_schema: {"name": …, "schema": {…}}'},
 }
 _PLACES = re.compile(r"\[\d+\]")
+_PLAIN_TEXT = {"type": "text"}  # the default of response_format and of text.format
 
 
 def refuse_known(given: Mapping[str, Any], known: Mapping[str, str], *, at: str = "") -> None:
     """Refuse the first field of another server that has a value. `at`: the path of the object that has the fields."""
     for name, value in given.items():
-        if value and name in known:
+        if value and value != _PLAIN_TEXT and name in known:
             field = f"{at}.{name}" if at else name
             raise UnsupportedFeature(f"{field} is not served: use {known[name]}.", param=field)
 

@@ -42,6 +42,14 @@ def test_a_field_of_another_server_is_refused_with_the_field_to_send(schema, fie
         check(parse_body(schema, {**fields, name: None}))
 
 
+@pytest.mark.parametrize(("schema", "fields", "check", "known"), APIS)
+def test_a_format_of_plain_text_is_every_apis_default(schema, fields, check, known):
+    for name in {"format", "response_format"} & set(known):
+        check(parse_body(schema, {**fields, name: {"type": "text"}}))
+        with pytest.raises(UnsupportedFeature):
+            check(parse_body(schema, {**fields, name: {"type": "json_object"}}))
+
+
 @pytest.mark.parametrize(("schema", "known"), [(schema, known) for schema, _, _, known in APIS])
 def test_no_field_of_a_table_is_one_of_that_api_and_those_to_send_are(schema, known):
     assert not set(known) & set(schema.model_fields)
