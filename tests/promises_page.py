@@ -28,6 +28,7 @@ _KILLS = """\
 When the engine dies, [open requests go on](life-cycle.md#open-requests-go-on) with the tokens of an undisturbed run.
 The engine is killed (SIGKILL) when it has served for 5 s, under streams of nine kinds: {kinds}.
 With `--standby` it is killed no sooner than the [standby](life-cycle.md#standby) is loaded.
+With 200 streams no request is refused for the length of the queue (`--max-queue-wait 0`).
 A stream is cut if it ends without its last event; it differs if its text is not that of the undisturbed answer.
 A stream's pause is from the kill until its first event by the next engine.
 In this time the next engine starts, and computes prompts and answers of all open requests once more.
