@@ -407,8 +407,12 @@ def _prefill_kernel(
     queries = (q_tiles, allocate_barriers(1, 1), allocate_barriers(1, CONSUMERS))  # tiles, loaded, free
     keys = (k_tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS))
     values = (v_tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS))
-    turns = allocate_barriers(2, 1)
-    mbarrier.arrive(turns.index(0))
+    turns = work  # of one warpgroup: unused
+    # Barriers without a later use would share their memory with the output's tiles. The hardware may write a barrier
+    # again, when another process has had the device: seen as NaN in the first 16 bytes of a tile
+    if CONSUMERS == 2:
+        turns = allocate_barriers(2, 1)
+        mbarrier.arrive(turns.index(0))
     if PDL:
         grid_dependency("griddepcontrol.wait;")
         grid_dependency("griddepcontrol.launch_dependents;")

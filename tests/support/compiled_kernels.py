@@ -66,14 +66,16 @@ for kernel in kernels:
     has_wide_loads = "ld.global.v4.b32" in assembly or "cp.async.cg" in assembly
     facts = function.__name__, compiled.metadata.shared, "wgmma.mma_async" in assembly, has_wide_loads
     registers, local_bytes = usage_of(compiled.asm["cubin"])
-    print(json.dumps((*facts, local_bytes, registers * 32 * compiled.metadata.num_warps)), flush=True)
+    facts = *facts, local_bytes, registers * 32 * compiled.metadata.num_warps, assembly.count("mbarrier.init")
+    print(json.dumps(facts), flush=True)
 """
 
 
 class CompiledKernel(NamedTuple):
     """What was found of one kernel. has_wide_loads: some of its loads move 16 bytes. local_bytes: 0: nothing spills.
 
-    registers: of a program's threads together; those of warp-specialised programs have more.
+    registers: of a program's threads together; those of warp-specialised programs have more. num_barriers: in shared
+    memory.
     """
 
     name: str
@@ -82,6 +84,7 @@ class CompiledKernel(NamedTuple):
     has_wide_loads: bool
     local_bytes: int
     registers: int
+    num_barriers: int
 
 
 def compile_kernels(script: str, *arguments: str, cache: Path, capability: int = 90) -> list[CompiledKernel]:

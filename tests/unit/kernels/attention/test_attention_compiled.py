@@ -56,3 +56,31 @@ def test_every_kind_of_layer_compiles_and_fits(sizes, tmp_path):
     compiled = compile_kernels(SCRIPT, *sizes.split(), cache=tmp_path)
     assert {kernel.name for kernel in compiled} == {"_decode_kernel", "_prefill_kernel"}
     assert max(kernel.shared_bytes for kernel in compiled) <= HOPPER_SHARED_BYTES
+
+
+ONE_KIND = """
+import sys
+
+torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
+
+from kernels.attention.gluon_prefill import HopperConfig, hopper_prefill_attention
+
+head_dim, consumers, num_stages = map(int, sys.argv[1:])
+config = HopperConfig(consumers=consumers, block_n=64, num_stages=num_stages, programs_per_sm=1)
+with collect_kernels() as kernels:
+    q, cache = torch.zeros(64, 16, head_dim, dtype=torch.bfloat16), torch.zeros(2, 64, 8, head_dim, dtype=torch.bfloat16)
+    table, starts, seq_lens, tickets = (torch.zeros(size, dtype=torch.int32) for size in ((1, 16), 2, 1, 2))
+    hopper_prefill_attention(
+        q, cache, cache, table, starts, seq_lens, q, tickets, scale=1.0, max_seq_len=64, config=config
+    )
+"""
+
+
+@pytest.mark.full
+@needs_triton
+@pytest.mark.parametrize(("head_dim", "consumers", "num_stages"), [(128, 1, 2), (128, 2, 4), (256, 1, 2), (512, 1, 1)])
+def test_prefill_has_only_barriers_that_it_uses_to_the_end(head_dim, consumers, num_stages, tmp_path):
+    # Others' memory would become that of the output's tiles; a barrier's memory may hold nothing else
+    (kernel,) = compile_kernels(ONE_KIND, str(head_dim), str(consumers), str(num_stages), cache=tmp_path)
+    turns = 2 if consumers == 2 else 0
+    assert kernel.num_barriers == 2 + 4 * num_stages + turns
