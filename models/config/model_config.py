@@ -246,10 +246,11 @@ class ModelConfig:
     def one_layer_of_each_kind(self) -> ModelConfig:
         """Return this model with the fewest layers that include every kind of layer it has.
 
-        Quantised mixtures have two: only the norm before a later layer's attention adds a residual and rounds.
+        Of a single kind there are two: only the norm before a later layer's attention adds a residual, which a product
+        or a rounding may do with it.
         """
         kept = self.layers_of_each_kind
-        if kept == [0] and self.num_layers > 1 and self.sparse_layers[0] and self.quantization is not None:
+        if kept == [0] and self.num_layers > 1:
             kept = [0, 1]
         return dataclasses.replace(
             self,

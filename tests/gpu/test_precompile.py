@@ -55,7 +55,7 @@ def _start_cold(model: Path, fresh_cache: Path, **settings: bool | str) -> None:
 
     def listener(*, src: object, cache_hit: bool, **_: object) -> None:
         if not cache_hit:
-            compiled.append(src.name)
+            compiled.append(f"{src.name} {src.constants} {src.signature} {src.attrs}")
 
     config = EngineConfig(model=str(model), load_format="dummy", kv_cache_memory_bytes=8 * 1024**3, **settings)
     with pytest.MonkeyPatch.context() as patch:

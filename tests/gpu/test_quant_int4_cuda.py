@@ -127,7 +127,7 @@ def test_llama_8b_of_random_awq_weights_serves_and_compiles_nothing_after_its_re
 
     def listener(*, src: object, cache_hit: bool, **_: object) -> None:
         if not cache_hit:
-            compiled.append(src.name)
+            compiled.append(f"{src.name} {src.constants} {src.signature} {src.attrs}")
 
     monkeypatch.setattr(triton.knobs.compilation, "listener", listener)  # in forked children it fills another list
     before = torch.cuda.memory_allocated()

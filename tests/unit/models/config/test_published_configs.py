@@ -233,7 +233,7 @@ def test_kinds_of_layers_are_told_apart():
     assert small.num_layers == 2
     assert small.sliding_windows == (512, None)
     assert [rope.theta for rope in small.ropes] == [1e4, 1e6]
-    assert PUBLISHED["Llama-2-7b"][0].one_layer_of_each_kind().num_layers == 1
+    assert PUBLISHED["Llama-2-7b"][0].one_layer_of_each_kind().num_layers == 2
 
 
 @pytest.mark.parametrize(
