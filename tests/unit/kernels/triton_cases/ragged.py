@@ -107,8 +107,9 @@ def reference(
         if seq_len == 0 or start == end:
             continue
         blocks = metadata.block_table[row, : -(-seq_len // k_cache.shape[1])].long()
-        k, v = (c[blocks].flatten(0, 1)[:seq_len].double().repeat_interleave(group, 1) for c in (k_cache, v_cache))
-        logits = torch.einsum("qhd,khd->hqk", q[start:end].double(), k) * scale
+        k, v = (c[blocks].flatten(0, 1)[:seq_len].double() for c in (k_cache, v_cache))
+        queries = q[start:end].double().unflatten(1, (-1, group))
+        logits = torch.einsum("qngd,knd->ngqk", queries, k).flatten(0, 1) * scale
         if softcap > 0:
             logits = softcap * torch.tanh(logits / softcap)
         first_seen = _first_seen(seq_len - (end - start), sliding_window, chunk)
@@ -123,8 +124,8 @@ def reference(
         logits = logits.masked_fill(~visible, float("-inf"))
         if sinks is not None:
             logits = torch.cat((sinks.double()[:, None, None].expand(-1, end - start, 1), logits), -1)
-        weights = logits.softmax(-1)[..., -seq_len:]
-        out[start:end] = torch.einsum("hqk,khd->qhd", weights, v)
+        weights = logits.softmax(-1)[..., -seq_len:].unflatten(0, (-1, group))
+        out[start:end] = torch.einsum("ngqk,knd->qngd", weights, v).flatten(1, 2)
     return out
 
 
