@@ -39,6 +39,21 @@ _MISTRAL = Architecture(
     sliding_layers="every",
     defaults={"sliding_window": 4096, "num_key_value_heads": 8},
 )
+# Computed by transformers' Llama, whose name its own files then have: published ones have that of code of their own
+_INTERNLM3 = dataclasses.replace(
+    _LLAMA,
+    model_type="internlm3",
+    names={"attention_bias": "qkv_bias", "mlp_bias": "bias"},
+    takes_usual_names=True,
+    output_bias="attention_bias",
+    defaults={"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5},
+)
+_IQUEST_CODER = dataclasses.replace(
+    _LLAMA,
+    model_type="iquestcoder",
+    defaults={"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
+    neutral={"clip_qkv": (), "use_sliding_window": (False,)},
+)
 # Mistral whose queries grow with their position beyond the original length, as Llama 4's
 _MINISTRAL3 = Architecture(
     "models.llama:Llama",
@@ -326,10 +341,14 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 # Names in the first files of a family, by which its later files are known no more
 _OLD_NAMES = {"ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM"}
+# Architectures that transformers has under the name of Llama, which computes them
+_LLAMAS = {"InternLM3ForCausalLM": _INTERNLM3, "IQuestCoderForCausalLM": _IQUEST_CODER}
 
 
-def current_name(name: str) -> str:
-    """Return the name of an architecture in ARCHITECTURES, if it had another one."""
+def current_name(name: str, model_type: object = None) -> str:
+    """Return the name by which find_architecture knows an architecture. model_type: that of its config.json."""
+    if name == "LlamaForCausalLM":
+        return next((own for own, row in _LLAMAS.items() if row.model_type == model_type), name)
     return _OLD_NAMES.get(name, name)
 
 
@@ -343,7 +362,7 @@ def whole_of_text_part(name: str, *, is_foreign: bool) -> str | None:
 def is_served(name: str) -> bool:
     """Return whether ARCHITECTURES has the architecture, with or without its head."""
     name = current_name(name)
-    return name in ARCHITECTURES or (
+    return name in {*ARCHITECTURES, *_LLAMAS} or (
         name.endswith("Model") and f"{name.removesuffix('Model')}ForCausalLM" in ARCHITECTURES
     )
 
@@ -356,6 +375,8 @@ def find_architecture(name: str) -> Architecture:
     name, text = split_text_part(current_name(name))
     if text:
         return with_text_part(ARCHITECTURES[name], text)
+    if name in _LLAMAS:
+        return _LLAMAS[name]
     whole = f"{name.removesuffix('Model')}ForCausalLM"
     if name.endswith("Model") and whole in ARCHITECTURES:
         return dataclasses.replace(ARCHITECTURES[whole], has_lm_head=False)

@@ -187,11 +187,13 @@ EXPERTS: dict[str, Architecture] = {
         qkv_bias="config",
         has_output_bias=True,
         has_mlp_bias=True,
+        has_head_bias=True,
         experts="ernie4_5",
         shared_expert="mlp.shared_experts",
         names={
             "attention_bias": "use_bias",
             "mlp_bias": "use_bias",
+            "lm_head_bias": "use_bias",
             "num_local_experts": "moe_num_experts",
             "num_experts_per_tok": "moe_k",
         },
@@ -383,7 +385,7 @@ EXPERTS: dict[str, Architecture] = {
             "norm_topk_prob": True,
         },
         harmless=COHERE_HARMLESS,
-        neutral=COHERE_NEUTRAL,
+        neutral=COHERE_NEUTRAL | {"rope_scaling": ()},  # transformers' class has the field, but does not apply it
     ),
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": replace(

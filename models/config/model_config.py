@@ -120,7 +120,7 @@ class ModelConfig:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], *, where: str = "config.json") -> ModelConfig:
         """Normalise a parsed config.json. where: names it in errors. Raises ModelError."""
-        name = current_name(architecture_name(raw, where))
+        name = current_name(architecture_name(raw, where), raw.get("model_type"))
         architecture = find_architecture(name)
         whole = architecture
         architecture, config = text_part(raw, whole, where)

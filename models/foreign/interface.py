@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from models.errors import ModelError
+
 ATTENTION, PROBE = "quire", "quire_probe"
 
 
@@ -87,8 +89,11 @@ def _attend(
     quire_attend: Attend | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    if quire_attend is None:  # the model drops its keyword arguments on the way to its attention
-        raise NotImplementedError("no caller reaches this attention")
+    if quire_attend is None:
+        raise ModelError(
+            f"{type(module).__name__}: transformers' own class does not let its attention be replaced: its layers keep"
+            " the arguments of the model from it"
+        )
     return quire_attend(module, query, key, value, attention_mask, options), None
 
 

@@ -86,7 +86,7 @@ def failure(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = str(error).strip().partition("\n")[0][:200]
-        if "meta tensors" in reason:
+        if "meta tensor" in reason:
             reason = f"its forward pass reads the values of tensors, which Quire cannot examine ({reason})"
         raise ModelError(
             f"{name}: transformers' own class fails with Quire's attention: {type(error).__name__}: {reason}"

@@ -479,7 +479,7 @@ def _make_routers() -> dict[str, PreTrainedConfig]:
         "phimoe_windows": PhimoeConfig(**tiny, num_local_experts=5, sliding_window=7, router_jitter_noise=0.01),
         "ernie4_5_moe": Ernie4_5_MoeConfig(**tiny, **ernie, moe_num_shared_experts=2, use_bias=False),
         "ernie4_5_moe_steps": Ernie4_5_MoeConfig(
-            **tiny, **ernie, moe_num_shared_experts=0, moe_layer_start_index=0, moe_layer_interval=2
+            **tiny, **ernie, moe_num_shared_experts=0, moe_layer_start_index=0, moe_layer_interval=2, use_bias=True
         ),
         "hunyuan_moe": HunYuanMoEV1Config(
             **tiny,

@@ -1,11 +1,17 @@
 """What single families read of their config.json: patterns of layers, names of fields, rotary positions."""
 
+import json
+
 import pytest
 import torch
+import transformers
 
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
+from models.registry import is_served
 from tests.support.checkpoints import TINY
+from tests.support.models_harness import PagedRunner, load
+from tests.support.reference import reference_logits, save_checkpoint
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -162,3 +168,41 @@ GLM = {"n_routed_experts": 8, "num_experts_per_tok": 3}
 def test_a_wrong_value_is_refused_by_its_name(architecture, fields, message):
     with pytest.raises(ModelError, match=message):
         parse(architecture, **fields)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("InternLM3", {"qkv_bias": True, "bias": True, "num_key_value_heads": 2}),
+        ("InternLM3", {"head_dim": None, "tie_word_embeddings": True}),
+        ("IQuestCoder", {"head_dim": 12, "num_key_value_heads": 2}),
+        ("IQuestCoder", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
+    ],
+)
+def test_models_that_llamas_class_computes_have_its_logits_under_both_names(name, fields, tmp_path):
+    """transformers saves them as LlamaForCausalLM; published files have a name of their own, and omit other fields."""
+    save_checkpoint(tmp_path, getattr(transformers, f"{name}Config")(**TINY, pad_token_id=None, **fields))
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text())
+    assert saved["architectures"] == ["LlamaForCausalLM"]
+    for omitted in ("rms_norm_eps", *(("head_dim",) if saved["head_dim"] == 128 else ())):
+        del saved[omitted]
+    prompt = [3, 90, 17, 4, 55, 8, 8, 61]
+    assert is_served(f"{name}ForCausalLM")
+    for architecture in ("LlamaForCausalLM", f"{name}ForCausalLM"):
+        path.write_text(json.dumps(saved | {"architectures": [architecture]}))
+        config = ModelConfig.from_folder(tmp_path)
+        assert config.rms_norm_eps == 1e-5
+        runner = PagedRunner(load(tmp_path), config)
+        logits = runner.step([(runner.add_row(), prompt)])[0]
+        torch.testing.assert_close(logits, reference_logits(tmp_path, prompt), atol=1e-4, rtol=0)
+
+
+def test_names_of_biases_in_published_files_of_internlm3():
+    config = parse("InternLM3", model_type="internlm3", qkv_bias=True, bias=False, head_dim=8)
+    assert (config.has_qkv_bias, config.has_mlp_bias, config.num_kv_heads) == (True, False, 2)
+    with pytest.raises(ModelError, match="clip_qkv is not supported: served is None, found 6"):
+        parse("IQuestCoder", model_type="iquestcoder", clip_qkv=6)
+    with pytest.raises(ModelError, match="model_type 'llama' is not supported for this architecture"):
+        parse("InternLM3", model_type="llama")

@@ -213,6 +213,7 @@ def test_the_rotated_share_of_mistral_4_is_its_size():
         ("Cohere2Moe", {"shared_expert_combination_strategy": 1}, "shared_expert_combination_strategy 1 is not"),
         ("Cohere2Moe", {"prefix_dense_sliding_window_pattern": 0}, "prefix_dense_sliding_window_pattern must be a"),
         ("Cohere2Moe", {"use_parallel_block": False}, "use_parallel_block is not supported"),
+        ("Cohere2Moe", {"rope_scaling": {"type": "linear", "factor": 2.5}}, "rope_scaling is not supported: served is"),
         ("Cohere2Moe", {"num_shared_experts": -1}, "num_shared_experts must be a positive integer, found -1"),
         ("Mistral4", {"n_group": 128}, "n_group 128 does not cut 128 experts into groups of 2 or more"),
         ("Mistral4", {"q_lora_rank": 0}, "q_lora_rank must be a positive integer, found 0"),

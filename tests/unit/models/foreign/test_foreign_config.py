@@ -138,17 +138,25 @@ def test_a_class_that_fails_is_named_with_what_it_raises(tmp_path: Path, monkeyp
         read_config(tmp_path)
 
 
-def test_a_class_that_reads_values_of_its_tensors_is_refused_in_plain_words(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("read", [lambda ids: ids.max().item(), lambda ids: ids.cpu()])
+def test_a_class_that_reads_values_of_its_tensors_is_refused_in_plain_words(tmp_path: Path, monkeypatch, read) -> None:
     forward = transformers.Starcoder2ForCausalLM.forward
 
     def reading(self, input_ids=None, **options):
-        assert input_ids.max().item() >= 0
+        assert read(input_ids) is not None
         return forward(self, input_ids, **options)
 
     monkeypatch.setattr(transformers.Starcoder2ForCausalLM, "forward", reading)
     config = transformers.Starcoder2Config(**SIZES, num_key_value_heads=2)
     with pytest.raises(ModelError, match="reads the values of tensors, which Quire cannot examine"):
         read_config(write(tmp_path, config, "Starcoder2ForCausalLM"))
+
+
+def test_layers_that_do_not_hand_on_the_arguments_of_the_model_are_refused_in_plain_words(tmp_path: Path) -> None:
+    config = transformers.NemotronConfig(**SIZES, num_key_value_heads=2, intermediate_size=64)
+    words = "NemotronAttention: transformers' own class does not let its attention be replaced"
+    with pytest.raises(ModelError, match=words):
+        read_config(write(tmp_path, config, "NemotronForCausalLM"))
 
 
 def test_rope_by_the_longest_text_of_a_batch_is_refused(tmp_path: Path) -> None:
