@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -29,7 +28,6 @@ from benchmarks.startup import engine_of
 
 _READY_AGAIN = "engine ready again"
 _STANDBY_WAITS = "standby waits"
-_STAGES = re.compile(r'engine ready again.*?start="([^"]*)"')
 _POLL_S = 0.005
 _SETTLE_S = 1.0  # of streams before a kill
 
@@ -169,7 +167,6 @@ def main() -> int:
             server.wait(60)
         text = Path(log.name).read_text()
     report |= outcome
-    report["stages"] = _STAGES.findall(text)
     report["log"] = [line for line in text.splitlines() if "engine" in line and " DEBUG " not in line][-60:]
     if args.json is not None:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
