@@ -180,14 +180,22 @@ async def answers(
             return await ask_all(http, names, is_stream=is_stream)
 
 
-@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("is_stream", "lives"),
+    [
+        pytest.param(False, ((1, 4, 9), (14, 6)), id="whole"),
+        pytest.param(True, ((1, 4, 9),), id="stream"),
+        pytest.param(True, ((14, 6),), id="stream with two ends", marks=pytest.mark.full),
+    ],
+)
 def test_every_kind_of_answer_is_that_of_an_undisturbed_run(
-    mortal: MortalEngine, tmp_path: Path, is_stream: bool
+    mortal: MortalEngine, tmp_path: Path, is_stream: bool, lives: Sequence[Sequence[int]]
 ) -> None:
+    """Each of the lives has the numbers of steps after which an engine ends."""
     names = [name for name in ASKED if not (is_stream and name == "prompt_logprobs")]
     path = str(tmp_path / "engine.sock")
     undisturbed = asyncio.run(answers(mortal, path, (), names, is_stream=is_stream))
-    for steps in ((1, 4, 9), (14, 6)):
+    for steps in lives:
         disturbed = asyncio.run(answers(mortal, path, steps, names, is_stream=is_stream))
         assert mortal.num_ends == len(steps)
         for name in names:
