@@ -54,7 +54,7 @@ def check_peers(config: EngineConfig) -> None:
             import_nixl()
         except ImportError as error:
             raise StartupError(
-                f"--kv-transport nixl needs NIXL: pip install 'quire[disaggregate]' ({error})."
+                f"--kv-transport nixl needs NIXL: pip install nixl ({error})."
             ) from error
 
 
