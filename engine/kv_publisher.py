@@ -111,8 +111,7 @@ class KvPublisher:
             self._zmq: Any = importlib.import_module("zmq")
         except ImportError as error:
             raise StartupError(
-                "--kv-events-config publishes over ZeroMQ, and the package pyzmq is not installed:"
-                " pip install 'quire[zmq]'."
+                "--kv-events-config publishes over ZeroMQ, and the package pyzmq is not installed: pip install pyzmq."
             ) from error
         self.num_published = 0  # batches that were queued
         self.num_lost = 0  # batches that found the queue full

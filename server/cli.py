@@ -264,6 +264,7 @@ def _serve(arguments: argparse.Namespace, parser: SettingsParser) -> int:
 
 def _launch_config(arguments: argparse.Namespace, given_key_hashes: list[str]) -> "LaunchConfig":
     from engine.interface.config import LaunchConfig
+    from server.config.api_keys import file_notices
 
     address, tls = address_of(arguments), tls_of(arguments)
     return LaunchConfig(
@@ -282,7 +283,7 @@ def _launch_config(arguments: argparse.Namespace, given_key_hashes: list[str]) -
         stall_timeout_s=arguments.stall_timeout,
         api_key_file=arguments.api_key_file,
         given_key_hashes=given_key_hashes,
-        notices=[_SEEN_KEY] if arguments.api_key else [],
+        notices=[*([_SEEN_KEY] if arguments.api_key else []), *file_notices(arguments.api_key_file)],
         host_links=host_links_of(arguments),
     )
 

@@ -25,13 +25,14 @@ from deploy.grafana.panels import (
     sibling_links,
     text_variable,
 )
+from deploy.grafana.rows_engines import GPU, HANDOVER, HANDOVER_QUERY
 from deploy.grafana.rows_requests import LATENCY, OVERVIEW, THROUGHPUT, WORKLOAD
-from deploy.grafana.rows_server import ADAPTERS, API_KEYS, API_SERVER, CACHING, GPU, PROCESSES, SATURATION
+from deploy.grafana.rows_server import ADAPTERS, API_KEYS, API_SERVER, CACHING, PROCESSES, SATURATION
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "python -m deploy.grafana.generate"
 _OVERVIEW_ROWS: tuple[Row, ...] = (OVERVIEW, LATENCY, THROUGHPUT, ADAPTERS)
-_DETAIL_ROWS: tuple[Row, ...] = (SATURATION, CACHING, WORKLOAD, API_KEYS, API_SERVER, PROCESSES, GPU)
+_DETAIL_ROWS: tuple[Row, ...] = (SATURATION, CACHING, WORKLOAD, API_KEYS, API_SERVER, PROCESSES, HANDOVER, GPU)
 _BUILD = 'quire_build_info{instance=~"$instance"}'
 _ANNOTATIONS = (
     Annotation("Daemon started", 'changes(quire_start_time_seconds{instance=~"$instance"}[1m]) > 0', "Started", "blue"),
@@ -67,6 +68,7 @@ def quire_dashboards() -> dict[str, Json]:
         query='quire_gpu_memory_total_bytes{model_name=~"$model_name",instance=~"$instance"} > 0',
         regex='/instance="([^"]+)"/',
     )
+    handover = query_variable("handover", "Engines", query=HANDOVER_QUERY, regex='/instance="([^"]+)"/')
     links = [
         sibling_links("quire"),
         link("Alerts", "/alerting/list?search=Quire", "Quire's alert rules and whether they fire"),
@@ -88,7 +90,7 @@ def quire_dashboards() -> dict[str, Json]:
             title="Quire details",
             description="An LLM server: what it runs short of, what its cache saves, and what runs it.",
             rows=_DETAIL_ROWS,
-            variables=[*variables, gpu],
+            variables=[*variables, gpu, handover],
             annotations=_ANNOTATIONS,
             links=links,
         ),

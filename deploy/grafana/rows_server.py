@@ -1,4 +1,4 @@
-"""The rows about the server: saturation, caching, the HTTP side, adapters, GPU and processes."""
+"""The rows about the server: saturation, caching, the HTTP side, adapters and processes."""
 
 from deploy.grafana.panels import Panel, Query, Row
 from deploy.grafana.promql import rate, selected, total
@@ -304,32 +304,6 @@ ADAPTERS = Row(
             width=12,
         ),
     ),
-)
-
-GPU = Row(
-    "GPU of $gpu",
-    (
-        Panel(
-            "timeseries",
-            "GPU memory",
-            "Memory in use by all programs, and total memory; with several GPUs, of the first.",
-            "bytes",
-            (
-                Query('quire_gpu_memory_used_bytes{model_name=~"$model_name",instance=~"$gpu"} > 0', "used"),
-                Query('quire_gpu_memory_total_bytes{model_name=~"$model_name",instance=~"$gpu"} > 0', "all"),
-            ),
-            width=12,
-        ),
-        Panel(
-            "timeseries",
-            "KV cache",
-            "Memory of the KV pool on each GPU.",
-            "bytes",
-            (Query('quire_kv_cache_bytes{model_name=~"$model_name",instance=~"$gpu"}', "KV pool"),),
-            width=12,
-        ),
-    ),
-    repeat="gpu",
 )
 
 PROCESSES = Row(

@@ -53,9 +53,7 @@ def check_peers(config: EngineConfig) -> None:
         try:
             import_nixl()
         except ImportError as error:
-            raise StartupError(
-                f"--kv-transport nixl needs NIXL: pip install 'quire[disaggregate]' ({error})."
-            ) from error
+            raise StartupError(f"--kv-transport nixl needs NIXL: pip install nixl ({error}).") from error
 
 
 def with_host_memory(config: EngineConfig) -> EngineConfig:

@@ -56,7 +56,7 @@ def _ignored_in_tools(body: ChatBody) -> Iterator[str]:
         if body.parallel_tool_calls is not None:
             yield "parallel_tool_calls"
         return
-    is_forced = body.tool_choice not in (None, "auto")
+    is_forced = _is_forced(body.tool_choice)
     if is_forced:  # the answer is a call; response_format and structured_outputs constrain no call
         if body.response_format is not None and body.response_format.type != "text":
             yield "response_format"
@@ -67,6 +67,13 @@ def _ignored_in_tools(body: ChatBody) -> Iterator[str]:
         yield from (f"tools[{i}].function.{name}" for name in _with_value(tool.function.model_extra))
         if tool.function.strict and not is_forced:
             yield f"tools[{i}].function.strict"  # arguments are unconstrained unless a call is required
+
+
+def _is_forced(choice: Any) -> bool:
+    """Return whether a choice of tools, "none" left out, requires a call."""
+    if isinstance(choice, dict) and isinstance(allowed := choice.get("allowed_tools"), dict):
+        return bool(allowed.get("mode") == "required")
+    return choice not in (None, "auto")
 
 
 def _ignored_in_message(message: ChatMessage) -> Iterator[str]:

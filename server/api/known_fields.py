@@ -40,8 +40,18 @@ COMPLETION_FIELDS = _CONSTRAINTS | {
     "input": "prompt",
     "system": "prompt, which has all text that the model reads",
 }
-RESPONSES_FIELDS = {"messages": "input", "system": "instructions", "response_format": "text.format"}
-MESSAGES_FIELDS = {"instructions": "system", "prompt": "messages", "response_format": "output_config.format"}
+_ELSEWHERE = "structured_outputs of POST /v1/chat/completions"  # these APIs have schemas alone
+
+
+def _constraints(schema: str) -> dict[str, str]:
+    """Return what stands for the constraints in an API whose field `schema` takes a JSON schema, and nothing else."""
+    of_schema = {"guided_json", "json_schema", "format"}
+    named = {name: schema if name in of_schema else _ELSEWHERE for name in _CONSTRAINTS}
+    return named | {"response_format": schema, "structured_outputs": f"{schema}, or {_ELSEWHERE}"}
+
+
+RESPONSES_FIELDS = _constraints("text.format") | {"messages": "input", "system": "instructions"}
+MESSAGES_FIELDS = _constraints("output_config.format") | {"instructions": "system", "prompt": "messages"}
 
 _TOOL = 'a tool is {"type": "function", "function": {"name": …, "parameters": …}} in this API'
 _OF_EMBEDDINGS = "input is a field of /v1/responses and /v1/embeddings"

@@ -32,16 +32,30 @@ from server.structured_output.grammar_spec import ResponseFormat, StructuredOutp
 MAX_TOOLS = 128
 TOOL_NAME_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 
+_NAMED_TOOL = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
+_ALLOWED_TOOLS = {
+    "type": "object",
+    "properties": {
+        "mode": {"enum": ["auto", "required"]},
+        "tools": {"type": "array", "items": _NAMED_TOOL, "minItems": 1},
+    },
+    "required": ["mode", "tools"],
+}
 _CHOICE_SCHEMA = {
     "anyOf": [
         {"type": "string", "enum": ["none", "auto", "required"]},
+        _NAMED_TOOL,
         {
             "type": "object",
-            "properties": {
-                "type": {"const": "function"},
-                "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
-            },
-            "required": ["type", "function"],
+            "properties": {"type": {"const": "allowed_tools"}, "allowed_tools": _ALLOWED_TOOLS},
+            "required": ["type", "allowed_tools"],
         },
         {"type": "null"},
     ]

@@ -9,9 +9,11 @@ cached prefixes. SIGHUP reads the file again (server/launcher/control_server.py)
 """
 
 import hmac
+import shlex
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from stat import S_IROTH
 from typing import NamedTuple
 
 from engine.interface.tenant import Tenant
@@ -74,6 +76,17 @@ def read_file_keys(file: str) -> FileKeys:
             raise UsageError(f"{place} has other fields than an earlier line has for the same key.")
     check_names(tenants, f"--api-key-file {file}")
     return FileKeys(roles, tenants)
+
+
+def file_notices(file: str | None) -> list[str]:
+    """Return a sentence if all users of the machine may read the keys; nothing of a file that is not there."""
+    path = None if file is None else Path(file).expanduser()
+    try:
+        if path is None or not path.stat().st_mode & S_IROTH:
+            return []
+    except OSError:
+        return []
+    return [f"--api-key-file {path}: other users of this machine can read the keys; chmod o-r {shlex.quote(str(path))}"]
 
 
 def merge_roles(given: Sequence[str], in_file: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

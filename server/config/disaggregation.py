@@ -94,9 +94,7 @@ def peer_of(arguments: argparse.Namespace) -> "PeerConfig | None":
     transport = check_transport(arguments) if is_on_several_hosts else arguments.kv_transport or "shared-memory"
     if transport == "nixl" and importlib.util.find_spec("nixl") is None:
         cause = "" if arguments.kv_transport else f"Blocks go to other hosts by NIXL (--disaggregate {named}): "
-        raise UsageError(
-            f"{cause}--kv-transport nixl needs NIXL, which is not installed: pip install 'quire[disaggregate]'."
-        )
+        raise UsageError(f"{cause}--kv-transport nixl needs NIXL, which is not installed: pip install nixl.")
     from engine.interface.config import PeerConfig
 
     return PeerConfig(

@@ -43,6 +43,5 @@ def check_kv_events(arguments: argparse.Namespace) -> None:
         )
     if importlib.util.find_spec("zmq") is None:
         raise UsageError(
-            "--kv-events-config publishes over ZeroMQ, and the package pyzmq is not installed:"
-            " pip install 'quire[zmq]'."
+            "--kv-events-config publishes over ZeroMQ, and the package pyzmq is not installed: pip install pyzmq."
         )

@@ -162,7 +162,8 @@ _ANSWERED = {
     "embedding": "The vector, as numbers or as base64.",
     "encrypted_content": "The reasoning in a form that is sent back with the next request.",
     "engine": "With --disaggregate: the engine whose KV cache this is, `prefill-0`; else null.",
-    "engines": "With --disaggregate: the engines by name; in /health each with ready or missing.",
+    "engines": "With --disaggregate: the engines by name; in /health each with ready or missing, and only for requests "
+    "with a key where the server has keys.",
     "eos_token": "The token at the end of a text, or null.",
     "error": "What went wrong.",
     "finish_reason": "Why it ended: stop, length or tool_calls; null while it goes on.",

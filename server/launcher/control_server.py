@@ -46,7 +46,7 @@ from engine.interface.metrics import MetricsDelta
 from engine.interface.protocol import EngineReady, FromEngine
 from engine.interface.tenant import Tenant
 from engine.interface.transport import encode_frame, read_messages
-from server.config.api_keys import merge_roles, read_file_keys
+from server.config.api_keys import file_notices, merge_roles, read_file_keys
 from server.config.serve_flags import Tls, check_tls
 from server.launcher.metrics_registry import MetricsRegistry
 from server.launcher.processes import Tasks
@@ -336,6 +336,8 @@ class KeyReloader:
             except StartupError as error:
                 logger.error("api keys not reloaded, the old ones stay valid: %s", error.message)
                 return
+            for notice in await asyncio.to_thread(file_notices, file):
+                logger.warning("%s", notice)
             roles = merge_roles(self._config.given_key_hashes, from_file.roles)
             old, new = self._hashes, list(roles)
             added, removed = len(set(new) - set(old)), len(set(old) - set(new))

@@ -91,6 +91,7 @@ class Prometheus:
             "$model_name": ".*",
             "$instance": ".*",
             "$gpu": ".*",
+            "$handover": ".*",
         }.items():
             expr = expr.replace(name, value)
         assert "$" not in expr, expr

@@ -13,7 +13,16 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 _ALLOW_UNNAMED = {"additionalProperties", "unevaluatedProperties", "patternProperties"}  # beside empty properties
 _ALLOW_UNNAMED |= {"allOf", "anyOf", "oneOf", "$ref"}
 _MODES = ("none", "auto", "required")
+_ALLOWED_MODES = ("auto", "required")
 _MAX_SHOWN_CHARS = 64
+
+
+class _Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What tool_choice asks for. `names`: of the tools that may be called and are shown; None allows all."""
+
+    mode: str = "auto"  # of _MODES
+    names: tuple[str, ...] | None = None
+    is_single: bool = False  # one call of one function
 
 
 class ToolPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +37,7 @@ class ToolPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_tools(body: ChatBody) -> ToolPlan:
     """Check tools, tool_choice and parallel_tool_calls against each other."""
     tools = body.tools or []
-    named = _named_choice(body.tool_choice)
+    choice = _choice_of(body.tool_choice)
     specs = tuple(_spec(tool, index=i) for i, tool in enumerate(tools))
     names = [spec.name for spec in specs]
     for i, name in enumerate(names):
@@ -39,18 +48,22 @@ def plan_tools(body: ChatBody) -> ToolPlan:
         if body.tool_choice not in (None, "none", "auto"):
             raise InvalidParameter(f"tool_choice is {_shown(body.tool_choice)}, but there are no tools.", param="tools")
         return ToolPlan()
-    if named is not None and named not in names:
+    unknown = next((name for name in choice.names or () if name not in names), None)
+    if unknown is not None:
         raise InvalidParameter(
-            f"tool_choice names the function {named[:_MAX_SHOWN_CHARS]!r}, which is not among the tools.",
+            f"tool_choice names the function {unknown[:_MAX_SHOWN_CHARS]!r}, which is not among the tools.",
             param="tool_choice",
         )
-    if body.tool_choice == "none":
+    if choice.mode == "none":
         return ToolPlan()
+    allowed = names if choice.names is None else choice.names
+    # nothing but a grammar keeps a model from a tool that it sees, and auto has none: it sees the allowed ones
+    seen = names if choice.is_single else allowed
     return ToolPlan(
-        shown=[_shown_tool(tool) for tool in tools],
-        callable=tuple(spec for spec in specs if named in (None, spec.name)),
-        must_call=named is not None or body.tool_choice == "required",
-        is_parallel=named is None and body.parallel_tool_calls is not False,
+        shown=[_shown_tool(tool) for tool in tools if tool.function.name in seen],
+        callable=tuple(spec for spec in specs if spec.name in allowed),
+        must_call=choice.mode == "required",
+        is_parallel=not choice.is_single and body.parallel_tool_calls is not False,
     )
 
 
@@ -88,23 +101,50 @@ def check_tool_results(body: ChatBody) -> None:
             )
 
 
-def _named_choice(choice: Any) -> str | None:
+def _choice_of(choice: Any) -> _Choice:
+    """Read tool_choice. Raises RequestErrors."""
     if choice is None or choice in _MODES:
-        return None
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if isinstance(name, str):
-            return name
-    if isinstance(choice, dict) and choice.get("type") in ("allowed_tools", "custom"):
+        return _Choice(mode=choice or "auto")
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "function" and (name := _function_name(choice)) is not None:
+        return _Choice(mode="required", names=(name,), is_single=True)
+    if kind == "allowed_tools":
+        return _allowed(choice.get("allowed_tools"))
+    if kind == "custom":
         raise UnsupportedFeature(
-            f"tool_choice of the type {choice['type']} is not supported by this server.", param="tool_choice"
+            "tool_choice of the type custom is not supported: functions alone are tools in this API.",
+            param="tool_choice",
         )
     raise InvalidParameter(
-        'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": …}}, '
-        f"got {_shown(choice)}.",
+        'tool_choice must be "none", "auto", "required", {"type": "function", "function": {"name": …}} or '
+        f'{{"type": "allowed_tools", "allowed_tools": {{"mode": …, "tools": […]}}}}, got {_shown(choice)}.',
         param="tool_choice",
     )
+
+
+def _allowed(value: Any) -> _Choice:
+    mode, tools = (value.get("mode"), value.get("tools")) if isinstance(value, dict) else (None, None)
+    if mode not in _ALLOWED_MODES or not isinstance(tools, list) or not tools:
+        raise InvalidParameter(
+            "tool_choice.allowed_tools must have the mode auto or required, and tools, a list of at least one tool.",
+            param="tool_choice",
+        )
+    names = []
+    for i, tool in enumerate(tools):
+        name = _function_name(tool) if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if name is None:
+            raise InvalidParameter(
+                f'tool_choice.allowed_tools.tools[{i}] must be {{"type": "function", "function": {{"name": …}}}}.',
+                param="tool_choice",
+            )
+        names.append(name)
+    return _Choice(mode=mode, names=tuple(names))
+
+
+def _function_name(value: dict[str, Any]) -> str | None:
+    function = value.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _spec(tool: Tool, *, index: int) -> ToolSpec:

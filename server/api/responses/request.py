@@ -190,6 +190,7 @@ class _Tools:
         self.ignored: list[str] = []
         self.field_names: dict[str, str] = {}
         self.choice: Any = body.tool_choice
+        self._named: set[str] = set()  # functions that allowed_tools lists
         allowed = self._read_choice(body.tool_choice) if body.tool_choice not in _CHOICES else None
         for i, value in enumerate(body.tools or ()):
             tool = served_tool(value, at=f"tools[{i}]")
@@ -197,6 +198,12 @@ class _Tools:
                 self.ignored.append(f"tools[{i}]")
             elif allowed is None or tool.name in allowed:
                 self._add(tool, at=f"tools[{i}]")
+        unknown = self._named - {tool["function"]["name"] for tool in self.tools}
+        if unknown:
+            raise InvalidParameter(
+                f"tool_choice names the function {min(unknown)[:64]!r}, which is not among the tools.",
+                param="tool_choice",
+            )
         if not self.tools and self.choice in ("auto", "none"):
             self.choice = None
 
@@ -237,7 +244,9 @@ class _Tools:
                 "tool_choice.mode must be auto or required, and tool_choice.tools a list.", param="tool_choice"
             )
         self.choice = mode
-        return {str(tool.get("name")) for tool in tools if isinstance(tool, dict)}
+        served = [tool for tool in tools if isinstance(tool, dict) and tool.get("type") in ("function", "custom")]
+        self._named = {str(tool.get("name")) for tool in served}  # of the others none is served
+        return self._named
 
 
 class _Messages:

@@ -6,6 +6,7 @@ from fastapi.responses import JSONResponse
 
 from engine.interface.control import LOAD_STALL_AFTER_S, STALL_AFTER_S
 from server.api.app_state import AppState
+from server.api.request_record import record_of
 from server.config.version import package_version
 from server.http.routes.api_route import ApiRoute
 
@@ -44,7 +45,7 @@ class Version(msgspec.Struct):
 def health_routes(app_state: AppState) -> list[ApiRoute]:
     """Return the routes that need no key, bound to one worker's state, the only state they show."""
 
-    async def health() -> Response:
+    async def health(request: Request) -> Response:
         # An engine that is missing after "ready" has ended, whether or not the launcher has reported it.
         state = app_state.launcher.state
         is_lost = state.stage.name == "ready" and app_state.client.ready is None
@@ -53,7 +54,8 @@ def health_routes(app_state: AppState) -> list[ApiRoute]:
         answer: dict[str, object] = {"status": f"engine {fault}" if fault else "ok"}
         if fault:
             answer["detail"] = _DETAILS["takeover" if state.lets_wait and fault == "restarting" else fault]
-        if served:
+        # names of engines have the addresses of other hosts: nothing for those without a key, where there are keys
+        if served and (record_of(request.scope).key_hash or not app_state.config.api_key_hashes):
             answer["engines"] = {name: "ready" if is_ready else "missing" for name, is_ready in served.items()}
         return JSONResponse(answer, status_code=200 if state.is_alive else 503)
 

@@ -1,6 +1,7 @@
 """The dashboard and the alerts as they are committed, and what the check of them finds."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,18 +140,31 @@ def test_rows_below_the_first_are_folded_and_hold_their_panels(name: str) -> Non
 def test_the_page_has_every_row_and_the_number_of_alerts() -> None:
     page = Path("docs/how-to/dashboards.md").read_text(encoding="utf-8")
     rows = [panel["title"] for made in DASHBOARDS.values() for panel in made["panels"] if panel["type"] == "row"]
-    assert [title for title in rows if f"| {title.replace('$gpu', '…')} | " not in page] == []
+    assert [title for title in rows if f"| {re.sub(r'[$][a-z]+', '…', title)} | " not in page] == []
     assert f"the {('ten', 'eleven', 'twelve', 'thirteen', 'fourteen')[len(ALERTS) - 10]} alerts of the" in page
 
 
-def test_the_row_of_gpus_comes_once_for_each_server_that_has_one() -> None:
+@pytest.mark.parametrize(
+    ("name", "metrics"),
+    [
+        ("gpu", ["quire_gpu_memory_total_bytes"]),
+        ("handover", ["quire_kv_handover_peers", "quire_kv_handover_blocks_total"]),
+    ],
+)
+def test_a_row_of_what_not_every_server_has_comes_once_for_each_that_has_it(name: str, metrics: list[str]) -> None:
     made = DASHBOARDS["quire-details"]
-    (row,) = (panel for panel in made["panels"] if panel.get("repeat") == "gpu")
-    (gpu,) = (variable for variable in made["templating"]["list"] if variable["name"] == "gpu")
-    assert "quire_gpu_memory_total_bytes" in gpu["definition"]
-    assert gpu["definition"].endswith("> 0)")  # a server without a GPU exports 0: it is no value of the variable
-    assert (gpu["hide"], gpu["includeAll"], gpu["allValue"]) == (2, True, None)
-    assert all("$gpu" in target["expr"] for panel in row["panels"] for target in panel["targets"])
+    (row,) = (panel for panel in made["panels"] if panel.get("repeat") == name)
+    (variable,) = (variable for variable in made["templating"]["list"] if variable["name"] == name)
+    asked = variable["definition"].removeprefix("query_result(").removesuffix(")").split(" or ")
+    assert [part.split("{")[0] for part in asked] == metrics
+    assert all(part.endswith("> 0") for part in asked)  # every server exports them, without the thing as 0
+    assert (variable["hide"], variable["includeAll"], variable["allValue"]) == (2, True, None)
+    assert all(f'"${name}"' in target["expr"] for panel in row["panels"] for target in panel["targets"])
+
+
+def test_every_metric_of_the_hand_over_has_a_panel() -> None:
+    shown = json.dumps(DASHBOARDS["quire-details"])
+    assert [name for name in METRICS if name.startswith("kv_handover") and f"quire_{name}{{" not in shown] == []
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

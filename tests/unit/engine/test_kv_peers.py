@@ -221,5 +221,5 @@ def test_nixl_that_is_missing_is_a_sentence(llama: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("engine.startup.kv_peers.import_nixl", missing)
     peer = PeerConfig(role="decode", index=0, num_prefill=1, num_decode=1, transport="nixl")
-    with pytest.raises(StartupError, match=r"--kv-transport nixl needs NIXL: pip install 'quire\[disaggregate\]'"):
+    with pytest.raises(StartupError, match=r"--kv-transport nixl needs NIXL: pip install nixl"):
         loader(llama)(peer=peer)

@@ -246,7 +246,7 @@ def test_an_endpoint_that_is_taken_or_wrong_is_refused():
     bound.close()
 
 
-def test_without_pyzmq_the_sentence_names_the_extra(monkeypatch):
+def test_without_pyzmq_the_sentence_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(StartupError, match=r"pyzmq is not installed: pip install 'quire\[zmq\]'"):
+    with pytest.raises(StartupError, match=r"pyzmq is not installed: pip install pyzmq"):
         KvPublisher(KvEventsConfig())

@@ -93,9 +93,11 @@ def test_every_flag_reaches_its_configuration(launched: list[Launched], tmp_path
         stall_timeout_s=60.0,
         api_key_file=str(keys),
         given_key_hashes=[sha256(b"k").hexdigest()],
-        notices=[config.launch.notices[0]],
+        notices=config.launch.notices,
     )
-    assert "ps" in config.launch.notices[0]
+    in_ps, readable = config.launch.notices
+    assert "ps" in in_ps
+    assert readable == f"--api-key-file {keys}: other users of this machine can read the keys; chmod o-r {keys}"
     assert config.engine == EngineConfig(
         model=config.engine.model,
         load_format="dummy",

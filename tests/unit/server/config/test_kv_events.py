@@ -62,7 +62,7 @@ def test_what_is_wrong_is_refused_by_name(text, sentence):
 def test_what_cannot_be_published_is_refused_before_the_start(monkeypatch):
     arguments = ["--kv-events-config", '{"enable_kv_cache_events": true}']
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pyzmq is not installed: pip install 'quire\[zmq\]'"):
+    with pytest.raises(UsageError, match=r"pyzmq is not installed: pip install pyzmq"):
         check_kv_events(serve_parser({}).parse_args(arguments))
     with pytest.raises(UsageError, match=r"--no-prefix-caching disables that: use one of the two"):
         check_kv_events(serve_parser({}).parse_args([*arguments, "--no-prefix-caching"]))

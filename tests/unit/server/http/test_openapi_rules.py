@@ -22,6 +22,12 @@ RESULT = {"type": "tool_result", "tool_use_id": "1"}
 THINKS = {"type": "thinking", "thinking": "x"}
 SCHEMA = {"name": "a", "schema": {"type": "object"}}
 LONG = "x" * 513
+
+
+def _choice(*, mode: str) -> dict:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": TOOLS}}
+
+
 RULES = [
     *[
         row
@@ -50,6 +56,12 @@ RULES = [
     (CHAT, {"top_logprobs": 1}, {"top_logprobs": 1, "logprobs": True}),
     (CHAT, {"top_logprobs": 1, "logprobs": False}, {"top_logprobs": 0}),
     (CHAT, {"tool_choice": "required"}, {"tool_choice": "required", "tools": TOOLS}),
+    (
+        CHAT,
+        {"tool_choice": _choice(mode="none"), "tools": TOOLS},
+        {"tool_choice": _choice(mode="auto"), "tools": TOOLS},
+    ),
+    (CHAT, {"tool_choice": _choice(mode="auto")}, {"tool_choice": _choice(mode="required"), "tools": TOOLS}),
     (CHAT, {"functions": [{}]}, {"functions": None}),
     (CHAT, {"functions": []}, {}),
     (CHAT, {"chat_template_kwargs": {"tools": []}}, {"chat_template_kwargs": {"a": 1}}),

@@ -10,7 +10,7 @@ from engine.interface.config import LaunchConfig
 from engine.interface.control import Stage, State
 from engine.interface.metrics import Metrics
 from engine.interface.tenant import Tenant
-from server.config.api_keys import KeyRing, read_file_hashes, read_key_hashes
+from server.config.api_keys import KeyRing, file_notices, read_file_hashes, read_key_hashes
 from server.http.launcher_link import LauncherLink
 from server.launcher.control_server import ControlServer, KeyReloader
 from server.launcher.metrics_registry import MetricsRegistry
@@ -105,3 +105,14 @@ def test_a_worker_that_comes_later_has_the_new_keys_before_it_serves(tmp_path: P
         await control.aclose()
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_file_that_all_may_read_is_a_warning_at_each_reload(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reloaded = Reloaded(tmp_path, "one\n")
+    for mode, said in ((0o600, False), (0o640, False), (0o644, True), (0o604, True)):
+        reloaded.file.chmod(mode)
+        assert bool(file_notices(str(reloaded.file))) == said
+        caplog.clear()
+        asyncio.run(reloaded.reloader.reload())
+        assert (f"chmod o-r {reloaded.file}" in caplog.text) == said
+    assert file_notices(None) == file_notices(str(tmp_path / "none")) == []

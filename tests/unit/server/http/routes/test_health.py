@@ -3,11 +3,15 @@
 import re
 import threading
 
+import httpx
 import pytest
 
 from engine.interface.control import Stage, State
-from tests.support.fakes import FakeLauncherChannel
-from tests.unit.server.conftest import CHAT, COMPLETIONS, check_error
+from engine.interface.metrics import Metrics
+from engine.interface.paired_client import PairedEngineClient
+from server.config.api_keys import read_key_hashes
+from tests.support.fakes import FakeEngineClient, FakeLauncherChannel
+from tests.unit.server.conftest import CHAT, COMPLETIONS, Harness, check_error, serving
 
 
 # rule: Endpoints: `/ready` is 503 with stage and progress until the self-test has given its first token
@@ -158,3 +162,18 @@ def test_metrics_come_in_openmetrics_to_those_who_prefer_it(harness, accept, is_
     assert reply.headers["content-type"].startswith(kind)
     assert reply.content.endswith(b"# EOF\n") == is_open
     assert reply.headers["vary"] == "accept"
+
+
+def test_engines_are_named_for_those_with_a_key_where_there_are_keys(model_folder):
+    prefill, decode = (FakeEngineClient([]) for _ in range(2))
+    client = PairedEngineClient([prefill], [decode], min_tokens=4, max_replays=2, metrics=Metrics())
+    names = {"prefill-0": "ready", "decode-0": "ready"}
+    launcher = FakeLauncherChannel()
+    assert Harness(model_folder, client, launcher).get("/health").json() == {"status": "ok", "engines": names}
+    hashes = read_key_hashes(["secret"], file=None, environment={})
+    with serving(Harness(model_folder, client, launcher, api_key_hashes=hashes).app) as url:
+        for key, more in ((None, {}), ("wrong", {}), ("secret", {"engines": names})):
+            headers = {} if key is None else {"authorization": f"Bearer {key}"}
+            for path in ("/health", "/ping"):
+                reply = httpx.get(f"{url}{path}", headers=headers)
+                assert (reply.status_code, reply.json()) == (200, {"status": "ok", **more})
