@@ -37,6 +37,10 @@ class Transport(Protocol):
         """Return arrived messages with their client ids. timeout_s: None may block until one arrives; 0 polls."""
         ...
 
+    def has_arrivals(self) -> bool:
+        """Return whether receive(0) has something to do. Takes microseconds."""
+        ...
+
     def send(self, client_id: int, message: FromEngine) -> None:
         """Send without blocking; a disconnected client is ignored."""
         ...
