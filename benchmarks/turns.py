@@ -92,6 +92,10 @@ class FrameTransport:
         messages, self.inbox = self.inbox, []
         return messages
 
+    def has_arrivals(self) -> bool:
+        """Return whether `inbox` has messages."""
+        return bool(self.inbox)
+
     def send(self, client_id: int, message: FromEngine) -> None:
         """Encode the message."""
         began_s = time.thread_time()

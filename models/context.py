@@ -87,6 +87,7 @@ class ForwardContext:
     layer_inputs: torch.Tensor | None = None
     states: StepStates | None = None  # None: a model without recurrent layers
     only_layers: Sequence[int] | None = None  # the layers to run, ascending; None: all
+    before_layer: Callable[[], None] | None = None  # called before each layer; may raise, which ends the pass
 
     def run(self, layers: nn.ModuleList, hidden: torch.Tensor) -> tuple[Any, torch.Tensor | None]:
         """Run the layers, one after the other; return what the last one adds, and the residual stream.
@@ -95,5 +96,7 @@ class ForwardContext:
         """
         residual: torch.Tensor | None = None
         for layer in layers if self.only_layers is None else [layers[index] for index in self.only_layers]:
+            if self.before_layer is not None:
+                self.before_layer()
             hidden, residual = layer(hidden, residual, self)
         return hidden, residual

@@ -161,7 +161,7 @@ class Engine:
         self._queue_news.tell(self.clock(), is_leaving=self.is_leaving)
         if self._kv_view.askers:
             self._kv_view.answer(self._transport)
-        if was_idle and self._idle_work is not None and not self._idle_work():
+        if was_idle and self._idle_work is not None and not self._idle_work(self._transport.has_arrivals):
             self._idle_work = None
 
     def report_kv_events(self, publish: Callable[[list[KvEvent]], None]) -> KvEvents:

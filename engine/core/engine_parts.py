@@ -38,6 +38,6 @@ class EngineParts:
     make_drafter: Callable[[SamplingParams], Drafter | None] | None = None
     bytes_per_block: int = 0  # size of a page on each rank, for KV snapshots and metrics
     num_ranks: int = 1
-    # a short piece of work, called in iterations without messages and requests until it returns False; a request that
-    # arrives meanwhile waits for its end
-    idle_work: Callable[[], bool] | None = None
+    # a short piece of work, called in iterations without messages and requests until it returns False; its argument
+    # tells whether a message has arrived, which waits for its end
+    idle_work: Callable[[Callable[[], bool]], bool] | None = None

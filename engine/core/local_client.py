@@ -44,6 +44,10 @@ class LocalTransport:
         self.inbox.clear()
         return messages
 
+    def has_arrivals(self) -> bool:
+        """Return whether `inbox` has messages."""
+        return bool(self.inbox)
+
     def send(self, client_id: int, message: FromEngine) -> None:
         """Keep the message in `outbox`."""
         self.outbox.append(message)

@@ -35,15 +35,15 @@ class Transport(Protocol):
 
     def receive(self, timeout_s: float | None) -> Iterable[tuple[int, ToEngine | ClientGone]]:
         """Return arrived messages with their client ids. timeout_s: None may block until one arrives; 0 polls."""
-        ...
+
+    def has_arrivals(self) -> bool:
+        """Return whether receive(0) has something to do. Takes microseconds."""
 
     def send(self, client_id: int, message: FromEngine) -> None:
         """Send without blocking; a disconnected client is ignored."""
-        ...
 
     def broadcast(self, message: FromEngine) -> None:
         """Send to every client."""
-        ...
 
 
 class EngineStats:

@@ -82,6 +82,22 @@ def grouped_sizes(max_num_seqs: int) -> list[int]:
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
+class CaptureAbandoned(Exception):
+    """A capture was ended between two layers; its size has no graph yet."""
+
+
+class Interruption:
+    """Ends a capture between two layers as soon as something else is to be done."""
+
+    def __init__(self) -> None:
+        self.is_wanted: Callable[[], bool] | None = None  # set while a capture may be abandoned
+
+    def check(self) -> None:
+        """Raise CaptureAbandoned if the capture under way is to end."""
+        if self.is_wanted is not None and self.is_wanted():
+            raise CaptureAbandoned
+
+
 class DecodeSize(NamedTuple):
     """A version of the decode step to capture."""
 
@@ -143,7 +159,7 @@ class CudaGraphDevice:
             try:
                 output = run()
                 graph.capture_end()
-            except BaseException:
+            except BaseException:  # CaptureAbandoned among them
                 self._leave(graph)
                 raise
         return graph, output

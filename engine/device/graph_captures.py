@@ -5,6 +5,8 @@ A capture records launches and executes nothing, so it may happen at any time be
 must have been loaded: warm_up() runs every size before the first real step, grouped ones too, with one layer of each
 kind, since the other layers launch the same kernels. Graphs are captured largest first into one memory pool, so that
 all sizes share the largest one's activations.
+A late capture is abandoned between two layers when a message arrives, and begun again in a later idle turn; a size that
+was abandoned _MAX_ABANDONED times is captured whole, so that a busy engine gets its graphs, too.
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ from functools import partial
 
 import torch
 
-from engine.device.cuda_graph import DecodeGraphs, DecodeSize, GraphDevice, Layers, MixedGraphs, MixedSize
+from engine.device.cuda_graph import (
+    CaptureAbandoned,
+    DecodeGraphs,
+    DecodeSize,
+    GraphDevice,
+    Interruption,
+    Layers,
+    MixedGraphs,
+    MixedSize,
+)
 from engine.device.memory import is_out_of_memory
 from engine.device.step_times import Agree, StepTimes, measure_sizes, spread
 from engine.interface.errors import first_line
@@ -26,6 +37,8 @@ from engine.interface.errors import first_line
 logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int], None]
+
+_MAX_ABANDONED = 8  # times that a size is abandoned before it is captured whole
 
 
 @dataclass(frozen=True)
@@ -41,11 +54,19 @@ class GraphCaptures:
     """The graphs of decode and mixed steps, and the sizes still to be captured."""
 
     def __init__(
-        self, decode: DecodeGraphs, mixed: MixedGraphs, device: GraphDevice, *, layers: Layers, agree: Agree
+        self,
+        decode: DecodeGraphs,
+        mixed: MixedGraphs,
+        device: GraphDevice,
+        *,
+        layers: Layers,
+        agree: Agree,
+        interruption: Interruption,
     ) -> None:
         """layers: one of each kind; None: all, for ranks, whose sums over ranks must not fail on one of them alone.
 
         agree: returns the first rank's measurements on every rank, since all ranks must choose the same graphs.
+        interruption: the passes that are captured check it before each layer.
         """
         self.decode = decode
         self.mixed = mixed
@@ -53,7 +74,9 @@ class GraphCaptures:
         self._layers = layers
         self._agree = agree
         self._left: list[_Size] = []  # the next one is last
-        self._num_late = self._num_failed = 0
+        self._interruption = interruption
+        self._num_late = self._num_failed = self._num_abandoned = 0
+        self._num_attempts = 0  # abandoned ones of the next size
         self._longest_s = 0.0
 
     @property
@@ -105,28 +128,39 @@ class GraphCaptures:
             launch_s * 1e3,
         )
 
-    def capture_next(self) -> bool:
+    def capture_next(self, is_awaited: Callable[[], bool] | None = None) -> bool:
         """Capture one more size, if any is left; return True if more are left. Takes about two launches of a step.
 
+        is_awaited: asked before each layer; True abandons the capture, which the next call begins again. None: never.
         A size whose capture fails stays without: its steps go on with the next larger graph, or without one.
         """
         if not self._left:
             return False
         size = self._left.pop()
         started_s = time.perf_counter()
+        self._interruption.is_wanted = is_awaited if self._num_attempts < _MAX_ABANDONED else None
         try:
             with torch.inference_mode():
                 size.capture()
             self._num_late += 1
+        except CaptureAbandoned:
+            self._left.append(size)
+            self._num_attempts += 1
+            self._num_abandoned += 1
+            return True
         except RuntimeError as error:
             self._num_failed += 1
             logger.warning("graph not captured %s reason=%r", size.name, first_line(error))
+        finally:
+            self._interruption.is_wanted = None
+        self._num_attempts = 0
         self._longest_s = max(self._longest_s, time.perf_counter() - started_s)
         if not self._left:
             logger.info(
-                "late graphs captured=%d failed=%d longest_ms=%.1f",
+                "late graphs captured=%d failed=%d abandoned=%d longest_ms=%.1f",
                 self._num_late,
                 self._num_failed,
+                self._num_abandoned,
                 self._longest_s * 1e3,
             )
         return bool(self._left)

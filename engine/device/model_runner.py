@@ -17,6 +17,7 @@ from engine.core.step import StepPlan, StepResult, TokenMasks
 from engine.device.cuda_graph import (
     DecodeGraphs,
     GraphDevice,
+    Interruption,
     Layers,
     MixedGraphs,
     max_step_tokens,
@@ -127,6 +128,7 @@ class ModelRunner:
             self._host_pages = HostPages(kv_pool, num_slots=num_host_slots, device=device, is_shared=shares_host_pages)
         self._decode_graphs: DecodeGraphs | None = None
         self.mixed_graphs: MixedGraphs | None = None
+        self._interruption = Interruption()
 
     def plan_graphs(self, device: GraphDevice, *, layers: Layers) -> GraphCaptures:
         """Return the captures of decode and mixed steps, for replay_graphs(). layers: one of each kind."""
@@ -148,7 +150,12 @@ class ModelRunner:
         )
         layers = layers if self._tp.size == 1 else None
         return GraphCaptures(
-            decode, mixed, device, layers=layers, agree=lambda numbers: agree(self._tp, numbers, self.device)
+            decode,
+            mixed,
+            device,
+            layers=layers,
+            agree=lambda numbers: agree(self._tp, numbers, self.device),
+            interruption=self._interruption,
         )
 
     def replay_graphs(self, captures: GraphCaptures) -> None:
@@ -316,6 +323,7 @@ class ModelRunner:
             self._kv_pool.layers,
             states=batch.states,
             only_layers=layers,
+            before_layer=None if self._interruption.is_wanted is None else self._interruption.check,
         )
         return self._model(batch.input_ids, ctx)
 

@@ -255,6 +255,10 @@ class SocketTransport:
         if has_control and self._control is not None and self._on_control is not None:
             self._on_control(self._control.receive())
 
+    def has_arrivals(self) -> bool:
+        """Return whether anything has arrived since receive(): a message, a connection or a control message."""
+        return bool(self._received) or any(events & selectors.EVENT_READ for _, events in self._selector.select(0))
+
     def send(self, client_id: int, message: FromEngine) -> None:
         """Send to one worker without blocking; a disconnected worker is ignored."""
         connection = self._connections.get(client_id)

@@ -120,3 +120,24 @@ def test_a_late_capture_writes_nothing_into_the_pool(checkpoint: Path) -> None:
         pass
     torch.cuda.synchronize()
     assert torch.equal(rows.view(torch.int32), before.view(torch.int32))
+
+
+def test_abandoned_captures_change_no_token_and_keep_no_memory(checkpoint: Path) -> None:
+    offline = load(checkpoint, depth=2, leaves_graphs=True)
+    captures = offline.loaded.captures
+    assert captures is not None
+    expected = tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), PARAMS))
+    num_left = captures.num_left
+    reserved_bytes = []
+    for num_checks in (1, 2, 3, 1, 2, 3):
+        layers = iter(range(1, num_checks + 1))
+        assert captures.capture_next(lambda layers=layers, last=num_checks: next(layers) == last)
+        assert captures.num_left == num_left
+        torch.cuda.synchronize()
+        reserved_bytes.append(torch.cuda.memory_reserved())
+    assert reserved_bytes[3:] == [reserved_bytes[2]] * 3
+    assert tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), PARAMS)) == expected
+    while captures.capture_next(lambda: False):
+        pass
+    assert captures.num_left == 0
+    assert tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), PARAMS)) == expected

@@ -35,6 +35,8 @@ class FakeGraphDevice:
     def __init__(self, hidden_size: int, *, max_rows: int = 64, fails: tuple[int, ...] = ()) -> None:
         self.graphs: list[FakeGraph] = []
         self.on_capture: Callable[[], None] = lambda: None
+        self.before_run: Callable[[], None] = lambda: None
+        self.runs = False  # whether a capture calls its pass, as a real one does; before the first real step
         self._output_shape = (max_rows, hidden_size)
         self._fails = fails
         self._num_captures = 0
@@ -43,6 +45,9 @@ class FakeGraphDevice:
         self._num_captures += 1
         if self._num_captures - 1 in self._fails:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        if self.runs:
+            self.before_run()
+            run()
         graph = FakeGraph(run, torch.full(self._output_shape, torch.nan))
         self.graphs.append(graph)
         self.on_capture()

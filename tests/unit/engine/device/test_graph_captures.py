@@ -119,6 +119,63 @@ def test_a_request_that_arrives_during_a_capture_is_served_before_the_next(check
     assert sum(sum(message.num_tokens) for message in events) == 6
 
 
+def test_a_request_that_arrives_between_two_layers_ends_the_capture(checkpoint: Path) -> None:
+    offline = load(checkpoint)
+    device = make_device(offline)
+    captures = capture_on(offline, device, is_partial=True)
+    num_left, num_graphs = captures.num_left, len(device.graphs)
+    device.runs = True
+    num_checks = 0
+
+    def arrives_at_second_layer() -> bool:
+        nonlocal num_checks
+        num_checks += 1
+        return num_checks == 2
+
+    assert captures.capture_next(arrives_at_second_layer)
+    assert num_checks == 2
+    assert (captures.num_left, len(device.graphs)) == (num_left, num_graphs)
+    captures.capture_next(lambda: False)  # the same size again
+    assert (captures.num_left, len(device.graphs)) == (num_left - 1, num_graphs + 1)
+
+
+def test_a_message_during_a_capture_of_the_loop_ends_it(checkpoint: Path, expected: list[list[int]]) -> None:
+    offline = load(checkpoint)
+    device = make_device(offline)
+    captures = capture_on(offline, device, is_partial=True)
+    num_left = captures.num_left
+    device.runs = True
+    request = AddRequest("r", pack_token_ids([1, 2, 3]), SamplingParams(max_tokens=6), arrival_s=0.0)
+    device.before_run = lambda: offline.transport.inbox.append((0, request))
+    offline.engine.run_once(0.0)
+    device.runs = False  # not after the first real step, whose rows a pass would read
+    assert captures.num_left == num_left
+    while not offline.engine.is_idle or offline.transport.inbox:
+        offline.engine.run_once(0.0)
+    assert captures.num_left == num_left
+    offline.transport.outbox.clear()
+    list(idle_turns(offline))
+    assert tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), mixed_params(4))) == expected
+
+
+def test_a_size_that_was_abandoned_eight_times_is_captured_whole(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    offline = load(checkpoint)
+    device = make_device(offline)
+    captures = capture_on(offline, device, is_partial=True)
+    device.runs = True
+    num_left = captures.num_left
+    with caplog.at_level(logging.INFO):
+        for num_captured in range(1, num_left + 1):
+            for _ in range(8):
+                assert captures.capture_next(lambda: True)
+                assert captures.num_left == num_left - num_captured + 1
+            captures.capture_next(lambda: True)
+            assert captures.num_left == num_left - num_captured
+    assert f"late graphs captured={num_left} failed=0 abandoned={8 * num_left}" in caplog.text
+
+
 def test_the_largest_sizes_are_captured_first(checkpoint: Path) -> None:
     offline = load(checkpoint)
     captures = capture_on(offline, make_device(offline), is_partial=True)

@@ -66,6 +66,21 @@ def test_a_flush_is_answered_after_what_the_workers_had_sent_before_it(tmp_path:
         sock.close()
 
 
+def test_arrivals_are_seen_before_they_are_received(tmp_path: Path) -> None:
+    transport = SocketTransport(str(tmp_path / "engine.sock"), READY, clock=lambda: 0.0)
+    assert not transport.has_arrivals()
+    with socket.socket(socket.AF_UNIX) as worker:
+        worker.connect(str(tmp_path / "engine.sock"))
+        assert transport.has_arrivals()
+        assert list(transport.receive(1.0)) == []
+        assert not transport.has_arrivals()
+        worker.sendall(encode_frame(AbortRequest("r", "stop")))
+        assert transport.has_arrivals()
+        assert [message for _, message in transport.receive(1.0)] == [AbortRequest("r", "stop")]
+        assert not transport.has_arrivals()
+    transport.close()
+
+
 def test_a_worker_that_connects_later_hears_that_the_queue_is_full(tmp_path: Path) -> None:
     transport = SocketTransport(str(tmp_path / "engine.sock"), READY, clock=lambda: 3.0)
     transport.broadcast(QueueState(True, 7))
