@@ -2,10 +2,10 @@
 
 [--rows 32] [--rounds 8] [--device cpu]
 
-Random weights, the engine's loop without HTTP. Steps carry 1 ms of copies to the host, from it, or both, launched before
-the step's inputs or behind them, and copies to the host by the pace of those that nobody waits for. Runs of ten steps of
-each kind take turns, each between two runs without copies: a difference is one to the mean of these two, so rows that
-grow change nothing. Bytes are checked before anything is timed.
+Random weights, the engine's loop without HTTP. Steps carry 1 ms of copies to the host, from it, or both, launched
+before the step's inputs or behind them, and copies to the host by the pace of those that nobody waits for. Runs of ten
+steps of each kind take turns, each between two runs without copies: a difference is one to the mean of these two, so
+rows that grow change nothing. Bytes are checked before anything is timed.
 """
 
 import argparse
@@ -38,13 +38,13 @@ class Copies:
         assert tiers.host is not None
         assert loaded.runner.host_pages is not None
         self.page_s = tiers.host.page_s or _COPIES_S
-        self.num_pages = max(int(_COPIES_S / self.page_s), 1)
         self.launches: list[tuple[str, float, int]] = []  # kind, seconds of the clock, pages copied
         self.kind = _NONE
         config = host_tier_config(10**6, page_s=self.page_s, tokens_per_s=None)
         assert config is not None
         self.costs = CopyCosts(config)
         pool = engine.scheduler.kv.pool
+        self.num_pages = min(max(int(_COPIES_S / self.page_s), 1), pool.num_free // 8)  # rows need the others
         self._pages = [pool.take(0) for _ in range(2 * self.num_pages)]
         self._runner, self._forward = loaded.runner, loaded.runner.forward
         self._host, self._staging = loaded.runner.host_pages, loaded.runner._state.staging
@@ -133,8 +133,11 @@ def measure(config: EngineConfig, *, num_rows: int, num_rounds: int) -> dict[str
             copies.kind = turns[turn]
             engine.run_once()
             transport.outbox.clear()
-        torch.cuda.synchronize() if torch.cuda.is_available() else None
-        plain = [after - at for (kind, at, _), (_, after, _) in zip(copies.launches, copies.launches[1:], strict=False) if kind == _NONE]
+        plain = [
+            after - at
+            for (kind, at, _), (_, after, _) in zip(copies.launches, copies.launches[1:], strict=False)
+            if kind == _NONE
+        ]
         return {
             "page_us": copies.page_s * 1e6,
             "pages_of_a_full_step": copies.num_pages,
@@ -173,7 +176,13 @@ def main() -> int:
     print(f"a step without copies: {row['ms_without']:.3f} ms; a page: {row['page_us']:.1f} µs")
     print(format_table(table))
     if arguments.json:
-        report = {"benchmark": "kv_copies", "date": now(), "host": host_facts(), "model": arguments.shape, "rows": {"copies": row}}
+        report = {
+            "benchmark": "kv_copies",
+            "date": now(),
+            "host": host_facts(),
+            "model": arguments.shape,
+            "rows": {"copies": row},
+        }
         write_report(arguments.json, report)
     return 0
 

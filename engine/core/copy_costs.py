@@ -86,7 +86,9 @@ class CopyCosts:
         config = self._config
         if config.unasked_share is not None and self._committed_s is not None:
             most_pages = config.max_copies if config.max_copies_beside is None else config.max_copies_beside
-            earned_s = max(self._credit_s, -most_pages * config.page_s) + (now - self._committed_s) * config.unasked_share
+            earned_s = (
+                max(self._credit_s, -most_pages * config.page_s) + (now - self._committed_s) * config.unasked_share
+            )
             self._credit_s = min(earned_s, most_pages * config.page_s)
         self._committed_s = now
 

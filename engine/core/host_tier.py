@@ -325,7 +325,7 @@ class HostTier:
                     self.num_missed += 1
 
     def _next_store(self, num_reserved: int, *, is_wanted: bool) -> Store | None:
-        """Take the next block to copy out of the queue of wanted ones, or the others, and slots for it; None: not now."""
+        """Take the next block to copy, of wanted ones or of the others, and slots for it; None: not now."""
         pool = self._pool
         while queue := self._wanted if is_wanted else self._released or self._published:
             name, block = next(iter(queue.items()))

@@ -20,8 +20,8 @@ AUTO_MOST_BYTES = 16 * 2**30
 # in a decode step of 6.3 ms it took 4.8 % longer on an H100; 3 % are wanted
 _COPIES_OF_A_STEP_S = 0.002
 _COPIES_BESIDE_DECODES_S = 0.001
-# Of the time beside decode rows, for copies to the host for which nobody waits. 1 ms in each direction took 0.45 ms of a
-# decode step. If all of it is for those to the host, the 3 % that are wanted are 0.03 / 0.45 of the time
+# Of the time beside decode rows, for copies to the host for which nobody waits. 1 ms in each direction took 0.45 ms of
+# a decode step. Even if all of it was for those to the host, they cost 3 % if they take 0.03 / 0.45 of the time
 UNASKED_SHARE = 0.03 / 0.45
 # Of the time that the step's prompt tokens take: less than the 16 % of 1 ms in 6.3 ms. Prompts of Llama 3.1 8B on an
 # H100 fill a GiB of blocks in 0.3 s, which needs 27 GB/s

@@ -267,7 +267,7 @@ def tier_with_a_replaced_block():
 
 
 def test_a_wanted_block_is_copied_first_though_another_has_taken_its_place():
-    tier, pool, name, first = tier_with_a_replaced_block()
+    tier, pool, name, _ = tier_with_a_replaced_block()
     assert tier.want(name)
     pool.expel(*name)
     second = pool.take(0)
