@@ -46,6 +46,8 @@ class CopyCosts:
         self._config = config
         self._page = _Rate(config.page_s, config.max_copies)
         self._token = _Rate(config.token_s, _START_TOKENS)
+        self._credit_s = 0.0  # of copies to the host beside decode rows; negative after a block of more pages
+        self._committed_s: float | None = None
 
     @property
     def page_s(self) -> float:
@@ -64,6 +66,31 @@ class CopyCosts:
         if num_decodes and config.max_copies_beside is not None:
             return config.max_copies_beside + share
         return max(config.max_copies, share)
+
+    def most_unasked(self, *, most: int, num_prompt_tokens: int, num_decodes: int) -> int:
+        """Return how many of `most` pages may be copied to the host though nobody waits for them.
+
+        Beside decode rows they take a share of the time between commits, and what prompt tokens allow.
+        """
+        config = self._config
+        if config.unasked_share is None or not config.page_s or not num_decodes:
+            return most
+        return min(most, max(int(self._credit_s / config.page_s), 0) + int(num_prompt_tokens * config.copies_per_token))
+
+    def spend(self, num_pages: int) -> None:
+        """Note pages that a step copies to the host though nobody waits for them."""
+        self._credit_s -= num_pages * self._config.page_s
+
+    def observe_commit(self, now: float) -> None:
+        """Let time pass, in seconds of the engine's clock: it earns copies, at most those of one step."""
+        config = self._config
+        if config.unasked_share is not None and self._committed_s is not None:
+            most_pages = config.max_copies if config.max_copies_beside is None else config.max_copies_beside
+            earned_s = (
+                max(self._credit_s, -most_pages * config.page_s) + (now - self._committed_s) * config.unasked_share
+            )
+            self._credit_s = min(earned_s, most_pages * config.page_s)
+        self._committed_s = now
 
     def is_worth_copying(self, *, num_tokens: int, num_pages: int) -> bool:
         """Return whether copying these pages takes less time than computing the tokens. True if rates are unknown."""

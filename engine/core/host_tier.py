@@ -78,7 +78,7 @@ class HostTier:
 
         It is lost if it is evicted first: ask again.
         """
-        if name in self._wanted or name in self.storing or self.index.find(name) is not None:
+        if name in self.storing or self.index.find(name) is not None:
             return True
         block = self._pool.find(*name)
         if block is None or len(self._pool.pages(block)) > self.index.num_slots:
@@ -167,10 +167,11 @@ class HostTier:
         gate.num_missing += 1
         return arrival.block
 
-    def plan(self, *, most: int, num_reserved: int) -> HostCopies | None:
+    def plan(self, *, most: int, num_reserved: int, most_unasked: int | None = None) -> HostCopies | None:
         """Return the copies of the step that is about to be launched, or None. Call it when its rows are planned.
 
         most: pages in each direction, see CopyCosts. num_reserved: running requests; for each a block stays free.
+        most_unasked: pages to the host of blocks that nobody waits for; None: as many as of others.
         """
         copies = HostCopies()
         num_left = most
@@ -186,11 +187,21 @@ class HostTier:
             num_left -= len(pages)
         self.take_news()
         num_left = most
-        while num_left > 0 and (store := self._next_store(num_reserved)) is not None:
+        num_unasked = most if most_unasked is None else most_unasked
+        while num_left > 0 and (self._wanted or num_unasked > 0):
+            is_wanted = bool(self._wanted)
+            store = self._next_store(num_reserved, is_wanted=is_wanted)
+            if store is None:
+                if is_wanted and not self._wanted:
+                    continue  # they need no copy any more
+                break
             copies.stores.append(store)
             pages = self._pool.pages(store.block)
             copies.to_host += zip(pages, store.slots, strict=True)
             num_left -= len(pages)
+            if not is_wanted:
+                num_unasked -= len(pages)
+                self.costs.spend(len(pages))
         return copies if copies.stores or copies.arrivals else None
 
     def commit(self, copies: HostCopies, now: float) -> list[tuple[int, int]]:
@@ -304,7 +315,8 @@ class HostTier:
                 self._released[name] = block
                 self._released.move_to_end(name)
                 pool.await_copy(block)
-            elif self._is_full[name[0]] and name not in self._released:
+            elif self._is_full[name[0]] and self._released.get(name) != block:
+                self._released.pop(name, None)  # of a block that was evicted
                 self._published[name] = block
         if len(self._released) + len(self._published) > 2 * pool.num_usable:  # most of them are evicted
             for queue in (self._released, self._published):
@@ -312,10 +324,10 @@ class HostTier:
                     del queue[name]
                     self.num_missed += 1
 
-    def _next_store(self, num_reserved: int) -> Store | None:
-        """Take the next block to copy out of the queues, and slots for it; None: not now."""
+    def _next_store(self, num_reserved: int, *, is_wanted: bool) -> Store | None:
+        """Take the next block to copy, of wanted ones or of the others, and slots for it; None: not now."""
         pool = self._pool
-        while queue := self._wanted or self._released or self._published:
+        while queue := self._wanted if is_wanted else self._released or self._published:
             name, block = next(iter(queue.items()))
             is_spent = queue is not self._wanted and pool.is_spent(block)
             if pool.find(*name) != block or self.index.touch(name) or name in self.storing or is_spent:

@@ -207,6 +207,7 @@ class LowerTiers:
         if self.host is not None:
             seconds, num_tokens = forecast.prompt_cost
             self.host.costs.observe_prompts(seconds=seconds, num_tokens=num_tokens)
+            self.host.costs.observe_commit(now)
 
     def take_news(self) -> None:
         """Note what was published and released; before the pool lends pages of blocks that nobody holds."""
@@ -218,8 +219,10 @@ class LowerTiers:
         if self.host is None:
             return None
         num_prompt_tokens, num_decodes = step.num_tokens()
-        most = self.host.costs.most_pages(num_prompt_tokens=num_prompt_tokens, num_decodes=num_decodes)
-        return self.host.plan(most=most, num_reserved=num_reserved)
+        costs = self.host.costs
+        most = costs.most_pages(num_prompt_tokens=num_prompt_tokens, num_decodes=num_decodes)
+        unasked = costs.most_unasked(most=most, num_prompt_tokens=num_prompt_tokens, num_decodes=num_decodes)
+        return self.host.plan(most=most, most_unasked=unasked, num_reserved=num_reserved)
 
     def commit(self, copies: HostCopies | None, now: float) -> list[tuple[int, int]]:
         """Publish what a committed step has copied; return group and block of those that came from the host."""

@@ -177,10 +177,11 @@ class ModelRunner:
         with torch.inference_mode():
             if plan.zeroed:
                 self._kv_pool.zero(plan.zeroed, self._state.staging)
-            if plan.copies_to_host or plan.copies_from_host:
-                assert self._host_pages is not None
-                self._host_pages.begin(plan, self._state.staging)
-            step = self._forward(plan) if plan.num_rows else self._empty_step(plan)
+            if plan.num_rows:
+                step = self._forward(plan)
+            else:
+                self._begin_copies(plan)
+                step = self._empty_step(plan)
             if self._host_pages is not None:
                 self._host_pages.join()
         return step
@@ -198,6 +199,12 @@ class ModelRunner:
         if self._host_pages is not None:
             self._host_pages.close()
         del self._model, self._kv_pool
+
+    def _begin_copies(self, plan: StepPlan) -> None:
+        """Launch copies from and to host memory, behind the step's inputs: one copy engine carries both, in order."""
+        if plan.copies_to_host or plan.copies_from_host:
+            assert self._host_pages is not None
+            self._host_pages.begin(plan, self._state.staging)
 
     def _empty_step(self, plan: StepPlan) -> _Step:
         """Return a step without rows."""
@@ -220,6 +227,7 @@ class ModelRunner:
         rows = RowColumns.of(plan)
         if rows.num_decodes == plan.num_rows:
             req_index = self._builder.pack_decodes(plan)
+            self._begin_copies(plan)
             if self._decode_graphs is not None:
                 hidden = self._decode_graphs.replay(req_index, is_grouped=plan.is_grouped)
             else:
@@ -254,6 +262,7 @@ class ModelRunner:
                 grouped = self.mixed_graphs.grouped_shape(needed, shape, spared_s=plan.spared_us * 1e-6)
                 shape, is_grouped = grouped or shape, grouped is not None
         packed = self._builder.pack(plan, rows, shape or exact)
+        self._begin_copies(plan)
         if self.mixed_graphs is not None and shape is not None:
             hidden = self.mixed_graphs.replay(packed, is_grouped=is_grouped)
         else:
@@ -271,6 +280,7 @@ class ModelRunner:
         """As _forward_mixed, with prompt outputs. Never uses a graph, since graphs return only last hidden states."""
         rows = plan.rows
         packed = self._builder.pack(plan, columns, columns.shape)
+        self._begin_copies(plan)
         batch = self._exact_batch(packed, is_grouped=plan.is_grouped)
         hidden = self._run_layers(batch)
         of_prompts = _OfPrompts()

@@ -167,6 +167,8 @@ class HostTierConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_copies: int  # at least so many, unless decode rows wait for the step
     max_copies_beside: int | None = None  # beside decode rows; None: max_copies
     copies_per_token: float = 0.0  # for each prompt token of the step
+    # Of the time beside decode rows, what copies to the host take for which nobody waits; None: as much as others
+    unasked_share: float | None = None
     page_s: float = 0.0  # seconds to copy a page from the host
     token_s: float = 0.0  # seconds to compute a prompt token; 0: unknown
 

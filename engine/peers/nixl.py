@@ -168,13 +168,13 @@ class NixlTransport:
         self._end(reading, is_whole=is_whole)
 
     def _leave(self) -> None:
-        """Cancel the transfers of disconnected peers."""
+        """Cancel the transfers of disconnected peers. None is whole: its peer may have written its sources anew."""
         for peer in list(self._leaving):
             for reading in list(peer.open):
                 state = self._state(peer, reading)
                 if state == "ERR":
                     peer.failed.add(reading)
-                self._take_back(peer, reading, is_whole=state == "DONE")
+                self._take_back(peer, reading, is_whole=False)
             if not peer.open:
                 self._leaving.remove(peer)
                 for give_up in (peer.slots.release, functools.partial(self._agent.remove_remote_agent, peer.agent)):

@@ -9,6 +9,10 @@ import importlib.util
 from server.config.disaggregation import add_disaggregation_flags, shown_counts
 from server.config.value_types import UsageError, kv_events, size, size_or_word, text
 
+# off until a GPU has shown that copies beside decode rows cost them at most 3 % (python -m benchmarks.kv_copies); then
+# auto, whose size engine/startup/host_memory.py chooses
+DEFAULT_HOST_MEMORY = "off"
+
 
 def add_kv_flags(group: argparse._ArgumentGroup) -> None:
     """Add the flags."""
@@ -16,7 +20,7 @@ def add_kv_flags(group: argparse._ArgumentGroup) -> None:
     add(
         "--kv-host-memory",
         type=size_or_word,
-        default="off",
+        default=DEFAULT_HOST_MEMORY,
         metavar="SIZE",
         help="host memory for blocks that leave the KV cache, e.g. 32GiB, or auto: a share of it on cuda",
     )

@@ -174,3 +174,27 @@ def test_a_given_size_and_off_are_kept(llama: Path, monkeypatch: pytest.MonkeyPa
     plan = load_llama(llama).loaded.plan
     assert chosen(plan, monkeypatch, free=2**40, kv_host_memory_bytes=5 * MIB) == 5 * MIB
     assert chosen(plan, monkeypatch, free=2**40, chooses_host_memory=False) is None
+
+
+def test_copies_are_launched_behind_the_inputs_of_their_step(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page_bytes = load_llama(llama).loaded.plan.pages.page_bytes
+    offline = load_llama(llama, kv_cache_memory_bytes=60 * page_bytes, kv_host_memory_bytes=300 * page_bytes)
+    runner = offline.loaded.runner
+    sent: list[StepPlan] = []
+    found: list[bool] = []
+    begin_step, begin = runner._builder._begin_step, runner._host_pages.begin
+
+    def note_inputs(plan: StepPlan) -> None:
+        begin_step(plan)
+        sent.append(plan)
+
+    def note_copies(plan: StepPlan, staging: object) -> None:
+        if plan.num_rows:
+            found.append(bool(sent) and sent[-1] is plan)
+        begin(plan, staging)
+
+    monkeypatch.setattr(runner._builder, "_begin_step", note_inputs)
+    monkeypatch.setattr(runner._host_pages, "begin", note_copies)
+    talk(offline, VOCAB_SIZE)
+    assert found
+    assert all(found)

@@ -152,3 +152,20 @@ def test_a_block_that_waits_is_lost_before_a_request_lacks_pages():
     tier.costs = CopyCosts(HostTierConfig(num_slots=100, max_copies=4))
     harness.drain()
     assert tier.num_missed > 0
+
+
+def test_copies_that_nobody_waits_for_take_a_share_of_the_time_beside_decode_rows():
+    config = HostTierConfig(num_slots=100, max_copies=20, max_copies_beside=10, page_s=0.0001, unasked_share=0.05)
+    costs = CopyCosts(config)
+    assert costs.most_unasked(most=20, num_prompt_tokens=0, num_decodes=0) == 20
+    assert costs.most_unasked(most=10, num_prompt_tokens=0, num_decodes=32) == 0
+    costs.observe_commit(1.0)
+    num_copied = 0
+    for step in range(1, 101):
+        costs.observe_commit(1.0 + step * 0.006)
+        most = costs.most_unasked(most=10, num_prompt_tokens=0, num_decodes=32)
+        costs.spend(most)
+        num_copied += most
+    assert 299 <= num_copied <= 300  # 5 % of 0.6 s
+    costs.observe_commit(1000.0)
+    assert costs.most_unasked(most=50, num_prompt_tokens=0, num_decodes=32) == 10  # idle time earns those of one step

@@ -3,6 +3,8 @@
 import pytest
 
 from engine.core.copy_costs import CopyCosts
+from engine.core.host_tier import HostTier
+from engine.core.page_pool import PagePool
 from engine.interface.config import CacheGroup, HostTierConfig, SharingRates
 from tests.support.engine_harness import Harness, decode_plan
 from tests.support.layered_model import LayeredExecutor, LayeredModel
@@ -252,3 +254,49 @@ def test_a_tier_smaller_than_a_block_stays_empty():
 def test_without_a_prefix_cache_there_is_no_tier():
     harness = make(enable_prefix_caching=False)
     assert harness.scheduler.kv.tiers.host is None
+
+
+def tier_with_a_replaced_block():
+    """Return a tier whose block `name` was wanted and released, then evicted, and published anew in another block."""
+    pool = PagePool(FULL, num_pages=6)
+    tier = HostTier(HostTierConfig(num_slots=8, max_copies=8), make().scheduler.kv.layout, pool)
+    name = (0, b"name")
+    first = pool.take(0)
+    pool.publish(*name, first)
+    return tier, pool, name, first
+
+
+def test_a_wanted_block_is_copied_first_though_another_has_taken_its_place():
+    tier, pool, name, _ = tier_with_a_replaced_block()
+    assert tier.want(name)
+    pool.expel(*name)
+    second = pool.take(0)
+    pool.publish(*name, second)
+    other = pool.take(0)
+    pool.publish(0, b"other", other)
+    pool.release([other])
+    assert tier.want(name)
+    copies = tier.plan(most=1, num_reserved=0)
+    assert [(store.name, store.block) for store in copies.stores] == [(name, second)]
+
+
+def test_a_block_that_is_held_is_copied_though_one_of_its_name_was_released_and_evicted():
+    tier, pool, name, first = tier_with_a_replaced_block()
+    pool.release([first])
+    tier.take_news()
+    second = pool.take(0)
+    pool.expel(*name)
+    pool.publish(*name, second)
+    copies = tier.plan(most=4, num_reserved=0)
+    assert [(store.name, store.block) for store in copies.stores] == [(name, second)]
+
+
+def test_blocks_that_nobody_waits_for_have_a_bound_of_their_own():
+    tier, pool, name, _ = tier_with_a_replaced_block()
+    others = [pool.take(0) for _ in range(2)]
+    for number, block in enumerate(others):
+        pool.publish(0, bytes([number]), block)
+    assert tier.plan(most=3, most_unasked=0, num_reserved=0) is None
+    assert tier.want(name)
+    copies = tier.plan(most=3, most_unasked=1, num_reserved=0)
+    assert [store.name for store in copies.stores] == [name, (0, b"\0")]

@@ -233,6 +233,18 @@ def test_a_failed_copy_that_cannot_be_cancelled_keeps_its_targets(is_connected, 
     assert transport.take_done() == []
 
 
+def test_a_copy_that_ends_with_its_link_is_not_whole(slots, monkeypatch):
+    nixl = SimpleNamespace(nixl_agent=_LostAgent, nixl_agent_config=lambda backends: None)
+    monkeypatch.setattr("engine.peers.nixl.import_nixl", lambda: nixl)
+    monkeypatch.setattr(_LostAgent, "check_xfer_state", lambda self, handle: "DONE")
+    transport = NixlTransport(slots.array)
+    transport.connect(0, transport.memory)
+    reading = transport.read(0, [1], [2])
+    transport.disconnect(0)  # the peer may have given its slots to other blocks since
+    assert transport.take_done() == [reading]
+    assert (reading.is_done, reading.is_whole) == (True, False)
+
+
 def test_memory_of_another_host_is_not_mapped_by_chance(slots):
     transport = SharedMemory(slots)
     told = msgspec.json.decode(transport.memory)

@@ -68,7 +68,7 @@ from kernels.attention.gluon_prefill import HopperConfig, hopper_prefill_attenti
 head_dim, consumers, num_stages = map(int, sys.argv[1:])
 config = HopperConfig(consumers=consumers, block_n=64, num_stages=num_stages, programs_per_sm=1)
 with collect_kernels() as kernels:
-    q, cache = torch.zeros(64, 16, head_dim, dtype=torch.bfloat16), torch.zeros(2, 64, 8, head_dim, dtype=torch.bfloat16)
+    q, cache = (torch.zeros(*shape, head_dim, dtype=torch.bfloat16) for shape in ((64, 16), (2, 64, 8)))
     table, starts, seq_lens, tickets = (torch.zeros(size, dtype=torch.int32) for size in ((1, 16), 2, 1, 2))
     hopper_prefill_attention(
         q, cache, cache, table, starts, seq_lens, q, tickets, scale=1.0, max_seq_len=64, config=config
