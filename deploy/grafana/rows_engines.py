@@ -51,8 +51,8 @@ HANDOVER = Row(
         Panel(
             "timeseries",
             "Prompts of prefill engines",
-            "Per second. complete: all blocks came or were known. lost: the prefill engine ended. late: they came after "
-            "the time for them. The missing part is computed by the decode engine.",
+            "Per second. complete: all blocks came or were known. lost: the prefill engine ended. late: they came "
+            "after the time for them. The missing part is computed by the decode engine.",
             "reqps",
             (Query(_rate("quire_kv_handover_requests_total", by="result"), "{{result}}"),),
             is_stacked=True,
