@@ -1,16 +1,17 @@
 """HostPages: host memory behind the KV pool, and the copies of pages to it and back. Imports torch.
 
-A slot has the bytes of one page, of this rank: [num_lanes, bytes of a lane's row]. On CUDA the slots are pinned, the
-first ones at once and the others by a thread (engine/device/pinned_memory.py); they are taken in this order. Copies run
-on a stream of their own beside the layers of the step: from the end of the work launched before them until join(),
-after which the step's own work, and so its commit, waits for them. A page is a row of every lane, so pages are first
-gathered into a buffer on the device, then sent as one piece for each run of neighbouring slots. On other devices copies
-end within begin().
+A slot has the bytes of one page, of this rank: [num_lanes, bytes of a lane's row]. On CUDA the slots are pinned, and
+copies run on a stream of their own beside the layers of the step: from the end of the work launched before them until
+join(), after which the step's own work, and so its commit, waits for them. A page is a row of every lane, so pages are
+first gathered into a buffer on the device, then sent as one piece for each run of neighbouring slots. On other devices
+copies end within begin().
 """
 
 from __future__ import annotations
 
 import time
+import weakref
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -19,12 +20,11 @@ from engine.core.step import StepPlan
 from engine.device.device_state import Staging
 from engine.device.kv_cache import KVPool
 from engine.device.memory import format_size, zeros
-from engine.device.pinned_memory import PIECE_BYTES, PinnedMemory
 from engine.interface.errors import StartupError
 from engine.peers.shared_memory import SharedSlots
 
 BUFFER_BYTES = 64 * 2**20  # on CUDA: pages that are gathered at once, at least one
-_MEASURED_BYTES = PIECE_BYTES // 2  # less than what is pinned at once
+_MEASURED_BYTES = 32 * 2**20
 
 Pairs = list[tuple[int, int]]
 
@@ -48,7 +48,9 @@ class HostPages:
             else:
                 self._slots = torch.from_numpy(self.shared.array).view(numbers.dtype).view(shape)
             if device.type == "cuda":
-                self._pinned = PinnedMemory(self._slots, device, is_whole=is_shared)
+                _pin(self._slots)
+                # Memory that is freed while it is pinned could never be pinned again at its address
+                self._unpin = weakref.finalize(self, _unpin, self._slots)
         except (RuntimeError, OSError, OverflowError) as error:
             raise StartupError(
                 f"Host memory of {format_size(num_slots * page_bytes)} for the KV cache cannot be allocated"
@@ -67,15 +69,10 @@ class HostPages:
         """Release the memory, when no copy is in flight."""
         if self._stream is not None:
             self._stream.synchronize()
-            self._pinned.close()
+            self._unpin()
         del self._slots
         if self.shared is not None:
             self.shared.close()
-
-    def pin_rest(self) -> None:
-        """Start to pin the slots that are not pinned yet. Does not block."""
-        if self._stream is not None:
-            self._pinned.pin_rest()
 
     def begin(self, plan: StepPlan, staging: Staging) -> None:
         """Launch a step's copies, behind all that was launched before. On CUDA it does not block."""
@@ -124,12 +121,30 @@ class HostPages:
                 slots = [slot for _, slot in to_host[first : first + num_at_once]]
                 gathered = self._buffer[: len(slots)]
                 torch.index_select(self._pages, 0, where[first : first + len(slots)], out=gathered)
-                for place, slot, count in self._pinned.runs(slots):
+                for place, slot, count in _runs(slots):
                     self._slots[slot : slot + count].copy_(gathered[place : place + count], non_blocking=True)
             for first in range(0, len(from_host), num_at_once):
                 slots = [slot for slot, _ in from_host[first : first + num_at_once]]
                 gathered = self._buffer[: len(slots)]
-                for place, slot, count in self._pinned.runs(slots):
+                for place, slot, count in _runs(slots):
                     gathered[place : place + count].copy_(self._slots[slot : slot + count], non_blocking=True)
                 targets = where[len(to_host) + first :][: len(slots)]
                 self._pages.index_copy_(0, targets, gathered)
+
+
+def _pin(memory: torch.Tensor) -> None:
+    """Pin memory, so that copies need not wait. torch's own pinned memory is rounded up to a power of 2."""
+    torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+
+
+def _unpin(memory: torch.Tensor) -> None:
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+def _runs(slots: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield place, first slot and length of each run of neighbouring slots."""
+    start = 0
+    for end in range(1, len(slots) + 1):
+        if end == len(slots) or slots[end] != slots[end - 1] + 1:
+            yield start, slots[start], end - start
+            start = end

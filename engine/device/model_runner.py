@@ -172,11 +172,6 @@ class ModelRunner:
         with torch.inference_mode():
             return 0.0 if self._host_pages is None else self._host_pages.measure_page_s(self._state.staging)
 
-    def pin_host_pages(self) -> None:
-        """Start to pin the rest of host memory, if there is any, beside all that follows. Does not block."""
-        if self._host_pages is not None:
-            self._host_pages.pin_rest()
-
     def forward(self, plan: StepPlan) -> _Step:
         """See Executor.forward."""
         with torch.inference_mode():

@@ -6,22 +6,21 @@ import msgspec
 
 from engine.device.kv_cache import KVCachePlan
 from engine.device.memory import format_size, free_host_bytes
-from engine.device.pinned_memory import can_pin
 from engine.interface.config import EngineConfig, HostTierConfig, PeerConfig
 from engine.interface.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# What `auto`, the default, takes on CUDA: this share of what is free, within the cgroup's limit, and at most so much.
-# It is pinned after the start, and is lost for other programs. Decode steps of 6.8 ms with copies of 1 ms in each
-# direction take 0.06 ms longer on an H100, and those with the paced copies to the host 0.01 (3 % are wanted)
+# What `auto` takes, on CUDA: this share of what is free, within the cgroup's limit, and at most so much. It is pinned
+# at the start, which takes its time for each GiB, and is lost for other programs. Not the default for the
+# time of the start: decode steps of 6.8 ms with copies of 1 ms in each direction take 0.8 % longer on an H100
 AUTO_SHARE = 0.25
 AUTO_MOST_BYTES = 16 * 2**30
 # Copies of so long in each direction, in a step without decode rows and in one with them, for which they wait
 _COPIES_OF_A_STEP_S = 0.002
 _COPIES_BESIDE_DECODES_S = 0.001
-# Of the time beside decode rows, for copies to the host for which nobody waits: 3 % of it, if 1 ms in each direction
-# took 0.45 ms of a decode step, as they did before they followed the step's inputs
+# Of the time beside decode rows, for copies to the host for which nobody waits. 3 % of it, if 1 ms in each
+# direction took 0.45 ms of a decode step, as they did before they followed the step's inputs
 UNASKED_SHARE = 0.03 / 0.45
 # Of the time that the step's prompt tokens take: less than the 16 % of 1 ms in 6.3 ms. Prompts of Llama 3.1 8B on an
 # H100 fill a GiB of blocks in 0.3 s, which needs 27 GB/s
@@ -74,8 +73,6 @@ def choose_host_memory(config: EngineConfig, plan: KVCachePlan, *, device_type: 
             0,
             f"on {device_type} the KV cache is in the same memory: a larger --kv-cache-memory is better",
         )
-    elif not can_pin():
-        num_bytes, reason = 0, "this system lets no memory be pinned"
     elif num_bytes < least:
         num_bytes, reason = 0, f"{AUTO_SHARE:.0%} of the free memory is less than one block"
     else:

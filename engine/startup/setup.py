@@ -257,7 +257,6 @@ class Setup:
             tokens_per_s=None if times is None else times.tokens_at_best_rate(1.0),
             peer=config.peer,
         )
-        runner.pin_host_pages()
         return LoadedEngine(
             runner=runner,
             scheduler_config=msgspec.structs.replace(self._scheduler_config(plan, limits, times), host_tier=host_tier),

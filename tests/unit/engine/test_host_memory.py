@@ -147,17 +147,8 @@ def test_sizes_that_cannot_be_are_refused(llama: Path, changes: dict[str, object
     assert [word for word in words if word not in caught.value.message] == []
 
 
-def chosen(
-    plan: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    free: int,
-    device: str = "cuda",
-    can_pin: bool = True,
-    **changes: object,
-) -> object:
+def chosen(plan: Any, monkeypatch: pytest.MonkeyPatch, *, free: int, device: str = "cuda", **changes: object) -> object:
     monkeypatch.setattr(host_memory, "free_host_bytes", lambda: free)
-    monkeypatch.setattr(host_memory, "can_pin", lambda: can_pin)
     config = EngineConfig(model="m", **({"chooses_host_memory": True} | changes))
     return host_memory.choose_host_memory(config, plan, device_type=device).kv_host_memory_bytes
 
@@ -171,7 +162,6 @@ def test_by_default_cuda_gets_a_bounded_share_of_free_memory(
     assert chosen(plan, monkeypatch, free=2**40) == host_memory.AUTO_MOST_BYTES
     assert "host memory behind the KV cache size='16 GiB' reason='25% of the free memory, at most" in caplog.text
     for changes, reason in [
-        ({"free": 20 * gib, "can_pin": False}, "this system lets no memory be pinned"),
         ({"free": 100}, "25% of the free memory is less than one block"),
         ({"free": 20 * gib, "device": "cpu"}, "on cpu the KV cache is in the same memory"),
         ({"free": 20 * gib, "enable_prefix_caching": False}, "--no-prefix-caching leaves nothing to keep"),
