@@ -10,6 +10,7 @@ from pathlib import Path
 
 from server.config.setting import nearest
 
+_SIMILARITY = 0.85  # of a typed flag and another server's: most of them are written without a slip
 _DOWNLOADS = "there is no separate download: quire serve MODEL fetches what is missing, after a check"
 # word → the sentence; {rest}: the arguments that followed it
 COMMANDS = {
@@ -330,6 +331,28 @@ def about_flag(flag: str, known: Iterable[str]) -> str | None:
     meaning = FLAGS[flag]
     is_flag = meaning.startswith("--") and " " not in meaning
     return f"{flag} is {meaning} here" if is_flag else f"{flag} is no flag here: {meaning}"
+
+
+def is_negative(name: str) -> bool:
+    """Return True for a flag's name, without dashes, that turns something off."""
+    return name.startswith(("no-", "disable-"))
+
+
+def similar_flags(typed: str, known: Iterable[str]) -> dict[str, str]:
+    """Return what is shown of other servers' flags, by name without dashes, among which a typed one may be meant.
+
+    known: the names here.
+    """
+    from difflib import get_close_matches
+
+    names = {flag.lstrip("-"): flag for flag in FLAGS if flag.startswith("--")}
+    shown = {}
+    for name in get_close_matches(typed, names, cutoff=_SIMILARITY):
+        if name not in known and is_negative(name) == is_negative(typed):
+            flag, meaning = names[name], FLAGS[names[name]]
+            is_flag = meaning.startswith("--") and " " not in meaning
+            shown[name] = f"{flag}, which is {meaning} here," if is_flag else f"{flag}, no flag here ({meaning}),"
+    return shown
 
 
 def about_choice(message: str) -> str:

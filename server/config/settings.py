@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from engine.interface.errors import StartupError
-from server.config.known_words import about_choice, about_flag
+from server.config.known_words import about_choice, about_flag, is_negative, similar_flags
 from server.config.setting import COMMAND_LINE, DEFAULT, VARIABLE_PREFIX, FlagAlias, Setting, nearest
 from server.config.value_types import UsageError, boolean
 
@@ -101,7 +101,11 @@ class SettingsParser(argparse.ArgumentParser):
             setting = next(setting for setting in self.settings if setting.action.dest == alias.action.dest)
             names = [name.lstrip("-") for name in alias.action.option_strings]
             current |= dict.fromkeys(names, setting.action.option_strings[0])
-        return nearest(flag.lstrip("-"), current, similarity=_SIMILARITY)
+        typed = flag.lstrip("-")
+        # never the opposite of what was meant
+        current = {name: shown for name, shown in current.items() if is_negative(name) == is_negative(typed)}
+        others = similar_flags(typed, current) if self.settings and not self._place else {}
+        return nearest(typed, current | others, similarity=_SIMILARITY)
 
     def error(self, message: str) -> NoReturn:
         """Print one sentence and exit."""

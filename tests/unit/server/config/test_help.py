@@ -81,6 +81,19 @@ def test_an_unknown_flag_is_one_sentence_everywhere(capsys):
         ("serve --prot 1", "--prot is no flag of quire serve: --port is the nearest"),
         ("serve --max-model-length=5", "--max-model-length is no flag of quire serve: --max-model-len is the nearest"),
         ("serve --max-wating 4", "--max-wating is no flag of quire serve: --max-queued-requests is the nearest"),
+        (
+            "serve --no-prefix-cachng",
+            "--no-prefix-cachng is no flag of quire serve: --no-prefix-caching is the nearest",
+        ),
+        (
+            "serve --enable-prefix-cachin",
+            "--enable-prefix-cachin is no flag of quire serve: --enable-prefix-caching, no flag here (it is always so"
+            " here: leave it out), is the nearest",
+        ),
+        (
+            "serve --swap-spase 4",
+            "--swap-spase is no flag of quire serve: --swap-space, which is --kv-host-memory here, is the nearest",
+        ),
         ("bench serve --concurency 4", "--concurency is no flag of quire bench serve: --concurrency is the nearest"),
         ("serve one two", "'two' is one argument too many"),
         ("completion bash --json", "--json is no flag of quire completion"),
