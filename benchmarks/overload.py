@@ -270,22 +270,18 @@ class Fairness(msgspec.Struct, kw_only=True):
     beside_p95_s: float
 
 
-def fairness(duration_s: float, *, seed: int, num_keys: int = 2) -> Fairness:
-    """Measure the requests of all keys but one, one a second each, alone and after that one has sent 500 at once."""
+def fairness(duration_s: float, *, seed: int) -> Fairness:
+    """Measure one key's requests, one a second, alone and after another key has sent 500 at once."""
     times = []
     for has_flood in (False, True):
         rng = random.Random(seed)
-        guests = [
-            Arrival(1.0 + i + rng.random(), 100_000 * key + i, f"guest{key}", 512, 32)
-            for key in range(num_keys - 1)
-            for i in range(int(duration_s) - 1)
-        ]
+        guest = [Arrival(1.0 + i + rng.random(), i, "guest", 512, 32) for i in range(int(duration_s) - 1)]
         flood = [
             Arrival(0.0, i, "flood", rng.randint(32, 768), 16 + rng.randint(0, 224)) for i in range(_FLOOD * has_flood)
         ]
         simulation = Simulation(max_queue_wait_s=None)
-        outcomes = simulation.run(heapq.merge(flood, sorted(guests)), until_s=duration_s + 10)
-        found = [o.ttft_s for o in outcomes if o.arrival.tenant != "flood" and o.ttft_s is not None]
+        outcomes = simulation.run(heapq.merge(flood, guest), until_s=duration_s + 10)
+        found = [o.ttft_s for o in outcomes if o.arrival.tenant == "guest" and o.ttft_s is not None]
         times.append(found)
     alone, beside = times
     return Fairness(
@@ -308,7 +304,7 @@ class Report(msgspec.Struct, kw_only=True):
     fairness: Fairness
 
 
-def measure(*, load: float, limit_s: float, duration_s: float, seed: int = 1, num_keys: int = 2) -> Report:
+def measure(*, load: float, limit_s: float, duration_s: float, seed: int = 1) -> Report:
     """Run all three parts."""
     base = capacity(duration_s, seed=seed)
     limited, unlimited = (
@@ -321,7 +317,7 @@ def measure(*, load: float, limit_s: float, duration_s: float, seed: int = 1, nu
         capacity_per_s=base,
         limited=limited,
         unlimited=unlimited,
-        fairness=fairness(12.0, seed=seed + 2, num_keys=num_keys),
+        fairness=fairness(12.0, seed=seed + 2),
     )
 
 
@@ -332,7 +328,6 @@ def main() -> int:
     parser.add_argument("--max-queue-wait", type=float, default=2.0, help="seconds to the first token (2)")
     parser.add_argument("--duration", type=float, default=120.0, help="simulated seconds of each load (120)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keys", type=int, default=2, help="keys that share the server in the part on fairness (2)")
     parser.add_argument("--json", type=Path, help="also write the report to this file")
     arguments = parser.parse_args()
     report = measure(
@@ -340,7 +335,6 @@ def main() -> int:
         limit_s=arguments.max_queue_wait,
         duration_s=arguments.duration,
         seed=arguments.seed,
-        num_keys=arguments.keys,
     )
     text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
     print(text)

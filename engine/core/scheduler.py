@@ -17,7 +17,7 @@ from engine.core.request import Request, Status
 from engine.core.request_factory import check_length
 from engine.core.steady_rows import RunningRequests
 from engine.core.step import RequestInit, RowPlan, StepPlan, StepResult
-from engine.core.step_budget import prompt_budget
+from engine.core.step_budget import mixed_step_tokens
 from engine.core.tenants import TenantShares
 from engine.core.waiting_queue import WaitingQueue, by_order
 from engine.interface.config import SchedulerConfig
@@ -117,15 +117,16 @@ class Scheduler:
     def _plan(self, inits: list[RequestInit], now: float, *, is_stuck: bool = False) -> PlannedStep:
         step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step(), [], [])
         self._num_stalled = 0
-        self._shares.begin_step()
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
         begun = [request for request in self._running.singles if not request.is_decoding]
-        if begun or self.waiting:  # prompt chunks delay the decode rows
-            budget = prompt_budget(self.config, budget, step.num_rows, begun, self.waiting, self.num_free_rows)
+        if step.num_rows and (begun or self.waiting):  # prompt chunks delay these decode rows
+            pending = self.waiting.num_tokens_of_first(self.num_free_rows)
+            pending += sum(request.num_prefill_tokens for request in begun)  # whole, so that chunks do not shrink
+            context = max((request.num_computed_tokens for request in begun), default=0)
+            most = mixed_step_tokens(self.config, num_decodes=step.num_rows, num_pending=pending, context=context)
+            budget = max(min(budget, most - step.num_rows), 0)
         if self.waiting.has_several_tenants and not is_stuck:  # none waits for others' prompts, nor takes their room
-            num_singles = len(step.singles)
             budget = self._admit(step, inits, budget, now, is_new=True)
-            begun = self._shares.put_first(begun, started=[request for request, _ in step.singles[num_singles:]])
         for request in begun:
             budget -= self._plan_chunk(step, request, budget) if budget else 0
         self._admit(step, inits, budget, now)
@@ -295,7 +296,6 @@ class Scheduler:
         request.num_computed_tokens = end
         request.num_pending_tokens += samples
         request.last_step = step.step_id
-        self._shares.record_prompt(request, end - start)
         return end - start
 
     def _admit(self, step: PlannedStep, inits: list[RequestInit], budget: int, now: float, is_new: bool = False) -> int:

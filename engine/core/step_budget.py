@@ -6,36 +6,12 @@ that end meanwhile, and to fill the batch soon after a burst.
 """
 
 import math
-from collections.abc import Sequence
 
-from engine.core.request import Request
-from engine.core.waiting_queue import WaitingQueue
 from engine.interface.config import SchedulerConfig
 
 # A load with 4 prompt tokens per output token needs 5
 _TOKENS_PER_DECODE = 8
 _STEPS_PER_BURST = 32  # the prompts of all requests that could start now are computed within this many steps
-
-
-def prompt_budget(
-    config: SchedulerConfig,
-    budget: int,
-    num_decodes: int,
-    begun: Sequence[Request],
-    waiting: WaitingQueue,
-    num_free_rows: int,
-) -> int:
-    """Return the prompt tokens of a step with num_decodes decode rows, of the `budget` that these left.
-
-    begun: the requests whose prompt is partly computed.
-    """
-    if not num_decodes:
-        return budget
-    pending = waiting.num_tokens_of_first(num_free_rows)
-    pending += sum(request.num_prefill_tokens for request in begun)  # whole, so that chunks do not shrink
-    context = max((request.num_computed_tokens for request in begun), default=0)
-    most = mixed_step_tokens(config, num_decodes=num_decodes, num_pending=pending, context=context)
-    return max(min(budget, most - num_decodes), 0)
 
 
 def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending: int, context: int = 0) -> int:

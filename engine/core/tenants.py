@@ -11,8 +11,7 @@ their usage, and splits the time of a step by the tokens of its rows.
 TenantShares limits what running requests may take. Once requests of several tenants have been seen, one row in sixteen
 is kept for tenants that have none, so that nobody waits for the end of another tenant's answer. With a kv_share, a
 tenant's running requests may never come to hold more pages than that part of the pool, even if all of them generate
-max_tokens; blocks that they share count for each. A tenant that has had at most half as many prompt tokens of late, by
-weight, as another one is behind. A step that computes prompts of tenants that are behind computes no other prompts.
+max_tokens; blocks that they share count for each.
 """
 
 import math
@@ -35,8 +34,6 @@ _MAX_NAMES = 1024  # that are counted by themselves, over all key files since th
 _OTHERS = "others"  # the name under which the rest is counted
 
 _ROWS_PER_KEPT_ROW = 16
-_BEHIND = 0.5  # of the tokens of the tenant that had the most; two that ask for as much are never behind each other
-_MEMORY_TOKENS = 65_536  # of prompts, after which earlier ones count half
 
 _name_of = attrgetter("tenant_name")
 
@@ -47,9 +44,6 @@ class TenantShares:
     def __init__(self, kv: KvCaches, *, max_num_seqs: int) -> None:
         self._kv = kv
         self._num_kept_rows = max_num_seqs // _ROWS_PER_KEPT_ROW
-        self._prompts: dict[str, float] = {}  # by tenant: prompt tokens of late, by weight
-        self._num_prompt_tokens = 0  # since earlier ones were halved
-        self._most_behind: float | None = None  # see put_first(); None: all prompts are computed
 
     def check(self, request: Request) -> None:
         """Raise InvalidParameter for a request that exceeds its tenant's share by itself."""
@@ -71,15 +65,13 @@ class TenantShares:
 
         The result holds until the next request starts.
         """
-        is_shared, prompts, most_behind = queue.has_several_tenants, self._prompts, self._most_behind
+        is_shared = queue.has_several_tenants
         if not is_shared and queue.tenants[0].requests[0].kv_share == 1.0:
             return None
         num_running = Counter(request.tenant_id for request in running)
         is_scarce = is_shared and num_free_rows <= self._num_kept_rows
 
         def is_held(request: Request) -> bool:
-            if most_behind is not None and prompts.get(request.tenant_id, 0.0) > most_behind:
-                return True
             if not num_running[request.tenant_id]:
                 return False
             if is_scarce or request.kv_share == 1.0:
@@ -88,31 +80,6 @@ class TenantShares:
             return held + self._num_pages(request) > self._most_pages(request)
 
         return is_held
-
-    def begin_step(self) -> None:
-        """Let all prompts into the next step, until put_first()."""
-        self._most_behind = None
-
-    def put_first(self, begun: list[Request], *, started: Sequence[Request]) -> list[Request]:
-        """Return which partly computed prompts a step goes on with. started: whose prompts are in it already.
-
-        If tenants of either are behind, the step is theirs, and holder() holds the others.
-        """
-        most = _BEHIND * max(self._prompts.values(), default=0.0)
-        first = [request for request in begun if self._prompts.get(request.tenant_id, 0.0) <= most]
-        if not first and all(self._prompts.get(request.tenant_id, 0.0) > most for request in started):
-            return begun
-        self._most_behind = most
-        return first
-
-    def record_prompt(self, request: Request, num_tokens: int) -> None:
-        """Count prompt tokens that a step computes."""
-        tokens = self._prompts
-        tokens[request.tenant_id] = tokens.get(request.tenant_id, 0.0) + num_tokens / request.weight
-        self._num_prompt_tokens += num_tokens
-        if self._num_prompt_tokens > _MEMORY_TOKENS:
-            self._num_prompt_tokens = 0
-            self._prompts = {tenant_id: count / 2 for tenant_id, count in tokens.items() if count >= 2}
 
     def _num_pages(self, request: Request) -> int:
         return self._kv.layout.num_pages(request.max_num_tokens)

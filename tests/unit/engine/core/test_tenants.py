@@ -268,31 +268,3 @@ def test_open_tokens_of_other_engines_count_until_they_end_or_their_worker_does(
     limited.handle(ClientGone())
     limited.ask("d")
     assert limited.failure("d") is None
-
-
-def test_a_prompt_of_a_tenant_that_had_few_shares_its_step_with_no_other_prompts() -> None:
-    scheduler = make_scheduler(max_num_seqs=32, max_num_batched_tokens=64, num_pages=600, max_model_len=256)
-    for number in range(20):
-        tenant_request(scheduler, "flood", number, num_prompt=30)
-    for _ in range(3):
-        step(scheduler)
-    begun = {request for request in scheduler.running if request.tenant_id == "flood"}
-    assert 3 < len(begun) < 20
-    guest = tenant_request(scheduler, "guest", 0)
-    plan = step(scheduler)
-    prompts = [row.req_index for row in plan.rows if row.num_tokens > 1]
-    assert prompts == [guest.req_index]
-    assert {request for request in scheduler.running if request.tenant_id == "flood"} <= begun
-    step(scheduler)
-    assert {request for request in scheduler.running if request.tenant_id == "flood"} - begun
-
-
-def test_tenants_that_had_as_many_prompt_tokens_share_steps() -> None:
-    scheduler = make_scheduler(max_num_seqs=32, max_num_batched_tokens=64, num_pages=600, max_model_len=256)
-    for number in range(10):
-        tenant_request(scheduler, "one", number, num_prompt=15)
-        tenant_request(scheduler, "other", number, num_prompt=15)
-    step(scheduler)
-    step(scheduler)
-    of_a_step = {request.tenant_id for request in scheduler.running if request.last_step == 1}
-    assert of_a_step == {"one", "other"}
