@@ -71,8 +71,8 @@ def _ignored_in_tools(body: ChatBody) -> Iterator[str]:
 
 def _is_forced(choice: Any) -> bool:
     """Return whether a choice of tools, "none" left out, requires a call."""
-    if isinstance(choice, dict) and isinstance(allowed := choice.get("allowed_tools"), dict):
-        return bool(allowed.get("mode") == "required")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return bool(choice["allowed_tools"]["mode"] == "required")
     return choice not in (None, "auto")
 
 

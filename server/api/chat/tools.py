@@ -138,7 +138,7 @@ def _allowed(value: Any) -> _Choice:
                 param="tool_choice",
             )
         names.append(name)
-    return _Choice(mode=mode, names=tuple(names))
+    return _Choice(mode=mode, names=tuple(dict.fromkeys(names)))  # once each: every tool is looked up in them
 
 
 def _function_name(value: dict[str, Any]) -> str | None:

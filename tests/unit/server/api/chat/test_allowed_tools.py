@@ -2,6 +2,9 @@
 
 import pytest
 
+from server.api.chat.tools import plan_tools
+from server.api.ignored_fields import ignored_fields
+from server.api.schemas import ChatBody
 from tests.support.chat_models import CALL, NOW_CALL, TOOLS, ChatModels, prompt_of
 from tests.unit.server.conftest import check_error
 
@@ -68,6 +71,38 @@ def test_a_constraint_is_reported_beside_the_mode_required_alone(model):
     for mode, header in (("auto", None), ("required", "structured_outputs")):
         reply = app.chat(tools=TOOLS, tool_choice=allowed(*NAMES, mode=mode), structured_outputs={"regex": "a"})
         assert reply.headers.get("x-quire-ignored") == header
+
+
+def test_another_choice_with_a_list_of_allowed_tools_beside_it_is_what_its_type_says():
+    choice = {"type": "function", "function": {"name": "now"}, "allowed_tools": {"mode": "auto"}}
+    body = chat_body(TOOLS, choice, structured_outputs={"regex": "a"})
+    assert plan_tools(body).must_call
+    assert ignored_fields(body) == ["structured_outputs"]
+
+
+class CountedName(str):
+    """A function's name that counts how often a name is compared."""
+
+    __slots__ = ()
+    num_compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.num_compared += 1
+        return str.__eq__(self, other)
+
+
+def test_a_name_that_is_listed_a_thousand_times_is_not_compared_with_every_tool_a_thousand_times():
+    tools = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(32)]
+    plan = plan_tools(chat_body(tools, allowed(*(CountedName("f0") for _ in range(1000)))))
+    assert [spec.name for spec in plan.callable] == ["f0"]
+    assert 0 < CountedName.num_compared < 4000
+
+
+def chat_body(tools: list[dict], choice: dict, **more: object) -> ChatBody:
+    """Return a checked body."""
+    messages = [{"role": "user", "content": "hi"}]
+    return ChatBody.model_validate({"model": "m", "messages": messages, "tools": tools, "tool_choice": choice, **more})
 
 
 @pytest.mark.parametrize(
