@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
+from kernels.linear.onednn import pack
 from models.build import build
 from models.config.model_config import ModelConfig
 from models.layers import layer_loop
@@ -41,6 +42,11 @@ pytestmark = pytest.mark.slow
 def compiled() -> Iterator[None]:
     with compiled_library(with_products=True):
         yield
+
+
+def reads_small_matrices() -> bool:
+    """Return whether oneDNN packs matrices of 32 outputs in an order that C reads: not on every CPU."""
+    return pack(torch.randn(TINY["hidden_size"], TINY["hidden_size"], dtype=BF16)).width is not None
 
 
 @pytest.fixture
@@ -90,7 +96,8 @@ def test_every_family_has_the_same_bits(
     save_checkpoint(tmp_path, make_configs()[kind])
     found, expected = both(*build_model(tmp_path), monkeypatch)
     assert torch.equal(found, expected)
-    assert kind not in TAKEN or steps == [1, 3, 3, 2, 1, 3]  # a prompt of one token is such a step, too
+    # a prompt of one token is such a step, too
+    assert kind not in TAKEN or not reads_small_matrices() or steps == [1, 3, 3, 2, 1, 3]
     assert kind not in NOT_TAKEN or steps == []
 
 
@@ -99,7 +106,7 @@ def test_plain_layers_are_taken(kind: str, tmp_path: Path, steps: list[int], mon
     save_checkpoint(tmp_path, make_configs()[kind])
     found, expected = both(*build_model(tmp_path), monkeypatch)
     assert torch.equal(found, expected)
-    assert steps == [1, 3, 3, 2, 1, 3]
+    assert not reads_small_matrices() or steps == [1, 3, 3, 2, 1, 3]
 
 
 @pytest.mark.parametrize("quantization", ["none", "int4", "w8a8"])
@@ -122,7 +129,7 @@ def test_another_pool_is_read_anew(tmp_path: Path, steps: list[int]) -> None:
     save_checkpoint(tmp_path, make_configs()["qwen3"])
     model, config = build_model(tmp_path)
     assert torch.equal(decode(model, config), decode(model, config))
-    assert len(steps) == 12
+    assert len(steps) == (12 if reads_small_matrices() else 0)
 
 
 def test_many_rows_and_prompts_are_not_taken(tmp_path: Path, steps: list[int]) -> None:

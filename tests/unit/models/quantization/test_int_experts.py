@@ -74,7 +74,7 @@ def save(tmp_path, kind, **options):
 def test_experts_in_integers_give_the_logits_of_what_they_mean(kind, family, tmp_path):
     packed = save(tmp_path, kind, family=family)
     logits, unpacked = run(packed, num_more=6), run(tmp_path / "dense", num_more=6)
-    torch.testing.assert_close(logits, unpacked, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits, unpacked, atol=3e-5, rtol=0)
     assert torch.equal(logits.argmax(-1), unpacked.argmax(-1))
     assert len(set(logits.argmax(-1).tolist())) > 3
     tolerance = 2e-4 if family == "qwen3_5_moe" else 1e-4  # its recurrence rounds otherwise in transformers
