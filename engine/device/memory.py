@@ -131,7 +131,7 @@ def _what_fits(
         remedies.append(f"--kv-cache-memory of at most {format_size(spare + pool_bytes)}")
     if dtype.itemsize == 4 and spare + needed // 2 >= 0:
         remedies.append("--dtype bfloat16")
-    for name in _SMALLER if model.quantization is None else ():
+    for name in () if model.quantization is not None or model.is_foreign else _SMALLER:
         if model.quantized(name).weight_bytes(dtype, device) + step_bytes + pool_bytes <= memory.usable:
             remedies.append(f"--quantization {name}")
             break

@@ -1,5 +1,6 @@
 """Memory that is too small, before loading and while loading: numbers, and what would fit."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
 from engine.startup.load import load_engine
 from models.config.model_config import ModelConfig
+from models.foreign.choose import read_config
 
 ROOT = Path(__file__).parents[4]
 DEMO = ROOT / "models" / "demo" / "checkpoint"
@@ -57,6 +59,23 @@ def test_the_device_its_memory_and_every_need_are_named() -> None:
 def test_the_fastest_quantisation_that_fits_is_named() -> None:
     assert "use --quantization bitsandbytes-nf4, or " in refusal(total=9, free=8.5, usable=8)
     assert "--quantization" not in refusal(total=6, free=5.5, usable=5)
+
+
+def test_transformers_own_class_is_offered_no_quantisation(tmp_path: Path) -> None:
+    config = json.loads((LLAMA_8B / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "llama"}))
+    memory, model = DeviceMemory("GPU", 12 * GIB, 11 * GIB, 11 * GIB), read_config(tmp_path, "transformers")
+    with pytest.raises(StartupError, match="a model of at most about") as info:
+        check_memory(
+            EngineConfig(model=str(tmp_path)),
+            model,
+            memory,
+            dtype=torch.bfloat16,
+            device=GPU,
+            step_bytes=GIB,
+            pool_bytes=1,
+        )
+    assert "--quantization" not in info.value.message
 
 
 def test_weights_are_counted_as_quantised() -> None:
