@@ -108,16 +108,35 @@ MODELS = {
 
 _NO_SPEECH, _NO_PICTURES = "speech is not served", "pictures are not served"
 _NO_RERANK = "scores of pairs are not served; POST /v1/embeddings gives vectors to compare"
+_MODEL_FACTS = "GET /v1/models has the model and its context length"
+_ONE_MODEL = "a server has one model, that of quire serve MODEL"
+_ADAPTERS = "adapters are loaded at the start: quire serve MODEL --lora NAME=FOLDER"
+_CACHE = "cached blocks make room by themselves; --no-prefix-caching of quire serve keeps none"
+_MEMORY = "memory is given back when the server ends"
 # the last segments of a path that no route stands for → a sentence
 ROUTES = {
     "api/pull": "a server has one model, which quire serve MODEL downloads",
     "api/push": "nothing is published from here",
-    "api/create": "a server has one model, that of quire serve MODEL",
+    "api/create": _ONE_MODEL,
     "api/delete": "downloads are in the Hugging Face cache: hf cache rm",
     "api/copy": "--served-model-name of quire serve gives a model more names",
-    "api/show": "GET /v1/models has the model and its context length",
+    "api/show": _MODEL_FACTS,
     "api/ps": "requests are shown at GET /kv/snapshot, totals at GET /metrics",
-    "props": "GET /v1/models has the model and its context length",
+    "props": _MODEL_FACTS,
+    "info": _MODEL_FACTS,
+    "model_info": _MODEL_FACTS,
+    "models/load": _ONE_MODEL,
+    "models/unload": _ONE_MODEL,
+    "update_weights_from_disk": _ONE_MODEL,
+    "lora-adapters": _ADAPTERS,
+    "flush_cache": _CACHE,
+    "reset_prefix_cache": _CACHE,
+    "load": "GET /metrics has the requests that run and that wait",
+    "get_server_info": "GET /v1/models has the model, GET /metrics the figures",
+    "abort_request": "DELETE /v1/requests/ID ends a request, as does a client that leaves",
+    "encode": "POST /v1/embeddings gives vectors",
+    "redoc": "GET /docs describes the API",
+    "openapi.yaml": "GET /openapi.json describes the API",
     "slots": "requests are shown at GET /kv/snapshot",
     "infill": "fill-in-the-middle is not served",
     "apply-template": "POST /tokenize with messages renders the chat template",
@@ -134,12 +153,14 @@ ROUTES = {
     "batches": "quire batch IN.jsonl answers a file of requests",
     "assistants": "assistants are not served; POST /v1/responses is",
     "threads": "threads are not served; POST /v1/responses is",
-    "load_lora_adapter": "adapters are loaded at the start: quire serve MODEL --lora NAME=FOLDER",
-    "unload_lora_adapter": "adapters are loaded at the start: quire serve MODEL --lora NAME=FOLDER",
-    "sleep": "memory is given back when the server ends",
+    "load_lora_adapter": _ADAPTERS,
+    "unload_lora_adapter": _ADAPTERS,
+    "sleep": _MEMORY,
+    "is_sleeping": _MEMORY,
+    "wake_up": _MEMORY,
     "v1": "it is the base URL of clients, and GET /v1/models lists the models",
-    "engines": "GET /v1/models has the model and its context length",
-    "get_model_info": "GET /v1/models has the model and its context length",
+    "engines": _MODEL_FACTS,
+    "get_model_info": _MODEL_FACTS,
     "server_info": "GET /v1/models has the model, GET /metrics the figures",
     "generate_stream": "POST /v1/completions with stream continues a text",
     "health_generate": "GET /ready is 200 when requests are answered",

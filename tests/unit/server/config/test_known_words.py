@@ -81,7 +81,7 @@ def test_every_command_that_is_suggested_is_one() -> None:
 def test_every_route_that_is_suggested_exists(harness) -> None:
     app = harness()
     for sentence in ROUTES.values():
-        for method, path in re.findall(r"(GET|POST) (/[\w/]+)", sentence):
+        for method, path in re.findall(r"(GET|POST) (/[\w/.]+)", sentence):
             assert app.request(method, f"http://quire{path}").status_code != 404, path
 
 
