@@ -63,10 +63,11 @@ def test_every_trace_gives_the_models_tokens(seconds, first_seed):
 
 
 @pytest.mark.slow
-def test_all_that_can_happen_to_a_request_happens_to_states():
-    counts = run(STATE_KINDS, 0, 400, FIRST_SEED)
-    rare = {name for name in ("preemptions", "aborts", "salted_hit_tokens", "adapter_hit_tokens") if counts[name] < 10}
-    assert not rare
+@pytest.mark.parametrize("num_traces", [120, pytest.param(400, marks=pytest.mark.full)])
+def test_all_that_can_happen_to_a_request_happens_to_states(num_traces):
+    counts = run(STATE_KINDS, 0, num_traces, FIRST_SEED)
+    at_times = ("preemptions", "aborts", "salted_hit_tokens", "adapter_hit_tokens")
+    assert not {name for name in at_times if counts[name] < num_traces / 40}
     happened = {name for name, count in counts.items() if count > counts["traces"] / 4}
     assert happened >= {
         "hit_tokens", "evictions", "accepted_drafts", "rejected_drafts", "zeroed_pages", "failed_steps",

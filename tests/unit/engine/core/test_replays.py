@@ -63,6 +63,7 @@ def run(harness: Harness, options: dict, *, crash_after: int | None = None, is_f
 
 @pytest.mark.parametrize("kind", REQUESTS)
 @pytest.mark.parametrize("num_drafts", [0, 3])
+@pytest.mark.table
 def test_a_request_goes_on_from_every_commit(kind: str, num_drafts: int) -> None:
     options = REQUESTS[kind]
     for depth in (1, 2):
@@ -110,6 +111,7 @@ def run_crowd(seed: int, *, depth: int, num_drafts: int, crash_rate: float) -> H
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.table(most=4)
 def test_crowds_of_all_kinds_go_on_from_any_commit(seed: int) -> None:
     for depth, num_drafts in ((1, 0), (2, 0), (1 + seed % 2, 3)):
         whole = run_crowd(seed, depth=depth, num_drafts=num_drafts, crash_rate=0.0).seen
