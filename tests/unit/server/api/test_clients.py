@@ -137,7 +137,7 @@ def test_a_client_that_leaves_aborts_its_request(harness, stream, delay_s, caplo
 
 # rule: Limits: The queue is bounded by requests and tokens, and refuses at once
 @pytest.mark.parametrize("has_decided", [False, True])
-def test_a_stream_begins_when_its_request_is_accepted_so_that_a_late_refusal_is_a_429(
+def test_a_stream_begins_once_accepted_so_that_a_late_refusal_is_a_429(
     harness, monkeypatch, has_decided
 ):
     """The engine decides between two steps, and a step may take seconds."""
