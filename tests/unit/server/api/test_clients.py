@@ -137,9 +137,7 @@ def test_a_client_that_leaves_aborts_its_request(harness, stream, delay_s, caplo
 
 # rule: Limits: The queue is bounded by requests and tokens, and refuses at once
 @pytest.mark.parametrize("has_decided", [False, True])
-def test_a_stream_begins_once_accepted_so_that_a_late_refusal_is_a_429(
-    harness, monkeypatch, has_decided
-):
+def test_a_stream_begins_once_accepted_so_that_a_late_refusal_is_a_429(harness, monkeypatch, has_decided):
     """The engine decides between two steps, and a step may take seconds."""
     monkeypatch.setattr("server.http.routes.reply.FIRST_EVENT_GRACE_S", 0.01)
     app = harness("Hi", engine={"delay_s": 0.2, "fail": Overloaded("The queue is full.", retry_after_s=7)})
