@@ -144,6 +144,23 @@ def _configs(n: int, k: int, rows: int) -> list[GemvConfig]:
     """Return tiles that leave no multiprocessor far behind, and what is served."""
     m_pad = max(8, 1 << (rows - 1).bit_length())
     found = [gemv_config(num_rows=rows, n=n, k=k)]
+    if rows == 1:
+        for block_n, block_k, num_warps in (
+            (2, 1024, 4),
+            (4, 512, 2),
+            (4, 1024, 4),
+            (8, 512, 4),
+            (8, 1024, 4),
+            (16, 512, 4),
+        ):
+            if k % block_k == 0:
+                found += [
+                    GemvConfig(block_n, block_k, 1, num_warps, stages, uses_dot=False, prefetch=prefetch)
+                    for stages in (1, 3, 6)
+                    for prefetch in (512, 1024, 2048)
+                    if prefetch <= k and block_n * block_k * stages * 2 <= _SHARED_BYTES // 2
+                ]
+        return list(dict.fromkeys(found))
     for block_n in (16, 32, 64, 128):
         for block_k in (64, 128, 256, 512):
             for splits in (1, 2, 4):
