@@ -142,10 +142,12 @@ def test_inputs_that_the_op_before_rounds_give_the_same_logits(source, tmp_path,
     assert len(num_rounded) == 5  # norms, less the first layer's before attention, and activations
 
 
-@pytest.mark.parametrize(
-    ("kind", "least"), [("qwen3_5", 4), ("kimi_linear", 2), ("lfm2", 4), ("granite_hybrid", 4), ("nemotron_h", 4)]
-)
-def test_the_norm_before_a_recurrence_rounds_its_input(kind, least, tmp_path, monkeypatch):
+# Norms behind the first layer's, and activations, of one step
+NUM_ROUNDED = {"qwen3_5": 11, "kimi_linear": 6, "lfm2": 11, "granite_hybrid": 7, "nemotron_h": 4, "deepseek_v3": 6}
+
+
+@pytest.mark.parametrize("kind", NUM_ROUNDED)
+def test_norms_before_recurrences_and_latents_round(kind, tmp_path, monkeypatch):
     save_checkpoint(tmp_path, make_configs()[kind])
     logits = logits_of(tmp_path, "fp8")
     num_rounded = []
@@ -153,7 +155,7 @@ def test_the_norm_before_a_recurrence_rounds_its_input(kind, least, tmp_path, mo
     monkeypatch.setattr(rounding, "round_rows", lambda *args: num_rounded.append(1) or round_before(*args))
     monkeypatch.setattr(linear_ops, "rounds_before", lambda _: True)
     assert torch.equal(logits_of(tmp_path, "fp8"), logits)
-    assert len(num_rounded) >= least, len(num_rounded)
+    assert len(num_rounded) == NUM_ROUNDED[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)
