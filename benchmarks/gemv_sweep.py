@@ -51,6 +51,7 @@ def main() -> None:
     """Time every candidate of this part's shapes; print the served and the best ones, write all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default="0/1", help="I/N: every N-th shape from the I-th on")
+    parser.add_argument("--sizes", nargs="+", metavar="NxK", default=[], help="outputs x inputs, instead of all shapes")
     parser.add_argument("--rows", nargs="+", type=int, default=[8, 16, 32, 64])
     parser.add_argument("--seconds", type=float, default=120.0, help="begin no case after this time")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
@@ -61,6 +62,8 @@ def main() -> None:
     end_s = time.monotonic() + options.seconds
     part, num_parts = map(int, options.part.split("/"))
     shapes = list(dict.fromkeys(shape for shapes in SHAPES.values() for shape in shapes))[part::num_parts]
+    if options.sizes:
+        shapes = [(int(size.split("x")[0]), int(size.split("x")[1])) for size in options.sizes]
     scratch = allocate_scratch(BF16_CUDA["device"])
     results: list[Report] = []
     with collect_kernels() as kernels:
@@ -153,7 +156,7 @@ def _configs(n: int, k: int, rows: int) -> list[GemvConfig]:
             (8, 1024, 4),
             (16, 512, 4),
         ):
-            if k % block_k == 0:
+            if k % block_k == 0 or k % 512 != 0:
                 found += [
                     GemvConfig(block_n, block_k, 1, num_warps, stages, uses_dot=False, prefetch=prefetch)
                     for stages in (1, 3, 6)

@@ -121,12 +121,12 @@ def _many_rows_config(n: int, k: int) -> GemvConfig:
 
 def _one_row_config(n: int, k: int) -> GemvConfig:
     if k % 1024 != 0:
-        return GemvConfig(8, 512, 1, num_warps=4, num_stages=6, uses_dot=False, prefetch=512)
+        return GemvConfig(4, 512, 1, num_warps=2, num_stages=1, uses_dot=False, prefetch=2048 if k >= 2048 else 512)
     if k >= 4096:
-        return GemvConfig(8, 1024, 1, num_warps=4, num_stages=1, uses_dot=False, prefetch=512)
+        return GemvConfig(4, 1024, 1, num_warps=4, num_stages=1, uses_dot=False, prefetch=2048)
     if n >= 6144:
         return GemvConfig(4, 1024, 1, num_warps=4, num_stages=1, uses_dot=False, prefetch=1024)
-    return GemvConfig(4, 512, 1, num_warps=2, num_stages=6, uses_dot=False, prefetch=2048 if k >= 2048 else 1024)
+    return GemvConfig(2, 1024, 1, num_warps=4, num_stages=1, uses_dot=False, prefetch=512)
 
 
 def _ragged_config(num_rows: int, n: int, k: int) -> GemvConfig:
