@@ -161,7 +161,7 @@ def _configs(n: int, k: int, rows: int) -> list[GemvConfig]:
                     GemvConfig(block_n, block_k, 1, num_warps, stages, uses_dot=False, prefetch=prefetch)
                     for stages in (1, 3, 6)
                     for prefetch in (512, 1024, 2048)
-                    if prefetch <= k and block_n * block_k * stages * 2 <= _SHARED_BYTES // 2
+                    if prefetch <= k and n <= 65535 * block_n and block_n * block_k * stages * 2 <= _SHARED_BYTES // 2
                 ]
         return list(dict.fromkeys(found))
     for block_n in (16, 32, 64, 128):
