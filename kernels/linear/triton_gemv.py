@@ -26,7 +26,7 @@ MAX_ROWS = 64  # above, cuBLAS is as fast (benchmarks/notes.md)
 _LINE = 64  # values of 16 bits in a line of L2
 _WHOLE = 512  # columns: shapes whose K is a multiple have configs of their own
 _MULTIPROCESSORS = 132
-_MANY_OUTPUTS = 131072
+_MANY_OUTPUTS = 4 * 65535  # more tiles of four outputs than a grid takes
 _SPLIT_N = 16 * _MULTIPROCESSORS  # outputs: four splits of tiles of 64 are no more than that
 
 
@@ -121,7 +121,7 @@ def _many_rows_config(n: int, k: int) -> GemvConfig:
 
 
 def _one_row_config(n: int, k: int) -> GemvConfig:
-    if n >= _MANY_OUTPUTS:  # of a head: a grid has at most 65,535 tiles
+    if n > _MANY_OUTPUTS:
         return GemvConfig(8, 1024 if k % 1024 == 0 else 512, 1, 4, num_stages=1, uses_dot=False, prefetch=512)
     if k % 1024 != 0:
         return GemvConfig(4, 512, 1, num_warps=2, num_stages=1, uses_dot=False, prefetch=2048 if k >= 2048 else 512)
