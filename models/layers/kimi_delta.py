@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from kernels.linear.late_norm import LateNorm
+from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.ops import causal_conv, delta_gates, gated_delta_rule, gated_rms_norm
 from kernels.states import StateMetadata, StateView
 from models.config.kimi_delta import KimiDeltaConfig
@@ -66,7 +68,16 @@ class KimiDelta(nn.Module):
         out_part = row_part("o_proj", out_features=hidden_size, in_features=size, tp=tp)
         self.out_proj = RowLinear(w, out_part, has_bias=False, method=method, tp=tp)
 
-    def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> LayerOutput:
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the norm before may round the hidden states."""
+        return self.in_proj.rounding
+
+    def takes_norm(self, hidden: torch.Tensor) -> bool:
+        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
+        return self.in_proj.takes_norm(hidden)
+
+    def forward(self, hidden: torch.Tensor | RoundedRows | LateNorm, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]; advances this layer's states in ctx.states."""
         assert ctx.states is not None
         products = self.in_proj(hidden)
