@@ -7,6 +7,8 @@ tokens need no state: they are cut into tiles, whatever rows they belong to. `pd
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,15 @@ _BLOCK = 256  # channels
 _MIN_ROWS_PAD = 64
 
 
+class StepConfig(NamedTuple):
+    """Rows and channels of a program of the kernel for rows of one token, its warps, when it reads the states."""
+
+    rows: int
+    block: int
+    num_warps: int
+    is_early: bool = True
+
+
 def causal_conv(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -27,14 +38,28 @@ def causal_conv(
     metadata: StateMetadata,
     *,
     has_silu: bool,
+    step_config: StepConfig | None = None,
+    has_step_kernel: bool = True,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Equal causal_conv of the reference. x: last dimension dense; weight, bias: contiguous."""
+    """Equal causal_conv of the reference. x: last dimension dense; weight, bias: contiguous.
+
+    step_config: of rows of one token; None: the served one.
+    """
     (num_tokens, num_channels), width = x.shape, weight.shape[1]
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     num_rows = metadata.seq_lens.shape[0]
     out = torch.empty(num_tokens, num_channels, dtype=x.dtype, device=x.device)
+    if metadata.max_query_len == 1 and has_step_kernel:
+        rows, block, num_warps, is_early = step_config or _choose(num_rows, num_channels)
+        _step_kernel[(triton.cdiv(num_channels, block), triton.cdiv(num_rows, rows))](
+            x, weight, bias, out, metadata.query_start_loc, metadata.seq_lens, metadata.req_index, metadata.writes,
+            num_rows, x.stride(0), view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
+            CHANNELS=num_channels, WIDTH=width, ROWS=rows, BLOCK=block, HAS_SILU=has_silu, IS_EARLY=is_early, PDL=pdl,
+            num_warps=num_warps, launch_pdl=pdl,
+        )  # fmt: skip
+        return out
     num_tiles = triton.cdiv(num_tokens, _TILE) if metadata.max_query_len >= width else 0
     block = min(_BLOCK, triton.next_power_of_2(num_channels))
     _causal_conv_kernel[(num_rows + num_tiles, triton.cdiv(num_channels, block))](
@@ -46,9 +71,63 @@ def causal_conv(
     return out
 
 
+def _choose(num_rows: int, num_channels: int) -> StepConfig:
+    block = min(256, triton.next_power_of_2(num_channels))
+    return StepConfig(1, block, max(1, block // 64))
+
+
 def _rows_pad(num_rows: int) -> int:
     """Round up to a few distinct sizes: each one compiles a kernel."""
     return _MIN_ROWS_PAD if num_rows <= _MIN_ROWS_PAD else max(512, triton.next_power_of_2(num_rows))
+
+
+@triton.jit(do_not_specialize=["num_rows", "first_piece"])
+def _step_kernel(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, query_start_ptr, seq_lens_ptr, req_index_ptr, writes_ptr,
+    num_rows, stride_x, pool_ptr, pages_ptr, stride_pages, first_piece, num_pages,
+    NUM_LANES: tl.constexpr, PIECE: tl.constexpr, ROW_SIZE: tl.constexpr,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, HAS_SILU: tl.constexpr,
+    IS_EARLY: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """ROWS rows of at most one token, BLOCK channels of each: read the states, convolve, write the states."""
+    channels = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    in_step, in_block = rows < num_rows, channels < CHANNELS
+    rows = tl.minimum(rows, num_rows - 1)
+    first, num_tokens, has_state, is_padding = step_row(query_start_ptr, seq_lens_ptr, rows)
+    first = first.to(tl.int64)
+    has_token = in_block & in_step & (num_tokens > 0)
+    is_read = has_token & (is_padding == 0)
+    may_write = is_read & row_writes(writes_ptr, rows)
+    offsets = state_offsets(
+        pages_ptr + tl.load(req_index_ptr + rows).to(tl.int64) * stride_pages, channels,
+        (is_read & has_state) | may_write, first_piece, num_pages, NUM_LANES, PIECE, ROW_SIZE,
+    )  # fmt: skip
+    y = tl.zeros((ROWS, BLOCK), tl.float32)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + channels, mask=in_block, other=0.0).to(tl.float32)
+    weights = weight_ptr + channels * WIDTH
+    newest = tl.load(weights + WIDTH - 1, mask=in_block, other=0.0).to(tl.float32)
+    if PDL and not IS_EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    kept = ()
+    for tap in tl.static_range(WIDTH - 1):
+        old = tl.load(pool_ptr + offsets + tap, mask=is_read & has_state, other=0.0)
+        y += tl.load(weights + tap, mask=in_block, other=0.0).to(tl.float32) * old
+        kept = kept + (old,)  # noqa: RUF005  (Triton unpacks no tuples)
+    if PDL and IS_EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    x = tl.load(x_ptr + first * stride_x + channels, mask=is_read, other=0.0).to(tl.float32)
+    y += newest * x
+    y = y * tl.sigmoid(y) if HAS_SILU else y
+    y = tl.where(is_padding, 0.0, y)
+    tl.store(out_ptr + first * CHANNELS + channels, y.to(out_ptr.dtype.element_ty), mask=has_token)
+    tl.debug_barrier()  # Other threads of the program may still read what this one overwrites
+    for tap in tl.static_range(WIDTH - 2):
+        tl.store(pool_ptr + offsets + tap, kept[tap + 1], mask=may_write)
+    tl.store(pool_ptr + offsets + WIDTH - 2, x, mask=may_write)
 
 
 @triton.jit(do_not_specialize=["num_rows", "first_piece"])

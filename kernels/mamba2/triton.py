@@ -8,6 +8,8 @@ once, by programs of a head's BLOCK_P rows each.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -17,7 +19,13 @@ from kernels.states import StateMetadata, StateView
 from kernels.states_triton import row_writes, state_offsets, step_row
 
 SHORT = 16  # tokens: up to so many a row is computed token by token
-_TILE = 4096  # numbers of a state in a program of the step: 16 KiB
+
+
+class StepConfig(NamedTuple):
+    """Numbers of a state in one program of the kernel of short rows, and its warps."""
+
+    tile: int
+    num_warps: int
 
 
 def mamba2(
@@ -32,6 +40,7 @@ def mamba2(
     *,
     segment: int | None = None,
     config: ScanConfig | None = None,
+    step_config: StepConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Equal reference.mamba2, long rows in fp16 or bf16 but for the rounding of products' operands. Never syncs.
@@ -45,7 +54,8 @@ def mamba2(
     if num_rows == 0 or x.shape[0] == 0:
         return out
     n_pad = triton.next_power_of_2(view.row_size)
-    block_p = min(triton.next_power_of_2(head_dim), max(1, _TILE // n_pad))
+    tile, num_warps = step_config or StepConfig(4096, 4)
+    block_p = min(triton.next_power_of_2(head_dim), max(1, tile // n_pad))
     blocks = triton.cdiv(head_dim, block_p)
     _step_kernel[(num_heads * blocks, num_rows)](
         x, b, c, dt, a, d, out,
@@ -55,7 +65,7 @@ def mamba2(
         NUM_LANES=view.pool.shape[0], PIECE=view.pool.shape[2], ROW_SIZE=view.row_size,
         N_PAD=n_pad, HEAD_DIM=head_dim, BLOCK_P=block_p, BLOCKS=blocks,
         HEADS_OF_GROUP=num_heads // b.shape[1], MOST=1 if metadata.max_query_len == 1 else SHORT,
-        PDL=pdl, num_warps=4, launch_pdl=pdl,
+        PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     first_row = metadata.num_decodes or 0
     end_row = num_rows if metadata.max_prefills is None else min(num_rows, metadata.max_prefills)
@@ -97,12 +107,12 @@ def _step_kernel(
     in_tile = (in_head & is_mine)[:, None] & in_row[None, :]
     state = tl.load(state_ptrs, mask=in_tile & has_state, other=0.0)
     may_write = row_writes(writes_ptr, row)
+    a = tl.load(a_ptr + head)
+    d = tl.load(d_ptr + head)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 
-    a = tl.load(a_ptr + head)
-    d = tl.load(d_ptr + head)
     token = first.to(tl.int64)
     group = head // HEADS_OF_GROUP
     stride_out = tl.num_programs(0) // BLOCKS * HEAD_DIM
@@ -112,6 +122,8 @@ def _step_kernel(
         b_ptrs = b_ptr + token * stride_b + group * ROW_SIZE + columns
         c_ptrs = c_ptr + token * stride_c + group * ROW_SIZE + columns
         dt_ptr += token * stride_dt + head
+        if MOST == 1:
+            num_tokens = 1
         for _ in range(0, num_tokens):
             x = tl.load(x_ptrs, mask=in_head, other=0.0).to(tl.float32)
             b = tl.load(b_ptrs, mask=in_row, other=0.0).to(tl.float32)
