@@ -219,7 +219,7 @@ def _delta_groups(problem: DeltaProblem, *, sweep: bool, pdl: bool) -> Iterator[
     convolution = _conv_group(problem, heads.name, sweep=sweep, pdl=pdl)
     yield convolution
 
-    def split(mixed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def split(mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         q, k, v = mixed.split(sizes, dim=1)
         return q.unflatten(1, (-1, heads.d_k)), k.unflatten(1, (-1, heads.d_k)), v.unflatten(1, (-1, heads.d_v))
 
@@ -251,8 +251,8 @@ def _delta_groups(problem: DeltaProblem, *, sweep: bool, pdl: bool) -> Iterator[
         mixed = conv_reference.causal_conv(
             problem.x.float(), problem.weight.float(), None, views[-1][0], metadata, has_silu=True
         )
-        qkv = split(mixed.to(problem.x.dtype).float())
-        return chunks.gated_delta_rule(*qkv, problem.g, problem.beta, views[-1][1], metadata, scale=0.1)
+        q, k, v = split(mixed.to(problem.x.dtype).float())
+        return chunks.gated_delta_rule(q, k, v, problem.g, problem.beta, views[-1][1], metadata, scale=0.1)
 
     def chain(layer: int, *, is_old: bool, has_gates: bool) -> torch.Tensor:
         view, state = views[layer]

@@ -103,19 +103,20 @@ def _step_kernel(
         pages_ptr + tl.load(req_index_ptr + rows).to(tl.int64) * stride_pages, channels,
         (is_read & has_state) | may_write, first_piece, num_pages, NUM_LANES, PIECE, ROW_SIZE,
     )  # fmt: skip
+    state_ptrs = pool_ptr + offsets
     y = tl.zeros((ROWS, BLOCK), tl.float32)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + channels, mask=in_block, other=0.0).to(tl.float32)
-    weights = weight_ptr + channels * WIDTH
-    newest = tl.load(weights + WIDTH - 1, mask=in_block, other=0.0).to(tl.float32)
+    weight_ptrs = weight_ptr + channels * WIDTH
+    newest = tl.load(weight_ptrs + WIDTH - 1, mask=in_block, other=0.0).to(tl.float32)
     if PDL and not IS_EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     kept = ()
     for tap in tl.static_range(WIDTH - 1):
-        old = tl.load(pool_ptr + offsets + tap, mask=is_read & has_state, other=0.0)
-        y += tl.load(weights + tap, mask=in_block, other=0.0).to(tl.float32) * old
-        kept = kept + (old,)  # noqa: RUF005  (Triton unpacks no tuples)
+        old = tl.load(state_ptrs + tap, mask=is_read & has_state, other=0.0)
+        y += tl.load(weight_ptrs + tap, mask=in_block, other=0.0).to(tl.float32) * old
+        kept = kept + (old,)  # type: ignore[assignment]  # noqa: RUF005  (no * in Triton)
     if PDL and IS_EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -126,8 +127,8 @@ def _step_kernel(
     tl.store(out_ptr + first * CHANNELS + channels, y.to(out_ptr.dtype.element_ty), mask=has_token)
     tl.debug_barrier()  # Other threads of the program may still read what this one overwrites
     for tap in tl.static_range(WIDTH - 2):
-        tl.store(pool_ptr + offsets + tap, kept[tap + 1], mask=may_write)
-    tl.store(pool_ptr + offsets + WIDTH - 2, x, mask=may_write)
+        tl.store(state_ptrs + tap, kept[tap + 1], mask=may_write)
+    tl.store(state_ptrs + WIDTH - 2, x, mask=may_write)
 
 
 @triton.jit(do_not_specialize=["num_rows", "first_piece"])

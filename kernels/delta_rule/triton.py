@@ -174,6 +174,7 @@ def _short_rows_kernel(
     )  # fmt: skip
     state_ptrs = pool_ptr + offsets[:, None] + dims[None, :]
     mask = (in_head & is_short)[:, None] & (dims < D_K)[None, :]
+    rate, bias = 1.0, 0.0
     if a_log_ptr is not None:
         rate = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
         if BY_DIMENSION:
