@@ -1,6 +1,6 @@
 """Checks, then times, steps of one token a row of recurrent layers: kernels alone, and a layer's chain of them.
 
-python -m benchmarks.recurrent_steps [--seconds N] [--smoke] [--json FILE]
+python -m benchmarks.recurrent_steps [--sweep] [--seconds N] [--smoke] [--json FILE]
 
 Each configuration is compared with the torch specification in float32 on the inputs that it is timed on. A chain is
 what a layer launches, each kernel early behind the one before, in a CUDA graph of so many layers that their states do
@@ -27,12 +27,14 @@ from kernels.causal_conv import reference as conv_reference
 from kernels.causal_conv import triton as conv
 from kernels.delta_rule import chunks, triton_gates
 from kernels.delta_rule import triton as delta
+from kernels.linear.ops import DenseLinear
 from kernels.mamba2 import chunked
 from kernels.mamba2 import triton as mamba2
 from kernels.precompile import Compilation, collect_kernels
 from kernels.states import StateMetadata, StateView, load_states, place_states, view_states
 
 _PIECE, _NUM_LANES, _WIDTH = 4096, 8, 4
+_HIDDEN = 2048
 _ROWS = (1, 8, 64, 256, 16, 4, 32, 2)  # the most important first
 _TOLERANCE = 6e-3
 _DELTAS = (
@@ -40,8 +42,6 @@ _DELTAS = (
     Heads("kimi-linear-48b", 32, 32, 128, 128, by_dimension=True),
     Heads("qwen3.5-27b", 16, 48, 128, 128),
 )
-_NOT_SWEPT = ("qwen3.5-27b",)  # the delta rule
-_SWEPT_CONVS = ("qwen3.5-35b-a3b", "small")
 _SMALL_DELTAS = (Heads("small", 1, 2, 16, 16), Heads("small by dimension", 2, 2, 16, 16, by_dimension=True))
 Call = Callable[[int], torch.Tensor]  # layer → output
 
@@ -166,38 +166,22 @@ def _groups(shape: Heads | Scan, rows: int, device: torch.device, *, sweep: bool
         yield from _delta_groups(DeltaProblem(shape, rows=rows, tokens=1, device=device), sweep=sweep, pdl=pdl)
 
 
-def _conv_group(problem: DeltaProblem | ScanProblem, name: str, *, sweep: bool, pdl: bool) -> Group:
+def _conv_group(problem: DeltaProblem | ScanProblem, *, pdl: bool) -> Group:
     x, weight, metadata, views = problem.x, problem.weight, problem.metadata, problem.views
     num_bytes = x.numel() * (2 * x.element_size() + 8 * (_WIDTH - 1)) + weight.numel() * weight.element_size()
 
-    def convolve(layer: int, config: conv.StepConfig | None = None) -> torch.Tensor:
-        return conv.causal_conv(x, weight, None, views[layer][0], metadata, has_silu=True, pdl=pdl, step_config=config)
+    def convolve(layer: int) -> torch.Tensor:
+        return conv.causal_conv(x, weight, None, views[layer][0], metadata, has_silu=True, pdl=pdl)
 
     def expect() -> torch.Tensor:
         return conv_reference.causal_conv(x.float(), weight.float(), None, views[-1][0], metadata, has_silu=True)
 
-    calls: dict[str, Call] = {"served": convolve}
-    if sweep:
-        calls["any length"] = lambda layer: conv.causal_conv(
-            x, weight, None, views[layer][0], metadata, has_silu=True, pdl=pdl, has_step_kernel=False
-        )
-        for config in _CONVS if name in _SWEPT_CONVS else ():
-            calls[_named(config)] = partial(convolve, config=config)
-    return Group("conv", num_bytes, views, metadata, expect, calls)
+    return Group("conv", num_bytes, views, metadata, expect, {"served": convolve})
 
 
-_CONVS = [
-    conv.StepConfig(rows, block, warps, early)
-    for rows, block, warps in (
-        (1, 64, 2), (1, 128, 4), (1, 128, 2), (1, 128, 1), (1, 256, 8), (1, 256, 4), (1, 256, 2), (1, 512, 4),
-        (1, 1024, 8), (2, 128, 4), (2, 256, 4), (4, 128, 4), (4, 64, 4),
-    )
-    for early in ((True, False) if (rows, block) in ((1, 128), (1, 256), (4, 128)) else (True,))
-]  # fmt: skip
 _DELTA_STEPS = [
-    delta.StepConfig(block, warps, early)
+    delta.StepConfig(block, warps)
     for block, warps in ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2), (16, 4), (32, 4), (32, 8), (64, 8))
-    for early in ((True, False) if block in (8, 16) else (True,))
 ]
 _SCAN_STEPS = [
     mamba2.StepConfig(tile, warps)
@@ -208,7 +192,7 @@ _SCAN_STEPS = [
 
 
 def _named(config: tuple[int, ...]) -> str:
-    return "-".join(str(int(number)) for number in config)
+    return "-".join(map(str, config))
 
 
 def _delta_groups(problem: DeltaProblem, *, sweep: bool, pdl: bool) -> Iterator[Group]:
@@ -216,7 +200,7 @@ def _delta_groups(problem: DeltaProblem, *, sweep: bool, pdl: bool) -> Iterator[
     a, b, a_log, dt_bias = problem.a, problem.b, problem.a_log, problem.dt_bias
     sizes = (heads.key_heads * heads.d_k, heads.key_heads * heads.d_k, heads.value_heads * heads.d_v)
     values = sizes[2]
-    convolution = _conv_group(problem, heads.name, sweep=sweep, pdl=pdl)
+    convolution = _conv_group(problem, pdl=pdl)
     yield convolution
 
     def split(mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -240,11 +224,9 @@ def _delta_groups(problem: DeltaProblem, *, sweep: bool, pdl: bool) -> Iterator[
 
     num_bytes = problem.rows * (8 * heads.state_size + 2 * heads.channels + 2 * values + 2 * a[0].numel())
     calls: dict[str, Call] = {"served": step}
-    if sweep and heads.name not in _NOT_SWEPT:
+    if sweep:
         calls |= {_named(config): partial(advance, config=config) for config in _DELTA_STEPS}
-        calls |= {
-            f"gates {_named(config)}": partial(step, config=config) for config in _DELTA_STEPS[:6] if config.is_early
-        }
+        calls |= {f"gates {_named(config)}": partial(step, config=config) for config in _DELTA_STEPS}
     yield Group("delta rule", num_bytes, views, metadata, expect, calls)
 
     def expect_chain() -> torch.Tensor:
@@ -254,27 +236,47 @@ def _delta_groups(problem: DeltaProblem, *, sweep: bool, pdl: bool) -> Iterator[
         q, k, v = split(mixed.to(problem.x.dtype).float())
         return chunks.gated_delta_rule(q, k, v, problem.g, problem.beta, views[-1][1], metadata, scale=0.1)
 
-    def chain(layer: int, *, is_old: bool, has_gates: bool) -> torch.Tensor:
+    def chain(layer: int, *, has_gates: bool) -> torch.Tensor:
         view, state = views[layer]
-        mixed = conv.causal_conv(
-            problem.x, problem.weight, None, view, metadata, has_silu=True, pdl=pdl, has_step_kernel=not is_old
-        )
+        mixed = conv.causal_conv(problem.x, problem.weight, None, view, metadata, has_silu=True, pdl=pdl)
         if has_gates:
             return delta.gated_delta_step(*split(mixed), a, b, a_log, dt_bias, state, metadata, scale=0.1, pdl=pdl)
-        gates = triton_gates.delta_gates(a, b, a_log, dt_bias, pdl=pdl)
-        config = delta.StepConfig(min(8, heads.d_v), 2 if heads.d_v >= 128 else 1, is_early=False) if is_old else None
-        return delta.gated_delta_rule(*split(mixed), *gates, state, metadata, scale=0.1, pdl=pdl, step_config=config)
+        g, beta = triton_gates.delta_gates(a, b, a_log, dt_bias, pdl=pdl)
+        return delta.gated_delta_rule(*split(mixed), g, beta, state, metadata, scale=0.1, pdl=pdl)
 
-    chains: dict[str, Call] = {"served": partial(chain, is_old=False, has_gates=True)}
-    if sweep:
-        chains["before"] = partial(chain, is_old=True, has_gates=False)
-        chains["with gates' kernel"] = partial(chain, is_old=False, has_gates=False)
-    yield Group("chain", num_bytes + convolution.num_bytes, views, metadata, expect_chain, chains)
+    chains: dict[str, Call] = {
+        "served": partial(chain, has_gates=True), "with gates' kernel": partial(chain, has_gates=False)
+    }  # fmt: skip
+    all_bytes = num_bytes + convolution.num_bytes
+    yield Group("chain", all_bytes, views, metadata, expect_chain, chains)
+    yield _behind_products(problem, chains, all_bytes, metadata, expect_chain)
+
+
+def _behind_products(
+    problem: DeltaProblem,
+    chains: dict[str, Call],
+    num_bytes: float,
+    metadata: StateMetadata,
+    expect: Callable[[], torch.Tensor],
+) -> Group:
+    """The chains, each behind a product of the size of the layer's projection, whose outputs are not used."""
+    linear, x = DenseLinear(), problem.x
+    hidden = torch.randn(len(x), _HIDDEN if x.is_cuda else 32, dtype=x.dtype, device=x.device)
+    # As many as the layers have outputs, queries' to output gates'; together more than the cache
+    matrices = [torch.randn(x.shape[1] + 4096, hidden.shape[1], dtype=x.dtype, device=x.device) for _ in range(4)]
+
+    def call(layer: int, chain: Call) -> torch.Tensor:
+        linear(hidden, matrices[layer % len(matrices)], None)
+        return chain(layer)
+
+    num_bytes += matrices[0].numel() * x.element_size()
+    calls: dict[str, Call] = {name: partial(call, chain=chain) for name, chain in chains.items()}
+    return Group("behind product", num_bytes, problem.views, metadata, expect, calls)
 
 
 def _scan_groups(problem: ScanProblem, shape: Scan, rows: int, *, sweep: bool, pdl: bool) -> Iterator[Group]:
     metadata, views = problem.metadata, problem.views
-    yield _conv_group(problem, shape.name, sweep=sweep, pdl=pdl)
+    yield _conv_group(problem, pdl=pdl)
     numbers = problem.dt, problem.a, problem.d
 
     def advance(layer: int, config: mamba2.StepConfig | None = None) -> torch.Tensor:
@@ -338,12 +340,10 @@ def _print_table(cells: list[Cell]) -> None:
     for cell in cells:
         groups.setdefault((cell.kernel, cell.shape, cell.rows), []).append(cell)
     for (kernel, shape, rows), members in sorted(groups.items()):
-        shown = [cell for cell in members if cell.config in ("served", "any length", "8-2-0", "before", "4096-4")]
-        shown += sorted((cell for cell in members if not cell.trouble and cell not in shown), key=lambda cell: cell.us)[
-            :5
-        ]
+        others = sorted((cell for cell in members[1:] if not cell.trouble), key=lambda cell: cell.us)
+        shown = [members[0], *others[:5]]
         figures = " | ".join(f"{cell.config} {cell.us:.2f} ({cell.floor_percent:.0f} %)" for cell in shown)
-        print(f"{kernel:10s} {shape:16s} {rows:3d}: {figures}")
+        print(f"{kernel:14s} {shape:16s} {rows:3d}: {figures}")
     for cell in cells:
         if cell.trouble:
             print(f"{cell.kernel} {cell.shape} {cell.rows} {cell.config}: {cell.trouble}")

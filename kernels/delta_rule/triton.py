@@ -23,11 +23,10 @@ SHORT = 16
 
 
 class StepConfig(NamedTuple):
-    """Rows of a state in one program of the kernel of short rows, its warps, and when it reads the states."""
+    """Rows of a state in one program of the kernel of short rows, and its warps."""
 
     block: int
     num_warps: int
-    is_early: bool = True
 
 
 def gated_delta_rule(
@@ -57,8 +56,9 @@ def gated_delta_rule(
     is_zeroed = metadata.max_query_len > SHORT
     out = (torch.zeros if is_zeroed else torch.empty)(v.shape, dtype=v.dtype, device=v.device)
     _launch_short_rows(
-        q, k, v, _Gates(g, beta, None, None, 1.0), out, view, metadata, scale, eps, is_zeroed, step_config, pdl
-    )
+        q, k, v, _Gates(g, beta, None, None, 1.0), out, view, metadata,
+        scale=scale, eps=eps, is_zeroed=is_zeroed, config=step_config, pdl=pdl,
+    )  # fmt: skip
     if metadata.max_query_len > SHORT:
         advance_by_chunks(
             q, k, v, g, beta, out, view, metadata, scale=scale, eps=eps, short=SHORT, config=chunk_config, pdl=pdl
@@ -91,7 +91,9 @@ def gated_delta_step(
     assert metadata.max_query_len == 1
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     gates = _Gates(a, b, a_log, dt_bias, max_beta)
-    _launch_short_rows(q, k, v, gates, out, view, metadata, scale, eps, False, step_config, pdl)
+    _launch_short_rows(
+        q, k, v, gates, out, view, metadata, scale=scale, eps=eps, is_zeroed=False, config=step_config, pdl=pdl
+    )
     return out
 
 
@@ -113,35 +115,39 @@ def _launch_short_rows(
     out: torch.Tensor,
     view: StateView,
     metadata: StateMetadata,
+    *,
     scale: float,
     eps: float,
     is_zeroed: bool,
-    step_config: StepConfig | None,
+    config: StepConfig | None,
     pdl: bool,
 ) -> None:
     num_rows, num_heads, d_v = metadata.seq_lens.shape[0], *v.shape[1:]
     k_pad = triton.next_power_of_2(q.shape[2])
-    block, num_warps, is_early = step_config or _choose(d_v, k_pad, is_one=metadata.max_query_len == 1)
+    is_one, by_dimension = metadata.max_query_len == 1, gates.g.dim() == 3
+    has_vectors = by_dimension and gates.a_log is not None
+    block, num_warps = config or _choose(d_v, k_pad, is_one=is_one, has_vectors=has_vectors)
     _short_rows_kernel[(triton.cdiv(d_v, block), num_heads, num_rows)](
         q, k, v, gates.g, gates.beta, gates.a_log, gates.dt_bias, out, q.stride(0), k.stride(0), v.stride(0),
         gates.g.stride(0), gates.beta.stride(0), gates.max_beta, scale, eps,
         metadata.query_start_loc, metadata.seq_lens, metadata.req_index, metadata.writes,
         view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
         NUM_HEADS=num_heads, REPEAT=num_heads // q.shape[1], D_K=q.shape[2], K_PAD=k_pad, D_V=d_v, BLOCK=block,
-        BY_DIMENSION=gates.g.dim() == 3, IS_ONE=metadata.max_query_len == 1, IS_ZEROED=is_zeroed,
-        SHORT=SHORT, IS_EARLY=is_early, PDL=pdl,
+        BY_DIMENSION=by_dimension, IS_ONE=is_one, IS_ZEROED=is_zeroed,
+        SHORT=SHORT, PDL=pdl,
         num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
 
 
-def _choose(d_v: int, k_pad: int, *, is_one: bool) -> StepConfig:
-    """Choose by measurement on an H200, for 1 to 256 rows of 32 and 48 heads of 128 × 128.
+def _choose(d_v: int, k_pad: int, *, is_one: bool, has_vectors: bool) -> StepConfig:
+    """Choose by measurement on an H100, for 1 to 256 rows of 32 heads of 128 × 128.
 
-    For one token each, blocks of 8 are the fastest or within 2 % of it. More tokens read and normalise queries and keys
-    in each program, so programs are fewer.
+    For one token each, blocks of 8 in one warp are the fastest or within 4 % of it: a warp's sums need no barrier. Two
+    warps where a vector of gates is computed in each program (has_vectors). More tokens read and normalise queries and
+    keys in each program, so programs are fewer.
     """
     block = min(8 if is_one else 32, triton.next_power_of_2(d_v))
-    return StepConfig(block, max(1, min(4, block * k_pad // (512 if is_one else 1024))))
+    return StepConfig(block, max(1, min(4, block * k_pad // (512 if has_vectors else 1024))))
 
 
 @triton.jit(do_not_specialize=["first_piece"])
@@ -153,7 +159,7 @@ def _short_rows_kernel(
     NUM_LANES: tl.constexpr, PIECE: tl.constexpr, ROW_SIZE: tl.constexpr,
     NUM_HEADS: tl.constexpr, REPEAT: tl.constexpr, D_K: tl.constexpr, K_PAD: tl.constexpr, D_V: tl.constexpr,
     BLOCK: tl.constexpr, BY_DIMENSION: tl.constexpr, IS_ONE: tl.constexpr, IS_ZEROED: tl.constexpr,
-    SHORT: tl.constexpr, IS_EARLY: tl.constexpr, PDL: tl.constexpr,
+    SHORT: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """One row of the step unless it is long, BLOCK rows of one head's state. Padding rows of any length get zeros.
 
@@ -162,7 +168,7 @@ def _short_rows_kernel(
     row, head = tl.program_id(2), tl.program_id(1)
     dims, values = tl.arange(0, K_PAD), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     in_head = values < D_V
-    # The step's rows and pages are older than the previous kernel, which may still write the states and inputs
+    # The step's rows and pages, and the states, are older than the previous kernel, which may still write the inputs
     first, num_tokens, has_state, is_padding = step_row(query_start_ptr, seq_lens_ptr, row)
     first = first.to(tl.int64)
     may_write = row_writes(writes_ptr, row)
@@ -174,18 +180,15 @@ def _short_rows_kernel(
     )  # fmt: skip
     state_ptrs = pool_ptr + offsets[:, None] + dims[None, :]
     mask = (in_head & is_short)[:, None] & (dims < D_K)[None, :]
-    rate, bias = 1.0, 0.0
+    a_log, bias = 0.0, 0.0
     if a_log_ptr is not None:
-        rate = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
+        a_log = tl.load(a_log_ptr + head).to(tl.float32)
         if BY_DIMENSION:
             bias = tl.load(dt_bias_ptr + head * D_K + dims, mask=dims < D_K, other=0.0).to(tl.float32)
         else:
             bias = tl.load(dt_bias_ptr + head).to(tl.float32)
-    if PDL and not IS_EARLY:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     state = tl.load(state_ptrs, mask=mask & has_state, other=0.0)
-    if PDL and IS_EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     out_ptrs = out_ptr + (first * NUM_HEADS + head) * D_V + values
@@ -216,7 +219,7 @@ def _short_rows_kernel(
             k = _normalised(k, eps)
             if a_log_ptr is not None:
                 beta = max_beta * tl.sigmoid(beta)
-                g = log_decay(g + bias, rate)
+                g = log_decay(g + bias, tl.exp(a_log))
             decay = tl.exp(g)
             state *= decay[None, :] if BY_DIMENSION else decay
             update = beta * (v - tl.sum(state * k[None, :], 1))

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import recurrent_kernels
+from benchmarks import recurrent_kernels, recurrent_steps
 from kernels.delta_rule import chunks
 from kernels.delta_rule import triton as twin
 from kernels.delta_rule.reference import recurrent_gated_delta_rule
@@ -128,3 +128,16 @@ def test_the_benchmark_of_recurrent_kernels_runs_and_writes_its_figures(monkeypa
     assert max(cell["error"] for cell in results) < 4e-3
     assert not any(cell["trouble"] for cell in results)
     assert capsys.readouterr().out.count("% of floor") == len(results)
+
+
+@pytest.mark.full
+def test_the_benchmark_of_steps_runs_and_writes_its_figures(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["recurrent_steps", "--smoke", "--sweep", "--json", str(tmp_path / "out.json")])
+    for name in ("_DELTA_STEPS", "_SCAN_STEPS"):
+        monkeypatch.setattr(recurrent_steps, name, getattr(recurrent_steps, name)[:1])
+    recurrent_steps.main()
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert {cell["kernel"] for cell in results} == {"conv", "delta rule", "chain", "behind product", "mamba2"}
+    assert not any(cell["trouble"] for cell in results)
+    assert max(cell["error"] for cell in results) < 6e-3
+    assert "chain" in capsys.readouterr().out
