@@ -71,7 +71,7 @@ def _step_kernel(
 ) -> None:  # fmt: skip
     """One row of at most one token, BLOCK channels. Taps are added as in rows of any length, so no bit differs.
 
-    The state is read before the wait (kernels/states_triton.py says why that is safe), so only x is waited for.
+    Weights and states are read behind the wait, like x: read before it they made no chain faster (benchmarks/notes.md).
     """
     row, channels = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     in_block = channels < CHANNELS
@@ -89,15 +89,15 @@ def _step_kernel(
     y = tl.zeros((BLOCK,), tl.float32)
     if bias_ptr is not None:
         y = tl.load(bias_ptr + channels, mask=in_block, other=0.0).to(tl.float32)
-    # Only loads here: a sum would wait for them before it waits for x
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    # All loads come first, so that none waits for a sum
     weights, inputs = (), ()
     for tap in tl.static_range(WIDTH):
         weights = weights + (tl.load(weight_ptrs + tap, mask=in_block, other=0.0),)  # type: ignore[assignment]
     for tap in tl.static_range(WIDTH - 1):
         inputs = inputs + (tl.load(state_ptrs + tap, mask=is_read & has_state, other=0.0),)  # type: ignore[assignment]
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     x = tl.load(x_ptr + first * stride_x + channels, mask=is_read, other=0.0).to(tl.float32)
     inputs = inputs + (x,)  # type: ignore[assignment]
     for tap in tl.static_range(WIDTH):
