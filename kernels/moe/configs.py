@@ -184,7 +184,8 @@ class PlanesPairTile:
 
     block_n: int  # at least 8 a warp, or its threads load less than 16 bytes at once
     num_warps: int
-    unroll: int  # groups whose loads are in flight at once
+    unroll: int  # groups whose loads are in flight at once, of each split
+    splits: int = 1  # of the inputs, within a program
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,19 @@ class HopperFp8Config:
     num_stages: int = 6  # groups of inputs in shared memory
     group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
     chunk_tokens: int = 64  # as of GroupedConfig
+
+
+@dataclass(frozen=True)
+class HopperPlanesConfig:
+    """Settings of both products of a step with experts of 4 bits by the kernels for Hopper."""
+
+    block_m: int = 128  # (token, expert) pairs of one expert; 64 or 128
+    num_stages: int = 3  # groups of inputs in shared memory
+    group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
+    chunk_tokens: int = 64  # as of GroupedConfig
+
+
+HOPPER_PLANES_KINDS = ("mxfp4", "nvfp4", "int4")
 
 
 # Pairs per expert, in the mean, from which activations are rounded to FP8. Fewer are bound by reading the weights,
