@@ -252,6 +252,16 @@ class HopperPlanesConfig:
 
 
 HOPPER_PLANES_KINDS = ("mxfp4", "nvfp4", "int4")
+# Pairs per expert, in the mean, from which the kernels for Hopper multiply experts of 4 bits
+HOPPER_PLANES_LEAST_PAIRS = 64
+HOPPER_PLANES = HopperPlanesConfig()
+
+
+def hopper_planes_config(kind: str, *, num_pairs: int, num_experts: int) -> HopperPlanesConfig | None:
+    """Return the config of the kernels for Hopper; None: they do not serve so many pairs, or that kind."""
+    if kind not in HOPPER_PLANES_KINDS or num_pairs < HOPPER_PLANES_LEAST_PAIRS * num_experts:
+        return None
+    return HOPPER_PLANES
 
 
 # Pairs per expert, in the mean, from which activations are rounded to FP8. Fewer are bound by reading the weights,

@@ -24,6 +24,7 @@ from kernels.moe.configs import (
     for_packed,
     grouped_config,
     hopper_fp8_config,
+    hopper_planes_config,
     pairs_config,
     planes_config,
     uses_pairs,
@@ -181,6 +182,10 @@ def choose(
             hopper_fp8 = hopper_fp8_config(num_pairs=num_tokens * top_k, num_experts=num_experts)
             if hopper_fp8 is not None:
                 return hopper_fp8
+        if can_round and _runs_on_hopper(x.device) and gluon_planes.takes(x, gate_up, down, gate):
+            hopper = hopper_planes_config(gate_up.kind, num_pairs=num_tokens * top_k, num_experts=num_experts)
+            if hopper is not None:
+                return hopper
         return planes_config(gate_up.kind, can_round=can_round, **sizes)
     if uses_pairs(**sizes):
         return pairs_config(intermediate_size=intermediate_size)

@@ -7,7 +7,7 @@ from kernels.linear import dense
 from kernels.linear.planes_configs import MAX_ROWS
 from kernels.linear.planes_configs import planes_config as float4_config
 from kernels.linear.scaled8_configs import MAX_FEW_ROWS, MAX_SMALL_TILES, scaled8_config
-from kernels.moe.configs import hopper_fp8_config, planes_config
+from kernels.moe.configs import hopper_fp8_config, hopper_planes_config, planes_config
 
 MOST_TOKENS = 8192
 ROWS = [size for size in offline._batch_sizes() if size <= 64]
@@ -21,7 +21,8 @@ REHEARSED = {*ROWS, *offline._PROMPT_LENS}
 def test_experts(kind: str, num_experts: int, top_k: int) -> None:
     def config(num_tokens: int) -> object:
         sizes = {"top_k": top_k, "num_experts": num_experts}
-        hopper = hopper_fp8_config(num_pairs=num_tokens * top_k, num_experts=num_experts) if kind == "fp8" else None
+        pairs = {"num_pairs": num_tokens * top_k, "num_experts": num_experts}
+        hopper = hopper_fp8_config(**pairs) if kind == "fp8" else hopper_planes_config(kind, **pairs)
         return hopper, planes_config(kind, num_tokens=num_tokens, can_round=True, **sizes)
 
     met = {config(num_tokens) for num_tokens in {*REHEARSED, *offline._EXPERTS_PROMPT_LENS}}
