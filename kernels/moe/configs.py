@@ -251,7 +251,7 @@ class HopperPlanesConfig:
     chunk_tokens: int = 64  # as of GroupedConfig
 
 
-HOPPER_PLANES_KINDS = ("mxfp4", "nvfp4", "int4")
+HOPPER_PLANES_KINDS = ("mxfp4", "nvfp4", "int4", "nf4", "fp4")
 # Pairs per expert, in the mean, from which the kernels for Hopper multiply experts of 4 bits
 HOPPER_PLANES_LEAST_PAIRS = 64
 HOPPER_PLANES = HopperPlanesConfig()

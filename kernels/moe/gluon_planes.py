@@ -22,7 +22,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.gluon_common import allocate_barriers, grid_dependency, place_of_tile
 from kernels.moe.configs import HOPPER_PLANES_KINDS, HopperPlanesConfig
-from kernels.moe.gluon_planes_decode import load_scales, values_of
+from kernels.moe.gluon_planes_decode import load_scales, load_table, values_of
 from kernels.moe.planes import GROUP, PLANE, PlanesMatrix
 from kernels.moe.reference import Gate
 from kernels.moe.triton_planes import kind_of
@@ -86,7 +86,7 @@ def _launch(
     column_tiles = triton.cdiv(n, 256 if gate is None else 128)
     num_sms = torch.cuda.get_device_properties(out.device).multi_processor_count
     _kernel[(min(num_tiles * column_tiles, num_sms),)](
-        x, w_desc, w.scales, w.factors, bias, out, tiles.pairs, tiles.experts, tiles.rows,
+        x, w_desc, w.scales, w.constants, bias, out, tiles.pairs, tiles.experts, tiles.rows,
         num_tiles, column_tiles, n, k, triton.cdiv(k, GROUP), x.stride(0), w.scales.stride(0),
         KIND=kind_of(w), COLUMNS=w.columns, PAIRS_PER_ROW=out.shape[0] // x.shape[0],
         GATE="" if gate is None else gate.kind, ALPHA=0.0 if gate is None else gate.alpha,
@@ -149,6 +149,7 @@ def _sum(problem, rings, expert, first, second, done, SETTINGS: gl.constexpr, WH
     expert_scales = scales_ptr + expert * stride_scales
     # Outputs past the last are not stored
     places_a, places_b = gl.minimum(first + rows, outputs - 1), gl.minimum(second + rows, outputs - 1)
+    table = load_table(problem[1], KIND)
     scales_a = load_scales(expert_scales, places_a, outputs, 0, KIND, COLUMNS)
     scales_b = load_scales(expert_scales, places_b, outputs, 0, KIND, COLUMNS)
     sums_a = gl.full([64, BLOCK_M], 0.0, gl.float32, SUMS)
@@ -160,11 +161,11 @@ def _sum(problem, rings, expert, first, second, done, SETTINGS: gl.constexpr, WH
         codes_a = w_tiles.index(stage * 4 + WHICH * 2).load(CODES)
         codes_b = w_tiles.index(stage * 4 + WHICH * 2 + 1).load(CODES)
         for plane in gl.static_range(_PLANES):
-            values = values_of(codes_a, scales_a, group, plane, KIND, COLUMNS, CODES)
+            values = values_of(codes_a, scales_a, table, group, plane, KIND, COLUMNS, CODES)
             rows_of = x_tiles.index(stage * _PLANES + plane).permute((1, 0))
             sums_a = hopper.warpgroup_mma(values, rows_of, sums_a, is_async=True)
         for plane in gl.static_range(_PLANES):
-            values = values_of(codes_b, scales_b, group, plane, KIND, COLUMNS, CODES)
+            values = values_of(codes_b, scales_b, table, group, plane, KIND, COLUMNS, CODES)
             rows_of = x_tiles.index(stage * _PLANES + plane).permute((1, 0))
             sums_b = hopper.warpgroup_mma(values, rows_of, sums_b, is_async=True)
         following = gl.minimum(group + 1, num_groups - 1)  # its scales, while the tensor cores work

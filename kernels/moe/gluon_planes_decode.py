@@ -1,8 +1,8 @@
 """Codes of a PlanesMatrix become values in the registers of wgmma's first operand, times their scales. Gluon.
 
 As kernels/linear/triton_e2m1.py and kernels/moe/triton_planes_decode.py do, two neighbours at once by PTX on 32 bits.
-A scale of integers becomes two bfloat16 whose sum it is, fp16's 11 bits being 8 and 3: a code less its zero point times
-the lower one is exact, and the multiply-add with the higher one rounds once.
+A scale of integers or tables becomes two bfloat16 whose sum it is. fp16's 11 bits are 8 and 3: an integer less its zero
+point times the lower one is exact, and the multiply-add with the higher one rounds once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 
 from kernels.linear.triton_e2m1 import e2m1_asm
 from kernels.moe.planes import GROUP
-from kernels.moe.triton_planes_decode import has_zeros, is_bf16
+from kernels.moe.triton_planes_decode import has_zeros, is_bf16, lut4_asm
 
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 
@@ -29,6 +29,11 @@ def _int4_asm(plane: int, *, has_rest: bool) -> str:
 
 
 _GROUP = gl.constexpr(GROUP)
+_LUT4 = gl.constexpr(tuple(lut4_asm(run) for run in range(2)))
+# Two values, $1, times $2 + $4, of which each is twice there
+_SCALED = gl.constexpr(
+    "{ .reg .b32 rest; mov.b32 rest, 0x80008000; fma.rn.bf16x2 rest, $1, $4, rest; fma.rn.bf16x2 $0, $1, $2, rest; }"
+)
 _E2M1 = gl.constexpr(tuple(e2m1_asm(plane) for plane in range(4)))
 _INT4 = gl.constexpr(tuple(_int4_asm(plane, has_rest=False) for plane in range(4)))
 _INT4_REST = gl.constexpr(tuple(_int4_asm(plane, has_rest=True) for plane in range(4)))
@@ -42,12 +47,15 @@ def _parts(columns):
 
 @jit
 def load_scales(ptr, outputs, num_outputs, group, KIND: gl.constexpr, COLUMNS: gl.constexpr):
-    """Return the words with a group's scales of some outputs, a tuple of [N] int32. ptr: of the expert's first."""
+    """Return the words with a group's scales of some outputs, a tuple of [N]. ptr: of the expert's first."""
     if KIND == "mxfp4":
         return (gl.load(ptr + (group * num_outputs + outputs)),)
     elif KIND == "nvfp4":
         ptrs = ptr + 2 * (group * num_outputs + outputs)
         return gl.load(ptrs), gl.load(ptrs + 1)
+    elif KIND == "nf4" or KIND == "fp4":
+        ptrs = ptr + (2 * group * num_outputs + outputs)
+        return gl.load(ptrs), gl.load(ptrs + num_outputs)
     else:
         ptrs = ptr + outputs
         PER_WORD: gl.constexpr = 1 if has_zeros(KIND) else 2
@@ -67,10 +75,25 @@ def load_scales(ptr, outputs, num_outputs, group, KIND: gl.constexpr, COLUMNS: g
 
 
 @jit
+def load_table(ptr, KIND: gl.constexpr):
+    """Return the table's 8 words, if KIND has one."""
+    if KIND == "nf4" or KIND == "fp4":
+        return (
+            gl.load(ptr), gl.load(ptr + 1), gl.load(ptr + 2), gl.load(ptr + 3),
+            gl.load(ptr + 4), gl.load(ptr + 5), gl.load(ptr + 6), gl.load(ptr + 7),
+        )  # fmt: skip
+    else:
+        return ()
+
+
+@jit
 def values_of(
-    codes, scales, group, PLANE: gl.constexpr, KIND: gl.constexpr, COLUMNS: gl.constexpr, CODES: gl.constexpr
+    codes, scales, table, group, PLANE: gl.constexpr, KIND: gl.constexpr, COLUMNS: gl.constexpr, CODES: gl.constexpr
 ):
-    """Return a plane of codes [64, 32] times its scales, bf16, in the layout CODES. scales: from load_scales."""
+    """Return a plane of codes [64, 32] times its scales, bf16, in the layout CODES.
+
+    scales, table: from load_scales and load_table.
+    """
     if KIND == "mxfp4":
         factors = ((scales[0] >> (8 * PLANE)) & 255) * 0x00800080 + 0x3F003F00
         return _e2m1(codes, factors, PLANE)
@@ -82,6 +105,8 @@ def values_of(
         second = _e2m1(second, ((scales[1] >> (8 * PLANE)) & 255) * 0x00100010 + 0x75807580, PLANE)
         both = gl.join(first, second).permute([0, 2, 1]).reshape([64, 32])
         return gl.convert_layout(both, CODES, assert_trivial=True)
+    elif KIND == "nf4" or KIND == "fp4":
+        return _lut4(codes, scales[PLANE // 2], table, PLANE)
     else:
         return _int4(codes, scales, group, PLANE, KIND, COLUMNS)
 
@@ -118,14 +143,36 @@ def _int4(codes, scales, group, PLANE: gl.constexpr, KIND: gl.constexpr, COLUMNS
         high = bits * 0x00010001
         rest = high
     else:
-        wide = bits.to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
-        rounded = wide.to(gl.bfloat16)
-        high = _twice(rounded)
-        rest = _twice((wide - rounded.to(gl.float32)).to(gl.bfloat16))
+        high, rest = _parts_of(bits.to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32))
     return gl.inline_asm_elementwise(
         ASM, "=r,r,r,r,r,r,r,r", [codes, _across(zeros, codes), _across(high, codes), _across(rest, codes)],
         dtype=gl.bfloat16, is_pure=True, pack=2,
     )  # fmt: skip
+
+
+@jit
+def _lut4(codes, scales, table, PLANE: gl.constexpr):
+    """Return a plane of values of the table times their scales, [64] fp32."""
+    high, rest = _parts_of(scales)
+    t0, t1, t2, t3, t4, t5, t6, t7 = table
+    ASM: gl.constexpr = _LUT4[PLANE // 2]
+    first, second = gl.inline_asm_elementwise(
+        ASM, "=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+        [codes, _across(high, codes), t0, t1, t2, t3, t4, t5, t6, t7],
+        dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2,
+    )  # fmt: skip
+    values = first if PLANE % 2 == 0 else second
+    return gl.inline_asm_elementwise(
+        _SCALED, "=r,r,r,r,r,r", [values, _across(high, codes), _across(rest, codes)],
+        dtype=gl.bfloat16, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@jit
+def _parts_of(scales):
+    """Return two bfloat16 whose sum scales [64] fp32 are, to 16 bits, each twice in an int32."""
+    high = scales.to(gl.bfloat16)
+    return _twice(high), _twice((scales - high.to(gl.float32)).to(gl.bfloat16))
 
 
 @jit

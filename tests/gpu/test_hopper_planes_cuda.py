@@ -22,7 +22,7 @@ TOLERANCE = 1e-2
 # Storages beside those of pack_experts and of STORAGES, by the inputs of a scale
 INTEGERS = {**STORAGES, "32_fp16_zeros": Integers(), "64_fp16": Integers(group_size=64, has_zeros=False)}
 STORAGE_NAMES = (
-    "mxfp4", "nvfp4", "awq", "gptq", "packed", "packed_asymmetric", "packed_channel", "channel_zeros",
+    "mxfp4", "nvfp4", "nf4", "fp4", "awq", "gptq", "packed", "packed_asymmetric", "packed_channel", "channel_zeros",
     "32_fp16_zeros", "64_fp16",
 )  # fmt: skip
 # (experts, top_k, hidden, intermediate): whole tiles, and none: half groups of inputs, and outputs past the last tile
@@ -43,7 +43,7 @@ def _problem(storage: str, sizes: str, num_tokens: int, **options) -> Problem:
 
 def _takes(storage: str, sizes: str) -> bool:
     _, _, hidden_size, intermediate_size = SIZES[sizes]
-    size = INTEGERS[storage].group_size if storage in INTEGERS else 32
+    size = INTEGERS[storage].group_size if storage in INTEGERS else {"nf4": 64, "fp4": 64}.get(storage, 32)
     return size == -1 or hidden_size % size == intermediate_size % size == 0
 
 

@@ -36,11 +36,11 @@ with collect_kernels() as kernels:
 
 @pytest.mark.full
 @needs_triton
-@pytest.mark.parametrize("storage", ["mxfp4", "nvfp4", "awq", "gptq", "packed", "packed_asymmetric"])
+@pytest.mark.parametrize("storage", ["mxfp4", "nvfp4", "nf4", "awq", "gptq", "packed", "packed_asymmetric"])
 def test_products_run_on_the_tensor_cores_and_spill_next_to_nothing(storage, tmp_path):
     compiled = compile_kernels(SCRIPT, storage, cache=tmp_path)
     products = [kernel for kernel in compiled if kernel.name == "_kernel"]
     assert len(products) == 2
-    # a word or ten at the ends of the loop; the accumulators alone are 512 bytes
-    assert all(kernel.has_wgmma and kernel.local_bytes <= 40 for kernel in products), products
+    # twelve words at the ends of the loop; the accumulators alone are 512 bytes
+    assert all(kernel.has_wgmma and kernel.local_bytes <= 48 for kernel in products), products
     assert max(kernel.shared_bytes for kernel in products) <= HOPPER_SHARED_BYTES, products
