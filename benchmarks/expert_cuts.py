@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from benchmarks.moe_problem import MoeShape, MoeWeights
 from kernels.moe.configs import (
     HOPPER_PLANES_KINDS,
@@ -31,23 +33,23 @@ _FP8_TILES = (
 _PAIR_TILES = (
     ((16, 2, 4, 1), (16, 4, 2, 1)),
     ((16, 2, 2, 1), (8, 4, 2, 1)),
-    ((16, 4, 2, 2), (8, 8, 2, 2)),
-    ((16, 4, 1, 2), (8, 8, 1, 2)),
-    ((16, 8, 2, 4), (8, 8, 2, 4)),
-    ((16, 8, 1, 4), (8, 16, 1, 4)),
-    ((8, 4, 2, 4), (4, 8, 2, 4)),
-    ((8, 8, 1, 8), (4, 4, 2, 2)),
-    ((32, 8, 1, 2), (8, 4, 4, 1)),
+    ((8, 4, 2, 4), (8, 8, 2, 2)),
+    ((8, 4, 2, 4), (8, 8, 3, 2)),
+    ((16, 8, 2, 4), (8, 8, 1, 2)),
     ((16, 4, 4, 2), (8, 8, 3, 2)),
-    ((8, 2, 4, 2), (16, 8, 2, 2)),
+    ((8, 4, 4, 4), (8, 8, 2, 2)),
+    ((8, 8, 2, 8), (8, 8, 2, 2)),
+    ((8, 4, 3, 4), (4, 8, 3, 4)),
+    ((4, 4, 2, 8), (4, 4, 3, 2)),
+    ((8, 2, 4, 2), (8, 8, 2, 2)),
+    ((8, 4, 2, 4), (4, 4, 2, 2)),
+    ((8, 4, 2, 4), (4, 8, 2, 4)),
 )
 # (outputs, warps, stages) of both products in registers with few tokens
 _REGISTER_TILES = ((64, 4, 4), (64, 4, 6), (128, 4, 4), (128, 8, 4))
 _MOST_REGISTERS_TOKENS = 64
 # (rows of a tile, stages, tiles of rows side by side) of the kernels for Hopper with 4-bit weights
-_HOPPER_PLANES_CUTS = (
-    (16, 6, 1), (16, 8, 1), (32, 6, 1), (32, 6, 8), (64, 4, 8), (64, 5, 8), (128, 3, 8), (128, 4, 8), (128, 4, 16),
-)  # fmt: skip
+_HOPPER_PLANES_CUTS = ((64, 4, 8), (128, 3, 8), (128, 4, 8))
 # (stages, tiles of rows side by side) of the kernels for Hopper in FP8
 _HOPPER_FP8_CUTS = ((5, 8), (6, 8), (6, 16))
 _MOST_PAIRS_TOKENS = 16  # more choose so many experts twice that reading them anew for each pair cannot pay
@@ -74,6 +76,9 @@ def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, 
             few = PlanesTile(block_n, num_warps, num_stages)
             name = f"registers {base.block_m}x{block_n}, {num_warps} warps, {num_stages} stages"
             cuts[name] = PlanesConfig(base.block_m, few, few, base.chunk_tokens)
+    if isinstance(base, PlanesConfig) and base.chunk_tokens is not None and num_tokens <= _MOST_REGISTERS_TOKENS:
+        for chunk_tokens in (1, 2, 4, 8):
+            cuts[f"chunks of {chunk_tokens}"] = dataclasses.replace(base, chunk_tokens=chunk_tokens)
     if kind == "fp8" and num_pairs >= 16 * num_experts:
         for block_m, width, num_warps, num_stages in _FP8_TILES:
             if block_m > 4 * num_pairs / num_experts:
@@ -91,7 +96,7 @@ def _hopper_planes(pairs_per_expert: float) -> dict[str, Config | None]:
     """Return the cuts whose tiles are not much taller, and not much lower, than an expert has pairs."""
     return {
         f"hopper {block_m} rows, {num_stages} stages, groups of {group_m}": HopperPlanesConfig(
-            block_m, num_stages, group_m, 16 if block_m < 64 else 64
+            block_m, num_stages, group_m
         )
         for block_m, num_stages, group_m in _HOPPER_PLANES_CUTS
         if pairs_per_expert / 8 <= block_m <= max(32, 4 * pairs_per_expert)

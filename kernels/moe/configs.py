@@ -245,23 +245,29 @@ class HopperFp8Config:
 class HopperPlanesConfig:
     """Settings of both products of a step with experts of 4 bits by the kernels for Hopper."""
 
-    block_m: int = 128  # (token, expert) pairs of one expert; 64 or 128
-    num_stages: int = 3  # groups of inputs in shared memory
+    block_m: int  # (token, expert) pairs of one expert; 64 or 128
+    num_stages: int  # groups of inputs in shared memory
     group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
     chunk_tokens: int = 64  # as of GroupedConfig
 
 
 HOPPER_PLANES_KINDS = ("mxfp4", "nvfp4", "int4", "nf4", "fp4")
 # Pairs per expert, in the mean, from which the kernels for Hopper multiply experts of 4 bits
-HOPPER_PLANES_LEAST_PAIRS = 64
-HOPPER_PLANES = HopperPlanesConfig()
+HOPPER_PLANES_LEAST_PAIRS = 32
+# (largest average of pairs per expert, config)
+_HOPPER_PLANES = ((96, HopperPlanesConfig(64, 4)), (float("inf"), HopperPlanesConfig(128, 3)))
 
 
 def hopper_planes_config(kind: str, *, num_pairs: int, num_experts: int) -> HopperPlanesConfig | None:
     """Return the config of the kernels for Hopper; None: they do not serve so many pairs, or that kind."""
     if kind not in HOPPER_PLANES_KINDS or num_pairs < HOPPER_PLANES_LEAST_PAIRS * num_experts:
         return None
-    return HOPPER_PLANES
+    return next(config for bound, config in _HOPPER_PLANES if num_pairs <= bound * num_experts)
+
+
+def hopper_planes_configs() -> list[HopperPlanesConfig]:
+    """Return every config that is served."""
+    return [config for _, config in _HOPPER_PLANES]
 
 
 # Pairs per expert, in the mean, from which activations are rounded to FP8. Fewer are bound by reading the weights,

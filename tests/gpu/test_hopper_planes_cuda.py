@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.moe import reference as moe
-from kernels.moe.configs import HopperPlanesConfig
+from kernels.moe.configs import HopperPlanesConfig, hopper_planes_configs
 from kernels.moe.planes import to_planes
 from tests.unit.kernels.triton_cases.int_experts_problem import STORAGES, Integers, pack_integers
 from tests.unit.kernels.triton_cases.moe_problem import Problem, make_problem, pack_experts
@@ -27,7 +27,7 @@ STORAGE_NAMES = (
 )  # fmt: skip
 # (experts, top_k, hidden, intermediate): whole tiles, and none: half groups of inputs, and outputs past the last tile
 SIZES = {"whole": (8, 2, 512, 256), "odd": (7, 3, 320, 192), "narrow": (5, 2, 288, 96)}
-CONFIGS = (HopperPlanesConfig(16, 6, 1, 16), HopperPlanesConfig(128, 3))
+CONFIGS = hopper_planes_configs()
 
 
 def _problem(storage: str, sizes: str, num_tokens: int, **options) -> Problem:
