@@ -45,8 +45,8 @@ _PAIR_TILES = (
     ((8, 4, 2, 4), (4, 4, 2, 2)),
     ((8, 4, 2, 4), (4, 8, 2, 4)),
 )
-# (outputs, warps, stages) of both products in registers with few tokens
-_REGISTER_TILES = ((64, 4, 4), (64, 4, 6), (128, 4, 4), (128, 8, 4))
+# (outputs, warps, stages) of one product in registers with few tokens; the other stays as it is
+_REGISTER_TILES = ((64, 4, 2), (64, 4, 4), (64, 4, 5), (64, 2, 4), (64, 8, 4), (32, 4, 4), (128, 4, 2))
 _MOST_REGISTERS_TOKENS = 64
 # (rows of a tile, stages, tiles of rows side by side) of the kernels for Hopper with 4-bit weights
 _HOPPER_PLANES_CUTS = ((64, 4, 8), (128, 3, 8), (128, 4, 8))
@@ -74,8 +74,9 @@ def cuts_of(weights: MoeWeights, shape: MoeShape, num_tokens: int) -> dict[str, 
     if isinstance(base, PlanesConfig) and num_tokens <= _MOST_REGISTERS_TOKENS and kind != "fp8":
         for block_n, num_warps, num_stages in _REGISTER_TILES:
             few = PlanesTile(block_n, num_warps, num_stages)
-            name = f"registers {base.block_m}x{block_n}, {num_warps} warps, {num_stages} stages"
-            cuts[name] = PlanesConfig(base.block_m, few, few, base.chunk_tokens)
+            name = f"{base.block_m}x{block_n}, {num_warps} warps, {num_stages} stages"
+            cuts[f"up {name}"] = dataclasses.replace(base, up=few)
+            cuts[f"down {name}"] = dataclasses.replace(base, down=few)
     if isinstance(base, PlanesConfig) and base.chunk_tokens is not None and num_tokens <= _MOST_REGISTERS_TOKENS:
         for chunk_tokens in (1, 2, 4, 8):
             cuts[f"chunks of {chunk_tokens}"] = dataclasses.replace(base, chunk_tokens=chunk_tokens)
