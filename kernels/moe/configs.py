@@ -163,8 +163,6 @@ _PLANES_MANY = {
     "int4": _PLANES_MANY_IN_SUMS,  # of no sweep: its groups are summed apart as those of fp8
 }
 _PLANES_FEW = PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(64, 4, 3), chunk_tokens=None)
-# One token of NVFP4: a layer of Qwen3-30B-A3B takes 24.0 us instead of 25.0. With 4 tokens it takes 43 instead of 41
-_PLANES_FEW_NVFP4 = PlanesConfig(16, PlanesTile(64, 4, 4), PlanesTile(64, 4, 4), chunk_tokens=None)
 # Up to so many tokens of MXFP4 have more loads in flight: a layer of gpt-oss takes 108 us instead of 118 with 2 tokens
 # and 136 instead of 148 with 4. One of Qwen3-30B-A3B in FP8 takes 77 instead of 73, and 110 instead of 95. More tokens
 # were not tried
@@ -322,8 +320,6 @@ def planes_config(
     is_few = uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts)
     if is_few and (kind, num_tokens) in _PAIRS_OF:
         return _PAIRS_OF[kind, num_tokens]
-    if kind == "nvfp4" and num_tokens == 1:
-        return _PLANES_FEW_NVFP4
     rounded = fp8_config(**sizes) if kind == "fp8" and can_round else None
     if rounded is not None:
         return rounded
@@ -337,4 +333,4 @@ def planes_configs() -> list[PlanesConfig]:
     """Return every config that is served."""
     some = [config for configs in (_PLANES, *_PLANES_OF.values()) for _, config in configs]
     deep = [dataclasses.replace(config, up=_PLANES_DEEP, down=_PLANES_DEEP) for config in (_PLANES_FEW, _PLANES_16)]
-    return [*dict.fromkeys((*deep, _PLANES_FEW, _PLANES_FEW_NVFP4, *some, *_PLANES_MANY.values()))]
+    return [*dict.fromkeys((*deep, _PLANES_FEW, *some, *_PLANES_MANY.values()))]

@@ -13,6 +13,7 @@ from kernels.moe.configs import (
     for_packed,
     grouped_config,
     grouped_configs,
+    hopper_planes_config,
     planes_config,
     uses_pairs,
 )
@@ -114,12 +115,24 @@ def test_planes_are_multiplied_by_ever_larger_tiles_the_more_tokens_there_are(ki
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "one"), [("mxfp4", PlanesPairsConfig), ("fp8", PlanesConfig), ("int4", PlanesConfig)])
-def test_one_token_has_matrix_vector_products_of_mxfp4(kind: str, one: type) -> None:
+@pytest.mark.parametrize(
+    ("kind", "one"),
+    [("fp8", PlanesConfig), *((kind, PlanesPairsConfig) for kind in ("mxfp4", "nvfp4", "int4"))],
+)
+def test_one_token_of_4_bits_has_matrix_vector_products(kind: str, one: type) -> None:
     for top_k, num_experts in ((4, 32), (4, 128), (8, 128)):
         sizes = {"top_k": top_k, "num_experts": num_experts}
         assert isinstance(planes_config(kind, num_tokens=1, can_round=True, **sizes), one)
         assert isinstance(planes_config(kind, num_tokens=2, can_round=True, **sizes), PlanesConfig)
+
+
+def test_4_bits_are_multiplied_by_the_kernels_for_hopper_from_32_pairs_an_expert_on() -> None:
+    def rows(num_tokens: int, kind: str = "int4") -> int | None:
+        config = hopper_planes_config(kind, num_pairs=8 * num_tokens, num_experts=128)
+        return config and config.block_m
+
+    assert [rows(num_tokens) for num_tokens in (511, 512, 1536, 1537, 8192)] == [None, 64, 64, 128, 128]
+    assert rows(8192, "fp8") is None
 
 
 def test_two_tokens_have_matrix_vector_products_of_tables_where_experts_are_many() -> None:
