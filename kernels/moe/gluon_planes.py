@@ -82,7 +82,7 @@ def _launch(
     assert x.shape[1] == k
     assert w.scales.is_contiguous()
     words = w.words.view(-1, PLANE)  # row of output o of group g of expert e: (e * groups + g) * outputs + o
-    w_desc = TensorDescriptor(words, list(words.shape), list(words.stride()), [64, PLANE], _LAYOUT)
+    w_desc = TensorDescriptor(words, list(words.shape), list(words.stride()), [128, PLANE], _LAYOUT)
     column_tiles = triton.cdiv(n, 256 if gate is None else 128)
     num_sms = torch.cuda.get_device_properties(out.device).multi_processor_count
     _kernel[(min(num_tiles * column_tiles, num_sms),)](
@@ -126,8 +126,8 @@ def multiply_tiles(problem, rings, work, SETTINGS: gl.constexpr, WHICH: gl.const
 def _features(column_tile, n, GATE: gl.constexpr, WHICH: gl.constexpr):
     """Return the first output of each of a warpgroup's two sets of 64."""
     if GATE == "":
-        first = column_tile * 256 + WHICH * 128
-        return first, first + 64
+        first = column_tile * 256 + WHICH * 64
+        return first, first + 128
     else:
         first = column_tile * 128 + WHICH * 64
         return first, n + first
@@ -158,8 +158,8 @@ def _sum(problem, rings, expert, first, second, done, SETTINGS: gl.constexpr, WH
         stage = done % STAGES
         mbarrier.wait(loaded.index(stage), (done // STAGES) & 1)
         hopper.fence_async_shared()  # rows were not written by TMA
-        codes_a = w_tiles.index(stage * 4 + WHICH * 2).load(CODES)
-        codes_b = w_tiles.index(stage * 4 + WHICH * 2 + 1).load(CODES)
+        codes_a = w_tiles.index(stage * 4 + WHICH).load(CODES)
+        codes_b = w_tiles.index(stage * 4 + 2 + WHICH).load(CODES)
         for plane in gl.static_range(_PLANES):
             values = values_of(codes_a, scales_a, table, group, plane, KIND, COLUMNS, CODES)
             rows_of = x_tiles.index(stage * _PLANES + plane).permute((1, 0))
@@ -233,7 +233,9 @@ def _load(x_ptr, w_desc, rings, work, pairs_ptr, n, k, num_groups, stride_x, SET
     BLOCK_M: gl.constexpr = x_tiles.shape[1]
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0])
     members = gl.arange(0, BLOCK_M, gl.SliceLayout(1, LINES))
-    columns = gl.arange(0, _PLANE, gl.SliceLayout(0, LINES))
+    columns = gl.arange(0, _GROUP, gl.SliceLayout(0, LINES))
+    whole_tiles = x_tiles._reinterpret(x_tiles.dtype, [STAGES, BLOCK_M, _GROUP], x_tiles.layout)  # its planes in turn
+    boxes = w_tiles._reinterpret(w_tiles.dtype, [STAGES * 2, 128, _PLANE], w_tiles.layout)
     outputs = n * (1 if GATE == "" else 2)
     done = 0
     for tile in range(gl.program_id(0), num_tiles * column_tiles, gl.num_programs(0)):
@@ -244,22 +246,17 @@ def _load(x_ptr, w_desc, rings, work, pairs_ptr, n, k, num_groups, stride_x, SET
             pairs = gl.load(pairs_ptr + row_tile * BLOCK_M + members, mask=is_row, other=0)
             lines = x_ptr + (pairs // PAIRS_PER_ROW).to(gl.int64)[:, None] * stride_x + columns[None, :]
             start = gl.load(experts_ptr + row_tile) * num_groups * outputs
+            first, second = _features(column_tile, n, GATE, 0)  # each of both warpgroups, side by side
             for group in range(num_groups):
                 stage = done % STAGES
                 barrier = loaded.index(stage)
                 mbarrier.wait(free.index(stage), ((done // STAGES) & 1) ^ 1)
                 mbarrier.expect(barrier, 4 * 64 * _PLANE * 2)
-                for which in gl.static_range(2):
-                    first, second = _features(column_tile, n, GATE, which)
-                    boxes = stage * 4 + which * 2
-                    tma.async_copy_global_to_shared(w_desc, [start + first, 0], barrier, w_tiles.index(boxes))
-                    tma.async_copy_global_to_shared(w_desc, [start + second, 0], barrier, w_tiles.index(boxes + 1))
-                for plane in gl.static_range(_PLANES):
-                    column = group * _GROUP + plane * _PLANE
-                    is_here = is_row[:, None] & (columns + column < k)[None, :]
-                    async_copy.async_copy_global_to_shared(
-                        x_tiles.index(stage * _PLANES + plane), lines + column, mask=is_here
-                    )  # fmt: skip
+                tma.async_copy_global_to_shared(w_desc, [start + first, 0], barrier, boxes.index(stage * 2))
+                tma.async_copy_global_to_shared(w_desc, [start + second, 0], barrier, boxes.index(stage * 2 + 1))
+                column = group * _GROUP
+                is_here = is_row[:, None] & (columns + column < k)[None, :]
+                async_copy.async_copy_global_to_shared(whole_tiles.index(stage), lines + column, mask=is_here)
                 async_copy.mbarrier_arrive(barrier, increment_count=False)
                 start += outputs
                 done += 1
