@@ -170,12 +170,19 @@ _PLANES_DEEP_TOKENS = 4
 _PLANES_DEEP = PlanesTile(64, 4, 6)
 
 
+# With more programs that route, a layer of Qwen3-30B-A3B in AWQ takes 66 us instead of 72 with 8 tokens, 131 instead of
+# 137 with 64. Not with more experts, of whose counts each program would read too many
+_FEW_CHUNK_TOKENS = 4
+
+
 def registers_config(kind: str, *, num_pairs: int, num_experts: int, is_few: bool) -> PlanesConfig:
     """Return the config of products that unpack to registers. is_few: no two pairs share a tile."""
     if is_few:
         return _PLANES_FEW
     configs = _PLANES_OF.get(kind, _PLANES)
     found = next((config for bound, config in configs if num_pairs <= bound * num_experts), None)
+    if found is not None and found.block_m == 16 and num_experts <= 128:
+        return dataclasses.replace(found, chunk_tokens=_FEW_CHUNK_TOKENS)
     return found or _PLANES_MANY[kind]
 
 
@@ -197,20 +204,20 @@ class PlanesPairsConfig:
     down: PlanesPairTile  # of which each program has block_n outputs of all of a token's experts
 
 
-# (outputs, warps, groups at once, splits of the inputs): the fastest of eleven for one token on an H100. A layer of
-# gpt-oss takes 38 us, where products in registers take 49
-_PLANES_PAIRS = PlanesPairsConfig(PlanesPairTile(8, 4, 2, splits=4), PlanesPairTile(8, 8, 2, splits=2))
-# One of Qwen3-30B-A3B takes 17.4 us in 4-bit integers and in NVFP4, where products in registers take 24
-_PLANES_PAIRS_MANY = PlanesPairsConfig(PlanesPairTile(16, 4, 4, splits=2), PlanesPairTile(8, 8, 3, splits=2))
-# Two tokens of NF4: a layer of Qwen3-30B-A3B takes 36.6 us instead of 41.0. One takes 29.4 instead of 28.6, four take
-# 67 instead of 57; of NVFP4 none is faster by more than 3 %
-_PLANES_PAIRS_TABLES = PlanesPairsConfig(PlanesPairTile(16, 2, 4), PlanesPairTile(16, 4, 2))
+# (outputs, warps, groups at once, splits of the inputs): the fastest of thirteen on an H100. One token of gpt-oss takes
+# 37 us a layer, in registers 49; with 2 tokens it takes 65, in registers with more loads in flight 60
+_PLANES_PAIRS = PlanesPairsConfig(PlanesPairTile(8, 4, 3, splits=4), PlanesPairTile(4, 8, 3, splits=4))
+# A layer of Qwen3-30B-A3B takes 16.4 us for one token in 4-bit integers (in registers 24.5), 27.1 for two (32.0), in
+# NVFP4 17.4 (24.9) and 29.3 (32.3), for two in FP8 37.5 (41.2)
+_PLANES_PAIRS_SPLIT = PlanesPairsConfig(PlanesPairTile(8, 4, 2, splits=4), PlanesPairTile(8, 8, 3, splits=2))
+# In NF4 20.0 us for one token (28.8) and 35.1 for two (41.2), for one in FP8 22.7 (29.4)
+_PLANES_PAIRS_DEEP = PlanesPairsConfig(PlanesPairTile(8, 2, 4, splits=2), PlanesPairTile(8, 8, 2, splits=2))
 _PAIRS_OF = {  # by kind and tokens, if each pair may be computed by itself
     ("mxfp4", 1): _PLANES_PAIRS,
-    ("nvfp4", 1): _PLANES_PAIRS_MANY,
-    ("int4", 1): _PLANES_PAIRS_MANY,
-    ("nf4", 2): _PLANES_PAIRS_TABLES,
-    ("fp4", 2): _PLANES_PAIRS_TABLES,
+    **{(kind, tokens): _PLANES_PAIRS_SPLIT for kind in ("int4", "nvfp4") for tokens in (1, 2)},
+    **{(kind, tokens): _PLANES_PAIRS_DEEP for kind in ("nf4", "fp4") for tokens in (1, 2)},
+    ("fp8", 1): _PLANES_PAIRS_DEEP,
+    ("fp8", 2): _PLANES_PAIRS_SPLIT,
 }
 
 
@@ -255,15 +262,20 @@ class HopperPlanesConfig:
 
 
 HOPPER_PLANES_KINDS = ("mxfp4", "nvfp4", "int4", "nf4", "fp4")
-# Pairs per expert, in the mean, from which the kernels for Hopper multiply experts of 4 bits
-HOPPER_PLANES_LEAST_PAIRS = 32
-# (largest average of pairs per expert, config)
-_HOPPER_PLANES = ((96, HopperPlanesConfig(64, 4)), (float("inf"), HopperPlanesConfig(128, 3)))
+# Pairs per expert, in the mean, from which the kernels for Hopper multiply experts of 4 bits. gpt-oss in MXFP4 takes
+# 254 us instead of 223 with 24, 258 instead of 293 with 32; Qwen3-30B-A3B in AWQ 255 instead of 233 with 32, and 510
+# instead of 623 with 128
+_HOPPER_PLANES_LEAST = {"mxfp4": 32}
+_HOPPER_PLANES_LEAST_OTHERS = 48
+# (largest average of pairs per expert, config). 64 rows take 280 us and 128 rows 381 with 48 pairs per expert of
+# gpt-oss, both 388 with 64, and with 128 of Qwen3-30B-A3B 555 and 510. Four stages of 128 rows lose with many tokens
+_HOPPER_PLANES = ((64, HopperPlanesConfig(64, 4)), (float("inf"), HopperPlanesConfig(128, 3)))
 
 
 def hopper_planes_config(kind: str, *, num_pairs: int, num_experts: int) -> HopperPlanesConfig | None:
     """Return the config of the kernels for Hopper; None: they do not serve so many pairs, or that kind."""
-    if kind not in HOPPER_PLANES_KINDS or num_pairs < HOPPER_PLANES_LEAST_PAIRS * num_experts:
+    least = _HOPPER_PLANES_LEAST.get(kind, _HOPPER_PLANES_LEAST_OTHERS)
+    if kind not in HOPPER_PLANES_KINDS or num_pairs < least * num_experts:
         return None
     return next(config for bound, config in _HOPPER_PLANES if num_pairs <= bound * num_experts)
 
