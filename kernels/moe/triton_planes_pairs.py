@@ -1,4 +1,4 @@
-"""Matrix-vector products of experts as PlanesMatrix, for few tokens; one token of MXFP4 is served so.
+"""Matrix-vector products of experts as PlanesMatrix, for few tokens; one token is served so, and two of many experts.
 
 A tensor core's product of 16 rows costs one row as much time as 16, and the products of an output wait for one another.
 Here codes become bfloat16 as in kernels/moe/triton_planes_decode.py and are multiplied and summed in fp32 by the other
