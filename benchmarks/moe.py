@@ -35,6 +35,7 @@ from kernels.moe.configs import (
     PlanesPairsConfig,
     grouped_config,
     hopper_fp8_config,
+    hopper_planes_config,
     planes_config,
     uses_pairs,
 )
@@ -131,6 +132,8 @@ def describe_cut(shape: MoeShape, num_tokens: int, *, planes: str | None, is_hop
     pairs = {"num_pairs": num_tokens * shape.top_k, "num_experts": shape.num_experts}
     if is_hopper and planes == "fp8" and (hopper := hopper_fp8_config(**pairs)) is not None:
         return f"Hopper, {hopper.block_m} rows"
+    if is_hopper and planes is not None and (packed := hopper_planes_config(planes, **pairs)) is not None:
+        return f"Hopper, {packed.block_m} rows"
     if planes is not None:
         config = planes_config(planes, can_round=True, **sizes)
         return "planes, pairs" if isinstance(config, PlanesPairsConfig) else f"planes, {config.block_m} rows"

@@ -147,10 +147,13 @@ _PLANES: tuple[tuple[float, PlanesConfig], ...] = (
     (160, PlanesConfig(64, PlanesTile(64, 4, 3, 8), PlanesTile(128, 4, 3, 8), chunk_tokens=64)),
 )
 _PLANES_16, _PLANES_32, _PLANES_64 = (config for _, config in _PLANES)
+# A layer of gpt-oss takes 172 us instead of 179 with 64 tokens
+_PLANES_16_MXFP4 = PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(64, 4, 4))
 # The best of those tried for Qwen3-30B-A3B. A layer of 4,096 tokens in NVFP4 takes 918 us with 64 rows and 1,052 with
 # 128; the sums of 64 inputs that tables have take registers beside the values, so that 128 rows spill
 _PLANES_TABLES = ((8, _PLANES_16), (48, _PLANES_32), (float("inf"), _PLANES_64))
 _PLANES_OF: dict[str, tuple[tuple[float, PlanesConfig], ...]] = {
+    "mxfp4": ((8, _PLANES_16_MXFP4), *_PLANES[1:]),
     "nvfp4": ((16, _PLANES_16), (48, _PLANES_32), (float("inf"), _PLANES_64)),
     "nf4": _PLANES_TABLES,
     "fp4": _PLANES_TABLES,
@@ -162,13 +165,16 @@ _PLANES_MANY = {
     "int4": _PLANES_MANY_IN_SUMS,  # of no sweep: its groups are summed apart as those of fp8
 }
 _PLANES_FEW = PlanesConfig(16, PlanesTile(64, 4, 3), PlanesTile(64, 4, 3), chunk_tokens=None)
-# One token of NVFP4: a layer of Qwen3-30B-A3B takes 24.0 us instead of 25.0. With 4 tokens it takes 43 instead of 41
-_PLANES_FEW_NVFP4 = PlanesConfig(16, PlanesTile(64, 4, 4), PlanesTile(64, 4, 4), chunk_tokens=None)
 # Up to so many tokens of MXFP4 have more loads in flight: a layer of gpt-oss takes 108 us instead of 118 with 2 tokens
 # and 136 instead of 148 with 4. One of Qwen3-30B-A3B in FP8 takes 77 instead of 73, and 110 instead of 95. More tokens
 # were not tried
 _PLANES_DEEP_TOKENS = 4
 _PLANES_DEEP = PlanesTile(64, 4, 6)
+
+
+# With more programs that route, a layer of Qwen3-30B-A3B in AWQ takes 66 us instead of 72 with 8 tokens, 131 instead of
+# 137 with 64. Not with more experts, of whose counts each program would read too many
+_FEW_CHUNK_TOKENS = 4
 
 
 def registers_config(kind: str, *, num_pairs: int, num_experts: int, is_few: bool) -> PlanesConfig:
@@ -177,6 +183,8 @@ def registers_config(kind: str, *, num_pairs: int, num_experts: int, is_few: boo
         return _PLANES_FEW
     configs = _PLANES_OF.get(kind, _PLANES)
     found = next((config for bound, config in configs if num_pairs <= bound * num_experts), None)
+    if found is not None and found.block_m == 16 and num_experts <= 128:
+        return dataclasses.replace(found, chunk_tokens=_FEW_CHUNK_TOKENS)
     return found or _PLANES_MANY[kind]
 
 
@@ -186,7 +194,8 @@ class PlanesPairTile:
 
     block_n: int  # at least 8 a warp, or its threads load less than 16 bytes at once
     num_warps: int
-    unroll: int  # groups whose loads are in flight at once
+    unroll: int  # groups whose loads are in flight at once, of each split
+    splits: int = 1  # of the inputs, within a program
 
 
 @dataclass(frozen=True)
@@ -197,18 +206,20 @@ class PlanesPairsConfig:
     down: PlanesPairTile  # of which each program has block_n outputs of all of a token's experts
 
 
-# (outputs, warps, groups at once): the fastest of four for one token of MXFP4 on an H100. A layer of gpt-oss takes
-# 43 us, where products in registers take 50. With 2 tokens it takes 77 to 82 instead of 72, with 4 tokens 120 to 129
-# instead of 104. One token of Qwen3-30B-A3B takes 30 to 34 instead of 29 in FP8, and 25 to 26 instead of 24 in 4-bit
-# integers
-_PLANES_PAIRS = PlanesPairsConfig(PlanesPairTile(16, 2, 2), PlanesPairTile(8, 4, 2))
-# Two tokens of NF4: a layer of Qwen3-30B-A3B takes 36.6 us instead of 41.0. One takes 29.4 instead of 28.6, four take
-# 67 instead of 57; of NVFP4 none is faster by more than 3 %
-_PLANES_PAIRS_TABLES = PlanesPairsConfig(PlanesPairTile(16, 2, 4), PlanesPairTile(16, 4, 2))
+# (outputs, warps, groups at once, splits of the inputs): the fastest of thirteen on an H100. One token of gpt-oss takes
+# 37 us a layer, in registers 49; with 2 tokens it takes 65, in registers with more loads in flight 60
+_PLANES_PAIRS = PlanesPairsConfig(PlanesPairTile(8, 4, 3, splits=4), PlanesPairTile(4, 8, 3, splits=4))
+# A layer of Qwen3-30B-A3B takes 16.4 us for one token in 4-bit integers (in registers 24.5), 27.1 for two (32.0), in
+# NVFP4 17.4 (24.9) and 29.3 (32.3), for two in FP8 37.5 (41.2)
+_PLANES_PAIRS_SPLIT = PlanesPairsConfig(PlanesPairTile(8, 4, 2, splits=4), PlanesPairTile(8, 8, 3, splits=2))
+# In NF4 20.0 us for one token (28.8) and 35.1 for two (41.2), for one in FP8 22.7 (29.4)
+_PLANES_PAIRS_DEEP = PlanesPairsConfig(PlanesPairTile(8, 2, 4, splits=2), PlanesPairTile(8, 8, 2, splits=2))
 _PAIRS_OF = {  # by kind and tokens, if each pair may be computed by itself
     ("mxfp4", 1): _PLANES_PAIRS,
-    ("nf4", 2): _PLANES_PAIRS_TABLES,
-    ("fp4", 2): _PLANES_PAIRS_TABLES,
+    **{(kind, tokens): _PLANES_PAIRS_SPLIT for kind in ("int4", "nvfp4") for tokens in (1, 2)},
+    **{(kind, tokens): _PLANES_PAIRS_DEEP for kind in ("nf4", "fp4") for tokens in (1, 2)},
+    ("fp8", 1): _PLANES_PAIRS_DEEP,
+    ("fp8", 2): _PLANES_PAIRS_SPLIT,
 }
 
 
@@ -240,6 +251,40 @@ class HopperFp8Config:
     num_stages: int = 6  # groups of inputs in shared memory
     group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
     chunk_tokens: int = 64  # as of GroupedConfig
+
+
+@dataclass(frozen=True)
+class HopperPlanesConfig:
+    """Settings of both products of a step with experts of 4 bits by the kernels for Hopper."""
+
+    block_m: int  # (token, expert) pairs of one expert; 64 or 128
+    num_stages: int  # groups of inputs in shared memory
+    group_m: int = 8  # tiles of rows that run side by side over the same tile of weights
+    chunk_tokens: int = 64  # as of GroupedConfig
+
+
+HOPPER_PLANES_KINDS = ("mxfp4", "nvfp4", "int4", "nf4", "fp4")
+# Pairs per expert, in the mean, from which the kernels for Hopper multiply experts of 4 bits. gpt-oss in MXFP4 takes
+# 254 us instead of 223 with 24, 258 instead of 293 with 32; Qwen3-30B-A3B in AWQ 255 instead of 233 with 32, and 510
+# instead of 623 with 128
+_HOPPER_PLANES_LEAST = {"mxfp4": 32}
+_HOPPER_PLANES_LEAST_OTHERS = 48
+# (largest average of pairs per expert, config). 64 rows take 280 us and 128 rows 381 with 48 pairs per expert of
+# gpt-oss, both 388 with 64, and with 128 of Qwen3-30B-A3B 555 and 510. Four stages of 128 rows lose with many tokens
+_HOPPER_PLANES = ((64, HopperPlanesConfig(64, 4)), (float("inf"), HopperPlanesConfig(128, 3)))
+
+
+def hopper_planes_config(kind: str, *, num_pairs: int, num_experts: int) -> HopperPlanesConfig | None:
+    """Return the config of the kernels for Hopper; None: they do not serve so many pairs, or that kind."""
+    least = _HOPPER_PLANES_LEAST.get(kind, _HOPPER_PLANES_LEAST_OTHERS)
+    if kind not in HOPPER_PLANES_KINDS or num_pairs < least * num_experts:
+        return None
+    return next(config for bound, config in _HOPPER_PLANES if num_pairs <= bound * num_experts)
+
+
+def hopper_planes_configs() -> list[HopperPlanesConfig]:
+    """Return every config that is served."""
+    return [config for _, config in _HOPPER_PLANES]
 
 
 # Pairs per expert, in the mean, from which activations are rounded to FP8. Fewer are bound by reading the weights,
@@ -289,8 +334,6 @@ def planes_config(
     is_few = uses_pairs(num_tokens=num_tokens, top_k=top_k, num_experts=num_experts)
     if is_few and (kind, num_tokens) in _PAIRS_OF:
         return _PAIRS_OF[kind, num_tokens]
-    if kind == "nvfp4" and num_tokens == 1:
-        return _PLANES_FEW_NVFP4
     rounded = fp8_config(**sizes) if kind == "fp8" and can_round else None
     if rounded is not None:
         return rounded
@@ -304,4 +347,4 @@ def planes_configs() -> list[PlanesConfig]:
     """Return every config that is served."""
     some = [config for configs in (_PLANES, *_PLANES_OF.values()) for _, config in configs]
     deep = [dataclasses.replace(config, up=_PLANES_DEEP, down=_PLANES_DEEP) for config in (_PLANES_FEW, _PLANES_16)]
-    return [*dict.fromkeys((*deep, _PLANES_FEW, _PLANES_FEW_NVFP4, *some, *_PLANES_MANY.values()))]
+    return [*dict.fromkeys((*deep, _PLANES_FEW, *some, *_PLANES_MANY.values()))]

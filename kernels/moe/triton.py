@@ -16,6 +16,7 @@ from kernels.moe.configs import (
     Fp8Config,
     GroupedConfig,
     HopperFp8Config,
+    HopperPlanesConfig,
     PairsConfig,
     PlanesConfig,
     PlanesPairsConfig,
@@ -23,6 +24,7 @@ from kernels.moe.configs import (
     for_packed,
     grouped_config,
     hopper_fp8_config,
+    hopper_planes_config,
     pairs_config,
     planes_config,
     uses_pairs,
@@ -38,13 +40,15 @@ from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 from kernels.moe.triton_sums import sum_experts
 
 try:
-    from kernels.moe import gluon_fp8
+    from kernels.moe import gluon_fp8, gluon_planes
 
     HAS_GLUON = True
 except ImportError:
     HAS_GLUON = False
 
-Config = GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | Fp8Config | HopperFp8Config
+Config = (
+    GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | Fp8Config | HopperFp8Config | HopperPlanesConfig
+)
 
 
 def fused_moe(
@@ -124,7 +128,7 @@ def multiply(
     gate_up: ExpertMatrix,
     down: ExpertMatrix,
     tiles: RowTiles | Routing,
-    config: GroupedConfig | PlanesConfig | Fp8Config | HopperFp8Config,
+    config: GroupedConfig | PlanesConfig | Fp8Config | HopperFp8Config | HopperPlanesConfig,
     *,
     num_pairs: int,
     gate: Gate,
@@ -148,6 +152,11 @@ def multiply(
     if isinstance(config, HopperFp8Config):
         assert gluon_fp8.takes(x, gate_up, down, gate)
         return gluon_fp8.multiply(x, gate_up, down, tiles, config, biases=(up_bias, down_bias), pdl=pdl)
+    if isinstance(config, HopperPlanesConfig):
+        assert gluon_planes.takes(x, gate_up, down, gate)
+        return gluon_planes.multiply(
+            x, gate_up, down, tiles, config, num_pairs=num_pairs, gate=gate, biases=(up_bias, down_bias), pdl=pdl
+        )  # fmt: skip
     rounded = fp8_up(
         quantize_planes(x, pdl=pdl), gate_up, tiles, config.up,
         num_pairs=num_pairs, gate=gate, dtype=x.dtype, bias=up_bias, pdl=pdl,
@@ -173,6 +182,10 @@ def choose(
             hopper_fp8 = hopper_fp8_config(num_pairs=num_tokens * top_k, num_experts=num_experts)
             if hopper_fp8 is not None:
                 return hopper_fp8
+        if can_round and _runs_on_hopper(x.device) and gluon_planes.takes(x, gate_up, down, gate):
+            hopper = hopper_planes_config(gate_up.kind, num_pairs=num_tokens * top_k, num_experts=num_experts)
+            if hopper is not None:
+                return hopper
         return planes_config(gate_up.kind, can_round=can_round, **sizes)
     if uses_pairs(**sizes):
         return pairs_config(intermediate_size=intermediate_size)

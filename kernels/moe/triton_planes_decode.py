@@ -17,7 +17,7 @@ import triton.language as tl
 
 from kernels.moe.triton_storage import look_up
 
-# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN201  (Triton reads annotations as types: kernel arguments carry none)
 
 
 @triton.constexpr_function
@@ -27,7 +27,8 @@ def has_zeros(kind):
 
 
 @triton.constexpr_function
-def _is_bf16(kind):
+def is_bf16(kind):
+    """Return True if scales of integers are bfloat16, False if they are float16."""
     return "bf16" in kind
 
 
@@ -107,7 +108,7 @@ def lut4(words, scales, table, x, RUN: tl.constexpr, KIND: tl.constexpr, HAS_PTX
 def int4_scale(words, half, KIND: tl.constexpr):
     """The scales in the lower halves of words, or with a half of 1 in the upper ones, in fp32."""
     bits = words >> (16 * half)
-    if _is_bf16(KIND):
+    if is_bf16(KIND):
         return (bits << 16).to(tl.float32, bitcast=True)
     else:
         return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Matrix-vector products of experts as PlanesMatrix, for few tokens; one token of MXFP4 is served so.
+"""Matrix-vector products of experts as PlanesMatrix, for few tokens; one token is served so, and two of many experts.
 
 A tensor core's product of 16 rows costs one row as much time as 16, and the products of an output wait for one another.
 Here codes become bfloat16 as in kernels/moe/triton_planes_decode.py and are multiplied and summed in fp32 by the other
@@ -45,8 +45,8 @@ def planes_pairs_up(
         KIND=kind_of(gate_up), ROWS=gate_up.rows, COLUMNS=gate_up.columns, HAS_PTX=has_ptx(x),
         GROUP_K=GROUP, PLANE_K=PLANE, HAS_BIAS=bias is not None,
         GATE=gate.kind, ALPHA=gate.alpha, LIMIT=gate.limit, HALVES=gate.num_halves, HAS_ABSENT=routing.has_absent,
-        TOP_K=top_k, BLOCK_N=tile.block_n, UNROLL=tile.unroll, EVEN_N=n % tile.block_n == 0, EVEN_K=k % GROUP == 0,
-        PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
+        TOP_K=top_k, BLOCK_N=tile.block_n, SPLITS=tile.splits, UNROLL=tile.unroll, EVEN_N=n % tile.block_n == 0,
+        EVEN_K=k % (GROUP * tile.splits) == 0, PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -74,8 +74,8 @@ def planes_pairs_down(
         KIND=kind_of(down), ROWS=down.rows, COLUMNS=down.columns, HAS_PTX=has_ptx(inner),
         GROUP_K=GROUP, PLANE_K=PLANE, HAS_BIAS=bias is not None, HAS_SHARED=shared is not None,
         HAS_ABSENT=routing.has_absent or places > top_k, TOP_K=top_k, PLACES=places, BLOCK_N=tile.block_n,
-        UNROLL=tile.unroll, EVEN_N=n % tile.block_n == 0, EVEN_K=k % GROUP == 0, PDL=pdl,
-        num_warps=tile.num_warps, launch_pdl=pdl,
+        SPLITS=tile.splits, UNROLL=tile.unroll, EVEN_N=n % tile.block_n == 0,
+        EVEN_K=k % (GROUP * tile.splits) == 0, PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -85,13 +85,14 @@ def _planes_pairs_up_kernel(
     x_ptr, words_ptr, scales_ptr, factors_ptr, bias_ptr, experts_ptr, out_ptr, n, k, stride_x, stride_scales,
     KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr, GROUP_K: tl.constexpr,
     PLANE_K: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
-    HALVES: tl.constexpr, HAS_ABSENT: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr,
-    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
+    HALVES: tl.constexpr, HAS_ABSENT: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    UNROLL: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """BLOCK_N values of one pair between the two products."""
+    """BLOCK_N values of one pair between the two products; a row for each of them and split of the inputs."""
     pair = tl.program_id(1)
-    features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    sources = features if EVEN_N else tl.minimum(features, n - 1)
+    rows = tl.arange(0, SPLITS * BLOCK_N)
+    row_features = tl.program_id(0) * BLOCK_N + rows % BLOCK_N
+    sources = row_features if EVEN_N else tl.minimum(row_features, n - 1)
     places = tl.arange(0, PLANE_K)
     x_ptrs = x_ptr + (pair // TOP_K).to(tl.int64) * stride_x + places[None, :]
     if PDL:
@@ -122,21 +123,24 @@ def _planes_pairs_up_kernel(
     table = None
     if KIND == "nf4" or KIND == "fp4":
         table = load_table(factors_ptr)
-    gates = tl.zeros([BLOCK_N, PLANE_K], tl.float32)
+    gates = tl.zeros([SPLITS * BLOCK_N, PLANE_K], tl.float32)
     ups = gates
-    for group in tl.range(0, num_groups, loop_unroll_factor=UNROLL):
-        x0, x1, x2, x3 = _load_planes(x_ptrs, group * GROUP_K, k, PLANE_K, EVEN_K)
-        ptrs = word_ptrs + group * RUNS * stride_run
+    for step in tl.range(0, tl.cdiv(num_groups, SPLITS), loop_unroll_factor=UNROLL):
+        group, start, offset = _place_group(step, rows // BLOCK_N, num_groups, RUNS * stride_run, GROUP_K, SPLITS)
+        x0, x1, x2, x3 = _load_planes(x_ptrs, start, k, PLANE_K, EVEN_K)
+        ptrs = word_ptrs + offset
         gates = _add_products(
             gates, ptrs, stride_run, None, scale_ptrs, stride_scale, group, table, x0, x1, x2, x3,
-            KIND, GROUP_K, COLUMNS, HAS_PTX,
+            KIND, GROUP_K, COLUMNS, SPLITS, HAS_PTX,
         )  # fmt: skip
         if HALVES == 2:
             ups = _add_products(
                 ups, ptrs + n * PLANE_K, stride_run, None, scale_ptrs + scale_of_up, stride_scale, group, table,
-                x0, x1, x2, x3, KIND, GROUP_K, COLUMNS, HAS_PTX,
+                x0, x1, x2, x3, KIND, GROUP_K, COLUMNS, SPLITS, HAS_PTX,
             )  # fmt: skip
-    gate_sum, up_sum = tl.sum(gates, 1), tl.sum(ups, 1)
+    gate_sum, up_sum = _sum_splits(gates, SPLITS), _sum_splits(ups, SPLITS)
+    features = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    sources = features if EVEN_N else tl.minimum(features, n - 1)
     if KIND == "nvfp4":
         factor_ptrs = factors_ptr + expert * HALVES * n + sources
         gate_sum *= tl.load(factor_ptrs)
@@ -157,18 +161,16 @@ def _planes_pairs_down_kernel(
     n, k, stride_scales, stride_shared, stride_gate,
     KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr, GROUP_K: tl.constexpr,
     PLANE_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_ABSENT: tl.constexpr,
-    TOP_K: tl.constexpr, PLACES: tl.constexpr, BLOCK_N: tl.constexpr, UNROLL: tl.constexpr,
-    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
+    TOP_K: tl.constexpr, PLACES: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    UNROLL: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """BLOCK_N outputs of one token; a row for each output and expert, those of an expert side by side."""
+    """BLOCK_N outputs of one token; a row for each output, expert and split of the inputs, in that order."""
     token = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * BLOCK_N
-    rows = tl.arange(0, PLACES * BLOCK_N)
+    SUMS: tl.constexpr = PLACES * BLOCK_N
+    rows = tl.arange(0, SPLITS * SUMS)
     planes = tl.arange(0, PLANE_K)
-    row_features = first + rows % BLOCK_N
-    sources = row_features if EVEN_N else tl.minimum(row_features, n - 1)
-    # a place that is none reads the last one's expert
-    row_pairs = token * TOP_K + tl.minimum(rows // BLOCK_N, TOP_K - 1)
+    sources, row_pairs, is_place = _place_rows(rows % SUMS, token, first, n, TOP_K, BLOCK_N, EVEN_N)
     x_ptrs = x_ptr + (row_pairs * k)[:, None] + planes[None, :]
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -176,7 +178,7 @@ def _planes_pairs_down_kernel(
     experts = tl.load(experts_ptr + row_pairs).to(tl.int64)
     is_here = None
     if HAS_ABSENT:
-        is_here = ((experts >= 0) & (rows < TOP_K * BLOCK_N))[:, None]
+        is_here = ((experts >= 0) & is_place)[:, None]
         experts = tl.maximum(experts, 0)
     RUNS: tl.constexpr = 2 if KIND == "fp8" else 1
     num_groups = tl.cdiv(k, GROUP_K)
@@ -195,14 +197,20 @@ def _planes_pairs_down_kernel(
     table = None
     if KIND == "nf4" or KIND == "fp4":
         table = load_table(factors_ptr)
-    acc = tl.zeros([PLACES * BLOCK_N, PLANE_K], tl.float32)
-    for group in tl.range(0, num_groups, loop_unroll_factor=UNROLL):
-        x0, x1, x2, x3 = _load_planes(x_ptrs, group * GROUP_K, k, PLANE_K, EVEN_K)
+    acc = tl.zeros([SPLITS * SUMS, PLANE_K], tl.float32)
+    for step in tl.range(0, tl.cdiv(num_groups, SPLITS), loop_unroll_factor=UNROLL):
+        group, start, offset = _place_group(step, rows // SUMS, num_groups, RUNS * stride_run, GROUP_K, SPLITS)
+        x0, x1, x2, x3 = _load_planes(x_ptrs, start, k, PLANE_K, EVEN_K)
         acc = _add_products(
-            acc, word_ptrs + group * RUNS * stride_run, stride_run, is_here, scale_ptrs, stride_scale, group, table,
-            x0, x1, x2, x3, KIND, GROUP_K, COLUMNS, HAS_PTX,
+            acc, word_ptrs + offset, stride_run, is_here, scale_ptrs, stride_scale, group, table,
+            x0, x1, x2, x3, KIND, GROUP_K, COLUMNS, SPLITS, HAS_PTX,
         )  # fmt: skip
-    values = tl.sum(acc, 1)
+    values = _sum_splits(acc, SPLITS)
+    if SPLITS > 1:
+        sources, row_pairs, is_place = _place_rows(tl.arange(0, SUMS), token, first, n, TOP_K, BLOCK_N, EVEN_N)
+        experts = tl.load(experts_ptr + row_pairs).to(tl.int64)
+        if HAS_ABSENT:
+            experts = tl.maximum(experts, 0)
     if KIND == "nvfp4":
         values *= tl.load(factors_ptr + experts * n + sources)
     if HAS_BIAS:
@@ -211,7 +219,7 @@ def _planes_pairs_down_kernel(
     values = weigh(values, tl.load(weights_ptr + row_pairs), dtype)
     if HAS_ABSENT:
         # what the products of an absent expert have read is no number, perhaps
-        there = (tl.load(experts_ptr + row_pairs) >= 0) & (rows < TOP_K * BLOCK_N)
+        there = (tl.load(experts_ptr + row_pairs) >= 0) & is_place
         values = tl.where(there, values, 0.0)
     mixed = tl.sum(tl.reshape(values, [PLACES, BLOCK_N]), 0).to(dtype)
     features = first + tl.arange(0, BLOCK_N)
@@ -220,6 +228,35 @@ def _planes_pairs_down_kernel(
         shared = tl.load(shared_ptr + token * stride_shared + features, mask=mask, other=0.0)
         mixed = add_shared(mixed, shared, tl.load(shared_gate_ptr + token * stride_gate))
     tl.store(out_ptr + token * n + features, mixed, mask=mask)
+
+
+@triton.jit
+def _place_rows(rows, token, first, n, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, EVEN_N: tl.constexpr):
+    """Return each row's output, its pair, and whether it has one: a place that is none reads the last one's expert."""
+    features = first + rows % BLOCK_N
+    sources = features if EVEN_N else tl.minimum(features, n - 1)
+    return sources, token * TOP_K + tl.minimum(rows // BLOCK_N, TOP_K - 1), rows < TOP_K * BLOCK_N
+
+
+@triton.jit
+def _place_group(step, splits, num_groups, stride, GROUP_K: tl.constexpr, SPLITS: tl.constexpr):
+    """Return a step's group, its first input, and the offset of its words; of each row, [rows, 1] the last two.
+
+    Splits take turns. A group past the last reads that one's words, whose products with inputs past the end are 0.
+    """
+    if SPLITS == 1:
+        return step, step * GROUP_K, step * stride
+    else:
+        group = step * SPLITS + splits
+        here = tl.minimum(group, num_groups - 1)
+        return here, (group * GROUP_K)[:, None], (here * stride)[:, None]
+
+
+@triton.jit
+def _sum_splits(products, SPLITS: tl.constexpr):
+    """Add up the products of each row, [SPLITS * rows, 32] → [rows]."""
+    sums = tl.sum(products, 1)
+    return sums if SPLITS == 1 else tl.sum(tl.reshape(sums, [SPLITS, products.shape[0] // SPLITS]), 0)
 
 
 @triton.jit
@@ -233,7 +270,7 @@ def _load_planes(x_ptrs, start, k, PLANE_K: tl.constexpr, EVEN_K: tl.constexpr):
             tl.load(x_ptrs + start + 3 * PLANE_K),
         )
     else:
-        places = (start + tl.arange(0, PLANE_K))[None, :]
+        places = start + tl.arange(0, PLANE_K)[None, :]
         return (
             tl.load(x_ptrs + start, mask=places < k, other=0.0),
             tl.load(x_ptrs + start + PLANE_K, mask=places + PLANE_K < k, other=0.0),
@@ -245,7 +282,7 @@ def _load_planes(x_ptrs, start, k, PLANE_K: tl.constexpr, EVEN_K: tl.constexpr):
 @triton.jit
 def _add_products(
     acc, word_ptrs, stride_run, is_here, scale_ptrs, stride_scale, group, table, x0, x1, x2, x3,
-    KIND: tl.constexpr, GROUP_K: tl.constexpr, COLUMNS: tl.constexpr, HAS_PTX: tl.constexpr,
+    KIND: tl.constexpr, GROUP_K: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, HAS_PTX: tl.constexpr,
 ):  # fmt: skip
     """acc plus the products of a group, [rows, 32]: those of its planes added up. is_here: None: all rows are."""
     words = _load_words(word_ptrs, is_here)
@@ -256,7 +293,7 @@ def _add_products(
             s0, s1 = scales_by_32(scales, 0), scales_by_32(scales, 1)
             s2, s3 = scales_by_32(scales, 2), scales_by_32(scales, 3)
         else:
-            scales = tl.load(scale_ptrs + group * stride_scale)
+            scales = tl.load(scale_ptrs + (group if SPLITS == 1 else group[:, None]) * stride_scale)
             s0, s1 = scales_by_16(scales, 0), scales_by_16(scales, 1)
             s2, s3 = scales_by_16(scales, 2), scales_by_16(scales, 3)
         acc += _times(e2m1(words, s0, dtype, 0, HAS_PTX), x0) + _times(e2m1(words, s1, dtype, 1, HAS_PTX), x1)

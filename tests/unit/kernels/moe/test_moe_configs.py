@@ -13,6 +13,7 @@ from kernels.moe.configs import (
     for_packed,
     grouped_config,
     grouped_configs,
+    hopper_planes_config,
     planes_config,
     uses_pairs,
 )
@@ -103,7 +104,7 @@ def test_packed_experts_have_tiles_whose_values_fit_a_threads_registers():
 def test_planes_are_multiplied_by_ever_larger_tiles_the_more_tokens_there_are(kind: str, many: type) -> None:
     found = [
         planes_config(kind, num_tokens=num_tokens, top_k=8, num_experts=128, can_round=True)
-        for num_tokens in (2, 4, 5, 64, 512, 1024, 2048, 8192, 32768)
+        for num_tokens in (3, 4, 5, 64, 512, 1024, 2048, 8192, 32768)
     ]
     assert [type(config) for config in found] == [PlanesConfig] * 5 + [many] * 4
     rows = [config.block_m for config in found if not isinstance(config, PlanesPairsConfig)]
@@ -114,20 +115,33 @@ def test_planes_are_multiplied_by_ever_larger_tiles_the_more_tokens_there_are(ki
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "one"), [("mxfp4", PlanesPairsConfig), ("fp8", PlanesConfig), ("int4", PlanesConfig)])
-def test_one_token_has_matrix_vector_products_of_mxfp4(kind: str, one: type) -> None:
-    for top_k, num_experts in ((4, 32), (4, 128), (8, 128)):
+@pytest.mark.parametrize("kind", ["mxfp4", "nvfp4", "int4", "nf4", "fp8"])
+def test_one_token_has_matrix_vector_products_and_two_where_experts_are_many(kind: str) -> None:
+    for top_k, num_experts in ((4, 32), (8, 32), (8, 128)):
         sizes = {"top_k": top_k, "num_experts": num_experts}
-        assert isinstance(planes_config(kind, num_tokens=1, can_round=True, **sizes), one)
-        assert isinstance(planes_config(kind, num_tokens=2, can_round=True, **sizes), PlanesConfig)
+        found = [planes_config(kind, num_tokens=num_tokens, can_round=True, **sizes) for num_tokens in (1, 2, 3)]
+        is_two = kind != "mxfp4" and (top_k, num_experts) != (8, 32)
+        assert [isinstance(config, PlanesPairsConfig) for config in found] == [True, is_two, False]
 
 
-def test_two_tokens_have_matrix_vector_products_of_tables_where_experts_are_many() -> None:
-    def find(num_tokens: int, num_experts: int) -> object:
-        return planes_config("nf4", num_tokens=num_tokens, top_k=8, num_experts=num_experts, can_round=True)
+def test_4_bits_are_multiplied_by_the_kernels_for_hopper_from_some_pairs_an_expert_on() -> None:
+    def rows(num_tokens: int, kind: str = "int4") -> int | None:
+        config = hopper_planes_config(kind, num_pairs=8 * num_tokens, num_experts=128)
+        return config and config.block_m
 
-    assert [isinstance(find(num_tokens, 128), PlanesPairsConfig) for num_tokens in (1, 2, 3)] == [False, True, False]
-    assert isinstance(find(2, 32), PlanesConfig)
+    assert [rows(num_tokens) for num_tokens in (767, 768, 1024, 1025, 8192)] == [None, 64, 64, 128, 128]
+    assert [rows(num_tokens, "mxfp4") for num_tokens in (511, 512)] == [None, 64]
+    assert rows(8192, "fp8") is None
+
+
+def test_few_tokens_are_routed_by_more_programs_unless_experts_are_many() -> None:
+    def chunk(num_tokens: int, num_experts: int) -> int | None:
+        config = planes_config("int4", num_tokens=num_tokens, top_k=8, num_experts=num_experts, can_round=True)
+        assert isinstance(config, PlanesConfig)
+        return config.chunk_tokens
+
+    assert [chunk(8, num_experts) for num_experts in (64, 128, 256)] == [4, 4, 16]
+    assert chunk(512, 128) == 16
 
 
 def test_rounded_activations_have_the_tiles_that_were_the_fastest_for_their_number() -> None:

@@ -14,7 +14,10 @@ from kernels.moe.planes import PlanesMatrix, to_planes
 from tests.unit.kernels.triton_cases.int_experts_problem import STORAGES, pack_integers
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 
-CONFIG = PlanesPairsConfig(PlanesPairTile(16, 2, 2), PlanesPairTile(32, 4, 1))
+CONFIGS = (
+    PlanesPairsConfig(PlanesPairTile(16, 2, 2), PlanesPairTile(32, 4, 1)),
+    PlanesPairsConfig(PlanesPairTile(16, 4, 1, splits=2), PlanesPairTile(8, 8, 2, splits=4)),
+)
 GATES = {"silu": moe.SILU, "clamped": moe.Gate("clamped", alpha=1.702, limit=0.7), "relu2": moe.Gate("relu2")}
 
 
@@ -34,8 +37,10 @@ def _problem(storage, *, gate="silu", **options):
 
 
 def _check(problem):
-    out, expected = problem.call(moe_triton.fused_moe, config=CONFIG), problem.call(moe.fused_moe)
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
+    expected = problem.call(moe.fused_moe)
+    for config in CONFIGS:
+        out = problem.call(moe_triton.fused_moe, config=config)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("gate", GATES)
