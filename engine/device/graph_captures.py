@@ -74,6 +74,7 @@ class GraphCaptures:
         self._layers = layers
         self._agree = agree
         self._left: list[_Size] = []  # the next one is last
+        self._urgent: list[_Size] = []  # of these: not to be left until the engine is idle
         self._interruption = interruption
         self._num_late = self._num_failed = self._num_abandoned = 0
         self._num_attempts = 0  # abandoned ones of the next size
@@ -127,6 +128,41 @@ class GraphCaptures:
             measured_s - captured_s,
             launch_s * 1e3,
         )
+
+    def capture_largest(self, on_progress: OnProgress, times: StepTimes) -> None:
+        """Capture the largest sizes alone, which serve every step; the others of capture() are urgent then. Blocks.
+
+        times: what an engine before this one measured of the same steps.
+        """
+        started_s = time.perf_counter()
+        self.mixed.times = times
+        largest = self._largest_first(self.mixed.first_sizes[-1:], self.decode.first_sizes[-1:])
+        with torch.inference_mode():
+            self._device.free_unused()
+            for done, size in enumerate(largest, 1):
+                self._capture_or_warm_up(size)
+                on_progress(done, len(largest))
+        self._device.free_unused()
+        first = [
+            *self._largest_first([], self.decode.first_sizes[:-1]),
+            *self._largest_first(self.mixed.first_sizes[:-1], []),
+        ]
+        rest = self._largest_first(self.mixed.sizes, self.decode.sizes)
+        self._left = [size for size in reversed(rest) if size not in (*largest, *first)] + first[::-1]
+        self._urgent = first
+        logger.info(
+            "graphs captured=%d urgent=%d later=%d capture_s=%.2f",
+            len(largest),
+            len(first),
+            len(self._left) - len(first),
+            time.perf_counter() - started_s,
+        )
+
+    def capture_urgent(self) -> bool:
+        """Capture one more size if it is urgent; return True if others are. Between two steps, as capture_next()."""
+        if self._left and self._left[-1] in self._urgent:
+            self.capture_next()
+        return bool(self._left) and self._left[-1] in self._urgent
 
     def capture_next(self, is_awaited: Callable[[], bool] | None = None) -> bool:
         """Capture one more size, if any is left; return True if more are left. Takes about two launches of a step.
