@@ -248,7 +248,7 @@ def _load_beside(
     def on_graph(done: int, total: int) -> None:
         on_stage(Stage("graphs", done, total, unit="graphs", detail=detail))
 
-    known = known_times(key) if graphs is Captured.FEW else None
+    known = known_times(key) if graphs is Captured.FEW and device.type == "cuda" else None
     loaded = setup.assemble(
         model, plan, on_graph, facts, graphs=graphs, known=known, ranks=ranks,
         num_host_slots=num_host_slots(config, plan),

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.device.step_times import StepTimes
 from engine.startup import precompile
 
 pytest.importorskip("triton")
@@ -56,3 +57,13 @@ def test_a_rehearsal_that_fails_is_told_in_one_line_and_the_start_goes_on(caplog
     assert precompile.precompile([fail], key="a") is None
     (message,) = caplog.messages
     assert message.endswith("RuntimeError: no memory")
+
+
+def test_step_times_are_known_to_a_start_with_the_same_key(tmp_path: Path) -> None:
+    times = StepTimes({32: 0.001, 8192: 0.2}, 0.02)
+    precompile.keep_times("a", times)
+    assert precompile.known_times("a") == times
+    assert precompile.known_times("b") is None
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(b"{")
+    assert precompile.known_times("a") is None
