@@ -54,7 +54,7 @@ def rehearse_beside(setup: Setup, serve: Serve) -> bool:
 
     Any failure only costs time when this process takes over.
     """
-    if setup.device.type != "cuda" or setup.tp.size > 1 or setup.model_config.is_foreign:
+    if not _can_rehearse(setup):
         return False
     started_s = time.monotonic()
     config = msgspec.structs.replace(setup.config, kv_cache_memory_bytes=None, max_model_len=None)
@@ -79,6 +79,10 @@ def rehearse_beside(setup: Setup, serve: Serve) -> bool:
         torch.cuda.empty_cache()
     logger.info("standby rehearsed seconds=%.2f kept=%r", time.monotonic() - started_s, _kept(setup.device, free))
     return True
+
+
+def _can_rehearse(setup: Setup) -> bool:
+    return setup.device.type == "cuda" and setup.tp.size == 1 and not setup.model_config.is_foreign
 
 
 def _kept(device: torch.device, free_before: int) -> str:
