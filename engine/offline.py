@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from engine.core.local_client import GenerationResult, LocalTransport, generate
+from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
 from engine.interface.metrics import Metrics
@@ -55,11 +56,12 @@ class OfflineEngine:
         host: RankHost | None = None,
         leaves_graphs: bool = False,
         takes_over: bool = False,
+        compiler_loader: CompilerLoader | None = None,
     ) -> OfflineEngine:
         """Load a model. Blocks. Raises StartupError.
 
         host: settings of the other ranks of a split model; None: the exit of a rank ends this process.
-        leaves_graphs, takes_over: as in load_engine().
+        leaves_graphs, takes_over, compiler_loader: as in load_engine().
         """
         return cls(
             load_engine(
@@ -69,6 +71,7 @@ class OfflineEngine:
                 host=host,
                 leaves_graphs=leaves_graphs,
                 takes_over=takes_over,
+                compiler_loader=compiler_loader,
             )
         )
 

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from engine.core.engine import Engine
+from engine.grammar.compiler import CompilerLoader
 from engine.interface.child_process import die_with_parent
 from engine.interface.config import EngineConfig, EngineProcessConfig
 from engine.interface.control import (
@@ -124,10 +125,11 @@ class EngineProcess:
         loads_beside = (
             self._config.is_standby and not self._config.is_held and OfflineEngine.fits_beside(self._config.engine)
         )
-        has_rehearsed = False
+        has_rehearsed, compiler_loader = False, CompilerLoader(Path(self._config.engine.model))
         if self._config.is_standby and not loads_beside:
             for thread in threads:
                 thread.join()
+            compiler_loader.start()  # holds the interpreter lock for a second
             has_rehearsed = not self._config.is_held and self._rehearse(OfflineEngine.rehearse)
             self._stand_by()
         takes_over = self._config.is_standby and not self._config.is_held
@@ -139,7 +141,12 @@ class EngineProcess:
             debug=self._config.debug,
         )
         offline = OfflineEngine.load(
-            self._config.engine, self._enter, host=host, leaves_graphs=True, takes_over=takes_over
+            self._config.engine,
+            self._enter,
+            host=host,
+            leaves_graphs=True,
+            takes_over=takes_over,
+            compiler_loader=compiler_loader,
         )
         loaded = offline.loaded
         self._ranks = loaded.ranks

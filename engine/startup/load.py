@@ -74,6 +74,7 @@ def load_engine(
     host: RankHost | None = None,
     leaves_graphs: bool = False,
     takes_over: bool = False,
+    compiler_loader: CompilerLoader | None = None,
 ) -> LoadedEngine:
     """Load the model and start the other ranks, reporting stages. Blocks. Raises StartupError.
 
@@ -81,6 +82,7 @@ def load_engine(
     takes_over: requests wait, so that nearly all are, if the times of steps are known from an engine before.
     serve: sends requests of every kind through a loaded engine, so that their kernels are precompiled, too.
     host: settings of the other ranks of a split model.
+    compiler_loader: of the model's folder, if there is one already.
     """
     stages = [Stage("config")]
 
@@ -90,7 +92,7 @@ def load_engine(
 
     with _in_sentences(config, stages):
         graphs = Captured.FEW if takes_over else Captured.SOME if leaves_graphs else Captured.ALL
-        return _load(config, note, serve, host or RankHost(), graphs)
+        return _load(config, note, serve, host or RankHost(), graphs, compiler_loader)
 
 
 def rehearse(config: EngineConfig, serve: Serve) -> bool:
@@ -131,13 +133,18 @@ def _in_sentences(config: EngineConfig, stages: list[Stage]) -> Iterator[None]:
 
 
 def _load(
-    config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: RankHost, graphs: Captured
+    config: EngineConfig,
+    on_stage: OnStage,
+    serve: Serve | None,
+    host: RankHost,
+    graphs: Captured,
+    loader: CompilerLoader | None,
 ) -> LoadedEngine:
     on_stage(Stage("config"))
     stamps = stamp_files(config)
     check_peers(config)
     config = with_host_memory(config)
-    setup = _decide(config, rank=0)
+    setup = _decide(config, rank=0, loader=loader)
     if config.load_format != "dummy" and not setup.model_config.is_foreign:
         check_headers(setup.model_config, Path(config.model), setup.tp, dtype=setup.dtype)
     plan = setup.plan_pool(has_weights=False)
@@ -289,7 +296,7 @@ def _prepare_cpu(model: ModelConfig, tp: TensorParallel) -> None:
         torch.set_num_threads(max(torch.get_num_threads() // tp.size, 1))
 
 
-def _decide(config: EngineConfig, *, rank: int) -> Setup:
+def _decide(config: EngineConfig, *, rank: int, loader: CompilerLoader | None = None) -> Setup:
     """Choose the settings that the configuration leaves open; open the adapters. Raises StartupError, ModelError."""
     tp = TensorParallel(rank, config.tensor_parallel_size, is_expert_parallel=config.is_expert_parallel)
     model = read_config(Path(config.model), config.model_impl).quantized(config.quantization)
@@ -305,7 +312,7 @@ def _decide(config: EngineConfig, *, rank: int) -> Setup:
     limits = choose_limits(config, gpu_bytes=gpu_bytes(device, size=tp.size))
     most = max_step_tokens(limits.max_num_seqs, limits.max_num_batched_tokens)
     adapters = open_adapters(config, model, max_step_tokens=most, dtype=dtype, device=device, tp=tp)
-    loader = CompilerLoader(Path(config.model))
+    loader = loader or CompilerLoader(Path(config.model))
     return Setup(config, model, device, dtype, kv_dtype, limits, backend, loader, adapters, tp)
 
 
