@@ -129,34 +129,44 @@ class GraphCaptures:
             launch_s * 1e3,
         )
 
-    def capture_largest(self, on_progress: OnProgress, times: StepTimes) -> None:
-        """Capture the largest sizes alone, which serve every step; the others of capture() are urgent then. Blocks.
+    def capture_few(self, on_progress: OnProgress, times: StepTimes, *, long_step_s: float) -> None:
+        """Capture the sizes that the first steps need; the others of capture() are urgent then. Blocks.
 
-        times: what an engine before this one measured of the same steps.
+        These are the largest, which serve every step, those to which the scheduler fills steps, and two up to which
+        padding costs no more than launching a step kernel by kernel. times: what an engine before this one measured of
+        the same steps.
         """
         started_s = time.perf_counter()
         self.mixed.times = times
-        largest = self._largest_first(self.mixed.first_sizes[-1:], self.decode.first_sizes[-1:])
+        at_once = self._largest_first(self._first_needed(times, long_step_s), self.decode.first_sizes[-1:])
         with torch.inference_mode():
             self._device.free_unused()
-            for done, size in enumerate(largest, 1):
+            for done, size in enumerate(at_once, 1):
                 self._capture_or_warm_up(size)
-                on_progress(done, len(largest))
+                on_progress(done, len(at_once))
         self._device.free_unused()
-        first = [
-            *self._largest_first([], self.decode.first_sizes[:-1]),
-            *self._largest_first(self.mixed.first_sizes[:-1], []),
-        ]
+        first = self._largest_first(self.mixed.first_sizes, self.decode.first_sizes)
+        self._urgent = [size for size in first if size not in at_once]
         rest = self._largest_first(self.mixed.sizes, self.decode.sizes)
-        self._left = [size for size in reversed(rest) if size not in (*largest, *first)] + first[::-1]
-        self._urgent = first
+        late = [size for size in rest if size not in at_once and size not in self._urgent]
+        self._left = [*late[::-1], *self._urgent[::-1]]
         logger.info(
             "graphs captured=%d urgent=%d later=%d capture_s=%.2f",
-            len(largest),
-            len(first),
-            len(self._left) - len(first),
+            len(at_once),
+            len(self._urgent),
+            len(late),
             time.perf_counter() - started_s,
         )
+
+    def _first_needed(self, times: StepTimes, long_step_s: float) -> list[MixedSize]:
+        """Return the mixed sizes of capture_few(), ascending."""
+        common = [
+            self.mixed.of_tokens(tokens) for tokens in (times.efficient_tokens, times.fitting_tokens(long_step_s))
+        ]
+        first = self.mixed.first_sizes
+        cheap = [size for size in first if times.seconds[size.shape.num_tokens] <= times.launch_s]
+        few = [size for size in cheap if cheap[-1].shape.num_tokens >= 4 * size.shape.num_tokens]
+        return sorted({first[-1], *common, *cheap[-1:], *few[-1:]})
 
     def capture_urgent(self) -> bool:
         """Capture one more size if it is urgent; return True if others are. Between two steps, as capture_next()."""

@@ -255,7 +255,9 @@ def _load_beside(
     def on_graph(done: int, total: int) -> None:
         on_stage(Stage("graphs", done, total, unit="graphs", detail=detail))
 
-    known = known_times(key) if graphs is Captured.FEW and device.type == "cuda" else None
+    known = None
+    if graphs is not Captured.ALL and device.type == "cuda":
+        known = known_times(key, is_settled=graphs is Captured.SOME)
     loaded = setup.assemble(
         model, plan, on_graph, facts, graphs=graphs, known=known, ranks=ranks,
         num_host_slots=num_host_slots(config, plan),
@@ -308,6 +310,10 @@ def _decide(config: EngineConfig, *, rank: int, loader: CompilerLoader | None = 
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device, model=model)
     if device.type == "cpu":
         _prepare_cpu(model, tp)
+    elif HAS_TRITON:
+        from kernels.precompile import settle_cache_keys  # imports Triton
+
+        settle_cache_keys()
     backend = _select_backend(config, model, dtype, device, kv_dtype=kv_dtype)
     limits = choose_limits(config, gpu_bytes=gpu_bytes(device, size=tp.size))
     most = max_step_tokens(limits.max_num_seqs, limits.max_num_batched_tokens)

@@ -33,6 +33,7 @@ except ImportError:  # then the caller does not precompile
 logger = logging.getLogger(__name__)
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
+_NEARLY = 0.1  # by which two measurements may differ
 _SOURCES = ("engine", "kernels", "models")
 
 
@@ -81,21 +82,38 @@ def _free_memory() -> None:
     torch.cuda.empty_cache()
 
 
+class _Measured(msgspec.Struct, frozen=True):
+    times: StepTimes
+    is_settled: bool  # the start before measured nearly the same
+
+
 def keep_times(key: str, times: StepTimes) -> None:
-    """Write what a start has measured, for one that takes over from it. A failure here only costs time."""
+    """Write what a start has measured, for those after it. A failure here only costs time."""
     with contextlib.suppress(OSError, NameError):  # NameError: without Triton
-        path = _cache_file("steps", key)
+        path, before = _cache_file("steps", key), known_times(key, is_settled=False)
+        is_settled = before is not None and _are_near(before, times)
         beside = path.with_suffix(f".{os.getpid()}")
-        beside.write_bytes(msgspec.json.encode(times))
+        beside.write_bytes(msgspec.json.encode(_Measured(times, is_settled)))
         beside.replace(path)
 
 
-def known_times(key: str) -> StepTimes | None:
-    """Return what the last start with this key measured, on this machine with this code; None: it is not known."""
+def known_times(key: str, *, is_settled: bool) -> StepTimes | None:
+    """Return what the last start with this key measured, on this machine with this code; None: it is not known.
+
+    is_settled: only if two starts measured nearly the same: another process may have used the device in one of them.
+    """
     try:
-        return msgspec.json.decode(_cache_file("steps", key).read_bytes(), type=StepTimes)
+        measured = msgspec.json.decode(_cache_file("steps", key).read_bytes(), type=_Measured)
     except (OSError, NameError, msgspec.MsgspecError):
         return None
+    return measured.times if measured.is_settled or not is_settled else None
+
+
+def _are_near(before: StepTimes, now: StepTimes) -> bool:
+    """Return True if the seconds on the device are nearly equal; those of a launch are the host's, and less even."""
+    if before.seconds.keys() != now.seconds.keys():
+        return False
+    return all(abs(seconds / now.seconds[size] - 1) <= _NEARLY for size, seconds in before.seconds.items())
 
 
 def _cache_file(kind: str, key: str) -> Path:

@@ -56,7 +56,7 @@ class Captured(enum.Enum):
 
     ALL = enum.auto()
     SOME = enum.auto()  # sizes of each magnitude; the engine captures the rest when it is idle
-    FEW = enum.auto()  # as SOME, but if step times are known the largest alone; the others between the first steps
+    FEW = enum.auto()  # as SOME, for a takeover: step times that were measured once are believed
     NONE = enum.auto()
 
 
@@ -222,7 +222,8 @@ class Setup:
         """Allocate the pool, capture graphs, and derive the scheduler's limits from their timings.
 
         on_graph: called with the number of captured graphs and their total. num_host_slots: pages of host memory behind
-        the pool. known: the times of steps, if an engine before this one measured them; read if graphs are FEW.
+        the pool. known: the times of steps, if an engine before this one measured them: then only the graphs that the
+        first steps need are captured, and those of SOME follow between steps.
         """
         config, limits, device = self.config, self.limited_to(plan.max_num_seqs).limits, self.device
         runner = ModelRunner(
@@ -284,8 +285,8 @@ class Setup:
         if which is Captured.NONE:
             return None
         logger.info("graphs warm_up_s=%.2f", time.monotonic() - started_s)
-        if which is Captured.FEW and known is not None:
-            captures.capture_largest(on_graph, known)
+        if known is not None:
+            captures.capture_few(on_graph, known, long_step_s=_LONG_STEP_S)
         else:
             captures.capture(on_graph, is_partial=which is not Captured.ALL, long_step_s=_LONG_STEP_S)
         runner.replay_graphs(captures)

@@ -74,7 +74,7 @@ def capture_on(
 ) -> GraphCaptures:
     """Give a loaded engine graphs of this device, and a new loop, which captures the rest when it is idle.
 
-    known: only the largest, as in a takeover.
+    known: only what the first steps need, as in a takeover.
     """
     runner = offline.loaded.runner
     captures = runner.plan_graphs(device, layers=offline.loaded.model_config.layers_of_each_kind)
@@ -82,7 +82,7 @@ def capture_on(
     if known is None:
         captures.capture(lambda done, total: None, is_partial=is_partial, long_step_s=0.045)
     else:
-        captures.capture_largest(lambda done, total: None, known)
+        captures.capture_few(lambda done, total: None, known, long_step_s=0.045)
     runner.replay_graphs(captures)
     offline.loaded = dataclasses.replace(offline.loaded, captures=captures)
     offline.transport = LocalTransport()

@@ -105,7 +105,7 @@ def test_after_a_takeover_a_busy_engine_captures_what_a_start_captures_before_it
     num_later, times = started.num_left, started.mixed.times
     device = make_device(offline)
     captures = capture_on(offline, device, is_partial=True, known=times)
-    assert len(device.graphs) == 2  # the largest of mixed and of decode steps
+    assert 2 <= len(device.graphs) < len(started.mixed.first_sizes) + len(started.decode.first_sizes)
     assert captures.mixed.times == times
     num_all = captures.num_left
     assert tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), mixed_params(4))) == expected
