@@ -1,5 +1,9 @@
 """An op runs its Triton twin where it can, else its specification, whose name and documentation it has."""
 
+import subprocess
+import sys
+
+import pytest
 import torch
 
 from kernels import dispatch
@@ -47,3 +51,13 @@ def test_a_module_is_imported_when_one_of_its_attributes_is_first_asked_for(tmp_
     import rare.kernel
 
     assert rare.kernel is module
+
+
+@pytest.mark.slow
+def test_a_start_does_not_import_the_kernels_of_all_models():
+    script = """import sys
+import kernels.ops, models.build
+print(*(name for name, module in sys.modules.items() if type(module).__name__ == "_LazyModule"))"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    late = {"kernels.moe.triton", "kernels.lora.triton", "kernels.mamba2.triton", "kernels.delta_rule.triton"}
+    assert {*run.stdout.split()} >= {*late, "kernels.linear.triton_fp8", "kernels.linear.triton_int"}
