@@ -20,7 +20,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from models.errors import ModelError, parse_json
-from models.weights.staged import StagedCopies
 
 logger = logging.getLogger(__name__)
 
@@ -32,17 +31,6 @@ INNER = "model."  # prefix of all tensors but the head's; a model saved without 
 # Buffers in old checkpoints that every model recomputes
 HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 MAX_NAMES_IN_ERROR = 8
-_LEAST_STAGED_BYTES = 1024**2  # of what is copied by several threads
-# safetensors' names of what is copied as it is stored
-_STAGED_DTYPES = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "I32": torch.int32,
-}
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -73,8 +61,6 @@ class SafetensorsReader:
         self.dtype = dtype
         self._progress = progress
         self._files: dict[Path, safe_open] = {}
-        self._headers: dict[Path, Header] = {}  # of files with staged tensors
-        self._staged = StagedCopies(device) if device.type == "cuda" else None
         self._path_of = self._index()
         self._added_prefix = ""  # for names that the file stores without "model."
         if "embed_tokens.weight" in self._path_of:
@@ -96,10 +82,7 @@ class SafetensorsReader:
             found = whole.get_shape()
             if found != list(shape):
                 raise ModelError(f"{path}: tensor {name} has shape {found}, but config.json requires {list(shape)}")
-            staged = self._read_staged(path, part, whole.get_dtype())
-            if staged is not None:
-                values = staged
-            elif shape:
+            if shape:
                 values = whole[(slice(None),) * part.dim + (slice(part.start, part.stop),)]
             else:
                 values = self._files[path].get_tensor(self._stored_name(name))
@@ -110,8 +93,7 @@ class SafetensorsReader:
             raise ModelError(f"{path}: tensor {name} is {found}, but config.json requires {wanted}")
         self._record(name, math.prod(shape) * values.element_size())
         # copy: a tensor still mapped onto the file would change, or fault, when the file does
-        is_mapped = staged is None
-        return values.to(self.device, values.dtype if part.stored else self.dtype, copy=is_mapped)
+        return values.to(self.device, values.dtype if part.stored else self.dtype, copy=True)
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         """See TensorReader.shape_of."""
@@ -140,9 +122,6 @@ class SafetensorsReader:
     def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
         """Unmap the files; see TensorReader.finish."""
         self._files.clear()
-        if self._staged is not None:
-            self._staged.close()
-            self._staged = None
         num_ignored = check_unread(
             self._folder, self._unread, has_tied_embeddings=has_tied_embeddings, ignored_prefixes=ignored_prefixes
         )
@@ -154,29 +133,6 @@ class SafetensorsReader:
             )
         if self._progress is not None:
             self._progress(self._bytes_total, self._bytes_total)
-
-    def _read_staged(self, path: Path, part: TensorSlice, stored: str) -> torch.Tensor | None:
-        """Read a large part whose values lie side by side; None: another part, which is read through the mapped file.
-
-        stored: safetensors' name of the dtype.
-        """
-        dtype = _STAGED_DTYPES.get(stored)
-        if self._staged is None or dtype is None or math.prod(part.shape[: part.dim]) != 1:
-            return None
-        row_bytes = math.prod(part.shape[part.dim + 1 :]) * dtype.itemsize
-        if (part.stop - part.start) * row_bytes < _LEAST_STAGED_BYTES:
-            return None
-        if path not in self._headers:
-            self._headers[path] = read_header(path)
-        header = self._headers[path]
-        begin = header.tensors[self._stored_name(part.name)].data_offsets[0]
-        shape = (*part.shape[: part.dim], part.stop - part.start, *part.shape[part.dim + 1 :])
-        try:
-            return self._staged.read(
-                path, first=header.num_bytes + begin + part.start * row_bytes, shape=shape, dtype=dtype
-            )
-        except OSError as error:
-            raise ModelError(f"{path}: tensor {part.name} cannot be read: {error}") from error
 
     @functools.cached_property
     def _sizes(self) -> dict[str, int]:
