@@ -40,6 +40,7 @@ class Killed(msgspec.Struct, kw_only=True):
     first_stream_s: float | None
     last_stream_s: float | None
     new_request_s: float | None  # the first token of a request that was sent at the kill
+    new_request_status: int  # of its reply; 0: none came
     open_streams: int
 
 
@@ -118,6 +119,7 @@ async def _kill(
         first_stream_s=round(firsts[0], 3) if firsts else None,
         last_stream_s=round(firsts[-1], 3) if firsts else None,
         new_request_s=round(fresh.arrivals_s[0] - killed_s, 3) if fresh.arrivals_s else None,
+        new_request_status=fresh.status,
         open_streams=len(is_open),
     )
 

@@ -29,7 +29,8 @@ _COMPILED = re.compile(r"kernels compiled=.*")
 _LATER = re.compile(r"graphs captured=\d+ later=([1-9]\d*)")
 _ALL_CAPTURED = re.compile(r"late graphs captured=.*")
 _PARTS = re.compile(
-    r"(?:imports done|weights read ahead|graphs warm_up_s=|graphs captured=|late graphs captured=|graph captured in)"
+    r"(?:imports done|load imports_s=|weights read ahead|graphs warm_up_s=|graphs captured=|late graphs captured=|"
+    r"graph captured in)"
     r".*|graph not captured.*"
 )
 

@@ -12,12 +12,13 @@ import msgspec
 import numpy as np
 
 from engine.core.local_client import GenerationResult, LocalTransport, generate
+from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import PoolingKind, SamplingParams
 from engine.startup.device_choice import resolve_device
-from engine.startup.load import OnStage, load_engine
+from engine.startup.load import OnStage, load_engine, rehearse
 from engine.startup.loaded_engine import LoadedEngine
 from engine.tensor_parallel.ranks import RankHost
 
@@ -54,11 +55,13 @@ class OfflineEngine:
         *,
         host: RankHost | None = None,
         leaves_graphs: bool = False,
+        takes_over: bool = False,
+        compiler_loader: CompilerLoader | None = None,
     ) -> OfflineEngine:
         """Load a model. Blocks. Raises StartupError.
 
         host: settings of the other ranks of a split model; None: the exit of a rank ends this process.
-        leaves_graphs: as in load_engine().
+        leaves_graphs, takes_over, compiler_loader: as in load_engine().
         """
         return cls(
             load_engine(
@@ -67,8 +70,15 @@ class OfflineEngine:
                 serve=lambda loaded: cls(loaded).run_workload(),
                 host=host,
                 leaves_graphs=leaves_graphs,
+                takes_over=takes_over,
+                compiler_loader=compiler_loader,
             )
         )
+
+    @classmethod
+    def rehearse(cls, config: EngineConfig) -> bool:
+        """Do beside a serving engine what else a takeover would do; see rehearse_beside(). Raises StartupError."""
+        return rehearse(config, lambda loaded: cls(loaded).self_test())
 
     @staticmethod
     def fits_beside(config: EngineConfig) -> bool:
@@ -90,9 +100,10 @@ class OfflineEngine:
         params, kinds = [SamplingParams(max_tokens=1)] * len(prompts), [kind] * len(prompts)
         return generate(self.engine, self.transport, prompts, params, kinds)
 
-    def self_test(self) -> None:
+    def self_test(self, *, is_short: bool = False) -> None:
         """Generate tokens, or an embedding, and check them. Raises StartupError.
 
+        is_short: few greedy rows alone, as a rehearsal has loaded the kernels of the others.
         On CUDA it runs small batch sizes, greedy and sampled, so that no client's request loads a kernel.
         """
         if not self.loaded.model_config.has_lm_head:
@@ -103,7 +114,7 @@ class OfflineEngine:
                     raise StartupError("The self-test gave an embedding with numbers that are not finite.")
             return
         num_requests = 1
-        if self.loaded.runner.device.type == "cuda":
+        if self.loaded.runner.device.type == "cuda" and not is_short:
             num_requests = min(_WARM_UP_ROWS, self.loaded.scheduler_config.max_num_seqs)
         # requests end together such that the batch passes through each of these sizes
         sizes = [num_requests, *(size for size in reversed(_batch_sizes()) if size < num_requests)]

@@ -24,8 +24,9 @@ from typing import Any
 import msgspec
 
 from engine.core.engine import Engine
+from engine.grammar.compiler import CompilerLoader
 from engine.interface.child_process import die_with_parent
-from engine.interface.config import EngineProcessConfig
+from engine.interface.config import EngineConfig, EngineProcessConfig
 from engine.interface.control import (
     Activate,
     AskLeave,
@@ -61,6 +62,7 @@ class EngineProcess:
     def __init__(self, config: EngineProcessConfig) -> None:
         self._config = config
         self._metrics = Metrics()
+        self._stages: list[tuple[str, float]] = []  # of the load: name, when it was entered
         self._engine: Engine | None = None
         self._ranks: Ranks | None = None
         self._measure_memory: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -76,7 +78,7 @@ class EngineProcess:
         sock.connect(config.control_socket)
         self._control = Connection(sock, FromLauncher)
         self._control.send(Hello("standby" if config.is_standby else "engine", config.index, os.getpid()))
-        self._control.send(Stage("imports"))
+        self._enter(Stage("imports"))
 
     def run(self) -> int:
         """Load and serve; return the process's exit code."""
@@ -123,10 +125,14 @@ class EngineProcess:
         loads_beside = (
             self._config.is_standby and not self._config.is_held and OfflineEngine.fits_beside(self._config.engine)
         )
+        has_rehearsed, compiler_loader = False, CompilerLoader(Path(self._config.engine.model))
         if self._config.is_standby and not loads_beside:
             for thread in threads:
                 thread.join()
+            compiler_loader.start()  # holds the interpreter lock for a second
+            has_rehearsed = not self._config.is_held and self._rehearse(OfflineEngine.rehearse)
             self._stand_by()
+        takes_over = self._config.is_standby and not self._config.is_held
         host = RankHost(
             self._on_rank_lost,
             folder=Path(self._config.engine_socket).parent,  # the next daemon removes it after a crash
@@ -134,11 +140,18 @@ class EngineProcess:
             log_format=self._config.log_format,
             debug=self._config.debug,
         )
-        offline = OfflineEngine.load(self._config.engine, self._control.send, host=host, leaves_graphs=True)
+        offline = OfflineEngine.load(
+            self._config.engine,
+            self._enter,
+            host=host,
+            leaves_graphs=True,
+            takes_over=takes_over,
+            compiler_loader=compiler_loader,
+        )
         loaded = offline.loaded
         self._ranks = loaded.ranks
-        self._control.send(Stage("self_test"))
-        offline.self_test()
+        self._enter(Stage("self_test"))
+        offline.self_test(is_short=has_rehearsed)
         if loads_beside:
             self._stand_by()
         sizes, limits = loaded.scheduler_config, self._config.engine
@@ -166,8 +179,33 @@ class EngineProcess:
         self._measure_memory = loaded.measure_gpu_memory
         self._metrics.gauge("kv_cache_bytes", loaded.plan.num_bytes)
         self._control.send(EngineInfo(loaded.facts, loaded.build))
-        self._control.send(Stage("ready"))
+        self._enter(Stage("ready"))
+        logger.info("load %s", self._describe_stages())
         return engine
+
+    def _enter(self, stage: Stage) -> None:
+        """Tell the launcher of the load's progress."""
+        if not self._stages or self._stages[-1][0] != stage.name:
+            self._stages.append((stage.name, time.monotonic()))
+        self._control.send(stage)
+
+    def _describe_stages(self) -> str:
+        """Return the seconds of each stage of the load, or of what a takeover left of it: "weights_s=1.02 …"."""
+        ends = [entered_s for _, entered_s in self._stages[1:]]
+        seconds: dict[str, float] = {}
+        for (name, entered_s), end_s in zip(self._stages, ends, strict=False):
+            seconds[name] = seconds.get(name, 0.0) + end_s - entered_s
+        return " ".join(f"{name}_s={each:.2f}" for name, each in seconds.items())
+
+    def _rehearse(self, rehearse: Callable[[EngineConfig], bool]) -> bool:
+        """Rehearse a takeover beside the engine, unless it is due already; return True if it was done."""
+        if select.select([self._control.sock], [], [], 0)[0]:
+            return False
+        try:
+            return rehearse(self._config.engine)
+        except StartupError as error:
+            logger.info("standby rehearses nothing: %s", error.message)
+            return False
 
     def _report_kv_events(self, engine: Engine) -> None:
         if self._publisher is None:
@@ -190,6 +228,8 @@ class EngineProcess:
             os._exit(0)
         self._control.send(Hello("engine", 0, os.getpid()))
         logger.info("standby takes over")
+        self._stages.clear()
+        self._enter(Stage("config"))
 
     def _fail(self, message: str, exit_code: int) -> int:
         self._control.sock.setblocking(True)

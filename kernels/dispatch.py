@@ -1,13 +1,17 @@
 """op(): selects an op's Triton twin on a CUDA device with Triton installed, otherwise its torch specification.
 
 HAS_TRITON is read at each call, so that a test can run the specifications on a GPU. Some ops have a form of their own
-for bf16 on the CPU; has_bf16_products() and has_int8_products() tell what a CPU multiplies in hardware.
+for bf16 on the CPU; has_bf16_products() and has_int8_products() tell what a CPU multiplies in hardware. when_used()
+imports a module at its first use: a model needs few of the kernels, and Triton reads the source of each.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -48,6 +52,24 @@ def has_int8_products() -> bool:
     return bool(torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported())
 
 
+def when_used(name: str) -> ModuleType:
+    """Return the module `name`, which is imported when one of its attributes is first asked for.
+
+    It must exist, and importing it must not fail.
+    """
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.find_spec(name)
+    assert spec is not None, f"there is no module {name}"
+    assert spec.loader is not None, f"{name} is no module that is loaded from a file"
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    package, _, last = name.rpartition(".")
+    setattr(sys.modules[package], last, module)
+    return module
+
+
 def op(
     reference: Callable[Concatenate[torch.Tensor, P], R],
     twin: Callable[[], Callable[..., R]],
@@ -58,18 +80,20 @@ def op(
 ) -> Callable[Concatenate[torch.Tensor, P], R]:
     """Make an op with reference's name, signature and docstring that calls the twin if can_run(its first tensor).
 
-    twin: returns the Triton function; its module is imported only if Triton is installed. It has reference's parameters
-    and, if takes_pdl, `pdl`. can_run: implies on_triton. cpu: replaces reference for bf16 tensors on the CPU.
+    twin: returns the Triton function, at its first call. It has reference's parameters and, if takes_pdl, `pdl`.
+    can_run: implies on_triton. cpu: replaces reference for bf16 tensors on the CPU.
     """
     if cpu is not None:
         reference = _with_cpu(reference, cpu)
     if not HAS_TRITON:
         return reference
-    kernel = twin()
+    kernel: Callable[..., R] | None = None
 
     @functools.wraps(reference)
     def run(x: torch.Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
+        nonlocal kernel
         if can_run(x):
+            kernel = kernel or twin()
             return kernel(x, *args, pdl=has_pdl(x.device), **kwargs) if takes_pdl else kernel(x, *args, **kwargs)
         return reference(x, *args, **kwargs)
 

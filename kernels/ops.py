@@ -6,11 +6,13 @@ with them. With Hopper's programmatic dependent launch (pdl) a kernel starts whi
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from kernels.causal_conv import reference as causal_conv_reference
 from kernels.delta_rule import chunks, gates
-from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
+from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op, when_used
 from kernels.elementwise import cpu as elementwise_cpu
 from kernels.elementwise import reference as elementwise
 from kernels.inputs import reference as inputs
@@ -24,20 +26,24 @@ from kernels.sampling import reference as sampling
 from kernels.sampling.reference import SamplingState
 
 if HAS_TRITON:
-    from kernels.causal_conv import triton as causal_conv_triton
-    from kernels.delta_rule import triton as delta_rule_triton
-    from kernels.delta_rule import triton_gates
     from kernels.elementwise import triton as elementwise_triton
-    from kernels.elementwise import triton_latent, triton_write_kv
+    from kernels.elementwise import triton_write_kv
     from kernels.inputs import triton as inputs_triton
-    from kernels.lora import triton as lora_triton
-    from kernels.lora.triton import LoraTiles
-    from kernels.mamba2 import triton as mamba2_triton
-    from kernels.mamba2 import triton_elementwise as mamba2_elementwise_triton
-    from kernels.moe import triton as moe_triton
-    from kernels.moe import triton_sums
     from kernels.sampling import triton_draw
     from kernels.sampling.triton_draw import SamplingScratch
+
+if TYPE_CHECKING:
+    from kernels.lora.triton import LoraTiles
+
+causal_conv_triton = when_used("kernels.causal_conv.triton")
+delta_rule_triton = when_used("kernels.delta_rule.triton")
+triton_gates = when_used("kernels.delta_rule.triton_gates")
+triton_latent = when_used("kernels.elementwise.triton_latent")
+lora_triton = when_used("kernels.lora.triton")
+mamba2_triton = when_used("kernels.mamba2.triton")
+mamba2_elementwise_triton = when_used("kernels.mamba2.triton_elementwise")
+moe_triton = when_used("kernels.moe.triton")
+triton_sums = when_used("kernels.moe.triton_sums")
 
 _MAX_LATE_SUMS = 16  # rows: a layer is 1 to 2 % faster (benchmarks/notes.md); more were not measured
 
@@ -129,7 +135,9 @@ class LoraTokens:
         # [max_tokens] int32: used without tiles
         self._loras = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         if HAS_TRITON and device.type == "cuda":
-            self._tiles = LoraTiles.allocate(num_adapters=num_adapters, max_tokens=max_tokens, device=device)
+            self._tiles = lora_triton.LoraTiles.allocate(
+                num_adapters=num_adapters, max_tokens=max_tokens, device=device
+            )
 
     def gather(
         self, lora_indices: torch.Tensor, req_index: torch.Tensor, token_rows: torch.Tensor | None = None

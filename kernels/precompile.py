@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import DependenciesFinder, JITCallable, JITFunction
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,25 @@ def collect_kernels() -> Iterator[list[Kernel]]:
             yield kernels
     finally:
         knobs.runtime.jit_cache_hook = hook
+
+
+def settle_cache_keys() -> None:
+    """Make a kernel's key in Triton's cache depend on its source alone. Before the first key is asked for.
+
+    A key has the constants of the functions that the kernel calls, but Triton (3.6) collects those of a function that
+    has no key yet before it makes that key: they are missing, unless another kernel that calls the function came first.
+    So the same kernel had one key in the process that compiled it, and another where it was launched.
+    """
+    if DependenciesFinder._update_hash is not _update_hash:
+        DependenciesFinder._update_hash = _update_hash
+
+
+_update_hash_early = DependenciesFinder._update_hash
+
+
+def _update_hash(self: DependenciesFinder, func: JITCallable) -> None:
+    _ = func.cache_key  # from here on its constants are known
+    _update_hash_early(self, func)
 
 
 class Compilation:

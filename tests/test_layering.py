@@ -61,12 +61,12 @@ MAY_IMPORT = {
     "server.text.parsers": "",
     "server.errors": "engine.interface",
     "server.document_rules": "",
-    "engine.process": """engine.core engine.interface engine.kv_publisher engine.offline engine.startup.head_start
-        engine.tensor_parallel""",
+    "engine.process": """engine.core engine.grammar engine.interface engine.kv_publisher engine.offline
+        engine.startup.head_start engine.tensor_parallel""",
     "engine.kv_publisher": "engine.core engine.interface",
     "engine.rank_process": "engine.core engine.interface engine.startup engine.tensor_parallel",
     "engine.grammar_check_process": "engine.grammar engine.interface",
-    "engine.offline": "engine.core engine.interface engine.startup engine.tensor_parallel",
+    "engine.offline": "engine.core engine.grammar engine.interface engine.startup engine.tensor_parallel",
     "engine.tune": "engine.interface engine.offline engine.startup",
     "engine.startup.head_start": "engine.interface",
     "engine.startup": """engine.core engine.device engine.grammar engine.interface engine.peers engine.tensor_parallel

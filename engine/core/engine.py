@@ -50,6 +50,7 @@ _INVALID_OUTPUT = ModelOutputInvalid(
     "The model's output for this request is not finite (NaN or infinite), so there is no next token."
 )
 _PENDING_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles, or a disk or another engine reads
+_TURNS_PER_WORK = 8  # iterations from one piece of busy_work to the next
 _MAX_LEAVING = 256  # requests of closed connections that one iteration ends, since decoding rows wait for it
 
 
@@ -102,7 +103,7 @@ class Engine:
             bytes_per_page=parts.bytes_per_block,
             num_ranks=parts.num_ranks,
         )
-        self._idle_work = parts.idle_work
+        self._idle_work, self._busy_work, self._num_busy_turns = parts.idle_work, parts.busy_work, 0
         self._in_flight: StepHandle | None = None
         self._events: KvEvents | None = None
         self._publish: Callable[[list[KvEvent]], None] = lambda events: None
@@ -163,6 +164,10 @@ class Engine:
             self._kv_view.answer(self._transport)
         if was_idle and self._idle_work is not None and not self._idle_work(self._transport.has_arrivals):
             self._idle_work = None
+        if self._busy_work is not None and not self.is_idle:
+            self._num_busy_turns += 1
+            if self._num_busy_turns % _TURNS_PER_WORK == 0 and not self._busy_work():
+                self._busy_work = None
 
     def report_kv_events(self, publish: Callable[[list[KvEvent]], None]) -> KvEvents:
         """Call `publish` after each iteration with what changed in the prefix cache. Before the first request.

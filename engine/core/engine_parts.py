@@ -41,3 +41,5 @@ class EngineParts:
     # a short piece of work, called in iterations without messages and requests until it returns False; its argument
     # tells whether a message has arrived, which waits for its end
     idle_work: Callable[[Callable[[], bool]], bool] | None = None
+    # the same between steps: one piece every few iterations with requests until it returns False
+    busy_work: Callable[[], bool] | None = None

@@ -74,6 +74,7 @@ class GraphCaptures:
         self._layers = layers
         self._agree = agree
         self._left: list[_Size] = []  # the next one is last
+        self._urgent: list[_Size] = []  # of these: not to be left until the engine is idle
         self._interruption = interruption
         self._num_late = self._num_failed = self._num_abandoned = 0
         self._num_attempts = 0  # abandoned ones of the next size
@@ -127,6 +128,51 @@ class GraphCaptures:
             measured_s - captured_s,
             launch_s * 1e3,
         )
+
+    def capture_few(self, on_progress: OnProgress, times: StepTimes, *, long_step_s: float) -> None:
+        """Capture the sizes that the first steps need; the others of capture() are urgent then. Blocks.
+
+        These are the largest, which serve every step, those to which the scheduler fills steps, and two up to which
+        padding costs no more than launching a step kernel by kernel. times: what an engine before this one measured of
+        the same steps.
+        """
+        started_s = time.perf_counter()
+        self.mixed.times = times
+        at_once = self._largest_first(self._first_needed(times, long_step_s), self.decode.first_sizes[-1:])
+        with torch.inference_mode():
+            self._device.free_unused()
+            for done, size in enumerate(at_once, 1):
+                self._capture_or_warm_up(size)
+                on_progress(done, len(at_once))
+        self._device.free_unused()
+        first = self._largest_first(self.mixed.first_sizes, self.decode.first_sizes)
+        self._urgent = [size for size in first if size not in at_once]
+        rest = self._largest_first(self.mixed.sizes, self.decode.sizes)
+        late = [size for size in rest if size not in at_once and size not in self._urgent]
+        self._left = [*late[::-1], *self._urgent[::-1]]
+        logger.info(
+            "graphs captured=%d urgent=%d later=%d capture_s=%.2f",
+            len(at_once),
+            len(self._urgent),
+            len(late),
+            time.perf_counter() - started_s,
+        )
+
+    def _first_needed(self, times: StepTimes, long_step_s: float) -> list[MixedSize]:
+        """Return the mixed sizes of capture_few(), ascending."""
+        common = [
+            self.mixed.of_tokens(tokens) for tokens in (times.efficient_tokens, times.fitting_tokens(long_step_s))
+        ]
+        first = self.mixed.first_sizes
+        cheap = [size for size in first if times.seconds[size.shape.num_tokens] <= times.launch_s]
+        few = [size for size in cheap if cheap[-1].shape.num_tokens >= 4 * size.shape.num_tokens]
+        return sorted({first[-1], *common, *cheap[-1:], *few[-1:]})
+
+    def capture_urgent(self) -> bool:
+        """Capture one more size if it is urgent; return True if others are. Between two steps, as capture_next()."""
+        if self._left and self._left[-1] in self._urgent:
+            self.capture_next()
+        return bool(self._left) and self._left[-1] in self._urgent
 
     def capture_next(self, is_awaited: Callable[[], bool] | None = None) -> bool:
         """Capture one more size, if any is left; return True if more are left. Takes about two launches of a step.

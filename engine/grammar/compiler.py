@@ -159,14 +159,18 @@ def _with_end_token(tokenizer_json: bytes) -> tuple[str, int]:
 
     Masks depend on the tokens' bytes alone, and reading the merges takes as long as all the rest.
     """
-    config: dict[str, Any] = msgspec.json.decode(tokenizer_json)
-    vocab, added = config["model"]["vocab"], config.get("added_tokens") or []
+    # What is passed on stays text: hundreds of thousands of objects would take as long again
+    config = msgspec.json.decode(tokenizer_json, type=dict[str, msgspec.Raw])
+    model = msgspec.json.decode(config["model"], type=dict[str, msgspec.Raw])
+    vocab: Any = msgspec.json.decode(model["vocab"])
+    added: list[dict[str, Any]] = msgspec.json.decode(config.get("added_tokens", b"null")) or []
     highest = max(vocab.values()) if isinstance(vocab, dict) else len(vocab) - 1  # a list: of Unigram models
     token_id = max([highest, *(token["id"] for token in added)]) + 1
-    if config["model"].get("merges"):
-        config["model"]["merges"] = []
+    if bytes(model.get("merges", b"null")) not in (b"null", b"[]"):
+        config["model"] = msgspec.Raw(msgspec.json.encode(model | {"merges": msgspec.Raw(b"[]")}))
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    config["added_tokens"] = [*added, {"id": token_id, "content": _END, **flags}]
+    ended = [*added, {"id": token_id, "content": _END, **flags}]
+    config["added_tokens"] = msgspec.Raw(msgspec.json.encode(ended))
     return msgspec.json.encode(config).decode(), token_id
 
 

@@ -41,9 +41,10 @@ from engine.startup.kv_peers import KvPeers, check_peers, with_host_memory
 from engine.startup.limits import choose_limits
 from engine.startup.loaded_engine import LoadedEngine
 from engine.startup.panel import describe_setup, name_of
-from engine.startup.precompile import precompile
+from engine.startup.precompile import keep_times, known_times, precompile
+from engine.startup.rehearsal import Serve, rehearse_beside, serve_small
 from engine.startup.setup import Captured, Setup
-from engine.tensor_parallel.process_group import least, leave_ranks, unconnected_one_shot_all_reduce
+from engine.tensor_parallel.process_group import least, leave_ranks
 from engine.tensor_parallel.ranks import RankConfig, RankHost, Ranks
 from kernels.attention.base import AttentionBackend, select_backend
 from kernels.attention.flash import FlashAttention
@@ -63,7 +64,6 @@ logger = logging.getLogger(__name__)
 # Fastest first, as measured on an H100 (benchmarks/notes.md)
 BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
 OnStage = Callable[[Stage], None]
-Serve = Callable[[LoadedEngine], None]
 
 
 def load_engine(
@@ -73,12 +73,16 @@ def load_engine(
     serve: Serve | None = None,
     host: RankHost | None = None,
     leaves_graphs: bool = False,
+    takes_over: bool = False,
+    compiler_loader: CompilerLoader | None = None,
 ) -> LoadedEngine:
     """Load the model and start the other ranks, reporting stages. Blocks. Raises StartupError.
 
     leaves_graphs: some graphs are left to LoadedEngine.engine(captures_graphs=True), unless the model is split.
+    takes_over: requests wait, so that nearly all are, if the times of steps are known from an engine before.
     serve: sends requests of every kind through a loaded engine, so that their kernels are precompiled, too.
     host: settings of the other ranks of a split model.
+    compiler_loader: of the model's folder, if there is one already.
     """
     stages = [Stage("config")]
 
@@ -87,7 +91,14 @@ def load_engine(
         on_stage(stage)
 
     with _in_sentences(config, stages):
-        return _load(config, note, serve, host or RankHost(), leaves_graphs=leaves_graphs)
+        graphs = Captured.FEW if takes_over else Captured.SOME if leaves_graphs else Captured.ALL
+        return _load(config, note, serve, host or RankHost(), graphs, compiler_loader)
+
+
+def rehearse(config: EngineConfig, serve: Serve) -> bool:
+    """Rehearse a start beside an engine that serves; see rehearse_beside(). Raises StartupError."""
+    with _in_sentences(config, [Stage("config")]):
+        return rehearse_beside(_decide(config, rank=0), serve)
 
 
 def load_rank(told: RankConfig) -> ModelRunner:
@@ -122,13 +133,18 @@ def _in_sentences(config: EngineConfig, stages: list[Stage]) -> Iterator[None]:
 
 
 def _load(
-    config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: RankHost, *, leaves_graphs: bool
+    config: EngineConfig,
+    on_stage: OnStage,
+    serve: Serve | None,
+    host: RankHost,
+    graphs: Captured,
+    loader: CompilerLoader | None,
 ) -> LoadedEngine:
     on_stage(Stage("config"))
     stamps = stamp_files(config)
     check_peers(config)
     config = with_host_memory(config)
-    setup = _decide(config, rank=0)
+    setup = _decide(config, rank=0, loader=loader)
     if config.load_format != "dummy" and not setup.model_config.is_foreign:
         check_headers(setup.model_config, Path(config.model), setup.tp, dtype=setup.dtype)
     plan = setup.plan_pool(has_weights=False)
@@ -141,7 +157,7 @@ def _load(
     # The model is built for the context that fits: it sets the length of rotary tables and the variant of longrope
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
     with _start_ranks(config, host, max_model_len=plan.max_model_len) as ranks:
-        graphs = Captured.SOME if leaves_graphs and ranks is None else Captured.ALL
+        graphs = graphs if ranks is None else Captured.ALL
         return _load_beside(ranks, setup, whole, plan, key, on_stage, serve, graphs, stamps)
 
 
@@ -188,7 +204,10 @@ def _load_beside(
         on_stage(Stage("kernels"))
         # Also without graphs: a step that fits no graph is launched kernel by kernel, and its kernels may differ
         eager = dataclasses.replace(setup, config=msgspec.structs.replace(config, enforce_eager=True))
-        workloads = [lambda: _serve_small(setup, plan, None), lambda: _serve_small(eager, plan, serve)]
+        workloads: list[Callable[[], object]] = [
+            lambda: serve_small(setup, plan, None),
+            lambda: serve_small(eager, plan, serve),
+        ]
         compilation = precompile(workloads, key=key)
     setup.compiler_loader.start()  # concurrently with the weights, but after precompile(), which forks
     detail = f"{whole.architecture}, {whole.num_layers} layers, {name_of(setup.dtype)} on {device.type}"
@@ -236,9 +255,15 @@ def _load_beside(
     def on_graph(done: int, total: int) -> None:
         on_stage(Stage("graphs", done, total, unit="graphs", detail=detail))
 
+    known = None
+    if graphs is not Captured.ALL and device.type == "cuda":
+        known = known_times(key, is_settled=graphs is Captured.SOME)
     loaded = setup.assemble(
-        model, plan, on_graph, facts, graphs=graphs, ranks=ranks, num_host_slots=num_host_slots(config, plan)
-    )
+        model, plan, on_graph, facts, graphs=graphs, known=known, ranks=ranks,
+        num_host_slots=num_host_slots(config, plan),
+    )  # fmt: skip
+    if known is None and loaded.captures is not None:
+        keep_times(key, loaded.captures.mixed.times)
     host_pages = loaded.runner.host_pages
     if host_pages is None:
         return loaded
@@ -273,7 +298,7 @@ def _prepare_cpu(model: ModelConfig, tp: TensorParallel) -> None:
         torch.set_num_threads(max(torch.get_num_threads() // tp.size, 1))
 
 
-def _decide(config: EngineConfig, *, rank: int) -> Setup:
+def _decide(config: EngineConfig, *, rank: int, loader: CompilerLoader | None = None) -> Setup:
     """Choose the settings that the configuration leaves open; open the adapters. Raises StartupError, ModelError."""
     tp = TensorParallel(rank, config.tensor_parallel_size, is_expert_parallel=config.is_expert_parallel)
     model = read_config(Path(config.model), config.model_impl).quantized(config.quantization)
@@ -285,26 +310,16 @@ def _decide(config: EngineConfig, *, rank: int) -> Setup:
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, dtype, device, model=model)
     if device.type == "cpu":
         _prepare_cpu(model, tp)
+    elif HAS_TRITON:
+        from kernels.precompile import settle_cache_keys  # imports Triton
+
+        settle_cache_keys()
     backend = _select_backend(config, model, dtype, device, kv_dtype=kv_dtype)
     limits = choose_limits(config, gpu_bytes=gpu_bytes(device, size=tp.size))
     most = max_step_tokens(limits.max_num_seqs, limits.max_num_batched_tokens)
     adapters = open_adapters(config, model, max_step_tokens=most, dtype=dtype, device=device, tp=tp)
-    loader = CompilerLoader(Path(config.model))
+    loader = loader or CompilerLoader(Path(config.model))
     return Setup(config, model, device, dtype, kv_dtype, limits, backend, loader, adapters, tp)
-
-
-def _serve_small(setup: Setup, plan: KVCachePlan, serve: Serve | None) -> None:
-    """Run `serve` on one rank's share of a small model: one random layer of each kind, with full pools per layer."""
-    model_config = setup.model_config.one_layer_of_each_kind()
-    small = dataclasses.replace(setup, model_config=model_config, backend=type(setup.backend)())
-    adapters = None if setup.adapters is None else setup.adapters.stack(is_partial=True)
-    weights = Weights.dummy(device=setup.device, dtype=setup.dtype, adapters=adapters)
-    sums = unconnected_one_shot_all_reduce(setup.tp.size, setup.device, width=model_config.hidden_size)
-    with torch.inference_mode():
-        model = build(model_config, weights, dataclasses.replace(setup.tp, one_shot_all_reduce=sums))
-    loaded = small.assemble(model, plan, lambda done, total: None, {}, graphs=Captured.NONE)
-    if serve is not None:
-        serve(loaded)
 
 
 def _load_weights(setup: Setup, on_stage: OnStage, detail: str) -> Model:

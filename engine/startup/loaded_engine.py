@@ -80,7 +80,8 @@ class LoadedEngine:
     ) -> Engine:
         """Return an engine over the runner, with its own scheduler and prefix cache.
 
-        captures_graphs: it captures the graphs that the start left out, whenever it has nothing else to do.
+        captures_graphs: it captures the graphs that the start left out, whenever it has nothing else to do; the urgent
+        ones between steps.
         """
         parts = EngineParts(
             executor=self.runner if self.ranks is None else RankedExecutor(self.runner, self.ranks),
@@ -104,6 +105,7 @@ class LoadedEngine:
             bytes_per_block=self.plan.bytes_per_page,
             num_ranks=1 if self.ranks is None else 1 + len(self.ranks.pids),
             idle_work=self.captures.capture_next if captures_graphs and self.captures is not None else None,
+            busy_work=self.captures.capture_urgent if captures_graphs and self.captures is not None else None,
         )
         return Engine(parts)
 

@@ -1,19 +1,26 @@
 """precompile(): compiles Triton kernels in parallel before serving, from workloads with recorded launches.
 
+keep_times() and known_times(): the times of steps that the last start measured, beside the compiled kernels.
+
 Otherwise each kernel compiles at its first launch, one after another. Precompilation happens once per model, limits and
 machine: a file in Triton's cache then marks the cache as complete. A failure here only costs time. Imports torch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 
+from engine.device.step_times import StepTimes
 from engine.interface.errors import first_line
 
 try:
@@ -26,6 +33,7 @@ except ImportError:  # then the caller does not precompile
 logger = logging.getLogger(__name__)
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
+_NEARLY = 0.1  # by which two measurements may differ
 _SOURCES = ("engine", "kernels", "models")
 
 
@@ -42,14 +50,14 @@ class Precompilation:
             self._done.touch()
 
 
-def precompile(workloads: Sequence[Callable[[], None]], *, key: str) -> Precompilation | None:
+def precompile(workloads: Sequence[Callable[[], object]], *, key: str) -> Precompilation | None:
     """Run each workload with kernel launches recorded instead of executed, and start to compile those kernels.
 
     key: whatever decides which kernels these are, beside the code and the versions. Returns None if the same was
     compiled before, or cannot be.
     """
     try:
-        done = _done_file(key)
+        done = _cache_file("quire", key)
         if done.exists():
             return None
         compilations: list[Compilation] = []
@@ -74,13 +82,53 @@ def _free_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def _done_file(key: str) -> Path:
-    digest = hashlib.sha256()
+class _Measured(msgspec.Struct, frozen=True):
+    times: StepTimes
+    is_settled: bool  # the start before measured nearly the same
+
+
+def keep_times(key: str, times: StepTimes) -> None:
+    """Write what a start has measured, for those after it. A failure here only costs time."""
+    with contextlib.suppress(OSError, NameError):  # NameError: without Triton
+        path, before = _cache_file("steps", key), known_times(key, is_settled=False)
+        is_settled = before is not None and _are_near(before, times)
+        beside = path.with_suffix(f".{os.getpid()}")
+        beside.write_bytes(msgspec.json.encode(_Measured(times, is_settled)))
+        beside.replace(path)
+
+
+def known_times(key: str, *, is_settled: bool) -> StepTimes | None:
+    """Return what the last start with this key measured, on this machine with this code; None: it is not known.
+
+    is_settled: only if two starts measured nearly the same: another process may have used the device in one of them.
+    """
+    try:
+        measured = msgspec.json.decode(_cache_file("steps", key).read_bytes(), type=_Measured)
+    except (OSError, NameError, msgspec.MsgspecError):
+        return None
+    return measured.times if measured.is_settled or not is_settled else None
+
+
+def _are_near(before: StepTimes, now: StepTimes) -> bool:
+    """Return True if the seconds on the device are nearly equal; those of a launch are the host's, and less even."""
+    if before.seconds.keys() != now.seconds.keys():
+        return False
+    return all(abs(seconds / now.seconds[size] - 1) <= _NEARLY for size, seconds in before.seconds.items())
+
+
+def _cache_file(kind: str, key: str) -> Path:
+    digest = hashlib.sha256(_digest_sources())
     for text in (key, torch.__version__, triton.__version__, torch.cuda.get_device_name()):
         digest.update(text.encode())
+    cache = Path(triton.knobs.cache.dir)
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache / f"{kind}-{digest.hexdigest()[:32]}"
+
+
+@functools.cache
+def _digest_sources() -> bytes:
+    digest = hashlib.sha256()
     for folder in _SOURCES:
         for path in sorted((_ROOT / folder).rglob("*.py")):
             digest.update(path.read_bytes())
-    cache = Path(triton.knobs.cache.dir)
-    cache.mkdir(parents=True, exist_ok=True)
-    return cache / f"quire-{digest.hexdigest()[:32]}"
+    return digest.digest()

@@ -56,6 +56,7 @@ class Captured(enum.Enum):
 
     ALL = enum.auto()
     SOME = enum.auto()  # sizes of each magnitude; the engine captures the rest when it is idle
+    FEW = enum.auto()  # as SOME, for a takeover: step times that were measured once are believed
     NONE = enum.auto()
 
 
@@ -214,13 +215,15 @@ class Setup:
         facts: dict[str, str],
         *,
         graphs: Captured = Captured.ALL,
+        known: StepTimes | None = None,
         ranks: Ranks | None = None,
         num_host_slots: int = 0,
     ) -> LoadedEngine:
         """Allocate the pool, capture graphs, and derive the scheduler's limits from their timings.
 
         on_graph: called with the number of captured graphs and their total. num_host_slots: pages of host memory behind
-        the pool.
+        the pool. known: the times of steps, if an engine before this one measured them: then only the graphs that the
+        first steps need are captured, and those of SOME follow between steps.
         """
         config, limits, device = self.config, self.limited_to(plan.max_num_seqs).limits, self.device
         runner = ModelRunner(
@@ -249,7 +252,7 @@ class Setup:
         captures = None
         if device.type == "cuda" and self.backend.is_graph_safe and has_graphs:
             on_graph(0, 0)
-            captures = self._capture(runner, on_graph, graphs)
+            captures = self._capture(runner, on_graph, graphs, known)
         times = None if captures is None else captures.mixed.times
         host_tier = host_tier_config(
             num_host_slots,
@@ -273,7 +276,7 @@ class Setup:
         )
 
     def _capture(
-        self, runner: ModelRunner, on_graph: Callable[[int, int], None], which: Captured
+        self, runner: ModelRunner, on_graph: Callable[[int, int], None], which: Captured, known: StepTimes | None
     ) -> GraphCaptures | None:
         """Capture graphs; None if their kernels are only to be launched."""
         started_s = time.monotonic()
@@ -282,7 +285,10 @@ class Setup:
         if which is Captured.NONE:
             return None
         logger.info("graphs warm_up_s=%.2f", time.monotonic() - started_s)
-        captures.capture(on_graph, is_partial=which is Captured.SOME, long_step_s=_LONG_STEP_S)
+        if known is not None:
+            captures.capture_few(on_graph, known, long_step_s=_LONG_STEP_S)
+        else:
+            captures.capture(on_graph, is_partial=which is not Captured.ALL, long_step_s=_LONG_STEP_S)
         runner.replay_graphs(captures)
         return captures
 

@@ -17,7 +17,7 @@ import functools
 import torch
 from torch.nn import functional
 
-from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op
+from kernels.dispatch import HAS_TRITON, has_pdl, on_triton, op, when_used
 from kernels.linear import dense, float4, late_norm, onednn, reference, rounding, w8a8
 from kernels.linear.float4 import Float4Weight
 from kernels.linear.int4_cpu import Int4Matrix, int4_linear
@@ -30,25 +30,25 @@ from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.linear.scaled8_configs import MAX_SMALL_TILES, scaled8_config
 
 if HAS_TRITON:
-    from kernels.linear import (
-        triton_bitsandbytes,
-        triton_float4,
-        triton_fp8,
-        triton_int,
-        triton_lut4,
-        triton_planes,
-        triton_rounded,
-        triton_scaled8,
-    )
     from kernels.linear.triton_gemv import allocate_scratch, can_gate, can_gemv, gated_gemv, gemv
     from kernels.linear.triton_row import can_multiply_row, normed_gemv, row_gemv
     from kernels.linear.triton_split_k import SplitKScratch
 try:
-    from kernels.linear import gluon_blocks, gluon_dense
+    from kernels.linear import gluon_dense
 
     HAS_GLUON = True
 except ImportError:
     HAS_GLUON = False
+
+triton_bitsandbytes = when_used("kernels.linear.triton_bitsandbytes")
+triton_float4 = when_used("kernels.linear.triton_float4")
+triton_fp8 = when_used("kernels.linear.triton_fp8")
+triton_int = when_used("kernels.linear.triton_int")
+triton_lut4 = when_used("kernels.linear.triton_lut4")
+triton_planes = when_used("kernels.linear.triton_planes")
+triton_rounded = when_used("kernels.linear.triton_rounded")
+triton_scaled8 = when_used("kernels.linear.triton_scaled8")
+gluon_blocks = when_used("kernels.linear.gluon_blocks")
 
 _FEW_ROWS = 16  # rows of x up to which streaming the weights is faster than torch's product on an H100
 # Rows of x up to which torch's product sums e4m3 products in fp32, as the streaming product of fewer rows does: a text

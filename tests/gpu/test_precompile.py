@@ -12,7 +12,8 @@ from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 
 triton = pytest.importorskip("triton")
-from kernels.precompile import collect_kernels  # noqa: E402  (needs triton)
+from engine.startup import precompile  # noqa: E402  (after triton)
+from kernels.precompile import Compilation, Kernel, collect_kernels  # noqa: E402  (needs triton)
 
 pytestmark = pytest.mark.gpu
 
@@ -50,22 +51,32 @@ def test_a_cold_start_with_dense_and_sparse_layers_compiles_nothing_after_precom
 
 
 def _start_cold(model: Path, fresh_cache: Path, **settings: bool | str) -> None:
-    """Load and serve; nothing may compile in this process."""
-    compiled: list[str] = []
+    """Load and serve; nothing may compile in this process. A failure tells which were compiled of such kernels."""
+    compiled: list[tuple[str, str]] = []
+    rehearsed: list[tuple[str, str]] = []
 
     def listener(*, src: object, cache_hit: bool, **_: object) -> None:
         if not cache_hit:
-            compiled.append(f"{src.name} {src.constants} {src.signature} {src.attrs}")
+            compiled.append((src.name, f"{src.constants} {src.signature} {src.attrs}"))
+
+    class Recorded(Compilation):
+        def __init__(self, kernels: list[Kernel]) -> None:
+            for each in kernels:
+                text = f"{dict(each.constants)} {dict(each.signature)} {each.attributes} {dict(each.options)}"
+                rehearsed.append((each.function.__name__, text))
+            super().__init__(kernels)
 
     config = EngineConfig(model=str(model), load_format="dummy", kv_cache_memory_bytes=8 * 1024**3, **settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton.knobs.compilation, "listener", listener)  # in forked children it fills another list
+        patch.setattr(precompile, "Compilation", Recorded)
         engine = OfflineEngine.load(config)
         engine.self_test()
         params = [SamplingParams(max_tokens=20, temperature=i % 2, top_p=0.9, seed=i) for i in range(60)]
         generations = engine.generate([[7] * (1 + 40 * i) for i in range(60)], params)
     assert all(len(generation.token_ids) == 20 for generation in generations)
-    assert compiled == []
+    names = {name for name, _ in compiled}
+    assert compiled == [], "\n".join(text for name, text in rehearsed if name in names)
     assert len(list(fresh_cache.glob("quire-*"))) == 1
 
 

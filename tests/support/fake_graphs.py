@@ -8,6 +8,7 @@ import torch
 
 from engine.core.local_client import LocalTransport
 from engine.device.graph_captures import GraphCaptures
+from engine.device.step_times import StepTimes
 from engine.interface.metrics import Metrics
 from engine.offline import OfflineEngine
 
@@ -64,13 +65,24 @@ class FakeGraphDevice:
 
 
 def capture_on(
-    offline: OfflineEngine, device: FakeGraphDevice, *, is_partial: bool, depth: int | None = None
+    offline: OfflineEngine,
+    device: FakeGraphDevice,
+    *,
+    is_partial: bool,
+    depth: int | None = None,
+    known: StepTimes | None = None,
 ) -> GraphCaptures:
-    """Give a loaded engine graphs of this device, and a new loop, which captures the rest when it is idle."""
+    """Give a loaded engine graphs of this device, and a new loop, which captures the rest when it is idle.
+
+    known: only what the first steps need, as in a takeover.
+    """
     runner = offline.loaded.runner
     captures = runner.plan_graphs(device, layers=offline.loaded.model_config.layers_of_each_kind)
     captures.warm_up()
-    captures.capture(lambda done, total: None, is_partial=is_partial, long_step_s=0.045)
+    if known is None:
+        captures.capture(lambda done, total: None, is_partial=is_partial, long_step_s=0.045)
+    else:
+        captures.capture_few(lambda done, total: None, known, long_step_s=0.045)
     runner.replay_graphs(captures)
     offline.loaded = dataclasses.replace(offline.loaded, captures=captures)
     offline.transport = LocalTransport()

@@ -23,6 +23,7 @@ from engine.device.model_runner import ModelRunner
 from engine.interface.config import EngineConfig
 from engine.offline import OfflineEngine
 from engine.startup import load as startup
+from engine.startup import rehearsal
 from kernels import ops
 from kernels.elementwise.reference import UNSCALED
 from kernels.states import StateMetadata, StateView
@@ -94,7 +95,11 @@ def hybrid_config(*layers: str) -> HybridConfig:
 @contextmanager
 def served(config: ModelConfig) -> Iterator[None]:
     """Let the engine find this config in every folder, and build its model."""
-    with patch.object(startup, "read_config", lambda *_: config), patch.object(startup, "build", Hybrid):
+    with (
+        patch.object(startup, "read_config", lambda *_: config),
+        patch.object(startup, "build", Hybrid),
+        patch.object(rehearsal, "build", Hybrid),
+    ):
         yield
 
 

@@ -12,8 +12,9 @@ from engine.core.step import StepHandle, StepPlan
 from engine.interface.config import EngineConfig, LoraSource, SharingRates, SpeculativeConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.startup.load import _decide, _serve_small
+from engine.startup.load import _decide
 from engine.startup.loaded_engine import LoadedEngine
+from engine.startup.rehearsal import serve_small
 from tests.support.checkpoints import make_configs
 from tests.support.lora_adapters import ATTENTION, adapter_config, make_tensors, modules, save_adapter, save_merged
 from tests.support.reference import save_checkpoint
@@ -192,7 +193,7 @@ def test_the_small_model_of_precompilation_has_every_kind_of_layer_and_runs(kind
         (cache.kind, cache.head_dim) for cache in setup.model_config.caches
     }
     served: list[LoadedEngine] = []
-    _serve_small(setup, plan, served.append)
+    serve_small(setup, plan, served.append)
     offline = OfflineEngine(served[0])
     (result,) = offline.generate([list(range(40))], [SamplingParams(max_tokens=8, temperature=0.0)])
     assert result.error is None

@@ -14,8 +14,9 @@ from engine.core.local_client import GenerationResult
 from engine.interface.config import EngineConfig, SpeculativeConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from engine.startup.load import _decide, _serve_small
+from engine.startup.load import _decide
 from engine.startup.loaded_engine import LoadedEngine
+from engine.startup.rehearsal import serve_small
 from tests.support.checkpoints import make_configs
 from tests.support.hybrid_model import LAYERS, VOCAB_SIZE, Untouched, hybrid_config, load_hybrid, pad_steps, served
 from tests.support.reference import save_checkpoint
@@ -217,7 +218,7 @@ def test_the_small_model_of_precompilation_runs() -> None:
         setup = _decide(EngineConfig(model="", device="cpu", block_size=4, load_format="dummy"), rank=0)
         plan = setup.plan_pool(has_weights=False)
         loaded: list[LoadedEngine] = []
-        _serve_small(setup, plan, loaded.append)
+        serve_small(setup, plan, loaded.append)
     offline = OfflineEngine(loaded[0])
     num_kinds = len(set(LAYERS["every kind"]))
     assert len(offline.loaded.runner._kv_pool.layers) == num_kinds + 1

@@ -1,9 +1,13 @@
 """An op runs its Triton twin where it can, else its specification, whose name and documentation it has."""
 
+import subprocess
+import sys
+
+import pytest
 import torch
 
 from kernels import dispatch
-from kernels.dispatch import op
+from kernels.dispatch import op, when_used
 
 X = torch.zeros(2)
 
@@ -32,3 +36,28 @@ def test_the_twin_is_told_of_dependent_launches(monkeypatch):
 def test_without_triton_an_op_is_its_specification_and_the_twin_is_never_named(monkeypatch):
     monkeypatch.setattr(dispatch, "HAS_TRITON", False)
     assert op(double, lambda: 1 / 0) is double
+
+
+def test_a_module_is_imported_when_one_of_its_attributes_is_first_asked_for(tmp_path, monkeypatch):
+    (tmp_path / "rare").mkdir()
+    (tmp_path / "rare" / "__init__.py").write_text("")
+    (tmp_path / "rare" / "kernel.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = when_used("rare.kernel")
+    assert when_used("rare.kernel") is module
+    assert not (tmp_path / "rare" / "ran").exists()
+    assert module.Path
+    assert (tmp_path / "rare" / "ran").exists()
+    import rare.kernel
+
+    assert rare.kernel is module
+
+
+@pytest.mark.slow
+def test_a_start_does_not_import_the_kernels_of_all_models():
+    script = """import sys
+import kernels.ops, models.build
+print(*(name for name, module in sys.modules.items() if type(module).__name__ == "_LazyModule"))"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    late = {"kernels.moe.triton", "kernels.lora.triton", "kernels.mamba2.triton", "kernels.delta_rule.triton"}
+    assert {*run.stdout.split()} >= {*late, "kernels.linear.triton_fp8", "kernels.linear.triton_int"}

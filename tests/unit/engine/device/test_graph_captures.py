@@ -97,6 +97,29 @@ def test_all_graphs_captured_at_once_leave_none(checkpoint: Path, expected: list
     assert tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), mixed_params(4))) == expected
 
 
+def test_after_a_takeover_a_busy_engine_captures_what_a_start_captures_before_it_is_ready(
+    checkpoint: Path, expected: list[list[int]]
+) -> None:
+    offline = load(checkpoint)
+    started = capture_on(offline, make_device(offline), is_partial=True)
+    num_later, times = started.num_left, started.mixed.times
+    device = make_device(offline)
+    captures = capture_on(offline, device, is_partial=True, known=times)
+    assert 2 <= len(device.graphs) < len(started.mixed.first_sizes) + len(started.decode.first_sizes)
+    assert captures.mixed.times == times
+    num_all = captures.num_left
+    assert tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), mixed_params(4))) == expected
+    assert captures.num_left < num_all  # though it was never idle
+    while captures.num_left > num_later:
+        assert tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), mixed_params(4))) == expected
+    assert not captures.capture_urgent()
+    for _ in range(3):  # no more of them between steps
+        generate(offline.engine, offline.transport, prompts(*LENGTHS), mixed_params(4))
+    assert captures.num_left == num_later
+    list(idle_turns(offline))
+    assert tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), mixed_params(4))) == expected
+
+
 def test_idle_turns_capture_one_graph_each(checkpoint: Path) -> None:
     offline = load(checkpoint)
     num_left = capture_on(offline, make_device(offline), is_partial=True).num_left

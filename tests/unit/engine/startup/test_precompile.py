@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.device.step_times import StepTimes
 from engine.startup import precompile
 
 pytest.importorskip("triton")
@@ -56,3 +57,19 @@ def test_a_rehearsal_that_fails_is_told_in_one_line_and_the_start_goes_on(caplog
     assert precompile.precompile([fail], key="a") is None
     (message,) = caplog.messages
     assert message.endswith("RuntimeError: no memory")
+
+
+def test_step_times_are_known_to_a_start_with_the_same_key_and_settled_once_two_are_near(tmp_path: Path) -> None:
+    times = [
+        StepTimes({32: seconds, 8192: 0.2}, launch_s) for seconds, launch_s in ((1.0, 2.0), (1.2, 2.0), (1.1, 5.0))
+    ]
+    for number, each in enumerate(times):
+        precompile.keep_times("a", each)
+        assert precompile.known_times("a", is_settled=False) == each
+        assert precompile.known_times("a", is_settled=True) == (each if number == 2 else None)
+    assert precompile.known_times("b", is_settled=False) is None
+    precompile.keep_times("a", StepTimes({32: 1.1}, 2.0))  # of other sizes
+    assert precompile.known_times("a", is_settled=True) is None
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(b"{")
+    assert precompile.known_times("a", is_settled=False) is None
