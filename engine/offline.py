@@ -53,12 +53,12 @@ class OfflineEngine:
         on_stage: OnStage = lambda stage: None,
         *,
         host: RankHost | None = None,
-        leaves_graphs: bool = False,
+        leaves_rest: bool = False,
     ) -> OfflineEngine:
         """Load a model. Blocks. Raises StartupError.
 
         host: settings of the other ranks of a split model; None: the exit of a rank ends this process.
-        leaves_graphs: as in load_engine().
+        leaves_rest: as in load_engine().
         """
         return cls(
             load_engine(
@@ -66,7 +66,7 @@ class OfflineEngine:
                 on_stage,
                 serve=lambda loaded: cls(loaded).run_workload(),
                 host=host,
-                leaves_graphs=leaves_graphs,
+                leaves_rest=leaves_rest,
             )
         )
 

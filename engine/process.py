@@ -134,7 +134,7 @@ class EngineProcess:
             log_format=self._config.log_format,
             debug=self._config.debug,
         )
-        offline = OfflineEngine.load(self._config.engine, self._control.send, host=host, leaves_graphs=True)
+        offline = OfflineEngine.load(self._config.engine, self._control.send, host=host, leaves_rest=True)
         loaded = offline.loaded
         self._ranks = loaded.ranks
         self._control.send(Stage("self_test"))
@@ -167,6 +167,7 @@ class EngineProcess:
         self._metrics.gauge("kv_cache_bytes", loaded.plan.num_bytes)
         self._control.send(EngineInfo(loaded.facts, loaded.build))
         self._control.send(Stage("ready"))
+        loaded.pin_host_memory()
         return engine
 
     def _report_kv_events(self, engine: Engine) -> None:

@@ -72,11 +72,12 @@ def load_engine(
     *,
     serve: Serve | None = None,
     host: RankHost | None = None,
-    leaves_graphs: bool = False,
+    leaves_rest: bool = False,
 ) -> LoadedEngine:
     """Load the model and start the other ranks, reporting stages. Blocks. Raises StartupError.
 
-    leaves_graphs: some graphs are left to LoadedEngine.engine(captures_graphs=True), unless the model is split.
+    leaves_rest: some graphs are left to LoadedEngine.engine(captures_graphs=True), unless the model is split, and most
+    of host memory to LoadedEngine.pin_host_memory(), unless a disk or another engine is behind it.
     serve: sends requests of every kind through a loaded engine, so that their kernels are precompiled, too.
     host: settings of the other ranks of a split model.
     """
@@ -87,7 +88,7 @@ def load_engine(
         on_stage(stage)
 
     with _in_sentences(config, stages):
-        return _load(config, note, serve, host or RankHost(), leaves_graphs=leaves_graphs)
+        return _load(config, note, serve, host or RankHost(), leaves_rest=leaves_rest)
 
 
 def load_rank(told: RankConfig) -> ModelRunner:
@@ -106,7 +107,9 @@ def load_rank(told: RankConfig) -> ModelRunner:
         stages.append(Stage("kv_cache"))
         plan = setup.plan_pool(has_weights=True)
         slots = num_host_slots(config, plan)
-        return setup.assemble(model, plan, lambda done, total: None, {}, num_host_slots=slots).runner
+        return setup.assemble(
+            model, plan, lambda done, total: None, {}, num_host_slots=slots, pins_later=told.pins_later
+        ).runner
 
 
 @contextlib.contextmanager
@@ -122,7 +125,7 @@ def _in_sentences(config: EngineConfig, stages: list[Stage]) -> Iterator[None]:
 
 
 def _load(
-    config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: RankHost, *, leaves_graphs: bool
+    config: EngineConfig, on_stage: OnStage, serve: Serve | None, host: RankHost, *, leaves_rest: bool
 ) -> LoadedEngine:
     on_stage(Stage("config"))
     stamps = stamp_files(config)
@@ -140,13 +143,14 @@ def _load(
     setup = dataclasses.replace(setup, config=config)
     # The model is built for the context that fits: it sets the length of rotary tables and the variant of longrope
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
-    with _start_ranks(config, host, max_model_len=plan.max_model_len) as ranks:
-        graphs = Captured.SOME if leaves_graphs and ranks is None else Captured.ALL
-        return _load_beside(ranks, setup, whole, plan, key, on_stage, serve, graphs, stamps)
+    with _start_ranks(config, host, max_model_len=plan.max_model_len, pins_later=leaves_rest) as ranks:
+        return _load_beside(ranks, setup, whole, plan, key, on_stage, serve, stamps, leaves_rest=leaves_rest)
 
 
 @contextlib.contextmanager
-def _start_ranks(config: EngineConfig, host: RankHost, *, max_model_len: int) -> Iterator[Ranks | None]:
+def _start_ranks(
+    config: EngineConfig, host: RankHost, *, max_model_len: int, pins_later: bool
+) -> Iterator[Ranks | None]:
     """Start the other ranks, if any; kill them if the body of the `with` statement fails."""
     if config.tensor_parallel_size == 1:
         yield None
@@ -156,7 +160,7 @@ def _start_ranks(config: EngineConfig, host: RankHost, *, max_model_len: int) ->
             "This process is in a group of torch.distributed, as of a model that is split over devices:"
             " another such model needs its own process."
         )
-    ranks = Ranks(config, host, max_model_len=max_model_len)
+    ranks = Ranks(config, host, max_model_len=max_model_len, pins_later=pins_later)
     try:
         yield ranks
     except BaseException as error:
@@ -175,12 +179,13 @@ def _load_beside(
     key: str,
     on_stage: OnStage,
     serve: Serve | None,
-    graphs: Captured,
     stamps: dict[str, tuple[int, ...]],
+    *,
+    leaves_rest: bool,
 ) -> LoadedEngine:
     """Load the first rank's share. whole: setup's model before the context limit; key: identifies the kernels.
 
-    stamps: stamp_files(), from before anything was read.
+    stamps: stamp_files(), from before anything was read. leaves_rest: see load_engine().
     """
     config, device = setup.config, setup.device
     compilation = None
@@ -237,7 +242,14 @@ def _load_beside(
         on_stage(Stage("graphs", done, total, unit="graphs", detail=detail))
 
     loaded = setup.assemble(
-        model, plan, on_graph, facts, graphs=graphs, ranks=ranks, num_host_slots=num_host_slots(config, plan)
+        model,
+        plan,
+        on_graph,
+        facts,
+        graphs=Captured.SOME if leaves_rest and ranks is None else Captured.ALL,
+        ranks=ranks,
+        num_host_slots=num_host_slots(config, plan),
+        pins_later=leaves_rest,
     )
     host_pages = loaded.runner.host_pages
     if host_pages is None:
