@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,10 +26,7 @@ from engine.interface.transport import encode_frame
 from engine.tensor_parallel.disk_shares import ShareDone, ShareFiles, ShareJob
 from engine.tensor_parallel.peer_shares import EndStep, PeerDone, PeerJob, PeerShare, ReadSlots
 from engine.tensor_parallel.ranks import RankConfig, RankFailed, read_frame
-from engine.tensor_parallel.slot_shares import PinSlots, SlotsReady, slots_ready
-
-if TYPE_CHECKING:
-    from engine.device.pinned_memory import PinnedMemory
+from engine.tensor_parallel.slot_shares import Pinning, PinSlots, SlotsReady, slots_ready
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +119,7 @@ def _begin(
     job: _Job,
     files: ShareFiles | None,
     share: PeerShare | None,
-    pins: "PinnedMemory | None",
+    pins: Pinning | None,
     answer: Callable[[SlotsReady], None],
 ) -> None:
     """Begin a job of the disk, or of another engine, or to pin memory."""

@@ -6,7 +6,8 @@
 A plan's slots are the same on all ranks, so a slot is ready once the slowest rank has it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import msgspec
 
@@ -22,6 +23,14 @@ class SlotsReady(msgspec.Struct, frozen=True, tag=True):
 
     num_ready: int
     is_growing: bool
+
+
+class Pinning(SlotSource, Protocol):
+    """A rank's memory, which pins itself: engine/device/pinned_memory.py."""
+
+    def pin_rest(self, on_progress: Callable[[], None]) -> None:
+        """Start to pin what is left. Does not block. on_progress: called in a thread, now and after each piece."""
+        ...
 
 
 def slots_ready(slots: SlotSource) -> SlotsReady:

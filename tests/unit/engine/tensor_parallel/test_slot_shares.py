@@ -12,8 +12,8 @@ class FakeSlots:
         self.is_growing = True
 
     def pin_rest(self, on_progress) -> None:
-        for self.num_ready in (self.num_ready, 5, 8):
-            self.is_growing = self.num_ready < 8
+        for num_ready in (self.num_ready, 5, 8):
+            self.num_ready, self.is_growing = num_ready, num_ready < 8
             on_progress()
 
 
