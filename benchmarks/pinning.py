@@ -1,6 +1,6 @@
-"""Steps while host memory is pinned beside them: python -m benchmarks.pinning [--gib 1] [--json FILE].
+"""Steps while host memory is pinned beside them: python -m benchmarks.pinning [--gib 0.5] [--json FILE].
 
-[--step-ms 0.8] [--pieces 4 16 32 64 256] [--rest 0 8 32] [--seconds 2.5]
+[--step-ms 0.8] [--pieces 4 16 64 256] [--rest 8 32] [--seconds 1.2]
 
 A stand-in for decode steps: copies of a few inputs, some kernels launched one by one, and a graph of small products,
 two steps in flight. A thread pins memory meanwhile, piece by piece: by cudaHostRegister of memory whose pages the
@@ -28,7 +28,7 @@ from engine.interface.units import MIB
 
 KINDS = ("register", "huge", "untouched", "alloc")
 _HUGE = 14  # MADV_HUGEPAGE
-_QUIET_S = 0.4  # steps before and after a run
+_QUIET_S = 0.2  # steps before and after a run
 _SIZE, _LAUNCHES, _INPUTS = 1024, 24, 6
 
 
@@ -210,30 +210,30 @@ def pageable(steps: Steps) -> dict[str, Any]:
 def main() -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pinning", description=__doc__)
-    parser.add_argument("--gib", type=float, default=1.0, help="most memory of a run (1)")
+    parser.add_argument("--gib", type=float, default=0.5, help="most memory of a run (0.5)")
     parser.add_argument("--step-ms", type=float, default=0.8, help="device time of a step (0.8)")
-    parser.add_argument("--pieces", type=int, nargs="+", default=[4, 16, 32, 64, 256], help="MiB")
-    parser.add_argument("--rest", type=float, nargs="+", default=[0, 8, 32], help="times the time of a piece")
-    parser.add_argument("--seconds", type=float, default=2.5, help="the longest run")
+    parser.add_argument("--pieces", type=int, nargs="+", default=[4, 16, 64, 256], help="MiB")
+    parser.add_argument("--rest", type=float, nargs="+", default=[8, 32], help="times the time of a piece")
+    parser.add_argument("--seconds", type=float, default=1.2, help="the longest run")
     parser.add_argument("--json", help="file for the results")
     arguments = parser.parse_args()
     steps, rows = Steps(arguments.step_ms), []
-    kinds = [(kind, piece, 0.0) for kind in KINDS for piece in arguments.pieces if piece >= 16]
-    kinds += [(kind, piece, rest) for kind in KINDS[:2] for piece in arguments.pieces if piece <= 32
-              for rest in arguments.rest if rest or piece < 16]  # fmt: skip
-    for kind, piece, rest in kinds:
-        most = int(arguments.gib * 1024) * MIB
-        rows.append(measure(steps, kind, piece_mib=piece, num_bytes=most, rest=rest, seconds=arguments.seconds))
-    copies = pageable(steps)
+    kinds = [(kind, piece, 0.0) for kind in KINDS for piece in arguments.pieces]
+    kinds += [(KINDS[0], piece, rest) for piece in arguments.pieces if piece <= 16 for rest in arguments.rest]
     columns = "how,MiB,rest,pieces,ms made,pinned,most,GiB/s,step ms,beside,most,lost %,lost ms"
     table = [columns.split(",")]
-    for row in rows:
+    for kind, piece, rest in kinds:
+        most = int(arguments.gib * 1024) * MIB
+        row = measure(steps, kind, piece_mib=piece, num_bytes=most, rest=rest, seconds=arguments.seconds)
+        rows.append(row)
         table.append(
-            [row["kind"], str(row["piece_mib"]), f"{row['rest']:g}", str(row["pieces"]), f"{row['ms_made']:.2f}",
-             f"{row['ms_pinned']:.2f}", f"{row['ms_pinned_most']:.2f}", f"{row['gib_per_s']:.2f}",
-             f"{row['ms_step_before']:.3f}", f"{row['ms_step'] or 0:.3f}", f"{row['ms_step_most'] or 0:.1f}",
+            [kind, str(piece), f"{rest:g}", str(row["pieces"]), f"{row['ms_made']:.2f}", f"{row['ms_pinned']:.2f}",
+             f"{row['ms_pinned_most']:.2f}", f"{row['gib_per_s']:.2f}", f"{row['ms_step_before']:.3f}",
+             f"{row['ms_step'] or 0:.3f}", f"{row['ms_step_most'] or 0:.1f}",
              f"{100 * (row['throughput_lost'] or 0):.1f}", f"{1e3 * row['seconds_lost']:.0f}"]
         )  # fmt: skip
+        print(*table[-1], flush=True)
+    copies = pageable(steps)
     print(format_table(table))
     print(f"unpinned: {max(row['ms_unpinned'] for row in rows):.0f} ms at most")
     print("copies beside each step: " + ", ".join(f"{name} {ms:.3f} ms" for name, ms in copies.items()))
