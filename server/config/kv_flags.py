@@ -9,8 +9,8 @@ import importlib.util
 from server.config.disaggregation import add_disaggregation_flags, shown_counts
 from server.config.value_types import UsageError, kv_events, size, size_or_word, text
 
-# not auto, whose size engine/startup/host_memory.py chooses: pinning it takes its time at the start
-DEFAULT_HOST_MEMORY = "off"
+# On cuda engine/startup/host_memory.py chooses the size, and it is pinned after the start; elsewhere it is off
+DEFAULT_HOST_MEMORY = "auto"
 
 
 def add_kv_flags(group: argparse._ArgumentGroup) -> None:
@@ -21,7 +21,7 @@ def add_kv_flags(group: argparse._ArgumentGroup) -> None:
         type=size_or_word,
         default=DEFAULT_HOST_MEMORY,
         metavar="SIZE",
-        help="host memory for blocks that leave the KV cache, e.g. 32GiB, or auto: a share of it on cuda",
+        help="host memory for blocks that leave the KV cache, e.g. 32GiB, or off; auto: on cuda a share of it",
     )
     add("--kv-disk", type=text, metavar="DIR", help="folder for blocks of host memory, found after a restart (off)")
     add("--kv-disk-size", type=size, metavar="SIZE", help="the most bytes of --kv-disk (64GiB)")
