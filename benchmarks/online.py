@@ -54,7 +54,7 @@ def main() -> int:
             time.sleep(args.settle)
             for concurrency in args.concurrency:
                 again = sum(name.partition(" ")[0] == f"c{concurrency}" for name in report["online"])
-                result = _measure(args, concurrency, seed=again)
+                result = _measure(args, concurrency, seed=again * 100_000)
                 report["online"][f"c{concurrency} again {again}" if again else f"c{concurrency}"] = result
                 print(f"c{concurrency}: {format_report(result)}", flush=True)
         finally:

@@ -23,11 +23,11 @@ import torch
 
 from benchmarks.report import format_table, host_facts, now, write_report
 from engine.device.memory import zeros
-from engine.device.pinned_memory import pin, populate, unpin
+from engine.device.pinned_memory import pin, unpin
 from engine.interface.units import MIB
 
 KINDS = ("register", "huge", "untouched", "alloc")
-_HUGE = 14  # MADV_HUGEPAGE
+_HUGE, _POPULATE_WRITE = 14, 23  # of madvise
 _QUIET_S = 0.2  # steps before and after a run
 _SIZE, _LAUNCHES, _INPUTS = 1024, 24, 6
 
@@ -118,11 +118,10 @@ class Pieces(threading.Thread):
 
     def _pin_one(self, piece: torch.Tensor | None) -> None:
         began = time.perf_counter()
-        if piece is not None and self._kind == "huge":
-            start = piece.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(piece.nbytes), _HUGE)
-        if piece is not None and self._kind in ("register", "huge"):
-            populate(piece)
+        if piece is not None and self._kind != "untouched":
+            assert piece.data_ptr() % mmap.PAGESIZE == 0
+            for advice in (_HUGE, _POPULATE_WRITE) if self._kind == "huge" else (_POPULATE_WRITE,):
+                ctypes.CDLL(None).madvise(ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(piece.nbytes), advice)
         made = time.perf_counter()
         if piece is None:
             piece = torch.empty(self._piece_bytes, dtype=torch.uint8, pin_memory=True)

@@ -9,8 +9,8 @@ import importlib.util
 from server.config.disaggregation import add_disaggregation_flags, shown_counts
 from server.config.value_types import UsageError, kv_events, size, size_or_word, text
 
-# On cuda engine/startup/host_memory.py chooses the size, and it is pinned after the start; elsewhere it is off
-DEFAULT_HOST_MEMORY = "auto"
+# not auto, whose size engine/startup/host_memory.py chooses: copies cost small models a tenth of their throughput
+DEFAULT_HOST_MEMORY = "off"
 
 
 def add_kv_flags(group: argparse._ArgumentGroup) -> None:
@@ -21,7 +21,7 @@ def add_kv_flags(group: argparse._ArgumentGroup) -> None:
         type=size_or_word,
         default=DEFAULT_HOST_MEMORY,
         metavar="SIZE",
-        help="host memory for blocks that leave the KV cache, e.g. 32GiB, or off; auto: on cuda a share of it",
+        help="host memory for blocks that leave the KV cache, e.g. 32GiB, or auto: a share of it on cuda",
     )
     add("--kv-disk", type=text, metavar="DIR", help="folder for blocks of host memory, found after a restart (off)")
     add("--kv-disk-size", type=size, metavar="SIZE", help="the most bytes of --kv-disk (64GiB)")
