@@ -82,6 +82,11 @@ SHAPES = {
     "qwen3-30b-a3b-nf4": MoeShape(128, 8, 2048, 768, round_weights=True, storage="nf4"),
     "gpt-oss-20b-mxfp4": MoeShape(32, 4, 2880, 2880, round_weights=True, storage="mxfp4"),
     "gpt-oss-120b-mxfp4": MoeShape(128, 4, 2880, 2880, round_weights=True, storage="mxfp4"),
+    "qwen3.5-35b-a3b": MoeShape(256, 8, 2048, 512, round_weights=True),
+    "qwen3-next-80b-a3b": MoeShape(512, 10, 2048, 512, round_weights=True),
+    "deepseek-v2-lite": MoeShape(64, 6, 2048, 1408, round_weights=False),
+    "glm-4.7-flash": MoeShape(64, 4, 2048, 1536, round_weights=False),
+    "lfm2-8b-a1b": MoeShape(32, 4, 2048, 1792, round_weights=False),
 }
 
 

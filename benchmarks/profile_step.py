@@ -91,6 +91,8 @@ def _decoding(loaded: LoadedEngine, batch: int, context: int) -> OfflineEngine:
         offline.transport.inbox.append((0, AddRequest(str(i), pack_token_ids(prompt), params, 0.0)))
     while len(engine.scheduler.running) < batch or any(not r.is_decoding for r in engine.scheduler.running):
         engine.run_once()
+        if len(engine.scheduler.running) == loaded.scheduler_config.max_num_seqs < batch:
+            raise SystemExit(f"--batch: {batch} requests do not fit, {loaded.scheduler_config.max_num_seqs} do")
     for _ in range(10):
         engine.run_once()
     return offline
@@ -115,6 +117,8 @@ def _prompt(loaded: LoadedEngine, prompt_len: int) -> dict:
         )
     for _ in range(4):
         engine.run_once()
+    if engine.is_idle:
+        raise SystemExit(f"--prompt-len: {prompt_len} tokens do not fit a request")
     return _finish(offline, _profile(engine))
 
 

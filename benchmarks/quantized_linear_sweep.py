@@ -40,11 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--sizes", nargs="+", metavar="NxK", default=[], help="outputs x inputs, instead of --shapes")
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on the CPU, interpreted: no figures")
     parser.add_argument("--out", type=Path, help="where to write all numbers")
     options = parser.parse_args(arguments)
     shapes = _SMOKE_SHAPES if options.smoke else {name: SHAPES[name] for name in options.shapes}
+    if options.sizes:
+        shapes = {size: (int(size.split("x")[0]), int(size.split("x")[1])) for size in options.sizes}
     rows = _SMOKE_ROWS if options.smoke else tuple(options.rows)
     kinds = [KINDS[name] for name in options.kinds]
     if not options.smoke:

@@ -66,6 +66,7 @@ penalize = op(sampling.penalize, lambda: triton_draw.penalize, takes_pdl=False)
 allow_only = op(sampling.allow_only, lambda: triton_draw.allow_only, takes_pdl=False)
 causal_conv = op(causal_conv_reference.causal_conv, lambda: causal_conv_triton.causal_conv)
 gated_delta_rule = op(chunks.gated_delta_rule, lambda: delta_rule_triton.gated_delta_rule)
+gated_delta_step = op(chunks.gated_delta_step, lambda: delta_rule_triton.gated_delta_step)
 delta_gates = op(gates.delta_gates, lambda: triton_gates.delta_gates)
 gated_rms_norm = op(gates.gated_rms_norm, lambda: triton_gates.gated_rms_norm)
 

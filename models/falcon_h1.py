@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from models.context import ForwardContext
-from models.layers.causal_lm import CausalLM, DecoderLayer, LayerParts, Scaled
+from models.layers.branches import Scaled
+from models.layers.causal_lm import CausalLM, DecoderLayer, LayerParts
 from models.layers.mamba2 import Mamba2
 from models.parallel import whole
 

@@ -14,7 +14,8 @@ from functools import partial
 
 from torch import nn
 
-from models.layers.causal_lm import CausalLM, DecoderLayer, LayerParts, Normed
+from models.layers.branches import Normed
+from models.layers.causal_lm import CausalLM, DecoderLayer, LayerParts
 
 
 def make_layer(parts: LayerParts) -> nn.Module:

@@ -6,7 +6,8 @@ from functools import partial
 
 from torch import nn
 
-from models.layers.causal_lm import CausalLM, DecoderLayer, LayerParts, Scaled
+from models.layers.branches import Scaled
+from models.layers.causal_lm import CausalLM, DecoderLayer, LayerParts
 
 
 def make_layer(parts: LayerParts) -> nn.Module:

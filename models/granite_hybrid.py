@@ -10,7 +10,8 @@ from functools import partial
 from torch import nn
 
 from models.granite_moe import make_experts, shared_weights
-from models.layers.causal_lm import CausalLM, DecoderLayer, LayerParts, Scaled
+from models.layers.branches import Scaled
+from models.layers.causal_lm import CausalLM, DecoderLayer, LayerParts
 from models.layers.mamba2 import Mamba2
 
 

@@ -9,7 +9,8 @@ from functools import partial
 
 from torch import nn
 
-from models.layers.causal_lm import CausalLM, DecoderLayer, LayerParts, Scaled
+from models.layers.branches import Scaled
+from models.layers.causal_lm import CausalLM, DecoderLayer, LayerParts
 from models.layers.moe import SparseMLP
 from models.layers.routing import ExpertNames
 from models.weights.weights import Weights

@@ -11,7 +11,8 @@ from functools import partial
 from torch import nn
 
 from models.layers.attention import WidthNormedAttention
-from models.layers.causal_lm import CausalLM, LayerParts, Normed, ResidualLayer
+from models.layers.branches import Normed
+from models.layers.causal_lm import CausalLM, LayerParts, ResidualLayer
 
 
 def make_layer(parts: LayerParts, *, attention_norm: str = "post_attention_layernorm") -> nn.Module:

@@ -78,9 +78,9 @@ class Engine:
         self._grammars = parts.grammars or Grammars(no_compiler, vocab_size=parts.vocab_size)
         self._suspects = Suspects(
             self._find,
+            self.scheduler,
             is_empty=lambda: self._in_flight is None and not self._open_requests(),
             transport=self._transport,
-            clock=parts.clock,
         )
         self._limits = QueueLimits(
             scheduler=self.scheduler,
@@ -184,6 +184,7 @@ class Engine:
         """Launch one step and commit the previous one; return the launched plan."""
         if self.overlap_depth == 1:
             self._commit()
+        self._suspects.set_others_aside()
         now = self.clock()
         plan = self.scheduler.schedule(now)
         if plan is None and self._is_speculative:

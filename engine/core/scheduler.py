@@ -17,7 +17,7 @@ from engine.core.request import Request, Status
 from engine.core.request_factory import check_length
 from engine.core.steady_rows import RunningRequests
 from engine.core.step import RequestInit, RowPlan, StepPlan, StepResult
-from engine.core.step_budget import mixed_step_tokens
+from engine.core.step_budget import Lead, prompt_budget
 from engine.core.tenants import TenantShares
 from engine.core.waiting_queue import WaitingQueue, by_order
 from engine.interface.config import SchedulerConfig
@@ -47,10 +47,9 @@ class Scheduler:
         self._in_flight: deque[PlannedStep] = deque()
         self._free_req_indices = list(range(config.max_num_seqs))[::-1]
         self._freed: list[int] = []  # req_indices to name in the next plan
-        self._next_step_id = 0
-        self._num_added = 0
+        self._next_step_id = self._num_added = 0
         self.drafts = DraftCounts()  # of committed steps
-        self._running = RunningRequests(config)
+        self._running, self._lead = RunningRequests(config), Lead()
         self._shares = TenantShares(self.kv, max_num_seqs=config.max_num_seqs)
         self._num_stalled = 0  # pages of rows that wait for promised ones in the current schedule()
         # The pool limits a request, as max_model_len does, so that a request that runs alone can always reach its end.
@@ -119,17 +118,11 @@ class Scheduler:
         self._num_stalled = 0
         budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
         begun = [request for request in self._running.singles if not request.is_decoding]
-        if step.num_rows and (begun or self.waiting):  # prompt chunks delay these decode rows
-            pending = self.waiting.num_tokens_of_first(self.num_free_rows)
-            pending += sum(request.num_prefill_tokens for request in begun)  # whole, so that chunks do not shrink
-            context = max((request.num_computed_tokens for request in begun), default=0)
-            most = mixed_step_tokens(self.config, num_decodes=step.num_rows, num_pending=pending, context=context)
-            budget = max(min(budget, most - step.num_rows), 0)
-        if self.waiting.has_several_tenants and not is_stuck:  # none waits for others' prompts, nor takes their room
-            budget = self._admit(step, inits, budget, now, is_new=True)
-        for request in begun:
-            budget -= self._plan_chunk(step, request, budget) if budget else 0
-        self._admit(step, inits, budget, now)
+        budget = prompt_budget(self.config, budget, step.num_rows, begun, self.waiting, self.num_free_rows)
+        for requests, is_new in self._lead.parts(begun, step, self.waiting, is_stuck=is_stuck):
+            for request in requests:
+                budget -= self._plan_chunk(step, request, budget) if budget else 0
+            budget = self._admit(step, inits, budget, now, is_new=is_new)
         return step
 
     def commit(self, result: StepResult, now: float) -> StepOutputs:
@@ -321,6 +314,7 @@ class Scheduler:
                 return budget
             self.waiting.take(request, cost=max(request.cost - request.num_computed_tokens, 0))
             self._running.add(request)
+            self._lead.newcomers.update([request] if is_new else [])
             request.status = Status.RUNNING
             request.req_index = self._free_req_indices.pop()
             request.num_prefill_tokens = request.num_tokens
@@ -362,6 +356,12 @@ class Scheduler:
         self.num_preemptions += 1
         self._retire(victim)
         return victim
+
+    def preempt_all(self) -> bool:
+        """Preempt all running requests; return whether no step in flight has rows any more."""
+        while self.running:
+            self._preempt_last()
+        return not self._in_flight
 
     def _release_retired(self) -> None:
         """Release the retiring requests whose last step has been committed or dropped."""

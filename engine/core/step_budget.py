@@ -1,4 +1,4 @@
-"""mixed_step_tokens(): limits the tokens of a step with decode rows and prompt chunks. Plain Python; never torch.
+"""prompt_budget() limits the prompt tokens of a step; Lead decides whose they are. Plain Python; never torch.
 
 The decode rows wait for the whole step. Beside decode rows prompt tokens cost less than alone, as long as the step is
 short (docs/explanation/scheduling.md). So prompts are spread over many steps, but fast enough to replace the requests
@@ -6,12 +6,38 @@ that end meanwhile, and to fill the batch soon after a burst.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 
+from engine.core.planned_step import PlannedStep
+from engine.core.request import Request
+from engine.core.waiting_queue import WaitingQueue
 from engine.interface.config import SchedulerConfig
 
 # A load with 4 prompt tokens per output token needs 5
 _TOKENS_PER_DECODE = 8
+MOST_AHEAD = 4
 _STEPS_PER_BURST = 32  # the prompts of all requests that could start now are computed within this many steps
+
+
+def prompt_budget(
+    config: SchedulerConfig,
+    budget: int,
+    num_decodes: int,
+    begun: Sequence[Request],
+    waiting: WaitingQueue,
+    num_free_rows: int,
+) -> int:
+    """Return the prompt tokens of a step with num_decodes decode rows, of the `budget` that these left.
+
+    begun: the requests whose prompt is partly computed. Decode rows wait for the prompts; without either all is left.
+    """
+    if not num_decodes or not (begun or waiting):
+        return budget
+    pending = waiting.num_tokens_of_first(num_free_rows)
+    pending += sum(request.num_prefill_tokens for request in begun)  # whole, so that chunks do not shrink
+    context = max((request.num_computed_tokens for request in begun), default=0)
+    most = mixed_step_tokens(config, num_decodes=num_decodes, num_pending=pending, context=context)
+    return max(min(budget, most - num_decodes), 0)
 
 
 def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending: int, context: int = 0) -> int:
@@ -28,3 +54,38 @@ def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending:
         most = max(least, min(sizes, key=lambda size: abs(math.log(size / fitting))))
     wanted = max(least, _TOKENS_PER_DECODE * num_decodes, num_decodes + num_pending // _STEPS_PER_BURST)
     return min(next((size for size in config.step_sizes if size >= wanted), wanted), most)
+
+
+class Lead:
+    """Decides which steps compute the prompts of newcomers alone, so that no other prompts delay their first tokens.
+
+    A newcomer is a request that started while its tenant had no other row, until its prompt is computed. A step that
+    goes ahead computes newcomers' prompts and no others. Every other step computes prompts in the order of service, in
+    which newcomers have no advantage.
+
+    Bound: steps that go ahead while others' prompts wait are counted, every other step takes one off, and at
+    MOST_AHEAD none goes ahead. So at most MOST_AHEAD do in a row, and of any n steps at most (n + MOST_AHEAD) / 2:
+    whatever the number, size and weight of newcomers, others keep half of the steps.
+    """
+
+    def __init__(self) -> None:
+        self.newcomers: set[Request] = set()  # the scheduler adds them; membership only, it orders nothing
+        self._num_ahead = 0
+
+    def parts(
+        self, begun: list[Request], step: PlannedStep, waiting: WaitingQueue, *, is_stuck: bool
+    ) -> Iterator[tuple[list[Request], bool]]:
+        """Yield the prompts to go on with, and whether newcomers alone may start behind them; plan each in between.
+
+        begun: the requests whose prompt is partly computed. is_stuck: no row had room, so this step goes in order.
+        """
+        if waiting.has_several_tenants and not is_stuck and self._num_ahead < MOST_AHEAD:
+            self.newcomers.intersection_update(begun)
+            num_before = len(step.singles)
+            yield [request for request in begun if request in self.newcomers], True
+            begun = [request for request in begun if request not in self.newcomers]
+            if len(step.singles) > num_before and (begun or waiting):
+                self._num_ahead += 1
+                return
+        self._num_ahead = max(self._num_ahead - 1, 0)
+        yield begun, False

@@ -3,8 +3,9 @@
 A suspect (AddRequest.is_suspect) was in a step when an engine failed. Two of them in one step could not be told apart
 if this engine fails as well, so one is let in at a time: the next follows when it has a further token or has ended.
 All other requests run beside it, unless it is isolated (AddRequest.is_isolated), or is let in while no other request is
-open: then nothing else is let in meanwhile. An isolated one waits until no request is open, of any HTTP worker, for
-LONGEST_WAIT_S at most; all others wait behind it. Of those that are wholly alone the worker is told (Alone): if this
+open: then nothing else is let in meanwhile. For an isolated one the open requests of all HTTP workers are set aside:
+they are preempted, and go on when it has a further token or has ended. So nobody waits longer than it computes, and
+while its grammar compiles they run. Of those that are wholly alone in their steps the worker is told (Alone): if this
 engine fails too, they are the cause.
 """
 
@@ -13,11 +14,11 @@ from collections.abc import Callable
 
 from engine.core.outputs import Transport
 from engine.core.request import Request
+from engine.core.scheduler import Scheduler
 from engine.interface.errors import PoisonRequest
 from engine.interface.protocol import AddRequest, Alone, RefuseDigest
 from engine.interface.replays import REFUSED_S, digest_of
 
-LONGEST_WAIT_S = 30.0  # of an isolated request for the end of those that are open; then it runs beside them
 _Held = tuple[int, AddRequest]
 
 
@@ -27,22 +28,22 @@ class Suspects:
     def __init__(
         self,
         find: Callable[[str], Request | None],
+        scheduler: Scheduler,
         *,
         is_empty: Callable[[], bool],
         transport: Transport,
-        clock: Callable[[], float],
     ) -> None:
         """find: returns a request that has not ended, by its request_id. is_empty: no request is open or in a step."""
         self._find = find
+        self._scheduler = scheduler
         self._is_empty = is_empty
         self._transport = transport
-        self._clock = clock
-        self._latest_s: dict[str, float] = {}  # of the isolated ones, by request_id: when it waits no longer
         self._isolated: deque[_Held] = deque()  # with their client ids
         self._held: deque[_Held] = deque()  # other suspects
         self._behind: deque[_Held] = deque()  # no suspects, behind one that is isolated
         self._current = ""  # the request_id of the suspect let in last; "": none
         self._is_gated = False  # nothing is let in until that one has a further token
+        self._alone: tuple[int, str] | None = None  # for which others are set aside: its client id and request_id
         self._refused: dict[bytes, float] = {}
 
     @property
@@ -69,29 +70,40 @@ class Suspects:
         """Let a request wait."""
         queue = self._isolated if message.is_isolated else self._held if message.is_suspect else self._behind
         queue.append((client_id, message))
-        if message.is_isolated:
-            self._latest_s[message.request_id] = self._clock() + LONGEST_WAIT_S
 
     def next(self) -> _Held | None:
         """Return the request to let in now, or None."""
         if self._is_unproven and (self._is_gated or self._isolated or not self._behind):
             return None
-        if self._isolated and not self._is_empty():
-            first = self._isolated[0][1].request_id
-            if self._clock() < self._latest_s[first]:
-                return None
         queue = next((queue for queue in (self._isolated, self._behind, self._held) if queue), None)
         if queue is None:
             return None
         client_id, message = queue.popleft()
-        self._latest_s.pop(message.request_id, None)
         if message.is_suspect:
             is_alone = self._is_empty()
             self._current = message.request_id
             self._is_gated = message.is_isolated or is_alone
             if is_alone:
                 self._transport.send(client_id, Alone(message.request_id))
+            elif message.is_isolated:
+                self._alone = client_id, message.request_id
         return client_id, message
+
+    def set_others_aside(self) -> None:
+        """Preempt all other requests for an isolated one that is queued, until it is proven. Call before each step.
+
+        It starts, and its worker is told, when no step in flight has rows of others.
+        """
+        if self._alone is None:
+            return
+        (client_id, request_id), waiting = self._alone, self._scheduler.waiting
+        if self._current != request_id or not self._is_unproven:
+            self._alone = waiting.only = None
+        elif waiting.only != request_id and request_id in self._scheduler.requests:
+            waiting.only = ""
+            if self._scheduler.preempt_all():
+                waiting.only = request_id
+                self._transport.send(client_id, Alone(request_id))
 
     def drop(self, request_id: str, client_id: int) -> bool:
         """Drop a waiting request of a client; return whether there was one."""
@@ -131,6 +143,4 @@ class Suspects:
             num_dropped += len(queue) - len(kept)
             queue.clear()
             queue.extend(kept)
-        isolated = {message.request_id for _, message in self._isolated}
-        self._latest_s = {name: latest_s for name, latest_s in self._latest_s.items() if name in isolated}
         return num_dropped

@@ -47,6 +47,7 @@ class WaitingQueue:
         self.tenants: list[TenantQueue] = []  # with requests, in the order of their visits; others only read it
         self.num_tokens = 0
         self.num_work_tokens = 0  # see Request.num_work_tokens
+        self.only: str | None = None  # the request_id of the only one that may be served; None: all may
         self._num_requests = 0
         self._by_id: dict[str, TenantQueue] = {}
         self._seen: set[str] = set()  # the first two tenants
@@ -100,6 +101,9 @@ class WaitingQueue:
         is_passed: whether a request is left out, and the next one of its tenant takes its place. is_held: whether its
         tenant is left out because of its first request.
         """
+        if self.only is not None:
+            alone = (request for queue in self.tenants for request in queue.requests if request.request_id == self.only)
+            return next((request for request in alone if not is_passed(request)), None)
         best: Request | None = None
         best_turn = (math.inf, 0)
         for place, queue in enumerate(self.tenants):

@@ -55,6 +55,10 @@ class EngineClient(Protocol):
         """Tell the engine to end a request; its last output then has this finish_reason ("abort" | "stop")."""
         ...
 
+    def is_decided(self, request_id: str) -> bool:
+        """Return whether an engine has accepted a request, or the request has ended. Also True if it is unknown."""
+        ...
+
     async def kv_snapshot(self) -> KvSnapshot:
         """Request a snapshot of the KV pool; concurrent calls share one. Raises EngineDead, ShuttingDown."""
         ...

@@ -77,6 +77,11 @@ class Mailboxes:
         for mailbox in mailboxes.values():
             mailbox.fail(make_error())
 
+    def is_decided(self, request_id: str) -> bool:
+        """See EngineClient.is_decided."""
+        mailbox = self.by_id.get(request_id)
+        return mailbox is None or mailbox.journal.is_accepted
+
     def begin(self, message: Begun) -> None:
         """Record that the engine works on requests."""
         for request_id, cache in zip(message.request_ids, message.caches, strict=True):

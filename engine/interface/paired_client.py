@@ -171,6 +171,10 @@ class PairedEngineClient:
         for client in (*self._prefill, *self._decode):
             client.abort(request_id, reason=reason)
 
+    def is_decided(self, request_id: str) -> bool:
+        """See EngineClient.is_decided; between two engines it is decided what the first one has."""
+        return all(client.is_decided(request_id) for client in (*self._prefill, *self._decode))
+
     async def kv_snapshot(self) -> KvSnapshot:
         """Request a snapshot of the KV pool of the first decode engine that serves. See EngineClient.kv_snapshot."""
         return await self.client_of(None)[1].kv_snapshot()

@@ -340,7 +340,7 @@ class Accepted(msgspec.Struct, tag=True):
 
 
 class Alone(msgspec.Struct, tag=True):
-    """Before Begun, of a suspect: no other request is open, and none is let in until it has a further token."""
+    """Before Begun, of a suspect: no other request is in a step, nor will be until it has a further token."""
 
     request_id: str
 

@@ -6,10 +6,10 @@ the one that the earlier engine would have sent.
 
 If an engine that had begun a request fails before the request got a further token, the request may be the cause: it
 goes on as a suspect, and the engine runs one suspect at a time, beside requests that are none. If that engine fails as
-well, one of those may have been the cause, so the suspect goes on isolated: the engine lets in no other request until
-it has a further token. A request is poison if its engine has failed twice or more at the same token, the last time
-while it was alone in it. So no request is blamed for another one, however long its prompt takes to compute. A kill
-from outside is no fault, and accuses nobody.
+well, one of those may have been the cause, so the suspect goes on isolated: no other request is in a step of the engine
+until it has a further token. A request is poison if its engine has failed twice or more at the same token, the last
+time while it was alone in it. So no request is blamed for another one, however long its prompt takes to compute. A
+kill from outside is no fault, and accuses nobody.
 A request is also given up when more engines in a row than there are replays have ended under it, by faults or before
 anyone got a token. A suspect that was not alone yet has a few more, since nothing is known of it: given up now, its
 client would send it again, and it would end as many engines again.
@@ -94,7 +94,7 @@ class Journal:
         self._is_accepted = True
 
     def isolate(self) -> None:
-        """Record that no other request is open in the engine until this one has a further token."""
+        """Record that no other request is in a step of the engine until this one has a further token."""
         self._is_alone = self._was_alone = True
 
     def begin(self, cache: CacheReport | None) -> None:

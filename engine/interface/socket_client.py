@@ -159,6 +159,10 @@ class SocketEngineClient:
                 retry_after_s=math.ceil(rest_s),
             )
 
+    def is_decided(self, request_id: str) -> bool:
+        """See EngineClient.is_decided."""
+        return self._mailboxes.is_decided(request_id)
+
     def spend_grammar_s(self, tenant: Tenant, seconds: float) -> None:
         """See EngineClient.spend_grammar_s. Does nothing while the engine does not serve."""
         if self._writer is not None and self._ready is not None:

@@ -1,7 +1,8 @@
-# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
-"""Triton twin of kernels/causal_conv/reference.py, limited by memory. One launch for rows of any length.
+# ruff: noqa: ANN001, ANN202, RUF005  (Triton reads annotations as types: kernel arguments carry none; no * in tuples)
+"""Triton twin of kernels/causal_conv/reference.py, limited by memory. One launch, whatever the rows' lengths.
 
-A row's first width - 1 tokens read its old state, so one program computes them, and then writes the new state. Later
+A step of one token a row has a kernel of its own, without loops and with one barrier. In other steps, a row's
+first width - 1 tokens read its old state, so one program computes them, and then writes the new state. Later
 tokens need no state: they are cut into tiles, whatever rows they belong to. `pdl`: see kernels/elementwise/triton.py.
 """
 
@@ -16,6 +17,7 @@ from kernels.states_triton import place, row_writes, state_offsets, step_row
 
 _TILE = 16  # tokens
 _BLOCK = 256  # channels
+_STEP_BLOCK = 256  # of a step of one token: each of 8 warps' threads has one channel
 _MIN_ROWS_PAD = 64
 
 
@@ -35,6 +37,15 @@ def causal_conv(
     assert weight.is_contiguous()
     num_rows = metadata.seq_lens.shape[0]
     out = torch.empty(num_tokens, num_channels, dtype=x.dtype, device=x.device)
+    if metadata.max_query_len == 1:
+        block = max(32, min(_STEP_BLOCK, triton.next_power_of_2(num_channels)))
+        _step_kernel[(triton.cdiv(num_channels, block), num_rows)](
+            x, weight, bias, out, metadata.query_start_loc, metadata.seq_lens, metadata.req_index, metadata.writes,
+            x.stride(0), view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
+            CHANNELS=num_channels, WIDTH=width, BLOCK=block, HAS_SILU=has_silu, PDL=pdl,
+            num_warps=block // 32, launch_pdl=pdl,
+        )  # fmt: skip
+        return out
     num_tiles = triton.cdiv(num_tokens, _TILE) if metadata.max_query_len >= width else 0
     block = min(_BLOCK, triton.next_power_of_2(num_channels))
     _causal_conv_kernel[(num_rows + num_tiles, triton.cdiv(num_channels, block))](
@@ -49,6 +60,54 @@ def causal_conv(
 def _rows_pad(num_rows: int) -> int:
     """Round up to a few distinct sizes: each one compiles a kernel."""
     return _MIN_ROWS_PAD if num_rows <= _MIN_ROWS_PAD else max(512, triton.next_power_of_2(num_rows))
+
+
+@triton.jit(do_not_specialize=["first_piece"])
+def _step_kernel(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, query_start_ptr, seq_lens_ptr, req_index_ptr, writes_ptr,
+    stride_x, pool_ptr, pages_ptr, stride_pages, first_piece, num_pages,
+    NUM_LANES: tl.constexpr, PIECE: tl.constexpr, ROW_SIZE: tl.constexpr,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_SILU: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """One row of at most one token, BLOCK channels. Taps are added as in rows of any length, so no bit differs.
+
+    Weights and states are read behind the wait, like x: read before it they made no chain faster (benchmarks/notes.md).
+    """
+    row, channels = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    in_block = channels < CHANNELS
+    first, num_tokens, has_state, is_padding = step_row(query_start_ptr, seq_lens_ptr, row)
+    first = first.to(tl.int64)
+    has_token = in_block & (num_tokens > 0)
+    is_read = has_token & (is_padding == 0)
+    may_write = is_read & row_writes(writes_ptr, row)
+    offsets = state_offsets(
+        pages_ptr + tl.load(req_index_ptr + row).to(tl.int64) * stride_pages, channels,
+        (is_read & has_state) | may_write, first_piece, num_pages, NUM_LANES, PIECE, ROW_SIZE,
+    )  # fmt: skip
+    state_ptrs = pool_ptr + offsets
+    weight_ptrs = weight_ptr + channels * WIDTH
+    y = tl.zeros((BLOCK,), tl.float32)
+    if bias_ptr is not None:
+        y = tl.load(bias_ptr + channels, mask=in_block, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    # All loads come first, so that none waits for a sum
+    weights, inputs = (), ()
+    for tap in tl.static_range(WIDTH):
+        weights = weights + (tl.load(weight_ptrs + tap, mask=in_block, other=0.0),)  # type: ignore[assignment]
+    for tap in tl.static_range(WIDTH - 1):
+        inputs = inputs + (tl.load(state_ptrs + tap, mask=is_read & has_state, other=0.0),)  # type: ignore[assignment]
+    x = tl.load(x_ptr + first * stride_x + channels, mask=is_read, other=0.0).to(tl.float32)
+    inputs = inputs + (x,)  # type: ignore[assignment]
+    for tap in tl.static_range(WIDTH):
+        y += weights[tap].to(tl.float32) * inputs[tap]
+    y = y * tl.sigmoid(y) if HAS_SILU else y
+    y = tl.where(is_padding, 0.0, y)
+    tl.store(out_ptr + first * CHANNELS + channels, y.to(out_ptr.dtype.element_ty), mask=has_token)
+    tl.debug_barrier()  # Other threads of the program may still read what this one overwrites
+    for tap in tl.static_range(WIDTH - 1):
+        tl.store(state_ptrs + tap, inputs[tap + 1], mask=may_write)
 
 
 @triton.jit(do_not_specialize=["num_rows", "first_piece"])

@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from kernels.delta_rule.gates import delta_gates
 from kernels.delta_rule.reference import normalised
 from kernels.states import StateMetadata, StateView, load_states, save_states
 
@@ -66,6 +67,26 @@ def gated_delta_rule(
             out[tokens[is_token]] = (read * scale).transpose(1, 2)[is_token].to(v.dtype)
     save_states(view, metadata, states.flatten(1, 2))
     return out
+
+
+def gated_delta_step(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    view: StateView,
+    metadata: StateMetadata,
+    *,
+    scale: float,
+    max_beta: float = 1.0,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """Return gated_delta_rule with the gates of delta_gates, whose arguments follow v; rows have at most one token."""
+    g, beta = delta_gates(a, b, a_log, dt_bias, max_beta=max_beta)
+    return gated_delta_rule(q, k, v, g, beta, view, metadata, scale=scale, eps=eps)
 
 
 Chunk = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN201  (Triton reads annotations as types: kernel arguments carry none)
 """Triton twins of kernels/delta_rule/gates.py. Both are limited by memory; `pdl`: see kernels/elementwise/triton.py."""
 
 from __future__ import annotations
@@ -62,6 +62,17 @@ def gated_rms_norm(
     return out
 
 
+@triton.jit
+def log_decay(value, rate):
+    """Return -rate * softplus(value), float32."""
+    # log(1 + power) exactly: what the sum loses of a small power, the quotient puts back (W. Kahan)
+    power = tl.exp(tl.minimum(value, 20.0))
+    one_more = 1.0 + power
+    kept = tl.where(one_more == 1.0, 1.0, one_more - 1.0)
+    softplus = tl.where(one_more == 1.0, power, tl.log(one_more) * (power / kept))
+    return -rate * tl.where(value > 20.0, value, softplus)
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _gates_kernel(
     a_ptr, b_ptr, a_log_ptr, dt_bias_ptr, g_ptr, beta_ptr, stride_a, stride_b, num_tokens, max_beta,
@@ -79,12 +90,7 @@ def _gates_kernel(
     rate = tl.exp(tl.load(a_log_ptr + columns // PER_HEAD, mask=in_block, other=0.0).to(tl.float32))
     bias = tl.load(dt_bias_ptr + columns, mask=in_block, other=0.0).to(tl.float32)
     value = tl.load(a_ptr + tokens * stride_a + columns, mask=mask, other=0.0).to(tl.float32) + bias
-    # log(1 + power) exactly: what the sum loses of a small power, the quotient puts back (W. Kahan)
-    power = tl.exp(tl.minimum(value, 20.0))
-    one_more = 1.0 + power
-    kept = tl.where(one_more == 1.0, 1.0, one_more - 1.0)
-    softplus = tl.where(one_more == 1.0, power, tl.log(one_more) * (power / kept))
-    g = -rate * tl.where(value > 20.0, value, softplus)
+    g = log_decay(value, rate)
     tl.store(g_ptr + tokens * NUM_HEADS * PER_HEAD + columns, g, mask=mask)
     if tl.program_id(1) == 0:
         heads = tl.arange(0, HEADS_PAD)[None, :]

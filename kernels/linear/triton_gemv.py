@@ -25,6 +25,9 @@ from kernels.linear.triton_split_k import SplitKScratch, store_split
 MAX_ROWS = 64  # above, cuBLAS is as fast (benchmarks/notes.md)
 _LINE = 64  # values of 16 bits in a line of L2
 _WHOLE = 512  # columns: shapes whose K is a multiple have configs of their own
+_MULTIPROCESSORS = 132
+_MANY_OUTPUTS = 4 * 65535  # more tiles of four outputs than a grid takes
+_SPLIT_N = 16 * _MULTIPROCESSORS  # outputs: four splits of tiles of 64 are no more than that
 
 
 @dataclass(frozen=True)
@@ -61,44 +64,72 @@ def can_gemv(x: torch.Tensor, w: torch.Tensor) -> bool:
 
 
 def gemv_config(*, num_rows: int, n: int, k: int) -> GemvConfig:
-    """Return the config of a shape class, tuned on an H100 (benchmarks/notes.md). k: a multiple of 64."""
+    """Return the config of a shape class, tuned on an H100 (benchmarks/notes.md). k: a multiple of 64.
+
+    Where a few programs more than multiprocessors would wait for a second turn, tiles are larger, or stages fewer, so
+    that all of them run at once.
+    """
     if k % _WHOLE != 0:
         return _ragged_config(num_rows, n, k)
     if num_rows == 1:
         return _one_row_config(n, k)
     if num_rows > 32:
         return _many_rows_config(n, k)
-    if n < 2048 and k % 1024 == 0:
-        if num_rows <= 8:
-            return GemvConfig(32, 256, 4, num_warps=4, num_stages=4, prefetch=512)
-        return GemvConfig(64, 128, 4, num_warps=4, num_stages=4 if k <= 2048 else 6, prefetch=512)
     if num_rows <= 8:
-        if k < 4096:
-            return GemvConfig(32, 256, 1, num_warps=4, num_stages=4)
-        if 6144 <= n < 8192:
-            return GemvConfig(64, 128, 1, num_warps=4, num_stages=6, prefetch=0)
-        return GemvConfig(32, 512, 1, num_warps=4, num_stages=3)
-    return GemvConfig(64, 128, 2 if n < 6144 and k >= 4096 else 1, num_warps=4, num_stages=6)
+        return _few_rows_config(n, k)
+    if n < 2048 and k % 1024 == 0:
+        return GemvConfig(64, 128, 4, num_warps=4, num_stages=4 if k <= 2048 else 6, prefetch=512)
+    return _some_rows_config(num_rows, n, k)
+
+
+def _few_rows_config(n: int, k: int) -> GemvConfig:
+    if n < 2048 and k % 1024 == 0:
+        return GemvConfig(32, 256, 4, num_warps=4, num_stages=4, prefetch=512)
+    if k < 4096:
+        if 8192 <= n < 14336:
+            return GemvConfig(64, 256, 1, num_warps=4, num_stages=3)
+        return GemvConfig(64, 128, 1, 4, 6) if 14336 <= n < 17408 else GemvConfig(32, 256, 1, 4, 4)
+    if n <= _SPLIT_N:
+        return GemvConfig(64, 128, 4, num_warps=4, num_stages=8)
+    if 6144 <= n < 8192:
+        return GemvConfig(64, 128, 1, num_warps=4, num_stages=6, prefetch=0)
+    return GemvConfig(32, 512, 1, num_warps=4, num_stages=5 if 3840 <= n <= 32 * _MULTIPROCESSORS else 3)
+
+
+def _some_rows_config(num_rows: int, n: int, k: int) -> GemvConfig:
+    splits = 2 if n < 6144 and k >= 4096 else 1
+    is_crowded = _MULTIPROCESSORS < triton.cdiv(n, 64) * splits <= 2 * _MULTIPROCESSORS
+    return GemvConfig(64, 128, splits, num_warps=4, num_stages=6 if not is_crowded else 5 if num_rows <= 16 else 4)
 
 
 def _many_rows_config(n: int, k: int) -> GemvConfig:
+    if n <= _SPLIT_N and k >= 4096:
+        return GemvConfig(64, 256, 4, num_warps=4, num_stages=3)
     if n < 2048 and k % 1024 == 0:
         return GemvConfig(64, 128, 4, num_warps=4, num_stages=4)
-    if k < 4096:
-        return GemvConfig(64, 128 if n >= 65536 else 64, 1, num_warps=4, num_stages=3 if n >= 65536 else 8)
-    if n >= 16384:
-        return GemvConfig(128, 128, 1, num_warps=8, num_stages=3, prefetch=0)
-    return GemvConfig(64, 128, 2, num_warps=4, num_stages=4) if n < 6144 else GemvConfig(64, 64, 1, 4, 8)
+    if n <= _SPLIT_N:
+        return GemvConfig(16, 256, 1, num_warps=4, num_stages=5)
+    if n < 6144 and k >= 4096:
+        return GemvConfig(64, 128, 2, num_warps=4, num_stages=4 if n <= 32 * _MULTIPROCESSORS else 3)
+    if n <= 64 * _MULTIPROCESSORS:
+        return GemvConfig(64, 64, 1, num_warps=4, num_stages=8)
+    if n <= 2 * 64 * _MULTIPROCESSORS or (n >= 65536 and k < 4096):
+        return GemvConfig(64, 128, 1, num_warps=4, num_stages=3)
+    if n <= 3 * 64 * _MULTIPROCESSORS:
+        return GemvConfig(128, 64, 1, num_warps=8, num_stages=4)
+    return GemvConfig(128, 128, 1, num_warps=8, num_stages=4)
 
 
 def _one_row_config(n: int, k: int) -> GemvConfig:
+    if n > _MANY_OUTPUTS:
+        return GemvConfig(8, 1024 if k % 1024 == 0 else 512, 1, 4, num_stages=1, uses_dot=False, prefetch=512)
     if k % 1024 != 0:
-        return GemvConfig(8, 512, 1, num_warps=4, num_stages=6, uses_dot=False, prefetch=512)
+        return GemvConfig(4, 512, 1, num_warps=2, num_stages=1, uses_dot=False, prefetch=2048 if k >= 2048 else 512)
     if k >= 4096:
-        return GemvConfig(8, 1024, 1, num_warps=4, num_stages=1, uses_dot=False, prefetch=512)
+        return GemvConfig(4, 1024, 1, num_warps=4, num_stages=1, uses_dot=False, prefetch=2048)
     if n >= 6144:
         return GemvConfig(4, 1024, 1, num_warps=4, num_stages=1, uses_dot=False, prefetch=1024)
-    return GemvConfig(4, 512, 1, num_warps=2, num_stages=6, uses_dot=False, prefetch=2048 if k >= 2048 else 1024)
+    return GemvConfig(2, 1024, 1, num_warps=4, num_stages=1, uses_dot=False, prefetch=512)
 
 
 def _ragged_config(num_rows: int, n: int, k: int) -> GemvConfig:
@@ -110,7 +141,7 @@ def _ragged_config(num_rows: int, n: int, k: int) -> GemvConfig:
     if num_rows > 32:
         return _many_rows_config(n, k)
     if n >= 2048:
-        return GemvConfig(64, 128, 2 if n < 6144 and k >= 4096 else 1, num_warps=4, num_stages=6)
+        return _some_rows_config(num_rows, n, k)
     if k >= 2048:
         return GemvConfig(32, 128, 4, num_warps=4, num_stages=4)
     return GemvConfig(16, 256, 1, num_warps=4, num_stages=4)

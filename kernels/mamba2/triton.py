@@ -8,6 +8,8 @@ once, by programs of a head's BLOCK_P rows each.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -17,7 +19,18 @@ from kernels.states import StateMetadata, StateView
 from kernels.states_triton import row_writes, state_offsets, step_row
 
 SHORT = 16  # tokens: up to so many a row is computed token by token
-_TILE = 4096  # numbers of a state in a program of the step: 16 KiB
+
+
+class StepConfig(NamedTuple):
+    """Numbers of a state in one program of the kernel of short rows, and its warps."""
+
+    tile: int
+    num_warps: int
+
+
+# By measurement on an H100, for 1 to 256 rows at the shapes of Nemotron 3 Nano and Falcon-H1: the fastest in most cases
+_ONE_TOKEN = StepConfig(1024, 1)
+_FEW_TOKENS = StepConfig(4096, 4)
 
 
 def mamba2(
@@ -32,12 +45,14 @@ def mamba2(
     *,
     segment: int | None = None,
     config: ScanConfig | None = None,
+    step_config: StepConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Equal reference.mamba2, long rows in fp16 or bf16 but for the rounding of products' operands. Never syncs.
 
     x, b, c: the last two dimensions dense; dt: the last one. segment, config: override the choices for long rows
-    (benchmarks). pdl: launch early; see _step_kernel for what is read before the kernel in front has ended.
+    (benchmarks); step_config: that for short rows. pdl: launch early; see _step_kernel for what is read before the
+    kernel in front has ended.
     """
     assert all(tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2] for tensor in (x, b, c))
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -45,7 +60,9 @@ def mamba2(
     if num_rows == 0 or x.shape[0] == 0:
         return out
     n_pad = triton.next_power_of_2(view.row_size)
-    block_p = min(triton.next_power_of_2(head_dim), max(1, _TILE // n_pad))
+    is_one = metadata.max_query_len == 1
+    tile, num_warps = step_config or (_ONE_TOKEN if is_one else _FEW_TOKENS)
+    block_p = min(triton.next_power_of_2(head_dim), max(1, tile // n_pad))
     blocks = triton.cdiv(head_dim, block_p)
     _step_kernel[(num_heads * blocks, num_rows)](
         x, b, c, dt, a, d, out,
@@ -54,8 +71,8 @@ def mamba2(
         x.stride(0), b.stride(0), c.stride(0), dt.stride(0),
         NUM_LANES=view.pool.shape[0], PIECE=view.pool.shape[2], ROW_SIZE=view.row_size,
         N_PAD=n_pad, HEAD_DIM=head_dim, BLOCK_P=block_p, BLOCKS=blocks,
-        HEADS_OF_GROUP=num_heads // b.shape[1], MOST=1 if metadata.max_query_len == 1 else SHORT,
-        PDL=pdl, num_warps=4, launch_pdl=pdl,
+        HEADS_OF_GROUP=num_heads // b.shape[1], MOST=1 if is_one else SHORT,
+        PDL=pdl, num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     first_row = metadata.num_decodes or 0
     end_row = num_rows if metadata.max_prefills is None else min(num_rows, metadata.max_prefills)
@@ -69,7 +86,7 @@ def mamba2(
 
 @triton.jit(do_not_specialize=["first_piece"])
 def _step_kernel(
-    x_ptr, b_ptr, c_ptr, dt_ptr, a_ptr, d_ptr, out_ptr,
+    x_ptr, b_ptr, c_ptr, dt_ptr, decay_ptr, skip_ptr, out_ptr,
     query_start_ptr, seq_lens_ptr, req_index_ptr, writes_ptr,
     pool_ptr, pages_ptr, stride_pages, first_piece, num_pages,
     stride_x, stride_b, stride_c, stride_dt,
@@ -79,7 +96,7 @@ def _step_kernel(
 ) -> None:  # fmt: skip
     """BLOCK_P rows of one head's state through all tokens of a row of at most MOST. A group's heads run together.
 
-    The state is read before the wait: at least the projection and the convolution are between it and its last writer.
+    The state is read before the wait: kernels/states_triton.py says why that is safe.
     """
     head, row = tl.program_id(0) // BLOCKS, tl.program_id(1)
     dims = tl.program_id(0) % BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -97,12 +114,12 @@ def _step_kernel(
     in_tile = (in_head & is_mine)[:, None] & in_row[None, :]
     state = tl.load(state_ptrs, mask=in_tile & has_state, other=0.0)
     may_write = row_writes(writes_ptr, row)
+    a = tl.load(decay_ptr + head)
+    d = tl.load(skip_ptr + head)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 
-    a = tl.load(a_ptr + head)
-    d = tl.load(d_ptr + head)
     token = first.to(tl.int64)
     group = head // HEADS_OF_GROUP
     stride_out = tl.num_programs(0) // BLOCKS * HEAD_DIM
@@ -112,6 +129,8 @@ def _step_kernel(
         b_ptrs = b_ptr + token * stride_b + group * ROW_SIZE + columns
         c_ptrs = c_ptr + token * stride_c + group * ROW_SIZE + columns
         dt_ptr += token * stride_dt + head
+        if MOST == 1:
+            num_tokens = 1
         for _ in range(0, num_tokens):
             x = tl.load(x_ptrs, mask=in_head, other=0.0).to(tl.float32)
             b = tl.load(b_ptrs, mask=in_row, other=0.0).to(tl.float32)

@@ -114,6 +114,8 @@ def pairs_config(*, intermediate_size: int) -> PairsConfig:
     if intermediate_size >= 2048:
         deep = PairTile(block_n=4, block_k=1024, num_warps=8, num_stages=3)
         return PairsConfig(up=deep, down=deep)
+    if intermediate_size <= 512:
+        return PairsConfig(up=PairTile(16, 128, 2, 5), down=PairTile(4, 512, 2, 1))
     return PairsConfig(up=PairTile(4, 512, 4, 1), down=PairTile(4, 1024, 4, 1))
 
 

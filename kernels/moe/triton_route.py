@@ -1,8 +1,9 @@
 # ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
 """Routing on the device: each token's experts, and the (token, expert) pairs laid out by expert in tiles of rows.
 
-A counting sort in two launches. The first chooses experts and counts within chunks of tokens; in the second each chunk
-adds the counts of all chunks, so that none waits for another. The order is fixed: it never depends on timing.
+A counting sort. One launch chooses experts and counts within chunks of tokens; in another each chunk adds the counts of
+all chunks, so that none waits for another. Of many chunks a launch between the two sums the counts, since each would
+read all of them. The order is fixed: it never depends on timing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,12 @@ import triton
 import triton.language as tl
 
 from kernels.moe.reference import Choice
+
+# Tokens from which chunks are smaller, so that a device has many of them at once
+_MANY_TOKENS = 1024
+_MANY_CHUNK_TOKENS = 16
+MOST_CHUNKS = 32  # that every chunk of the layout sums for itself
+_SUM_COLUMNS, _SUM_ROWS = 8, 128  # experts of a program that sums counts, and the chunks that it reads at once
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ def route(
     num_tokens, device = logits.shape[0], logits.device
     padded = triton.next_power_of_2(num_experts)
     has_counts = chunk_tokens is not None
-    tokens = 1 if chunk_tokens is None else max(1, chunk_tokens * 128 // max(padded, 128))
+    tokens = 1 if chunk_tokens is None else size_of_chunk(num_tokens, num_experts, chunk_tokens)
     num_warps = 1 if tokens == 1 else 4 if tokens <= 16 else 8
     num_chunks = triton.cdiv(num_tokens, tokens)
     places = (num_tokens, top_k)
@@ -99,6 +106,13 @@ def route(
     return Routing(weights, experts, ranks, counts, tokens, has_absent)
 
 
+def size_of_chunk(num_tokens: int, num_experts: int, chunk_tokens: int) -> int:
+    """Return the tokens of a chunk: fewer in steps of many, and where a token has many experts to choose from."""
+    if num_tokens >= _MANY_TOKENS:
+        chunk_tokens = min(chunk_tokens, _MANY_CHUNK_TOKENS)
+    return max(1, chunk_tokens * 128 // max(triton.next_power_of_2(num_experts), 128))
+
+
 def lay_out(
     routing: Routing, *, num_experts: int, block_m: int, has_positions: bool = False, pdl: bool = False
 ) -> RowTiles:
@@ -114,8 +128,16 @@ def lay_out(
         for n in (num_tiles * block_m, num_tiles, num_tiles)
     )
     tiles = RowTiles(pairs, experts, rows, torch.empty_like(routing.experts).flatten() if has_positions else None)
+    counts, totals = routing.counts, None
+    if num_chunks > MOST_CHUNKS:
+        counts, totals = torch.empty_like(counts), counts.new_empty(padded)
+        columns = min(_SUM_COLUMNS, padded)
+        _sum_counts_kernel[(padded // columns,)](
+            routing.counts, counts, totals, num_chunks,
+            EXPERTS_PAD=padded, COLUMNS=columns, CHUNKS=_SUM_ROWS, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        )  # fmt: skip
     _lay_out_kernel[(num_chunks,)](
-        routing.experts, routing.ranks, routing.counts, tiles.pairs, tiles.experts, tiles.rows, tiles.positions,
+        routing.experts, routing.ranks, counts, totals, tiles.pairs, tiles.experts, tiles.rows, tiles.positions,
         num_tokens, num_chunks, num_tiles,
         EXPERTS_PAD=padded, TOP_K=top_k, TOKENS=routing.chunk_tokens, CHUNKS=max(1, 4096 // padded), TILES=16,
         BLOCK_M=block_m, PDL=pdl, num_warps=4 if routing.chunk_tokens <= 16 else 8, launch_pdl=pdl,
@@ -174,12 +196,12 @@ def _route_kernel(
     chosen = tl.zeros([TOKENS, EXPERTS_PAD], tl.int32)
     total = tl.zeros([TOKENS], tl.float32)
     for place in tl.static_range(TOP_K):
-        value = tl.max(left, 1)
-        expert = tl.min(tl.where(left == value[:, None], columns, EXPERTS_PAD), 1)
-        left = tl.where(columns == expert[:, None], -float("inf"), left)
+        value, expert = tl.max(left, 1, return_indices=True, return_indices_tie_break_left=True)
+        is_expert = columns == expert[:, None]
+        left = tl.where(is_expert, -float("inf"), left)
         if HAS_GIVEN or CHOOSES:
-            value = tl.sum(tl.where(columns == expert[:, None], given, 0.0), 1)
-        chosen = tl.where(columns == expert[:, None], 1, chosen)
+            value = tl.sum(tl.where(is_expert, given, 0.0), 1)
+        chosen = tl.where(is_expert, 1, chosen)
         weights = tl.where(places == place, value[:, None], weights)
         experts = tl.where(places == place, expert[:, None], experts)
         total += value
@@ -205,10 +227,7 @@ def _route_kernel(
             targets = (targets - first_here) & (EXPERTS_PAD - 1)
         earlier = tl.cumsum(chosen, 0) - chosen
         tl.store(counts_ptr + chunk * EXPERTS_PAD + targets, tl.sum(chosen, 0))
-        for place in tl.static_range(TOP_K):
-            expert = tl.sum(tl.where(places == place, experts, 0), 1)
-            rank = tl.sum(tl.where(columns == expert[:, None], earlier, 0), 1)
-            tl.store(ranks_ptr + tokens * TOP_K + place, rank, mask=is_live)
+        tl.store(ranks_ptr + pairs, tl.gather(earlier, experts, 1), mask=is_pair)
 
 
 @triton.jit
@@ -257,12 +276,15 @@ def _open_groups(
 
 @triton.jit(do_not_specialize=["num_tokens", "num_chunks", "num_tiles"])
 def _lay_out_kernel(
-    experts_ptr, ranks_ptr, counts_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, positions_ptr, num_tokens,
-    num_chunks, num_tiles,
+    experts_ptr, ranks_ptr, counts_ptr, totals_ptr, pairs_ptr, tile_experts_ptr, tile_rows_ptr, positions_ptr,
+    num_tokens, num_chunks, num_tiles,
     EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, TOKENS: tl.constexpr, CHUNKS: tl.constexpr, TILES: tl.constexpr,
     BLOCK_M: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One chunk: the positions of its pairs, and its share of the tiles' experts and row counts."""
+    """One chunk: the positions of its pairs, and its share of the tiles' experts and row counts.
+
+    With totals_ptr, the sums of all chunks, counts are those of the chunks before each.
+    """
     chunk = tl.program_id(0)
     columns = tl.arange(0, EXPERTS_PAD)
     totals = tl.zeros([EXPERTS_PAD], tl.int32)
@@ -270,12 +292,16 @@ def _lay_out_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    for first in range(0, num_chunks, CHUNKS):
-        chunks = first + tl.arange(0, CHUNKS)
-        sources = counts_ptr + chunks[:, None] * EXPERTS_PAD + columns[None, :]
-        counts = tl.load(sources, mask=(chunks < num_chunks)[:, None], other=0)
-        totals += tl.sum(counts, 0)
-        earlier += tl.sum(tl.where((chunks < chunk)[:, None], counts, 0), 0)
+    if totals_ptr is not None:
+        totals = tl.load(totals_ptr + columns)
+        earlier = tl.load(counts_ptr + chunk * EXPERTS_PAD + columns)
+    else:
+        for first in range(0, num_chunks, CHUNKS):
+            chunks = first + tl.arange(0, CHUNKS)
+            sources = counts_ptr + chunks[:, None] * EXPERTS_PAD + columns[None, :]
+            counts = tl.load(sources, mask=(chunks < num_chunks)[:, None], other=0)
+            totals += tl.sum(counts, 0)
+            earlier += tl.sum(tl.where((chunks < chunk)[:, None], counts, 0), 0)
     room = (totals + BLOCK_M - 1) // BLOCK_M * BLOCK_M
     ends = tl.cumsum(room, 0)
     starts = ends - room
@@ -286,8 +312,7 @@ def _lay_out_kernel(
         pairs = tokens * TOP_K + place
         expert = tl.load(experts_ptr + pairs, mask=is_live, other=0)
         rank = tl.load(ranks_ptr + pairs, mask=is_live, other=0)
-        is_expert = columns[None, :] == expert[:, None]
-        base = tl.sum(tl.where(is_expert, (starts + earlier)[None, :], 0), 1)
+        base = tl.gather(starts + earlier, tl.maximum(expert, 0), 0)
         tl.store(pairs_ptr + base + rank, pairs, mask=is_live & (expert >= 0))
         if positions_ptr is not None:
             tl.store(positions_ptr + pairs, tl.where(expert >= 0, base + rank, -1), mask=is_live)
@@ -301,3 +326,24 @@ def _lay_out_kernel(
         rows = tl.sum(tl.where(is_tile_expert, (starts + totals)[None, :], 0), 1) - begins
         tl.store(tile_experts_ptr + tiles, tile_expert, mask=tiles < num_tiles)
         tl.store(tile_rows_ptr + tiles, tl.minimum(tl.maximum(rows, 0), BLOCK_M), mask=tiles < num_tiles)
+
+
+@triton.jit(do_not_specialize=["num_chunks"])
+def _sum_counts_kernel(
+    counts_ptr, earlier_ptr, totals_ptr, num_chunks,
+    EXPERTS_PAD: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """COLUMNS experts: the sum of the counts of the chunks before each, and of all."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    totals = tl.zeros([COLUMNS], tl.int32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    for first in range(0, num_chunks, CHUNKS):
+        chunks = first + tl.arange(0, CHUNKS)
+        places = chunks[:, None] * EXPERTS_PAD + columns[None, :]
+        is_chunk = (chunks < num_chunks)[:, None]
+        counts = tl.load(counts_ptr + places, mask=is_chunk, other=0)
+        tl.store(earlier_ptr + places, totals[None, :] + tl.cumsum(counts, 0) - counts, mask=is_chunk)
+        totals += tl.sum(counts, 0)
+    tl.store(totals_ptr + columns, totals)

@@ -235,23 +235,23 @@ class ModelConfig:
     @property
     def layers_of_each_kind(self) -> list[int]:
         """The fewest layers that include every kind of layer, and those whose keys and values they share; ascending."""
-        kinds: dict[tuple[object, ...], int] = {}
-        parts = zip(self.caches, self.states, self.ropes, self.sparse_layers, self.bare_layers, strict=True)
-        for layer, kind in enumerate(parts):
-            kinds.setdefault(kind, layer)
+        kinds = {kind: layer for layer, kind in reversed(list(enumerate(self._layer_kinds())))}
         caches = (self.caches[layer] for layer in kinds.values())
         owners = (cache.shares for cache in caches if cache is not None)
         return sorted({*kinds.values(), *(owner for owner in owners if owner is not None)})
 
+    def _layer_kinds(self) -> list[tuple[object, ...]]:
+        return list(zip(self.caches, self.states, self.ropes, self.sparse_layers, self.bare_layers, strict=True))
+
     def one_layer_of_each_kind(self) -> ModelConfig:
         """Return this model with the fewest layers that include every kind of layer it has.
 
-        Of a single kind there are two: only the norm before a later layer's attention adds a residual, which a product
-        or a rounding may do with it.
+        Of the first layer's kind there are two, if the model has two: only a later layer's first norm adds a residual,
+        which a product or a rounding may do with it.
         """
-        kept = self.layers_of_each_kind
-        if kept == [0] and self.num_layers > 1:
-            kept = [0, 1]
+        kinds = self._layer_kinds()
+        again = kinds.index(kinds[0], 1) if kinds[0] in kinds[1:] else 0
+        kept = sorted({*self.layers_of_each_kind, again})
         return dataclasses.replace(
             self,
             num_layers=len(kept),

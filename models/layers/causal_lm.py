@@ -2,8 +2,9 @@
 
 CausalLM prepares the parts that all layers share, and owns embedding, layers, final norm and LM head. DecoderLayer is
 the pre-norm layer of Llama-like models. The residual stream is a separate tensor beside the hidden states, so that each
-addition fuses with the norm after it and, with several ranks, with the all-reduce before it. Scaled and Normed wrap a
-branch (attention or MLP) with a constant or a norm before its output joins the residual stream.
+addition fuses with the norm after it and, with several ranks, with the all-reduce before it. Scaled and Normed
+(models/layers/branches.py) wrap a branch (attention or MLP) with a constant or a norm before its output joins the
+residual stream.
 
 VocabEmbedding and LMHead split the vocabulary over ranks. Each rank owns ceil(vocab_size / tp.size) rows; rows missing
 on the last ranks are zeros, and their logits are cut off.
@@ -19,7 +20,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kernels.linear.rounding import RoundedRows, Rounding
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
 from models.layers.attention import Attention, SelfAttention
@@ -212,7 +212,7 @@ class DecoderLayer(nn.Module):
     """norm → self_attn → norm → mlp. self_attn: called with (hidden [T, hidden_size], ctx), returns the same shape.
 
     Both branches may return a sum over ranks that is still pending (LayerOutput); the next norm computes it.
-    attention_norm, mlp_norm: the checkpoint's names of the norms. Scaled and Normed (below) may wrap a branch.
+    attention_norm, mlp_norm: the checkpoint's names of the norms. Scaled and Normed may wrap a branch.
     """
 
     def __init__(
@@ -253,12 +253,13 @@ class MixerLayer(nn.Module):
         self.norm = norm
         self.mixer = mixer
         self.takes_context = takes_context
+        self.mixer_input = wanted_by(mixer)
 
     def forward(
         self, hidden: LayerOutput, residual: torch.Tensor | None, ctx: ForwardContext
     ) -> tuple[LayerOutput, torch.Tensor]:
         """hidden: [T, hidden_size], not yet added to residual (None: the first layer). Returns the same pair."""
-        normed, residual = add_and_norm(self.norm, hidden, residual)
+        normed, residual = add_and_norm_as_wanted(self.norm, hidden, residual, self.mixer_input)
         return (self.mixer(normed, ctx) if self.takes_context else self.mixer(normed)), residual
 
 
@@ -277,42 +278,6 @@ class ResidualLayer(nn.Module):
         stream = whole(hidden) if residual is None else residual + whole(hidden)
         stream = stream + self.self_attn(stream, ctx)
         return self.mlp(stream), stream
-
-
-class Scaled(nn.Module):
-    """A branch whose output is multiplied by a constant."""
-
-    def __init__(self, branch: nn.Module, factor: float) -> None:
-        super().__init__()
-        self.branch = branch
-        self.factor = factor
-
-    @property
-    def rounding(self) -> Rounding | None:
-        """How the norm before may round the hidden states."""
-        return wanted_by(self.branch).rounding
-
-    def forward(self, hidden: torch.Tensor | RoundedRows, *ctx: ForwardContext) -> LayerOutput:
-        """hidden: [T, hidden_size] → [T, hidden_size]; ctx: passed on if the branch takes it."""
-        return self.branch(hidden, *ctx) * self.factor
-
-
-class Normed(nn.Module):
-    """A branch with a norm after it."""
-
-    def __init__(self, branch: nn.Module, norm: nn.Module) -> None:
-        super().__init__()
-        self.branch = branch
-        self.norm = norm
-
-    @property
-    def rounding(self) -> Rounding | None:
-        """How the norm before may round the hidden states."""
-        return wanted_by(self.branch).rounding
-
-    def forward(self, hidden: torch.Tensor | RoundedRows, *ctx: ForwardContext) -> torch.Tensor:
-        """hidden: [T, hidden_size] → [T, hidden_size]; ctx: passed on if the branch takes it."""
-        return self.norm(whole(self.branch(hidden, *ctx)))
 
 
 class VocabEmbedding(nn.Module):

@@ -12,7 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from kernels.ops import causal_conv, delta_gates, gated_delta_rule, gated_rms_norm
+from kernels.linear.late_norm import LateNorm
+from kernels.linear.rounding import RoundedRows, Rounding
+from kernels.ops import causal_conv, delta_gates, gated_delta_rule, gated_delta_step, gated_rms_norm
 from kernels.states import StateMetadata, StateView
 from models.config.delta_net import DeltaNetConfig
 from models.config.model_config import ModelConfig
@@ -72,7 +74,16 @@ class DeltaNet(nn.Module):
         )
         self.out_proj = RowLinear(w, out_part, has_bias=False, method=method, tp=tp)
 
-    def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> LayerOutput:
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the norm before may round the hidden states."""
+        return self.in_proj.rounding
+
+    def takes_norm(self, hidden: torch.Tensor) -> bool:
+        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
+        return self.in_proj.takes_norm(hidden)
+
+    def forward(self, hidden: torch.Tensor | RoundedRows | LateNorm, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]; advances this layer's states in ctx.states."""
         assert ctx.states is not None
         keys, values, heads = self.sizes
@@ -89,17 +100,13 @@ class DeltaNet(nn.Module):
         channels, b, a = inputs.split((2 * keys + values, heads, heads), dim=-1)
         mixed = causal_conv(channels, self.conv_weight, None, views[0], metadata, has_silu=True)
         q, k, v = mixed.split((keys, keys, values), dim=-1)
-        g, beta = delta_gates(a, b, self.a_log, self.dt_bias, max_beta=shape.max_beta)
-        out = gated_delta_rule(
-            q.unflatten(-1, (-1, shape.key_dim)),
-            k.unflatten(-1, (-1, shape.key_dim)),
-            v.unflatten(-1, (-1, shape.value_dim)),
-            g,
-            beta,
-            views[1],
-            metadata,
-            scale=shape.key_dim**-0.5,
-        )
+        q, k = (part.unflatten(-1, (-1, shape.key_dim)) for part in (q, k))
+        v, scale = v.unflatten(-1, (-1, shape.value_dim)), shape.key_dim**-0.5
+        gates, max_beta = (a, b, self.a_log, self.dt_bias), shape.max_beta
+        if metadata.max_query_len == 1:  # one kernel less
+            out = gated_delta_step(q, k, v, *gates, views[1], metadata, scale=scale, max_beta=max_beta)
+        else:
+            out = gated_delta_rule(q, k, v, *delta_gates(*gates, max_beta=max_beta), views[1], metadata, scale=scale)
         return out.flatten(1)
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from kernels.ops import causal_conv, delta_gates, gated_delta_rule, gated_rms_norm
+from kernels.linear.late_norm import LateNorm
+from kernels.linear.rounding import RoundedRows, Rounding
+from kernels.ops import causal_conv, delta_gates, gated_delta_rule, gated_delta_step, gated_rms_norm
 from kernels.states import StateMetadata, StateView
 from models.config.kimi_delta import KimiDeltaConfig
 from models.config.model_config import ModelConfig
@@ -66,7 +68,16 @@ class KimiDelta(nn.Module):
         out_part = row_part("o_proj", out_features=hidden_size, in_features=size, tp=tp)
         self.out_proj = RowLinear(w, out_part, has_bias=False, method=method, tp=tp)
 
-    def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> LayerOutput:
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the norm before may round the hidden states."""
+        return self.in_proj.rounding
+
+    def takes_norm(self, hidden: torch.Tensor) -> bool:
+        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
+        return self.in_proj.takes_norm(hidden)
+
+    def forward(self, hidden: torch.Tensor | RoundedRows | LateNorm, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]; advances this layer's states in ctx.states."""
         assert ctx.states is not None
         products = self.in_proj(hidden)
@@ -84,19 +95,13 @@ class KimiDelta(nn.Module):
         dim = self.shape.head_dim
         size, heads = self.num_heads * dim, (self.num_heads, dim)
         channels, b, low = inputs.split((3 * size, self.num_heads, dim), dim=-1)
-        q, k, v = causal_conv(channels, self.conv_weight, None, views[0], metadata, has_silu=True).chunk(3, dim=-1)
-        gates = self.gate_proj(low.contiguous())
-        g, beta = delta_gates(gates.unflatten(-1, heads), b, self.a_log, self.dt_bias)
-        out = gated_delta_rule(
-            q.unflatten(-1, heads),
-            k.unflatten(-1, heads),
-            v.unflatten(-1, heads),
-            g,
-            beta,
-            views[1],
-            metadata,
-            scale=dim**-0.5,
-        )
+        mixed = causal_conv(channels, self.conv_weight, None, views[0], metadata, has_silu=True)
+        q, k, v = (part.unflatten(-1, heads) for part in mixed.chunk(3, dim=-1))
+        gates = self.gate_proj(low.contiguous()).unflatten(-1, heads), b, self.a_log, self.dt_bias
+        if metadata.max_query_len == 1:  # one kernel less
+            out = gated_delta_step(q, k, v, *gates, views[1], metadata, scale=dim**-0.5)
+        else:
+            out = gated_delta_rule(q, k, v, *delta_gates(*gates), views[1], metadata, scale=dim**-0.5)
         return out.flatten(1)
 
 

@@ -15,6 +15,8 @@ from torch import nn
 
 from kernels.attention.latent import LatentHeads, latent_attention
 from kernels.elementwise.reference import KVScales
+from kernels.linear.late_norm import LateNorm
+from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.ops import norm_rope_write_latent
 from models.config.latent import EPS, LatentConfig
 from models.config.model_config import ModelConfig
@@ -81,12 +83,21 @@ class LatentAttention(nn.Module):
         )
         self.o_proj = RowLinear(w, part, has_bias=sizes.has_bias, method=method, tp=tp)
 
-    def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> LayerOutput:
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the norm before may round the hidden states."""
+        return None if self.q_norm is None else self.to_latents.rounding
+
+    def takes_norm(self, hidden: torch.Tensor) -> bool:
+        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
+        return self.q_norm is not None and self.to_latents.takes_norm(hidden)
+
+    def forward(self, hidden: torch.Tensor | RoundedRows | LateNorm, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]; writes this layer's part of ctx.kv_caches."""
         sizes, kv = self.sizes, ctx.kv_caches[self.layer_index]
         assert kv is not None
         latents = self.to_latents(hidden)
-        if self.q_norm is None or sizes.q_rank is None:
+        if self.q_norm is None or sizes.q_rank is None:  # two products read the same rows
             q = self.q_proj(hidden)
         else:
             q_latent, latents = latents.split((sizes.q_rank, sizes.rank + sizes.rope_dim), dim=-1)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from kernels.linear.late_norm import LateNorm
+from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.ops import causal_conv, grouped_gated_norm, mamba2, mamba2_dt
 from kernels.states import StateMetadata, StateView
 from models.config.mamba2 import Mamba2Config
@@ -55,11 +57,22 @@ class Mamba2(nn.Module):
         part = row_part("out_proj", out_features=config.hidden_size, in_features=shape.size, tp=tp)
         self.out_proj = RowLinear(w, part, has_bias=shape.has_out_bias, method=method, tp=tp)
 
-    def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> LayerOutput:
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the norm before may round the hidden states."""
+        return self.in_proj.rounding if self.shape.in_multiplier == 1.0 else None
+
+    def takes_norm(self, hidden: torch.Tensor) -> bool:
+        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
+        return self.shape.in_multiplier == 1.0 and self.in_proj.takes_norm(hidden)
+
+    def forward(self, hidden: torch.Tensor | RoundedRows | LateNorm, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]; advances this layer's part of ctx.states."""
         assert ctx.states is not None, "the model has states"
         shape = self.shape
-        projected = self.in_proj(hidden if shape.in_multiplier == 1.0 else hidden * shape.in_multiplier)
+        if isinstance(hidden, torch.Tensor) and shape.in_multiplier != 1.0:
+            hidden = hidden * shape.in_multiplier
+        projected = self.in_proj(hidden)
         if self.factors is not None:
             projected = projected * self.factors
         z, inputs = projected.split((self.sizes[0], sum(self.sizes[1:])), dim=-1)

@@ -96,7 +96,16 @@ class PlainMLP(nn.Module):
         part = row_part("down_proj", out_features=config.hidden_size, in_features=size, tp=tp)
         self.down_proj = RowLinear(w, part, has_bias=config.has_mlp_bias, method=method, tp=tp, is_partial=is_partial)
 
-    def forward(self, hidden: torch.Tensor) -> LayerOutput:
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the norm before may round the hidden states."""
+        return self.up_proj.rounding
+
+    def takes_norm(self, hidden: torch.Tensor) -> bool:
+        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
+        return self.up_proj.takes_norm(hidden)
+
+    def forward(self, hidden: torch.Tensor | RoundedRows | LateNorm) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""
         inner = self.up_proj(hidden)
         return self.down_proj(relu_squared(inner) if self.constants is None else xielu(inner, self.constants))

@@ -40,6 +40,9 @@ class ExpertNames:
     shared: str = "shared_expert"
 
 
+_OUTPUTS = 8  # 16 bytes of 16-bit values
+
+
 class Router(nn.Module):
     """The product with the router's weight, replicated, so that all ranks choose the same experts, and its scores.
 
@@ -57,6 +60,8 @@ class Router(nn.Module):
             if experts.has_shared_gate:
                 parts.append(LinearPart("shared_expert_gate", 1, config.hidden_size, dim=0, rank=0, size=1))
             self.linear = ColumnLinear(w, parts, has_bias=experts.has_bias, method=Unquantized())
+            if experts.has_shared_gate and not experts.has_bias:
+                _pad_outputs(self.linear)
         elif experts.router_precision == "fp32":
             self.weight = (w / names.router).tensor("weight", shape).float()
         else:
@@ -78,12 +83,13 @@ class Router(nn.Module):
         Weights None: those of choice(). The gate of a shared expert is one more column of the scores. normed: filled
         with the normed rows of a LateNorm.
         """
+        num_columns = self.experts.num_experts + self.experts.has_shared_gate
         if isinstance(hidden, LateNorm):
             assert self.linear is not None
-            logits = self.linear.normed(hidden, normed=normed)
+            logits = self.linear.normed(hidden, normed=normed)[:, :num_columns]
         elif self.weight is None:
             assert self.linear is not None
-            logits = self.linear(hidden)
+            logits = self.linear(hidden)[:, :num_columns]
         else:
             logits = functional.linear(hidden.float(), self.weight)
         if self.experts.routing == "sparsemixer":
@@ -106,6 +112,13 @@ class Router(nn.Module):
             num_groups_per_tok=experts.num_groups_per_tok,
             num_best_of_group=experts.num_best_of_group,
         )
+
+
+def _pad_outputs(linear: ColumnLinear) -> None:
+    """Add rows of zeros to a plain matrix: cuBLAS takes rows of whole 16 bytes several times faster than others."""
+    weight = linear.params["weight"]
+    if type(linear.method) is Unquantized and isinstance(weight, torch.Tensor):
+        linear.params["weight"] = functional.pad(weight, (0, 0, 0, -weight.shape[0] % _OUTPUTS))
 
 
 def _sigmoids_of_best(logits: torch.Tensor, experts: ExpertsConfig) -> torch.Tensor:

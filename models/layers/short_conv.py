@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from kernels.linear.late_norm import LateNorm
+from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.ops import causal_conv
 from kernels.states import StateMetadata, StateView
 from models.config.lfm2 import ShortConvConfig
@@ -42,7 +44,16 @@ class ShortConv(nn.Module):
         part = row_part("out_proj", out_features=size, in_features=shape.num_channels, tp=tp)
         self.out_proj = RowLinear(w, part, has_bias=shape.has_bias, method=method, tp=tp)
 
-    def forward(self, hidden: torch.Tensor, ctx: ForwardContext) -> LayerOutput:
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the norm before may round the hidden states."""
+        return self.in_proj.rounding
+
+    def takes_norm(self, hidden: torch.Tensor) -> bool:
+        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
+        return self.in_proj.takes_norm(hidden)
+
+    def forward(self, hidden: torch.Tensor | RoundedRows | LateNorm, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]; advances this layer's part of ctx.states."""
         assert ctx.states is not None, "the model has states"
         b, c, x = self.in_proj(hidden).chunk(3, dim=-1)

@@ -26,20 +26,34 @@ _CONSTRAINTS = {
     "json_schema": "response_format, of the type json_schema",
     "format": "response_format",
 }
-CHAT_FIELDS = _CONSTRAINTS | {
-    "prompt": "messages, or POST /v1/completions",
-    "input": "messages, or POST /v1/responses",
-    "system": _SYSTEM_MESSAGE,
-    "instructions": _SYSTEM_MESSAGE,
-    "documents": "a message with their text",
-    "chat_template": "--chat-template FILE of quire serve",
+_ANOTHER_ANSWER = {
+    "lora_path": "model, with the name of an adapter",  # SGLang
+    "use_beam_search": "temperature 0: beams are not searched",  # vLLM
+    "image_data": "text: pictures are not read",  # SGLang, llama.cpp
 }
+CHAT_FIELDS = (
+    _CONSTRAINTS
+    | _ANOTHER_ANSWER
+    | {
+        "prompt": "messages, or POST /v1/completions",
+        "input": "messages, or POST /v1/responses",
+        "system": _SYSTEM_MESSAGE,
+        "instructions": _SYSTEM_MESSAGE,
+        "documents": "a message with their text",
+        "chat_template": "--chat-template FILE of quire serve",
+    }
+)
 MESSAGE_FIELDS = {"images": "text: pictures are not read"}  # of one message of a chat; ollama's
-COMPLETION_FIELDS = _CONSTRAINTS | {
-    "messages": "prompt, or POST /v1/chat/completions",
-    "input": "prompt",
-    "system": "prompt, which has all text that the model reads",
-}
+COMPLETION_FIELDS = (
+    _CONSTRAINTS
+    | _ANOTHER_ANSWER
+    | {
+        "context": "prompt, with all tokens or all text before",  # ollama
+        "messages": "prompt, or POST /v1/chat/completions",
+        "input": "prompt",
+        "system": "prompt, which has all text that the model reads",
+    }
+)
 _ELSEWHERE = "structured_outputs of POST /v1/chat/completions"  # these APIs have schemas alone
 
 

@@ -8,11 +8,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from engine.interface.child_process import PROJECT_ROOT
 from engine.interface.units import GIB, format_count
+from server.config.known_words import KNOWN_MODELS, is_found
 from server.config.value_types import AnyParser, UsageError, text
 
-_TABLE = PROJECT_ROOT / "models" / "known_models.json"
 _EXAMPLES = """\
 examples:
   quire models                all that is listed
@@ -39,9 +38,9 @@ def add_models(commands: "argparse._SubParsersAction[AnyParser]") -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    table = json.loads(_TABLE.read_text(encoding="utf-8"))
-    word = (arguments.word or "").lower()
-    found = {kind: [row for row in rows if word in row["model"].lower()] for kind, rows in table.items()}
+    table = json.loads(KNOWN_MODELS.read_text(encoding="utf-8"))
+    word = arguments.word or ""
+    found = {kind: [row for row in rows if is_found(word, row["model"])] for kind, rows in table.items()}
     if not any(found.values()):
         raise UsageError(
             f"No listed model has {arguments.word!r} in its id. It may be served all the same: quire doctor MODEL says."

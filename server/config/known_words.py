@@ -1,208 +1,68 @@
 """Known words: what users of vLLM, SGLang, llama.cpp and ollama type, with a sentence and the command to type instead.
 
-One table for each kind: commands, flags of a server, names of models, routes. A word that is in none gets no suggestion
-but a near miss, since a wrong one is worse than none. Imports the standard library and server.config.setting.
+One table for each kind: commands, names of models, routes; flags are in server/config/known_flags.py. A word that is in
+none gets no suggestion but a near miss, since a wrong one is worse than none. Reads the list of `quire models`, and
+imports the standard library and server.config.setting.
 """
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from server.config.setting import nearest
 
-_SIMILARITY = 0.85  # of a typed flag and another server's: most of them are written without a slip
+_SIMILARITY = 0.65  # of a typed command and one of ours, which are short
+_HUB_LOGIN = "gated models of the hub need a token, HF_TOKEN or that of hf auth login"
 _DOWNLOADS = "there is no separate download: quire serve MODEL fetches what is missing, after a check"
 # word → the sentence; {rest}: the arguments that followed it
 COMMANDS = {
     "run": "a model is talked to with chat: quire chat {rest}",
     "pull": _DOWNLOADS + ". Type quire serve {rest}",
     "download": _DOWNLOADS + ". Type quire serve {rest}",
+    "download-weights": _DOWNLOADS + ". Type quire serve {rest}",
+    "login": _HUB_LOGIN,
+    "signin": _HUB_LOGIN,
+    "search": "quire models WORD lists ids that have a word",
     "list": "quire models lists models by name; hf cache ls lists what was downloaded",
     "ls": "quire models lists models by name; hf cache ls lists what was downloaded",
     "ps": "quire top shows a running server and its requests",
     "show": "quire doctor says what a model is and takes: quire doctor {rest}",
+    "info": "quire doctor says what a model is and takes: quire doctor {rest}",
+    "inspect": "quire doctor says what a model is and takes: quire doctor {rest}",
+    "status": "quire top shows a running server and its requests; GET /ready says whether it answers",
+    "health": "GET /ready says whether a running server answers",
+    "metrics": "a running server has GET /metrics; quire top shows the main ones",
+    "logs": "a server writes its log to standard error; under systemd: journalctl -u quire",
+    "webui": "the chat page is at / of a running server: quire serve MODEL",
+    "ui": "the chat page is at / of a running server: quire serve MODEL",
+    "remove": "downloads are in the Hugging Face cache: hf cache rm {rest}",
+    "delete": "downloads are in the Hugging Face cache: hf cache rm {rest}",
     "rm": "downloads are in the Hugging Face cache: hf cache rm {rest}",
     "stop": "a server ends with Ctrl-C or SIGTERM, or systemctl stop",
+    "kill": "a server ends with Ctrl-C or SIGTERM, or systemctl stop",
     "create": "a model is a folder in Hugging Face layout: quire serve FOLDER; a system message is part of a request",
     "push": "nothing is published from here: hf upload does that",
     "start": "a server is started with serve: quire serve {rest}",
     "server": "a server is started with serve: quire serve {rest}",
     "api_server": "a server is started with serve: quire serve {rest}",
     "launch": "a server is started with serve: quire serve {rest}",
+    "launch-server": "a server is started with serve: quire serve {rest}",
     "launch_server": "a server is started with serve: quire serve {rest}",
     "run-batch": "a file of requests is answered with batch: quire batch IN.jsonl -o OUT.jsonl",
     "complete": "quire chat talks to a model; POST /v1/completions continues a text",
     "generate": "quire chat talks to a model; from Python: from quire import LLM",
     "embed": "embeddings are served: quire serve MODEL, then POST /v1/embeddings",
+    "tokenize": "a running server has POST /tokenize",
+    "train": "models are not trained here",
+    "finetune": "models are not trained here",
+    "env": "the machine is described by doctor: quire doctor",
     "collect-env": "the machine is described by doctor: quire doctor",
     "benchmark": "measurements are those of bench: quire bench serve or quire bench offline",
     "version": "the version is printed by a flag: quire --version",
     "help": "help is a flag: quire --help, or quire COMMAND --help",
     "convert": "weights are read as they are, in safetensors; --quantization of quire serve rounds them on load",
     "quantize": "weights are rounded on load: quire serve MODEL --quantization int4, fp8 or w8a8",
-}
-
-_ALWAYS = "it is always so here: leave it out"
-_REQUEST = "it is a field of requests, not a flag"
-_ENVIRONMENT = "it is the environment's"
-# flag → the flag of the same meaning here, or a sentence
-FLAGS = {
-    # the model
-    "--model": "MODEL is an argument: quire serve MODEL",
-    "-m": "MODEL is an argument: quire serve MODEL",
-    "--model-path": "MODEL is an argument: quire serve MODEL",
-    "--model-id": "MODEL is an argument: quire serve MODEL",
-    "-hf": "a hub id is an argument: quire serve OWNER/NAME",
-    "-hfr": "a hub id is an argument: quire serve OWNER/NAME",
-    "--hf-repo": "a hub id is an argument: quire serve OWNER/NAME",
-    "-hff": "all files of a hub id are found by themselves: quire serve OWNER/NAME",
-    "--hf-file": "all files of a hub id are found by themselves: quire serve OWNER/NAME",
-    "-a": "--served-model-name",
-    "--alias": "--served-model-name",
-    "--tokenizer": "the tokenizer is the model's own: leave it out",
-    "--tokenizer-path": "the tokenizer is the model's own: leave it out",
-    "--tokenizer-mode": "the tokenizer is the model's own: leave it out",
-    "--hf-overrides": "the model's config.json is read as it is: change it there",
-    "--rope-scaling": "the model's config.json is read as it is: change rope_scaling there",
-    "--rope-theta": "the model's config.json is read as it is: change rope_theta there",
-    "--rope-freq-base": "the model's config.json is read as it is: change rope_theta there",
-    "--generation-config": "the model's generation_config.json has the defaults of requests",
-    "--override-generation-config": "the model's generation_config.json has the defaults of requests",
-    "--trust-remote-code": "a model folder's own code is never run: leave it out",
-    "--task": "--pooling last or mean makes embeddings; else the model generates",
-    "--runner": "--pooling last or mean makes embeddings; else the model generates",
-    "--embedding": "--pooling last or mean makes embeddings of any model's hidden states",
-    "--embeddings": "--pooling last or mean makes embeddings of any model's hidden states",
-    "--mmproj": "pictures are not read: the text of a model that sees is served",
-    "--limit-mm-per-prompt": "pictures are not read: the text of a model that sees is served",
-    "--mm-processor-kwargs": "pictures are not read: the text of a model that sees is served",
-    "--enable-lora": "--lora NAME=FOLDER alone loads an adapter",
-    "--lora-modules": "--lora",
-    "--lora-paths": "--lora",
-    "--max-loras": "all adapters of --lora are loaded: leave it out",
-    "--max-lora-rank": "ranks are read from the adapters: leave it out",
-    "--quantize": "--quantization",
-    "--download-dir": f"{_ENVIRONMENT}: HF_HOME",
-    "--hf-token": f"{_ENVIRONMENT}: HF_TOKEN, or hf auth login",
-    "--jinja": _ALWAYS,
-    "--guided-decoding-backend": "llguidance compiles every grammar: leave it out",
-    "--structured-outputs-config": "llguidance compiles every grammar: leave it out",
-    "--grammar-backend": "llguidance compiles every grammar: leave it out",
-    "--response-role": "answers have the role assistant: leave it out",
-    "--chat-template-file": "--chat-template",
-    "--enable-auto-tool-choice": "tool calls are parsed by the form that the chat template shows: leave it out",
-    "--tool-call-parser": "the form of tool calls is found in the chat template: leave it out",
-    "--reasoning-parser": "the form of reasoning is found in the chat template: leave it out",
-    "--reasoning-format": "the form of reasoning is found in the chat template: leave it out",
-    "--enable-reasoning": "the form of reasoning is found in the chat template: leave it out",
-    # memory and batching
-    "-c": "--max-model-len",
-    "--ctx-size": "--max-model-len",
-    "--context-length": "--max-model-len",
-    "--max-seq-len": "--max-model-len",
-    "--max-total-tokens": "--max-model-len",
-    "--max-context-len": "--max-model-len",
-    "-np": "--max-num-seqs",
-    "--parallel": "--max-num-seqs",
-    "--max-running-requests": "--max-num-seqs",
-    "--max-concurrent-requests": "--max-num-seqs",
-    "-b": "--max-num-batched-tokens",
-    "-ub": "--max-num-batched-tokens",
-    "--batch-size": "--max-num-batched-tokens",
-    "--ubatch-size": "--max-num-batched-tokens",
-    "--chunked-prefill-size": "--max-num-batched-tokens",
-    "--max-batch-prefill-tokens": "--max-num-batched-tokens",
-    "--mem-fraction-static": "--gpu-memory-utilization",
-    "--cuda-memory-fraction": "--gpu-memory-utilization",
-    "--num-gpu-blocks-override": "--kv-cache-memory",
-    "--kv-cache-memory-bytes": "--kv-cache-memory",
-    "-ctk": "--kv-cache-dtype",
-    "-ctv": "--kv-cache-dtype",
-    "--cache-type-k": "--kv-cache-dtype",
-    "--cache-type-v": "--kv-cache-dtype",
-    "--swap-space": "--kv-host-memory",
-    "--slot-save-path": "--kv-disk",
-    "--kv-transfer-config": "--disaggregate and --kv-transport let engines give each other blocks",
-    "--disaggregation-mode": "--disaggregate",
-    "--kv-offloading-size": "--kv-host-memory",
-    "--cpu-offload-gb": "weights stay on the GPU: --quantization makes them smaller",
-    "--disable-radix-cache": "--no-prefix-caching",
-    "--no-enable-prefix-caching": "--no-prefix-caching",
-    "--enable-prefix-caching": _ALWAYS,
-    "--enable-chunked-prefill": _ALWAYS,
-    "-cb": _ALWAYS,
-    "--cont-batching": _ALWAYS,
-    "--async-scheduling": "--overlap",
-    "--scheduling-policy": f"{_REQUEST}: priority; --priority says whose",
-    "--schedule-policy": f"{_REQUEST}: priority; --priority says whose",
-    "-fa": "--attention-backend",
-    "--flash-attn": "--attention-backend",
-    "--disable-cuda-graph": "--enforce-eager",
-    "--cuda-graph-sizes": "the sizes of graphs follow --max-num-seqs and --max-num-batched-tokens",
-    "-O": "kernels are compiled at the start: leave it out",
-    "--compilation-config": "kernels are compiled at the start: leave it out",
-    "-ngl": "the whole model is on the GPU if there is one: leave it out; --device cpu uses none",
-    "--n-gpu-layers": "the whole model is on the GPU if there is one: leave it out; --device cpu uses none",
-    "--gpu-layers": "the whole model is on the GPU if there is one: leave it out; --device cpu uses none",
-    "-t": f"{_ENVIRONMENT}: OMP_NUM_THREADS",
-    "--threads": f"{_ENVIRONMENT}: OMP_NUM_THREADS",
-    "--mlock": "weights are read into memory: leave it out",
-    "--no-mmap": "weights are read into memory: leave it out",
-    "--speculative-config": "--speculative ngram, with --num-speculative-tokens",
-    "--speculative-model": "drafts come from the text itself: --speculative ngram",
-    "--speculative-draft-model-path": "drafts come from the text itself: --speculative ngram",
-    "--draft-max": "--num-speculative-tokens",
-    "--model-draft": "drafts come from the text itself: --speculative ngram",
-    "-md": "drafts come from the text itself: --speculative ngram",
-    # several GPUs
-    "-tp": "--tensor-parallel-size",
-    "--tp": "--tensor-parallel-size",
-    "--tp-size": "--tensor-parallel-size",
-    "--num-shard": "--tensor-parallel-size",
-    "--enable-expert-parallel": "--expert-parallel",
-    "-sm": "each layer is split: --tensor-parallel-size",
-    "--split-mode": "each layer is split: --tensor-parallel-size",
-    "-ts": "each GPU has an equal part: --tensor-parallel-size",
-    "--tensor-split": "each GPU has an equal part: --tensor-parallel-size",
-    "--nnodes": "no model spans hosts: --tensor-parallel-size is for the GPUs of one",
-    "--distributed-executor-backend": "ranks are processes of this host: leave it out; Ray is docs/how-to/ray.md",
-    "-pp": "layers are not split over GPUs: --tensor-parallel-size splits each",
-    "--pipeline-parallel-size": "layers are not split over GPUs: --tensor-parallel-size splits each",
-    "-dp": "one server has one engine: start several, behind a proxy (docs/how-to/scaling.md)",
-    "--data-parallel-size": "one server has one engine: start several, behind a proxy (docs/how-to/scaling.md)",
-    # http
-    "--api-server-count": "--http-workers",
-    "--threads-http": "--http-workers",
-    "--ssl-keyfile": "--tls-key",
-    "--ssl-key-file": "--tls-key",
-    "--ssl-certfile": "--tls-cert",
-    "--ssl-cert-file": "--tls-cert",
-    "--allowed-origins": "--cors-origin",
-    "--uvicorn-log-level": "--log-level",
-    "--timeout": "--request-timeout",
-    "--metrics": "GET /metrics is always there: leave it out",
-    "--enable-metrics": "GET /metrics is always there: leave it out",
-    "--slots": "requests and their blocks are shown at /kv: leave it out",
-    "--disable-log-requests": "prompts and answers are never in the log: leave it out",
-    "--disable-log-stats": "--log-level warning shows less",
-    "--log-disable": "--log-level error shows least",
-    "--max-log-len": "prompts and answers are never in the log: leave it out",
-    "-v": "--log-level debug shows more",
-    "--verbose": "--log-level debug shows more",
-    "--no-webui": "the pages at / and /kv cost nothing while nobody opens them: leave it out",
-    "--enable-prompt-tokens-details": _ALWAYS,
-    "--enable-sleep-mode": "memory is given back when the server ends",
-    # of requests
-    "--temp": f"{_REQUEST}: temperature",
-    "--temperature": f"{_REQUEST}: temperature",
-    "--top-k": f"{_REQUEST}: top_k",
-    "--top-p": f"{_REQUEST}: top_p",
-    "--min-p": f"{_REQUEST}: min_p",
-    "--seed": f"{_REQUEST}: seed",
-    "-n": f"{_REQUEST}: max_tokens",
-    "--n-predict": f"{_REQUEST}: max_tokens",
-    "--grammar": f"{_REQUEST}: structured_outputs",
-    "--return-tokens-as-token-ids": f"{_REQUEST}: return_token_ids",
 }
 
 _LLAMA_31, _DISTILL = "meta-llama/Llama-3.1-", "deepseek-ai/DeepSeek-R1-Distill-"
@@ -246,29 +106,37 @@ MODELS = {
     "llava": "llava-hf/llava-1.5-7b-hf", "llava:7b": "llava-hf/llava-1.5-7b-hf",
 }  # fmt: skip
 
-# flag → value of another server → the value of the same meaning here
-CHOICES = {
-    "--dtype": {"half": "float16", "fp16": "float16", "float": "float32", "fp32": "float32", "bf16": "bfloat16"},
-    "--device": {"gpu": "cuda", "metal": "mps"},
-    "--kv-cache-dtype": {"fp8_e5m2": "fp8", "q8_0": "int8"},
-    "--quantization": {
-        "awq_marlin": "awq", "gptq_marlin": "gptq", "bitsandbytes": "bitsandbytes-nf4", "nf4": "bitsandbytes-nf4",
-        "int8": "w8a8",
-    },
-}  # fmt: skip
-
 _NO_SPEECH, _NO_PICTURES = "speech is not served", "pictures are not served"
 _NO_RERANK = "scores of pairs are not served; POST /v1/embeddings gives vectors to compare"
+_MODEL_FACTS = "GET /v1/models has the model and its context length"
+_ONE_MODEL = "a server has one model, that of quire serve MODEL"
+_ADAPTERS = "adapters are loaded at the start: quire serve MODEL --lora NAME=FOLDER"
+_CACHE = "cached blocks make room by themselves; --no-prefix-caching of quire serve keeps none"
+_MEMORY = "memory is given back when the server ends"
 # the last segments of a path that no route stands for → a sentence
 ROUTES = {
     "api/pull": "a server has one model, which quire serve MODEL downloads",
     "api/push": "nothing is published from here",
-    "api/create": "a server has one model, that of quire serve MODEL",
+    "api/create": _ONE_MODEL,
     "api/delete": "downloads are in the Hugging Face cache: hf cache rm",
     "api/copy": "--served-model-name of quire serve gives a model more names",
-    "api/show": "GET /v1/models has the model and its context length",
+    "api/show": _MODEL_FACTS,
     "api/ps": "requests are shown at GET /kv/snapshot, totals at GET /metrics",
-    "props": "GET /v1/models has the model and its context length",
+    "props": _MODEL_FACTS,
+    "info": _MODEL_FACTS,
+    "model_info": _MODEL_FACTS,
+    "models/load": _ONE_MODEL,
+    "models/unload": _ONE_MODEL,
+    "update_weights_from_disk": _ONE_MODEL,
+    "lora-adapters": _ADAPTERS,
+    "flush_cache": _CACHE,
+    "reset_prefix_cache": _CACHE,
+    "load": "GET /metrics has the requests that run and that wait",
+    "get_server_info": "GET /v1/models has the model, GET /metrics the figures",
+    "abort_request": "DELETE /v1/requests/ID ends a request, as does a client that leaves",
+    "encode": "POST /v1/embeddings gives vectors",
+    "redoc": "GET /docs describes the API",
+    "openapi.yaml": "GET /openapi.json describes the API",
     "slots": "requests are shown at GET /kv/snapshot",
     "infill": "fill-in-the-middle is not served",
     "apply-template": "POST /tokenize with messages renders the chat template",
@@ -285,12 +153,14 @@ ROUTES = {
     "batches": "quire batch IN.jsonl answers a file of requests",
     "assistants": "assistants are not served; POST /v1/responses is",
     "threads": "threads are not served; POST /v1/responses is",
-    "load_lora_adapter": "adapters are loaded at the start: quire serve MODEL --lora NAME=FOLDER",
-    "unload_lora_adapter": "adapters are loaded at the start: quire serve MODEL --lora NAME=FOLDER",
-    "sleep": "memory is given back when the server ends",
+    "load_lora_adapter": _ADAPTERS,
+    "unload_lora_adapter": _ADAPTERS,
+    "sleep": _MEMORY,
+    "is_sleeping": _MEMORY,
+    "wake_up": _MEMORY,
     "v1": "it is the base URL of clients, and GET /v1/models lists the models",
-    "engines": "GET /v1/models has the model and its context length",
-    "get_model_info": "GET /v1/models has the model and its context length",
+    "engines": _MODEL_FACTS,
+    "get_model_info": _MODEL_FACTS,
     "server_info": "GET /v1/models has the model, GET /metrics the figures",
     "generate_stream": "POST /v1/completions with stream continues a text",
     "health_generate": "GET /ready is 200 when requests are answered",
@@ -301,9 +171,13 @@ ROUTES = {
     "realtime": _NO_SPEECH,
 }
 
-_OLLAMA_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-zA-Z0-9._-]*)?")
+KNOWN_MODELS = Path(__file__).resolve().parents[2] / "models" / "known_models.json"
+_BARE_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*(:[a-zA-Z0-9][a-zA-Z0-9._-]*)?")
+_TAGGED_ID = re.compile(r"([\w.-]+/[\w.-]+):[\w.-]+")
+_MIN_NAME_CHARS = 4  # what begins ids of the hub with fewer letters is more often a folder that is not there
+_OLLAMA_URL = re.compile(r"^(https?://)?ollama\.com/(library/)?|^(ollama|library)/")
 _HUB_URL = re.compile(
-    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?([\w.-]+/[\w.-]+)(?::[\w.-]+)?"
+    r"(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?)([\w.-]+/[\w.-]+)(?::[\w.-]+)?"
     r"(?:/(?:tree|blob|resolve)/([\w.-]+).*)?/?(?:\?.*)?"
 )
 _GGUF = "GGUF is llama.cpp's format, which is not read: give the model's own repository or folder with safetensors"
@@ -318,64 +192,39 @@ def about_command(word: str, rest: Sequence[str], known: Iterable[str]) -> str:
     if word in MODELS or _HUB_URL.fullmatch(word) or "/" in word or Path(word).is_dir():
         sentence = about_model(word)
         return f"{word} is no command" + (f": {sentence}" if sentence else f": quire serve {word} serves a model")
-    return f"{word} is no command{nearest(word, list(known))}"
-
-
-def about_flag(flag: str, known: Iterable[str]) -> str | None:
-    """Return the sentence on a flag of another server, without its full stop; None if it is in no table.
-
-    known: the flags here, which are never called another's.
-    """
-    if flag in known or flag not in FLAGS:
-        return None
-    meaning = FLAGS[flag]
-    is_flag = meaning.startswith("--") and " " not in meaning
-    return f"{flag} is {meaning} here" if is_flag else f"{flag} is no flag here: {meaning}"
-
-
-def is_negative(name: str) -> bool:
-    """Return True for a flag's name, without dashes, that turns something off."""
-    return name.startswith(("no-", "disable-"))
-
-
-def similar_flags(typed: str, known: Iterable[str]) -> dict[str, str]:
-    """Return what is shown of other servers' flags, by name without dashes, among which a typed one may be meant.
-
-    known: the names here.
-    """
-    from difflib import get_close_matches
-
-    names = {flag.lstrip("-"): flag for flag in FLAGS if flag.startswith("--")}
-    shown = {}
-    for name in get_close_matches(typed, names, cutoff=_SIMILARITY):
-        if name not in known and is_negative(name) == is_negative(typed):
-            flag, meaning = names[name], FLAGS[names[name]]
-            is_flag = meaning.startswith("--") and " " not in meaning
-            shown[name] = f"{flag}, which is {meaning} here," if is_flag else f"{flag}, no flag here ({meaning}),"
-    return shown
-
-
-def about_choice(message: str) -> str:
-    """Return the end of argparse's message on a value that is no choice: what another server's value is here."""
-    found = re.search(r"(--[\w-]+): invalid choice: '([^']*)'", message)
-    value = CHOICES.get(found[1], {}).get(found[2].lower()) if found else None
-    return f": it is {value} here" if value else ""
+    return f"{word} is no command{nearest(word, list(known), similarity=_SIMILARITY)}"
 
 
 def about_model(model: str) -> str | None:
     """Return the sentence on a MODEL that is no folder and no hub id, without its full stop; None: nothing is known."""
     url = _HUB_URL.fullmatch(model)
-    if model.lower().endswith(".gguf") or (url and "gguf" in url[1].lower()):
+    tagged = _TAGGED_ID.fullmatch(model)
+    if model.lower().endswith(".gguf") or ((url or tagged) and "gguf" in model.lower()):
         return _GGUF
     if url:
         revision = f" --revision {url[2]}" if url[2] not in (None, "main") else ""
         return f"a hub id is given without its URL: quire serve {url[1]}{revision}"
-    if model in MODELS:
-        return f"{model} is ollama's name, and models are named as on the hub: quire serve {MODELS[model]}"
-    if ":" in model and _OLLAMA_NAME.fullmatch(model):
-        name = model.partition(":")[0]
-        return f"it looks like a name of ollama, and models are named as on the hub: quire models {name} lists ids"
-    return None
+    if tagged:
+        return f"a hub id has no tag: quire serve {tagged[1]}"
+    word = _OLLAMA_URL.sub("", model, count=1)
+    name, colon, tag = word.partition(":")
+    hub_id = MODELS.get(name if tag == "latest" else word)
+    if hub_id is not None:
+        return f"{model} is ollama's name, and models are named as on the hub: quire serve {hub_id}"
+    if not _BARE_NAME.fullmatch(word):
+        return None
+    ids = [one for one in _listed_ids() if _bare(one.rpartition("/")[2]).startswith(_bare(name))]
+    exact = [one for one in ids if one.rpartition("/")[2] == word]
+    if len(exact) == 1:
+        return f"a hub id has its owner before it: {exact[0]}"
+    if ids and len(name) >= _MIN_NAME_CHARS:
+        return f"models are named as on the hub, OWNER/NAME: quire models {name} lists ids"
+    return "it looks like a name of ollama, and models are named as on the hub, OWNER/NAME" if colon else None
+
+
+def is_found(word: str, hub_id: str) -> bool:
+    """Return whether a word, whatever its dashes, dots and capitals, is in a hub id: llama3.2 is in …/Llama-3.2-1B."""
+    return (_bare(word) or word) in _bare(hub_id.rpartition("/")[2]) or word.lower() in hub_id.lower()
 
 
 def about_route(path: str) -> str | None:
@@ -386,3 +235,13 @@ def about_route(path: str) -> str | None:
         if sentence is not None and len(segments) <= count + 2:
             return sentence
     return None
+
+
+def _listed_ids() -> list[str]:
+    """Return the hub ids that `quire models` lists."""
+    table = json.loads(KNOWN_MODELS.read_text(encoding="utf-8"))
+    return [row["model"] for kind in ("served", "unserved") for row in table[kind]]
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())

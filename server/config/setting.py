@@ -126,14 +126,29 @@ class Setting(NamedTuple):
         return found[1].removeprefix("default: ") if found else "none"
 
 
-def nearest(name: str, known: Sequence[str] | Mapping[str, str], *, similarity: float = 0.6) -> str:
-    """Return which known name may have been meant, as the end of a sentence.
+def nearest(name: str, known: Sequence[str] | Mapping[str, str], *, similarity: float = 0.75) -> str:
+    """Return which known name may have been meant, as the end of a sentence; empty where none is near enough.
 
-    Of a mapping the keys are compared, and the value of the nearest key is returned.
+    Of a mapping the keys are compared, and the value of the nearest key is returned. The default of similarity is met
+    by a letter more, less or exchanged.
     """
     import difflib
 
-    found = difflib.get_close_matches(name, known, n=1, cutoff=similarity)
-    if not found:
-        return ""
-    return f": {known[found[0]] if isinstance(known, Mapping) else found[0]} is the nearest"
+    for found in difflib.get_close_matches(name, known, n=3, cutoff=similarity):
+        if _has_words_of(found, name):
+            return f": {known[found] if isinstance(known, Mapping) else found} is the nearest"
+    return ""
+
+
+def _has_words_of(name: str, typed: str) -> bool:
+    """Return whether each word that was typed is like one of a name: --dp-size is no slip of --tp-size."""
+    import difflib
+
+    words = re.split("[-_]", name.strip("-"))
+    return all(
+        any(
+            one.startswith(word) or word.startswith(one) or difflib.SequenceMatcher(None, word, one).ratio() > 0.6
+            for one in words
+        )
+        for word in re.split("[-_]", typed.strip("-"))
+    )

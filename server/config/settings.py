@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from engine.interface.errors import StartupError
-from server.config.known_words import about_choice, about_flag, is_negative, similar_flags
+from server.config.known_flags import about_choice, about_flag, about_setting, is_negative, similar_flags
 from server.config.setting import COMMAND_LINE, DEFAULT, VARIABLE_PREFIX, FlagAlias, Setting, nearest
 from server.config.value_types import UsageError, boolean
 
@@ -24,7 +24,6 @@ _OF_THE_RUN = ("help", "help_all", "config", "show_config")  # flags that are no
 # What Kubernetes and Docker links add for a service whose name begins with quire: QUIRE_PORT=tcp://10.0.0.1:8000, …
 _LINK = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
 _LINK_URL = re.compile(r"(tcp|udp|sctp)://")
-_SIMILARITY = 0.75  # of two flags: a letter more, less or exchanged is above it
 
 
 class SettingsParser(argparse.ArgumentParser):
@@ -105,7 +104,7 @@ class SettingsParser(argparse.ArgumentParser):
         # never the opposite of what was meant
         current = {name: shown for name, shown in current.items() if is_negative(name) == is_negative(typed)}
         others = similar_flags(typed, current) if self.settings and not self._place else {}
-        return nearest(typed, current | others, similarity=_SIMILARITY)
+        return nearest(typed, current | others)
 
     def error(self, message: str) -> NoReturn:
         """Print one sentence and exit."""
@@ -154,7 +153,8 @@ class SettingsParser(argparse.ArgumentParser):
             if not is_ours or _LINK.search(name) or (name.endswith("_PORT") and _LINK_URL.match(value)):
                 continue
             if name not in known:
-                near = nearest(name, [*(setting.variable for setting in self.settings), CONFIG_VARIABLE])
+                shown = {setting.key: setting.variable for setting in self.settings} | {"config": CONFIG_VARIABLE}
+                near = about_setting(name.removeprefix(VARIABLE_PREFIX), shown)
                 raise UsageError(f"{name} is no setting of this server{near}.")
             if value.strip() and not known[name].is_secret:  # an empty one is what `X: ${X:-}` gives
                 said[name] = value

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import yaml
 
 from engine.interface.errors import StartupError
-from server.config.setting import DEFAULT, FileValue, Setting, nearest
+from server.config.known_flags import about_setting
+from server.config.setting import DEFAULT, FileValue, Setting
 from server.config.value_types import UsageError
 
 _MAX_BYTES = 1 << 20
@@ -43,7 +44,7 @@ def read_settings_file(name: str, settings: Sequence[Setting]) -> dict[str, File
             raise _error(path, key_node, f"{key} is given twice, also in line {lines[key]}")
         lines[key] = key_node.start_mark.line + 1
         if key not in by_key:
-            near = nearest(key, [setting.key for setting in settings if not setting.is_alias])
+            near = about_setting(key, {setting.key: setting.key for setting in settings if not setting.is_alias})
             raise _error(path, key_node, f"{key} is no setting of this server{near}")
         if by_key[key].is_secret:
             raise _error(

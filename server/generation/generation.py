@@ -111,6 +111,11 @@ class CompletionStream:
         """Return the number of ChoiceFinished events of the whole stream."""
         return len(self._choices)
 
+    @property
+    def is_decided(self) -> bool:
+        """True once an engine has accepted the first choice, and with it all, or has refused it."""
+        return self._client.is_decided(self._choices[0].request_id)
+
     def batches(self) -> AsyncGenerator[list[Event], None]:
         """Yield every choice's events and its end. A list has one choice's events of one engine output, at least one.
 

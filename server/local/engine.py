@@ -76,6 +76,10 @@ class LocalEngine:
         """Refuse: nobody watches this pool."""
         raise EngineError("There is no view of the KV cache without a server.")
 
+    def is_decided(self, request_id: str) -> bool:
+        """See EngineClient.is_decided; nothing is asked over a network."""
+        return True
+
     def check_grammar(self, tenant: Tenant) -> None:
         """Do nothing: there are no keys, so no tenant has limits."""
 

@@ -11,9 +11,9 @@ import msgspec
 
 from engine.interface.config import EngineConfig, ServerConfig
 from engine.interface.errors import sentence
+from server.config.known_flags import about_setting
 from server.config.serve_config import check_flags, find_model
 from server.config.serve_flags import add_memory_flags, add_model_flags, add_speculative_flags
-from server.config.setting import nearest
 from server.config.value_types import UsageError
 from server.hosted.daemon import parse_flags
 
@@ -41,7 +41,8 @@ def read_settings(model: str | None, settings: dict[str, Any]) -> tuple[EngineCo
     flags = [] if model is None else [model]
     for name, value in settings.items():
         if name not in actions:
-            raise UsageError(f"LLM has no setting {name}{nearest(name, list(actions))}.")
+            near = about_setting(name, {action.replace("_", "-"): action for action in actions})
+            raise UsageError(f"LLM has no setting {name}{near}.")
         if value is not None:
             flags += _flags(actions[name], value)
     try:

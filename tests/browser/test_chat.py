@@ -184,6 +184,18 @@ def test_an_edited_message_is_answered_anew_and_an_answer_can_be_had_again(chat,
     expect(chat.get_by_role("button", name="Answer again")).to_have_count(1)  # the last: what follows is not lost
 
 
+def test_the_buttons_of_an_edit_are_whole_words_on_a_phone(open_page, fake):
+    fake.replies = [Reply(told("Lima."))]
+    page = open_page(fake.url, viewport={"width": 390, "height": 844})
+    say(page, "Capital of Peru?")
+    finished(page)
+    page.locator(".user").hover()
+    page.get_by_role("button", name="Edit the message").click()
+    for name in ("Cancel", "Send"):
+        box = page.locator("form.edit").get_by_role("button", name=name).bounding_box()
+        assert box["height"] < 45, name  # one line
+
+
 # rule: Endpoints: The chat page streams, stops, tries again, keeps its chats in the browser, and waits for a server
 #     that starts
 def test_chats_survive_a_reload_and_can_be_deleted(chat, fake):

@@ -83,6 +83,25 @@ def test_rows_of_few_tokens_equal_the_specification(rows, shape, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [ONE_TOKEN, ONE_TOKEN * 12])
+def test_steps_that_compute_their_gates_equal_the_specification(rows, shape, dtype):
+    from kernels.delta_rule.triton import gated_delta_step
+
+    metadata, (q, k, v, g, beta), view = make_problem(rows, shape, dtype)
+    a, b = g.to(dtype), beta.to(dtype)
+    gate_inputs = a, b, torch.randn(b.shape[1], device=DEVICE), torch.randn(a[0].numel(), device=DEVICE)
+    before = clone(view)
+    out, states = expect((q, k, v, *gates.delta_gates(*gate_inputs, max_beta=2.0)), view, metadata)
+    for pdl in (False, True):
+        mine = clone(view)
+        read = gated_delta_step(q, k, v, *gate_inputs, mine, metadata, scale=0.1, max_beta=2.0, pdl=pdl)
+        assert relative_error(read, out) < SHORT_TOLERANCE[dtype]
+        assert relative_error(states_after(mine, metadata), states) < SHORT_TOLERANCE[dtype]
+        assert_only_states_changed(mine, before, metadata)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rows", [LONG, RAGGED])
 def test_rows_of_any_length_equal_the_specification(rows, shape, dtype):
     assert_twins_agree(rows, shape, dtype, LONG_TOLERANCE[dtype])

@@ -35,6 +35,7 @@ OF_THE_MODEL = (  # of its context and its speed, its tokenizer and its template
     r"prompt_name '",
     r"continue_final_message: the chat template leaves out",
     r"dimensions is",
+    r"engine: '",  # an engine that this server has not, whose name is any text in the document
 )
 LANGUAGES = (  # of JSON within strings, schemas, regular expressions and grammars, and sealed reasoning
     r"\S+ is a string that is not JSON",

@@ -65,6 +65,7 @@ class FakeEngineClient:
         self.cache = cache
         self.hold = hold
         self.is_full = False
+        self.has_decided = True  # see is_decided()
         self.rates: Rates | None = None  # of every request
         self.checked_tenants: list[Tenant] = []  # before a grammar was compiled
         self.spent_grammar_s: list[tuple[Tenant, float]] = []
@@ -108,6 +109,9 @@ class FakeEngineClient:
         if request_id not in self.aborted and request_id not in self.finished:
             self.aborted.append(request_id)
         self._aborting.add(request_id)
+
+    def is_decided(self, request_id: str) -> bool:
+        return self.has_decided
 
     async def kv_snapshot(self) -> KvSnapshot:
         self.num_kv_asks += 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
@@ -33,6 +34,8 @@ MANY_SCORES = 500  # log-probabilities, or tokens without them, of which eight t
 _TOKENS_PER_SCORE = 8
 _BYTES_PER_SCORE = 16
 FIRST_EVENT_GRACE_S = 1.0  # an error within it is a real HTTP status; later, the stream begins without a token
+DECISION_GRACE_S = 10.0  # the same for a request that no engine has accepted or refused yet
+_POLL_S = 0.05
 
 
 async def answer(app_state: AppState, request: Request, prepared: PreparedReply, writer: SseWriter) -> Response:
@@ -59,6 +62,9 @@ async def answer(app_state: AppState, request: Request, prepared: PreparedReply,
     gone = watch_client(request.receive)  # until the end: to begin again with the first token would delay that
     try:
         await wait_watched(gone, first, timeout_s=FIRST_EVENT_GRACE_S)
+        latest_s = time.monotonic() + DECISION_GRACE_S - FIRST_EVENT_GRACE_S
+        while not (first.done() or generation.is_decided or time.monotonic() >= latest_s):
+            await wait_watched(gone, first, timeout_s=_POLL_S)  # a step may take seconds, or an engine start
         stats = generation.stats()
         if first.done():
             first.result()

@@ -68,7 +68,7 @@ class Trial {
     const factor = first.ms / middle;
     const cached = others.map(({ numCached }) => numCached).sort((a, b) => a - b)[Math.floor(others.length / 2)];
     const gain = factor >= 1.05 ? `, ${factor.toFixed(factor < 10 ? 1 : 0)} times sooner` : "";
-    return `Time to the first token: ${milliseconds(first.ms)} for the first, ${milliseconds(middle)} in the middle of the ${others.length} others${gain}. They found ${count(cached)} of ${count(this.numPrompt)} prompt tokens in the cache.`;
+    return `Time to the first token: ${milliseconds(first.ms)} for the first, ${milliseconds(middle)} for the median of the ${others.length} others${gain}. They found ${count(cached)} of ${count(this.numPrompt)} prompt tokens in the cache.`;
   }
 
   #draw(text, isWrong = false) {

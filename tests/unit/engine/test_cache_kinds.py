@@ -20,9 +20,9 @@ from tests.support.reference import save_checkpoint
 from tests.unit.engine.test_real_model import tokens
 
 BLOCK = 4
-# windows alone, windows beside full layers, unequal heads with shared layers, sinks
-KINDS = ("mistral", "gemma3", "gemma4_shared", "gpt_oss")
-OTHERS = ("gemma2", "qwen2_windows", "llama4_no_norm")  # beside full layers as well, and chunks
+# windows alone, unequal heads with shared layers, sinks; the last two beside full layers
+KINDS = ("mistral", "gemma4_shared", "gpt_oss")
+OTHERS = ("gemma2", "gemma3", "qwen2_windows", "llama4_no_norm")  # beside full layers as well, and chunks
 NUM_TOKENS = 24
 pytestmark = pytest.mark.slow
 
@@ -75,6 +75,7 @@ def alone(checkpoint: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.table(most=2)
 def test_rows_grouped_by_shared_prefixes_get_the_same_tokens(
     checkpoint: Path, alone: list[list[int]], depth: int
 ) -> None:
@@ -129,7 +130,8 @@ def test_preempted_requests_go_on_as_if_nothing_had_been(
     assert offline.engine.scheduler.num_preemptions > 0
 
 
-@pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.table(most=2)
 def test_host_memory_changes_no_token(checkpoint: Path, alone: list[list[int]], depth: int) -> None:
     offline = small_pool(checkpoint, 150, overlap_depth=depth, kv_host_memory_bytes=16 * 2**20)
     for _ in range(2):
@@ -148,9 +150,8 @@ def test_drafts_change_no_token(checkpoint: Path, alone: list[list[int]], depth:
     assert offline.engine.scheduler.drafts.num_tokens > 0
 
 
-@pytest.mark.parametrize(
-    "kind", ["gemma4_shared", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("gemma3", "gpt_oss"))]
-)
+@pytest.mark.parametrize("kind", ["gemma4_shared", "gemma3", "gpt_oss"])
+@pytest.mark.full
 def test_two_ranks_give_the_same(kind: str, tmp_path: Path) -> None:
     config = make_configs()[kind]
     config.max_position_embeddings = 160

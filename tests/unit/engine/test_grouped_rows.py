@@ -78,6 +78,7 @@ def run(
 @pytest.mark.parametrize("is_padded", [False, True])  # as a graph is
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.table
 def test_texts_with_groups_equal_those_without(checkpoint: Path, depth: int, seed: int, is_padded: bool) -> None:
     plain, num_grouped, _ = run(checkpoint, seed, sharing=None, depth=depth, blocks=400)
     assert num_grouped == 0
@@ -89,6 +90,7 @@ def test_texts_with_groups_equal_those_without(checkpoint: Path, depth: int, see
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("kv_cache_dtype", "blocks"), [("auto", 34), ("int8", 11)])  # int8 makes 3 of each
+@pytest.mark.table
 def test_preempted_requests_join_groups_again(checkpoint: Path, depth: int, kv_cache_dtype: str, blocks: int) -> None:
     settings = {"depth": depth, "blocks": blocks, "kv_cache_dtype": kv_cache_dtype}
     plain, _, _ = run(checkpoint, 3, sharing=None, **settings)

@@ -73,6 +73,7 @@ def files_of(disk):
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_two_ranks_keep_their_shares_and_a_block_is_there_if_both_are(llama, tmp_path):
     config = config_of(llama, tmp_path, tensor_parallel_size=2)
     first = serve(config, PROMPTS)

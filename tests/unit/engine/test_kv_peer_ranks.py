@@ -21,14 +21,9 @@ from tests.support.reference import save_checkpoint
 from tests.unit.engine.kv_peer_process import MARK
 from tests.unit.engine.test_kv_peers import MIB, PARAMS, prompts
 
-pytestmark = [pytest.mark.skipif(not HAS_MEMFD, reason="needs memfd_create"), pytest.mark.slow]
+pytestmark = [pytest.mark.skipif(not HAS_MEMFD, reason="needs memfd_create"), pytest.mark.full]
 NIXL = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="no NIXL")
-FAMILIES = [  # shared key heads: "tinyllama" has one for both ranks
-    "llama3.1",
-    pytest.param("tinyllama", marks=pytest.mark.full),
-    pytest.param("qwen2_windows", marks=pytest.mark.full),
-    pytest.param("qwen3_next_dense", marks=pytest.mark.full),
-]
+FAMILIES = ["llama3.1", "tinyllama", "qwen2_windows", "qwen3_next_dense"]  # "tinyllama": one key head for both ranks
 VOCAB_SIZE, LENGTHS = 97, (50, 41, 33)
 
 
@@ -117,7 +112,7 @@ def expected_of(folder: Path) -> list[list[int]]:
     return [result.token_ids for result in alone.generate(prompts(VOCAB_SIZE, LENGTHS), list(PARAMS))]
 
 
-@pytest.mark.parametrize("transport", ["shared-memory", pytest.param("nixl", marks=[NIXL, pytest.mark.full])])
+@pytest.mark.parametrize("transport", ["shared-memory", pytest.param("nixl", marks=NIXL)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_of_two_ranks_on_each_side_are_those_of_one_engine(
     family: str, transport: str, pair_of: Callable[..., tuple[Engine, Engine]], tmp_path: Path
@@ -138,7 +133,6 @@ def test_answers_of_two_ranks_on_each_side_are_those_of_one_engine(
     assert offered["offered"] >= arrived["taken"]
 
 
-@pytest.mark.full
 def test_a_rank_of_the_prefill_engine_that_is_killed_costs_a_computation_alone(
     pair_of: Callable[..., tuple[Engine, Engine]], tmp_path: Path
 ) -> None:
@@ -159,7 +153,6 @@ def test_a_rank_of_the_prefill_engine_that_is_killed_costs_a_computation_alone(
     assert (counts["complete"], counts["lost"]) == (1, 1)
 
 
-@pytest.mark.full
 def test_engines_of_unequal_numbers_of_ranks_compute_alone(
     pair_of: Callable[..., tuple[Engine, Engine]], tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def merged_texts(base: Path, folders: list[Path], inputs: list[list[int]]) -> li
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("pool_blocks", [None, 30])
 @pytest.mark.slow
+@pytest.mark.table
 def test_a_mixed_batch_gives_the_text_of_merged_weights(
     base: Path,
     adapters: list[Path],

@@ -14,9 +14,9 @@ from tests.support.checkpoints import make_configs
 from tests.support.reference import save_checkpoint
 from tests.unit.engine.test_real_model import tokens
 
-_OTHERS = ("qwen3_5_moe", "olmo_hybrid", "lfm2", "lfm2_moe", "granite_hybrid", "bamba_biases", "nemotron_3")
-_OTHERS += ("kimi_linear", "kimi_linear_groups")
-KINDS = ["qwen3_next", "falcon_h1", *(pytest.param(kind, marks=pytest.mark.full) for kind in _OTHERS)]
+_OTHERS = ("falcon_h1", "qwen3_5_moe", "olmo_hybrid", "lfm2", "lfm2_moe", "granite_hybrid", "bamba_biases")
+_OTHERS += ("nemotron_3", "kimi_linear", "kimi_linear_groups")
+KINDS = ["qwen3_next", *(pytest.param(kind, marks=pytest.mark.full) for kind in _OTHERS)]
 MAX_TOKENS = 230
 NUM_TOKENS = 20
 pytestmark = pytest.mark.slow

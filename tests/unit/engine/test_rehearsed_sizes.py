@@ -7,7 +7,8 @@ from kernels.linear import dense
 from kernels.linear.planes_configs import MAX_ROWS
 from kernels.linear.planes_configs import planes_config as float4_config
 from kernels.linear.scaled8_configs import MAX_FEW_ROWS, MAX_SMALL_TILES, scaled8_config
-from kernels.moe.configs import hopper_fp8_config, planes_config
+from kernels.moe.configs import grouped_config, hopper_fp8_config, planes_config
+from kernels.moe.triton_route import MOST_CHUNKS, size_of_chunk
 
 MOST_TOKENS = 8192
 ROWS = [size for size in offline._batch_sizes() if size <= 64]
@@ -26,6 +27,19 @@ def test_experts(kind: str, num_experts: int, top_k: int) -> None:
 
     met = {config(num_tokens) for num_tokens in {*REHEARSED, *offline._EXPERTS_PROMPT_LENS}}
     assert [size for size in range(1, MOST_TOKENS + 1) if config(size) not in met] == []
+
+
+@pytest.mark.parametrize("num_experts", [8, 64, 128, 256, 512])
+def test_routing(num_experts: int) -> None:
+    """Chunks, and whether a launch of its own sums their counts, as the layout of 16-bit experts has them."""
+
+    def kind(num_tokens: int) -> tuple[int, bool]:
+        config = grouped_config(num_pairs=8 * num_tokens, num_experts=num_experts, itemsize=2)
+        tokens = size_of_chunk(num_tokens, num_experts, config.chunk_tokens)
+        return tokens, -(-num_tokens // tokens) > MOST_CHUNKS
+
+    met = {kind(num_tokens) for num_tokens in {*REHEARSED, *offline._EXPERTS_PROMPT_LENS}}
+    assert [size for size in range(1, MOST_TOKENS + 1) if kind(size) not in met] == []
 
 
 @pytest.mark.parametrize("by_block", [False, True])

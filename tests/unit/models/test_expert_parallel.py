@@ -81,7 +81,7 @@ def test_ranks_with_whole_experts_give_the_logits_of_one(size, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_whole_experts_are_split_between_the_blocks_of_any_scheme(size, tmp_path):
     for kind, save in PACKED.items():
         save(tmp_path / f"dense-{kind}", tmp_path / kind)

@@ -126,7 +126,7 @@ def test_random_weights_are_one_model_however_it_is_split(kind, tmp_path):
 def test_one_layer_of_each_kind_is_a_model_that_runs(tmp_path):
     save_checkpoint(tmp_path, make_configs()["qwen2_moe"])
     config = ModelConfig.from_folder(tmp_path).one_layer_of_each_kind()
-    assert sorted(config.sparse_layers) == [False, True]
+    assert set(config.sparse_layers) == {False, True}
     model = build(config, Weights.dummy(device=CPU, dtype=torch.float32), TensorParallel())
     runner = PagedRunner(model, config)
     assert runner.step([(runner.add_row(), PROMPT)])[0].isfinite().all()

@@ -14,9 +14,12 @@ from tests.support.checkpoints import make_configs
 from tests.support.models_harness import PagedRunner, load
 from tests.support.reference import save_checkpoint
 
-KINDS = ("llama3.1", "llama_all_biases", "qwen3", "gemma2", "granite", "olmo2", "qwen3_moe", "gpt_oss", "qwen3_5")
-# All norms of three layers are left to products, less the first, which adds nothing
-WHOLE = ("llama3.1", "llama_all_biases", "qwen3", "qwen3_moe", "gpt_oss")
+KINDS = ("llama3.1", "llama_all_biases", "qwen3", "gemma2", "granite", "olmo2", "apertus", "qwen3_moe", "gpt_oss")
+KINDS += ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite")
+KINDS += ("kimi_linear", "lfm2", "lfm2_moe", "bamba", "granite_hybrid", "falcon_h1", "nemotron_h", "nemotron_3")
+# All norms before a branch of the model are left to products, less the first, which adds nothing
+WHOLE = ("llama3.1", "llama_all_biases", "qwen3", "gemma2", "granite", "apertus", "qwen3_moe", "gpt_oss", "qwen3_next")
+WHOLE += ("qwen3_5", "qwen3_5_moe", "lfm2", "bamba", "granite_hybrid")
 
 
 def _decode(folder: Path) -> torch.Tensor:
@@ -38,7 +41,8 @@ def test_a_row_of_late_norms_and_gated_products_has_the_same_logits(kind, tmp_pa
     monkeypatch.setattr(DenseLinear, "normed", lambda *args, **options: norms.append(1) or normed(*args, **options))
     torch.testing.assert_close(_decode(tmp_path), expected, rtol=1e-5, atol=1e-5)
     if kind in WHOLE:
-        assert len(norms) == 3 * 5
+        num_layers = ModelConfig.from_folder(tmp_path).num_layers
+        assert len(norms) == 3 * (2 * num_layers - 1)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "qwen2_moe", "mixtral", "granite_moe", "glm4_moe"])

@@ -205,6 +205,7 @@ def checkpoint(request, tmp_path):
     return tmp_path, save(request.param, tmp_path)
 
 
+@pytest.mark.table(most=8)
 def test_logits_for_text_are_those_of_transformers(checkpoint):
     check_logits(*checkpoint)
 
@@ -216,6 +217,7 @@ def check_logits(folder, expected):
     torch.testing.assert_close(torch.cat(logits), expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.table(most=8)
 def test_its_vision_is_left_unread_but_nothing_else(checkpoint, caplog):
     folder, _ = checkpoint
     load(folder)

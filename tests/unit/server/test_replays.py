@@ -277,7 +277,8 @@ def test_a_deadline_ends_a_request_that_waits_for_an_engine(
             whole, stream = await asyncio.gather(*asked)
             assert (whole.status_code, whole.json()["error"]["code"]) == (408, "deadline_exceeded")
             assert '"code":"deadline_exceeded"' in stream.text
-            assert stream.text.endswith("data: [DONE]\n\n")
+            # the engine may have ended before it accepted the request; then no headers were sent
+            assert stream.status_code == 408 or stream.text.endswith("data: [DONE]\n\n")
             refused = await http.post(CHAT, json=body)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
 

@@ -41,10 +41,11 @@ def run(kinds, seconds, num_at_least, first_seed, **options):
     return counts
 
 
-def test_a_preempted_tenant_does_not_take_back_the_room_that_another_ones_prompt_needs():
-    """Two tenants, a prompt that had no room, and one admitted before it: they went on like this without end."""
-    counts = Trace.draw(7_004_952, KINDS).replay_all()
-    assert counts["preemptions"] == 1
+@pytest.mark.parametrize(("seed", "num_preemptions"), [(7_004_952, 0), (7_000_541, 7)])
+def test_a_preempted_tenant_does_not_take_back_the_room_that_another_ones_prompt_needs(seed, num_preemptions):
+    """Two tenants, prompts that have no room, and others admitted before them: the first went on without end."""
+    counts = Trace.draw(seed, KINDS).replay_all()
+    assert counts["preemptions"] == num_preemptions
 
 
 @pytest.mark.slow
@@ -63,10 +64,11 @@ def test_every_trace_gives_the_models_tokens(seconds, first_seed):
 
 
 @pytest.mark.slow
-def test_all_that_can_happen_to_a_request_happens_to_states():
-    counts = run(STATE_KINDS, 0, 400, FIRST_SEED)
-    rare = {name for name in ("preemptions", "aborts", "salted_hit_tokens", "adapter_hit_tokens") if counts[name] < 10}
-    assert not rare
+@pytest.mark.parametrize("num_traces", [120, pytest.param(400, marks=pytest.mark.full)])
+def test_all_that_can_happen_to_a_request_happens_to_states(num_traces):
+    counts = run(STATE_KINDS, 0, num_traces, FIRST_SEED)
+    at_times = ("preemptions", "aborts", "salted_hit_tokens", "adapter_hit_tokens")
+    assert not {name for name in at_times if counts[name] < num_traces / 40}
     happened = {name for name, count in counts.items() if count > counts["traces"] / 4}
     assert happened >= {
         "hit_tokens", "evictions", "accepted_drafts", "rejected_drafts", "zeroed_pages", "failed_steps",

@@ -314,6 +314,7 @@ def test_a_full_queue_takes_what_a_prefill_engine_has_begun():
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.table(most=6)
 def test_random_traces_with_cuts_aborts_and_slow_copies(seed, num_ranks):
     rng = random.Random(seed)
     groups = GROUPS[rng.choice(list(GROUPS))]

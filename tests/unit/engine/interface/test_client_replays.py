@@ -462,9 +462,11 @@ def test_a_request_is_charged_once_by_the_engine_that_accepts_it(tmp_path: Path)
             names = ("sent", "accepted", "begun")
             readers = [Reader(client, request(name, charge=charge)) for name in names]
             await engines.got(3)
+            assert [client.is_decided(name) for name in names] == [False, False, False]
             engines.send(Accepted("accepted"))
             engines.begin("begun")
             await asyncio.sleep(0.02)
+            assert [client.is_decided(name) for name in names] == [False, True, True]
             await restart(client, engines)
             again = {message.request_id: message for message in await engines.got(3)}
             assert [again[name].is_charged for name in names] == [False, True, True]
@@ -473,6 +475,7 @@ def test_a_request_is_charged_once_by_the_engine_that_accepts_it(tmp_path: Path)
                 engines.tokens(name, 1, reason="stop")
             for reader in readers:
                 assert (await reader.end()).error is None
+            assert client.is_decided("sent")
 
     run(scenario())
 

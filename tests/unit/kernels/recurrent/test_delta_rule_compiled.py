@@ -9,7 +9,7 @@ import dataclasses
 import sys
 
 from kernels.causal_conv.triton import causal_conv
-from kernels.delta_rule.triton import gated_delta_rule
+from kernels.delta_rule.triton import gated_delta_rule, gated_delta_step
 from kernels.delta_rule.triton_gates import delta_gates, gated_rms_norm
 from kernels.states import StateView
 from tests.unit.kernels.triton_cases.recurrent_problem import Row, make_conv, make_delta, make_metadata
@@ -26,6 +26,9 @@ def launch(rows, key_heads, value_heads, d_k, d_v, by_dimension):
     x, weight, bias = make_conv(metadata, channels, 4, dtype=torch.bfloat16)
     causal_conv(x, weight, bias, StateView(pool, 1, channels, 3), metadata, has_silu=True, pdl=True)
     gated_rms_norm(v, v, weight[:d_v, 0].contiguous(), 1e-6, pdl=True)
+    if len(set(rows)) == 1 and rows[0].num_tokens == 1:
+        gates = g.bfloat16(), beta.bfloat16(), beta[0], g[0].flatten()
+        gated_delta_step(q, k, v, *gates, view, metadata, scale=0.1, pdl=True)
     delta_gates(g.bfloat16(), beta.bfloat16(), beta[0], g[0].flatten(), pdl=True)
 
 
@@ -34,7 +37,8 @@ with collect_kernels() as kernels:
     for rows in ([Row(1, 3)] * 64, [Row(4, 3)] * 4, [Row(300, 3), Row(1, 5)]):
         launch(rows, *sizes)
 """
-OF_ALL = {"_short_rows_kernel", "_scan_kernel", "_causal_conv_kernel", "_gated_rms_norm_kernel", "_gates_kernel"}
+OF_ALL = {"_short_rows_kernel", "_scan_kernel", "_step_kernel", "_causal_conv_kernel", "_gated_rms_norm_kernel"}
+OF_ALL |= {"_gates_kernel"}
 # Key heads, value heads, d_k, d_v, a gate for each key dimension
 SHAPES = {
     "Qwen3.5": "16 32 128 128 0",

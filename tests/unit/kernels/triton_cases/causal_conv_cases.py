@@ -50,3 +50,9 @@ def test_other_widths_and_options_equal_the_specification(width, has_bias, has_s
     assert_twins_agree(
         SHORT if channels > 200 else MIXED, width=width, has_bias=has_bias, has_silu=has_silu, channels=channels
     )
+
+
+@pytest.mark.parametrize(("width", "channels"), [(2, 22), (3, 300), (4, 550), (6, 40)])
+@pytest.mark.parametrize("num_times", [1, 3])
+def test_rows_of_one_token_of_any_width_equal_the_specification(width, channels, num_times):
+    assert_twins_agree(ONE_TOKEN * num_times, width=width, channels=channels)

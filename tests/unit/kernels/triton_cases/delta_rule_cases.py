@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from benchmarks import recurrent_kernels
+from benchmarks import recurrent_kernels, recurrent_steps
+from kernels.delta_rule import chunks
 from kernels.delta_rule import triton as twin
 from kernels.delta_rule.reference import recurrent_gated_delta_rule
 from tests.unit.kernels.triton_cases.recurrent_problem import (
@@ -56,6 +57,24 @@ def assert_twins_agree(rows, *, dtype=torch.float32, strongest=2.0, by_dimension
 @pytest.mark.parametrize("rows", [SHORT, ONE_TOKEN])
 def test_rows_of_few_tokens_equal_the_specification(rows, dtype, by_dimension):
     assert_twins_agree(rows, dtype=dtype, by_dimension=by_dimension)
+
+
+@pytest.mark.parametrize("by_dimension", [False, True])
+@pytest.mark.parametrize(("d_k", "d_v", "dtype"), [(16, 16, torch.float32), (24, 48, torch.float16)])
+def test_steps_that_compute_their_gates_equal_the_specification(d_k, d_v, dtype, by_dimension):
+    metadata = make_metadata(ONE_TOKEN)
+    sizes = {"key_heads": 2, "value_heads": 4, "d_k": d_k, "d_v": d_v}
+    q, k, v, g, beta = make_delta(metadata, **sizes, by_dimension=by_dimension, dtype=dtype)
+    a = torch.cat((g + 1, g), 1).to(dtype)[:, :4]  # slices of wider rows, as the layer's projection has them
+    b = torch.cat((beta, beta), 1).to(dtype)[:, 4:]
+    gates = a, b, torch.randn(4), torch.randn(a[0].numel())
+    view = make_view(metadata, 4 * d_v, d_k)
+    before, other = clone(view), clone(view)
+    out = twin.gated_delta_step(q, k, v, *gates, view, metadata, scale=0.3, max_beta=2.0)
+    expected = chunks.gated_delta_step(q, k, v, *gates, other, metadata, scale=0.3, max_beta=2.0)
+    assert_near(out, expected, TOLERANCE[dtype])
+    assert_near(states_after(view, metadata), states_after(other, metadata), TOLERANCE[dtype])
+    assert_only_states_changed(view, before, metadata)
 
 
 @pytest.mark.parametrize("by_dimension", [False, True])
@@ -109,3 +128,16 @@ def test_the_benchmark_of_recurrent_kernels_runs_and_writes_its_figures(monkeypa
     assert max(cell["error"] for cell in results) < 4e-3
     assert not any(cell["trouble"] for cell in results)
     assert capsys.readouterr().out.count("% of floor") == len(results)
+
+
+@pytest.mark.full
+def test_the_benchmark_of_steps_runs_and_writes_its_figures(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["recurrent_steps", "--smoke", "--sweep", "--json", str(tmp_path / "out.json")])
+    for name in ("_DELTA_STEPS", "_SCAN_STEPS"):
+        monkeypatch.setattr(recurrent_steps, name, getattr(recurrent_steps, name)[:1])
+    recurrent_steps.main()
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert {cell["kernel"] for cell in results} == {"conv", "delta rule", "chain", "behind product", "mamba2"}
+    assert not any(cell["trouble"] for cell in results)
+    assert max(cell["error"] for cell in results) < 6e-3
+    assert "chain" in capsys.readouterr().out

@@ -53,6 +53,13 @@ def test_the_scratch_holds_every_chosen_split():
                 assert config.splits == 1 or (fits and tiles <= scratch.arrivals.numel())
 
 
+def test_a_grid_has_as_many_tiles_as_a_device_takes():
+    for n in (50_280, 131_071, 131_072, 151_936, 201_088, 262_144, 262_400, 500_000):
+        for k in (512, 640, 1024, 1536, 2048, 2560, 2880, 3072, 4096, 5120, 5376):
+            for num_rows in (1, 2, 8, 16, 32, 64):
+                assert -(-n // gemv_config(num_rows=num_rows, n=n, k=k).block_n) <= 65_535
+
+
 @pytest.mark.parametrize(("num_rows", "block_m", "splits"), [(100, 64, 2), (37, 16, 1), (130, 128, 4)])
 def test_gemv_in_tiles_of_rows(num_rows, block_m, splits):
     config = GemvConfig(64, 128, splits, num_warps=4, num_stages=2, prefetch=0, block_m=block_m)

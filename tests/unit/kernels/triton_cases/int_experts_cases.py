@@ -99,7 +99,7 @@ PLANES_TABLE = [
 
 
 @pytest.mark.parametrize(("storage", "gate", "num_tokens"), PLANES_TABLE)
-@pytest.mark.table(most=5)
+@pytest.mark.table(most=3)
 def test_integers_in_planes_equal_the_specification(storage, gate, num_tokens):
     kind, hidden_size, intermediate_size = PLANES[storage]
     problem = make_problem(

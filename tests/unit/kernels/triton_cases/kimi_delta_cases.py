@@ -16,6 +16,7 @@ from models.quantization.schemes import Unquantized
 from models.weights.weights import Weights
 from tests.unit.kernels.triton_cases.recurrent_problem import (
     MIXED,
+    ONE_TOKEN,
     RAGGED,
     SHORT,
     assert_only_states_changed,
@@ -49,7 +50,7 @@ def run(layer, metadata, views, hidden):
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("rows", [MIXED, RAGGED, SHORT])
+@pytest.mark.parametrize("rows", [MIXED, RAGGED, SHORT, ONE_TOKEN])
 def test_a_layer_equals_its_torch_ops(rows, dtype, monkeypatch):
     config = ModelConfig.from_json(CONFIG)
     w = Weights.dummy(device=CPU, dtype=dtype) / "model.layers.0.self_attn"
@@ -65,6 +66,7 @@ def test_a_layer_equals_its_torch_ops(rows, dtype, monkeypatch):
     for module, name in (
         (conv_triton, "causal_conv"),
         (delta_triton, "gated_delta_rule"),
+        (delta_triton, "gated_delta_step"),
         (triton_gates, "delta_gates"),
         (triton_gates, "gated_rms_norm"),
     ):

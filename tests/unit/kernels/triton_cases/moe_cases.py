@@ -107,8 +107,9 @@ def test_pairs_are_laid_out_by_expert_each_once(num_tokens, num_experts, top_k, 
     _assert_laid_out(num_tokens, num_experts, top_k, skew, block_m, chunk_tokens)
 
 
-def test_pairs_are_laid_out_over_more_chunks_than_are_added_up_at_once():
-    _assert_laid_out(40, 128, 2, 0.0, 16, 1)
+@pytest.mark.parametrize(("num_tokens", "num_experts"), [(40, 128), (140, 128), (150, 4), (1030, 8)])
+def test_pairs_are_laid_out_over_more_chunks_than_are_added_up_at_once(num_tokens, num_experts):
+    _assert_laid_out(num_tokens, num_experts, 2, 3.0, 16, 1 if num_tokens < 1000 else 64)
 
 
 def _assert_laid_out(num_tokens, num_experts, top_k, skew, block_m, chunk_tokens):

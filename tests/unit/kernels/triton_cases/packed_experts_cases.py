@@ -43,7 +43,7 @@ def _problem(
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("storage", ["mxfp4", "fp8"])
-@pytest.mark.table
+@pytest.mark.table(most=3)
 def test_packed_mixtures_equal_their_specification(storage, gate, config):
     # the hidden size is no multiple of the larger tiles, and of fp8 no multiple of a block
     sizes = {"hidden_size": 72, "intermediate_size": 40} if storage == "fp8" else {}

@@ -40,7 +40,7 @@ def _check(problem):
 
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("storage", ["mxfp4", "fp8", "fp8_rows", "nvfp4"])
-@pytest.mark.table
+@pytest.mark.table(most=2)  # tests/unit/kernels/triton_cases/packed_experts_cases.py decodes each storage
 def test_floats_equal_their_specification(storage, gate):
     _check(_problem(storage, gate=gate))
 
@@ -53,7 +53,7 @@ def test_codes_of_tables_equal_their_specification(storage, gate):
 
 
 @pytest.mark.parametrize("storage", ["awq", "gptq", "packed", "packed_asymmetric", "packed_channel"])
-@pytest.mark.table
+@pytest.mark.table(most=2)
 def test_integers_equal_their_specification(storage):
     _check(_problem(storage, hidden_size=256, intermediate_size=128))
 

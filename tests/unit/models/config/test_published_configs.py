@@ -230,9 +230,9 @@ def test_gemma_3_stretches_only_the_layers_that_see_all():
 
 def test_kinds_of_layers_are_told_apart():
     small = PUBLISHED["gemma-3-1b"][0].one_layer_of_each_kind()
-    assert small.num_layers == 2
-    assert small.sliding_windows == (512, None)
-    assert [rope.theta for rope in small.ropes] == [1e4, 1e6]
+    assert small.num_layers == 3
+    assert small.sliding_windows == (512, 512, None)
+    assert [rope.theta for rope in small.ropes] == [1e4, 1e4, 1e6]
     assert PUBLISHED["Llama-2-7b"][0].one_layer_of_each_kind().num_layers == 2
 
 
@@ -249,7 +249,7 @@ def test_layers_with_experts_are_those_that_the_config_means():
     assert every_second.sparse_layers == (False, True) * 3
     named = read("Qwen3Moe", (100, 32, 32, 4, 4, 4, 64), **QWEN_MOE | {"mlp_only_layers": [0, 3]})
     assert named.sparse_layers == (False, True, True, False)
-    assert named.one_layer_of_each_kind().sparse_layers == (False, True)
+    assert named.one_layer_of_each_kind().sparse_layers == (False, True, False)
     none = read("Qwen3Moe", (100, 32, 32, 2, 4, 4, 64), **QWEN_MOE | {"mlp_only_layers": [0, 1]})
     assert (none.experts, none.num_parameters) == (None, none.num_active_parameters)
     assert set(PUBLISHED["Mixtral-8x7B"][0].sparse_layers) == {True}

@@ -104,7 +104,7 @@ def test_layers_are_listed_in_either_spelling_or_by_an_interval():
     assert [state is not None for state in listed.states] == [True, False] * 4
     assert [cache is None for cache in listed.caches] == [True, False] * 4
     assert [rope is None for rope in listed.ropes] == [True, False] * 4
-    assert listed.one_layer_of_each_kind().num_layers == 2
+    assert listed.one_layer_of_each_kind().num_layers == 3
 
 
 def test_ranks_share_whole_key_heads():

@@ -57,7 +57,7 @@ def test_experts_give_the_logits_of_what_they_mean(scheme, kind, tmp_path):
     torch.testing.assert_close(run(packed, 6, chunk=3), logits, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("is_expert_parallel", [False, True])
+@pytest.mark.parametrize("is_expert_parallel", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_split_experts_give_the_logits_of_the_whole(size, is_expert_parallel, tmp_path):
     """Whole experts may have widths whose parts would cut blocks."""

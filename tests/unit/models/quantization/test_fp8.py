@@ -19,6 +19,7 @@ from models.parallel import TensorParallel
 from models.quantization.fp8 import Fp8, Fp8Block
 from models.quantization.linear_method import LinearPart
 from models.weights.weights import Weights
+from tests.support.checkpoints import make_configs
 from tests.support.models_harness import CPU
 from tests.support.quantized_checkpoints import edit, load_model, logits_of, relative_error
 from tests.support.rank_group import run_ranks
@@ -139,6 +140,22 @@ def test_inputs_that_the_op_before_rounds_give_the_same_logits(source, tmp_path,
     monkeypatch.setattr(linear_ops, "rounds_before", lambda _: True)
     assert torch.equal(logits_of(folder, quantization), logits)
     assert len(num_rounded) == 5  # norms, less the first layer's before attention, and activations
+
+
+# Norms behind the first layer's, and activations, of one step
+NUM_ROUNDED = {"qwen3_5": 11, "kimi_linear": 6, "lfm2": 11, "granite_hybrid": 7, "nemotron_h": 4, "deepseek_v3": 6}
+
+
+@pytest.mark.parametrize("kind", NUM_ROUNDED)
+def test_norms_before_recurrences_and_latents_round(kind, tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, make_configs()[kind])
+    logits = logits_of(tmp_path, "fp8")
+    num_rounded = []
+    round_before = rounding.round_rows
+    monkeypatch.setattr(rounding, "round_rows", lambda *args: num_rounded.append(1) or round_before(*args))
+    monkeypatch.setattr(linear_ops, "rounds_before", lambda _: True)
+    assert torch.equal(logits_of(tmp_path, "fp8"), logits)
+    assert len(num_rounded) == NUM_ROUNDED[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,7 @@ from urllib.parse import urlparse
 import openai
 import pytest
 
-from engine.interface.errors import EngineDead
+from engine.interface.errors import EngineDead, Overloaded
 from server.api.sse import EventStreamResponse
 from tests.unit.server.conftest import USER_HI, serving
 
@@ -133,6 +133,30 @@ def test_a_client_that_leaves_aborts_its_request(harness, stream, delay_s, caplo
     assert app.client.finished == []
     assert " abort req-" in caplog.records[0].getMessage()
     assert app.metrics.drain().counters["http_disconnects_total", ""] == 1
+
+
+# rule: Limits: The queue is bounded by requests and tokens, and refuses at once
+@pytest.mark.parametrize("has_decided", [False, True])
+def test_a_stream_begins_once_accepted_so_that_a_late_refusal_is_a_429(harness, monkeypatch, has_decided):
+    """The engine decides between two steps, and a step may take seconds."""
+    monkeypatch.setattr("server.http.routes.reply.FIRST_EVENT_GRACE_S", 0.01)
+    app = harness("Hi", engine={"delay_s": 0.2, "fail": Overloaded("The queue is full.", retry_after_s=7)})
+    app.client.has_decided = has_decided
+    reply = app.chat(stream=True)
+    if has_decided:
+        assert reply.status_code == 200
+        assert '"code":"overloaded"' in reply.text
+    else:
+        assert (reply.status_code, reply.headers["retry-after"]) == (429, "7")
+
+
+def test_a_stream_begins_without_a_decision_after_ten_seconds(harness, monkeypatch):
+    """So that clients and proxies see a sign of life while an engine starts."""
+    monkeypatch.setattr("server.http.routes.reply.FIRST_EVENT_GRACE_S", 0.01)
+    monkeypatch.setattr("server.http.routes.reply.DECISION_GRACE_S", 0.1)
+    app = harness("Hi", engine={"delay_s": 0.4, "fail": Overloaded("The queue is full.")})
+    app.client.has_decided = False
+    assert app.chat(stream=True).status_code == 200
 
 
 # rule: Streams: A silent stream sends pings

@@ -11,17 +11,8 @@ import pytest
 
 from engine.interface.errors import StartupError
 from server.cli import _parser, main, serve_parser
-from server.config.known_words import (
-    CHOICES,
-    COMMANDS,
-    FLAGS,
-    MODELS,
-    ROUTES,
-    about_command,
-    about_flag,
-    about_model,
-    about_route,
-)
+from server.config.known_flags import CHOICES, FLAGS, about_flag
+from server.config.known_words import COMMANDS, MODELS, ROUTES, about_command, about_model, about_route
 from server.config.model_source import resolve_model
 from tests.known_models import UNSERVED
 
@@ -58,7 +49,11 @@ def test_every_value_that_is_suggested_is_one_and_none_is_ours() -> None:
         assert not set(values) & choices, flag
 
 
-@pytest.mark.parametrize("flag", ["--model-x", "--rope-factor", "--no-ui", "--generation", "--token-pool"])
+# of a meaning that a near flag has not: another size, another type, another limit
+UNLIKE = ["--mamba-cache-dtype", "--cp-size", "--max-waiting-tokens", "--enable-mfu-metrics", "--draft-revision"]
+
+
+@pytest.mark.parametrize("flag", ["--model-x", "--rope-factor", "--no-ui", "--generation", "--token-pool", *UNLIKE])
 def test_a_flag_that_is_only_a_little_like_one_gets_no_suggestion(
     flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +81,7 @@ def test_every_command_that_is_suggested_is_one() -> None:
 def test_every_route_that_is_suggested_exists(harness) -> None:
     app = harness()
     for sentence in ROUTES.values():
-        for method, path in re.findall(r"(GET|POST) (/[\w/]+)", sentence):
+        for method, path in re.findall(r"(GET|POST) (/[\w/.]+)", sentence):
             assert app.request(method, f"http://quire{path}").status_code != 404, path
 
 
@@ -106,6 +101,9 @@ def test_names_of_ollama_are_hub_ids_that_are_served() -> None:
         ("docter", "doctor is the nearest"),
         ("Qwen/Qwen3-0.6B", "quire serve Qwen/Qwen3-0.6B"),
         ("llama3.1", "quire serve meta-llama/Llama-3.1-8B-Instruct"),
+        ("info qwen3:4b", "quire doctor Qwen/Qwen3-4B"),
+        ("login", "hf auth login"),
+        ("launch-server", "quire serve MODEL"),
     ],
 )
 def test_a_first_word_that_is_no_command(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +115,7 @@ def test_a_first_word_that_is_no_command(line: str, said: str, capsys: pytest.Ca
     assert error.startswith("quire: error: ")
 
 
-@pytest.mark.parametrize("word", ["xyzzy", "q", "frobnicate"])
+@pytest.mark.parametrize("word", ["xyzzy", "q", "frobnicate", "merge"])
 def test_a_word_that_is_like_none_gets_no_suggestion(word: str) -> None:
     assert about_command(word, [], commands()) == f"{word} is no command"
     assert about_model(word) is None
@@ -136,6 +134,12 @@ def test_a_word_that_is_like_none_gets_no_suggestion(word: str) -> None:
         ("./m --speculative-model x", "drafts come from the text itself"),
         ("./m --dtype half", "(choose from 'auto', 'bfloat16', 'float16', 'float32'): it is float16 here"),
         ("./m --device gpu", "it is cuda here"),
+        ("./m --device CUDA", "it is cuda here"),
+        ("./m --attention-backend FLASH_ATTN", "it is flash-attn here"),
+        ("./m --dp-size 2", "one server has one engine"),
+        ("./m --ep-size 2", "--expert-parallel spreads experts"),
+        ("./m --chat-template-kwargs {}", "a field of requests, not a setting: chat_template_kwargs"),
+        ("./m --num-ctx 4096", "--num-ctx is --max-model-len here"),
         ("./m --quantization q4_k_m", "'compressed-tensors') (see"),
     ],
 )
@@ -154,7 +158,17 @@ def test_a_flag_of_another_server(line: str, said: str, capsys: pytest.CaptureFi
         ("huggingface.co/Qwen/Qwen3-0.6B/tree/v2/", "quire serve Qwen/Qwen3-0.6B --revision v2."),
         ("hf.co/someone/Model-GGUF:Q4_K_M", "GGUF is llama.cpp's format"),
         ("./model.Q4_K_M.gguf", "GGUF is llama.cpp's format"),
-        ("newmodel:70b", "quire models newmodel lists ids"),
+        ("newmodel:70b", "named as on the hub, OWNER/NAME."),
+        ("llama3.2:latest", "quire serve meta-llama/Llama-3.2-3B-Instruct"),
+        ("llama3.2:3b-instruct-q4_K_M", "quire models llama3.2 lists ids"),
+        ("deepseek-r1", "quire models deepseek-r1 lists ids"),
+        ("Qwen3-0.6B", "its owner before it: Qwen/Qwen3-0.6B"),
+        ("hf://Qwen/Qwen3-0.6B", "quire serve Qwen/Qwen3-0.6B"),
+        ("Qwen/Qwen3-0.6B:latest", "a hub id has no tag: quire serve Qwen/Qwen3-0.6B"),
+        ("unsloth/Qwen3-0.6B-GGUF:Q4_K_M", "GGUF is llama.cpp's format"),
+        ("https://ollama.com/library/llama3.2", "quire serve meta-llama/Llama-3.2-3B-Instruct"),
+        ("gpt-4o", "is no folder here, and no hub id either"),
+        ("glm", "is no folder here, and no hub id either"),
     ],
 )
 def test_a_model_named_as_elsewhere(model: str, said: str) -> None:
@@ -202,3 +216,30 @@ def test_a_flag_of_serve_before_the_command_is_told_where_it_goes(capsys: pytest
             main([word, "8000"])
         flag = word.partition("=")[0]
         assert f"{flag} is a flag of serve, and the command comes first: quire serve {flag}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("QUIRE_CTX_SIZE", ": QUIRE_MAX_MODEL_LEN has this meaning here"),
+        ("QUIRE_MODEL_PATH", ": QUIRE_MODEL has this meaning here"),
+        ("QUIRE_MAX_QUEUE", ": QUIRE_MAX_QUEUED_REQUESTS has this meaning here"),
+        ("QUIRE_TRUST_REMOTE_CODE", ": a model folder's own code is never run: leave it out"),
+        ("QUIRE_LOGGING_LEVEL", ": QUIRE_LOG_LEVEL is the nearest"),
+        ("QUIRE_USE_V1", ""),
+        ("QUIRE_VERSION", ""),
+        ("QUIRE_HOME", ""),
+        ("QUIRE_NO_USAGE_STATS", ""),
+    ],
+)
+def test_a_variable_that_is_no_setting(variable: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        serve_parser({variable: "1"}).parse_args(["./m"])
+    assert f"{variable} is no setting of this server{said} (see" in capsys.readouterr().err
+
+
+def test_each_name_of_ollama_that_models_lists_is_found_there(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("llama3.2", "phi3", "gemma3", "deepseek-r1", "Qwen/Qwen3-0.6B", "meta-llama"):
+        assert main(["models", word]) == 0
+    assert main(["models", "xyzzy"]) == 2
+    assert "No listed model has 'xyzzy' in its id" in capsys.readouterr().err

@@ -58,6 +58,10 @@ def test_a_path_like_no_other_is_told_nothing(harness, path):
         ("/v1", "it is the base URL of clients, and GET /v1/models lists the models"),
         ("/v1/", "it is the base URL of clients, and GET /v1/models lists the models"),
         ("/generate_stream", "POST /v1/completions with stream continues a text"),
+        ("/models/load", "a server has one model, that of quire serve MODEL"),
+        ("/flush_cache", "cached blocks make room by themselves; --no-prefix-caching of quire serve keeps none"),
+        ("/abort_request", "DELETE /v1/requests/ID ends a request, as does a client that leaves"),
+        ("/redoc", "GET /docs describes the API"),
         ("/v1/load_lora_adapter", "adapters are loaded at the start: quire serve MODEL --lora NAME=FOLDER"),
     ],
 )

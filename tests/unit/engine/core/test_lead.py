@@ -1,0 +1,126 @@
+"""Newcomers' prompts go ahead of other tenants' prompts, and never keep them from more than half of the steps."""
+
+import random
+
+import pytest
+
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
+from engine.core.step import StepPlan
+from engine.core.step_budget import MOST_AHEAD
+from engine.interface.protocol import SamplingParams
+from tests.support.stepping import commit, make_scheduler, schedule, step
+
+
+class Crowd:
+    """A scheduler with much room, and requests of tenants, which arrive one after the other."""
+
+    def __init__(self, *, max_num_seqs: int = 64, max_num_batched_tokens: int = 128) -> None:
+        self.scheduler: Scheduler = make_scheduler(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            num_pages=8000,
+            max_model_len=4096,
+        )
+        self.num_asked = 0
+
+    def ask(self, tenant: str, num_prompt: int, max_tokens: int = 12, *, weight: float = 1.0) -> Request:
+        """Queue a request whose prompt no other one has."""
+        number = self.num_asked = self.num_asked + 1
+        params = SamplingParams(max_tokens=max_tokens)
+        request = Request(str(number), [number] * num_prompt, params, arrival_s=number)
+        request.tenant_id, request.weight = tenant, weight
+        self.scheduler.add(request)
+        return request
+
+    def has_open(self, tenant: str) -> bool:
+        return any(request.tenant_id == tenant for request in self.scheduler.requests.values())
+
+    def prompts(self, plan: StepPlan) -> set[Request]:
+        """Return the requests of which a step computes a part of the prompt."""
+        starts = {row.req_index: row.start for row in plan.rows}
+        running = [request for request in self.scheduler.running if request.req_index in starts]
+        return {request for request in running if starts[request.req_index] < request.num_prompt_tokens}
+
+
+def test_a_newcomers_prompt_shares_its_step_with_no_others() -> None:
+    crowd = Crowd()
+    flood = [crowd.ask("flood", 60) for _ in range(20)]
+    step(crowd.scheduler)
+    guest = crowd.ask("guest", 30)
+    plan = schedule(crowd.scheduler)
+    assert crowd.prompts(plan) == {guest}
+    commit(crowd.scheduler, plan)
+    plan = schedule(crowd.scheduler)
+    assert crowd.prompts(plan) < set(flood)
+    assert sum(row.num_tokens for row in plan.rows) == 128
+
+
+def test_the_rest_of_a_newcomers_prompt_goes_ahead_too() -> None:
+    crowd = Crowd()
+    for _ in range(20):
+        crowd.ask("flood", 60)
+    step(crowd.scheduler)
+    guest = crowd.ask("guest", 200)
+    assert crowd.prompts(step(crowd.scheduler)) == {guest}
+    assert crowd.prompts(step(crowd.scheduler)) == {guest}
+    assert guest.is_decoding
+
+
+@pytest.mark.parametrize("num_prompt", [4, 20])
+@pytest.mark.parametrize("num_small", [1, 32])
+def test_small_tenants_without_end_at_most_double_a_large_prompts_steps(num_small: int, num_prompt: int) -> None:
+    """None of them has a row when its next prompt comes, and 32 prompts of 20 tokens would fill every step."""
+    crowd = Crowd()
+    large = crowd.ask("large", 2000, 4)  # its turn comes first
+    step(crowd.scheduler)
+    num_steps = 1
+    while not large.output_token_ids:
+        assert num_steps < 1000
+        for place in range(num_small):
+            if not crowd.has_open(f"small{place}"):
+                crowd.ask(f"small{place}", num_prompt, 1)
+        step(crowd.scheduler)
+        num_steps += 1
+    assert num_steps <= 2 * -(-2000 // 128) + MOST_AHEAD
+
+
+def test_a_request_longer_than_all_others_has_its_turn_beside_32_tenants_of_any_weight() -> None:
+    crowd = Crowd()
+    places = [(f"small{place}", weight) for place, weight in enumerate([0.1, 1.0, 8.0, 1.0] * 8)]
+    for tenant, weight in places:
+        crowd.ask(tenant, 20, 1, weight=weight)
+    large = crowd.ask("large", 1000, 4)
+    num_steps = 0
+    while not large.output_token_ids:
+        assert num_steps < 10_000
+        for tenant, weight in places:
+            if not crowd.has_open(tenant):
+                crowd.ask(tenant, 20, 1, weight=weight)
+        step(crowd.scheduler)
+        num_steps += 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_whoever_comes_the_first_prompt_in_order_goes_on_in_half_of_the_steps_and_all_requests_end(seed: int) -> None:
+    rng = random.Random(seed)
+    crowd = Crowd(max_num_seqs=rng.choice([16, 64]), max_num_batched_tokens=rng.choice([64, 128, 512]))
+    scheduler = crowd.scheduler
+    weights = {f"tenant{place}": rng.choice([0.1, 1.0, 1.0, 8.0]) for place in range(rng.choice([2, 5, 33]))}
+    crowd.ask("tenant0", 2000, 4, weight=weights["tenant0"])
+    num_passed = most_passed = num_steps = 0  # steps that passed the first one over, less the others, in any span
+    while num_steps < 50 or scheduler.requests:
+        for _ in range(rng.choice([0, 0, 1, 3, 8]) if num_steps < 50 else 0):
+            tenant = rng.choice(list(weights))
+            crowd.ask(tenant, rng.choice([1, 4, 30, 200]), rng.choice([1, 1, 6]), weight=weights[tenant])
+        begun = [request for request in scheduler.running if not request.is_decoding]
+        plan = schedule(scheduler)
+        if plan is not None:
+            is_passed = bool(begun) and begun[0] not in crowd.prompts(plan)
+            num_passed = num_passed + 1 if is_passed else max(num_passed - 1, 0)
+            most_passed = max(most_passed, num_passed)
+            commit(scheduler, plan)
+        num_steps += 1
+        assert num_steps < 20_000
+    assert most_passed <= MOST_AHEAD
