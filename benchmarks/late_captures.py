@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--json", default="")
     args = parser.parse_args()
     config = EngineConfig(model=str(_SHAPES / args.shape), load_format="dummy", max_model_len=8192)
-    offline = OfflineEngine.load(config, leaves_graphs=True)
+    offline = OfflineEngine.load(config, leaves_rest=True)
     captures = offline.loaded.captures
     assert captures is not None, "no graphs on this device"
     num_layers = offline.loaded.model_config.num_layers

@@ -54,14 +54,14 @@ class OfflineEngine:
         on_stage: OnStage = lambda stage: None,
         *,
         host: RankHost | None = None,
-        leaves_graphs: bool = False,
+        leaves_rest: bool = False,
         takes_over: bool = False,
         compiler_loader: CompilerLoader | None = None,
     ) -> OfflineEngine:
         """Load a model. Blocks. Raises StartupError.
 
         host: settings of the other ranks of a split model; None: the exit of a rank ends this process.
-        leaves_graphs, takes_over, compiler_loader: as in load_engine().
+        leaves_rest, takes_over, compiler_loader: as in load_engine().
         """
         return cls(
             load_engine(
@@ -69,7 +69,7 @@ class OfflineEngine:
                 on_stage,
                 serve=lambda loaded: cls(loaded).run_workload(),
                 host=host,
-                leaves_graphs=leaves_graphs,
+                leaves_rest=leaves_rest,
                 takes_over=takes_over,
                 compiler_loader=compiler_loader,
             )

@@ -144,7 +144,7 @@ class EngineProcess:
             self._config.engine,
             self._enter,
             host=host,
-            leaves_graphs=True,
+            leaves_rest=True,
             takes_over=takes_over,
             compiler_loader=compiler_loader,
         )
@@ -181,6 +181,7 @@ class EngineProcess:
         self._control.send(EngineInfo(loaded.facts, loaded.build))
         self._enter(Stage("ready"))
         logger.info("load %s", self._describe_stages())
+        loaded.pin_host_memory()
         return engine
 
     def _enter(self, stage: Stage) -> None:

@@ -26,11 +26,12 @@ from engine.interface.transport import encode_frame
 from engine.tensor_parallel.disk_shares import ShareDone, ShareFiles, ShareJob
 from engine.tensor_parallel.peer_shares import EndStep, PeerDone, PeerJob, PeerShare, ReadSlots
 from engine.tensor_parallel.ranks import RankConfig, RankFailed, read_frame
+from engine.tensor_parallel.slot_shares import Pinning, PinSlots, SlotsReady, slots_ready
 
 logger = logging.getLogger(__name__)
 
 _NOTICE_S = 1.0
-_Job = ShareJob | PeerJob
+_Job = ShareJob | PeerJob | PinSlots
 
 
 def run_plans(
@@ -77,7 +78,7 @@ def main() -> int:
     exit_code = 3
     sending = threading.Lock()  # threads answer for jobs
 
-    def answer(done: ShareDone | PeerDone | RankFailed) -> None:
+    def answer(done: ShareDone | PeerDone | SlotsReady | RankFailed) -> None:
         with sending, suppress(OSError):  # the engine has ended
             sock.sendall(encode_frame(done))
 
@@ -89,14 +90,15 @@ def main() -> int:
         gc.collect()
         gc.freeze()
         exit_code = 1
-        files = share = None
+        files = share = pins = None
         if executor.host_pages is not None:
+            pins = executor.host_pages.pins
             if config.engine.kv_disk is not None:
                 files = ShareFiles(Path(config.engine.kv_disk), executor.host_pages.slot_memory, answer)
             if peer is not None:
                 transport = open_transport(peer, executor.host_pages)
                 share = PeerShare(transport, answer, lambda error: _end(error, answer))
-        run_plans(executor, lambda: read_frame(sock), lambda job: _begin(job, files, share))
+        run_plans(executor, lambda: read_frame(sock), lambda job: _begin(job, files, share, pins, answer))
     except StartupError as error:
         with sending:
             sock.sendall(encode_frame(RankFailed(error.message, error.exit_code)))
@@ -113,11 +115,20 @@ def main() -> int:
     return 0
 
 
-def _begin(job: _Job, files: ShareFiles | None, share: PeerShare | None) -> None:
-    """Begin a job of the disk, or of another engine."""
+def _begin(
+    job: _Job,
+    files: ShareFiles | None,
+    share: PeerShare | None,
+    pins: Pinning | None,
+    answer: Callable[[SlotsReady], None],
+) -> None:
+    """Begin a job of the disk, or of another engine, or to pin memory."""
     if isinstance(job, ShareJob):
         assert files is not None
         files.begin(job)
+    elif isinstance(job, PinSlots):
+        assert pins is not None
+        pins.pin_rest(lambda: answer(slots_ready(pins)))
     else:
         assert share is not None
         share.begin(job)

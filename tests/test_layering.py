@@ -135,7 +135,8 @@ MAY_IMPORT = {
     "kernels.dispatch": "",
     "kernels.e2m1": "",
     "kernels.gluon_common": "",
-    "benchmarks": """engine.core engine.interface engine.offline engine.startup engine.tensor_parallel engine.tiers
+    "benchmarks": """engine.core engine.device engine.interface engine.offline engine.startup engine.tensor_parallel
+        engine.tiers
         kernels.all_reduce kernels.attention kernels.causal_conv kernels.delta_rule kernels.e2m1 kernels.elementwise
         kernels.inputs kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.ops kernels.precompile
         kernels.sampling kernels.states models.build models.config models.context models.errors models.layers

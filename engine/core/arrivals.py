@@ -34,6 +34,11 @@ Result = Literal["complete", "lost", "late"]
 class LinksToPrefill(Protocol):
     """The connections to prefill engines: engine/peers/links.py."""
 
+    @property
+    def is_holding(self) -> bool:
+        """True while messages that have come wait, until this engine's ranks can read their peer's memory."""
+        ...
+
     def send(self, peer: int, message: ToPrefill) -> None:
         """Send to a prefill engine, if it is connected."""
         ...
@@ -107,8 +112,8 @@ class Arrivals:
 
     @property
     def is_active(self) -> bool:
-        """True while copies run or requests wait for them."""
-        return bool(self._copies or self.waits)
+        """True while copies run or requests wait for them, or a connection is being made."""
+        return bool(self._copies or self.waits) or self._links.is_holding
 
     @property
     def peers(self) -> list[int]:
@@ -239,7 +244,7 @@ class Arrivals:
             last_s = began_s if progress is None else max(progress.last_s, began_s)
             if progress is not None and progress.is_complete:
                 self._end_wait(request, "complete", now)
-            elif peer not in self._connected and (progress is None or not progress.is_handed_over):
+            elif not (peer in self._connected or self._links.is_holding or (progress and progress.is_handed_over)):
                 self._end_wait(request, "lost", now)
             elif now - last_s > STALL_S or now - began_s > LONGEST_WAIT_S:
                 self._end_wait(request, "late", now)

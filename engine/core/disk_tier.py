@@ -313,7 +313,7 @@ class DiskTier:
 
         They are read behind those that others wait for.
         """
-        if num_pages * _MOST_SLOTS > self._index.num_slots:
+        if num_pages * _MOST_SLOTS > self._index.num_ready:
             return False
         num_bytes = (num_pages + len(self.slots)) * self._parts.slot_memory(0).nbytes
         counts = self._parts.facts.counts

@@ -2,11 +2,25 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine.core.host_index import HostBlock
 from engine.core.kv_events import Name
 from engine.core.request import Request
+
+
+class SlotSource(Protocol):
+    """Knows which slots of host memory can be used; engine/device/pinned_memory.py pins them."""
+
+    @property
+    def num_ready(self) -> int:
+        """The first slots that can be used, on all ranks. Never fewer than before; does not wait."""
+        ...
+
+    @property
+    def is_growing(self) -> bool:
+        """False if num_ready, when it is read afterwards, is the last one."""
+        ...
 
 
 class Store(NamedTuple):

@@ -4,6 +4,9 @@ A slot has the bytes of one page. A block is named by its group and its key, as 
 slots as pages, which need not be neighbours. A slot's life: free → taken for a copy in flight → of a block that can be
 found → free again, when the block is the least recently used one and a copy needs its slots, or is forgotten. Pinned
 blocks leave after all others (engine/core/pins.py). While a copy reads a block its slots stay as they are.
+
+On CUDA slots are pinned after the start, some at a time. Before it is pinned a slot is none of the free ones: a copy
+from or to it would block the step. set_ready() tells how many are, and in the end how many there will ever be.
 """
 
 from collections import OrderedDict
@@ -31,7 +34,9 @@ class HostIndex:
     """Owns the slots. Every operation is O(1) per slot, and O(1) per block that copies read."""
 
     def __init__(self, *, num_slots: int) -> None:
-        self.num_slots = num_slots
+        """All slots are ready, unless set_ready() says otherwise before the first block."""
+        self.num_slots = num_slots  # in the end
+        self.num_ready = num_slots  # of them, those that can be taken, the first ones
         self.num_evictions = 0  # blocks
         self.num_freed = 0  # times that slots became free, or could be taken again
         self.events: KvEvents | None = None  # told of the blocks that can be found
@@ -49,7 +54,23 @@ class HostIndex:
     @property
     def num_used(self) -> int:
         """Slots that are not free."""
-        return self.num_slots - len(self._free)
+        return self.num_ready - len(self._free)
+
+    def set_ready(self, num_ready: int, *, is_growing: bool) -> None:
+        """Let the first slots be taken, and no others yet. is_growing: more will follow, up to num_slots.
+
+        They become fewer only while all are free.
+        """
+        num_ready = min(num_ready, self.num_slots)
+        if num_ready < self.num_ready:
+            assert len(self._free) == self.num_ready, "a slot that is used is not ready"
+            self._free = list(range(num_ready - 1, -1, -1))
+        elif num_ready > self.num_ready:
+            self.give_back(range(self.num_ready, num_ready))
+        self.num_ready = num_ready
+        if not is_growing:
+            self.num_slots = num_ready
+            self.num_freed += 1  # blocks that wait for more slots than there will be are to be looked at again
 
     def find(self, name: Name) -> HostBlock | None:
         """Return the block of this name, or None."""
@@ -143,7 +164,7 @@ class HostIndex:
         """Assert that every slot is free, or of one block, or among `taken`: those of copies to the host."""
         blocks = [*self._blocks.values(), *self._kept.values(), *self._leaving]
         slots = [slot for block in blocks for slot in block.slots]
-        assert sorted([*self._free, *slots, *taken]) == list(range(self.num_slots))
+        assert sorted([*self._free, *slots, *taken]) == list(range(self.num_ready))
         here = [*self._blocks.items(), *self._kept.items()]
         assert all(name == block.name and not block.is_forgotten for name, block in here)
         assert self._kept.keys() <= self._pinned

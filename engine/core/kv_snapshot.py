@@ -259,7 +259,7 @@ def _tiers_of(kv: KvCaches, *, page_bytes: int) -> list[KvTier]:
                 "host",
                 num_blocks=host.index.num_blocks,
                 num_bytes=host.index.num_used * page_bytes,
-                max_bytes=host.index.num_slots * page_bytes,
+                max_bytes=host.index.num_ready * page_bytes,
                 num_incoming=len(host.storing),
                 num_outgoing=len(host.arriving),
                 num_waiting=len(host.gates),

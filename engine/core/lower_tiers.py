@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.core.arrivals import Arrivals, LinksToPrefill
 from engine.core.cache_layout import CacheLayout
 from engine.core.disk_tier import DiskParts, DiskTier, HostPins
-from engine.core.host_copies import HostCopies
+from engine.core.host_copies import HostCopies, SlotSource
 from engine.core.host_tier import HostTier
 from engine.core.kv_events import KvEvents, Name
 from engine.core.offers import LinksToDecode, Offers
@@ -45,12 +45,19 @@ class LowerTiers:
         self.host_pins: HostPins | None = None  # which the disk shares
         self.offers: Offers | None = None  # of a prefill engine
         self.arrivals: Arrivals | None = None  # of a decode engine
+        self._growing: SlotSource | None = None  # while slots of host memory become ready
         # preempted requests that were admitted again: with blocks from the host, or without
         self.num_resumed: Counter[str] = Counter()
         self.num_resumed_tokens: Counter[str] = Counter()  # theirs, by where they came from
         self._pool = pool
         self._config = config
         self._layout = layout
+
+    def follow(self, slots: SlotSource) -> None:
+        """Take only slots of host memory that are ready, as they become it. Before the first request."""
+        if self.host is not None:
+            self._growing = slots
+            self._take_ready()
 
     def open_disk(self, parts: DiskParts) -> None:
         """Put a disk behind host memory, which there must be. Before the first request."""
@@ -143,8 +150,9 @@ class LowerTiers:
 
     @property
     def is_polled(self) -> bool:
-        """True if something may come between two steps: there is a disk, or another engine."""
-        return self.disk is not None or self.arrivals is not None or self.offers is not None
+        """True if something may come between two steps: there is a disk, or another engine, or slots become ready."""
+        is_growing = self._growing is not None
+        return is_growing or self.disk is not None or self.arrivals is not None or self.offers is not None
 
     def num_missing(self, request: Request) -> tuple[int, int]:
         """Return how many blocks a request waits for: those on their way from the host, and those from the disk."""
@@ -182,7 +190,9 @@ class LowerTiers:
         return self.host is not None and self.host.give_up_newest()
 
     def poll(self, now: float) -> None:
-        """Take what the disk and other engines have done. Does not wait."""
+        """Take what the disk and other engines have done, and slots that are ready. Does not wait."""
+        if self._growing is not None:
+            self._take_ready()
         if self.disk is not None:
             self.disk.poll(now)
         if self.arrivals is not None:
@@ -242,6 +252,14 @@ class LowerTiers:
             self.disk.forget(names)
         if self.offers is not None:
             self.offers.forget(names)
+
+    def _take_ready(self) -> None:
+        assert self.host is not None
+        assert self._growing is not None
+        is_growing = self._growing.is_growing  # read before the number: it may be the last one
+        self.host.index.set_ready(self._growing.num_ready, is_growing=is_growing)
+        if not is_growing:
+            self._growing = None
 
     def _expel(self, names: list[Name]) -> None:
         """Let blocks no longer be found in any tier, as a prefill engine asks."""

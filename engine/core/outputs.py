@@ -201,7 +201,7 @@ class EngineStats:
         page_bytes, gauge = self._host_page_bytes, self._metrics.gauge
         gauge("kv_host_bytes", tier.index.num_used * page_bytes, "used")
         gauge("kv_host_bytes", num_pinned * page_bytes, "pinned")
-        gauge("kv_host_bytes", tier.index.num_slots * page_bytes, "total")
+        gauge("kv_host_bytes", tier.index.num_ready * page_bytes, "total")
         self._count_up_to("kv_host_blocks_total", tier.num_stored, "stored")
         self._count_up_to("kv_host_blocks_total", tier.index.num_evictions, "evicted")
         self._count_up_to("kv_host_blocks_total", tier.num_missed, "missed")

@@ -16,6 +16,7 @@ from models.config.model_config import ModelConfig
 
 # By default, the KV pool on a CPU takes this share of the memory that is free at start
 _HOST_SHARE = 0.4
+_CGROUP = Path("/sys/fs/cgroup")
 # Quantization schemes to suggest, the fastest first
 _SMALLER = ("fp8", "bitsandbytes-nf4")
 
@@ -88,6 +89,12 @@ def free_host_bytes() -> int:
     return _host_memory_bytes()[1]
 
 
+def num_host_gpus() -> int:
+    """Return the GPUs of this machine, also those that this process may not use, as far as the driver shows them."""
+    driver = Path("/proc/driver/nvidia/gpus")
+    return max(len(list(driver.iterdir())) if driver.is_dir() else 0, torch.cuda.device_count(), 1)
+
+
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Return True if torch, a CUDA library or the host's allocator ran out of memory."""
     text = str(error)
@@ -154,8 +161,15 @@ def _host_memory_bytes() -> tuple[int, int]:
     if meminfo.exists():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
     if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
         total = min(total, int(text))
-        available = min(available, max(int(text) - int(used.read_text()), 0))
+        # Files that were read count as used until the system needs their memory, which it then takes
+        taken = int(used.read_text()) - _inactive_file_bytes(limit.with_name("memory.stat"))
+        available = min(available, max(int(text) - taken, 0))
     return total, available
+
+
+def _inactive_file_bytes(stat: Path) -> int:
+    lines = stat.read_text().splitlines() if stat.exists() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)

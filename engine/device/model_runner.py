@@ -73,13 +73,14 @@ class ModelRunner:
         has_groups: bool = False,
         num_host_slots: int = 0,
         shares_host_pages: bool = False,
+        pins_host_pages_later: bool = False,
     ) -> None:
         """lora_tokens: adapter indices that the model's linear layers read; None: no adapters.
 
         max_num_samples: maximum number of sampled positions of a step with drafts; None: no drafts. num_drafts: the
         most of a row. states: by layer, what this rank keeps of a request. dtype: of the model. latent: sizes of its
         latent attention, if any, on this rank. has_groups: plans may group rows. num_host_slots: pages of host memory
-        behind the pool. shares_host_pages: other processes can map them.
+        behind the pool. shares_host_pages: other processes can map them. pins_host_pages_later: see HostPages.
         tp: the ranks that run the same plans; the first samples and broadcasts the tokens.
         """
         self.device = device
@@ -125,7 +126,13 @@ class ModelRunner:
         self._prompt_logprobs = PromptLogprobsComputer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
         self._host_pages: HostPages | None = None
         if num_host_slots:
-            self._host_pages = HostPages(kv_pool, num_slots=num_host_slots, device=device, is_shared=shares_host_pages)
+            self._host_pages = HostPages(
+                kv_pool,
+                num_slots=num_host_slots,
+                device=device,
+                is_shared=shares_host_pages,
+                pins_later=pins_host_pages_later,
+            )
         self._decode_graphs: DecodeGraphs | None = None
         self.mixed_graphs: MixedGraphs | None = None
         self._interruption = Interruption()
@@ -184,6 +191,8 @@ class ModelRunner:
                 step = self._empty_step(plan)
             if self._host_pages is not None:
                 self._host_pages.join()
+                if self._host_pages.pins is not None:
+                    self._host_pages.pins.note_step()
         return step
 
     def run_masks(self) -> None:

@@ -170,6 +170,11 @@ class DecodeLinks:
         self._next_try_s = [0.0] * len(paths)
         self.refusals: dict[int, str] = {}  # sentences of the prefill engines that refused last
 
+    @property
+    def is_holding(self) -> bool:
+        """See LinksToPrefill.is_holding: none is held here."""
+        return False
+
     def send(self, peer: int, message: ToPrefill) -> None:
         """Send to a prefill engine, if it is connected."""
         if peer in self._connections:

@@ -27,7 +27,8 @@ from engine.peers.messages import PeerHello
 from engine.peers.nixl import NixlTransport, import_nixl
 from engine.peers.shared_memory import HAS_MEMFD, SharedMemory
 from engine.startup.kv_disk import DUMMY_SEED, DiskFacts, cache_identity
-from engine.tensor_parallel.peer_shares import FencedLinks, OtherRanks, RankedTransport
+from engine.tensor_parallel.peer_shares import OtherRanks, RankedTransport
+from engine.tensor_parallel.ranked_links import ConnectingLinks, FencedLinks
 from engine.tensor_parallel.ranks import Ranks
 from engine.tiers.block_folder import FOLDER_NAME
 from engine.tiers.identity import DigestMemory, adapter_digest, digest_of_dummy, weights_digest, weights_stamp
@@ -118,9 +119,10 @@ class KvPeers:
             return scheduler.committed_step_id
 
         transport: KvTransport = self._own
+        ranked: RankedTransport | None = None
         if self._others is not None:
             try:
-                transport = RankedTransport(self._own, self._others, committed_step=committed_step)
+                transport = ranked = RankedTransport(self._own, self._others, committed_step=committed_step)
             except OSError as error:
                 raise StartupError(f"Blocks of other engines cannot be exchanged: {error}.") from error
         if peer.role == "prefill":
@@ -139,7 +141,8 @@ class KvPeers:
         else:
             hello = PeerHello(peer.first_decode + peer.index, self._facts)
             self._links = DecodeLinks(peer.prefill_sockets, hello, on_socket=on_socket, off_socket=off_socket)
-            tiers.open_arrivals(self._links, transport, slot_bytes=self._slot_bytes * self._num_ranks)
+            heard = self._links if ranked is None else ConnectingLinks(self._links, ranked)
+            tiers.open_arrivals(heard, transport, slot_bytes=self._slot_bytes * self._num_ranks)
         logger.info(
             "blocks are exchanged role=%s index=%d transport=%s ranks=%d",
             peer.role,

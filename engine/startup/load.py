@@ -72,14 +72,15 @@ def load_engine(
     *,
     serve: Serve | None = None,
     host: RankHost | None = None,
-    leaves_graphs: bool = False,
+    leaves_rest: bool = False,
     takes_over: bool = False,
     compiler_loader: CompilerLoader | None = None,
 ) -> LoadedEngine:
     """Load the model and start the other ranks, reporting stages. Blocks. Raises StartupError.
 
-    leaves_graphs: some graphs are left to LoadedEngine.engine(captures_graphs=True), unless the model is split.
-    takes_over: requests wait, so that nearly all are, if the times of steps are known from an engine before.
+    leaves_rest: some graphs are left to LoadedEngine.engine(captures_graphs=True), unless the model is split, and most
+    of host memory to LoadedEngine.pin_host_memory(), unless a disk or another engine is behind it.
+    takes_over: requests wait, so that nearly all graphs are, if the times of steps are known from an engine before.
     serve: sends requests of every kind through a loaded engine, so that their kernels are precompiled, too.
     host: settings of the other ranks of a split model.
     compiler_loader: of the model's folder, if there is one already.
@@ -91,8 +92,8 @@ def load_engine(
         on_stage(stage)
 
     with _in_sentences(config, stages):
-        graphs = Captured.FEW if takes_over else Captured.SOME if leaves_graphs else Captured.ALL
-        return _load(config, note, serve, host or RankHost(), graphs, compiler_loader)
+        graphs = Captured.FEW if takes_over else Captured.SOME if leaves_rest else Captured.ALL
+        return _load(config, note, serve, host or RankHost(), graphs, compiler_loader, pins_later=leaves_rest)
 
 
 def rehearse(config: EngineConfig, serve: Serve) -> bool:
@@ -117,7 +118,9 @@ def load_rank(told: RankConfig) -> ModelRunner:
         stages.append(Stage("kv_cache"))
         plan = setup.plan_pool(has_weights=True)
         slots = num_host_slots(config, plan)
-        return setup.assemble(model, plan, lambda done, total: None, {}, num_host_slots=slots).runner
+        return setup.assemble(
+            model, plan, lambda done, total: None, {}, num_host_slots=slots, pins_later=told.pins_later
+        ).runner
 
 
 @contextlib.contextmanager
@@ -139,6 +142,8 @@ def _load(
     host: RankHost,
     graphs: Captured,
     loader: CompilerLoader | None,
+    *,
+    pins_later: bool,
 ) -> LoadedEngine:
     on_stage(Stage("config"))
     stamps = stamp_files(config)
@@ -156,13 +161,15 @@ def _load(
     setup = dataclasses.replace(setup, config=config)
     # The model is built for the context that fits: it sets the length of rotary tables and the variant of longrope
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
-    with _start_ranks(config, host, max_model_len=plan.max_model_len) as ranks:
+    with _start_ranks(config, host, max_model_len=plan.max_model_len, pins_later=pins_later) as ranks:
         graphs = graphs if ranks is None else Captured.ALL
-        return _load_beside(ranks, setup, whole, plan, key, on_stage, serve, graphs, stamps)
+        return _load_beside(ranks, setup, whole, plan, key, on_stage, serve, graphs, stamps, pins_later=pins_later)
 
 
 @contextlib.contextmanager
-def _start_ranks(config: EngineConfig, host: RankHost, *, max_model_len: int) -> Iterator[Ranks | None]:
+def _start_ranks(
+    config: EngineConfig, host: RankHost, *, max_model_len: int, pins_later: bool
+) -> Iterator[Ranks | None]:
     """Start the other ranks, if any; kill them if the body of the `with` statement fails."""
     if config.tensor_parallel_size == 1:
         yield None
@@ -172,7 +179,7 @@ def _start_ranks(config: EngineConfig, host: RankHost, *, max_model_len: int) ->
             "This process is in a group of torch.distributed, as of a model that is split over devices:"
             " another such model needs its own process."
         )
-    ranks = Ranks(config, host, max_model_len=max_model_len)
+    ranks = Ranks(config, host, max_model_len=max_model_len, pins_later=pins_later)
     try:
         yield ranks
     except BaseException as error:
@@ -193,10 +200,12 @@ def _load_beside(
     serve: Serve | None,
     graphs: Captured,
     stamps: dict[str, tuple[int, ...]],
+    *,
+    pins_later: bool,
 ) -> LoadedEngine:
     """Load the first rank's share. whole: setup's model before the context limit; key: identifies the kernels.
 
-    stamps: stamp_files(), from before anything was read.
+    stamps: stamp_files(), from before anything was read. pins_later: as in Setup.assemble().
     """
     config, device = setup.config, setup.device
     compilation = None
@@ -260,7 +269,7 @@ def _load_beside(
         known = known_times(key, is_settled=graphs is Captured.SOME)
     loaded = setup.assemble(
         model, plan, on_graph, facts, graphs=graphs, known=known, ranks=ranks,
-        num_host_slots=num_host_slots(config, plan),
+        num_host_slots=num_host_slots(config, plan), pins_later=pins_later,
     )  # fmt: skip
     if known is None and loaded.captures is not None:
         keep_times(key, loaded.captures.mixed.times)

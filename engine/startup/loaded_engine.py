@@ -1,6 +1,7 @@
 """LoadedEngine: a loaded model, with the facts that the engine's loop and the start-up panel need. Imports torch.
 
-Life: Setup.assemble() → engine(), which may be called again for another loop over the same runner → close().
+Life: Setup.assemble() → engine(), which may be called again for another loop over the same runner, and
+pin_host_memory() when requests can come → close().
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from engine.core.engine import Engine
 from engine.core.engine_parts import EngineParts
 from engine.core.grammars import Grammars
+from engine.core.host_copies import SlotSource
 from engine.core.outputs import Transport
 from engine.core.scheduler import Scheduler
 from engine.core.speculative import make_drafter
@@ -28,6 +30,7 @@ from engine.startup.kv_disk import KvDisk
 from engine.startup.kv_peers import KvPeers
 from engine.tensor_parallel.process_group import leave_ranks
 from engine.tensor_parallel.ranks import NeverRaised, RankedExecutor, Ranks
+from engine.tensor_parallel.slot_shares import PinSlots
 from models.config.model_config import ModelConfig
 
 
@@ -48,6 +51,7 @@ class LoadedEngine:
     ranks: Ranks | None = None  # the other ranks of a split model
     captures: GraphCaptures | None = None  # of the runner; None: it has no graphs
     disk: KvDisk | None = None  # behind host memory; whoever serves attaches it
+    slots: SlotSource | None = None  # of host memory, as ranks pin them; None: all are ready, or there are none
     peers: KvPeers | None = None  # engines with which it exchanges blocks; whoever serves attaches them
 
     def greeting(self, *, max_queued_requests: int, max_queued_tokens: int) -> EngineReady:
@@ -103,11 +107,29 @@ class LoadedEngine:
             adapter_digests=() if self.disk is None else self.disk.adapter_digests,
             make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
             bytes_per_block=self.plan.bytes_per_page,
-            num_ranks=1 if self.ranks is None else 1 + len(self.ranks.pids),
+            num_ranks=self.num_ranks,
             idle_work=self.captures.capture_next if captures_graphs and self.captures is not None else None,
             busy_work=self.captures.capture_urgent if captures_graphs and self.captures is not None else None,
         )
+        if self.slots is not None:
+            parts.scheduler.kv.tiers.follow(self.slots)
         return Engine(parts)
+
+    def pin_host_memory(self) -> None:
+        """Start to pin the rest of host memory, on all ranks, beside all that follows. Does not block."""
+        if self.slots is None:
+            return
+        assert self.runner.host_pages is not None
+        assert self.runner.host_pages.pins is not None
+        self.runner.host_pages.pins.pin_rest()
+        for rank in range(1, self.num_ranks):
+            assert self.ranks is not None
+            self.ranks.tell(rank, PinSlots())
+
+    @property
+    def num_ranks(self) -> int:
+        """The processes among which the model is split."""
+        return 1 if self.ranks is None else 1 + len(self.ranks.pids)
 
     @property
     def build(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 
+from engine.core.host_copies import SlotSource
 from engine.device.cuda_graph import CudaGraphDevice
 from engine.device.graph_captures import GraphCaptures
 from engine.device.host_pages import BUFFER_BYTES as HOST_BUFFER_BYTES
@@ -40,6 +41,7 @@ from engine.startup.limits import Limits, choose_limits, sharing_rates, step_byt
 from engine.startup.loaded_engine import LoadedEngine
 from engine.tensor_parallel.process_group import join_ranks, least
 from engine.tensor_parallel.ranks import Ranks
+from engine.tensor_parallel.slot_shares import RankedSlots
 from kernels.attention.base import AttentionBackend
 from models.build import Model
 from models.config.model_config import ModelConfig
@@ -218,14 +220,18 @@ class Setup:
         known: StepTimes | None = None,
         ranks: Ranks | None = None,
         num_host_slots: int = 0,
+        pins_later: bool = False,
     ) -> LoadedEngine:
         """Allocate the pool, capture graphs, and derive the scheduler's limits from their timings.
 
         on_graph: called with the number of captured graphs and their total. num_host_slots: pages of host memory behind
         the pool. known: the times of steps, if an engine before this one measured them: then only the graphs that the
         first steps need are captured, and those of SOME follow between steps.
+        pins_later: most of it is pinned after the start, see LoadedEngine.pin_host_memory().
         """
         config, limits, device = self.config, self.limited_to(plan.max_num_seqs).limits, self.device
+        # Blocks of a disk are asked for by the first requests, and other engines map the memory
+        is_later = pins_later and config.peer is None and config.kv_disk is None
         runner = ModelRunner(
             model,
             kv_pool=allocate_kv_cache(plan, self.rank_share, dtype=self.kv_dtype, device=device),
@@ -246,6 +252,7 @@ class Setup:
             has_groups=self.sharing is not None,
             num_host_slots=num_host_slots,
             shares_host_pages=config.peer is not None,
+            pins_host_pages_later=is_later,
         )
         # Steps that return hidden states of whole prompts use no graphs, so a model without a head needs none
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager and not self.model_config.is_foreign
@@ -260,7 +267,7 @@ class Setup:
             tokens_per_s=None if times is None else times.tokens_at_best_rate(1.0),
             peer=config.peer,
         )
-        return LoadedEngine(
+        loaded = LoadedEngine(
             runner=runner,
             scheduler_config=msgspec.structs.replace(self._scheduler_config(plan, limits, times), host_tier=host_tier),
             overlap_depth=config.overlap_depth or _default_depth(config, device),
@@ -273,7 +280,11 @@ class Setup:
             speculative=config.speculative,
             ranks=ranks,
             captures=captures,
+            slots=_slots_of(runner, ranks),
         )
+        if not is_later:
+            loaded.pin_host_memory()
+        return loaded
 
     def _capture(
         self, runner: ModelRunner, on_graph: Callable[[int, int], None], which: Captured, known: StepTimes | None
@@ -316,6 +327,16 @@ class Setup:
             # above the size with nearly the best rate, a draft costs as much as a token
             max_num_samples=None if limits.max_num_samples is None else min(limits.max_num_samples, efficient),
         )
+
+
+def _slots_of(runner: ModelRunner, ranks: Ranks | None) -> SlotSource | None:
+    """Return what knows the slots that are pinned on all ranks; None: no memory is to be pinned."""
+    pins = None if runner.host_pages is None else runner.host_pages.pins
+    if pins is None or ranks is None:
+        return pins
+    slots = RankedSlots(pins, range(1, 1 + len(ranks.pids)))
+    ranks.on_slots = slots.take
+    return slots
 
 
 def _default_depth(config: EngineConfig, device: torch.device) -> int:

@@ -4,7 +4,8 @@ Rank r of a decode engine reads out of the host memory of rank r of a prefill en
 have the same heads. The first rank of each has the messages of the hand-over (engine/peers/messages.py), and its slots
 are numbered as those of the others. So it asks the others for the same copies; no bytes pass between ranks.
 
-    decode engine:   Arrivals → RankedTransport.read → ReadSlots to each rank … PeerDone of each → the Reading is done
+    decode engine:   ConnectingLinks → ConnectPeer to each rank … PeerDone of each → Arrivals hears of the peer
+                     Arrivals → RankedTransport.read → ReadSlots to each rank … PeerDone of each → the Reading is done
     prefill engine:  Offers → FencedLinks.send → EndStep to each rank … PeerDone of each → the offer leaves
     other ranks:     run_plans → PeerShare.begin → a thread of its own → PeerDone
 
@@ -16,15 +17,13 @@ import itertools
 import logging
 import queue
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
-from engine.core.offers import LinksToDecode
 from engine.peers.kv_transport import KvTransport, Reading
-from engine.peers.messages import Offer, ToDecode
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +118,11 @@ class OtherRanks:
         with self._changed:
             return self._answers.pop(job_id) if self._has_all(job_id) else None
 
+    def give_up(self, job_id: int) -> Answers:
+        """Ignore the answers to a job that will still come; return those that have."""
+        with self._changed:
+            return self._answers.pop(job_id, {})
+
     def wait(self, job_id: int, timeout_s: float) -> Answers:
         """Wait for the answers to a job, and return those that came in time."""
         with self._changed:
@@ -150,7 +154,14 @@ class _Whole:
 class RankedTransport:
     """KvTransport of a split model: a copy is done when all ranks' are, and whole if all are. Used by the loop."""
 
-    def __init__(self, own: KvTransport, others: OtherRanks, *, committed_step: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        own: KvTransport,
+        others: OtherRanks,
+        *,
+        committed_step: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """own: the first rank's, its caller's. committed_step: the last step that it has committed, or -1.
 
         Waits until all ranks have told of their memory. Raises OSError if one does not.
@@ -158,7 +169,9 @@ class RankedTransport:
         self._own = own
         self._others = others
         self._committed_step = committed_step
+        self._clock = clock
         self._memories = others.memories()
+        self._connecting: dict[int, tuple[int, float]] = {}  # by peer: the job, and until when it is waited for
         self._open: dict[Reading, _Whole] = {}  # by that of the first rank
 
     @property
@@ -166,8 +179,9 @@ class RankedTransport:
         """See KvTransport.memory: that of all ranks."""
         return msgspec.msgpack.encode([self._own.memory, *self._memories])
 
-    def connect(self, peer: int, memory: bytes) -> None:
-        """See KvTransport.connect. Waits for all ranks, which end the step in flight first."""
+    def begin_connect(self, peer: int, memory: bytes) -> None:
+        """Let all ranks connect; connect() may be called once is_connected(). Does not wait. Raises OSError."""
+        self._give_up(peer)
         try:
             own, *theirs = msgspec.msgpack.decode(memory, type=list[bytes])
         except (msgspec.MsgspecError, ValueError) as error:
@@ -176,15 +190,31 @@ class RankedTransport:
             raise OSError(f"it has {len(theirs) + 1} ranks, and this engine has {len(self._others.ranks) + 1}")
         self._own.connect(peer, own)
         job_id = self._others.ask(lambda job_id, rank: ConnectPeer(job_id, peer, theirs[rank - 1]))
-        answers = self._others.wait(job_id, _CONNECT_S)
+        self._connecting[peer] = (job_id, self._clock() + _CONNECT_S)
+
+    def is_connected(self, peer: int) -> bool:
+        """Return whether all ranks have connected, after begin_connect(). Raises OSError if one cannot."""
+        job_id, ends_s = self._connecting[peer]
+        answers = self._others.answers(job_id)
+        if answers is None:
+            if self._clock() < ends_s:
+                return False
+            answers = self._others.give_up(job_id)
         for rank in self._others.ranks:
             fault = answers[rank].fault if rank in answers else f"it has not answered within {_CONNECT_S:g} s"
             if fault:
                 self.disconnect(peer)
                 raise OSError(f"rank {rank}: {fault}")
+        del self._connecting[peer]
+        return True
+
+    def connect(self, peer: int, memory: bytes) -> None:
+        """See KvTransport.connect: begin_connect() and is_connected() have done it."""
+        assert peer not in self._connecting
 
     def disconnect(self, peer: int) -> None:
         """See KvTransport.disconnect."""
+        self._give_up(peer)
         self._own.disconnect(peer)
         self._others.tell(DisconnectPeer(peer))
 
@@ -212,53 +242,9 @@ class RankedTransport:
                 done.append(whole.reading)
         return done
 
-
-class FencedLinks:
-    """LinksToDecode of a split model: offers leave when all ranks have ended the step that has filled their slots."""
-
-    def __init__(self, links: LinksToDecode, others: OtherRanks, *, committed_step: Callable[[], int]) -> None:
-        """committed_step: the last step that the first rank has committed, or -1."""
-        self._links = links
-        self._others = others
-        self._committed_step = committed_step
-        self._held: deque[tuple[int, ToDecode, int]] = deque()  # peer, message and the step that it follows, in order
-        self._asked: deque[tuple[int, int]] = deque()  # jobs of EndStep and their steps
-        self._asked_step = self._ended_step = -1  # the latest that all ranks were asked for, and that they have ended
-
-    @property
-    def peers(self) -> list[int]:
-        """See LinksToDecode.peers."""
-        return self._links.peers
-
-    @property
-    def is_holding(self) -> bool:
-        """See LinksToDecode.is_holding."""
-        return bool(self._held)
-
-    def send(self, peer: int, message: ToDecode) -> None:
-        """See LinksToDecode.send. What follows an offer that waits, waits as well."""
-        step = self._committed_step() if isinstance(message, Offer) else -1
-        if step > self._asked_step:
-            self._asked.append((self._others.ask(lambda job_id, rank: EndStep(job_id, step)), step))
-            self._asked_step = step
-        self._held.append((peer, message, step))
-        self._release()
-
-    def poll(self) -> list[tuple[int, object]]:
-        """See LinksToDecode.poll."""
-        came = self._links.poll()
-        lost = {peer for peer, message in came if message is None}
-        if lost:  # their next connection must not hear of slots that were offered to this one
-            self._held = deque(held for held in self._held if held[0] not in lost)
-        while self._asked and self._others.answers(self._asked[0][0]) is not None:
-            self._ended_step = self._asked.popleft()[1]
-        self._release()
-        return came
-
-    def _release(self) -> None:
-        while self._held and self._held[0][2] <= self._ended_step:
-            peer, message, _ = self._held.popleft()
-            self._links.send(peer, message)
+    def _give_up(self, peer: int) -> None:
+        if (connecting := self._connecting.pop(peer, None)) is not None:
+            self._others.give_up(connecting[0])
 
 
 class PeerShare:

@@ -3,8 +3,9 @@
 A model split over N devices has N processes: the engine, which is rank 0 and has the scheduler, and N - 1 child
 processes (engine/rank_process.py). Each child has a socket to the engine: it receives a RankConfig, then every
 StepPlan, the same bytes for all ranks, and what it is to do for blocks on disk (ShareJob) and for those of another
-engine (PeerJob); it answers these, and sends at most one RankFailed. A step cannot complete without every rank, so if
-one rank dies, the engine exits. If the engine dies, the closed socket and the kernel end the ranks.
+engine (PeerJob), and when to pin its host memory (PinSlots); it answers these, and sends at most one RankFailed. A step
+cannot complete without every rank, so if one rank dies, the engine exits. If the engine dies, the closed socket and the
+kernel end the ranks.
 """
 
 import logging
@@ -27,6 +28,7 @@ from engine.interface.config import EngineConfig, LoraSource
 from engine.interface.transport import encode_frame
 from engine.tensor_parallel.disk_shares import ShareDone, ShareJob
 from engine.tensor_parallel.peer_shares import PeerDone, PeerJob
+from engine.tensor_parallel.slot_shares import PinSlots, SlotsReady
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     rank: int
     max_model_len: int  # tokens for which the model is built
+    pins_later: bool  # most of host memory when PinSlots comes
     rendezvous: str  # path of the file through which the ranks find each other
     log_level: str
     log_format: str  # text | json
@@ -58,7 +61,7 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True):
     exit_code: int
 
 
-_FromRank = RankFailed | ShareDone | PeerDone
+_FromRank = RankFailed | ShareDone | PeerDone | SlotsReady
 
 
 class NeverRaised(Exception):
@@ -88,12 +91,14 @@ class RankHost:
 class Ranks:
     """The processes of ranks 1 to size - 1. Life: start and load → send(plan) for each step → close() or exit."""
 
-    def __init__(self, config: EngineConfig, host: RankHost, *, max_model_len: int) -> None:
-        """max_model_len: tokens for which the model is built."""
+    def __init__(self, config: EngineConfig, host: RankHost, *, max_model_len: int, pins_later: bool = False) -> None:
+        """max_model_len: tokens for which the model is built. pins_later: most of host memory after tell(PinSlots)."""
         self._host = host
         # Called in another thread, with the rank
         self.on_share: Callable[[int, ShareDone], None] | None = None
         self.on_peer: Callable[[int, PeerDone], None] | None = None
+        self.on_slots: Callable[[int, SlotsReady], None] | None = None
+        self._pins_later = pins_later
         self._is_closing = False
         self._lost, self._told = threading.Event(), threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="quire-ranks-", dir=host.folder)  # only this user can enter
@@ -114,7 +119,7 @@ class Ranks:
             with sending:
                 sock.sendall(frame)
 
-    def tell(self, rank: int, job: ShareJob | PeerJob) -> None:
+    def tell(self, rank: int, job: ShareJob | PeerJob | PinSlots) -> None:
         """Send a job to a rank after the first, from any thread."""
         with self._sending[rank - 1]:
             self._ranks[rank - 1][1].sendall(encode_frame(job))
@@ -165,6 +170,7 @@ class Ranks:
             engine=config,
             rank=rank,
             max_model_len=max_model_len,
+            pins_later=self._pins_later,
             rendezvous=self.rendezvous,
             log_level=host.log_level,
             log_format=host.log_format,
@@ -186,6 +192,8 @@ class Ranks:
                 self.on_share(rank, told)
             elif isinstance(told, PeerDone) and self.on_peer is not None:
                 self.on_peer(rank, told)
+            elif isinstance(told, SlotsReady) and self.on_slots is not None:
+                self.on_slots(rank, told)
         if self._is_closing:
             return
         self._lost.set()

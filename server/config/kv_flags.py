@@ -9,7 +9,7 @@ import importlib.util
 from server.config.disaggregation import add_disaggregation_flags, shown_counts
 from server.config.value_types import UsageError, kv_events, size, size_or_word, text
 
-# not auto, whose size engine/startup/host_memory.py chooses: pinning it takes its time at the start
+# not auto, whose size engine/startup/host_memory.py chooses: copies cost small models a tenth of their throughput
 DEFAULT_HOST_MEMORY = "off"
 
 

@@ -191,7 +191,7 @@ _ANSWERED = {
     "logprobs": "Log-probabilities of the answer's tokens, if they were asked for.",
     "mask_token": "The mask token, or null.",
     "matched_tokens": "Its first tokens that the layers with full attention had in the cache, in whole blocks.",
-    "max_bytes": "The most bytes that it may have.",
+    "max_bytes": "The most bytes that it may have; of host memory, what can be used so far.",
     "max_model_len": "The context in tokens; null while nothing is served.",
     "max_tool_calls": "Always null.",
     "message": "The sentence, or the answer.",

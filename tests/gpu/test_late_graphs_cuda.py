@@ -41,7 +41,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(checkpoint: Path, *, depth: int, leaves_graphs: bool) -> OfflineEngine:
+def load(checkpoint: Path, *, depth: int, leaves_rest: bool) -> OfflineEngine:
     torch.backends.cuda.matmul.allow_tf32 = False
     config = EngineConfig(
         model=str(checkpoint),
@@ -53,7 +53,7 @@ def load(checkpoint: Path, *, depth: int, leaves_graphs: bool) -> OfflineEngine:
         max_num_batched_tokens=512,
         kv_cache_memory_bytes=64 * 1024**2,
     )
-    return OfflineEngine.load(config, leaves_graphs=leaves_graphs)
+    return OfflineEngine.load(config, leaves_rest=leaves_rest)
 
 
 def stream(engine: Engine, transport: LocalTransport, first_id: int) -> list[list[int]]:
@@ -82,13 +82,13 @@ def stream(engine: Engine, transport: LocalTransport, first_id: int) -> list[lis
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_late_captures_change_no_token(checkpoint: Path, depth: int, caplog: pytest.LogCaptureFixture) -> None:
-    whole = load(checkpoint, depth=depth, leaves_graphs=False)
+    whole = load(checkpoint, depth=depth, leaves_rest=False)
     assert whole.loaded.captures is not None
     assert whole.loaded.captures.num_left == 0
     expected = tokens(generate(whole.engine, whole.transport, prompts(*LENGTHS), PARAMS))
     whole.loaded.close()
 
-    offline = load(checkpoint, depth=depth, leaves_graphs=True)
+    offline = load(checkpoint, depth=depth, leaves_rest=True)
     captures = offline.loaded.captures
     assert captures is not None
     num_left = captures.num_left
@@ -109,7 +109,7 @@ def test_late_captures_change_no_token(checkpoint: Path, depth: int, caplog: pyt
 
 
 def test_a_late_capture_writes_nothing_into_the_pool(checkpoint: Path) -> None:
-    offline = load(checkpoint, depth=2, leaves_graphs=True)
+    offline = load(checkpoint, depth=2, leaves_rest=True)
     captures = offline.loaded.captures
     assert captures is not None
     generate(offline.engine, offline.transport, prompts(*LENGTHS), PARAMS)
@@ -123,7 +123,7 @@ def test_a_late_capture_writes_nothing_into_the_pool(checkpoint: Path) -> None:
 
 
 def test_abandoned_captures_change_no_token_and_keep_no_memory(checkpoint: Path) -> None:
-    offline = load(checkpoint, depth=2, leaves_graphs=True)
+    offline = load(checkpoint, depth=2, leaves_rest=True)
     captures = offline.loaded.captures
     assert captures is not None
     expected = tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), PARAMS))

@@ -2,8 +2,8 @@
 
 Trace.draw() makes one from a seed: adds, aborts, priorities, pools so small that requests are preempted, steps given
 up, next turns of conversations, shared prefixes that part, salts and adapters, pins, groups of rows, small and slow
-host memory. replay() runs it and compares every token with the model's, checks the invariants after some turns, and
-that nothing is held at the end.
+host memory, whose slots become ready meanwhile. replay() runs it and compares every token with the model's, checks the
+invariants after some turns, and that nothing is held at the end.
 
 Many small traces find more than few large ones in the same time, so sizes are drawn as well. For the same reason a
 trace is replayed one way: each replay compares all tokens with the model's, which are one for all ways, so another way
@@ -38,6 +38,25 @@ LONG_EVERY = 32  # of the traces, one is replayed all ways and checked after eve
 _WAYS = [(2, False), (2, True)] * 5 + [(1, False), (1, True)]  # depth, and whether it drafts
 
 
+class GrowingSlots:
+    """A SlotSource: some slots more are ready each time it is asked, up to the last."""
+
+    def __init__(self, *, first: int, step: int, last: int) -> None:
+        self._next, self._step, self._last = first, step, last
+
+    @property
+    def num_ready(self) -> int:
+        """See SlotSource.num_ready."""
+        now = min(self._next, self._last)
+        self._next += self._step
+        return now
+
+    @property
+    def is_growing(self) -> bool:
+        """See SlotSource.is_growing."""
+        return self._next < self._last
+
+
 class TraceExecutor(ScarceExecutor, LayeredExecutor):
     """Computes from pages, and has too little memory for some steps."""
 
@@ -55,6 +74,7 @@ class Trace:
     way: tuple[int, bool] = (2, False)  # depth, and whether it drafts: of the only replay, unless it is long
     answer_step: int = 0  # places for hits from one saved state of an answer to the next
     host_tier: HostTierConfig | None = None
+    growth: tuple[int, int, int] | None = None  # first, step, last of the slots that are ready; None: all are
     calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -109,6 +129,10 @@ class Trace:
                 **bounds.choice([{}, {"page_s": 0.001, "token_s": 0.0005}]),
             )
         trace.way = rng.choice(_WAYS)
+        growing = random.Random(seed + 3)
+        if trace.host_tier is not None and growing.random() < 0.5:
+            last = growing.choice([trace.host_tier.num_slots, growing.randint(0, trace.host_tier.num_slots)])
+            trace.growth = (growing.randint(0, last), growing.choice([1, 1, 2, 7]), last)
         return trace
 
     def _draw_calls(self, rng: random.Random, *, num_requests: int | None, is_crowded: bool = False) -> None:
@@ -246,6 +270,9 @@ class Trace:
         if self.failures:
             harness.executor.fails = self._fails
         kv = harness.scheduler.kv
+        if self.growth is not None:
+            first, step, last = self.growth
+            kv.tiers.follow(GrowingSlots(first=first, step=step, last=last))
         kv.checkpoints.answer_step = self.answer_step * kv.layout.step
 
     def _fails(self, place: str, plan) -> bool:

@@ -5,7 +5,8 @@ from collections import deque
 from engine.interface.protocol import HandOver, pack_token_ids
 from engine.peers.kv_transport import Reading
 from engine.peers.messages import Welcome
-from engine.tensor_parallel.peer_shares import FencedLinks, OtherRanks, PeerDone
+from engine.tensor_parallel.peer_shares import OtherRanks, PeerDone
+from engine.tensor_parallel.ranked_links import FencedLinks
 
 
 class FakeLink:

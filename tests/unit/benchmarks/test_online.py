@@ -22,11 +22,11 @@ def test_each_start_but_the_last_is_stopped_before_the_next(
     monkeypatch.setattr(online, "write_model_folder", lambda config, folder: None)
     monkeypatch.setattr(online, "start_server", start_server)
     monkeypatch.setattr(online, "stop_server", lambda server: events.append("stop"))
-    monkeypatch.setattr(online, "_measure", lambda args, concurrency: events.append("measure"))
+    monkeypatch.setattr(online, "_measure", lambda args, concurrency, seed: events.append(f"c{concurrency} of {seed}"))
     monkeypatch.setattr(online, "format_report", lambda report: "")
-    monkeypatch.setattr(sys, "argv", ["online", "--starts", str(starts), "--concurrency", "1"])
+    monkeypatch.setattr(sys, "argv", ["online", "--starts", str(starts), "--concurrency", "1", "4", "1"])
     assert online.main() == 0
-    assert events == [*["start", "stop"] * (starts - 1), "start", "measure", "stop"]
+    assert events == [*["start", "stop"] * (starts - 1), "start", "c1 of 0", "c4 of 0", "c1 of 100000", "stop"]
     assert capsys.readouterr().out.count("ready in") == max(starts, 1)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.core.step import StepPlan
+from engine.device import memory
 from engine.interface.config import EngineConfig, SharingRates
 from engine.interface.errors import StartupError
 from engine.interface.protocol import SamplingParams
@@ -147,8 +148,11 @@ def test_sizes_that_cannot_be_are_refused(llama: Path, changes: dict[str, object
     assert [word for word in words if word not in caught.value.message] == []
 
 
-def chosen(plan: Any, monkeypatch: pytest.MonkeyPatch, *, free: int, device: str = "cuda", **changes: object) -> object:
+def chosen(
+    plan: Any, monkeypatch: pytest.MonkeyPatch, *, free: int, device: str = "cuda", num_gpus: int = 1, **changes: object
+) -> object:
     monkeypatch.setattr(host_memory, "free_host_bytes", lambda: free)
+    monkeypatch.setattr(host_memory, "num_host_gpus", lambda: num_gpus)
     config = EngineConfig(model="m", **({"chooses_host_memory": True} | changes))
     return host_memory.choose_host_memory(config, plan, device_type=device).kv_host_memory_bytes
 
@@ -160,14 +164,36 @@ def test_by_default_cuda_gets_a_bounded_share_of_free_memory(
     plan, gib = load_llama(llama).loaded.plan, 2**30
     assert chosen(plan, monkeypatch, free=20 * gib) == host_memory.AUTO_SHARE * 20 * gib
     assert chosen(plan, monkeypatch, free=2**40) == host_memory.AUTO_MOST_BYTES
-    assert "host memory behind the KV cache size='16 GiB' reason='25% of the free memory, at most" in caplog.text
+    assert "host memory behind the KV cache size='16 GiB' reason='0.25 of the free memory, at most" in caplog.text
     for changes, reason in [
-        ({"free": 100}, "25% of the free memory is less than one block"),
+        ({"free": 100}, "0.25 of the free memory is less than one block"),
         ({"free": 20 * gib, "device": "cpu"}, "on cpu the KV cache is in the same memory"),
         ({"free": 20 * gib, "enable_prefix_caching": False}, "--no-prefix-caching leaves nothing to keep"),
     ]:
         assert chosen(plan, monkeypatch, **changes) is None  # type: ignore[arg-type]
         assert f"size='off' reason='{reason}" in caplog.text
+
+
+def test_engines_of_several_gpus_share_what_is_free(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    plan, gib = load_llama(llama).loaded.plan, 2**30
+    assert chosen(plan, monkeypatch, free=32 * gib, num_gpus=8) == gib
+    assert "size='1 GiB' reason='0.0312 of the free memory (a quarter, for 1 of 8 GPUs), at most" in caplog.text
+    assert chosen(plan, monkeypatch, free=32 * gib, num_gpus=8, tensor_parallel_size=4) == 4 * gib
+    assert chosen(plan, monkeypatch, free=32 * gib, num_gpus=2, tensor_parallel_size=4) == 8 * gib
+
+
+def test_memory_of_files_that_were_read_is_free_in_a_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    for name, text in (("max", "500000"), ("current", "400000"), ("stat", "active_file 1\ninactive_file 150000\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert memory.free_host_bytes() == 250000
+    (tmp_path / "memory.stat").unlink()
+    assert memory.free_host_bytes() == 100000
+    (tmp_path / "memory.max").write_text("max")
+    assert memory.free_host_bytes() > 500000
 
 
 def test_a_given_size_and_off_are_kept(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

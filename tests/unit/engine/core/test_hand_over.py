@@ -11,7 +11,7 @@ from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import HandOver, RequestFailed, SamplingParams, pack_token_ids
 from engine.interface.tenant import Charge, Tenant
 from engine.peers.messages import Taken
-from engine.tensor_parallel.peer_shares import FencedLinks
+from engine.tensor_parallel.ranked_links import FencedLinks
 from tests.support.engine_harness import Harness
 from tests.support.fake_peers import FakePeers
 from tests.support.layered_model import LayeredExecutor, LayeredModel

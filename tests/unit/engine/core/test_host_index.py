@@ -64,9 +64,33 @@ def test_a_forgotten_block_is_not_found_and_its_slots_are_freed_after_the_last_c
     assert index.take(1) == [0]
 
 
+def test_slots_that_are_not_ready_are_not_taken():
+    index = HostIndex(num_slots=6)
+    index.set_ready(2, is_growing=True)
+    assert index.take(3) is None
+    assert index.take(2) == [0, 1]
+    index.check([0, 1])
+    num_freed = index.num_freed
+    index.set_ready(5, is_growing=True)
+    assert index.num_freed > num_freed
+    assert index.take(3) == [2, 3, 4]
+    assert (index.num_ready, index.num_used, index.num_slots) == (5, 5, 6)
+    index.set_ready(9, is_growing=False)
+    assert (index.num_ready, index.num_slots) == (6, 6)
+    index.check([0, 1, 2, 3, 4])
+
+
+def test_slots_that_never_become_ready_are_none():
+    index = HostIndex(num_slots=6)
+    index.set_ready(1, is_growing=True)
+    index.set_ready(2, is_growing=False)
+    assert (index.num_ready, index.num_slots) == (2, 2)
+
+
 def test_no_slot_is_lost_or_used_twice():
     rng = random.Random(0)
     index, taken, read = HostIndex(num_slots=20), [], []
+    index.set_ready(3, is_growing=True)
     for number in range(3000):
         match rng.choice([0, 0, 0, 1, 1, 1, 2, 3, 4, 4, 5, 6, 7]):
             case 0:
@@ -89,7 +113,10 @@ def test_no_slot_is_lost_or_used_twice():
                 index.pin((0, b"%d" % rng.randint(max(number - 20, 0), number + 5)))
             case 7 if index._pinned:
                 index.unpin(rng.choice(sorted(index._pinned)))
+        if number % 100 == 0:
+            index.set_ready(index.num_ready + 1, is_growing=number < 2900)
         index.check([slot for slots in taken for slot in slots])
+    assert index.num_ready == 20
     assert index.num_evictions > 20
 
 

@@ -4,8 +4,10 @@ import pytest
 
 from engine.core.copy_costs import CopyCosts
 from engine.core.host_tier import HostTier
+from engine.core.kv_snapshot import _tiers_of
 from engine.core.page_pool import PagePool
 from engine.interface.config import CacheGroup, HostTierConfig, SharingRates
+from tests.support.cache_traces import GrowingSlots
 from tests.support.engine_harness import Harness, decode_plan
 from tests.support.layered_model import LayeredExecutor, LayeredModel
 
@@ -300,3 +302,70 @@ def test_blocks_that_nobody_waits_for_have_a_bound_of_their_own():
     assert tier.want(name)
     copies = tier.plan(most=3, most_unasked=1, num_reserved=0)
     assert [store.name for store in copies.stores] == [name, (0, b"\0")]
+
+
+def growing(*, first, last, **settings):
+    """Return an engine whose slots become ready one by one, for each time that its loop asks."""
+    harness = make(**settings)
+    harness.scheduler.kv.tiers.follow(GrowingSlots(first=first, step=1, last=last))
+    return harness
+
+
+def test_blocks_wait_until_slots_are_ready():
+    harness = growing(first=0, last=60)
+    tier = harness.scheduler.kv.tiers.host
+    assert tier.index.num_ready == 0
+    harness.add("first", PROMPT, 4)
+    harness.turn()
+    assert tier.num_stored == 0
+    harness.drain()
+    assert 0 < tier.index.num_used <= tier.index.num_ready < 60
+    for number, prompt in enumerate(OTHERS):
+        harness.add(f"other{number}", prompt, 4)
+        harness.drain()
+    harness.add("again", next_turn(harness), 4)
+    harness.drain()
+    assert harness.seen["again"].num_cached_tokens == 20
+    assert tier.num_found_tokens > 0
+
+
+def test_slots_become_ready_while_nothing_runs():
+    harness = growing(first=0, last=60)
+    harness.add("first", PROMPT, 4)
+    harness.drain()
+    harness.turn(80)
+    tiers = harness.scheduler.kv.tiers
+    assert tiers.host.index.num_ready == 60
+    assert not tiers.is_polled
+    assert tiers.host.num_stored > 0
+
+
+def test_an_engine_none_of_whose_slots_become_ready_computes():
+    harness = growing(first=0, last=0)
+    tiers = harness.scheduler.kv.tiers
+    assert tiers.host.index.num_slots == 0
+    assert not tiers.is_polled
+    for name in ("first", "again"):
+        harness.add(name, PROMPT, 4)
+        harness.drain()
+    assert tiers.host.num_stored == 0
+    assert not tiers.has_copies
+
+
+def test_a_block_of_more_pages_than_will_be_ready_is_let_go():
+    harness = make(groups=GROUPS["state"], num_pages=29)
+    harness.scheduler.kv.tiers.follow(GrowingSlots(first=1, step=1, last=2))  # a state has three
+    harness.add("first", PROMPT, 4)
+    harness.drain()
+    harness.turn(3)
+    assert not harness.scheduler.kv.tiers.has_copies
+    assert harness.scheduler.kv.tiers.host.num_stored > 0
+
+
+def test_the_page_and_the_metrics_tell_the_memory_that_is_ready():
+    harness = growing(first=5, last=60)
+    harness.engine._stats._host_page_bytes = 7
+    harness.engine.record_state()
+    assert harness.metrics._delta.gauges["kv_host_bytes", "total"] == 5 * 7
+    (tier,) = _tiers_of(harness.scheduler.kv, page_bytes=7)
+    assert tier.max_bytes == 5 * 7

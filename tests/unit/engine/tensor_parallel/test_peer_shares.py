@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from engine.peers.kv_transport import Reading
-from engine.peers.messages import Forget, HandedOver, Offer
+from engine.peers.messages import Forget, HandedOver, Offer, Welcome
 from engine.peers.shared_memory import HAS_MEMFD, SharedMemory, SharedSlots
 from engine.tensor_parallel import peer_shares
 from engine.tensor_parallel.peer_shares import (
     ConnectPeer,
     DisconnectPeer,
     EndStep,
-    FencedLinks,
     OtherRanks,
     PeerDone,
     PeerJob,
@@ -24,6 +23,7 @@ from engine.tensor_parallel.peer_shares import (
     ReadSlots,
     TellMemory,
 )
+from engine.tensor_parallel.ranked_links import ConnectingLinks, FencedLinks
 
 pytestmark = pytest.mark.skipif(not HAS_MEMFD, reason="needs memfd_create")
 NUM_RANKS = 3
@@ -53,7 +53,8 @@ class Side:
             PeerShare(transport, lambda done, rank=rank: self.others.take(rank, done), self.thread_faults.append)  # type: ignore[misc]
             for rank, transport in enumerate(self.transports, 1)
         ]
-        self.transport = RankedTransport(self.own, self.others, committed_step=lambda: STEP)
+        self.now = 0.0
+        self.transport = RankedTransport(self.own, self.others, committed_step=lambda: STEP, clock=lambda: self.now)
 
     def _tell(self, rank: int, job: PeerJob) -> None:
         self.told.append((rank, job))
@@ -69,6 +70,15 @@ class Side:
         for job in self.held:
             self.shares[0].begin(job)
         self.held = []
+
+    def connect(self, memory: bytes, peer: int = 7) -> None:
+        """Connect, and wait for it. Raises OSError."""
+        self.transport.begin_connect(peer, memory)
+        until_s = time.monotonic() + LONG_S
+        while not self.transport.is_connected(peer):
+            assert time.monotonic() < until_s
+            time.sleep(0)
+        self.transport.connect(peer, memory)
 
     def end(self, reading: Reading) -> bool:
         """Wait for a copy; return whether it is whole."""
@@ -107,7 +117,7 @@ def side_of() -> Iterator[Callable[..., Side]]:
 def sides(side_of: Callable[..., Side]) -> tuple[Side, Side]:
     """A prefill engine, and a decode engine that has access to its slots."""
     prefill, decode = side_of(0), side_of(1)
-    decode.transport.connect(7, prefill.transport.memory)
+    decode.connect(prefill.transport.memory)
     return prefill, decode
 
 
@@ -176,18 +186,18 @@ def test_a_peer_that_is_gone_spoils_the_copy_on_every_rank(sides: tuple[Side, Si
 def test_engines_of_other_numbers_of_ranks_are_refused(side_of: Callable[..., Side]) -> None:
     prefill, decode = side_of(0, 2), side_of(1, 3)
     with pytest.raises(OSError, match="it has 2 ranks, and this engine has 3"):
-        decode.transport.connect(7, prefill.transport.memory)
+        decode.connect(prefill.transport.memory)
     with pytest.raises(OSError, match="is not described as expected"):
-        decode.transport.connect(7, prefill.own.memory)
+        decode.connect(prefill.own.memory)
     with pytest.raises(OSError, match="is not described as expected"):
-        decode.transport.connect(7, b"\x90")  # no rank
+        decode.connect(b"\x90")  # no rank
 
 
 def test_a_rank_that_cannot_connect_is_named_and_the_others_give_up(side_of: Callable[..., Side]) -> None:
     prefill, decode = side_of(0), side_of(1)
     decode.faults[2] = "its memory is not on this host"
     with pytest.raises(OSError, match="rank 2: its memory is not on this host"):
-        decode.transport.connect(7, prefill.transport.memory)
+        decode.connect(prefill.transport.memory)
     assert [job for _, job in decode.told[-2:]] == [DisconnectPeer(7)] * 2
     assert not decode.end(decode.transport.read(7, [2], [1]))
 
@@ -197,21 +207,74 @@ def test_a_rank_whose_peer_has_other_slots_says_so(side_of: Callable[..., Side])
     prefill.slots.append(SharedSlots(num_slots=1, slot_bytes=7))
     prefill.transports[1]._slots = prefill.slots[-1]
     with pytest.raises(OSError, match=f"rank 2: its slots have 7 bytes and those here {SLOT_BYTES}"):
-        decode.transport.connect(7, RankedTransport(prefill.own, prefill.others, committed_step=lambda: 0).memory)
+        decode.connect(RankedTransport(prefill.own, prefill.others, committed_step=lambda: 0).memory)
 
 
-def test_a_rank_that_does_not_answer_is_one_that_cannot_connect(
-    side_of: Callable[..., Side], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_does_not_answer_is_one_that_cannot_connect(side_of: Callable[..., Side]) -> None:
     prefill, decode = side_of(0), side_of(1)
-    monkeypatch.setattr(peer_shares, "_CONNECT_S", 0.05)
     decode.is_holding = True
-    with pytest.raises(OSError, match=r"rank 1: it has not answered within 0\.05 s"):
-        decode.transport.connect(7, prefill.transport.memory)
+    decode.transport.begin_connect(7, prefill.transport.memory)
+    assert not decode.transport.is_connected(7)
+    decode.now = 10.0
+    with pytest.raises(OSError, match=r"rank 1: it has not answered within 10 s"):
+        decode.transport.is_connected(7)
+    assert not decode.others._answers
     decode.go_on()  # its late answer is nobody's
-    monkeypatch.undo()
-    decode.transport.connect(7, prefill.transport.memory)
+    decode.connect(prefill.transport.memory)
     assert decode.end(decode.transport.read(7, [2], [1]))
+
+
+def test_a_peer_is_heard_of_when_all_ranks_can_read_it(side_of: Callable[..., Side]) -> None:
+    prefill, decode, link = side_of(0), side_of(1), Link()
+    links = ConnectingLinks(link, decode.transport)
+    decode.is_holding = True
+    welcome, offer = Welcome(prefill.transport.memory), Offer(0, "a", [])
+    link.came += [(7, welcome), (7, offer), (3, HandedOver("b"))]
+    assert links.poll() == [(3, HandedOver("b"))]  # at once, though rank 1 has not answered
+    assert links.poll() == []
+    assert links.is_holding
+    decode.go_on()
+    until_s = time.monotonic() + LONG_S
+    while not (came := links.poll()):
+        assert time.monotonic() < until_s
+    assert came == [(7, welcome), (7, offer)]
+    assert not links.is_holding
+    decode.transport.connect(7, welcome.memory)
+    assert decode.end(decode.transport.read(7, [2], [1]))
+
+
+def test_a_peer_that_a_rank_cannot_read_is_dropped(
+    side_of: Callable[..., Side], caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill, decode, link = side_of(0), side_of(1), Link()
+    links = ConnectingLinks(link, decode.transport)
+    decode.faults[2] = "no"
+    link.came += [(7, Welcome(prefill.transport.memory)), (7, Offer(0, "a", []))]
+    until_s = time.monotonic() + LONG_S
+    while not link.dropped:
+        assert links.poll() == []
+        assert time.monotonic() < until_s
+    assert "index=7 reason='rank 2: no'" in caplog.text
+    link.came += [(7, Welcome(b"\x90"))]
+    assert links.poll() == []
+    assert link.dropped == [7, 7]
+    assert "is not described as expected" in caplog.text
+    assert not links.is_holding
+
+
+def test_a_peer_that_is_lost_while_ranks_connect_is_given_up(side_of: Callable[..., Side]) -> None:
+    prefill, decode, link = side_of(0), side_of(1), Link()
+    links = ConnectingLinks(link, decode.transport)
+    decode.is_holding = True
+    link.came += [(7, Welcome(prefill.transport.memory)), (7, Offer(0, "a", []))]
+    links.poll()
+    link.came += [(7, None)]
+    assert links.poll() == [(7, None)]
+    decode.transport.disconnect(7)  # as Arrivals does
+    decode.go_on()
+    assert links.poll() == []
+    assert not links.is_holding
+    assert not decode.others._answers
 
 
 def test_a_rank_that_does_not_tell_of_its_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +300,7 @@ def test_a_fault_of_a_ranks_thread_is_told_once(side_of: Callable[..., Side], mo
 
 
 class Link:
-    """LinksToDecode whose messages a test takes."""
+    """LinksToDecode, or to a prefill engine, whose messages a test takes."""
 
     is_holding = False
 
@@ -245,6 +308,10 @@ class Link:
         self.peers = [0, 1]
         self.sent: list[tuple[int, object]] = []
         self.came: deque[tuple[int, object]] = deque()
+        self.dropped: list[int] = []
+
+    def drop(self, peer: int) -> None:
+        self.dropped.append(peer)
 
     def send(self, peer: int, message: object) -> None:
         self.sent.append((peer, message))
