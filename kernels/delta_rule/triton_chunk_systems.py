@@ -32,11 +32,14 @@ class ChunkSystems(NamedTuple):
     reads: torch.Tensor  # likewise
     factors: torch.Tensor  # [3, chunks, heads, CHUNK] fp32; by dimension [3, chunks, heads, CHUNK, d_k], as the inputs
     decays: torch.Tensor  # [chunks, heads] fp32; by dimension [chunks, heads, d_k]
+    weights: torch.Tensor  # -transform k decayed
+    values: torch.Tensor  # transform v
 
 
 def prepare_chunks(
     q: torch.Tensor,
     k: torch.Tensor,
+    v: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
     step: tuple[torch.Tensor, torch.Tensor],
@@ -47,25 +50,48 @@ def prepare_chunks(
     scale: float,
     eps: float,
     num_warps: int,
+    heads_each: int,
+    inversion: str,
+    has_values: bool,
+    max_registers: int,
+    block_d: int,
 ) -> ChunkSystems:
     """Launch the first phase for `most` chunks. step: query_start_loc, seq_lens; rows: the first one, their number."""
-    num_heads, d_k = beta.shape[1], q.shape[2]
-    transform = q.new_empty(most, num_heads, CHUNK, CHUNK)
+    num_heads, d_k, d_v = beta.shape[1], q.shape[2], v.shape[2]
     if g.dim() == 2:
         factors = q.new_empty(3, most, num_heads, CHUNK, dtype=torch.float32)
         decays = q.new_empty(most, num_heads, dtype=torch.float32)
-        systems = ChunkSystems(transform, torch.empty_like(transform), factors, decays)
-        _scalars_kernel[(num_heads, most)](
-            q, k, g, beta, *systems, q.stride(0), k.stride(0), scale, eps, *step, *rows, most,
-            **sizes, num_warps=num_warps,
+        reads = q.new_empty(most, num_heads, CHUNK, CHUNK)
+        transform = weights = values = reads
+        if has_values:
+            weights, values = q.new_empty(most, num_heads, CHUNK, d_k), q.new_empty(most, num_heads, CHUNK, d_v)
+        else:
+            transform = torch.empty_like(reads)
+        systems = ChunkSystems(transform, reads, factors, decays, weights, values)
+        if inversion != "columns" and q.dtype == torch.float32:
+            inversion = sizes["PRECISION"]
+        _scalars_kernel[(num_heads // heads_each, most)](
+            q, k, v, g, beta, *systems, q.stride(0), k.stride(0), v.stride(0), scale, eps, *step, *rows, most,
+            HEADS_EACH=heads_each, INVERSION=inversion, HAS_VALUES=has_values, D_V=d_v,
+            V_PAD=max(16, triton.next_power_of_2(d_v)), **sizes, num_warps=num_warps, num_stages=1,
+            **({"maxnreg": max_registers} if max_registers else {}),
         )  # fmt: skip
         return systems
+    transform = q.new_empty(most, num_heads, CHUNK, CHUNK)
     factors = q.new_empty(3, most, num_heads, CHUNK, d_k)
     decays = q.new_empty(most, num_heads, d_k, dtype=torch.float32)
-    systems = ChunkSystems(transform, torch.empty_like(transform), factors, decays)
+    systems = ChunkSystems(transform, torch.empty_like(transform), factors, decays, transform, transform)
+    if inversion != "columns":
+        inversion = "fp16" if q.dtype != torch.float32 else sizes["PRECISION"]
+        _dimensions_kernel[(num_heads, most)](
+            q, k, v, g, beta, *systems, q.stride(0), k.stride(0), v.stride(0), scale, eps, *step, *rows, most,
+            INVERSION=inversion, BLOCK_D=min(block_d, sizes["K_PAD"]), **sizes, num_warps=num_warps, num_stages=1,
+            **({"maxnreg": max_registers} if max_registers else {}),
+        )  # fmt: skip
+        return systems
     pairs = torch.empty_like(transform, dtype=torch.float32)
     _parts_kernel[(num_heads, most, 4)](
-        q, k, g, beta, pairs, *systems[1:], q.stride(0), k.stride(0), scale, eps, *step, *rows, most,
+        q, k, g, beta, pairs, *systems[1:4], q.stride(0), k.stride(0), scale, eps, *step, *rows, most,
         **sizes, num_warps=num_warps,
     )  # fmt: skip
     names = ("NUM_HEADS", "CHUNK", "ROWS_PAD", "SHORT", "PRECISION", "PDL", "launch_pdl")
@@ -107,13 +133,14 @@ def find_chunk(
 
 @triton.jit(do_not_specialize=["first_row", "num_rows", "most"])
 def _scalars_kernel(
-    q_ptr, k_ptr, g_ptr, beta_ptr, transform_ptr, reads_ptr, factors_ptr, decays_ptr, stride_q, stride_k, scale, eps,
-    query_start_ptr, seq_lens_ptr, first_row, num_rows, most,
+    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, transform_ptr, reads_ptr, factors_ptr, decays_ptr, weights_ptr, values_ptr,
+    stride_q, stride_k, stride_v, scale, eps, query_start_ptr, seq_lens_ptr, first_row, num_rows, most,
     NUM_HEADS: tl.constexpr, REPEAT: tl.constexpr, D_K: tl.constexpr, K_PAD: tl.constexpr, CHUNK: tl.constexpr,
     ROWS_PAD: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    HEADS_EACH: tl.constexpr, INVERSION: tl.constexpr, HAS_VALUES: tl.constexpr, D_V: tl.constexpr, V_PAD: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One head of one chunk, with one gate for each token."""
-    head, index = tl.program_id(0), tl.program_id(1)
+    """HEADS_EACH heads of one key head, in one chunk, with one gate for each token."""
+    group, index = tl.program_id(0), tl.program_id(1)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -123,31 +150,48 @@ def _scalars_kernel(
         tokens = first.to(tl.int64) + places
         is_token = tokens < end
         mask = is_token[:, None] & (dims < D_K)[None, :]
-        columns = head // REPEAT * D_K + dims[None, :]
+        columns = group * HEADS_EACH // REPEAT * D_K + dims[None, :]
         q = tl.load(q_ptr + tokens[:, None] * stride_q + columns, mask=mask, other=0.0)
         k = tl.load(k_ptr + tokens[:, None] * stride_k + columns, mask=mask, other=0.0)
-        beta = tl.load(beta_ptr + tokens * NUM_HEADS + head, mask=is_token, other=0.0)
-        g = tl.load(g_ptr + tokens * NUM_HEADS + head, mask=is_token, other=0.0)
         q_norm, k_norm = _inverse_norms(q, eps) * scale, _inverse_norms(k, eps)
-        sums, whole = tl.cumsum(g, 0), tl.sum(g, 0)
+        all_keys = tl.dot(k, tl.trans(k), input_precision=PRECISION)
+        all_queries = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         is_below = places[:, None] > places[None, :]
-        # Above the diagonal the power may be infinite, and is not taken
-        decay = tl.exp(sums[:, None] - sums[None, :]) * k_norm[None, :]
-        keys = tl.dot(k, tl.trans(k), input_precision=PRECISION)
-        keys = tl.where(is_below, keys * decay * (beta * k_norm)[:, None], 0.0)
-        queries = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        queries = tl.where(places[:, None] >= places[None, :], queries * decay * q_norm[:, None], 0.0)
-        place_of = index * NUM_HEADS + head
-        _store_square(reads_ptr, place_of, queries, CHUNK)
-        inverse = _invert(keys, CHUNK, PRECISION)
-        _store_square(transform_ptr, place_of, inverse * beta[None, :], CHUNK)
-        factors = factors_ptr + place_of * CHUNK + places
-        stride = most * NUM_HEADS * CHUNK
-        from_start = tl.exp(sums)
-        tl.store(factors, k_norm * from_start)
-        tl.store(factors + stride, q_norm * from_start)
-        tl.store(factors + 2 * stride, k_norm * tl.exp(whole - sums))
-        tl.store(decays_ptr + place_of, tl.exp(whole))
+        for each in range(HEADS_EACH):
+            head = group * HEADS_EACH + each
+            beta = tl.load(beta_ptr + tokens * NUM_HEADS + head, mask=is_token, other=0.0)
+            g = tl.load(g_ptr + tokens * NUM_HEADS + head, mask=is_token, other=0.0)
+            sums, whole = tl.cumsum(g, 0), tl.sum(g, 0)
+            # Above the diagonal the power may be infinite, and is not taken
+            decay = tl.exp(sums[:, None] - sums[None, :]) * k_norm[None, :]
+            place_of = index * NUM_HEADS + head
+            queries = tl.where(places[:, None] >= places[None, :], all_queries * decay * q_norm[:, None], 0.0)
+            _store_square(reads_ptr, place_of, queries, CHUNK)
+            keys = tl.where(is_below, all_keys * decay * (beta * k_norm)[:, None], 0.0)
+            if INVERSION == "columns":
+                inverse = _invert(keys, CHUNK, PRECISION)
+            else:
+                inverse = _invert_by_doubling(keys, CHUNK, INVERSION)
+            from_start = tl.exp(sums)
+            if HAS_VALUES:
+                in_v, values = tl.arange(0, V_PAD) < D_V, tl.arange(0, V_PAD)
+                dtype: tl.constexpr = k_ptr.dtype.element_ty
+                v_ptrs = v_ptr + tokens[:, None] * stride_v + head * D_V + values[None, :]
+                v = tl.load(v_ptrs, mask=is_token[:, None] & in_v[None, :], other=0.0)
+                solved = tl.dot((inverse * beta[None, :]).to(dtype), v, input_precision=PRECISION)
+                rows = place_of.to(tl.int64) * CHUNK + places[:, None]
+                tl.store(values_ptr + rows * D_V + values[None, :], solved.to(dtype), mask=in_v[None, :])
+                weights = (inverse * (beta * k_norm * from_start)[None, :]).to(dtype)
+                weights = 0.0 - tl.dot(weights, k, input_precision=PRECISION)
+                tl.store(weights_ptr + rows * D_K + dims[None, :], weights.to(dtype), mask=(dims < D_K)[None, :])
+            else:
+                _store_square(transform_ptr, place_of, inverse * beta[None, :], CHUNK)
+            factors = factors_ptr + place_of * CHUNK + places
+            stride = most * NUM_HEADS * CHUNK
+            tl.store(factors, k_norm * from_start)
+            tl.store(factors + stride, q_norm * from_start)
+            tl.store(factors + 2 * stride, k_norm * tl.exp(whole - sums))
+            tl.store(decays_ptr + place_of, tl.exp(whole))
 
 
 @triton.jit(do_not_specialize=["first_row", "num_rows", "most"])
@@ -253,6 +297,78 @@ def _transform_kernel(
         _store_square(transform_ptr, place_of, inverse * beta[None, :], CHUNK)
 
 
+@triton.jit(do_not_specialize=["first_row", "num_rows", "most"])
+def _dimensions_kernel(
+    q_ptr, k_ptr, v_ptr, g_ptr, beta_ptr, transform_ptr, reads_ptr, factors_ptr, decays_ptr, weights_ptr, values_ptr,
+    stride_q, stride_k, stride_v, scale, eps, query_start_ptr, seq_lens_ptr, first_row, num_rows, most,
+    NUM_HEADS: tl.constexpr, REPEAT: tl.constexpr, D_K: tl.constexpr, K_PAD: tl.constexpr, CHUNK: tl.constexpr,
+    ROWS_PAD: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, INVERSION: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> None:  # fmt: skip
+    """One head of one chunk, with a gate for each key dimension."""
+    head, index = tl.program_id(0), tl.program_id(1)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    first, end = find_chunk(query_start_ptr, seq_lens_ptr, first_row, num_rows, index, CHUNK, ROWS_PAD, SHORT)
+    if first < end:
+        places, dims = tl.arange(0, CHUNK), tl.arange(0, K_PAD)
+        tokens = first.to(tl.int64) + places
+        is_token = tokens < end
+        mask = is_token[:, None] & (dims < D_K)[None, :]
+        q_ptr += head // REPEAT * D_K
+        k_ptr += head // REPEAT * D_K
+        q = tl.load(q_ptr + tokens[:, None] * stride_q + dims[None, :], mask=mask, other=0.0)
+        k = tl.load(k_ptr + tokens[:, None] * stride_k + dims[None, :], mask=mask, other=0.0)
+        q_norm, k_norm = _inverse_norms(q, eps) * scale, _inverse_norms(k, eps)
+        rows, others = places[:, None], places[None, :]
+        queries = tl.where(rows == others, tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[:, None], 0.0)
+        keys = tl.zeros((CHUNK, CHUNK), tl.float32)
+        place_of = index * NUM_HEADS + head
+        in_place = (place_of.to(tl.int64) * CHUNK + rows) * D_K
+        stride = most.to(tl.int64) * NUM_HEADS * CHUNK * D_K
+        dtype: tl.constexpr = reads_ptr.dtype.element_ty
+        for dim in range(0, D_K, BLOCK_D):
+            block = dim + tl.arange(0, BLOCK_D)
+            in_head = (block < D_K)[None, :]
+            in_tokens = is_token[:, None] & in_head
+            # Powers of less than -1,000 are 0, and sums of 64 such gates fit half precision
+            g = tl.load(g_ptr + (tokens[:, None] * NUM_HEADS + head) * D_K + block[None, :], mask=in_tokens, other=0.0)
+            g = tl.maximum(g, -1000.0)
+            # Two halves of a gate have 22 bits; their products with ones are exact
+            high = g.to(tl.float16)
+            low = (g - high.to(tl.float32)).to(tl.float16)
+            q_block = tl.load(q_ptr + tokens[:, None] * stride_q + block[None, :], mask=in_tokens, other=0.0)
+            k_block = tl.load(k_ptr + tokens[:, None] * stride_k + block[None, :], mask=in_tokens, other=0.0)
+            tl.store(decays_ptr + place_of.to(tl.int64) * D_K + block, tl.exp(tl.sum(g, 0)), mask=block < D_K)
+            ones = (others <= rows).to(tl.float16)
+            factor = tl.exp(tl.dot(ones, low, tl.dot(ones, high)))
+            factors = factors_ptr + in_place + block[None, :]
+            tl.store(factors, (k_block.to(tl.float32) * (k_norm[:, None] * factor)).to(dtype), mask=in_head)
+            tl.store(factors + stride, (q_block.to(tl.float32) * (q_norm[:, None] * factor)).to(dtype), mask=in_head)
+            ones = (others > rows).to(tl.float16)
+            factor = tl.exp(tl.dot(ones, low, tl.dot(ones, high)))
+            tl.store(factors + 2 * stride, (k_block.to(tl.float32) * (k_norm[:, None] * factor)).to(dtype), mask=in_head)
+            for log in range(6):
+                # Pairs whose highest differing bit is this one: decayed from the earlier token to the end of its
+                # block of 2^log tokens, and from the start of the next block to the later token
+                is_later = ((rows >> log) & 1) == 1
+                is_between = is_later == (others <= rows)
+                ones = (is_between & ((rows >> log) == (others >> log))).to(tl.float16)
+                factor = tl.exp(tl.dot(ones, low, tl.dot(ones, high)))
+                k_part = (k_block.to(tl.float32) * factor).to(dtype)
+                q_part = (q_block.to(tl.float32) * factor).to(dtype)
+                is_pair = ((rows ^ others) >> log) == 1
+                keys += tl.where(is_pair, tl.dot(k_part, tl.trans(k_part), input_precision=PRECISION), 0.0)
+                queries += tl.where(is_pair, tl.dot(q_part, tl.trans(k_part), input_precision=PRECISION), 0.0)
+        queries = tl.where(rows >= others, queries * q_norm[:, None] * k_norm[None, :], 0.0)
+        _store_square(reads_ptr, place_of, queries, CHUNK)
+        beta = tl.load(beta_ptr + tokens * NUM_HEADS + head, mask=is_token, other=0.0)
+        keys = tl.where(rows > others, keys * (beta * k_norm)[:, None] * k_norm[None, :], 0.0)
+        inverse = _invert_by_doubling(keys, CHUNK, INVERSION)
+        _store_square(transform_ptr, place_of, inverse * beta[None, :], CHUNK)
+
+
 @triton.jit
 def _inverse_norms(x, eps):
     x = x.to(tl.float32)
@@ -293,3 +409,29 @@ def _invert(lower, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     between = tl.where(row // 2 != column // 2, lower, 0.0)
     step = tl.dot(whole, between, input_precision=PRECISION)
     return whole - tl.dot(step, whole, input_precision=PRECISION)
+
+
+@triton.jit
+def _invert_by_doubling(lower, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
+    """Return (I + A)^-1 [CHUNK, CHUNK] of a strictly lower triangular A, `lower`.
+
+    Blocks of two are known; then, level by level, pairs of inverted blocks P and Q become one: [[P, 0], [-Q A P, Q]],
+    all pairs by two products. Powers of A would cost less, but cancel where keys are alike.
+    """
+    places = tl.arange(0, CHUNK)
+    # From the highest bit in which row and column differ follows the level of a number
+    level = places[:, None] ^ places[None, :]
+    whole = tl.where(level == 0, 1.0, tl.where(level == 1, 0.0 - lower, 0.0))
+    if PRECISION == "fp16":
+        half = lower.to(tl.float16)
+        for log in tl.static_range(1, 6):
+            inverse = whole.to(tl.float16)
+            step = tl.dot(inverse, half)
+            step = tl.dot(step.to(tl.float16), inverse)
+            whole = tl.where((level >> log) == 1, 0.0 - step, whole)
+    else:
+        for log in tl.static_range(1, 6):
+            step = tl.dot(whole, lower, input_precision=PRECISION)
+            step = tl.dot(step, whole, input_precision=PRECISION)
+            whole = tl.where((level >> log) == 1, 0.0 - step, whole)
+    return whole

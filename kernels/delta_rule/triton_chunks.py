@@ -33,6 +33,11 @@ class ChunkConfig(NamedTuple):
     block: int  # rows of a state in one program of the scan; at least 16
     scan_warps: int
     scan_stages: int
+    inversion: str = "columns"
+    heads_each: int = 1
+    has_values: bool = False
+    max_registers: int = 0
+    block_d: int = 64
 
 
 _MULTIPROCESSORS = 132
@@ -65,22 +70,24 @@ def advance_by_chunks(
     config = config or _choose(q, num_rows * num_heads, d_v, by_dimension=by_dimension)
     step = (metadata.query_start_loc, metadata.seq_lens)
     k_pad = max(16, triton.next_power_of_2(d_k))
-    stage_bytes = q.element_size() * CHUNK * (2 * CHUNK + (3 if by_dimension else 2) * k_pad)
+    kinds = 3 if by_dimension or config.has_values else 2
+    stage_bytes = q.element_size() * CHUNK * ((1 if config.has_values else 2) * CHUNK + kinds * k_pad)
     sizes = {
         "NUM_HEADS": num_heads, "REPEAT": num_heads // q.shape[1], "D_K": d_k, "K_PAD": k_pad, "CHUNK": CHUNK,
         "ROWS_PAD": _rows_pad(num_rows), "SHORT": short,
         "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32", "PDL": pdl, "launch_pdl": pdl,
     }  # fmt: skip
     systems = prepare_chunks(
-        q, k, g, beta, step, (first_row, num_rows), most, sizes,
-        scale=scale, eps=eps, num_warps=config.prepare_warps,
+        q, k, v, g, beta, step, (first_row, num_rows), most, sizes,
+        scale=scale, eps=eps, num_warps=config.prepare_warps, heads_each=config.heads_each, inversion=config.inversion,
+        has_values=config.has_values, max_registers=config.max_registers, block_d=config.block_d,
     )  # fmt: skip
     block = min(config.block, max(16, triton.next_power_of_2(d_v)))
     _scan_kernel[(triton.cdiv(d_v, block), num_heads, num_rows)](
         q, k, v, out, *systems, q.stride(0), k.stride(0), v.stride(0), *step,
         metadata.req_index, metadata.writes, first_row, num_rows, most,
         view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
-        D_V=d_v, BLOCK=block, BY_DIMENSION=by_dimension, **sizes,
+        D_V=d_v, BLOCK=block, BY_DIMENSION=by_dimension, HAS_VALUES=config.has_values, **sizes,
         num_warps=config.scan_warps, num_stages=max(1, min(config.scan_stages, _SHARED_BYTES // stage_bytes)),
     )  # fmt: skip
 
@@ -114,11 +121,11 @@ def _rows_pad(num_rows: int) -> int:
 
 @triton.jit(do_not_specialize=["first_row", "num_rows", "most", "first_piece"])
 def _scan_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, transform_ptr, reads_ptr, factors_ptr, decays_ptr, stride_q, stride_k, stride_v,
-    query_start_ptr, seq_lens_ptr, req_index_ptr, writes_ptr, first_row, num_rows, most,
+    q_ptr, k_ptr, v_ptr, out_ptr, transform_ptr, reads_ptr, factors_ptr, decays_ptr, weights_ptr, solved_ptr,
+    stride_q, stride_k, stride_v, query_start_ptr, seq_lens_ptr, req_index_ptr, writes_ptr, first_row, num_rows, most,
     pool_ptr, pages_ptr, stride_pages, first_piece, num_pages,
     NUM_LANES: tl.constexpr, PIECE: tl.constexpr, ROW_SIZE: tl.constexpr,
-    D_V: tl.constexpr, BLOCK: tl.constexpr, BY_DIMENSION: tl.constexpr, NUM_HEADS: tl.constexpr,
+    D_V: tl.constexpr, BLOCK: tl.constexpr, BY_DIMENSION: tl.constexpr, HAS_VALUES: tl.constexpr, NUM_HEADS: tl.constexpr,
     REPEAT: tl.constexpr, D_K: tl.constexpr, K_PAD: tl.constexpr, CHUNK: tl.constexpr, ROWS_PAD: tl.constexpr,
     SHORT: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -153,10 +160,17 @@ def _scan_kernel(
             tokens = first.to(tl.int64) + chunk * CHUNK + places
             is_token = tokens < end
             place_of = (index + chunk).to(tl.int64) * NUM_HEADS + head
-            transform = tl.load(transform_ptr + place_of * CHUNK * CHUNK + square)
             reads = tl.load(reads_ptr + place_of * CHUNK * CHUNK + square)
             in_tokens = is_token[:, None] & in_values[None, :]
-            v = tl.load(v_ptr + tokens[:, None] * stride_v + value_columns, mask=in_tokens, other=0.0).to(tl.float32)
+            if HAS_VALUES:
+                solved_ptrs = solved_ptr + (place_of * CHUNK + places[:, None]) * D_V + values[None, :]
+                solved = tl.load(solved_ptrs, mask=in_values[None, :], other=0.0).to(tl.float32)
+                weights_ptrs = weights_ptr + (place_of * CHUNK + places[:, None]) * D_K + dims[None, :]
+                weights = tl.load(weights_ptrs, mask=in_dims[None, :], other=0.0)
+            else:
+                transform = tl.load(transform_ptr + place_of * CHUNK * CHUNK + square)
+                v = tl.load(v_ptr + tokens[:, None] * stride_v + value_columns, mask=in_tokens, other=0.0)
+                v = v.to(tl.float32)
             start = state.to(dtype)
             if BY_DIMENSION:
                 factors = factors_ptr + (place_of * CHUNK + places[:, None]) * D_K + dims[None, :]
@@ -175,8 +189,11 @@ def _scan_kernel(
                 factors = factors_ptr + place_of * CHUNK + places
                 k_first, q_first = tl.load(factors)[:, None], tl.load(factors + stride)[:, None]
                 k_last, decay = tl.load(factors + 2 * stride)[:, None], tl.load(decays_ptr + place_of)
-                errors = v - k_first * tl.dot(k, start, input_precision=PRECISION)
-                updates = tl.dot(transform, errors.to(dtype), input_precision=PRECISION)
+                if HAS_VALUES:
+                    updates = tl.dot(weights, start, solved, input_precision=PRECISION)
+                else:
+                    errors = v - k_first * tl.dot(k, start, input_precision=PRECISION)
+                    updates = tl.dot(transform, errors.to(dtype), input_precision=PRECISION)
                 out = q_first * tl.dot(q, start, input_precision=PRECISION)
                 added = tl.dot(tl.trans(k), (k_last * updates).to(dtype), input_precision=PRECISION)
             out += tl.dot(reads, updates.to(dtype), input_precision=PRECISION)
