@@ -23,6 +23,7 @@ from kernels.states import StateMetadata, StateView
 from kernels.states_triton import place, row_writes, state_offsets, step_row
 
 _MIN_ROWS_PAD = 64
+_REGISTERS = 168  # of a thread: three programs of the first phase fit a Hopper multiprocessor, and none spills
 _SHARED_BYTES = 220 * 1024  # for the inputs of chunks, of a Hopper multiprocessor's 227 KiB
 
 
@@ -33,11 +34,8 @@ class ChunkConfig(NamedTuple):
     block: int  # rows of a state in one program of the scan; at least 16
     scan_warps: int
     scan_stages: int
-    inversion: str = "columns"
-    heads_each: int = 1
-    has_values: bool = False
-    max_registers: int = 0
     block_d: int = 64
+    is_early: bool = False
 
 
 _MULTIPROCESSORS = 132
@@ -70,32 +68,33 @@ def advance_by_chunks(
     config = config or _choose(q, num_rows * num_heads, d_v, by_dimension=by_dimension)
     step = (metadata.query_start_loc, metadata.seq_lens)
     k_pad = max(16, triton.next_power_of_2(d_k))
-    kinds = 3 if by_dimension or config.has_values else 2
-    stage_bytes = q.element_size() * CHUNK * ((1 if config.has_values else 2) * CHUNK + kinds * k_pad)
+    stage_bytes = q.element_size() * CHUNK * (2 * CHUNK + (3 if by_dimension else 2) * k_pad)
     sizes = {
         "NUM_HEADS": num_heads, "REPEAT": num_heads // q.shape[1], "D_K": d_k, "K_PAD": k_pad, "CHUNK": CHUNK,
         "ROWS_PAD": _rows_pad(num_rows), "SHORT": short,
         "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32", "PDL": pdl, "launch_pdl": pdl,
     }  # fmt: skip
     systems = prepare_chunks(
-        q, k, v, g, beta, step, (first_row, num_rows), most, sizes,
-        scale=scale, eps=eps, num_warps=config.prepare_warps, heads_each=config.heads_each, inversion=config.inversion,
-        has_values=config.has_values, max_registers=config.max_registers, block_d=config.block_d,
+        q, k, g, beta, step, (first_row, num_rows), most, sizes,
+        scale=scale, eps=eps, num_warps=config.prepare_warps, block_d=config.block_d,
+        max_registers=_REGISTERS if k_pad <= 128 and q.element_size() == 2 and _is_hopper(q.device) else None,
     )  # fmt: skip
     block = min(config.block, max(16, triton.next_power_of_2(d_v)))
     _scan_kernel[(triton.cdiv(d_v, block), num_heads, num_rows)](
         q, k, v, out, *systems, q.stride(0), k.stride(0), v.stride(0), *step,
         metadata.req_index, metadata.writes, first_row, num_rows, most,
         view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
-        D_V=d_v, BLOCK=block, BY_DIMENSION=by_dimension, HAS_VALUES=config.has_values, **sizes,
+        D_V=d_v, BLOCK=block, BY_DIMENSION=by_dimension, STAGES=max(1, min(config.scan_stages, _SHARED_BYTES // stage_bytes)) if config.is_early else None, **sizes,
         num_warps=config.scan_warps, num_stages=max(1, min(config.scan_stages, _SHARED_BYTES // stage_bytes)),
     )  # fmt: skip
 
 
 def _choose(q: torch.Tensor, num_heads: int, d_v: int, *, by_dimension: bool) -> ChunkConfig:
     """Choose by measurement on an H200, for so many heads of all rows, of 128 × 128; small tiles for other GPUs."""
-    if by_dimension or not _is_hopper(q.device):
-        return ChunkConfig(2 if by_dimension else 4, 32, 4, 2)
+    if not _is_hopper(q.device):
+        return ChunkConfig(4, 32, 4, 2, block_d=32)
+    if by_dimension:
+        return ChunkConfig(4, 32, 4, 3, block_d=64)
     has_few = num_heads * triton.cdiv(d_v, 32) <= _MULTIPROCESSORS
     return ChunkConfig(4, 32 if has_few else 64, 4, 3)
 
@@ -121,11 +120,11 @@ def _rows_pad(num_rows: int) -> int:
 
 @triton.jit(do_not_specialize=["first_row", "num_rows", "most", "first_piece"])
 def _scan_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, transform_ptr, reads_ptr, factors_ptr, decays_ptr, weights_ptr, solved_ptr,
-    stride_q, stride_k, stride_v, query_start_ptr, seq_lens_ptr, req_index_ptr, writes_ptr, first_row, num_rows, most,
+    q_ptr, k_ptr, v_ptr, out_ptr, transform_ptr, reads_ptr, factors_ptr, decays_ptr, stride_q, stride_k, stride_v,
+    query_start_ptr, seq_lens_ptr, req_index_ptr, writes_ptr, first_row, num_rows, most,
     pool_ptr, pages_ptr, stride_pages, first_piece, num_pages,
     NUM_LANES: tl.constexpr, PIECE: tl.constexpr, ROW_SIZE: tl.constexpr,
-    D_V: tl.constexpr, BLOCK: tl.constexpr, BY_DIMENSION: tl.constexpr, HAS_VALUES: tl.constexpr, NUM_HEADS: tl.constexpr,
+    D_V: tl.constexpr, BLOCK: tl.constexpr, BY_DIMENSION: tl.constexpr, STAGES: tl.constexpr, NUM_HEADS: tl.constexpr,
     REPEAT: tl.constexpr, D_K: tl.constexpr, K_PAD: tl.constexpr, CHUNK: tl.constexpr, ROWS_PAD: tl.constexpr,
     SHORT: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -156,21 +155,14 @@ def _scan_kernel(
         value_columns = head * D_V + values[None, :]
         square = places[:, None] * CHUNK + places[None, :]
         stride = most.to(tl.int64) * NUM_HEADS * CHUNK
-        for chunk in range(tl.cdiv(num_tokens, CHUNK)):
+        for chunk in tl.range(0, tl.cdiv(num_tokens, CHUNK), num_stages=STAGES):
             tokens = first.to(tl.int64) + chunk * CHUNK + places
             is_token = tokens < end
             place_of = (index + chunk).to(tl.int64) * NUM_HEADS + head
+            transform = tl.load(transform_ptr + place_of * CHUNK * CHUNK + square)
             reads = tl.load(reads_ptr + place_of * CHUNK * CHUNK + square)
             in_tokens = is_token[:, None] & in_values[None, :]
-            if HAS_VALUES:
-                solved_ptrs = solved_ptr + (place_of * CHUNK + places[:, None]) * D_V + values[None, :]
-                solved = tl.load(solved_ptrs, mask=in_values[None, :], other=0.0).to(tl.float32)
-                weights_ptrs = weights_ptr + (place_of * CHUNK + places[:, None]) * D_K + dims[None, :]
-                weights = tl.load(weights_ptrs, mask=in_dims[None, :], other=0.0)
-            else:
-                transform = tl.load(transform_ptr + place_of * CHUNK * CHUNK + square)
-                v = tl.load(v_ptr + tokens[:, None] * stride_v + value_columns, mask=in_tokens, other=0.0)
-                v = v.to(tl.float32)
+            v = tl.load(v_ptr + tokens[:, None] * stride_v + value_columns, mask=in_tokens, other=0.0).to(tl.float32)
             start = state.to(dtype)
             if BY_DIMENSION:
                 factors = factors_ptr + (place_of * CHUNK + places[:, None]) * D_K + dims[None, :]
@@ -187,13 +179,11 @@ def _scan_kernel(
                 k = tl.load(k_ptr + tokens[:, None] * stride_k + key_columns, mask=mask, other=0.0)
                 q = tl.load(q_ptr + tokens[:, None] * stride_q + key_columns, mask=mask, other=0.0)
                 factors = factors_ptr + place_of * CHUNK + places
-                k_first, q_first = tl.load(factors)[:, None], tl.load(factors + stride)[:, None]
-                k_last, decay = tl.load(factors + 2 * stride)[:, None], tl.load(decays_ptr + place_of)
-                if HAS_VALUES:
-                    updates = tl.dot(weights, start, solved, input_precision=PRECISION)
-                else:
-                    errors = v - k_first * tl.dot(k, start, input_precision=PRECISION)
-                    updates = tl.dot(transform, errors.to(dtype), input_precision=PRECISION)
+                k_first, k_last = tl.load(factors)[:, None], tl.load(factors + 2 * stride)[:, None]
+                q_first = tl.load(factors + stride)[:, None]
+                decay = tl.load(decays_ptr + place_of + 0 * dims)[:, None]
+                errors = v - k_first * tl.dot(k, start, input_precision=PRECISION)
+                updates = tl.dot(transform, errors.to(dtype), input_precision=PRECISION)
                 out = q_first * tl.dot(q, start, input_precision=PRECISION)
                 added = tl.dot(tl.trans(k), (k_last * updates).to(dtype), input_precision=PRECISION)
             out += tl.dot(reads, updates.to(dtype), input_precision=PRECISION)

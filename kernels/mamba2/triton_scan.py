@@ -42,7 +42,6 @@ class ScanConfig:
     block_p: int  # of a head's dimensions
     num_warps: int
     num_stages: int
-    is_pair: bool = False
 
 
 def scan_config(head_dim: int, state_size: int, dtype: torch.dtype) -> ScanConfig:
@@ -111,14 +110,14 @@ def scan_rows(
              "N_PAD": max(16, triton.next_power_of_2(state_size)), "PDL": pdl, "launch_pdl": pdl}  # fmt: skip
 
     def launch(*, is_last: bool) -> None:
-        _segments_kernel[(num_heads * blocks // (2 if config.is_pair else 1), num_segments)](
+        _segments_kernel[(num_heads * blocks, num_segments)](
             x, b, c, dt, a, d, out, ends, decays,
             *rows_of_step, num_rows.bit_length(), metadata.req_index, metadata.writes,
             view.pool, metadata.pages, metadata.pages.stride(0), view.first_piece, view.pool.shape[1],
             x.stride(0), b.stride(0), c.stride(0), dt.stride(0),
             **sizes, NUM_LANES=view.pool.shape[0], PIECE=view.pool.shape[2],
             BLOCK_P=config.block_p, BLOCKS=blocks, HEADS_OF_GROUP=num_heads // b.shape[1], CHUNK=config.chunk,
-            IS_PAIR=config.is_pair, IS_LAST=is_last, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+            IS_LAST=is_last, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
 
@@ -150,71 +149,46 @@ def _find_segment(query_start_ptr, first_row, num_rows, search_steps, segment_si
 
 @triton.jit
 def _walk(
-    state, second, pointers, strides, start, end, heads,
+    state, pointers, strides, start, end, a, d,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROW_SIZE: tl.constexpr, N_PAD: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
-    HAS_OUTPUT: tl.constexpr, IS_PAIR: tl.constexpr,
+    HAS_OUTPUT: tl.constexpr,
 ):  # fmt: skip
     """Take a state, transposed to [N, BLOCK_P], through tokens [start, end). Return it, and the log of their decays.
 
-    pointers: x, b, c, dt, out, at this program's head or group. HAS_OUTPUT: write what the tokens read. IS_PAIR: second
-    is the next head's state, and goes the same way.
+    pointers: x, b, c, dt, out, at this program's head or group. HAS_OUTPUT: write what the tokens read.
     """
     x_ptr, b_ptr, c_ptr, dt_ptr, out_ptr = pointers
     stride_x, stride_b, stride_c, stride_dt = strides
-    a, d, second_a, second_d = heads
     in_chunk = tl.arange(0, CHUNK)
     dims = tl.program_id(0) % BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
     columns = tl.arange(0, N_PAD)
     decay = 0.0
-    second_decay = 0.0
     for first in range(start, end, CHUNK):
         is_token = first + in_chunk < end
         in_x = is_token[:, None] & (dims < HEAD_DIM)[None, :]
         in_b = is_token[:, None] & (columns < ROW_SIZE)[None, :]
         tokens = (first + in_chunk).to(tl.int64)[:, None]
-        dt_ptrs = dt_ptr + (first + in_chunk).to(tl.int64) * stride_dt
-        dt = tl.load(dt_ptrs, mask=is_token, other=0.0)
-        x_ptrs = x_ptr + tokens * stride_x + dims[None, :]
-        x = tl.load(x_ptrs, mask=in_x, other=0.0)
+        dt = tl.load(dt_ptr + (first + in_chunk).to(tl.int64) * stride_dt, mask=is_token, other=0.0)
+        x = tl.load(x_ptr + tokens * stride_x + dims[None, :], mask=in_x, other=0.0)
         b = tl.load(b_ptr + tokens * stride_b + columns[None, :], mask=in_b, other=0.0)
-        out_ptrs = out_ptr + tokens * (NUM_HEADS * HEAD_DIM) + dims[None, :]
+        logs = tl.maximum(dt * a, _LEAST)
+        sums = tl.cumsum(logs, 0)
+        total = tl.sum(logs, 0)
         if HAS_OUTPUT:
             c = tl.load(c_ptr + tokens * stride_c + columns[None, :], mask=in_b, other=0.0)
             scores = tl.dot(c, tl.trans(b), input_precision=PRECISION)
-            scores = tl.where(in_chunk[:, None] >= in_chunk[None, :], scores, 0.0)
-        else:
-            c = b
-            scores = 0.0
-        state, total, y = _advance(state, x, b, c, dt, scores, a, d, PRECISION, HAS_OUTPUT)
-        decay += total
-        if HAS_OUTPUT:
+            is_seen = in_chunk[:, None] >= in_chunk[None, :]
+            between = tl.where(is_seen, sums[:, None] - sums[None, :], float("-inf"))
+            weights = scores * tl.exp(between) * dt[None, :]
+            y = tl.dot(weights.to(x.dtype), x, input_precision=PRECISION) + d * x.to(tl.float32)
+            y += tl.dot(c, state.to(c.dtype), input_precision=PRECISION) * tl.exp(sums)[:, None]
+            out_ptrs = out_ptr + tokens * (NUM_HEADS * HEAD_DIM) + dims[None, :]
             tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=in_x)
-        if IS_PAIR:
-            dt = tl.load(dt_ptrs + 1, mask=is_token, other=0.0)
-            x = tl.load(x_ptrs + HEAD_DIM, mask=in_x, other=0.0)
-            second, total, y = _advance(second, x, b, c, dt, scores, second_a, second_d, PRECISION, HAS_OUTPUT)
-            second_decay += total
-            if HAS_OUTPUT:
-                tl.store(out_ptrs + HEAD_DIM, y.to(out_ptr.dtype.element_ty), mask=in_x)
-    return state, second, decay, second_decay
-
-
-@triton.jit
-def _advance(state, x, b, c, dt, scores, a, d, PRECISION: tl.constexpr, HAS_OUTPUT: tl.constexpr):
-    """Take a head's state through one chunk, whose c b^T are scores. Return it, its decay's log, and the outputs."""
-    logs = tl.maximum(dt * a, _LEAST)
-    sums = tl.cumsum(logs, 0)
-    total = tl.sum(logs, 0)
-    y = 0.0
-    if HAS_OUTPUT:
-        # Above the diagonal the scores are 0, and the power could be infinite
-        weights = scores * tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0)) * dt[None, :]
-        y = tl.dot(c, state.to(c.dtype), input_precision=PRECISION) * tl.exp(sums)[:, None]
-        y = tl.dot(weights.to(x.dtype), x, y + d * x.to(tl.float32), input_precision=PRECISION)
-    weighted = (x.to(tl.float32) * (dt * tl.exp(total - sums))[:, None]).to(x.dtype)
-    state = tl.dot(tl.trans(b), weighted, state * tl.exp(total), input_precision=PRECISION)
-    return state, total, y
+        weighted = (x.to(tl.float32) * (dt * tl.exp(total - sums))[:, None]).to(x.dtype)
+        state = tl.dot(tl.trans(b), weighted, state * tl.exp(total), input_precision=PRECISION)
+        decay += total
+    return state, decay
 
 
 @triton.jit(do_not_specialize=["shortest", "first_row", "num_rows", "segment_size", "search_steps", "first_piece"])
@@ -226,10 +200,10 @@ def _segments_kernel(
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROW_SIZE: tl.constexpr, N_PAD: tl.constexpr,
     PDL: tl.constexpr, NUM_LANES: tl.constexpr, PIECE: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCKS: tl.constexpr, HEADS_OF_GROUP: tl.constexpr, CHUNK: tl.constexpr,
-    IS_LAST: tl.constexpr, PRECISION: tl.constexpr, IS_PAIR: tl.constexpr,
+    IS_LAST: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """A head's BLOCK_P rows through one segment, in launch 1 or (IS_LAST) 3. Heads of a group share b and c in L2."""
-    head = tl.program_id(0) // BLOCKS * (2 if IS_PAIR else 1)
+    head = tl.program_id(0) // BLOCKS
     dims = tl.program_id(0) % BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
     columns = tl.arange(0, N_PAD)
     if PDL:
@@ -246,9 +220,8 @@ def _segments_kernel(
     if not IS_LAST and (segment > 0) & is_end:
         return
 
-    heads = (tl.load(a_ptr + head), tl.load(d_ptr + head), 0.0, 0.0)
-    if IS_PAIR:
-        heads = (tl.load(a_ptr + head), tl.load(d_ptr + head), tl.load(a_ptr + head + 1), tl.load(d_ptr + head + 1))
+    a = tl.load(a_ptr + head)
+    d = tl.load(d_ptr + head)
     request = tl.load(req_index_ptr + row).to(tl.int64)
     pages_ptr += request * stride_pages
     rows = head * HEAD_DIM + dims
@@ -264,53 +237,29 @@ def _segments_kernel(
     if IS_LAST or segment == 0:
         if IS_LAST:
             places = (rows * ROW_SIZE)[None, :] + columns[:, None]
-            before_ptrs = ends_ptr - NUM_HEADS * HEAD_DIM * ROW_SIZE + places
-            state = tl.load(before_ptrs, mask=in_tile, other=0.0)
-            second = 0.0
-            if IS_PAIR:
-                second = tl.load(before_ptrs + HEAD_DIM * ROW_SIZE, mask=in_tile, other=0.0)
+            state = tl.load(ends_ptr - NUM_HEADS * HEAD_DIM * ROW_SIZE + places, mask=in_tile, other=0.0)
         else:
             offsets = state_offsets(
                 pages_ptr, rows, dims < HEAD_DIM, first_piece, num_pages, NUM_LANES, PIECE, ROW_SIZE
             )
             state = tl.load(pool_ptr + (offsets[None, :] + columns[:, None]), mask=in_tile & has_state, other=0.0)
-            second = 0.0
-            if IS_PAIR:
-                offsets = state_offsets(
-                    pages_ptr, rows + HEAD_DIM, dims < HEAD_DIM, first_piece, num_pages, NUM_LANES, PIECE, ROW_SIZE
-                )
-                second = tl.load(pool_ptr + (offsets[None, :] + columns[:, None]), mask=in_tile & has_state, other=0.0)
-        state, second, decay, second_decay = _walk(
-            state, second, pointers, strides, start, stop, heads,
-            NUM_HEADS, HEAD_DIM, ROW_SIZE, N_PAD, BLOCK_P, BLOCKS, CHUNK, PRECISION, True, IS_PAIR,
+        state, decay = _walk(
+            state, pointers, strides, start, stop, a, d,
+            NUM_HEADS, HEAD_DIM, ROW_SIZE, N_PAD, BLOCK_P, BLOCKS, CHUNK, PRECISION, True,
         )  # fmt: skip
     else:
-        state = tl.zeros([N_PAD, BLOCK_P], tl.float32)
-        second = 0.0
-        if IS_PAIR:
-            second = tl.zeros([N_PAD, BLOCK_P], tl.float32)
-        state, second, decay, second_decay = _walk(
-            state, second, pointers, strides, start, stop, heads,
-            NUM_HEADS, HEAD_DIM, ROW_SIZE, N_PAD, BLOCK_P, BLOCKS, CHUNK, PRECISION, False, IS_PAIR,
+        state, decay = _walk(
+            tl.zeros([N_PAD, BLOCK_P], tl.float32), pointers, strides, start, stop, a, d,
+            NUM_HEADS, HEAD_DIM, ROW_SIZE, N_PAD, BLOCK_P, BLOCKS, CHUNK, PRECISION, False,
         )  # fmt: skip
     if is_end:
-        may_write = row_writes(writes_ptr, row)
         offsets = state_offsets(pages_ptr, rows, dims < HEAD_DIM, first_piece, num_pages, NUM_LANES, PIECE, ROW_SIZE)
+        may_write = row_writes(writes_ptr, row)
         tl.store(pool_ptr + (offsets[None, :] + columns[:, None]), state, mask=in_tile & may_write)
-        if IS_PAIR:
-            offsets = state_offsets(
-                pages_ptr, rows + HEAD_DIM, dims < HEAD_DIM, first_piece, num_pages, NUM_LANES, PIECE, ROW_SIZE
-            )
-            tl.store(pool_ptr + (offsets[None, :] + columns[:, None]), second, mask=in_tile & may_write)
     elif not IS_LAST:
-        end_ptrs = ends_ptr + ((rows * ROW_SIZE)[None, :] + columns[:, None])
-        decay_ptrs = decays_ptr + (first_end + segment).to(tl.int64) * NUM_HEADS + head
-        tl.store(end_ptrs, state, mask=in_tile)
+        tl.store(ends_ptr + ((rows * ROW_SIZE)[None, :] + columns[:, None]), state, mask=in_tile)
         if tl.program_id(0) % BLOCKS == 0:
-            tl.store(decay_ptrs, decay)
-        if IS_PAIR:
-            tl.store(end_ptrs + HEAD_DIM * ROW_SIZE, second, mask=in_tile)
-            tl.store(decay_ptrs + 1, second_decay)
+            tl.store(decays_ptr + (first_end + segment).to(tl.int64) * NUM_HEADS + head, decay)
 
 
 @triton.jit(do_not_specialize=["shortest", "first_row", "num_rows", "segment_size"])
