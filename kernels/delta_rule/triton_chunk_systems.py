@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 CHUNK = 64
+_BLOCK_D = 128  # dimensions of which a program takes the decays at once
 
 
 class ChunkSystems(NamedTuple):
@@ -47,12 +48,10 @@ def prepare_chunks(
     eps: float,
     num_warps: int,
     max_registers: int | None,
-    block_d: int,
 ) -> ChunkSystems:
     """Launch the first phase for `most` chunks. step: query_start_loc, seq_lens; rows: the first one, their number.
 
-    max_registers: of a thread, with one gate for each token. block_d: with a gate for each key dimension, of how many a
-    program takes the decays at once.
+    max_registers: of a thread, with one gate for each token.
     """
     num_heads, d_k = beta.shape[1], q.shape[2]
     transform = q.new_empty(most, num_heads, CHUNK, CHUNK)
@@ -70,7 +69,7 @@ def prepare_chunks(
     systems = ChunkSystems(transform, torch.empty_like(transform), factors, decays)
     _dimensions_kernel[(num_heads, most)](
         q, k, g, beta, *systems, *arguments,
-        **sizes, BLOCK_D=min(block_d, sizes["K_PAD"]), num_warps=num_warps, num_stages=1,
+        **sizes, BLOCK_D=min(_BLOCK_D, sizes["K_PAD"]), num_warps=num_warps, num_stages=1,
     )  # fmt: skip
     return systems
 
@@ -199,7 +198,9 @@ def _dimensions_kernel(
             tl.store(factors + stride, (q_block.to(tl.float32) * (q_norm[:, None] * factor)).to(dtype), mask=in_head)
             ones = (others > rows).to(tl.float16)
             factor = tl.exp(tl.dot(ones, low, tl.dot(ones, high)))
-            tl.store(factors + 2 * stride, (k_block.to(tl.float32) * (k_norm[:, None] * factor)).to(dtype), mask=in_head)
+            tl.store(
+                factors + 2 * stride, (k_block.to(tl.float32) * (k_norm[:, None] * factor)).to(dtype), mask=in_head
+            )
             for log in range(6):
                 # Pairs whose highest differing bit is this one: decayed from the earlier token to the end of its
                 # block of 2^log tokens, and from the start of the next block to the later token
@@ -240,8 +241,8 @@ def _invert(lower, CHUNK: tl.constexpr, dtype: tl.constexpr):
 
     Blocks of two are known. Then, level by level, pairs of inverted blocks P and Q become one, [[P, 0], [-Q A P, Q]]:
     all of a level by two products of whole matrices, of which the blocks below the diagonal of each pair are kept.
-    Powers of A would cost less, but cancel where keys are alike. Half precision has the digits of tf32 and the range:
-    what is kept is at most 2, since an update turns and shrinks a state, and a sum of 64 products of two such at most 256.
+    Powers of A would cost less, but cancel where keys are alike. Half precision has the digits of tf32, and the range:
+    what is kept is at most 2, as updates turn and shrink a state, and a sum of 64 products of two such at most 256.
     """
     places = tl.arange(0, CHUNK)
     # From the highest bit in which row and column differ follows the level of a number

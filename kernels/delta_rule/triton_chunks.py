@@ -34,8 +34,6 @@ class ChunkConfig(NamedTuple):
     block: int  # rows of a state in one program of the scan; at least 16
     scan_warps: int
     scan_stages: int
-    block_d: int = 64
-    is_early: bool = False
 
 
 _MULTIPROCESSORS = 132
@@ -76,27 +74,26 @@ def advance_by_chunks(
     }  # fmt: skip
     systems = prepare_chunks(
         q, k, g, beta, step, (first_row, num_rows), most, sizes,
-        scale=scale, eps=eps, num_warps=config.prepare_warps, block_d=config.block_d,
+        scale=scale, eps=eps, num_warps=config.prepare_warps,
         max_registers=_REGISTERS if k_pad <= 128 and q.element_size() == 2 and _is_hopper(q.device) else None,
     )  # fmt: skip
+    stages = max(1, min(config.scan_stages, _SHARED_BYTES // stage_bytes))
     block = min(config.block, max(16, triton.next_power_of_2(d_v)))
     _scan_kernel[(triton.cdiv(d_v, block), num_heads, num_rows)](
         q, k, v, out, *systems, q.stride(0), k.stride(0), v.stride(0), *step,
         metadata.req_index, metadata.writes, first_row, num_rows, most,
         view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
-        D_V=d_v, BLOCK=block, BY_DIMENSION=by_dimension, STAGES=max(1, min(config.scan_stages, _SHARED_BYTES // stage_bytes)) if config.is_early else None, **sizes,
-        num_warps=config.scan_warps, num_stages=max(1, min(config.scan_stages, _SHARED_BYTES // stage_bytes)),
+        D_V=d_v, BLOCK=block, BY_DIMENSION=by_dimension, STAGES=stages, **sizes,
+        num_warps=config.scan_warps, num_stages=stages,
     )  # fmt: skip
 
 
 def _choose(q: torch.Tensor, num_heads: int, d_v: int, *, by_dimension: bool) -> ChunkConfig:
-    """Choose by measurement on an H200, for so many heads of all rows, of 128 × 128; small tiles for other GPUs."""
+    """Choose by measurement on an H100, for so many heads of all rows, of 128 × 128; small tiles for other GPUs."""
     if not _is_hopper(q.device):
-        return ChunkConfig(4, 32, 4, 2, block_d=32)
-    if by_dimension:
-        return ChunkConfig(4, 32, 4, 3, block_d=64)
+        return ChunkConfig(4, 32, 4, 2)
     has_few = num_heads * triton.cdiv(d_v, 32) <= _MULTIPROCESSORS
-    return ChunkConfig(4, 32 if has_few else 64, 4, 3)
+    return ChunkConfig(4, 32 if by_dimension or has_few else 64, 4, 3)
 
 
 @functools.cache
@@ -155,6 +152,7 @@ def _scan_kernel(
         value_columns = head * D_V + values[None, :]
         square = places[:, None] * CHUNK + places[None, :]
         stride = most.to(tl.int64) * NUM_HEADS * CHUNK
+        # With stages of its own the loop also has loads ahead that no product takes: factors of queries, and decays
         for chunk in tl.range(0, tl.cdiv(num_tokens, CHUNK), num_stages=STAGES):
             tokens = first.to(tl.int64) + chunk * CHUNK + places
             is_token = tokens < end

@@ -119,7 +119,9 @@ def test_a_prompt_cut_at_multiples_of_a_chunk_gives_the_same_bits(shape, dtype):
     out = []
     for start, end in ((0, 576), (576, 640), (640, 1000)):
         part = dataclasses.replace(
-            make_metadata([Row(end - start, start)], device=DEVICE), pages=metadata.pages, req_index=metadata.req_index[:1]
+            make_metadata([Row(end - start, start)], device=DEVICE),
+            pages=metadata.pages,
+            req_index=metadata.req_index[:1],
         )
         out.append(gated_delta_rule(*(x[start:end] for x in inputs), other, part, scale=0.1))
     assert torch.equal(torch.cat(out), expected)

@@ -99,7 +99,7 @@ def test_equal_keys_and_gates_of_any_strength_stay_finite(gate, by_dimension, ma
 
 @pytest.mark.parametrize("by_dimension", [False, True])
 def test_equal_keys_stay_near_the_specification_in_half_precision(by_dimension):
-    """Inverses are merged in half precision where inputs have no more digits: errors must not grow with their levels."""
+    """Inverses are merged in half precision where inputs have it: errors must not grow with the levels."""
     metadata = make_metadata([Row(130, 5)])
     q, k, v, g, beta = make_delta(metadata, **SIZES, by_dimension=by_dimension, dtype=torch.float16)
     k, g, beta = k[:1].expand_as(k), torch.full_like(g, -1e-3), torch.ones_like(beta)
