@@ -182,9 +182,9 @@ def _dimensions_kernel(
             block = dim + tl.arange(0, BLOCK_D)
             in_head = (block < D_K)[None, :]
             in_tokens = is_token[:, None] & in_head
-            # Powers of less than -1,000 are 0, and sums of 64 such gates fit half precision
+            # Powers of less than -1,000 are 0, and half precision holds such gates; what is no number stays so
             g = tl.load(g_ptr + (tokens[:, None] * NUM_HEADS + head) * D_K + block[None, :], mask=in_tokens, other=0.0)
-            g = tl.maximum(g, -1000.0)
+            g = tl.maximum(g, -1000.0, propagate_nan=tl.PropagateNan.ALL)
             # Two halves of a gate have 22 bits; their products with ones are exact
             high = g.to(tl.float16)
             low = (g - high.to(tl.float32)).to(tl.float16)

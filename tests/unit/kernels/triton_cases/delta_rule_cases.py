@@ -111,6 +111,15 @@ def test_equal_keys_stay_near_the_specification_in_half_precision(by_dimension):
 
 
 @pytest.mark.parametrize("by_dimension", [False, True])
+def test_a_gate_that_is_no_number_leaves_its_mark(by_dimension):
+    metadata = make_metadata([Row(70, 0)])
+    inputs = make_delta(metadata, **SIZES, by_dimension=by_dimension)
+    inputs[3][20] = torch.nan
+    out = twin.gated_delta_rule(*inputs, make_view(metadata, 64, 16), metadata, scale=0.3)
+    assert out[20:].isnan().any()
+
+
+@pytest.mark.parametrize("by_dimension", [False, True])
 @pytest.mark.parametrize("cuts", [[128, 72], [64, 136]])
 def test_a_prompt_cut_at_multiples_of_a_chunk_gives_the_same_bits(cuts, by_dimension):
     whole = make_metadata([Row(200, 0)])
