@@ -37,8 +37,8 @@ _STEPS = [StepConfig(block, warps) for block in (8, 16, 32, 64) for warps in (1,
 _CHUNKS = [
     ChunkConfig(prepare, block, warps, stages)
     for prepare, block, warps, stages in (
-        (4, 32, 4, 2), (2, 32, 4, 2), (8, 32, 4, 2), (4, 16, 4, 3), (4, 32, 4, 3), (4, 32, 2, 3), (4, 64, 4, 2),
-        (4, 64, 4, 3), (4, 64, 8, 3), (4, 128, 8, 2), (4, 128, 8, 3), (4, 128, 4, 2),
+        (4, 32, 4, 2), (2, 32, 4, 2), (8, 32, 4, 2), (4, 16, 4, 3), (4, 32, 4, 3), (4, 32, 4, 4), (4, 64, 4, 2),
+        (4, 64, 4, 3), (4, 64, 8, 3), (4, 128, 8, 2), (4, 128, 8, 3),
     )
 ]  # fmt: skip
 
@@ -68,6 +68,7 @@ class Heads:
 SHAPES = [
     Heads("qwen3.5-35b-a3b", 16, 32, 128, 128),
     Heads("qwen3.5-27b", 16, 48, 128, 128),
+    Heads("64 x 64", 16, 32, 64, 64),
     Heads("kimi-linear-48b", 32, 32, 128, 128, by_dimension=True),
 ]
 _SMALL = [Heads("small", 1, 2, 16, 16), Heads("small by dimension", 2, 2, 16, 16, by_dimension=True)]
@@ -164,8 +165,10 @@ def _problems(parts: list[str], device: torch.device, *, is_small: bool) -> Iter
     sizes = {
         "step": [(1, 1), (8, 1), (64, 1), (256, 1)],
         "drafts": [(8, 4), (64, 4)],
-        "prompt": [(1, 512), (1, 2048), (1, 8192), (1, 16384), (8, 1024)],
-    }
+        "prompt": [
+            (1, 512), (1, 700), (1, 2048), (1, 4096), (1, 8192), (1, 16384), (8, 1024), (30, 300), (128, 64),
+        ],
+    }  # fmt: skip
     if is_small:
         sizes = {"step": [(3, 1)], "drafts": [(2, 3)], "prompt": [(2, 70)]}
     for part in parts:

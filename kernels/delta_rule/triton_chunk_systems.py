@@ -6,8 +6,7 @@ With A the matrix of a chunk's system:
     transform = (I + A)^-1 diag(beta),   reads = scale * (q_i.k_j decayed from j to i, for j <= i)
 
 Queries and keys enter matrix products as they are, and their norms and decays as float32 factors of rows and columns;
-with a gate for each key dimension the products take decayed copies, and each quarter of a chunk is a program of its
-own. The blocks on the diagonal of A are inverted in float32.
+with a gate for each key dimension the products take decayed copies.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import triton
 import triton.language as tl
 
 CHUNK = 64
+_BLOCK_D = 128  # dimensions of which a program takes the decays at once
 
 
 class ChunkSystems(NamedTuple):
@@ -47,31 +47,30 @@ def prepare_chunks(
     scale: float,
     eps: float,
     num_warps: int,
+    max_registers: int | None,
 ) -> ChunkSystems:
-    """Launch the first phase for `most` chunks. step: query_start_loc, seq_lens; rows: the first one, their number."""
+    """Launch the first phase for `most` chunks. step: query_start_loc, seq_lens; rows: the first one, their number.
+
+    max_registers: of a thread, with one gate for each token.
+    """
     num_heads, d_k = beta.shape[1], q.shape[2]
     transform = q.new_empty(most, num_heads, CHUNK, CHUNK)
+    arguments = (q.stride(0), k.stride(0), scale, eps, *step, *rows, most)
     if g.dim() == 2:
         factors = q.new_empty(3, most, num_heads, CHUNK, dtype=torch.float32)
         decays = q.new_empty(most, num_heads, dtype=torch.float32)
         systems = ChunkSystems(transform, torch.empty_like(transform), factors, decays)
         _scalars_kernel[(num_heads, most)](
-            q, k, g, beta, *systems, q.stride(0), k.stride(0), scale, eps, *step, *rows, most,
-            **sizes, num_warps=num_warps,
-        )  # fmt: skip
+            q, k, g, beta, *systems, *arguments, **sizes, num_warps=num_warps, maxnreg=max_registers
+        )
         return systems
     factors = q.new_empty(3, most, num_heads, CHUNK, d_k)
     decays = q.new_empty(most, num_heads, d_k, dtype=torch.float32)
     systems = ChunkSystems(transform, torch.empty_like(transform), factors, decays)
-    pairs = torch.empty_like(transform, dtype=torch.float32)
-    _parts_kernel[(num_heads, most, 4)](
-        q, k, g, beta, pairs, *systems[1:], q.stride(0), k.stride(0), scale, eps, *step, *rows, most,
-        **sizes, num_warps=num_warps,
+    _dimensions_kernel[(num_heads, most)](
+        q, k, g, beta, *systems, *arguments,
+        **sizes, BLOCK_D=min(_BLOCK_D, sizes["K_PAD"]), num_warps=num_warps, num_stages=1,
     )  # fmt: skip
-    names = ("NUM_HEADS", "CHUNK", "ROWS_PAD", "SHORT", "PRECISION", "PDL", "launch_pdl")
-    _transform_kernel[(num_heads, most)](
-        pairs, beta, transform, *step, *rows, **{name: sizes[name] for name in names}, num_warps=4
-    )
     return systems
 
 
@@ -129,17 +128,16 @@ def _scalars_kernel(
         beta = tl.load(beta_ptr + tokens * NUM_HEADS + head, mask=is_token, other=0.0)
         g = tl.load(g_ptr + tokens * NUM_HEADS + head, mask=is_token, other=0.0)
         q_norm, k_norm = _inverse_norms(q, eps) * scale, _inverse_norms(k, eps)
+        keys = tl.dot(k, tl.trans(k), input_precision=PRECISION)
+        queries = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         sums, whole = tl.cumsum(g, 0), tl.sum(g, 0)
-        is_below = places[:, None] > places[None, :]
         # Above the diagonal the power may be infinite, and is not taken
         decay = tl.exp(sums[:, None] - sums[None, :]) * k_norm[None, :]
-        keys = tl.dot(k, tl.trans(k), input_precision=PRECISION)
-        keys = tl.where(is_below, keys * decay * (beta * k_norm)[:, None], 0.0)
-        queries = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        queries = tl.where(places[:, None] >= places[None, :], queries * decay * q_norm[:, None], 0.0)
         place_of = index * NUM_HEADS + head
+        queries = tl.where(places[:, None] >= places[None, :], queries * decay * q_norm[:, None], 0.0)
         _store_square(reads_ptr, place_of, queries, CHUNK)
-        inverse = _invert(keys, CHUNK, PRECISION)
+        keys = tl.where(places[:, None] > places[None, :], keys * decay * (beta * k_norm)[:, None], 0.0)
+        inverse = _invert(keys, CHUNK, k.dtype)
         _store_square(transform_ptr, place_of, inverse * beta[None, :], CHUNK)
         factors = factors_ptr + place_of * CHUNK + places
         stride = most * NUM_HEADS * CHUNK
@@ -151,105 +149,75 @@ def _scalars_kernel(
 
 
 @triton.jit(do_not_specialize=["first_row", "num_rows", "most"])
-def _parts_kernel(
-    q_ptr, k_ptr, g_ptr, beta_ptr, pairs_ptr, reads_ptr, factors_ptr, decays_ptr, stride_q, stride_k, scale, eps,
+def _dimensions_kernel(
+    q_ptr, k_ptr, g_ptr, beta_ptr, transform_ptr, reads_ptr, factors_ptr, decays_ptr, stride_q, stride_k, scale, eps,
     query_start_ptr, seq_lens_ptr, first_row, num_rows, most,
     NUM_HEADS: tl.constexpr, REPEAT: tl.constexpr, D_K: tl.constexpr, K_PAD: tl.constexpr, CHUNK: tl.constexpr,
-    ROWS_PAD: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    ROWS_PAD: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, BLOCK_D: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A quarter of one chunk of one head, its part, with a gate for each key dimension; see chunks.py.
-
-    It writes its rows, [PART, CHUNK], of the chunk's system and of the reads.
-    """
-    PART: tl.constexpr = CHUNK // 4
-    head, index, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    first, end = find_chunk(query_start_ptr, seq_lens_ptr, first_row, num_rows, index, CHUNK, ROWS_PAD, SHORT)
-    if first < end:
-        places, dims = tl.arange(0, PART), tl.arange(0, K_PAD)
-        in_head = (dims < D_K)[None, :]
-        k_ptrs = k_ptr + head // REPEAT * D_K + dims[None, :]
-        g_ptrs = g_ptr + head * D_K + dims[None, :]
-        tokens = (first + part * PART + places).to(tl.int64)[:, None]
-        mask = (tokens < end) & in_head
-        q_ptrs = q_ptr + tokens * stride_q + head // REPEAT * D_K + dims[None, :]
-        q = tl.load(q_ptrs, mask=mask, other=0.0).to(tl.float32)
-        k = tl.load(k_ptrs + tokens * stride_k, mask=mask, other=0.0).to(tl.float32)
-        g = tl.load(g_ptrs + tokens * NUM_HEADS * D_K, mask=mask, other=0.0)
-        beta = tl.load(beta_ptr + tokens * NUM_HEADS + head, mask=tokens < end, other=0.0)
-        q *= scale * tl.rsqrt(tl.sum(q * q, 1) + eps)[:, None]
-        k *= tl.rsqrt(tl.sum(k * k, 1) + eps)[:, None]
-        sums, whole = tl.cumsum(g, 0), tl.sum(g, 0)[None, :]
-        place_of = (index * NUM_HEADS + head).to(tl.int64)
-        columns = tl.arange(0, PART)[None, :]
-        rows = (place_of * CHUNK + part * PART + places[:, None]) * CHUNK
-        # Pairs within the part, source by source: the power of a pair in the wrong order may be infinite
-        keys, queries = tl.zeros((PART, PART), tl.float32), tl.zeros((PART, PART), tl.float32)
-        so_far = tl.zeros((1, K_PAD), tl.float32)
-        for place in range(PART):
-            token = (first + part * PART + place).to(tl.int64)
-            in_row = in_head & (token < end)
-            source = tl.load(k_ptrs + token * stride_k, mask=in_row, other=0.0).to(tl.float32)
-            source *= tl.rsqrt(tl.sum(source * source, 1) + eps)[:, None]
-            so_far += tl.load(g_ptrs + token * NUM_HEADS * D_K, mask=in_row, other=0.0)
-            decayed = tl.where((places >= place)[:, None], source * tl.exp(sums - so_far), 0.0)
-            keys += tl.where(columns == place, tl.sum(decayed * k, 1)[:, None], 0.0)
-            queries += tl.where(columns == place, tl.sum(decayed * q, 1)[:, None], 0.0)
-        dtype: tl.constexpr = reads_ptr.dtype.element_ty
-        keys = tl.where(places[:, None] > columns, keys, 0.0) * beta
-        tl.store(pairs_ptr + rows + part * PART + columns, keys)
-        tl.store(reads_ptr + rows + part * PART + columns, queries.to(dtype))
-        # Other parts, the nearest first: from a token to its part's end, the parts between, from this part's start
-        k_rows, q_rows = (k * tl.exp(sums)).to(dtype), (q * tl.exp(sums)).to(dtype)
-        before, behind = tl.zeros((1, K_PAD), tl.float32), tl.zeros((1, K_PAD), tl.float32)
-        for distance in tl.static_range(1, 4):
-            other = (part - distance + 4) % 4
-            tokens = (first + other * PART + places).to(tl.int64)[:, None]
-            mask = (tokens < end) & in_head
-            g = tl.load(g_ptrs + tokens * NUM_HEADS * D_K, mask=mask, other=0.0)
-            source = tl.load(k_ptrs + tokens * stride_k, mask=mask, other=0.0).to(tl.float32)
-            source *= tl.rsqrt(tl.sum(source * source, 1) + eps)[:, None]
-            whole_other = tl.sum(g, 0)[None, :]
-            is_before = other < part
-            source = tl.where(is_before, source * tl.exp(whole_other - tl.cumsum(g, 0) + before), 0.0)
-            source = tl.trans(source.to(dtype))
-            keys = tl.dot(k_rows, source, input_precision=PRECISION) * beta
-            tl.store(pairs_ptr + rows + other * PART + columns, keys)
-            queries = tl.dot(q_rows, source, input_precision=PRECISION)
-            tl.store(reads_ptr + rows + other * PART + columns, queries.to(dtype))
-            before += tl.where(is_before, whole_other, 0.0)
-            behind += tl.where(is_before, 0.0, whole_other)
-        in_part = (place_of * CHUNK + part * PART + places[:, None]) * D_K + dims[None, :]
-        factors = factors_ptr + in_part
-        stride = most.to(tl.int64) * NUM_HEADS * CHUNK * D_K
-        tl.store(factors, (k * tl.exp(sums + before)).to(dtype), mask=in_head)
-        tl.store(factors + stride, (q * tl.exp(sums + before)).to(dtype), mask=in_head)
-        tl.store(factors + 2 * stride, (k * tl.exp(whole - sums + behind)).to(dtype), mask=in_head)
-        decays = decays_ptr + place_of * D_K + dims[None, :]
-        tl.store(decays, tl.exp(whole + before + behind), mask=in_head & (part == 0))
-
-
-@triton.jit(do_not_specialize=["first_row", "num_rows"])
-def _transform_kernel(
-    pairs_ptr, beta_ptr, transform_ptr, query_start_ptr, seq_lens_ptr, first_row, num_rows,
-    NUM_HEADS: tl.constexpr, CHUNK: tl.constexpr, ROWS_PAD: tl.constexpr, SHORT: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
-) -> None:  # fmt: skip
-    """Solve the system of one chunk and head, whose parts are in pairs_ptr."""
+    """One head of one chunk, with a gate for each key dimension."""
     head, index = tl.program_id(0), tl.program_id(1)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     first, end = find_chunk(query_start_ptr, seq_lens_ptr, first_row, num_rows, index, CHUNK, ROWS_PAD, SHORT)
     if first < end:
-        places = tl.arange(0, CHUNK)
-        tokens = (first + places).to(tl.int64)
+        places, dims = tl.arange(0, CHUNK), tl.arange(0, K_PAD)
+        tokens = first.to(tl.int64) + places
+        is_token = tokens < end
+        mask = is_token[:, None] & (dims < D_K)[None, :]
+        q_ptr += head // REPEAT * D_K
+        k_ptr += head // REPEAT * D_K
+        q = tl.load(q_ptr + tokens[:, None] * stride_q + dims[None, :], mask=mask, other=0.0)
+        k = tl.load(k_ptr + tokens[:, None] * stride_k + dims[None, :], mask=mask, other=0.0)
+        q_norm, k_norm = _inverse_norms(q, eps) * scale, _inverse_norms(k, eps)
+        rows, others = places[:, None], places[None, :]
+        queries = tl.where(rows == others, tl.sum(q.to(tl.float32) * k.to(tl.float32), 1)[:, None], 0.0)
+        keys = tl.zeros((CHUNK, CHUNK), tl.float32)
         place_of = index * NUM_HEADS + head
-        squares = place_of.to(tl.int64) * CHUNK * CHUNK + places[:, None] * CHUNK + places[None, :]
-        inverse = _invert(tl.load(pairs_ptr + squares), CHUNK, PRECISION)
-        beta = tl.load(beta_ptr + tokens * NUM_HEADS + head, mask=tokens < end, other=0.0)
+        in_place = (place_of.to(tl.int64) * CHUNK + rows) * D_K
+        stride = most.to(tl.int64) * NUM_HEADS * CHUNK * D_K
+        dtype: tl.constexpr = reads_ptr.dtype.element_ty
+        for dim in range(0, D_K, BLOCK_D):
+            block = dim + tl.arange(0, BLOCK_D)
+            in_head = (block < D_K)[None, :]
+            in_tokens = is_token[:, None] & in_head
+            # Powers of less than -1,000 are 0, and half precision holds such gates; what is no number stays so
+            g = tl.load(g_ptr + (tokens[:, None] * NUM_HEADS + head) * D_K + block[None, :], mask=in_tokens, other=0.0)
+            g = tl.maximum(g, -1000.0, propagate_nan=tl.PropagateNan.ALL)
+            # Two halves of a gate have 22 bits; their products with ones are exact
+            high = g.to(tl.float16)
+            low = (g - high.to(tl.float32)).to(tl.float16)
+            q_block = tl.load(q_ptr + tokens[:, None] * stride_q + block[None, :], mask=in_tokens, other=0.0)
+            k_block = tl.load(k_ptr + tokens[:, None] * stride_k + block[None, :], mask=in_tokens, other=0.0)
+            tl.store(decays_ptr + place_of.to(tl.int64) * D_K + block, tl.exp(tl.sum(g, 0)), mask=block < D_K)
+            ones = (others <= rows).to(tl.float16)
+            factor = tl.exp(tl.dot(ones, low, tl.dot(ones, high)))
+            factors = factors_ptr + in_place + block[None, :]
+            tl.store(factors, (k_block.to(tl.float32) * (k_norm[:, None] * factor)).to(dtype), mask=in_head)
+            tl.store(factors + stride, (q_block.to(tl.float32) * (q_norm[:, None] * factor)).to(dtype), mask=in_head)
+            ones = (others > rows).to(tl.float16)
+            factor = tl.exp(tl.dot(ones, low, tl.dot(ones, high)))
+            tl.store(
+                factors + 2 * stride, (k_block.to(tl.float32) * (k_norm[:, None] * factor)).to(dtype), mask=in_head
+            )
+            for log in range(6):
+                # Pairs whose highest differing bit is this one: decayed from the earlier token to the end of its
+                # block of 2^log tokens, and from the start of the next block to the later token
+                is_later = ((rows >> log) & 1) == 1
+                is_between = is_later == (others <= rows)
+                ones = (is_between & ((rows >> log) == (others >> log))).to(tl.float16)
+                factor = tl.exp(tl.dot(ones, low, tl.dot(ones, high)))
+                k_part = (k_block.to(tl.float32) * factor).to(dtype)
+                q_part = (q_block.to(tl.float32) * factor).to(dtype)
+                is_pair = ((rows >> log) ^ (others >> log)) == 1
+                keys += tl.where(is_pair, tl.dot(k_part, tl.trans(k_part), input_precision=PRECISION), 0.0)
+                queries += tl.where(is_pair, tl.dot(q_part, tl.trans(k_part), input_precision=PRECISION), 0.0)
+        queries = tl.where(rows >= others, queries * q_norm[:, None] * k_norm[None, :], 0.0)
+        _store_square(reads_ptr, place_of, queries, CHUNK)
+        beta = tl.load(beta_ptr + tokens * NUM_HEADS + head, mask=is_token, other=0.0)
+        keys = tl.where(rows > others, keys * (beta * k_norm)[:, None] * k_norm[None, :], 0.0)
+        inverse = _invert(keys, CHUNK, dtype)
         _store_square(transform_ptr, place_of, inverse * beta[None, :], CHUNK)
 
 
@@ -268,28 +236,23 @@ def _store_square(target_ptr, place_of, square, CHUNK: tl.constexpr) -> None:
 
 
 @triton.jit
-def _invert(lower, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
-    """Return (I + A)^-1 [CHUNK, CHUNK] of a strictly lower triangular A, `lower`.
+def _invert(lower, CHUNK: tl.constexpr, dtype: tl.constexpr):
+    """Return (I + A)^-1 [CHUNK, CHUNK] of a strictly lower triangular A, `lower`, of inputs of that dtype.
 
-    Four blocks on the diagonal are inverted at once by substitution, column by column, in float32; then pairs of
-    inverted blocks P and Q become one: [[P, 0], [-Q A P, Q]]. Powers of A would cost less, but cancel where keys are
-    alike.
+    Blocks of two are known. Then, level by level, pairs of inverted blocks P and Q become one, [[P, 0], [-Q A P, Q]]:
+    all of a level by two products of whole matrices, of which the blocks below the diagonal of each pair are kept.
+    Powers of A would cost less, but cancel where keys are alike. Half precision has the digits of tf32, and the range:
+    what is kept is at most 2, as updates turn and shrink a state, and a sum of 64 products of two such at most 256.
     """
-    PART: tl.constexpr = CHUNK // 4
-    blocks, places = tl.arange(0, 4), tl.arange(0, PART)
-    is_diagonal = blocks[:, None, None, None] == blocks[None, None, :, None]
-    rows, columns = places[None, :, None], places[None, None, :]
-    diagonal = tl.sum(tl.where(is_diagonal, tl.reshape(lower, (4, PART, 4, PART)), 0.0), 2)
-    inverse = tl.where(rows == columns, 1.0, 0.0) + tl.zeros((4, PART, PART), tl.float32)
-    for eliminated in tl.static_range(PART - 1):
-        column = tl.sum(tl.where(columns == eliminated, diagonal, 0.0), 2)
-        row = tl.sum(tl.where(rows == eliminated, inverse, 0.0), 1)
-        inverse -= column[:, :, None] * row[:, None, :]
-    whole = tl.reshape(tl.where(is_diagonal, inverse[:, :, None, :], 0.0), (CHUNK, CHUNK))
-    row, column = tl.arange(0, CHUNK)[:, None] // PART, tl.arange(0, CHUNK)[None, :] // PART
-    of_pairs = tl.where((row // 2 == column // 2) & (row != column), lower, 0.0)
-    step = tl.dot(whole, of_pairs, input_precision=PRECISION)
-    whole -= tl.dot(step, whole, input_precision=PRECISION)
-    between = tl.where(row // 2 != column // 2, lower, 0.0)
-    step = tl.dot(whole, between, input_precision=PRECISION)
-    return whole - tl.dot(step, whole, input_precision=PRECISION)
+    places = tl.arange(0, CHUNK)
+    # From the highest bit in which row and column differ follows the level of a number
+    level = places[:, None] ^ places[None, :]
+    inverse = tl.where(level == 0, 1.0, tl.where(level == 1, 0.0 - lower, 0.0))
+    for log in tl.static_range(1, 6):
+        if dtype == tl.float32:
+            merged = tl.dot(tl.dot(inverse, lower, input_precision="tf32x3"), inverse, input_precision="tf32x3")
+        else:
+            half = inverse.to(tl.float16)
+            merged = tl.dot(tl.dot(half, lower.to(tl.float16)).to(tl.float16), half)
+        inverse = tl.where((level >> log) == 1, 0.0 - merged, inverse)
+    return inverse

@@ -23,6 +23,7 @@ from kernels.states import StateMetadata, StateView
 from kernels.states_triton import place, row_writes, state_offsets, step_row
 
 _MIN_ROWS_PAD = 64
+_REGISTERS = 168  # of a thread: three programs of the first phase fit a Hopper multiprocessor, and none spills
 _SHARED_BYTES = 220 * 1024  # for the inputs of chunks, of a Hopper multiprocessor's 227 KiB
 
 
@@ -74,23 +75,25 @@ def advance_by_chunks(
     systems = prepare_chunks(
         q, k, g, beta, step, (first_row, num_rows), most, sizes,
         scale=scale, eps=eps, num_warps=config.prepare_warps,
+        max_registers=_REGISTERS if k_pad <= 128 and q.element_size() == 2 and _is_hopper(q.device) else None,
     )  # fmt: skip
+    stages = max(1, min(config.scan_stages, _SHARED_BYTES // stage_bytes))
     block = min(config.block, max(16, triton.next_power_of_2(d_v)))
     _scan_kernel[(triton.cdiv(d_v, block), num_heads, num_rows)](
         q, k, v, out, *systems, q.stride(0), k.stride(0), v.stride(0), *step,
         metadata.req_index, metadata.writes, first_row, num_rows, most,
         view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
-        D_V=d_v, BLOCK=block, BY_DIMENSION=by_dimension, **sizes,
-        num_warps=config.scan_warps, num_stages=max(1, min(config.scan_stages, _SHARED_BYTES // stage_bytes)),
+        D_V=d_v, BLOCK=block, BY_DIMENSION=by_dimension, STAGES=stages, **sizes,
+        num_warps=config.scan_warps, num_stages=stages,
     )  # fmt: skip
 
 
 def _choose(q: torch.Tensor, num_heads: int, d_v: int, *, by_dimension: bool) -> ChunkConfig:
-    """Choose by measurement on an H200, for so many heads of all rows, of 128 × 128; small tiles for other GPUs."""
-    if by_dimension or not _is_hopper(q.device):
-        return ChunkConfig(2 if by_dimension else 4, 32, 4, 2)
+    """Choose by measurement on an H100, for so many heads of all rows, of 128 × 128; small tiles for other GPUs."""
+    if not _is_hopper(q.device):
+        return ChunkConfig(4, 32, 4, 2)
     has_few = num_heads * triton.cdiv(d_v, 32) <= _MULTIPROCESSORS
-    return ChunkConfig(4, 32 if has_few else 64, 4, 3)
+    return ChunkConfig(4, 32 if by_dimension or has_few else 64, 4, 3)
 
 
 @functools.cache
@@ -118,7 +121,7 @@ def _scan_kernel(
     query_start_ptr, seq_lens_ptr, req_index_ptr, writes_ptr, first_row, num_rows, most,
     pool_ptr, pages_ptr, stride_pages, first_piece, num_pages,
     NUM_LANES: tl.constexpr, PIECE: tl.constexpr, ROW_SIZE: tl.constexpr,
-    D_V: tl.constexpr, BLOCK: tl.constexpr, BY_DIMENSION: tl.constexpr, NUM_HEADS: tl.constexpr,
+    D_V: tl.constexpr, BLOCK: tl.constexpr, BY_DIMENSION: tl.constexpr, STAGES: tl.constexpr, NUM_HEADS: tl.constexpr,
     REPEAT: tl.constexpr, D_K: tl.constexpr, K_PAD: tl.constexpr, CHUNK: tl.constexpr, ROWS_PAD: tl.constexpr,
     SHORT: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -149,7 +152,8 @@ def _scan_kernel(
         value_columns = head * D_V + values[None, :]
         square = places[:, None] * CHUNK + places[None, :]
         stride = most.to(tl.int64) * NUM_HEADS * CHUNK
-        for chunk in range(tl.cdiv(num_tokens, CHUNK)):
+        # With stages of its own the loop also has loads ahead that no product takes: factors of queries, and decays
+        for chunk in tl.range(0, tl.cdiv(num_tokens, CHUNK), num_stages=STAGES):
             tokens = first.to(tl.int64) + chunk * CHUNK + places
             is_token = tokens < end
             place_of = (index + chunk).to(tl.int64) * NUM_HEADS + head
@@ -173,8 +177,9 @@ def _scan_kernel(
                 k = tl.load(k_ptr + tokens[:, None] * stride_k + key_columns, mask=mask, other=0.0)
                 q = tl.load(q_ptr + tokens[:, None] * stride_q + key_columns, mask=mask, other=0.0)
                 factors = factors_ptr + place_of * CHUNK + places
-                k_first, q_first = tl.load(factors)[:, None], tl.load(factors + stride)[:, None]
-                k_last, decay = tl.load(factors + 2 * stride)[:, None], tl.load(decays_ptr + place_of)
+                k_first, k_last = tl.load(factors)[:, None], tl.load(factors + 2 * stride)[:, None]
+                q_first = tl.load(factors + stride)[:, None]
+                decay = tl.load(decays_ptr + place_of + 0 * dims)[:, None]
                 errors = v - k_first * tl.dot(k, start, input_precision=PRECISION)
                 updates = tl.dot(transform, errors.to(dtype), input_precision=PRECISION)
                 out = q_first * tl.dot(q, start, input_precision=PRECISION)

@@ -126,6 +126,27 @@ def test_equal_tokens_stay_finite(shape):
     assert relative_error(states_after(view, metadata), states) < 6e-2
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ["Qwen3.5-35B", "Kimi-Linear", "narrow"])
+def test_a_prompt_cut_at_multiples_of_a_chunk_gives_the_same_bits(shape, dtype):
+    """Alone and beside so many other rows that the kernels' tiles are others."""
+    from kernels.delta_rule.triton import gated_delta_rule
+
+    metadata, inputs, view = make_problem([Row(1000, 0), *[Row(100, 0)] * 11], shape, dtype)
+    other = clone(view)
+    expected = gated_delta_rule(*inputs, view, metadata, scale=0.1)[:1000]
+    out = []
+    for start, end in ((0, 576), (576, 640), (640, 1000)):
+        part = dataclasses.replace(
+            make_metadata([Row(end - start, start)], device=DEVICE),
+            pages=metadata.pages,
+            req_index=metadata.req_index[:1],
+        )
+        out.append(gated_delta_rule(*(x[start:end] for x in inputs), other, part, scale=0.1))
+    assert torch.equal(torch.cat(out), expected)
+    assert torch.equal(states_after(other, metadata)[0], states_after(view, metadata)[0])
+
+
 @pytest.mark.parametrize("shape", ["Qwen3.5-35B", "Kimi-Linear"])
 def test_a_captured_step_serves_other_rows(shape):
     from kernels.delta_rule.triton import gated_delta_rule

@@ -53,6 +53,6 @@ SHAPES = {
 @pytest.mark.parametrize("family", SHAPES)
 def test_kernels_of_every_family_compile_and_fit(family, tmp_path):
     compiled = compile_kernels(SCRIPT, *SHAPES[family].split(), cache=tmp_path)
-    by_chunk = {"_parts_kernel", "_transform_kernel"} if SHAPES[family].endswith("1") else {"_scalars_kernel"}
+    by_chunk = {"_dimensions_kernel" if SHAPES[family].endswith("1") else "_scalars_kernel"}
     assert {kernel.name for kernel in compiled} == OF_ALL | by_chunk
     assert max(kernel.shared_bytes for kernel in compiled) <= HOPPER_SHARED_BYTES

@@ -116,6 +116,45 @@ def test_equal_keys_and_gates_of_any_strength_stay_finite(gate, by_dimension, ma
     assert_near(states_after(view, metadata), states_after(other, metadata), tolerance)
 
 
+@pytest.mark.parametrize("by_dimension", [False, True])
+def test_equal_keys_stay_near_the_specification_in_half_precision(by_dimension):
+    """Inverses are merged in half precision where inputs have it: errors must not grow with the levels."""
+    metadata = make_metadata([Row(130, 5)])
+    q, k, v, g, beta = make_delta(metadata, **SIZES, by_dimension=by_dimension, dtype=torch.float16)
+    k, g, beta = k[:1].expand_as(k), torch.full_like(g, -1e-3), torch.ones_like(beta)
+    view = make_view(metadata, 64, 16)
+    other = clone(view)
+    out = twin.gated_delta_rule(q, k, v, g, beta, view, metadata, scale=0.3)
+    assert_near(out, recurrent_gated_delta_rule(q, k, v, g, beta, other, metadata, scale=0.3), 1e-2)
+    assert_near(states_after(view, metadata), states_after(other, metadata), 1e-2)
+
+
+@pytest.mark.parametrize("by_dimension", [False, True])
+def test_a_gate_that_is_no_number_leaves_its_mark(by_dimension):
+    metadata = make_metadata([Row(70, 0)])
+    inputs = make_delta(metadata, **SIZES, by_dimension=by_dimension)
+    inputs[3][20] = torch.nan
+    out = twin.gated_delta_rule(*inputs, make_view(metadata, 64, 16), metadata, scale=0.3)
+    assert out[20:].isnan().any()
+
+
+@pytest.mark.parametrize("by_dimension", [False, True])
+@pytest.mark.parametrize("cuts", [[128, 72], [64, 136]])
+def test_a_prompt_cut_at_multiples_of_a_chunk_gives_the_same_bits(cuts, by_dimension):
+    whole = make_metadata([Row(200, 0)])
+    inputs = make_delta(whole, **SIZES, by_dimension=by_dimension, dtype=torch.float16)
+    view, other = (make_view(whole, 64, 16) for _ in range(2))
+    expected = twin.gated_delta_rule(*inputs, view, whole, scale=0.3)
+    out, start = [], 0
+    for size in cuts:
+        part = dataclasses.replace(make_metadata([Row(size, start)]), pages=whole.pages, req_index=whole.req_index)
+        tokens = [x[start : start + size] for x in inputs]
+        out.append(twin.gated_delta_rule(*tokens, other, part, scale=0.3))
+        start += size
+    assert torch.equal(torch.cat(out), expected)
+    assert torch.equal(states_after(other, whole), states_after(view, whole))
+
+
 @pytest.mark.full
 def test_the_benchmark_of_recurrent_kernels_runs_and_writes_its_figures(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["recurrent_kernels", "--smoke", "--sweep", "--json", str(tmp_path / "out.json")])
