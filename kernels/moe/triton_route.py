@@ -227,7 +227,10 @@ def _route_kernel(
             targets = (targets - first_here) & (EXPERTS_PAD - 1)
         earlier = tl.cumsum(chosen, 0) - chosen
         tl.store(counts_ptr + chunk * EXPERTS_PAD + targets, tl.sum(chosen, 0))
-        tl.store(ranks_ptr + pairs, tl.gather(earlier, experts, 1), mask=is_pair)
+        for place in tl.static_range(TOP_K):
+            expert = tl.sum(tl.where(places == place, experts, 0), 1)
+            rank = tl.sum(tl.where(columns == expert[:, None], earlier, 0), 1)
+            tl.store(ranks_ptr + tokens * TOP_K + place, rank, mask=is_live)
 
 
 @triton.jit
@@ -312,7 +315,8 @@ def _lay_out_kernel(
         pairs = tokens * TOP_K + place
         expert = tl.load(experts_ptr + pairs, mask=is_live, other=0)
         rank = tl.load(ranks_ptr + pairs, mask=is_live, other=0)
-        base = tl.gather(starts + earlier, tl.maximum(expert, 0), 0)
+        is_expert = columns[None, :] == expert[:, None]
+        base = tl.sum(tl.where(is_expert, (starts + earlier)[None, :], 0), 1)
         tl.store(pairs_ptr + base + rank, pairs, mask=is_live & (expert >= 0))
         if positions_ptr is not None:
             tl.store(positions_ptr + pairs, tl.where(expert >= 0, base + rank, -1), mask=is_live)
