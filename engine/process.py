@@ -206,7 +206,9 @@ class EngineProcess:
             return rehearse(self._config.engine)
         except StartupError as error:
             logger.info("standby rehearses nothing: %s", error.message)
-            return False
+        except Exception as error:  # a device that refuses a second process, for example
+            logger.warning("standby rehearses nothing: %s: %s", type(error).__name__, first_line(error))
+        return False
 
     def _report_kv_events(self, engine: Engine) -> None:
         if self._publisher is None:

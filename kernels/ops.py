@@ -35,15 +35,16 @@ if HAS_TRITON:
 if TYPE_CHECKING:
     from kernels.lora.triton import LoraTiles
 
-causal_conv_triton = when_used("kernels.causal_conv.triton")
-delta_rule_triton = when_used("kernels.delta_rule.triton")
-triton_gates = when_used("kernels.delta_rule.triton_gates")
-triton_latent = when_used("kernels.elementwise.triton_latent")
-lora_triton = when_used("kernels.lora.triton")
-mamba2_triton = when_used("kernels.mamba2.triton")
-mamba2_elementwise_triton = when_used("kernels.mamba2.triton_elementwise")
-moe_triton = when_used("kernels.moe.triton")
-triton_sums = when_used("kernels.moe.triton_sums")
+if HAS_TRITON:
+    causal_conv_triton = when_used("kernels.causal_conv.triton")
+    delta_rule_triton = when_used("kernels.delta_rule.triton")
+    triton_gates = when_used("kernels.delta_rule.triton_gates")
+    triton_latent = when_used("kernels.elementwise.triton_latent")
+    lora_triton = when_used("kernels.lora.triton")
+    mamba2_triton = when_used("kernels.mamba2.triton")
+    mamba2_elementwise_triton = when_used("kernels.mamba2.triton_elementwise")
+    moe_triton = when_used("kernels.moe.triton")
+    triton_sums = when_used("kernels.moe.triton_sums")
 
 _MAX_LATE_SUMS = 16  # rows: a layer is 1 to 2 % faster (benchmarks/notes.md); more were not measured
 

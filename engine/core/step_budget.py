@@ -63,9 +63,9 @@ class Lead:
     goes ahead computes newcomers' prompts and no others. Every other step computes prompts in the order of service, in
     which newcomers have no advantage.
 
-    Bound: steps that go ahead while others' prompts wait are counted, every other step takes one off, and at
-    MOST_AHEAD none goes ahead. So at most MOST_AHEAD do in a row, and of any n steps at most (n + MOST_AHEAD) / 2:
-    whatever the number, size and weight of newcomers, others keep half of the steps.
+    Bound: steps that go ahead while others' prompts wait are counted, every other step with prompts takes one off, and
+    at MOST_AHEAD none goes ahead. So at most MOST_AHEAD do in a row, and of any n steps with prompts at most
+    (n + MOST_AHEAD) / 2: whatever the number, size and weight of newcomers, others keep half of them.
     """
 
     def __init__(self) -> None:
@@ -79,13 +79,14 @@ class Lead:
 
         begun: the requests whose prompt is partly computed. is_stuck: no row had room, so this step goes in order.
         """
+        self.newcomers.intersection_update(begun)
+        num_before = len(step.singles)
         if waiting.has_several_tenants and not is_stuck and self._num_ahead < MOST_AHEAD:
-            self.newcomers.intersection_update(begun)
-            num_before = len(step.singles)
             yield [request for request in begun if request in self.newcomers], True
             begun = [request for request in begun if request not in self.newcomers]
             if len(step.singles) > num_before and (begun or waiting):
                 self._num_ahead += 1
                 return
-        self._num_ahead = max(self._num_ahead - 1, 0)
         yield begun, False
+        if len(step.singles) > num_before or not (begun or waiting):  # a step without room for prompts gave them none
+            self._num_ahead = max(self._num_ahead - 1, 0)

@@ -40,15 +40,16 @@ try:
 except ImportError:
     HAS_GLUON = False
 
-triton_bitsandbytes = when_used("kernels.linear.triton_bitsandbytes")
-triton_float4 = when_used("kernels.linear.triton_float4")
-triton_fp8 = when_used("kernels.linear.triton_fp8")
-triton_int = when_used("kernels.linear.triton_int")
-triton_lut4 = when_used("kernels.linear.triton_lut4")
-triton_planes = when_used("kernels.linear.triton_planes")
-triton_rounded = when_used("kernels.linear.triton_rounded")
-triton_scaled8 = when_used("kernels.linear.triton_scaled8")
-gluon_blocks = when_used("kernels.linear.gluon_blocks")
+if HAS_TRITON:
+    triton_bitsandbytes = when_used("kernels.linear.triton_bitsandbytes")
+    triton_float4 = when_used("kernels.linear.triton_float4")
+    triton_fp8 = when_used("kernels.linear.triton_fp8")
+    triton_int = when_used("kernels.linear.triton_int")
+    triton_lut4 = when_used("kernels.linear.triton_lut4")
+    triton_planes = when_used("kernels.linear.triton_planes")
+    triton_rounded = when_used("kernels.linear.triton_rounded")
+    triton_scaled8 = when_used("kernels.linear.triton_scaled8")
+    gluon_blocks = when_used("kernels.linear.gluon_blocks")
 
 _FEW_ROWS = 16  # rows of x up to which streaming the weights is faster than torch's product on an H100
 # Rows of x up to which torch's product sums e4m3 products in fp32, as the streaming product of fewer rows does: a text

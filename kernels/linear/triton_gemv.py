@@ -11,12 +11,14 @@ of w are of gates, the other half of the ups beside them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import driver
 
 from kernels.attention.triton_common import prefetch_l2
 from kernels.elementwise.triton import gated
@@ -80,6 +82,30 @@ def gemv_config(*, num_rows: int, n: int, k: int) -> GemvConfig:
     if n < 2048 and k % 1024 == 0:
         return GemvConfig(64, 128, 4, num_warps=4, num_stages=4 if k <= 2048 else 6, prefetch=512)
     return _some_rows_config(num_rows, n, k)
+
+
+def fitting(config: GemvConfig, *, num_rows: int, shared_bytes: int) -> GemvConfig:
+    """Reduce the stages of a config until it fits a GPU's shared memory; an H100 needs no reduction.
+
+    shared_bytes: the limit of a block. Before Hopper, tiles in flight are one fewer than stages.
+    """
+    if not config.uses_dot:
+        return config
+    rows = config.block_m or max(8, triton.next_power_of_2(num_rows))
+    tile_bytes = 2 * config.block_k * (config.block_n + rows)
+    return replace(config, num_stages=min(config.num_stages, shared_bytes // tile_bytes + 1))
+
+
+def _config_for(x: torch.Tensor, w: torch.Tensor) -> GemvConfig:
+    config = gemv_config(num_rows=x.shape[0], n=w.shape[0], k=w.shape[1])
+    return fitting(config, num_rows=x.shape[0], shared_bytes=shared_bytes_of(x.device)) if x.is_cuda else config
+
+
+@functools.cache
+def shared_bytes_of(device: torch.device) -> int:
+    """Return the shared memory that Triton allows a block of that GPU."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return driver.active.utils.get_device_properties(index)["max_shared_mem"]
 
 
 def _few_rows_config(n: int, k: int) -> GemvConfig:
@@ -170,7 +196,7 @@ def gemv(
 ) -> torch.Tensor:
     """Return x @ w.T + bias. x: [M, K], M <= 64; w: [N, K]; bias: [N]; one 16-bit dtype, fp32 accumulation; [M, N]."""
     out = torch.empty(x.shape[0], w.shape[0], dtype=x.dtype, device=x.device)
-    config = config or gemv_config(num_rows=x.shape[0], n=w.shape[0], k=w.shape[1])
+    config = config or _config_for(x, w)
     _launch(x, w, bias, out, scratch, config, gate="", pdl=pdl)
     return out
 
@@ -189,7 +215,7 @@ def gated_gemv(
     config: as of gemv, without splits.
     """
     out = torch.empty(x.shape[0], w.shape[0] // 2, dtype=x.dtype, device=x.device)
-    config = config or gemv_config(num_rows=x.shape[0], n=w.shape[0], k=w.shape[1])
+    config = config or _config_for(x, w)
     assert config.splits == 1
     _launch(x, w, None, out, scratch, config, gate="gelu_tanh" if is_gelu else "silu", pdl=pdl)
     return out

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 
 import torch
-from triton.runtime import driver
 
+from kernels.linear.triton_gemv import shared_bytes_of
 from kernels.moe.configs import (
     Fp8Config,
     GroupedConfig,
@@ -191,17 +191,10 @@ def choose(
         return pairs_config(intermediate_size=intermediate_size)
     config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)
     config = config if isinstance(down, torch.Tensor) else for_packed(config)
-    return fitting(config, shared_bytes=_shared_bytes(x.device)) if x.is_cuda else config
+    return fitting(config, shared_bytes=shared_bytes_of(x.device)) if x.is_cuda else config
 
 
 @functools.cache
 def _runs_on_hopper(device: torch.device) -> bool:
     """Return True if kernels in Gluon for Hopper can be used on the device."""
     return HAS_GLUON and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-
-
-@functools.cache
-def _shared_bytes(device: torch.device) -> int:
-    """Return the shared memory that Triton allows a block of that GPU."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return driver.active.utils.get_device_properties(index)["max_shared_mem"]

@@ -1,8 +1,8 @@
 """Standby: keeps a second engine process, which takes over when the engine ends (--standby). Never torch.
 
-It is loaded beside the engine as far as there is room: wholly on a CPU; with a GPU its imports are done and the weights
-are in the page cache, but nothing is on the device. One is started when the engine is ready, so that it takes no time
-from its load. Imports server.launcher.processes.
+It is loaded beside the engine as far as there is room: wholly on a CPU; with a GPU its imports are done, the weights
+are in the page cache, and it has rehearsed a small model, of which a context and some memory stay there. One is started
+when the engine is ready, so that it takes no time from its load. Imports server.launcher.processes.
 """
 
 import asyncio

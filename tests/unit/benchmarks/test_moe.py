@@ -119,7 +119,7 @@ def test_the_table_names_the_cut_that_serving_takes() -> None:
     rows = [describe_cut(shape, tokens, planes=None) for tokens in (1, 4, 64, 8192)]
     assert rows == ["pairs", "pairs", "16 rows", "128 rows"]
     planes = [describe_cut(shape, tokens, planes="fp8") for tokens in (1, 4, 64, 256, 8192)]
-    assert planes == ["planes, 16 rows", "planes, 16 rows", "planes, 16 rows", "planes, 32 rows", "planes, 64 rows"]
+    assert planes == ["planes, pairs", "planes, 16 rows", "planes, 16 rows", "planes, 32 rows", "planes, 64 rows"]
     assert describe_cut(SHAPES["gpt-oss-20b-mxfp4"], 1, planes="mxfp4") == "planes, pairs"
     numbers = {"experts_hit": 8.0, "us": 30.0, "floor_us": 22.5, "of_floor": 0.75, "torch_us": 900.0}
     result = {"shape": "qwen3-30b-a3b", "tokens": 1, "config": "pairs", "bound": "memory", "torch_grouped_us": 50.0}

@@ -113,6 +113,11 @@ def gated_delta_rule() -> None:
     ops.gated_delta_rule(q, q, v, -gates, gates, *state(2 * 4, 16), scale=1.0)
 
 
+def gated_delta_step() -> None:
+    q, v, gates = torch.randn(3, 1, 16), torch.randn(3, 2, 4), torch.rand(3, 2)
+    ops.gated_delta_step(q, q, v, gates, gates, torch.ones(2), torch.ones(2), *state(2 * 4, 16), scale=1.0)
+
+
 def fused_moe() -> None:
     ops.fused_moe(
         X, torch.randn(3, 4), torch.randn(4, 64, 128), torch.randn(4, 128, 32), top_k=2, renormalize=True,
@@ -171,6 +176,7 @@ CASES: dict[str, Callable[[], object]] = {
     "gate_and_mul_rounded": lambda: linear_ops.gate_and_mul_rounded(X, Rounding(), is_gelu=False),
     "causal_conv": lambda: ops.causal_conv(X[:, :8], W[:8, :4], None, *state(8, 3), has_silu=True),
     "gated_delta_rule": gated_delta_rule,
+    "gated_delta_step": gated_delta_step,
     "delta_gates": lambda: ops.delta_gates(X, X, torch.ones(128), torch.ones(128)),
     "gated_rms_norm": lambda: ops.gated_rms_norm(X[:, None], X[:, None], torch.ones(128), 1e-6),
     "mamba2": mamba2,

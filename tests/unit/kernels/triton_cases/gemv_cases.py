@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.elementwise.triton import gelu_tanh_and_mul, silu_and_mul
-from kernels.linear.triton_gemv import GemvConfig, allocate_scratch, gated_gemv, gemv, gemv_config
+from kernels.linear.triton_gemv import GemvConfig, allocate_scratch, fitting, gated_gemv, gemv, gemv_config
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
 
@@ -51,6 +51,16 @@ def test_the_scratch_holds_every_chosen_split():
                 tiles, padded = -(-n // config.block_n), max(8, 1 << (num_rows - 1).bit_length())
                 fits = tiles * config.splits * config.block_n * padded <= scratch.partial.numel()
                 assert config.splits == 1 or (fits and tiles <= scratch.arrivals.numel())
+
+
+def test_configs_fit_smaller_gpus_and_stay_as_they_are_on_an_h100():
+    for num_rows in (1, 8, 16, 32, 64):
+        for n, k in ((4096, 4096), (2048, 4096), (28672, 4096), (5120, 17408), (2048, 2048), (12352, 2560)):
+            config = gemv_config(num_rows=num_rows, n=n, k=k)
+            assert fitting(config, num_rows=num_rows, shared_bytes=232_448) == config
+            small = fitting(config, num_rows=num_rows, shared_bytes=101_376)
+            tile = 2 * small.block_k * (small.block_n + max(8, num_rows))
+            assert not config.uses_dot or tile * (small.num_stages - 1) <= 101_376
 
 
 def test_a_grid_has_as_many_tiles_as_a_device_takes():
