@@ -116,8 +116,10 @@ class Router(nn.Module):
 
 def _pad_outputs(linear: ColumnLinear) -> None:
     """Add rows of zeros to a plain matrix: cuBLAS takes rows of whole 16 bytes several times faster than others."""
+    if type(linear.method) is not Unquantized:  # adapters have as many outputs as the matrix
+        return
     weight = linear.params["weight"]
-    if type(linear.method) is Unquantized and isinstance(weight, torch.Tensor):
+    if isinstance(weight, torch.Tensor):
         linear.params["weight"] = functional.pad(weight, (0, 0, 0, -weight.shape[0] % _OUTPUTS))
 
 
