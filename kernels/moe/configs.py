@@ -12,6 +12,10 @@ from dataclasses import dataclass
 
 # Up to so many tokens, each (token, expert) pair may be computed as its own matrix-vector product
 PAIRS_MAX_TOKENS = 4
+# Tokens from which chunks of the routing are smaller, so that a device has many of them at once
+_MANY_TOKENS = 1024
+_MANY_CHUNK_TOKENS = 16
+MOST_CHUNKS = 32  # that every chunk of the layout sums for itself
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,13 @@ _GROUPED_FP32 = GroupedConfig(16, Tile(32, 32, 4, 2), Tile(32, 32, 4, 2))
 def uses_pairs(*, num_tokens: int, top_k: int, num_experts: int) -> bool:
     """Return True for steps so small that few experts are chosen twice: grouping pairs then saves nothing."""
     return num_tokens == 1 or (num_tokens <= PAIRS_MAX_TOKENS and 4 * num_tokens * top_k <= num_experts)
+
+
+def size_of_chunk(num_tokens: int, num_experts: int, chunk_tokens: int) -> int:
+    """Return the tokens of a chunk of the routing: fewer in steps of many, and where there are many experts."""
+    if num_tokens >= _MANY_TOKENS:
+        chunk_tokens = min(chunk_tokens, _MANY_CHUNK_TOKENS)
+    return max(1, chunk_tokens * 128 // max(1 << (num_experts - 1).bit_length(), 128))
 
 
 def grouped_config(*, num_pairs: int, num_experts: int, itemsize: int) -> GroupedConfig:

@@ -14,12 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.moe.configs import MOST_CHUNKS, size_of_chunk
 from kernels.moe.reference import Choice
 
-# Tokens from which chunks are smaller, so that a device has many of them at once
-_MANY_TOKENS = 1024
-_MANY_CHUNK_TOKENS = 16
-MOST_CHUNKS = 32  # that every chunk of the layout sums for itself
 _SUM_COLUMNS, _SUM_ROWS = 8, 128  # experts of a program that sums counts, and the chunks that it reads at once
 
 
@@ -104,13 +101,6 @@ def route(
         num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return Routing(weights, experts, ranks, counts, tokens, has_absent)
-
-
-def size_of_chunk(num_tokens: int, num_experts: int, chunk_tokens: int) -> int:
-    """Return the tokens of a chunk: fewer in steps of many, and where a token has many experts to choose from."""
-    if num_tokens >= _MANY_TOKENS:
-        chunk_tokens = min(chunk_tokens, _MANY_CHUNK_TOKENS)
-    return max(1, chunk_tokens * 128 // max(triton.next_power_of_2(num_experts), 128))
 
 
 def lay_out(

@@ -7,8 +7,14 @@ from kernels.linear import dense
 from kernels.linear.planes_configs import MAX_ROWS
 from kernels.linear.planes_configs import planes_config as float4_config
 from kernels.linear.scaled8_configs import MAX_FEW_ROWS, MAX_SMALL_TILES, scaled8_config
-from kernels.moe.configs import grouped_config, hopper_fp8_config, hopper_planes_config, planes_config
-from kernels.moe.triton_route import MOST_CHUNKS, size_of_chunk
+from kernels.moe.configs import (
+    MOST_CHUNKS,
+    grouped_config,
+    hopper_fp8_config,
+    hopper_planes_config,
+    planes_config,
+    size_of_chunk,
+)
 
 MOST_TOKENS = 8192
 ROWS = [size for size in offline._batch_sizes() if size <= 64]
