@@ -13,7 +13,7 @@ from torch import nn
 
 from kernels.elementwise.reference import KVScales
 from kernels.linear.late_norm import LateNorm
-from kernels.linear.rounding import RoundedRows, Rounding
+from kernels.linear.rounding import RoundedRows
 from kernels.ops import norm_rope_write_kv
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
@@ -162,13 +162,9 @@ class SelfAttention(nn.Module):
         self.o_proj = RowLinear(w, part, has_bias=config.has_output_bias, method=method, tp=tp)
 
     @property
-    def rounding(self) -> Rounding | None:
-        """How the norm before may round the hidden states."""
-        return self.qkv_proj.rounding
-
-    def takes_norm(self, hidden: torch.Tensor) -> bool:
-        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
-        return self.qkv_proj.takes_norm(hidden)
+    def input_product(self) -> ColumnLinear:
+        """See models.layers.norm.wanted_by."""
+        return self.qkv_proj
 
     @property
     def key_bias(self) -> torch.Tensor | None:

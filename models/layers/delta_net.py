@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from kernels.linear.late_norm import LateNorm
-from kernels.linear.rounding import RoundedRows, Rounding
+from kernels.linear.rounding import RoundedRows
 from kernels.ops import causal_conv, delta_gates, gated_delta_rule, gated_delta_step, gated_rms_norm
 from kernels.states import StateMetadata, StateView
 from models.config.delta_net import DeltaNetConfig
@@ -75,13 +75,9 @@ class DeltaNet(nn.Module):
         self.out_proj = RowLinear(w, out_part, has_bias=False, method=method, tp=tp)
 
     @property
-    def rounding(self) -> Rounding | None:
-        """How the norm before may round the hidden states."""
-        return self.in_proj.rounding
-
-    def takes_norm(self, hidden: torch.Tensor) -> bool:
-        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
-        return self.in_proj.takes_norm(hidden)
+    def input_product(self) -> ColumnLinear:
+        """See models.layers.norm.wanted_by."""
+        return self.in_proj
 
     def forward(self, hidden: torch.Tensor | RoundedRows | LateNorm, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]; advances this layer's states in ctx.states."""

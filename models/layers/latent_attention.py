@@ -16,7 +16,7 @@ from torch import nn
 from kernels.attention.latent import LatentHeads, latent_attention
 from kernels.elementwise.reference import KVScales
 from kernels.linear.late_norm import LateNorm
-from kernels.linear.rounding import RoundedRows, Rounding
+from kernels.linear.rounding import RoundedRows
 from kernels.ops import norm_rope_write_latent
 from models.config.latent import EPS, LatentConfig
 from models.config.model_config import ModelConfig
@@ -84,13 +84,9 @@ class LatentAttention(nn.Module):
         self.o_proj = RowLinear(w, part, has_bias=sizes.has_bias, method=method, tp=tp)
 
     @property
-    def rounding(self) -> Rounding | None:
-        """How the norm before may round the hidden states."""
-        return None if self.q_norm is None else self.to_latents.rounding
-
-    def takes_norm(self, hidden: torch.Tensor) -> bool:
-        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
-        return self.q_norm is not None and self.to_latents.takes_norm(hidden)
+    def input_product(self) -> ColumnLinear | None:
+        """See models.layers.norm.wanted_by."""
+        return None if self.q_norm is None else self.to_latents
 
     def forward(self, hidden: torch.Tensor | RoundedRows | LateNorm, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]; writes this layer's part of ctx.kv_caches."""

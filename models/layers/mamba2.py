@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kernels.linear.late_norm import LateNorm
-from kernels.linear.rounding import RoundedRows, Rounding
+from kernels.linear.rounding import RoundedRows
 from kernels.ops import causal_conv, grouped_gated_norm, mamba2, mamba2_dt
 from kernels.states import StateMetadata, StateView
 from models.config.mamba2 import Mamba2Config
@@ -58,13 +58,9 @@ class Mamba2(nn.Module):
         self.out_proj = RowLinear(w, part, has_bias=shape.has_out_bias, method=method, tp=tp)
 
     @property
-    def rounding(self) -> Rounding | None:
-        """How the norm before may round the hidden states."""
-        return self.in_proj.rounding if self.shape.in_multiplier == 1.0 else None
-
-    def takes_norm(self, hidden: torch.Tensor) -> bool:
-        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
-        return self.shape.in_multiplier == 1.0 and self.in_proj.takes_norm(hidden)
+    def input_product(self) -> ColumnLinear | None:
+        """See models.layers.norm.wanted_by."""
+        return self.in_proj if self.shape.in_multiplier == 1.0 else None
 
     def forward(self, hidden: torch.Tensor | RoundedRows | LateNorm, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]; advances this layer's part of ctx.states."""

@@ -97,13 +97,9 @@ class PlainMLP(nn.Module):
         self.down_proj = RowLinear(w, part, has_bias=config.has_mlp_bias, method=method, tp=tp, is_partial=is_partial)
 
     @property
-    def rounding(self) -> Rounding | None:
-        """How the norm before may round the hidden states."""
-        return self.up_proj.rounding
-
-    def takes_norm(self, hidden: torch.Tensor) -> bool:
-        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
-        return self.up_proj.takes_norm(hidden)
+    def input_product(self) -> ColumnLinear:
+        """See models.layers.norm.wanted_by."""
+        return self.up_proj
 
     def forward(self, hidden: torch.Tensor | RoundedRows | LateNorm) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]."""

@@ -116,8 +116,13 @@ class WantedInput:
 
 
 def wanted_by(branch: nn.Module) -> WantedInput:
-    """Return how a branch wants its input: its property `rounding` and its method `takes_norm`, if it has them."""
-    return WantedInput(getattr(branch, "rounding", None), getattr(branch, "takes_norm", None))
+    """Return how a branch wants its input: as its property `input_product`, if it has it, else as itself.
+
+    That is the one product that reads the branch's input; None: several read it, or something else. What wants its
+    input in some way has a property `rounding`, a method `takes_norm`, or both.
+    """
+    reader = getattr(branch, "input_product", branch)
+    return WantedInput(getattr(reader, "rounding", None), getattr(reader, "takes_norm", None))
 
 
 def add_and_norm_as_wanted(

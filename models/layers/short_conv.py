@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from kernels.linear.late_norm import LateNorm
-from kernels.linear.rounding import RoundedRows, Rounding
+from kernels.linear.rounding import RoundedRows
 from kernels.ops import causal_conv
 from kernels.states import StateMetadata, StateView
 from models.config.lfm2 import ShortConvConfig
@@ -45,13 +45,9 @@ class ShortConv(nn.Module):
         self.out_proj = RowLinear(w, part, has_bias=shape.has_bias, method=method, tp=tp)
 
     @property
-    def rounding(self) -> Rounding | None:
-        """How the norm before may round the hidden states."""
-        return self.in_proj.rounding
-
-    def takes_norm(self, hidden: torch.Tensor) -> bool:
-        """Return True if the addition of hidden to the residual stream and its norm are better left to this block."""
-        return self.in_proj.takes_norm(hidden)
+    def input_product(self) -> ColumnLinear:
+        """See models.layers.norm.wanted_by."""
+        return self.in_proj
 
     def forward(self, hidden: torch.Tensor | RoundedRows | LateNorm, ctx: ForwardContext) -> LayerOutput:
         """hidden: [T, hidden_size] → [T, hidden_size]; advances this layer's part of ctx.states."""
