@@ -7,7 +7,8 @@ import asyncio
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
 from server.http.worker_app import COLLECT_EVERY
@@ -29,17 +30,31 @@ def slowness(clock: Callable[[], float] = time.process_time) -> float:
     return max(statistics.median(times_s) / _STEP_S, 1.0)
 
 
+@contextmanager
+def garbage_as_in_a_worker() -> Iterator[None]:
+    """While it is entered, garbage is collected as in a worker: seldom, and what lives already is left out."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_EVERY, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+
+
 class LoopProbe:
     """Measures while it is entered. A silence counts only as far as this process worked during it.
 
     So the load of other processes lengthens no silence, and work of threads that hold the interpreter's lock counts
-    like work on the loop itself. Garbage is collected as in a worker: seldom, and what lives already is left out.
+    like work on the loop itself. Garbage is collected as in a worker.
     """
 
     def __init__(self) -> None:
         self.silences_ms: list[float] = []
         self._task: asyncio.Task[None] | None = None
-        self._thresholds = gc.get_threshold()
+        self._garbage = ExitStack()
 
     @property
     def longest_ms(self) -> float:
@@ -47,9 +62,7 @@ class LoopProbe:
         return max(self.silences_ms, default=0.0)
 
     async def __aenter__(self) -> "LoopProbe":
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(COLLECT_EVERY, *self._thresholds[1:])
+        self._garbage.enter_context(garbage_as_in_a_worker())
         self._task = asyncio.create_task(self._beat())
         return self
 
@@ -59,8 +72,7 @@ class LoopProbe:
         assert self._task is not None
         await asyncio.sleep(2 * _BEAT_S)  # the last silence ends with a beat
         self._task.cancel()
-        gc.unfreeze()
-        gc.set_threshold(*self._thresholds)
+        self._garbage.close()
 
     async def _beat(self) -> None:
         while True:
