@@ -63,14 +63,15 @@ class AppState:
     def limits(self) -> EngineReady:
         """Return the engine's limits. Raises Draining or NotReady while no new request is accepted.
 
-        In a takeover they are those of the last engine: the request waits for the next one.
+        If another engine takes its place soon, they are those of the last one: the request waits for the next.
         """
         state, ready = self.launcher.state, self.client.ready
         if state.is_draining:
             raise Draining("The server is shutting down; send the request to another one.")
-        last = self.client.last_ready
-        if state.lets_wait and state.is_alive and ready is None and last is not None:
-            return last
+        if self._lets_wait:
+            ready = ready or self.client.last_ready
+            if ready is not None:
+                return ready
         if state.stage.name != "ready" or ready is None:
             stage = state.stage
             progress = f" ({stage.done} of {stage.total} {stage.unit})" if stage.total else ""
@@ -82,8 +83,15 @@ class AppState:
         """Return limits(); wait a moment for an engine that serves and has not greeted this worker. Raises the same."""
         end_s = time.monotonic() + _GREETING_S
         while self.client.ready is None and self._is_served and time.monotonic() < end_s:
+            if self._lets_wait and self.client.last_ready is not None:
+                break
             await asyncio.sleep(_GREETING_POLL_S)
         return self.limits()
+
+    @property
+    def _lets_wait(self) -> bool:
+        state = self.launcher.state
+        return state.lets_wait and state.is_alive and self.config.max_replays > 0
 
     @property
     def _is_served(self) -> bool:
