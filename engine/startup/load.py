@@ -217,7 +217,7 @@ def _load_beside(
             lambda: serve_small(setup, plan, None),
             lambda: serve_small(eager, plan, serve),
         ]
-        compilation = precompile(workloads, key=key)
+        compilation = precompile(workloads, key=key, before_fork=setup.compiler_loader.settle)
     setup.compiler_loader.start()  # concurrently with the weights, but after precompile(), which forks
     detail = f"{whole.architecture}, {whole.num_layers} layers, {name_of(setup.dtype)} on {device.type}"
     if ranks is not None:

@@ -50,16 +50,19 @@ class Precompilation:
             self._done.touch()
 
 
-def precompile(workloads: Sequence[Callable[[], object]], *, key: str) -> Precompilation | None:
+def precompile(
+    workloads: Sequence[Callable[[], object]], *, key: str, before_fork: Callable[[], object] = lambda: None
+) -> Precompilation | None:
     """Run each workload with kernel launches recorded instead of executed, and start to compile those kernels.
 
     key: whatever decides which kernels these are, beside the code and the versions. Returns None if the same was
-    compiled before, or cannot be.
+    compiled before, or cannot be. before_fork: called before processes are forked, to end what runs in threads.
     """
     try:
         done = _cache_file("quire", key)
         if done.exists():
             return None
+        before_fork()
         compilations: list[Compilation] = []
         num_before = 0
         with collect_kernels() as kernels:

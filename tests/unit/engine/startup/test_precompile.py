@@ -1,11 +1,14 @@
 """Kernels are precompiled once per key, and whatever goes wrong in it costs only time."""
 
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine.device.step_times import StepTimes
+from engine.grammar.compiler import CompilerLoader, GrammarCompiler
+from engine.interface.errors import UnsupportedFeature
 from engine.startup import precompile
 
 pytest.importorskip("triton")
@@ -38,6 +41,36 @@ def test_the_same_is_rehearsed_once_and_another_again() -> None:
         if compiling is not None:
             compiling.wait(lambda done, total: None)
     assert served == ["a", "b"]
+
+
+def test_what_runs_in_threads_ends_before_processes_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    loading, may_end = threading.Event(), threading.Event()
+
+    def load(folder: Path) -> GrammarCompiler:
+        loading.set()
+        may_end.wait(60)
+        raise UnsupportedFeature("There is none.")
+
+    monkeypatch.setattr(GrammarCompiler, "from_folder", load)
+    loader = CompilerLoader(Path())
+    loader.settle()  # nothing runs
+    loader.start()
+    loading.wait(60)
+    events: list[str] = []
+    monkeypatch.setattr(precompile, "Compilation", lambda kernels: events.append(names()) or FakeCompilation(kernels))
+
+    def names() -> str:
+        return ",".join(sorted(thread.name for thread in threading.enumerate() if "grammar" in thread.name))
+
+    def settle() -> None:
+        events.append(names())
+        may_end.set()
+        loader.settle()
+
+    assert precompile.precompile([lambda: None], key="a", before_fork=settle) is not None
+    assert events == ["grammar-vocabulary", ""]
+    loader.start()  # once
+    assert names() == ""
 
 
 def test_it_is_repeated_if_not_all_kernels_were_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
