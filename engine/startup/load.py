@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,7 +41,7 @@ from engine.startup.kv_peers import KvPeers, check_peers, with_host_memory
 from engine.startup.limits import choose_limits
 from engine.startup.loaded_engine import LoadedEngine
 from engine.startup.panel import describe_setup, name_of
-from engine.startup.precompile import keep_times, known_times, precompile
+from engine.startup.precompile import keep_times, keys_of, known_times, precompile
 from engine.startup.rehearsal import Serve, rehearse_beside, serve_small
 from engine.startup.setup import Captured, Setup
 from engine.tensor_parallel.process_group import least, leave_ranks
@@ -155,7 +155,8 @@ def _load(
     plan = setup.plan_pool(has_weights=False)
     taken = config.tensor_parallel_size * (setup.weight_bytes + plan.num_bytes) if setup.device.type == "cpu" else 0
     check_host_memory(config, plan, taken_bytes=taken)
-    key = repr(setup.limited_to(plan.max_num_seqs))  # before what differs from start to start
+    takes_over = graphs is Captured.FEW and config.tensor_parallel_size == 1
+    keys = keys_of(setup, max_num_seqs=plan.max_num_seqs, takes_over=takes_over)  # before what differs in each start
     config = choose_host_memory(config, plan, device_type=setup.device.type)
     check_kv_disk(config)
     setup = dataclasses.replace(setup, config=config)
@@ -163,7 +164,7 @@ def _load(
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
     with _start_ranks(config, host, max_model_len=plan.max_model_len, pins_later=pins_later) as ranks:
         graphs = graphs if ranks is None else Captured.ALL
-        return _load_beside(ranks, setup, whole, plan, key, on_stage, serve, graphs, stamps, pins_later=pins_later)
+        return _load_beside(ranks, setup, whole, plan, keys, on_stage, serve, graphs, stamps, pins_later=pins_later)
 
 
 @contextlib.contextmanager
@@ -195,7 +196,7 @@ def _load_beside(
     setup: Setup,
     whole: ModelConfig,
     plan: KVCachePlan,
-    key: str,
+    keys: Sequence[str],
     on_stage: OnStage,
     serve: Serve | None,
     graphs: Captured,
@@ -203,7 +204,7 @@ def _load_beside(
     *,
     pins_later: bool,
 ) -> LoadedEngine:
-    """Load the first rank's share. whole: setup's model before the context limit; key: identifies the kernels.
+    """Load the first rank's share. whole: setup's model before the context limit; keys: as in precompile().
 
     stamps: stamp_files(), from before anything was read. pins_later: as in Setup.assemble().
     """
@@ -217,7 +218,7 @@ def _load_beside(
             lambda: serve_small(setup, plan, None),
             lambda: serve_small(eager, plan, serve),
         ]
-        compilation = precompile(workloads, key=key, before_fork=setup.compiler_loader.settle)
+        compilation = precompile(workloads, keys=keys, before_fork=setup.compiler_loader.settle)
     setup.compiler_loader.start()  # concurrently with the weights, but after precompile(), which forks
     detail = f"{whole.architecture}, {whole.num_layers} layers, {name_of(setup.dtype)} on {device.type}"
     if ranks is not None:
@@ -266,13 +267,13 @@ def _load_beside(
 
     known = None
     if graphs is not Captured.ALL and device.type == "cuda":
-        known = known_times(key, is_settled=graphs is Captured.SOME)
+        known = known_times(keys, is_settled=graphs is Captured.SOME)
     loaded = setup.assemble(
         model, plan, on_graph, facts, graphs=graphs, known=known, ranks=ranks,
         num_host_slots=num_host_slots(config, plan), pins_later=pins_later,
     )  # fmt: skip
     if known is None and loaded.captures is not None:
-        keep_times(key, loaded.captures.mixed.times)
+        keep_times(keys, loaded.captures.mixed.times)
     host_pages = loaded.runner.host_pages
     if host_pages is None:
         return loaded
