@@ -138,8 +138,9 @@ MAY_IMPORT = {
     "benchmarks": """engine.core engine.device engine.interface engine.offline engine.startup engine.tensor_parallel
         engine.tiers
         kernels.all_reduce kernels.attention kernels.causal_conv kernels.delta_rule kernels.e2m1 kernels.elementwise
-        kernels.inputs kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.ops kernels.precompile
-        kernels.sampling kernels.states models.build models.config models.context models.errors models.layers
+        kernels.inputs kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.native kernels.ops
+        kernels.precompile kernels.sampling kernels.states models.build models.config models.context models.errors
+        models.layers
         models.parallel models.quantization models.weights server.config server.http server.text""",
     "deploy": "engine.interface server.api server.hosted server.launcher",
 }
