@@ -134,9 +134,9 @@ REFUSED = {
     "schema without values": (CHAT, schema({f"${i}": {"multipleOf": 9999} for i in range(3000)} | {"minimum": 1e300})),
 }
 LARGE_REFUSED = {
-    "lists": (COMPLETIONS, b'{"prompt": [' + b",".join([b"[]"] * (8 * _MIB // 3 - 10)) + b"]}"),
-    "strings": (COMPLETIONS, b'{"prompt": [' + b",".join([b'""'] * (8 * _MIB // 3 - 10)) + b"]}"),
-    "numbers": (COMPLETIONS, b'{"prompt": [' + b",".join([b"1"] * (4 * _MIB - 10)) + b"]}"),
+    "lists": (COMPLETIONS, b'{"prompt": [' + b"[]," * (8 * _MIB // 3 - 11) + b"[]" + b"]}"),
+    "strings": (COMPLETIONS, b'{"prompt": [' + b'"",' * (8 * _MIB // 3 - 11) + b'""' + b"]}"),
+    "numbers": (COMPLETIONS, b'{"prompt": [' + b"1," * (4 * _MIB - 11) + b"1" + b"]}"),
     "text": (COMPLETIONS, b'{"prompt": "' + b"q" * (8 * _MIB - 20) + b'"}'),
     "no end": (COMPLETIONS, b'{"prompt": "' + b"q" * (8 * _MIB - 20)),
     "half a pair": (COMPLETIONS, b'{"prompt": "' + b"\\ud83d\\ude00" * (_MIB * 8 // 12 - 10) + b'\\ud800"}'),
