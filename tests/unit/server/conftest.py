@@ -25,6 +25,7 @@ from server.http.routes.pages import docs_routes, kv_page_routes, root_routes
 from server.http.tracing import Tracer
 from server.text.chat_template import ChatTemplate
 from tests.support.fakes import FakeEngineClient, FakeLauncherChannel
+from tests.support.shared_grammars import CheckProcesses, SharedGrammarChecker
 from tests.support.templates import CHATML
 
 SENTENCES = [
@@ -85,7 +86,10 @@ def write_model_folder(folder: Path, *, chat_template: str | None = CHATML, toke
 
 @pytest.fixture(scope="session", autouse=True)
 def _what_apps_have_in_common_is_made_once() -> Iterator[None]:
-    """Share chat templates and pages, which do not change: making them is most of the time that making an app takes."""
+    """Share chat templates and pages, which do not change, and the processes that compile grammars.
+
+    To make them is most of the time that it takes to make an app and to ask it for a grammar.
+    """
     made: dict[tuple, ChatTemplate] = {}
 
     def make_once(source, *, variables, special_tokens, added_tokens):
@@ -100,7 +104,10 @@ def _what_apps_have_in_common_is_made_once() -> Iterator[None]:
         patch.setattr("server.text.tokenizer.ChatTemplate", make_once)
         for make in (root_routes, kv_page_routes, docs_routes):
             patch.setattr(f"server.http.app.{make.__name__}", functools.cache(make))
+        processes = CheckProcesses()
+        patch.setattr("server.api.app_state.GrammarChecker", functools.partial(SharedGrammarChecker, processes))
         yield
+        processes.close()
 
 
 @pytest.fixture(scope="session")
