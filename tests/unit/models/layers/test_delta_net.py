@@ -38,6 +38,7 @@ def expected(checkpoint):
 
 @pytest.mark.parametrize("sizes", [(1,) * 70 + (490,), (64,) * 9, (63, 65, 2, 130, 300), (512, 48), (LENGTH,)])
 @pytest.mark.slow
+@pytest.mark.table
 def test_a_long_prompt_in_chunks(checkpoint, model, expected, sizes):
     runner = PagedRunner(model, ModelConfig.from_folder(checkpoint), block_size=16)
     row, start, logits = runner.add_row(), 0, []
