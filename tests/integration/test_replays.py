@@ -105,12 +105,10 @@ def test_a_drain_lets_those_finish_who_wait_for_an_engine(start: Start) -> None:
 
 
 def test_a_drain_ends_at_once_when_nobody_waits(start: Start) -> None:
-    daemon = start("--drain-timeout", "60").wait_ready()
+    daemon = start("--drain-timeout", "600").wait_ready()
     kill_engine(daemon)
-    began_s = time.monotonic()
     daemon.process.send_signal(signal.SIGTERM)
-    assert daemon.process.wait(30) == 0
-    assert time.monotonic() - began_s < 30
+    assert daemon.process.wait(60) == 0
 
 
 def standby_waits(daemon: Daemon, number: int) -> None:
