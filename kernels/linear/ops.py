@@ -47,7 +47,6 @@ if HAS_TRITON:
     triton_int = when_used("kernels.linear.triton_int")
     triton_lut4 = when_used("kernels.linear.triton_lut4")
     triton_planes = when_used("kernels.linear.triton_planes")
-    triton_rounded = when_used("kernels.linear.triton_rounded")
     triton_scaled8 = when_used("kernels.linear.triton_scaled8")
     gluon_blocks = when_used("kernels.linear.gluon_blocks")
 
@@ -67,13 +66,13 @@ def rounds_before(weight: torch.Tensor) -> bool:
     return has_twin(weight)
 
 
-quantize_rows = op(reference.quantize_rows, lambda: triton_fp8.quantize_rows, can_run=has_twin)
-quantize_by = op(reference.quantize_by, lambda: triton_fp8.quantize_by, can_run=has_twin)
-quantize_groups = op(reference.quantize_groups, lambda: triton_fp8.quantize_groups, can_run=has_twin)
-add_rms_norm_rounded = op(rounding.add_rms_norm_rounded, lambda: triton_rounded.add_rms_norm_rounded, can_run=has_twin)
-gate_and_mul_rounded = op(rounding.gate_and_mul_rounded, lambda: triton_rounded.gate_and_mul_rounded, can_run=has_twin)
-quantize_rows_int8 = op(w8a8.quantize_rows_int8, lambda: triton_scaled8.quantize_rows_int8)
-quantize_by_int8 = op(w8a8.quantize_by_int8, lambda: triton_scaled8.quantize_by_int8)
+quantize_rows = op(reference.quantize_rows, "kernels.linear.triton_fp8", can_run=has_twin)
+quantize_by = op(reference.quantize_by, "kernels.linear.triton_fp8", can_run=has_twin)
+quantize_groups = op(reference.quantize_groups, "kernels.linear.triton_fp8", can_run=has_twin)
+add_rms_norm_rounded = op(rounding.add_rms_norm_rounded, "kernels.linear.triton_rounded", can_run=has_twin)
+gate_and_mul_rounded = op(rounding.gate_and_mul_rounded, "kernels.linear.triton_rounded", can_run=has_twin)
+quantize_rows_int8 = op(w8a8.quantize_rows_int8, "kernels.linear.triton_scaled8")
+quantize_by_int8 = op(w8a8.quantize_by_int8, "kernels.linear.triton_scaled8")
 
 
 class DenseLinear:
