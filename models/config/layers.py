@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from models.architecture import Architecture
 from models.config.mamba2 import read_multipliers
-from models.config.mixtures import num_dense_layers, read_sparse_kinds
 from models.config.rope import rope_section
+from models.config.sparse_layers import num_dense_layers, read_sparse_kinds
 from models.errors import ModelError
 from models.fields import Fields
 
