@@ -78,6 +78,11 @@ COSTLY_BODIES = {
     "responses, log-probabilities": CostlyBody(
         "/v1/responses", {"input": "a", "top_logprobs": MAX_LOGPROBS, "max_output_tokens": CONTEXT // 2}, num_at_once=1
     ),
+    "input_tokens": CostlyBody(
+        "/v1/responses/input_tokens",
+        {"input": [{"role": "user", "content": _INPUT}] * (MAX_MESSAGES - 1), "unknown": _FILL},
+        _TOO_LONG,
+    ),
     "messages": CostlyBody("/v1/messages", {**_COUNT, "max_tokens": 1}, "invalid_request_error"),
     "count_tokens": CostlyBody("/v1/messages/count_tokens", _COUNT, "invalid_request_error"),
     "embeddings": CostlyBody("/v1/embeddings", {"input": [[5] * 1024] * 1023 + [_IDS]}, _INVALID),

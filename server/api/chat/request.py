@@ -130,6 +130,22 @@ async def prepare_equivalent(
     return msgspec.structs.replace(chat, ignored=ignored, headers=app_state.ignored_header(ignored))
 
 
+async def count_equivalent(
+    app_state: AppState, equivalent: ChatEquivalent, request: Request
+) -> tuple[int, dict[str, str]]:
+    """Return the length in tokens of another API's prompt, and the header of the fields without effect on the answer.
+
+    Raises ServiceErrors, with that API's names of fields.
+    """
+    names = equivalent.field_names
+    with errors_in_client_fields(names):
+        num_tokens = len(await encode_chat(app_state, equivalent.body, request))
+        ignored = await with_body(request, lambda: ignored_fields(equivalent.body))
+    return num_tokens, app_state.ignored_header(
+        [*equivalent.ignored, *(rename_fields(name, names) for name in ignored)]
+    )
+
+
 async def encode_chat(app_state: AppState, body: ChatBody, request: Request) -> list[int]:
     """Return the token ids of a chat's prompt, which may exceed the context. Raises ServiceErrors."""
     plan = _checked_plan(body, app_state.tokenizer.chat_format)

@@ -81,7 +81,7 @@ def thinks(body: CountTokensBody) -> bool:
 
 
 def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs: dict[str, Any]) -> ChatEquivalent:
-    refuse_known(body.model_extra or {}, MESSAGES_FIELDS)
+    refuse_known(body, MESSAGES_FIELDS)
     messages = _Messages()
     if body.system is not None:
         parts = text_parts(body.system, at="system", kinds=_TEXT_KINDS, ignored=messages.ignored)

@@ -8,7 +8,7 @@ from fastapi import Request, Response
 from server.api.app_state import AppState
 from server.api.objects import CancelledRequest, ModelCard, ModelList
 from server.api.request_record import OpenRequests, record_of
-from server.errors import RequestNotFound
+from server.errors import NotFound, RequestNotFound
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import json_reply
 
@@ -31,6 +31,8 @@ def models_routes(app_state: AppState) -> list[ApiRoute]:
         return json_reply(ModelList(data=[card(name) for name in names]))
 
     async def get_model(model_id: str) -> Response:
+        if not model_id:
+            raise NotFound("There is no route /v1/models/: it is /v1/models on this server.")
         return json_reply(card(app_state.model_name(model_id)))
 
     return [
