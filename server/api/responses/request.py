@@ -19,6 +19,7 @@ from server.api.as_chat import (
     unseal,
 )
 from server.api.known_fields import RESPONSES_FIELDS, refuse_known
+from server.api.prompt_pins import longest_breakpoint, longest_of
 from server.api.responses.custom_tools import arguments_of, function_of
 from server.api.responses.objects import CustomTool, FunctionTool, ReasoningEcho, ResponsesEcho, TextEcho
 from server.api.responses.schema import (
@@ -63,7 +64,9 @@ def translate_responses(body: ResponsesBody) -> ChatEquivalent:
         "logprobs": has_logprobs or None,
         "top_logprobs": body.top_logprobs if has_logprobs else None,
         "prompt_cache_key": body.prompt_cache_key,
-        "prompt_cache_retention": body.prompt_cache_retention,
+        "prompt_cache_retention": longest_of(
+            body.prompt_cache_retention, longest_breakpoint(body.prompt_cache_options, [body.input])
+        ),
         "stream": body.stream,
     }
     return _translate(body, fields, ignored=_ignored_in_generation(body))
@@ -202,6 +205,8 @@ def _ignored_in_generation(body: ResponsesBody) -> list[str]:
         chat_only = {"include_usage": options.include_usage, "continuous_usage_stats": options.continuous_usage_stats}
         asked = chat_only | {"include_obfuscation": options.include_obfuscation} | (options.model_extra or {})
         ignored += named_extras(asked, known=set(), at="stream_options")
+    if body.prompt_cache_options is not None:
+        ignored += named_extras(body.prompt_cache_options.model_extra or {}, known=set(), at="prompt_cache_options")
     for i, name in enumerate(body.include or ()):
         if name not in (SEALED_REASONING, LOGPROBS):
             ignored.append(f"include[{i}]")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
-from server.api.prompt_pins import Retention
+from server.api.prompt_pins import PromptCacheOptions, Retention
 from server.api.sampling_fields import MAX_TOKENS, SharedSampling
 from server.api.schemas import (
     MAX_LOGPROBS,
@@ -248,6 +248,7 @@ class ResponsesBody(SharedSampling, InputTokensBody):
     # how long the prompt stays in the prefix cache
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Retention | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     # known fields, refused if they ask for something
     background: Annotated[bool | None, one_of(None, False)] = None
     prompt: Annotated[Json, one_of(None, "")] = None
