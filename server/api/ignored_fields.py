@@ -6,7 +6,7 @@ A field is named if it has a value: null, empty and false values do not count. I
 from collections.abc import Iterator
 from typing import Any
 
-from server.api.known_fields import has_value
+from server.api.known_fields import asks
 from server.api.schemas import ChatBody, ChatMessage, CompletionBody
 from server.structured_output.grammar_spec import ResponseFormat
 
@@ -29,7 +29,7 @@ def ignored_fields(body: ChatBody | CompletionBody) -> list[str]:
 
 
 def _with_value(extra: dict[str, Any] | None) -> list[str]:
-    return sorted(name for name, value in (extra or {}).items() if has_value(value))
+    return sorted(name for name, value in (extra or {}).items() if asks(name, value))
 
 
 def _ignored_in_format(asked: ResponseFormat | None) -> Iterator[str]:

@@ -17,6 +17,7 @@ from engine.interface.errors import UnsupportedFeature
 
 _SYSTEM_MESSAGE = "a message of the role system"
 _LARK = "structured_outputs.grammar, in Lark's syntax"
+_NO_MODERATION = "a check of your own: nothing is moderated here"
 _CONSTRAINTS = {
     # vLLM before its structured_outputs, SGLang
     "guided_json": "structured_outputs.json",
@@ -64,6 +65,7 @@ CHAT_FIELDS = (
         "instructions": _SYSTEM_MESSAGE,
         "documents": "a message with their text",
         "chat_template": "--chat-template FILE of quire serve",
+        "moderation": _NO_MODERATION,
     }
 )
 MESSAGE_FIELDS = {"images": "text: pictures are not read"}  # of one message of a chat; ollama's
@@ -96,6 +98,7 @@ RESPONSES_FIELDS = (
     | dict.fromkeys(("max_tokens", "max_completion_tokens", *_OTHER_LENGTHS), "max_output_tokens")
     | {
         "messages": "input",
+        "moderation": _NO_MODERATION,
         "system": "instructions",
         "reasoning_effort": "reasoning.effort",
         "stop": "stop of POST /v1/chat/completions",
@@ -107,6 +110,7 @@ MESSAGES_FIELDS = (
     | {
         "instructions": "system",
         "prompt": "messages",
+        "output_format": "output_config.format",  # its name in Anthropic's beta
         "reasoning_effort": "output_config.effort",
         "stop": "stop_sequences",
     }
@@ -131,6 +135,8 @@ _MISSING = {
     },
     "response_format.json_schema.schema": {"type": 'a schema is a field of json_schema: {"name": …, "schema": {…}}'},
 }
+# of other servers: true by default, so that false asks for something
+_OFF = frozenset({"add_special_tokens", "do_sample", "enable_thinking", "parse_special"})
 _MAX_RENAMED = 8  # in one message
 _PLACES = re.compile(r"\[\d+\]")
 _PLAIN_TEXT = {"type": "text"}  # the default of response_format and of text.format
@@ -146,8 +152,13 @@ def refuse_known(body: BaseModel, known: Mapping[str, str], *, at: str = "") -> 
         raise UnsupportedFeature(f"{field} is not served: use {known[name]}{inner}.", param=field)
 
 
+def asks(name: str, value: Any) -> bool:
+    """Return whether an unknown field asks for something."""
+    return has_value(value) or (value is False and name in _OFF)
+
+
 def has_value(value: Any) -> bool:
-    """Return whether an unknown field's value asks for something: null, empty, false, 0 and objects of nulls do not."""
+    """Return whether a value asks for something: null, empty values, false, 0 and objects of nulls do not."""
     if isinstance(value, dict):
         return any(inner is not None for inner in value.values())
     return bool(value)

@@ -41,10 +41,7 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
         limits = await app_state.wait_served()
         body = await read_body(request, TokenizeBody)
         app_state.model_name(body.model)
-        extra = body.model_extra or {}
-        ignored = named_extras(extra, known=set(), at="")
-        if extra.get("parse_special") is False:  # llama.cpp: control tokens as plain text
-            ignored.append("parse_special")
+        ignored = named_extras(body.model_extra or {}, known=set(), at="")
         _check_tokenize(body)
         if body.messages is not None:
             chat = await with_body(request, lambda: parse_body(ChatBody, body.chat_fields()))

@@ -197,3 +197,16 @@ def test_a_schema_of_responses_without_its_type_is_refused_not_lost(harness):
     format_ = {"type": "text", "name": "n", "strict": True, "schema": None}
     reply = harness().post("/v1/responses", {"input": "a", "text": {"format": format_}})
     assert reply.headers["x-quire-ignored"] == "text.format.name, text.format.strict"
+
+
+def test_false_is_named_where_other_servers_take_it_for_something(harness):
+    app = harness()
+    fields = {"enable_thinking": False, "do_sample": False, "foo": False}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": HI}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": HI}),
+    ):
+        assert app.post(path, {**body, **fields}).headers["x-quire-ignored"] == "do_sample, enable_thinking"
+    assert app.complete(add_special_tokens=False).headers["x-quire-ignored"] == "add_special_tokens"
