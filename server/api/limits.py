@@ -55,6 +55,7 @@ ROUTE_COSTS = {
     "/v1/chat/completions": RouteCost(tokens="context", has_entries=True, renders=True, compiles=True),
     "/v1/completions": RouteCost(tokens="prompt_tokens", has_entries=True, compiles=True),
     "/v1/responses": RouteCost(tokens="context", has_entries=True, renders=True, compiles=True),
+    "/v1/responses/input_tokens": RouteCost(tokens="counted_tokens", renders=True),
     "/v1/messages": RouteCost(tokens="context", renders=True, compiles=True),
     "/v1/messages/count_tokens": RouteCost(tokens="counted_tokens", renders=True),
     "/v1/embeddings": RouteCost(tokens="prompt_tokens"),

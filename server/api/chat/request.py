@@ -24,6 +24,7 @@ from server.api.grammar_wait import checked_grammar
 from server.api.ignored_fields import ignored_fields
 from server.api.large_bodies import body_size, while_wanted, with_body
 from server.api.limits import LIMITS
+from server.api.prompt_pins import Retention, longest_breakpoint, longest_of
 from server.api.reply_options import PreparedReply, reply_options
 from server.api.request_record import record_of
 from server.api.sampling_fields import ModelFacts
@@ -72,6 +73,7 @@ async def prepare_chat(
         check_tool_results(body)
     record = record_of(request.scope)
     ignored = await with_body(request, lambda: ignored_fields(body))
+    body.prompt_cache_retention = await with_body(request, lambda: _retention(body))
     ignored += ignored_in_thinking(body, tokenizer) + app_state.drop_priority(body, record)
     headers = app_state.ignored_header(ignored)
     prompt = await _encode(app_state, body, plan, request, max_tokens=limits.max_model_len, limit=CONTEXT)
@@ -130,6 +132,22 @@ async def prepare_equivalent(
     return msgspec.structs.replace(chat, ignored=ignored, headers=app_state.ignored_header(ignored))
 
 
+async def count_equivalent(
+    app_state: AppState, equivalent: ChatEquivalent, request: Request
+) -> tuple[int, dict[str, str]]:
+    """Return the length in tokens of another API's prompt, and the header of the fields without effect on the answer.
+
+    Raises ServiceErrors, with that API's names of fields.
+    """
+    names = equivalent.field_names
+    with errors_in_client_fields(names):
+        num_tokens = len(await encode_chat(app_state, equivalent.body, request))
+        ignored = await with_body(request, lambda: ignored_fields(equivalent.body))
+    return num_tokens, app_state.ignored_header(
+        [*equivalent.ignored, *(rename_fields(name, names) for name in ignored)]
+    )
+
+
 async def encode_chat(app_state: AppState, body: ChatBody, request: Request) -> list[int]:
     """Return the token ids of a chat's prompt, which may exceed the context. Raises ServiceErrors."""
     plan = _checked_plan(body, app_state.tokenizer.chat_format)
@@ -143,6 +161,12 @@ def check_counted(token_ids: list[int], most: int, *, param: str) -> list[int]:
     if len(token_ids) > most:
         raise PromptTooLong(f"{COUNTED} is {most} tokens, but the prompt has {len(token_ids)}.", param=param)
     return token_ids
+
+
+def _retention(body: ChatBody) -> Retention | None:
+    """Return how long the prompt stays in the prefix cache, by all fields that say so. Raises UnsupportedFeature."""
+    marked = longest_breakpoint(body.prompt_cache_options, [message.content for message in body.messages])
+    return longest_of(body.prompt_cache_retention, marked)
 
 
 def _checked_plan(body: ChatBody, chat_format: ChatFormat) -> ToolPlan:

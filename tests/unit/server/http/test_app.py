@@ -202,6 +202,8 @@ def test_unknown_fields_are_named_in_a_header_or_refused(harness):
 def test_every_served_name_is_a_model(harness):
     app = harness()
     assert [card["id"] for card in app.get("/v1/models").json()["data"]] == ["tiny", "alias/tiny"]
+    said = check_error(app.get("/v1/models/"), 404, "not_found")["message"]
+    assert said == "There is no route /v1/models/: it is /v1/models on this server."
     card = app.get("/v1/models/alias/tiny").json()
     assert (card["id"], card["object"], card["max_model_len"]) == ("alias/tiny", "model", 256)
     assert app.chat(model="alias/tiny").json()["model"] == "alias/tiny"
