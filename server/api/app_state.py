@@ -182,7 +182,8 @@ class AppState:
             max_total=LIMITS.prompt_tokens_of(max_model_len),
             param=param,
         )
-        return await self.work.run(sum(map(len, texts)), encode)
+        num_chars = sum(map(len, texts))
+        return encode() if self.work.is_brief(num_chars) else await self.work.run(num_chars, encode)
 
     def request_context(self, record: RequestRecord) -> RequestContext:
         """Return the facts of a request besides its body, with a new seed."""
