@@ -101,11 +101,14 @@ class AppState:
                 " head: use /v1/embeddings.",
                 param="model",
             )
-        await self.check_queue()
+        self._check_full()
 
     async def check_queue(self) -> None:
         """Refuse a request that would wait too long in the queue. Raises Draining, NotReady or Overloaded."""
         await self.wait_served()
+        self._check_full()
+
+    def _check_full(self) -> None:
         if self.client.is_full:
             raise Overloaded(QUEUE_IS_FULL)
 

@@ -205,7 +205,9 @@ class Tokenizer:
 
         `context`: the tokens whose text the new text goes on from.
         """
-        hidden_ids = self.special_ids - visible_ids if skip_special_tokens else frozenset[int]()
+        hidden_ids = frozenset[int]()
+        if skip_special_tokens:
+            hidden_ids = self.special_ids - visible_ids if visible_ids else self.special_ids
         if self._byte_level is not None:
             return ByteLevelDetokenizer(self._byte_level, hidden_ids=hidden_ids, context=context)
         return WindowDetokenizer(self._backend, hidden_ids=hidden_ids, context=context)
