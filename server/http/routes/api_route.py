@@ -130,6 +130,7 @@ class DirectRoutes:
                 raise
             response = await self._reply_to(request, error)
             await response(scope, receive, send)
+            error.__traceback__ = None  # in a cycle with frames that have the body, whose memory is to be free now
 
 
 def _is_direct(route: BaseRoute) -> TypeGuard[DirectRoute]:
