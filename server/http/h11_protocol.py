@@ -43,7 +43,8 @@ _LINGER_S = 1.0
 _TOO_LARGE = 431
 _LAST_CHUNK = re.compile(rb"\r?\n?0+[ \t;\r]")  # h11 has left the last chunk's line end, or some of it
 _OF_CONNECTION = {b"connection", b"content-length", b"transfer-encoding"}
-_HEADER_LINES = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+: [\t -~\x80-\xff]*\r\n)*")
+_TOKEN, _TEXT = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+", rb"[!-~\x80-\xff]"
+_HEADERS = re.compile(rb"(?:%b\0(?:%b(?:[\t -~\x80-\xff]*%b)?)?\0)*" % (_TOKEN, _TEXT, _TEXT))
 _STREAM = h11.Response(status_code=200, reason=b"OK", headers=[(b"transfer-encoding", b"chunked")])  # its framing
 _MAX_CHUNK_HEAD = 24  # h11 takes 20 digits
 _ABSOLUTE_TARGET = re.compile(rb"https?://([^/?]*)(.*)", re.IGNORECASE)
@@ -150,11 +151,13 @@ class HttpProtocol(H11Protocol):
         if message["status"] != 200 or cycle.response_started or cycle.disconnected or self.flow.write_paused:
             return False
         headers = [*cycle.default_headers, *message["headers"]]
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         is_usual = self.conn.may_go_on and _OF_CONNECTION.isdisjoint([name.lower() for name, _ in headers])
-        if not is_usual or _HEADER_LINES.fullmatch(lines) is None:
+        # Each by itself: in their lines a value with a line end would be two headers
+        parts = b"".join([b"%b\0%b\0" % header for header in headers])
+        if not is_usual or parts.count(b"\0") != 2 * len(headers) or _HEADERS.fullmatch(parts) is None:
             return False
         self.conn.send(_STREAM)
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         cycle.response_started, cycle.waiting_for_100_continue = True, False
         cycle.transport.write(b"HTTP/1.1 200 OK\r\n%bTransfer-Encoding: chunked\r\n\r\n" % lines)
         return True

@@ -255,7 +255,12 @@ HEADS = [
     [*STREAM_HEADERS, (b"content-length", b"2")],
     [(b"Content-Length", b"2")],
     [(b"x-note", b"a\r\nset-cookie: b")],  # h11 refuses it
+    [(b"x-note", b"a\n")],
+    [(b"x-note", b"a ")],
+    [(b"x-note", b"a\0b"), (b"x-more", b"c\0d")],
     [(b"x note", b"a")],
+    [(b"x: note", b"a")],
+    [(b"", b"a")],
 ]
 
 
