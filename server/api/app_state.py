@@ -109,11 +109,14 @@ class AppState:
                 " head: use /v1/embeddings.",
                 param="model",
             )
-        await self.check_queue()
+        self._check_full()
 
     async def check_queue(self) -> None:
         """Refuse a request that would wait too long in the queue. Raises Draining, NotReady or Overloaded."""
         await self.wait_served()
+        self._check_full()
+
+    def _check_full(self) -> None:
         if self.client.is_full:
             raise Overloaded(QUEUE_IS_FULL)
 
@@ -190,7 +193,8 @@ class AppState:
             max_total=LIMITS.prompt_tokens_of(max_model_len),
             param=param,
         )
-        return await self.work.run(sum(map(len, texts)), encode)
+        num_chars = sum(map(len, texts))
+        return encode() if self.work.is_brief(num_chars) else await self.work.run(num_chars, encode)
 
     def request_context(self, record: RequestRecord) -> RequestContext:
         """Return the facts of a request besides its body, with a new seed."""

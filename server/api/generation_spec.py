@@ -131,6 +131,8 @@ def completion_spec(
     model: ModelFacts,
     context: RequestContext,
     grammar: GrammarSpec | None = None,
+    grammar_param: str | None = None,
+    lora_index: int = 0,
 ) -> GenerationSpec:
     """Check a completion request against the model's limits; max_tokens is 16 unless given."""
     limits = model.limits
@@ -171,6 +173,8 @@ def completion_spec(
         model=model,
         context=context,
         grammar=grammar,
+        grammar_param=grammar_param,
+        lora_index=lora_index,
     )
     if max_tokens:
         return spec
@@ -234,6 +238,8 @@ def _spec(
     model: ModelFacts,
     context: RequestContext,
     grammar: GrammarSpec | None,
+    grammar_param: str | None = None,
+    lora_index: int = 0,
     format_stops: Iterable[int] = (),
 ) -> GenerationSpec:
     min_tokens = body.min_tokens or 0
@@ -261,6 +267,8 @@ def _spec(
         priority=body.priority or 0,
         tenant=context.tenant,
         grammar=grammar,
+        grammar_param=grammar_param,
+        lora_index=lora_index,
         timeout_s=context.timeout_of(body.timeout),
         arrival_s=context.arrival_s,
     )

@@ -19,6 +19,7 @@ class RequestLimits:
 
     bodies_bytes: int = _limit(64 * MIB, "bytes of all large bodies that a worker reads, decodes or encodes at once")
     small_body_bytes: int = _limit(64 * KIB, "bytes of a body that is always read, and decoded on the event loop")
+    brief_bytes: int = _limit(4 * KIB, "bytes of a body whose texts are rendered and encoded on the event loop")
     json_containers: int = _limit(2**17, "objects and lists of a body")
     json_strings: int = _limit(2**18, "strings of a body, with the names of its fields")
     json_commas: int = _limit(2**20 + 2**17, "commas of a body outside of its strings")

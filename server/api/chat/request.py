@@ -38,7 +38,7 @@ from server.structured_output.tool_grammar import answer_grammar, check_grammar_
 from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import ChatFormat, make_parser
 from server.text.parsers.reasoning import ReasoningPlace, reasoning_place
-from server.text.template_sandbox import template_timeout
+from server.text.template_sandbox import RenderTooLong, template_timeout
 from server.text.tokenizer import CONTEXT, RenderedChat, Tokenizer
 
 COUNTED = "The limit of what is counted or shown without generation"
@@ -230,7 +230,10 @@ def _enforced(plan: ToolPlan, body: ChatBody) -> list[ToolSpec]:
 async def _encode(
     app_state: AppState, body: ChatBody, plan: ToolPlan, request: Request, *, max_tokens: int, limit: str
 ) -> _Prompt:
-    """Render and encode in threads. Raises PromptTooLong for more than about twice max_tokens, named `limit`."""
+    """Render and encode, in threads what is not small.
+
+    Raises PromptTooLong for more than about twice max_tokens, named `limit`.
+    """
     tokenizer = app_state.tokenizer
     num_bytes = body_size(request)
 
@@ -249,16 +252,17 @@ async def _encode(
 async def _render(
     app_state: AppState, body: ChatBody, plan: ToolPlan, *, num_bytes: int, encode: Callable[[RenderedChat], list[int]]
 ) -> tuple[RenderedChat, ReasoningPlace, list[int] | None]:
-    """Render in a thread, and encode a text that is not large there, too; of others the ids are None.
+    """Render, and encode a text that is not large, too; of others the ids are None.
 
-    The renderer checks its deadline itself; the wait covers code that cannot.
+    A small chat is rendered at once, unless that proves to take long. Else it is done in a thread: the renderer checks
+    its deadline itself; the wait covers code that cannot.
     """
     tokenizer = app_state.tokenizer
     template = tokenizer.chat_template
     knows_developer = template is not None and "developer" in template.source
     begun_s: float | None = None  # None while it waits for a free thread: that time is no render time
 
-    def render() -> tuple[RenderedChat, ReasoningPlace, list[int] | None]:
+    def render(*, is_brief: bool = False) -> tuple[RenderedChat, ReasoningPlace, list[int] | None]:
         nonlocal begun_s
         messages = template_messages(body, knows_developer=knows_developer)
         if tokenizer.chat_format.is_harmony:
@@ -272,11 +276,18 @@ async def _render(
             add_generation_prompt=_adds_generation_prompt(body),
             continue_final_message=bool(body.continue_final_message),
             template_kwargs=template_kwargs(body, tokenizer.chat_format),
+            is_brief=is_brief,
         )
         written = str(messages[-1].get("content", "")) if body.continue_final_message else None
         place = reasoning_place(tokenizer.chat_format.reasoning, rendered.text, continued=written)
-        return rendered, place, encode(rendered) if len(rendered.text) <= LIMITS.small_body_bytes else None
+        most = LIMITS.brief_bytes if is_brief else LIMITS.small_body_bytes
+        return rendered, place, encode(rendered) if len(rendered.text) <= most else None
 
+    if app_state.work.is_brief(num_bytes):
+        try:
+            return render(is_brief=True)
+        except RenderTooLong:
+            app_state.work.note_long()
     work = asyncio.create_task(app_state.work.run(num_bytes, render))
     work.add_done_callback(_forget)  # also if the request is cancelled meanwhile
     try:
