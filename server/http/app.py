@@ -1,11 +1,11 @@
 """create_app: the ASGI application of one HTTP worker. Imports engine.interface and server.
 
-AccessLog (id, log line, exceptions) → HostGuard → CORS → KeyGuard → BodyLimit → DirectRoutes
+AccessLog (id, log line, exceptions) → HostGuard → CORS → KeyGuard → BodyLimit
 → FastAPI: ApiRoutes, handlers → reply, streaming
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -29,7 +29,7 @@ from server.http.access_log import AccessLog
 from server.http.auth import HostGuard, KeyGuard
 from server.http.metrics import HttpMetrics
 from server.http.openapi import openapi_document
-from server.http.routes.api_route import ApiRoute, DirectRoutes, Fault, router_of
+from server.http.routes.api_route import ApiRoute, router_of
 from server.http.routes.embeddings import embeddings_routes
 from server.http.routes.generate import chat_routes, completions_routes
 from server.http.routes.health import health_routes, metrics_routes
@@ -74,8 +74,7 @@ def create_app(
     # be searched twice for each request.
     router_of(sorted(routes, key=lambda route: (route.stream is None, not route.is_public)), router=app.router)
     http_metrics.create_series(route.path for route in routes)
-    reply_to = _handle_errors(app, app_state, RouteGuide(app.routes))
-    app.add_middleware(DirectRoutes, routes=app.routes, reply_to=reply_to)
+    _handle_errors(app, app_state, RouteGuide(app.routes))
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes, work=app_state.work)
     if config.api_key_hashes:
         app.add_middleware(
@@ -144,11 +143,7 @@ def _routes(app_state: AppState, open_requests: OpenRequests) -> list[ApiRoute]:
     ]
 
 
-def _handle_errors(
-    app: FastAPI, app_state: AppState, guide: RouteGuide
-) -> Callable[[Request, Fault], Awaitable[Response]]:
-    """Let the app reply to errors in the API's form; return what makes these replies."""
-
+def _handle_errors(app: FastAPI, app_state: AppState, guide: RouteGuide) -> None:
     async def handle_service_error(request: Request, error: ServiceError) -> Response:
         record = record_of(request.scope)
         if isinstance(error, ClientGone):
@@ -161,16 +156,15 @@ def _handle_errors(
         reply = error_reply(error, request_id=record.request_id, path=request.scope["path"])
         return Response(reply.body, status_code=reply.status, media_type="application/json", headers=reply.headers)
 
-    async def reply_to(request: Request, error: Fault) -> Response:
-        if isinstance(error, HTTPException):
-            error = guide.error(error.status_code, request.scope)
-        elif isinstance(error, ClientDisconnect):
-            error = ClientGone("The client left.")
-        return await handle_service_error(request, error)
+    async def handle_http_exception(request: Request, error: HTTPException) -> Response:
+        return await handle_service_error(request, guide.error(error.status_code, request.scope))
 
-    for kind in (ServiceError, HTTPException, ClientDisconnect):
-        app.add_exception_handler(kind, reply_to)  # type: ignore[arg-type]
-    return reply_to
+    async def handle_disconnect(request: Request, error: ClientDisconnect) -> Response:
+        return await handle_service_error(request, ClientGone("The client left."))
+
+    app.add_exception_handler(ServiceError, handle_service_error)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, handle_http_exception)  # type: ignore[arg-type]
+    app.add_exception_handler(ClientDisconnect, handle_disconnect)  # type: ignore[arg-type]
 
 
 def _openapi(app: FastAPI, routes: Sequence[ApiRoute], client: EngineClient, *, needs_key: bool) -> dict[str, Any]:

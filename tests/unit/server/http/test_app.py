@@ -22,7 +22,6 @@ from server.api.strict_json import parse_body
 from server.text.tokenizer import Tokenizer, load_tokenizer
 from tests.support.fakes import READY, FakeLauncherChannel
 from tests.unit.server.conftest import (
-    CHAT,
     COMPLETIONS,
     USER_HI,
     chat_text,
@@ -281,26 +280,6 @@ def test_a_template_that_runs_too_long_is_a_400(harness, tmp_path, monkeypatch, 
     monkeypatch.setattr("server.text.tokenizer.TEMPLATE_DEADLINE_S", 0.01)
     app = harness(folder=write_model_folder(tmp_path, chat_template=source))
     assert "2 s" in check_error(app.chat(), 400, "invalid_parameter")["message"]
-
-
-@pytest.mark.parametrize("prefix", ["", "/llm"])
-def test_no_generating_request_waits_for_the_router(harness, monkeypatch, prefix):
-    app = harness("hi", root_path=prefix)
-
-    async def refuse(*_):
-        raise AssertionError("the router was asked")
-
-    monkeypatch.setattr("starlette.routing.Router.app", refuse)
-    monkeypatch.setattr("fastapi.routing.APIRouter.app", refuse)
-    bodies = {
-        CHAT: {"messages": USER_HI},
-        COMPLETIONS: {"prompt": "hi"},
-        "/v1/responses": {"input": "hi"},
-        "/v1/messages": {"messages": USER_HI, "max_tokens": 4},
-    }
-    for path, body in bodies.items():
-        assert app.post(prefix + path, {"model": "tiny", **body}).status_code == 200
-        assert app.post(path, {**body, "model": 1}).status_code == 400
 
 
 def rendering_threads(monkeypatch) -> list[tuple[bool, bool]]:
