@@ -51,8 +51,9 @@ class Standby:
 
     def load(self, pid: int) -> None:
         """Record that the process waits for Activate, loaded as far as there is room."""
-        self._loaded_pid = pid
-        self._tell(self.is_loaded)
+        if self.process is not None and self.process.pid == pid:  # else one that has ended, or was taken, said so
+            self._loaded_pid = pid
+            self._tell(self.is_loaded)
 
     def want(self) -> None:
         """Ask for a standby, unless there is one."""
