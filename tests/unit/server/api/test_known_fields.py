@@ -224,3 +224,5 @@ def test_false_is_named_where_other_servers_take_it_for_something(harness):
     ):
         assert app.post(path, {**body, **fields}).headers["x-quire-ignored"] == "do_sample, enable_thinking"
     assert app.complete(add_special_tokens=False).headers["x-quire-ignored"] == "add_special_tokens"
+    assert "x-quire-ignored" not in app.chat(add_special_tokens=False).headers  # none are added to a template's text
+    assert app.chat(add_special_tokens=True).headers["x-quire-ignored"] == "add_special_tokens"
