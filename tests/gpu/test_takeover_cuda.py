@@ -32,7 +32,7 @@ def test_streams_go_on_in_the_next_daemon_whose_model_has_no_room_beside(folder:
             assert new.process.poll() is None, new.log
             assert "form=instead reason='memory does not hold both'" in new.log
             for stream in streams:
-                choices = [event["choices"][0] for event in stream.wait_end() if event["choices"]]
+                choices = [event["choices"][0] for event in stream.wait_end(240) if event["choices"]]
                 assert choices[-1]["finish_reason"] == "length"
             assert old.process.wait(60) == 0
             assert "open requests go on requests=" in old.log

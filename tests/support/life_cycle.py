@@ -19,6 +19,7 @@ class Stream:
     def __init__(self, daemon: Daemon, max_tokens: int) -> None:
         self.events: list[str] = []
         self.is_closed_well: bool | None = None
+        self.error = ""
         self._url = daemon.base_url + "/v1/chat/completions"
         self._body = {
             "model": MODEL,
@@ -37,18 +38,18 @@ class Stream:
                     if line.startswith("data: "):
                         self.events.append(line.removeprefix("data: "))
             self.is_closed_well = True
-        except httpx.HTTPError:
-            self.is_closed_well = False
+        except httpx.HTTPError as error:
+            self.is_closed_well, self.error = False, repr(error)
 
     def wait_started(self) -> "Stream":
         """Wait until tokens flow."""
         wait_for(lambda: len(self.events) > 3, timeout_s=60, what="tokens")
         return self
 
-    def wait_end(self) -> list[dict]:
+    def wait_end(self, timeout_s: float = 60) -> list[dict]:
         """Wait for the end; return the events, decoded, without the [DONE] that must be the last."""
-        self.thread.join(60)
-        assert self.is_closed_well is True
+        self.thread.join(timeout_s)
+        assert self.is_closed_well is True, self.error or f"no end in {timeout_s} s, events={len(self.events)}"
         assert self.events[-1] == "[DONE]"
         return [json.loads(event) for event in self.events[:-1]]
 
