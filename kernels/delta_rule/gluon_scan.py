@@ -1,0 +1,332 @@
+"""The scan of the gated delta rule for Hopper in Gluon: computes what triton_chunks' does, for heads of 128 dimensions.
+
+A warpgroup holds 64 rows of one head's state, [value dimensions, key dimensions], in the registers of its tensor cores
+from a row's first chunk to its last. Everything is transposed against triton_chunks, so that each product takes its
+first operand from the registers in which the product before it left it, and its second from shared memory as it came
+from global memory:
+
+    errors = v^T - (S k^T) scaled,   updates = errors transform^T
+    S = S decayed + (updates scaled) k,   out^T = (S q^T) scaled + updates reads^T
+
+So nothing that a chunk computes goes through shared memory on its way to the next state: there are three products in
+the chain, and those of the outputs run behind them. One warp loads, by TMA, as many chunks ahead as fit. A program has
+one warpgroup, or two which share the loads of their head.
+
+TMA boxes know no rows: a row's last chunk may bring tokens of others, or what is no number. Before its first product
+its keys and values of other tokens are set to zero. Two warpgroups then write the same zeros to the same keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import jit
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kernels.gluon_common import allocate_barriers, grid_dependency
+from kernels.states import StateMetadata, StateView
+from kernels.states_triton import place, row_writes, state_offsets, step_row
+
+# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
+
+CHUNK = 64
+FACTORS = 4  # vectors of CHUNK numbers: of keys and queries that meet a chunk's first state, keys of its last, its decay
+_BLOCK = 64  # rows of a state in a warpgroup
+_D_K = 128
+_BOX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+_LINE = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+_CHUNK = gl.constexpr(CHUNK)
+_ROWS = gl.constexpr(_BLOCK)
+_FACTORS = gl.constexpr(FACTORS)
+_STATE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _D_K, 16]))
+_TOKENS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]))
+_OPERAND = gl.constexpr(gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]), 2))
+_OPERAND_OF_STATE = gl.constexpr(gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _D_K, 16]), 2))
+
+
+class ScanConfig(NamedTuple):
+    """Warpgroups of a program, 1 or 2, and chunks in its shared memory."""
+
+    consumers: int
+    stages: int
+
+
+class Systems(NamedTuple):
+    """What the scan reads of each chunk and head."""
+
+    transform: torch.Tensor  # [chunks, heads, CHUNK, CHUNK], as the inputs
+    reads: torch.Tensor  # likewise
+    factors: torch.Tensor  # [chunks, heads, FACTORS * CHUNK] fp32
+
+
+def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> bool:
+    """Return True if the scan supports these tensors, given a device of compute capability 9.0."""
+    is_half = q.dtype in (torch.bfloat16, torch.float16) and q.dtype == k.dtype == v.dtype
+    is_aligned = all(x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0 for x in (q, k, v))
+    return is_half and is_aligned and g.dim() == 2 and q.shape[2] == _D_K and v.shape[2] % (2 * _BLOCK) == 0
+
+
+def scan_config(*, num_heads: int, d_v: int, num_sms: int) -> ScanConfig:
+    """Choose for so many heads of all rows: two warpgroups share loads, but one each reaches more multiprocessors."""
+    return ScanConfig(1, 3) if num_heads * (d_v // _BLOCK) <= num_sms else ScanConfig(2, 3)
+
+
+def scan_chunks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    systems: Systems,
+    view: StateView,
+    metadata: StateMetadata,
+    *,
+    rows: tuple[int, int],
+    short: int,
+    config: ScanConfig,
+    pdl: bool,
+) -> None:
+    """Advance the states of rows of more than `short` tokens, and write what their tokens read to out.
+
+    rows: the first that may be long, and how many there are from it on. Their chunks are numbered from it on.
+    """
+    (_, num_heads, d_v), (first_row, num_rows) = v.shape, rows
+    matrices = (
+        _descriptor(q.flatten(1), _BOX, 64), _descriptor(k.flatten(1), _BOX, 64), _descriptor(v.flatten(1), _BOX, 64),
+        _descriptor(systems.transform.view(-1, CHUNK), _BOX, 64), _descriptor(systems.reads.view(-1, CHUNK), _BOX, 64),
+        TensorDescriptor(
+            systems.factors.view(-1, FACTORS * CHUNK), [systems.factors.numel() // (FACTORS * CHUNK), FACTORS * CHUNK],
+            [FACTORS * CHUNK, 1], [1, FACTORS * CHUNK], _LINE,
+        ),
+    )  # fmt: skip
+    _scan_kernel[(d_v // (_BLOCK * config.consumers), num_heads, num_rows)](
+        *matrices, out, metadata.query_start_loc, metadata.seq_lens, metadata.req_index, metadata.writes, first_row,
+        view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
+        NUM_HEADS=num_heads, REPEAT=num_heads // q.shape[1], D_V=d_v, CONSUMERS=config.consumers,
+        STAGES=config.stages, SHORT=short, PDL=pdl,
+        num_warps=4, launch_pdl=pdl, maxnreg=168 if config.consumers == 2 else 144,
+    )  # fmt: skip
+
+
+def _descriptor(x: torch.Tensor, layout: gl.NVMMASharedLayout, columns: int) -> TensorDescriptor:
+    """Describe x [rows, columns] for boxes of CHUNK rows."""
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [CHUNK, columns], layout)
+
+
+@jit
+def advance(
+    scanning, scope, CONSUMERS: gl.constexpr, WHICH: gl.constexpr, NUM_LANES: gl.constexpr, PIECE: gl.constexpr,
+    ROW_SIZE: gl.constexpr,
+):  # fmt: skip
+    """One warpgroup: all chunks of a row, 64 rows of one head's state."""
+    out_ptr, out_tiles, rings, rest, stride_out = scanning
+    pool_ptr, pages_ptr, first, num_tokens, num_chunks, column, has_state, may_write, first_piece, num_pages = scope
+    column += WHICH * _ROWS
+    tiles, loaded, free = rings
+    q_tiles, k_tiles, v_tiles, transform_tiles, read_tiles, factor_tiles = tiles
+    STAGES: gl.constexpr = k_tiles.shape[0]
+    dtype: gl.constexpr = k_tiles.dtype
+    zeros = gl.full([_ROWS, _CHUNK], 0.0, gl.float32, _TOKENS)
+    dims = gl.arange(0, ROW_SIZE, gl.SliceLayout(0, _STATE))
+    rows = column + gl.arange(0, _ROWS, gl.SliceLayout(1, _STATE))
+    # A row that neither has nor writes a state may have no page
+    in_state = (rows >= 0) & (has_state | may_write)
+    offsets = state_offsets(pages_ptr, rows, in_state, first_piece, num_pages, NUM_LANES, PIECE, ROW_SIZE)
+    state_ptrs = pool_ptr + offsets[:, None] + dims[None, :]
+    in_state = (rows >= 0)[:, None] & (dims >= 0)[None, :]
+    state = gl.load(state_ptrs, mask=in_state & has_state, other=0.0)
+    out = zeros
+    for chunk in range(num_chunks):
+        stage = chunk % STAGES
+        _wait_for(rings, rest, chunk, num_tokens - chunk * _CHUNK, CONSUMERS, WHICH)
+        start = gl.convert_layout(state.to(dtype), _OPERAND)
+        keys = k_tiles.index(stage).permute((1, 0))
+        errors = hopper.warpgroup_mma(start, keys, zeros, use_acc=False, is_async=True)
+        # What the chunk before read is written meanwhile
+        _store(out, out_tiles.index(WHICH), out_ptr, stride_out, first, chunk - 1, num_tokens, column)
+        v = v_tiles.index(stage * CONSUMERS + WHICH).permute((1, 0)).load(_TOKENS).to(gl.float32)
+        k_first = factor_tiles.index(stage * _FACTORS).load(gl.SliceLayout(0, _TOKENS))
+        errors = hopper.warpgroup_mma_wait(0, [errors])
+        errors = gl.convert_layout((v - errors * k_first[None, :]).to(dtype), _OPERAND)
+        transform = transform_tiles.index(stage).permute((1, 0))
+        updates = hopper.warpgroup_mma(errors, transform, zeros, use_acc=False, is_async=True)
+        queries = q_tiles.index(stage).permute((1, 0))
+        read = hopper.warpgroup_mma(start, queries, zeros, use_acc=False, is_async=True)
+        k_last = factor_tiles.index(stage * _FACTORS + 2).load(gl.SliceLayout(0, _TOKENS))
+        state = state * factor_tiles.index(stage * _FACTORS + 3).load(gl.SliceLayout(1, _STATE))[:, None]
+        updates, errors = hopper.warpgroup_mma_wait(1, [updates, errors])
+        added = gl.convert_layout((updates * k_last[None, :]).to(dtype), _OPERAND_OF_STATE)
+        state = hopper.warpgroup_mma(added, k_tiles.index(stage), state, is_async=True)
+        updates = gl.convert_layout(updates.to(dtype), _OPERAND)
+        reads = read_tiles.index(stage).permute((1, 0))
+        within = hopper.warpgroup_mma(updates, reads, zeros, use_acc=False, is_async=True)
+        q_first = factor_tiles.index(stage * _FACTORS + 1).load(gl.SliceLayout(0, _TOKENS))
+        state, read, start, added = hopper.warpgroup_mma_wait(1, [state, read, start, added])
+        read = read * q_first[None, :]
+        within, updates = hopper.warpgroup_mma_wait(0, [within, updates])
+        mbarrier.arrive(free.index(stage))
+        out = read + within
+    _store(out, out_tiles.index(WHICH), out_ptr, stride_out, first, num_chunks - 1, num_tokens, column)
+    gl.store(state_ptrs, state, mask=in_state & may_write)
+
+
+@jit
+def _wait_for(rings, rest, chunk, left, CONSUMERS: gl.constexpr, WHICH: gl.constexpr) -> None:
+    """Wait until a chunk is loaded, and set to zero what its keys and values have of tokens behind the `left` ones."""
+    tiles, loaded, _free = rings
+    k_parts, v_parts = rest
+    STAGES: gl.constexpr = tiles[1].shape[0]
+    PANELS: gl.constexpr = tiles[1].shape[2] // 64
+    stage = chunk % STAGES
+    mbarrier.wait(loaded.index(stage), (chunk // STAGES) & 1)
+    if left < _CHUNK:
+        for part in range(left // 8, 8):
+            for panel in gl.static_range(PANELS):
+                _clear(k_parts.index((stage * PANELS + panel) * 8 + part), left - part * 8)
+            _clear(v_parts.index((stage * CONSUMERS + WHICH) * 8 + part), left - part * 8)
+        hopper.fence_async_shared()
+        gl.thread_barrier()
+
+
+@jit
+def _clear(part, left) -> None:
+    """Set those of 8 rows of 64 numbers from `left` on to zero."""
+    LINES: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
+    is_token = gl.arange(0, 8, gl.SliceLayout(1, LINES)) < left
+    part.store(gl.where(is_token[:, None], part.load(LINES), gl.full([8, 64], 0.0, part.dtype, LINES)))
+
+
+@jit
+def _store(out, tile, out_ptr, stride_out, first, chunk, num_tokens, column) -> None:
+    """Write what the tokens of a chunk read, [64 dimensions, CHUNK], by way of shared memory, 16 bytes a thread.
+
+    Nothing before the first chunk.
+    """
+    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    gl.thread_barrier()  # all threads have read the chunk before
+    tile.permute((1, 0)).store(out.to(tile.dtype))
+    gl.thread_barrier()
+    tokens = chunk * _CHUNK + gl.arange(0, _CHUNK, gl.SliceLayout(1, LINES))
+    dims = column + gl.arange(0, _ROWS, gl.SliceLayout(0, LINES))
+    targets = out_ptr + (first + tokens).to(gl.int64)[:, None] * stride_out + dims[None, :]
+    mask = ((tokens >= 0) & (tokens < num_tokens))[:, None] & (dims >= 0)[None, :]
+    gl.store(targets, tile.load(LINES), mask=mask)
+
+
+@jit
+def _load(
+    loading, NUM_HEADS: gl.constexpr, REPEAT: gl.constexpr, CONSUMERS: gl.constexpr,
+):  # fmt: skip
+    """Load the chunks of a row, one after the other, as soon as a stage is free."""
+    descs, boxes, rings, first, num_chunks, index, head, column = loading
+    q_desc, k_desc, v_desc, transform_desc, reads_desc, factors_desc = descs
+    q_boxes, k_boxes = boxes
+    tiles, loaded, free = rings
+    _q_tiles, k_tiles, v_tiles, transform_tiles, read_tiles, factor_tiles = tiles
+    STAGES: gl.constexpr = k_tiles.shape[0]
+    PANELS: gl.constexpr = k_tiles.shape[2] // 64
+    SQUARES: gl.constexpr = 2 * PANELS + 2 + CONSUMERS
+    key_column = head // REPEAT * (PANELS * 64)
+    for chunk in range(num_chunks):
+        stage = chunk % STAGES
+        barrier = loaded.index(stage)
+        mbarrier.wait(free.index(stage), ((chunk // STAGES) & 1) ^ 1)
+        mbarrier.expect(barrier, SQUARES * _CHUNK * 128 + _FACTORS * _CHUNK * 4)
+        token = first + chunk * _CHUNK
+        system = (index + chunk) * NUM_HEADS + head
+        for panel in gl.static_range(PANELS):
+            box = [token, key_column + panel * 64]
+            tma.async_copy_global_to_shared(k_desc, box, barrier, k_boxes.index(stage * PANELS + panel))
+        tma.async_copy_global_to_shared(factors_desc, [system, 0], barrier, factor_tiles.index(stage))
+        for i in gl.static_range(CONSUMERS):
+            box = [token, column + i * 64]
+            tma.async_copy_global_to_shared(v_desc, box, barrier, v_tiles.index(stage * CONSUMERS + i))
+        tma.async_copy_global_to_shared(transform_desc, [system * _CHUNK, 0], barrier, transform_tiles.index(stage))
+        for panel in gl.static_range(PANELS):
+            box = [token, key_column + panel * 64]
+            tma.async_copy_global_to_shared(q_desc, box, barrier, q_boxes.index(stage * PANELS + panel))
+        tma.async_copy_global_to_shared(reads_desc, [system * _CHUNK, 0], barrier, read_tiles.index(stage))
+
+
+@jit
+def _chunks_before(query_start_ptr, seq_lens_ptr, first_row, row, SHORT: gl.constexpr):
+    """Return the chunks of the long rows from first_row to first_row + row - 1."""
+    lanes = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
+    chunks = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    for start in range(0, row, 128):
+        rows = first_row + start + lanes
+        mask = start + lanes < row
+        starts = gl.load(query_start_ptr + rows, mask=mask, other=0)
+        lens = gl.load(query_start_ptr + rows + 1, mask=mask, other=0) - starts
+        is_long = (gl.load(seq_lens_ptr + rows, mask=mask, other=0) > 0) & (lens > SHORT)
+        chunks += gl.where(is_long, (lens + _CHUNK - 1) // _CHUNK, 0)
+    return gl.sum(chunks, 0)
+
+
+@gluon.jit(do_not_specialize=["first_row", "first_piece"])
+def _scan_kernel(
+    q_desc, k_desc, v_desc, transform_desc, reads_desc, factors_desc, out_ptr,
+    query_start_ptr, seq_lens_ptr, req_index_ptr, writes_ptr, first_row,
+    pool_ptr, pages_ptr, stride_pages, first_piece, num_pages,
+    NUM_LANES: gl.constexpr, PIECE: gl.constexpr, ROW_SIZE: gl.constexpr,
+    NUM_HEADS: gl.constexpr, REPEAT: gl.constexpr, D_V: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
+    SHORT: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """All chunks of one row, some rows of one head's state: set up shared memory, then specialise."""
+    PANELS: gl.constexpr = ROW_SIZE // 64
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    q_boxes = gl.allocate_shared_memory(q_desc.dtype, [STAGES * PANELS, _CHUNK, 64], q_desc.layout)
+    k_boxes = gl.allocate_shared_memory(k_desc.dtype, [STAGES * PANELS, _CHUNK, 64], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(v_desc.dtype, [STAGES * CONSUMERS, _CHUNK, 64], v_desc.layout)
+    transform_tiles = gl.allocate_shared_memory(transform_desc.dtype, [STAGES, _CHUNK, _CHUNK], transform_desc.layout)
+    read_tiles = gl.allocate_shared_memory(reads_desc.dtype, [STAGES, _CHUNK, _CHUNK], reads_desc.layout)
+    lines = gl.allocate_shared_memory(gl.float32, [STAGES, 1, _FACTORS * _CHUNK], factors_desc.layout)
+    q_tiles = q_boxes._reinterpret(q_desc.dtype, [STAGES, _CHUNK, ROW_SIZE], q_desc.layout)
+    k_tiles = k_boxes._reinterpret(k_desc.dtype, [STAGES, _CHUNK, ROW_SIZE], k_desc.layout)
+    factor_tiles = lines._reinterpret(gl.float32, [STAGES * _FACTORS, _CHUNK], FLAT)
+    out_tiles = gl.allocate_shared_memory(out_ptr.dtype.element_ty, [CONSUMERS, _CHUNK, 64], v_desc.layout)
+    loaded, free = allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS)
+    if PDL:
+        grid_dependency("griddepcontrol.wait;")
+        grid_dependency("griddepcontrol.launch_dependents;")
+    row, head = gl.program_id(2), gl.program_id(1)
+    index = _chunks_before(query_start_ptr, seq_lens_ptr, first_row, row, SHORT)
+    first, num_tokens, has_state, is_padding = step_row(query_start_ptr, seq_lens_ptr, first_row + row)
+    is_long = (num_tokens > SHORT) & (is_padding == 0)
+    num_chunks = gl.where(is_long, gl.cdiv(num_tokens, _CHUNK), 0)
+    may_write = row_writes(writes_ptr, first_row + row) & is_long
+    has_state = has_state & is_long
+    pages = pages_ptr + gl.load(req_index_ptr + first_row + row).to(gl.int64) * stride_pages
+    columns = gl.program_id(0) * (CONSUMERS * 64)
+    tiles = (q_tiles, k_tiles, v_tiles, transform_tiles, read_tiles, factor_tiles)
+    loads = (q_tiles, k_tiles, v_tiles, transform_tiles, read_tiles, lines)
+    parts = (
+        k_boxes._reinterpret(k_desc.dtype, [STAGES * PANELS * 8, 8, 64], k_desc.layout),
+        v_tiles._reinterpret(v_desc.dtype, [STAGES * CONSUMERS * 8, 8, 64], v_desc.layout),
+    )
+    scanning = (out_ptr, out_tiles, (tiles, loaded, free), parts, NUM_HEADS * D_V)
+    scope = (
+        pool_ptr, pages, first, num_tokens, num_chunks, head * D_V + columns, has_state, may_write,
+        first_piece, num_pages,
+    )  # fmt: skip
+    loading = (
+        (q_desc, k_desc, v_desc, transform_desc, reads_desc, factors_desc), (q_boxes, k_boxes), (loads, loaded, free),
+        first, num_chunks, index, head, head * D_V + columns,
+    )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (advance, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE)),
+            (advance, (scanning, scope, CONSUMERS, 1, NUM_LANES, PIECE, ROW_SIZE)),
+            (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS)),
+        ]
+        if CONSUMERS == 2
+        else [(advance, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE)), (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS))],
+        [4, 1] if CONSUMERS == 2 else [1],
+        # Registers; the first warpgroup gets the rest
+        [232, 40] if CONSUMERS == 2 else [40],
+    )
