@@ -21,7 +21,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
@@ -36,7 +35,8 @@ from kernels.states_triton import place, row_writes, state_offsets, step_row
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
 
 CHUNK = 64
-FACTORS = 4  # vectors of CHUNK numbers: of keys and queries that meet a chunk's first state, keys of its last, its decay
+# Of keys and queries that meet a chunk's first state, of keys that enter its last, and its decay: CHUNK numbers each
+FACTORS = 4
 _BLOCK = 64  # rows of a state in a warpgroup
 _D_K = 128
 _BOX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -97,8 +97,8 @@ def scan_chunks(
     """
     (_, num_heads, d_v), (first_row, num_rows) = v.shape, rows
     matrices = (
-        _descriptor(q.flatten(1), _BOX, 64), _descriptor(k.flatten(1), _BOX, 64), _descriptor(v.flatten(1), _BOX, 64),
-        _descriptor(systems.transform.view(-1, CHUNK), _BOX, 64), _descriptor(systems.reads.view(-1, CHUNK), _BOX, 64),
+        *(describe_rows(x.flatten(1)) for x in (q, k, v)),
+        *(describe_rows(x.view(-1, CHUNK)) for x in (systems.transform, systems.reads)),
         TensorDescriptor(
             systems.factors.view(-1, FACTORS * CHUNK), [systems.factors.numel() // (FACTORS * CHUNK), FACTORS * CHUNK],
             [FACTORS * CHUNK, 1], [1, FACTORS * CHUNK], _LINE,
@@ -113,9 +113,9 @@ def scan_chunks(
     )  # fmt: skip
 
 
-def _descriptor(x: torch.Tensor, layout: gl.NVMMASharedLayout, columns: int) -> TensorDescriptor:
-    """Describe x [rows, columns] for boxes of CHUNK rows."""
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [CHUNK, columns], layout)
+def describe_rows(x: torch.Tensor) -> TensorDescriptor:
+    """Describe x [rows, columns] for boxes of CHUNK rows and 64 columns, of 16 bits."""
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [CHUNK, 64], _BOX)
 
 
 @jit
@@ -126,8 +126,8 @@ def advance(
     """One warpgroup: all chunks of a row, 64 rows of one head's state."""
     out_ptr, out_tiles, rings, rest, stride_out = scanning
     pool_ptr, pages_ptr, first, num_tokens, num_chunks, column, has_state, may_write, first_piece, num_pages = scope
-    column += WHICH * _ROWS
-    tiles, loaded, free = rings
+    column = column + WHICH * _ROWS
+    tiles, _loaded, free = rings
     q_tiles, k_tiles, v_tiles, transform_tiles, read_tiles, factor_tiles = tiles
     STAGES: gl.constexpr = k_tiles.shape[0]
     dtype: gl.constexpr = k_tiles.dtype
@@ -185,20 +185,21 @@ def _wait_for(rings, rest, chunk, left, CONSUMERS: gl.constexpr, WHICH: gl.const
     stage = chunk % STAGES
     mbarrier.wait(loaded.index(stage), (chunk // STAGES) & 1)
     if left < _CHUNK:
-        for part in range(left // 8, 8):
-            for panel in gl.static_range(PANELS):
-                _clear(k_parts.index((stage * PANELS + panel) * 8 + part), left - part * 8)
-            _clear(v_parts.index((stage * CONSUMERS + WHICH) * 8 + part), left - part * 8)
+        clear_rows(k_parts, stage * PANELS, left, PANELS)
+        clear_rows(v_parts, stage * CONSUMERS + WHICH, left, 1)
         hopper.fence_async_shared()
         gl.thread_barrier()
 
 
 @jit
-def _clear(part, left) -> None:
-    """Set those of 8 rows of 64 numbers from `left` on to zero."""
+def clear_rows(parts, first_tile, left, TILES: gl.constexpr) -> None:
+    """Set rows from `left` on to zero, in TILES tiles of 64 rows of 64 numbers. parts: all tiles by 8 rows each."""
     LINES: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
-    is_token = gl.arange(0, 8, gl.SliceLayout(1, LINES)) < left
-    part.store(gl.where(is_token[:, None], part.load(LINES), gl.full([8, 64], 0.0, part.dtype, LINES)))
+    for part in range(left // 8, 8):
+        is_token = part * 8 + gl.arange(0, 8, gl.SliceLayout(1, LINES)) < left
+        for tile in gl.static_range(TILES):
+            rows = parts.index((first_tile + tile) * 8 + part)
+            rows.store(gl.where(is_token[:, None], rows.load(LINES), gl.full([8, 64], 0.0, rows.dtype, LINES)))
 
 
 @jit
@@ -325,7 +326,10 @@ def _scan_kernel(
             (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS)),
         ]
         if CONSUMERS == 2
-        else [(advance, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE)), (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS))],
+        else [
+            (advance, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE)),
+            (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS)),
+        ],
         [4, 1] if CONSUMERS == 2 else [1],
         # Registers; the first warpgroup gets the rest
         [232, 40] if CONSUMERS == 2 else [40],
