@@ -140,38 +140,36 @@ def advance(
     state_ptrs = pool_ptr + offsets[:, None] + dims[None, :]
     in_state = (rows >= 0)[:, None] & (dims >= 0)[None, :]
     state = gl.load(state_ptrs, mask=in_state & has_state, other=0.0)
-    out = zeros
     for chunk in range(num_chunks):
         stage = chunk % STAGES
-        _wait_for(rings, rest, chunk, num_tokens - chunk * _CHUNK, CONSUMERS, WHICH)
+        left = num_tokens - chunk * _CHUNK
+        _wait_for(rings, rest, chunk, left, CONSUMERS, WHICH)
         start = gl.convert_layout(state.to(dtype), _OPERAND)
         keys = k_tiles.index(stage).permute((1, 0))
         errors = hopper.warpgroup_mma(start, keys, zeros, use_acc=False, is_async=True)
-        # What the chunk before read is written meanwhile
-        _store(out, out_tiles.index(WHICH), out_ptr, stride_out, first, chunk - 1, num_tokens, column)
+        queries = q_tiles.index(stage).permute((1, 0))
+        read = hopper.warpgroup_mma(start, queries, zeros, use_acc=False, is_async=True)
         v = v_tiles.index(stage * CONSUMERS + WHICH).permute((1, 0)).load(_TOKENS).to(gl.float32)
         k_first = factor_tiles.index(stage * _FACTORS).load(gl.SliceLayout(0, _TOKENS))
-        errors = hopper.warpgroup_mma_wait(0, [errors])
+        errors = hopper.warpgroup_mma_wait(1, [errors])
         errors = gl.convert_layout((v - errors * k_first[None, :]).to(dtype), _OPERAND)
         transform = transform_tiles.index(stage).permute((1, 0))
         updates = hopper.warpgroup_mma(errors, transform, zeros, use_acc=False, is_async=True)
-        queries = q_tiles.index(stage).permute((1, 0))
-        read = hopper.warpgroup_mma(start, queries, zeros, use_acc=False, is_async=True)
         k_last = factor_tiles.index(stage * _FACTORS + 2).load(gl.SliceLayout(0, _TOKENS))
+        q_first = factor_tiles.index(stage * _FACTORS + 1).load(gl.SliceLayout(0, _TOKENS))
         state = state * factor_tiles.index(stage * _FACTORS + 3).load(gl.SliceLayout(1, _STATE))[:, None]
-        updates, errors = hopper.warpgroup_mma_wait(1, [updates, errors])
+        updates, read, start, errors = hopper.warpgroup_mma_wait(0, [updates, read, start, errors])
+        held = gl.convert_layout(updates.to(dtype), _OPERAND)
+        reads = read_tiles.index(stage).permute((1, 0))
+        within = hopper.warpgroup_mma(held, reads, zeros, use_acc=False, is_async=True)
         added = gl.convert_layout((updates * k_last[None, :]).to(dtype), _OPERAND_OF_STATE)
         state = hopper.warpgroup_mma(added, k_tiles.index(stage), state, is_async=True)
-        updates = gl.convert_layout(updates.to(dtype), _OPERAND)
-        reads = read_tiles.index(stage).permute((1, 0))
-        within = hopper.warpgroup_mma(updates, reads, zeros, use_acc=False, is_async=True)
-        q_first = factor_tiles.index(stage * _FACTORS + 1).load(gl.SliceLayout(0, _TOKENS))
-        state, read, start, added = hopper.warpgroup_mma_wait(1, [state, read, start, added])
         read = read * q_first[None, :]
-        within, updates = hopper.warpgroup_mma_wait(0, [within, updates])
+        within, held = hopper.warpgroup_mma_wait(1, [within, held])
+        first_token = first + chunk * _CHUNK
+        _store(read + within, out_tiles.index(WHICH), out_ptr, stride_out, first_token, left, column)
+        state, added = hopper.warpgroup_mma_wait(0, [state, added])
         mbarrier.arrive(free.index(stage))
-        out = read + within
-    _store(out, out_tiles.index(WHICH), out_ptr, stride_out, first, num_chunks - 1, num_tokens, column)
     gl.store(state_ptrs, state, mask=in_state & may_write)
 
 
@@ -203,20 +201,16 @@ def clear_rows(parts, first_tile, left, TILES: gl.constexpr) -> None:
 
 
 @jit
-def _store(out, tile, out_ptr, stride_out, first, chunk, num_tokens, column) -> None:
-    """Write what the tokens of a chunk read, [64 dimensions, CHUNK], by way of shared memory, 16 bytes a thread.
-
-    Nothing before the first chunk.
-    """
+def _store(out, tile, out_ptr, stride_out, first, left, column) -> None:
+    """Write what a chunk's tokens read, [64 dimensions, CHUNK], by way of shared memory, 16 bytes a thread."""
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     gl.thread_barrier()  # all threads have read the chunk before
     tile.permute((1, 0)).store(out.to(tile.dtype))
     gl.thread_barrier()
-    tokens = chunk * _CHUNK + gl.arange(0, _CHUNK, gl.SliceLayout(1, LINES))
+    tokens = gl.arange(0, _CHUNK, gl.SliceLayout(1, LINES))
     dims = column + gl.arange(0, _ROWS, gl.SliceLayout(0, LINES))
     targets = out_ptr + (first + tokens).to(gl.int64)[:, None] * stride_out + dims[None, :]
-    mask = ((tokens >= 0) & (tokens < num_tokens))[:, None] & (dims >= 0)[None, :]
-    gl.store(targets, tile.load(LINES), mask=mask)
+    gl.store(targets, tile.load(LINES), mask=(tokens < left)[:, None] & (dims >= 0)[None, :])
 
 
 @jit
