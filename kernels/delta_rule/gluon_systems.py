@@ -1,4 +1,4 @@
-"""The first phase of the chunked gated delta rule for Hopper in Gluon, for the scan in gluon_scan.
+"""The first phase of the chunked gated delta rule for Hopper in Gluon, for the scan in kernels.gluon_scan.
 
 It computes what triton_chunk_systems does with one gate for each token, for all value heads of a key head in one
 program: they share its queries and keys, which TMA brings to shared memory, and their norms, which are on the diagonals
@@ -15,17 +15,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from kernels.delta_rule.gluon_scan import (
+from kernels.gluon_common import allocate_barriers, grid_dependency
+from kernels.gluon_scan import (
     CHUNK,
     FACTORS,
     ScanConfig,
     Systems,
+    add,
     clear_rows,
     describe_rows,
+    find_chunk,
     scan_chunks,
     scan_config,
 )  # fmt: skip
-from kernels.gluon_common import allocate_barriers, grid_dependency
 from kernels.states import StateMetadata, StateView
 
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
@@ -38,7 +40,6 @@ _SQUARE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]
 _OPERAND = gl.constexpr(gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]), 2))
 _ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])))
 _COLUMNS = gl.constexpr(gl.SliceLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])))
-_LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # the same in each warp, so that sums need no others
 _PAIRS = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))
 
 
@@ -69,7 +70,7 @@ def advance_on_hopper(
     most = min(num_tokens // CHUNK + num_rows, num_rows * -(-metadata.max_query_len // CHUNK))
     step = (metadata.query_start_loc, metadata.seq_lens)
     systems = prepare_systems(q, k, g, beta, step, rows, most, short=short, scale=scale, eps=eps, pdl=pdl)
-    config = config or scan_config(num_heads=num_rows * num_heads, d_v=d_v, num_sms=num_sms)
+    config = config or scan_config(num_rows * num_heads * (d_v // CHUNK), d_v=d_v, num_sms=num_sms)
     scan_chunks(q, k, v, out, systems, view, metadata, rows=rows, short=short, config=config, pdl=pdl)
 
 
@@ -103,36 +104,6 @@ def prepare_systems(
         num_warps=4, launch_pdl=pdl, maxnreg=max_registers,
     )  # fmt: skip
     return Systems(transform, reads, factors)
-
-
-@jit
-def _add(a, b):
-    return a + b
-
-
-@jit
-def _find_chunk(query_start_ptr, seq_lens_ptr, first_row, num_rows, index, SHORT: gl.constexpr):
-    """Return the first token of chunk number `index` of the step, and its row's end; equal if there is none."""
-    lanes = gl.arange(0, 32, _LANES)
-    before = 0
-    num_before = 0
-    own_start = 0
-    for start in range(0, num_rows, 32):
-        rows = start + lanes
-        mask = rows < num_rows
-        starts = gl.load(query_start_ptr + first_row + rows, mask=mask, other=0)
-        lens = gl.load(query_start_ptr + first_row + rows + 1, mask=mask, other=0) - starts
-        is_long = (gl.load(seq_lens_ptr + first_row + rows, mask=mask, other=0) > 0) & (lens > SHORT)
-        ends = before + gl.associative_scan(gl.where(is_long, (lens + _CHUNK - 1) // _CHUNK, 0), 0, _add)
-        is_before = mask & (ends <= index)
-        num_before += gl.sum(is_before.to(gl.int32), 0)
-        own_start = gl.maximum(own_start, gl.max(gl.where(is_before, ends, 0), 0))
-        before = gl.max(ends, 0)
-    exists = num_before < num_rows
-    row = first_row + gl.where(exists, num_before, 0)
-    end = gl.load(query_start_ptr + row + 1)
-    first = gl.load(query_start_ptr + row) + _CHUNK * (index - own_start)
-    return gl.where(exists, first, end), end
 
 
 @jit
@@ -192,7 +163,7 @@ def _systems_kernel(
         grid_dependency("griddepcontrol.wait;")
         grid_dependency("griddepcontrol.launch_dependents;")
     key_head, index = gl.program_id(0), gl.program_id(1)
-    first, end = _find_chunk(query_start_ptr, seq_lens_ptr, first_row, num_rows, index, SHORT)
+    first, end = find_chunk(query_start_ptr, seq_lens_ptr, first_row, num_rows, index, SHORT)
     if first < end:
         gl.thread_barrier()  # the barrier is set up
         mbarrier.expect(loaded.index(0), 2 * PANELS * _CHUNK * 128)
@@ -225,7 +196,7 @@ def _systems_kernel(
             system = index * NUM_HEADS + key_head * REPEAT + head
             beta = gl.load(beta_ptr + tokens + head, mask=is_token, other=0.0)
             g = gl.load(g_ptr + tokens + head, mask=is_token, other=0.0) * _LOG2_E
-            sums, whole = gl.associative_scan(g, 0, _add), gl.sum(g, 0)
+            sums, whole = gl.associative_scan(g, 0, add), gl.sum(g, 0)
             tma.store_wait(0)  # systems of the head before have left
             gl.thread_barrier()
             lines.index(2).store(sums)

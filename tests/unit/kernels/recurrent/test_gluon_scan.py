@@ -1,4 +1,4 @@
-"""The chunked delta rule for Hopper, with its products and barriers on the CPU, against its specification."""
+"""Recurrent layers' kernels for Hopper, with their products and barriers on the CPU, against their specifications."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from kernels.delta_rule.reference import recurrent_gated_delta_rule
+from kernels.mamba2 import reference
+from tests.unit.kernels.triton_cases.mamba2_problem import make_problem
 from tests.unit.kernels.triton_cases.recurrent_problem import (
     PADDING,
     Row,
@@ -19,40 +21,70 @@ from tests.unit.kernels.triton_cases.recurrent_problem import (
     states_after,
 )  # fmt: skip
 
-gluon_scan = pytest.importorskip("kernels.delta_rule.gluon_scan", reason="needs triton 3.6", exc_type=ImportError)
+gluon_scan = pytest.importorskip("kernels.gluon_scan", reason="needs triton 3.6", exc_type=ImportError)
 
-SIZES = {"key_heads": 1, "value_heads": 2, "d_k": 128, "d_v": 128}
-# A full chunk, a rest, rests of one token and of less than 8, more chunks than stages, padding, rows too short
-RAGGED = [Row(130, 5), Row(17, 0, writes=False), Row(16, 3), Row(20, PADDING), Row(64, 64), Row(1, 2), Row(261, 0)]
+# Sums in another order; half precision stands for bf16
+TOLERANCE = 4e-3
+# A rest, too few tokens for chunks, padding, a whole chunk, more chunks than stages and a rest of less than 8
+RAGGED = [Row(17, 0, writes=False), Row(16, 3), Row(20, PADDING), Row(64, 64), Row(197, 3)]
 
 
-@pytest.mark.parametrize("consumers", [1, 2])
-@pytest.mark.parametrize("rows", [RAGGED, [Row(300, 64)]])
-def test_rows_of_any_length_equal_the_specification(rows, consumers, monkeypatch):
-    from kernels.delta_rule import gluon_systems
-    from tests.support.gluon_interpreter import interpret
-
-    interpret(gluon_scan, "_scan_kernel", monkeypatch)
-    interpret(gluon_systems, "_systems_kernel", monkeypatch)
-    metadata = dataclasses.replace(make_metadata(rows), num_decodes=None)
-    inputs = make_delta(metadata, **SIZES, dtype=torch.float16)
-    assert gluon_scan.takes(*inputs[:4])
-    view = make_view(metadata, 256, 128, rows_per_piece=23)
-    before, other = clone(view), clone(view)
-    out = torch.zeros_like(inputs[2])
-    config = gluon_scan.ScanConfig(consumers, 3)
-    gluon_systems.advance_on_hopper(
-        *inputs, out, view, metadata, rows=(0, len(rows)), scale=0.3, eps=1e-6, short=16, config=config
-    )
-    expected = recurrent_gated_delta_rule(*inputs, other, metadata, scale=0.3)
+def assert_equal_where_long(rows, metadata, out, expected, view, other, before):
     starts = metadata.query_start_loc.tolist()
     for number, row in enumerate(rows):
         own = slice(starts[number], starts[number + 1])
         if row.num_tokens <= 16 or row.start == PADDING:
             assert not out[own].any()
         else:
-            assert (out[own].float() - expected[own].float()).norm() <= 4e-3 * expected[own].float().norm()
+            assert (out[own].float() - expected[own].float()).norm() <= TOLERANCE * expected[own].float().norm()
     is_long = [row.num_tokens > 16 for row in rows]
     states, wanted = states_after(view, metadata)[is_long], states_after(other, metadata)[is_long]
-    assert (states - wanted).norm() <= 4e-3 * wanted.norm()
+    assert (states - wanted).norm() <= TOLERANCE * wanted.norm()
     assert_only_states_changed(view, before, metadata)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("consumers", "stages"), [(1, 3), (2, 2)])
+def test_rows_of_the_delta_rule_equal_the_specification(consumers, stages, monkeypatch):
+    from kernels.delta_rule import gluon_systems
+    from tests.support.gluon_interpreter import interpret
+
+    interpret(gluon_scan, "_scan_kernel", monkeypatch)
+    interpret(gluon_systems, "_systems_kernel", monkeypatch)
+    metadata = dataclasses.replace(make_metadata(RAGGED), num_decodes=None)
+    sizes = {"key_heads": 1, "value_heads": 2, "d_k": 128, "d_v": 128}
+    inputs = make_delta(metadata, **sizes, dtype=torch.float16)
+    assert gluon_scan.takes(*inputs[:3])
+    view = make_view(metadata, 256, 128, rows_per_piece=23)
+    before, other = clone(view), clone(view)
+    out = torch.zeros_like(inputs[2])
+    gluon_systems.advance_on_hopper(
+        *inputs, out, view, metadata, rows=(0, len(RAGGED)), scale=0.3, eps=1e-6, short=16,
+        config=gluon_scan.ScanConfig(consumers, stages),
+    )  # fmt: skip
+    expected = recurrent_gated_delta_rule(*inputs, other, metadata, scale=0.3)
+    assert_equal_where_long(RAGGED, metadata, out, expected, view, other, before)
+
+
+@pytest.mark.slow
+def test_rows_of_mamba_2_equal_the_specification(monkeypatch):
+    from kernels.mamba2 import gluon_systems
+    from tests.support.gluon_interpreter import interpret
+
+    interpret(gluon_scan, "_scan_kernel", monkeypatch)
+    interpret(gluon_systems, "_systems_kernel", monkeypatch)
+    problem = make_problem(
+        [(row.start, row.num_tokens) for row in RAGGED], num_heads=4, head_dim=64, state_size=128, num_groups=2,
+        dtype=torch.float16, writes=[row.writes for row in RAGGED],
+    )  # fmt: skip
+    x, b, c = (tokens.contiguous() for tokens in (problem.x, problem.b, problem.c))  # rows of whole 16 bytes
+    dt, a, d = problem.dt, problem.a, problem.d
+    assert gluon_scan.takes(c, b, x)
+    view, other = clone(problem.view), clone(problem.view)
+    out = torch.zeros(x.shape, dtype=x.dtype)
+    gluon_systems.scan_on_hopper(
+        x, b, c, dt, a, d, out, view, problem.metadata, rows=(0, len(RAGGED)), shortest=17,
+        config=gluon_scan.ScanConfig(1, 2),
+    )  # fmt: skip
+    expected = reference.mamba2(x, b, c, dt, a, d, other, problem.metadata)
+    assert_equal_where_long(RAGGED, problem.metadata, out, expected, view, other, problem.view)

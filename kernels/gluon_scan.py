@@ -1,16 +1,19 @@
-"""The scan of the gated delta rule for Hopper in Gluon: computes what triton_chunks' does, for heads of 128 dimensions.
+"""The scan of chunks of states for Hopper in Gluon, with keys of 128 dimensions: gated delta rule, and Mamba-2.
 
 A warpgroup holds 64 rows of one head's state, [value dimensions, key dimensions], in the registers of its tensor cores
-from a row's first chunk to its last. Everything is transposed against triton_chunks, so that each product takes its
-first operand from the registers in which the product before it left it, and its second from shared memory as it came
-from global memory:
+from a row's first chunk to its last. Everything is transposed against the Triton kernels, so that each product takes
+its first operand from the registers in which the product before it left it, and its second from shared memory as it
+came from global memory:
 
-    errors = v^T - (S k^T) scaled,   updates = errors transform^T
-    S = S decayed + (updates scaled) k,   out^T = (S q^T) scaled + updates reads^T
+    errors = v^T - (S k^T) scaled,   updates = errors transform^T        (Mamba-2: updates = v^T)
+    S = S decayed + (updates scaled) k,   out^T = (S q^T) scaled + updates reads^T  (Mamba-2: + d v^T)
 
-So nothing that a chunk computes goes through shared memory on its way to the next state: there are three products in
-the chain, and those of the outputs run behind them. One warp loads, by TMA, as many chunks ahead as fit. A program has
-one warpgroup, or two which share the loads of their head.
+So nothing that a chunk computes goes through shared memory on its way to the next state. One warp loads, by TMA, as
+many chunks ahead as fit. A program has one warpgroup, or two which share the loads of their head. Chunks follow each
+other from a row's start, so a row that is cut at multiples of 64 gives the same bits.
+
+Mamba-2 calls a head's x, b and c values, keys and queries here. What a chunk needs before any state is known is made
+by the kernels in delta_rule.gluon_systems and mamba2.gluon_systems.
 
 TMA boxes know no rows: a row's last chunk may bring tokens of others, or what is no number. Before its first product
 its keys and values of other tokens are set to zero. Two warpgroups then write the same zeros to the same keys.
@@ -47,6 +50,7 @@ _FACTORS = gl.constexpr(FACTORS)
 _STATE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _D_K, 16]))
 _TOKENS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]))
 _OPERAND = gl.constexpr(gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]), 2))
+_LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # the same in each warp, so that sums need no others
 _OPERAND_OF_STATE = gl.constexpr(gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _D_K, 16]), 2))
 
 
@@ -60,21 +64,27 @@ class ScanConfig(NamedTuple):
 class Systems(NamedTuple):
     """What the scan reads of each chunk and head."""
 
-    transform: torch.Tensor  # [chunks, heads, CHUNK, CHUNK], as the inputs
-    reads: torch.Tensor  # likewise
+    transform: torch.Tensor | None  # [chunks, heads, CHUNK, CHUNK], as the inputs; None: values are no errors
+    reads: torch.Tensor  # as transform
     factors: torch.Tensor  # [chunks, heads, FACTORS * CHUNK] fp32
 
 
-def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> bool:
+def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Return True if the scan supports these tensors, given a device of compute capability 9.0."""
     is_half = q.dtype in (torch.bfloat16, torch.float16) and q.dtype == k.dtype == v.dtype
     is_aligned = all(x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0 for x in (q, k, v))
-    return is_half and is_aligned and g.dim() == 2 and q.shape[2] == _D_K and v.shape[2] % (2 * _BLOCK) == 0
+    return is_half and is_aligned and q.shape[2] == _D_K and v.shape[2] % _BLOCK == 0
 
 
-def scan_config(*, num_heads: int, d_v: int, num_sms: int) -> ScanConfig:
-    """Choose for so many heads of all rows: two warpgroups share loads, but one each reaches more multiprocessors."""
-    return ScanConfig(1, 3) if num_heads * (d_v // _BLOCK) <= num_sms else ScanConfig(2, 3)
+def scan_config(num_warpgroups: int, *, d_v: int, num_sms: int) -> ScanConfig:
+    """Choose for so many blocks of 64 rows of states, of all rows and heads: unmeasured.
+
+    Two warpgroups of one head share loads, and two programs fit a multiprocessor with two stages each, but one each
+    reaches more multiprocessors.
+    """
+    if num_warpgroups <= num_sms:
+        return ScanConfig(1, 3)
+    return ScanConfig(2, 3) if d_v % (2 * _BLOCK) == 0 else ScanConfig(1, 2)
 
 
 def scan_chunks(
@@ -90,26 +100,29 @@ def scan_chunks(
     short: int,
     config: ScanConfig,
     pdl: bool,
+    d: torch.Tensor | None = None,
 ) -> None:
     """Advance the states of rows of more than `short` tokens, and write what their tokens read to out.
 
     rows: the first that may be long, and how many there are from it on. Their chunks are numbered from it on.
+    d: [heads] fp32, the share of its values that a token reads.
     """
     (_, num_heads, d_v), (first_row, num_rows) = v.shape, rows
     matrices = (
         *(describe_rows(x.flatten(1)) for x in (q, k, v)),
-        *(describe_rows(x.view(-1, CHUNK)) for x in (systems.transform, systems.reads)),
+        None if systems.transform is None else describe_rows(systems.transform.view(-1, CHUNK)),
+        describe_rows(systems.reads.view(-1, CHUNK)),
         TensorDescriptor(
             systems.factors.view(-1, FACTORS * CHUNK), [systems.factors.numel() // (FACTORS * CHUNK), FACTORS * CHUNK],
             [FACTORS * CHUNK, 1], [1, FACTORS * CHUNK], _LINE,
         ),
     )  # fmt: skip
     _scan_kernel[(d_v // (_BLOCK * config.consumers), num_heads, num_rows)](
-        *matrices, out, metadata.query_start_loc, metadata.seq_lens, metadata.req_index, metadata.writes, first_row,
+        *matrices, d, out, metadata.query_start_loc, metadata.seq_lens, metadata.req_index, metadata.writes, first_row,
         view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
         NUM_HEADS=num_heads, REPEAT=num_heads // q.shape[1], D_V=d_v, CONSUMERS=config.consumers,
         STAGES=config.stages, SHORT=short, PDL=pdl,
-        num_warps=4, launch_pdl=pdl, maxnreg=168 if config.consumers == 2 else 144,
+        num_warps=4, launch_pdl=pdl, maxnreg=168 if config.consumers == 2 else 144 if config.stages > 2 else 128,
     )  # fmt: skip
 
 
@@ -121,10 +134,10 @@ def describe_rows(x: torch.Tensor) -> TensorDescriptor:
 @jit
 def advance(
     scanning, scope, CONSUMERS: gl.constexpr, WHICH: gl.constexpr, NUM_LANES: gl.constexpr, PIECE: gl.constexpr,
-    ROW_SIZE: gl.constexpr,
+    ROW_SIZE: gl.constexpr, HAS_ERRORS: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: all chunks of a row, 64 rows of one head's state."""
-    out_ptr, out_tiles, rings, rest, stride_out = scanning
+    d_ptr, out_ptr, out_tiles, rings, rest, stride_out, d_v = scanning
     pool_ptr, pages_ptr, first, num_tokens, num_chunks, column, has_state, may_write, first_piece, num_pages = scope
     column = column + WHICH * _ROWS
     tiles, _loaded, free = rings
@@ -145,29 +158,40 @@ def advance(
         left = num_tokens - chunk * _CHUNK
         _wait_for(rings, rest, chunk, left, CONSUMERS, WHICH)
         start = gl.convert_layout(state.to(dtype), _OPERAND)
-        keys = k_tiles.index(stage).permute((1, 0))
-        errors = hopper.warpgroup_mma(start, keys, zeros, use_acc=False, is_async=True)
         queries = q_tiles.index(stage).permute((1, 0))
-        read = hopper.warpgroup_mma(start, queries, zeros, use_acc=False, is_async=True)
-        v = v_tiles.index(stage * CONSUMERS + WHICH).permute((1, 0)).load(_TOKENS).to(gl.float32)
-        k_first = factor_tiles.index(stage * _FACTORS).load(gl.SliceLayout(0, _TOKENS))
-        errors = hopper.warpgroup_mma_wait(1, [errors])
-        errors = gl.convert_layout((v - errors * k_first[None, :]).to(dtype), _OPERAND)
-        transform = transform_tiles.index(stage).permute((1, 0))
-        updates = hopper.warpgroup_mma(errors, transform, zeros, use_acc=False, is_async=True)
-        k_last = factor_tiles.index(stage * _FACTORS + 2).load(gl.SliceLayout(0, _TOKENS))
-        q_first = factor_tiles.index(stage * _FACTORS + 1).load(gl.SliceLayout(0, _TOKENS))
-        state = state * factor_tiles.index(stage * _FACTORS + 3).load(gl.SliceLayout(1, _STATE))[:, None]
-        updates, read, start, errors = hopper.warpgroup_mma_wait(0, [updates, read, start, errors])
+        v = v_tiles.index(stage * CONSUMERS + WHICH).permute((1, 0))
+        factors = stage * _FACTORS
+        if HAS_ERRORS:
+            keys = k_tiles.index(stage).permute((1, 0))
+            errors = hopper.warpgroup_mma(start, keys, zeros, use_acc=False, is_async=True)
+            read = hopper.warpgroup_mma(start, queries, zeros, use_acc=False, is_async=True)
+            k_first = factor_tiles.index(factors).load(gl.SliceLayout(0, _TOKENS))
+            values = v.load(_TOKENS).to(gl.float32)
+            errors = hopper.warpgroup_mma_wait(1, [errors])
+            errors = gl.convert_layout((values - errors * k_first[None, :]).to(dtype), _OPERAND)
+            transform = transform_tiles.index(stage).permute((1, 0))
+            updates = hopper.warpgroup_mma(errors, transform, zeros, use_acc=False, is_async=True)
+            state = state * factor_tiles.index(factors + 3).load(gl.SliceLayout(1, _STATE))[:, None]
+            updates, read, start, errors = hopper.warpgroup_mma_wait(0, [updates, read, start, errors])
+        else:
+            read = hopper.warpgroup_mma(start, queries, zeros, use_acc=False, is_async=True)
+            updates = v.load(_TOKENS).to(gl.float32)
+            state = state * factor_tiles.index(factors + 3).load(gl.SliceLayout(1, _STATE))[:, None]
         held = gl.convert_layout(updates.to(dtype), _OPERAND)
         reads = read_tiles.index(stage).permute((1, 0))
         within = hopper.warpgroup_mma(held, reads, zeros, use_acc=False, is_async=True)
+        k_last = factor_tiles.index(factors + 2).load(gl.SliceLayout(0, _TOKENS))
         added = gl.convert_layout((updates * k_last[None, :]).to(dtype), _OPERAND_OF_STATE)
         state = hopper.warpgroup_mma(added, k_tiles.index(stage), state, is_async=True)
-        read = read * q_first[None, :]
-        within, held = hopper.warpgroup_mma_wait(1, [within, held])
+        q_first = factor_tiles.index(factors + 1).load(gl.SliceLayout(0, _TOKENS))
+        if HAS_ERRORS:
+            within, held = hopper.warpgroup_mma_wait(1, [within, held])
+            out = read * q_first[None, :] + within
+        else:
+            within, held, read, start = hopper.warpgroup_mma_wait(1, [within, held, read, start])
+            out = read * q_first[None, :] + within + v.load(_TOKENS).to(gl.float32) * gl.load(d_ptr + column // d_v)
         first_token = first + chunk * _CHUNK
-        _store(read + within, out_tiles.index(WHICH), out_ptr, stride_out, first_token, left, column)
+        _store(out, out_tiles.index(WHICH), out_ptr, stride_out, first_token, left, column)
         state, added = hopper.warpgroup_mma_wait(0, [state, added])
         mbarrier.arrive(free.index(stage))
     gl.store(state_ptrs, state, mask=in_state & may_write)
@@ -215,7 +239,7 @@ def _store(out, tile, out_ptr, stride_out, first, left, column) -> None:
 
 @jit
 def _load(
-    loading, NUM_HEADS: gl.constexpr, REPEAT: gl.constexpr, CONSUMERS: gl.constexpr,
+    loading, NUM_HEADS: gl.constexpr, REPEAT: gl.constexpr, CONSUMERS: gl.constexpr, HAS_ERRORS: gl.constexpr,
 ):  # fmt: skip
     """Load the chunks of a row, one after the other, as soon as a stage is free."""
     descs, boxes, rings, first, num_chunks, index, head, column = loading
@@ -225,7 +249,7 @@ def _load(
     _q_tiles, k_tiles, v_tiles, transform_tiles, read_tiles, factor_tiles = tiles
     STAGES: gl.constexpr = k_tiles.shape[0]
     PANELS: gl.constexpr = k_tiles.shape[2] // 64
-    SQUARES: gl.constexpr = 2 * PANELS + 2 + CONSUMERS
+    SQUARES: gl.constexpr = 2 * PANELS + 1 + CONSUMERS + HAS_ERRORS
     key_column = head // REPEAT * (PANELS * 64)
     for chunk in range(num_chunks):
         stage = chunk % STAGES
@@ -241,11 +265,43 @@ def _load(
         for i in gl.static_range(CONSUMERS):
             box = [token, column + i * 64]
             tma.async_copy_global_to_shared(v_desc, box, barrier, v_tiles.index(stage * CONSUMERS + i))
-        tma.async_copy_global_to_shared(transform_desc, [system * _CHUNK, 0], barrier, transform_tiles.index(stage))
+        if HAS_ERRORS:
+            box = [system * _CHUNK, 0]
+            tma.async_copy_global_to_shared(transform_desc, box, barrier, transform_tiles.index(stage))
         for panel in gl.static_range(PANELS):
             box = [token, key_column + panel * 64]
             tma.async_copy_global_to_shared(q_desc, box, barrier, q_boxes.index(stage * PANELS + panel))
         tma.async_copy_global_to_shared(reads_desc, [system * _CHUNK, 0], barrier, read_tiles.index(stage))
+
+
+@jit
+def add(a, b):
+    return a + b
+
+
+@jit
+def find_chunk(query_start_ptr, seq_lens_ptr, first_row, num_rows, index, SHORT: gl.constexpr):
+    """Return the first token of chunk number `index` of the step, and its row's end; equal if there is none."""
+    lanes = gl.arange(0, 32, _LANES)
+    before = 0
+    num_before = 0
+    own_start = 0
+    for start in range(0, num_rows, 32):
+        rows = start + lanes
+        mask = rows < num_rows
+        starts = gl.load(query_start_ptr + first_row + rows, mask=mask, other=0)
+        lens = gl.load(query_start_ptr + first_row + rows + 1, mask=mask, other=0) - starts
+        is_long = (gl.load(seq_lens_ptr + first_row + rows, mask=mask, other=0) > 0) & (lens > SHORT)
+        ends = before + gl.associative_scan(gl.where(is_long, (lens + _CHUNK - 1) // _CHUNK, 0), 0, add)
+        is_before = mask & (ends <= index)
+        num_before += gl.sum(is_before.to(gl.int32), 0)
+        own_start = gl.maximum(own_start, gl.max(gl.where(is_before, ends, 0), 0))
+        before = gl.max(ends, 0)
+    exists = num_before < num_rows
+    row = first_row + gl.where(exists, num_before, 0)
+    end = gl.load(query_start_ptr + row + 1)
+    first = gl.load(query_start_ptr + row) + _CHUNK * (index - own_start)
+    return gl.where(exists, first, end), end
 
 
 @jit
@@ -265,7 +321,7 @@ def _chunks_before(query_start_ptr, seq_lens_ptr, first_row, row, SHORT: gl.cons
 
 @gluon.jit(do_not_specialize=["first_row", "first_piece"])
 def _scan_kernel(
-    q_desc, k_desc, v_desc, transform_desc, reads_desc, factors_desc, out_ptr,
+    q_desc, k_desc, v_desc, transform_desc, reads_desc, factors_desc, d_ptr, out_ptr,
     query_start_ptr, seq_lens_ptr, req_index_ptr, writes_ptr, first_row,
     pool_ptr, pages_ptr, stride_pages, first_piece, num_pages,
     NUM_LANES: gl.constexpr, PIECE: gl.constexpr, ROW_SIZE: gl.constexpr,
@@ -278,7 +334,10 @@ def _scan_kernel(
     q_boxes = gl.allocate_shared_memory(q_desc.dtype, [STAGES * PANELS, _CHUNK, 64], q_desc.layout)
     k_boxes = gl.allocate_shared_memory(k_desc.dtype, [STAGES * PANELS, _CHUNK, 64], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(v_desc.dtype, [STAGES * CONSUMERS, _CHUNK, 64], v_desc.layout)
-    transform_tiles = gl.allocate_shared_memory(transform_desc.dtype, [STAGES, _CHUNK, _CHUNK], transform_desc.layout)
+    HAS_ERRORS: gl.constexpr = transform_desc is not None
+    transform_tiles = v_tiles  # unused
+    if HAS_ERRORS:
+        transform_tiles = gl.allocate_shared_memory(v_desc.dtype, [STAGES, _CHUNK, _CHUNK], v_desc.layout)
     read_tiles = gl.allocate_shared_memory(reads_desc.dtype, [STAGES, _CHUNK, _CHUNK], reads_desc.layout)
     lines = gl.allocate_shared_memory(gl.float32, [STAGES, 1, _FACTORS * _CHUNK], factors_desc.layout)
     q_tiles = q_boxes._reinterpret(q_desc.dtype, [STAGES, _CHUNK, ROW_SIZE], q_desc.layout)
@@ -304,7 +363,7 @@ def _scan_kernel(
         k_boxes._reinterpret(k_desc.dtype, [STAGES * PANELS * 8, 8, 64], k_desc.layout),
         v_tiles._reinterpret(v_desc.dtype, [STAGES * CONSUMERS * 8, 8, 64], v_desc.layout),
     )
-    scanning = (out_ptr, out_tiles, (tiles, loaded, free), parts, NUM_HEADS * D_V)
+    scanning = (d_ptr, out_ptr, out_tiles, (tiles, loaded, free), parts, NUM_HEADS * D_V, D_V)
     scope = (
         pool_ptr, pages, first, num_tokens, num_chunks, head * D_V + columns, has_state, may_write,
         first_piece, num_pages,
@@ -315,14 +374,14 @@ def _scan_kernel(
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (advance, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE)),
-            (advance, (scanning, scope, CONSUMERS, 1, NUM_LANES, PIECE, ROW_SIZE)),
-            (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS)),
+            (advance, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE, HAS_ERRORS)),
+            (advance, (scanning, scope, CONSUMERS, 1, NUM_LANES, PIECE, ROW_SIZE, HAS_ERRORS)),
+            (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS, HAS_ERRORS)),
         ]
         if CONSUMERS == 2
         else [
-            (advance, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE)),
-            (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS)),
+            (advance, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE, HAS_ERRORS)),
+            (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS, HAS_ERRORS)),
         ],
         [4, 1] if CONSUMERS == 2 else [1],
         # Registers; the first warpgroup gets the rest
