@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from kernels.delta_rule.triton_chunks import rows_of_prompts
 from kernels.gluon_common import allocate_barriers, grid_dependency
 from kernels.gluon_scan import (
     CHUNK,
@@ -30,7 +31,7 @@ from kernels.gluon_scan import (
 )  # fmt: skip
 from kernels.states import StateMetadata, StateView
 
-# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types)
 
 _REGISTERS = 168  # of a thread: three programs fit a multiprocessor
 _CHUNK = gl.constexpr(CHUNK)
@@ -53,7 +54,6 @@ def advance_on_hopper(
     view: StateView,
     metadata: StateMetadata,
     *,
-    rows: tuple[int, int],
     scale: float,
     eps: float,
     short: int,
@@ -61,11 +61,11 @@ def advance_on_hopper(
     config: ScanConfig | None = None,
     pdl: bool = False,
 ) -> None:
-    """Equal triton_chunks.advance_by_chunks for tensors that gluon_scan.takes allows.
-
-    rows: the first that may have more than `short` tokens, and how many there are from it on.
-    """
+    """Equal triton_chunks.advance_by_chunks for tensors that gluon_scan.takes allows, and one gate for each token."""
+    rows = rows_of_prompts(metadata)
     (num_tokens, num_heads, d_v), num_rows = v.shape, rows[1]
+    if num_rows == 0:
+        return
     # Every row may have one chunk that is not full
     most = min(num_tokens // CHUNK + num_rows, num_rows * -(-metadata.max_query_len // CHUNK))
     step = (metadata.query_start_loc, metadata.seq_lens)
@@ -97,7 +97,9 @@ def prepare_systems(
     transform = q.new_empty(most, num_heads, CHUNK, CHUNK)
     reads = torch.empty_like(transform)
     factors = q.new_empty(most, num_heads, FACTORS * CHUNK, dtype=torch.float32)
-    matrices = [describe_rows(x) for x in (q.flatten(1), k.flatten(1), transform.view(-1, CHUNK), reads.view(-1, CHUNK))]
+    matrices = [
+        describe_rows(x) for x in (q.flatten(1), k.flatten(1), transform.view(-1, CHUNK), reads.view(-1, CHUNK))
+    ]
     _systems_kernel[(q.shape[1], most)](
         *matrices, g, beta, factors, scale, eps, *step, *rows,
         NUM_HEADS=num_heads, REPEAT=num_heads // q.shape[1], D_K=q.shape[2], SHORT=short, PDL=pdl,

@@ -57,7 +57,7 @@ def advance_by_chunks(
 ) -> None:
     """Advance the states of rows of more than `short` tokens, and write what their tokens read to out."""
     (num_tokens, num_heads, d_v), d_k = v.shape, q.shape[2]
-    first_row, num_rows = _rows_of_prompts(metadata)
+    first_row, num_rows = rows_of_prompts(metadata)
     if num_rows == 0:
         return
     # Every row may have one chunk that is not full
@@ -102,7 +102,7 @@ def _is_hopper(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
 
 
-def _rows_of_prompts(metadata: StateMetadata) -> tuple[int, int]:
+def rows_of_prompts(metadata: StateMetadata) -> tuple[int, int]:
     """Return the first row that may have several tokens, and the number of rows from there to the last such one."""
     num_rows = metadata.seq_lens.shape[0]
     if metadata.num_decodes is not None:

@@ -7,8 +7,6 @@ A program computes the products of one chunk once for several heads of a group.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

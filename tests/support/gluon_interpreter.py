@@ -47,7 +47,7 @@ class Descriptor:
 
 
 class Tile:
-    """Shared memory: a view of torch's, whose rows of more than 64 halves lie in panels of 64, as swizzles have them."""
+    """Shared memory: rows of more than 64 halves lie in panels of 64, as swizzles have them."""
 
     def __init__(self, memory: torch.Tensor, *, has_panels: bool = False, is_turned: bool = False) -> None:
         self.memory, self.has_panels, self.is_turned = memory, has_panels, is_turned
@@ -55,8 +55,10 @@ class Tile:
 
     @property
     def shape(self) -> list[int]:
-        *front, panels, rows, columns = [*self.memory.shape] if self.has_panels else [*self.memory.shape[:-2], 1,
-                                                                                      *self.memory.shape[-2:]]  # fmt: skip
+        sizes = list(self.memory.shape)
+        if not self.has_panels:
+            return sizes
+        *front, panels, rows, columns = sizes
         return [*front, rows, panels * columns]
 
     def index(self, place: Any) -> Tile:
@@ -199,7 +201,7 @@ def _specialise(partitions: Sequence[tuple[Callable[..., None], tuple[Any, ...]]
         try:
             function(*arguments)
             assert not _local.products, "a product is never waited for"
-        except BaseException as error:  # noqa: BLE001  (raised again by the program's thread)
+        except BaseException as error:  # raised again by the program's thread
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=partition) for partition in partitions]
@@ -257,7 +259,7 @@ _REPLACED: dict[str, Any] = {
 
 
 def _translate(function: Any, known: dict[int, Callable[..., Any]]) -> Callable[..., Any]:
-    """Return a jitted function's own code, with torch in the place of Triton's languages, and what it calls likewise."""
+    """Return a jitted function's own code with torch in the place of Triton's languages, and what it calls likewise."""
     code = function.fn
     if id(code) not in known:
         names: dict[str, Any] = {"__builtins__": __builtins__}

@@ -59,7 +59,7 @@ def test_rows_of_the_delta_rule_equal_the_specification(consumers, stages, monke
     before, other = clone(view), clone(view)
     out = torch.zeros_like(inputs[2])
     gluon_systems.advance_on_hopper(
-        *inputs, out, view, metadata, rows=(0, len(RAGGED)), scale=0.3, eps=1e-6, short=16,
+        *inputs, out, view, metadata, scale=0.3, eps=1e-6, short=16,
         config=gluon_scan.ScanConfig(consumers, stages),
     )  # fmt: skip
     expected = recurrent_gated_delta_rule(*inputs, other, metadata, scale=0.3)
