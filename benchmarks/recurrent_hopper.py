@@ -10,7 +10,7 @@ Not served yet: written without a GPU (benchmarks/notes.md, "Recurrent prompts i
 - Serve the kernels for Hopper (in delta_rule.triton.gated_delta_rule and mamba2.triton.mamba2, where gluon_scan.takes
   allows, and g has one number for each head) for the sizes where "hopper" is under "served" by 5 % or more.
 - scan_config has the thresholds between "one" (a warpgroup, three stages), "two" (two of one head) and "pair" (one with
-  two stages; of Mamba-2 two programs fit a multiprocessor). It believes few rows: one, many: two (Mamba-2: pair).
+  two stages, of which two programs fit a multiprocessor, for Mamba-2). It believes few rows: one, many: two or pair.
 - "phase" rows are the first phase alone; expected: served 249, hopper 110 to 160 us (1 x 16,384, 32 heads); the whole
   640 and 300 to 380; Mamba-2 (Nemotron) 483 and 200 to 250. If the first phase is no faster, keep Triton's with the
   factors in one line a chunk, and serve the scan alone.
@@ -56,7 +56,7 @@ SHAPES = mamba2_kernels.SHAPES[:2]
 # Variant → the names of its checks; pytest's -k
 CHECKS = {
     "systems": "systems_equal", "scan": "scan_of_tritons",
-    "one": "one and not two and not pair and not mamba", "two": "two and not mamba", "pair": "pair and not mamba",
+    "one": "one and not two and not pair and not mamba", "two": "two and not mamba",
     "mamba2 one": "mamba and one", "mamba2 pair": "mamba and pair",
 }  # fmt: skip
 CHECK_S = 45.0
@@ -128,15 +128,20 @@ def launch_delta(problem: Problem, variant: str, layer: int) -> torch.Tensor:
 def launch_mamba2(problem: mamba2_kernels.Problem, variant: str, layer: int) -> torch.Tensor:
     """Run the layer."""
 
-    def scan(*arguments: Any, segment: object, config: object, **named: Any) -> None:
-        mamba2_systems.scan_on_hopper(*arguments, config=CONFIGS[variant], **named)
+    import kernels.gluon_scan as gluon_scan
 
+    def scan(*arguments: Any, segment: object, config: object, **named: Any) -> None:
+        mamba2_systems.scan_on_hopper(*arguments, config=CONFIGS.get(variant), **named)
+
+    kernel = gluon_scan._scan_kernel
+    if "phase" in variant:
+        gluon_scan._scan_kernel = Nothing()
     chosen: Any = SERVED_SCAN if variant == "served" else scan
     mamba2.scan_rows = chosen
     try:
         return mamba2.mamba2(*problem.tokens, problem.view, problem.metadata, pdl=True)
     finally:
-        mamba2.scan_rows = SERVED_SCAN
+        mamba2.scan_rows, gluon_scan._scan_kernel = SERVED_SCAN, kernel
 
 
 Case = tuple[Cell, Callable[[], Any], Callable[[Any, str, int], torch.Tensor], list[str]]
@@ -145,10 +150,10 @@ Case = tuple[Cell, Callable[[], Any], Callable[[Any, str, int], torch.Tensor], l
 def cases(failures: dict[str, str]) -> Iterator[Case]:
     """Yield a cell without its configuration, its problem's maker, its launch, and the configurations to time."""
     has_systems = "systems" not in failures
-    good = [name for name in ("one", "two", "pair") if name not in failures]
-    delta = ["served", *(["hopper"] if len(good) == 3 else []), *good, "phase served", *["phase hopper"] * has_systems]
+    good = [name for name in ("one", "two") if name not in failures]
+    delta = ["served", *(["hopper"] if len(good) == 2 else []), *good, "phase served", *["phase hopper"] * has_systems]
     scans = [name for name in ("one", "pair") if f"mamba2 {name}" not in failures]
-    scan = ["served", *(["hopper"] if len(scans) == 2 else []), *scans]
+    scan = ["served", *(["hopper"] if len(scans) == 2 else []), *scans, *(["phase hopper"] if scans else [])]
     for number, (rows, tokens) in enumerate(SIZES):
         for heads in HEADS if number < 5 else HEADS[:1]:
             make = functools.partial(Problem, heads, rows=rows, tokens=tokens, device=DEVICE)
