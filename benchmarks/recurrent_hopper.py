@@ -36,6 +36,7 @@ import torch
 from benchmarks import mamba2_kernels
 from benchmarks.kernel_timing import machine_facts, nominal_rates, time_graph
 from benchmarks.recurrent_kernels import Cell, Heads, Problem, _error, _work
+from kernels import gluon_scan
 from kernels.delta_rule import gluon_systems, triton_chunks
 from kernels.delta_rule import triton as delta_rule
 from kernels.gluon_scan import ScanConfig
@@ -107,7 +108,6 @@ def finish_checks(processes: dict[str, subprocess.Popen[str]], deadline_s: float
 
 def launch_delta(problem: Problem, variant: str, layer: int) -> torch.Tensor:
     """Run one layer; "phase served" and "phase hopper": without the scan."""
-    import kernels.gluon_scan as gluon_scan
 
     def advance(*arguments: Any, config: object, **named: Any) -> None:
         gluon_systems.advance_on_hopper(*arguments, config=CONFIGS.get(variant), **named)
@@ -127,8 +127,6 @@ def launch_delta(problem: Problem, variant: str, layer: int) -> torch.Tensor:
 
 def launch_mamba2(problem: mamba2_kernels.Problem, variant: str, layer: int) -> torch.Tensor:
     """Run the layer."""
-
-    import kernels.gluon_scan as gluon_scan
 
     def scan(*arguments: Any, segment: object, config: object, **named: Any) -> None:
         mamba2_systems.scan_on_hopper(*arguments, config=CONFIGS.get(variant), **named)
