@@ -24,6 +24,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
@@ -36,6 +37,9 @@ from kernels.states import StateMetadata, StateView
 from kernels.states_triton import place, row_writes, state_offsets, step_row
 
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
+
+if not triton.__version__.startswith("3.6."):
+    raise ImportError(f"the scan for Hopper needs Triton 3.6, whose Gluon it uses, not {triton.__version__}")
 
 CHUNK = 64
 # Of keys and queries that meet a chunk's first state, of keys that enter its last, and its decay: CHUNK numbers each
