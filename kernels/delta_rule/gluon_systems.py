@@ -191,7 +191,6 @@ def _systems_kernel(
         lines.index(0).store(k_norms)
         lines.index(1).store(q_norms)
         gl.thread_barrier()
-        k_factors, q_factors = lines.index(0).load(_PAIRS), lines.index(1).load(_PAIRS)
         for head in range(REPEAT):
             of_keys = hopper.warpgroup_mma(keys, keys.permute((1, 0)), zeros, use_acc=False, is_async=True)
             of_queries = hopper.warpgroup_mma(queries, keys.permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -205,9 +204,9 @@ def _systems_kernel(
             lines.index(3).store(beta)
             factors = factors_ptr + system.to(gl.int64) * (_FACTORS * _CHUNK) + places
             from_start = gl.exp2(sums)
-            gl.store(factors, k_factors * from_start)
-            gl.store(factors + _CHUNK, q_factors * from_start)
-            gl.store(factors + 2 * _CHUNK, k_factors * gl.exp2(whole - sums))
+            gl.store(factors, lines.index(0).load(_PAIRS) * from_start)
+            gl.store(factors + _CHUNK, lines.index(1).load(_PAIRS) * from_start)
+            gl.store(factors + 2 * _CHUNK, lines.index(0).load(_PAIRS) * gl.exp2(whole - sums))
             gl.store(factors + 3 * _CHUNK, gl.exp2(whole + 0.0 * sums))
             gl.thread_barrier()
             differences = lines.index(2).load(_ROWS)[:, None] - lines.index(2).load(_COLUMNS)[None, :]
