@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import threading
+import time
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 _TIMEOUT_S = 60.0  # of one program: longer is a deadlock
+_PAUSE_S = 0.003  # in which a waiting partition begins
 
 
 class Pointer:
@@ -213,6 +215,12 @@ def _specialise(partitions: Sequence[tuple[Callable[..., None], tuple[Any, ...]]
         raise errors[0]
 
 
+def _arrive(barrier: Barrier) -> None:
+    """Let whoever waited go on first: what this thread still reads of that stage is then overwritten."""
+    barrier.change(arrivals=1)
+    time.sleep(_PAUSE_S)
+
+
 _LANGUAGE = types.SimpleNamespace(
     **{name: getattr(torch, name) for name in ("int32", "int64", "float16", "float32", "bfloat16", "exp2", "rsqrt")},
     constexpr=lambda value: value,
@@ -247,7 +255,7 @@ _REPLACED: dict[str, Any] = {
         MBarrierLayout=lambda: None,
         init=lambda barrier, count: setattr(barrier, "count", count),
         wait=lambda barrier, phase: barrier.wait(phase),
-        arrive=lambda barrier: barrier.change(arrivals=1),
+        arrive=_arrive,
         expect=lambda barrier, num_bytes: barrier.change(arrivals=1, num_bytes=num_bytes),
         invalidate=lambda barrier: None,
     ),
