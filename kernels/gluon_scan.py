@@ -24,37 +24,31 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language import PropagateNan
 
+from kernels.gluon_chunks import CHUNK, FACTORS, Systems, chunks_before, clear_rows, describe_rows
 from kernels.gluon_common import allocate_barriers, grid_dependency
 from kernels.states import StateMetadata, StateView
 from kernels.states_triton import place, row_writes, state_offsets, step_row
 
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
 
-if not triton.__version__.startswith("3.6."):
-    raise ImportError(f"the scan for Hopper needs Triton 3.6, whose Gluon it uses, not {triton.__version__}")
-
-CHUNK = 64
-# Of keys and queries that meet a chunk's first state, of keys that enter its last, and its decay: CHUNK numbers each
-FACTORS = 4
 _BLOCK = 64  # rows of a state in a warpgroup
 _D_K = 128
-_BOX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 _LINE = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 _CHUNK = gl.constexpr(CHUNK)
 _ROWS = gl.constexpr(_BLOCK)
 _FACTORS = gl.constexpr(FACTORS)
+_NAN = gl.constexpr(PropagateNan.ALL)
 _STATE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _D_K, 16]))
 _TOKENS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]))
 _OPERAND = gl.constexpr(gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]), 2))
-_LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # the same in each warp, so that sums need no others
 _OPERAND_OF_STATE = gl.constexpr(gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _D_K, 16]), 2))
 
 
@@ -63,14 +57,6 @@ class ScanConfig(NamedTuple):
 
     consumers: int
     stages: int
-
-
-class Systems(NamedTuple):
-    """What the scan reads of each chunk and head."""
-
-    transform: torch.Tensor | None  # [chunks, heads, CHUNK, CHUNK], as the inputs; None: values are no errors
-    reads: torch.Tensor  # as transform
-    factors: torch.Tensor  # [chunks, heads, FACTORS * CHUNK] fp32
 
 
 def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -130,11 +116,6 @@ def scan_chunks(
     )  # fmt: skip
 
 
-def describe_rows(x: torch.Tensor) -> TensorDescriptor:
-    """Describe x [rows, columns] for boxes of CHUNK rows and 64 columns, of 16 bits."""
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [CHUNK, 64], _BOX)
-
-
 @jit
 def advance(
     scanning, scope, CONSUMERS: gl.constexpr, WHICH: gl.constexpr, NUM_LANES: gl.constexpr, PIECE: gl.constexpr,
@@ -179,6 +160,7 @@ def advance(
             updates, read, start, errors = hopper.warpgroup_mma_wait(0, [updates, read, start, errors])
         else:
             read = hopper.warpgroup_mma(start, queries, zeros, use_acc=False, is_async=True)
+            _decay_reads(read_tiles.index(stage), factor_tiles.index(factors), factor_tiles.index(factors + 1))
             updates = v.load(_TOKENS).to(gl.float32)
             state = state * factor_tiles.index(factors + 3).load(gl.SliceLayout(1, _STATE))[:, None]
         held = gl.convert_layout(updates.to(dtype), _OPERAND)
@@ -187,11 +169,12 @@ def advance(
         k_last = factor_tiles.index(factors + 2).load(gl.SliceLayout(0, _TOKENS))
         added = gl.convert_layout((updates * k_last[None, :]).to(dtype), _OPERAND_OF_STATE)
         state = hopper.warpgroup_mma(added, k_tiles.index(stage), state, is_async=True)
-        q_first = factor_tiles.index(factors + 1).load(gl.SliceLayout(0, _TOKENS))
         if HAS_ERRORS:
+            q_first = factor_tiles.index(factors + 1).load(gl.SliceLayout(0, _TOKENS))
             within, held = hopper.warpgroup_mma_wait(1, [within, held])
             out = read * q_first[None, :] + within
         else:
+            q_first = gl.exp2(factor_tiles.index(factors).load(gl.SliceLayout(0, _TOKENS)))
             within, held, read, start = hopper.warpgroup_mma_wait(1, [within, held, read, start])
             out = read * q_first[None, :] + within + v.load(_TOKENS).to(gl.float32) * gl.load(d_ptr + column // d_v)
         first_token = first + chunk * _CHUNK
@@ -199,6 +182,22 @@ def advance(
         state, added = hopper.warpgroup_mma_wait(0, [state, added])
         mbarrier.arrive(free.index(stage))
     gl.store(state_ptrs, state, mask=in_state & may_write)
+
+
+@jit
+def _decay_reads(tile, sums, shifted) -> None:
+    """Let a tile of Mamba-2's products c_i.b_j, zeros for j > i, be of reads: times the decay from j to i, and dt_j.
+
+    sums: logarithms of the decay from the chunk's start; shifted: less that of dt.
+    """
+    rows, columns = sums.load(gl.SliceLayout(1, _TOKENS)), shifted.load(gl.SliceLayout(0, _TOKENS))
+    # Above the diagonal the power may be infinite; below it is at most dt
+    power = gl.exp2(gl.minimum(rows[:, None] - columns[None, :], 100.0, propagate_nan=_NAN))
+    reads = (tile.load(_TOKENS).to(gl.float32) * power).to(tile.dtype)
+    gl.thread_barrier()
+    tile.store(reads)
+    hopper.fence_async_shared()
+    gl.thread_barrier()
 
 
 @jit
@@ -215,17 +214,6 @@ def _wait_for(rings, rest, chunk, left, CONSUMERS: gl.constexpr, WHICH: gl.const
         clear_rows(v_parts, stage * CONSUMERS + WHICH, left, 1)
         hopper.fence_async_shared()
         gl.thread_barrier()
-
-
-@jit
-def clear_rows(parts, first_tile, left, TILES: gl.constexpr) -> None:
-    """Set rows from `left` on to zero, in TILES tiles of 64 rows of 64 numbers. parts: all tiles by 8 rows each."""
-    LINES: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
-    for part in range(left // 8, 8):
-        is_token = part * 8 + gl.arange(0, 8, gl.SliceLayout(1, LINES)) < left
-        for tile in gl.static_range(TILES):
-            rows = parts.index((first_tile + tile) * 8 + part)
-            rows.store(gl.where(is_token[:, None], rows.load(LINES), gl.full([8, 64], 0.0, rows.dtype, LINES)))
 
 
 @jit
@@ -275,52 +263,10 @@ def _load(
         for panel in gl.static_range(PANELS):
             box = [token, key_column + panel * 64]
             tma.async_copy_global_to_shared(q_desc, box, barrier, q_boxes.index(stage * PANELS + panel))
-        tma.async_copy_global_to_shared(reads_desc, [system * _CHUNK, 0], barrier, read_tiles.index(stage))
-
-
-@jit
-def add(a, b):
-    return a + b
-
-
-@jit
-def find_chunk(query_start_ptr, seq_lens_ptr, first_row, num_rows, index, SHORT: gl.constexpr):
-    """Return the first token of chunk number `index` of the step, and its row's end; equal if there is none."""
-    lanes = gl.arange(0, 32, _LANES)
-    before = 0
-    num_before = 0
-    own_start = 0
-    for start in range(0, num_rows, 32):
-        rows = start + lanes
-        mask = rows < num_rows
-        starts = gl.load(query_start_ptr + first_row + rows, mask=mask, other=0)
-        lens = gl.load(query_start_ptr + first_row + rows + 1, mask=mask, other=0) - starts
-        is_long = (gl.load(seq_lens_ptr + first_row + rows, mask=mask, other=0) > 0) & (lens > SHORT)
-        ends = before + gl.associative_scan(gl.where(is_long, (lens + _CHUNK - 1) // _CHUNK, 0), 0, add)
-        is_before = mask & (ends <= index)
-        num_before += gl.sum(is_before.to(gl.int32), 0)
-        own_start = gl.maximum(own_start, gl.max(gl.where(is_before, ends, 0), 0))
-        before = gl.max(ends, 0)
-    exists = num_before < num_rows
-    row = first_row + gl.where(exists, num_before, 0)
-    end = gl.load(query_start_ptr + row + 1)
-    first = gl.load(query_start_ptr + row) + _CHUNK * (index - own_start)
-    return gl.where(exists, first, end), end
-
-
-@jit
-def _chunks_before(query_start_ptr, seq_lens_ptr, first_row, row, SHORT: gl.constexpr):
-    """Return the chunks of the long rows from first_row to first_row + row - 1."""
-    lanes = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
-    chunks = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
-    for start in range(0, row, 128):
-        rows = first_row + start + lanes
-        mask = start + lanes < row
-        starts = gl.load(query_start_ptr + rows, mask=mask, other=0)
-        lens = gl.load(query_start_ptr + rows + 1, mask=mask, other=0) - starts
-        is_long = (gl.load(seq_lens_ptr + rows, mask=mask, other=0) > 0) & (lens > SHORT)
-        chunks += gl.where(is_long, (lens + _CHUNK - 1) // _CHUNK, 0)
-    return gl.sum(chunks, 0)
+        square = system
+        if not HAS_ERRORS:  # products of a group
+            square = (index + chunk) * (NUM_HEADS // REPEAT) + head // REPEAT
+        tma.async_copy_global_to_shared(reads_desc, [square * _CHUNK, 0], barrier, read_tiles.index(stage))
 
 
 @gluon.jit(do_not_specialize=["first_row", "first_piece"])
@@ -353,7 +299,7 @@ def _scan_kernel(
         grid_dependency("griddepcontrol.wait;")
         grid_dependency("griddepcontrol.launch_dependents;")
     row, head = gl.program_id(2), gl.program_id(1)
-    index = _chunks_before(query_start_ptr, seq_lens_ptr, first_row, row, SHORT)
+    index = chunks_before(query_start_ptr, seq_lens_ptr, first_row, row, SHORT)
     first, num_tokens, has_state, is_padding = step_row(query_start_ptr, seq_lens_ptr, first_row + row)
     is_long = (num_tokens > SHORT) & (is_padding == 0)
     num_chunks = gl.where(is_long, gl.cdiv(num_tokens, _CHUNK), 0)

@@ -124,8 +124,10 @@ MAY_IMPORT = {
     "kernels.attention": "kernels.dispatch kernels.elementwise kernels.gluon_common kernels.native",
     "kernels.all_reduce": "kernels.elementwise",
     "kernels.causal_conv": "kernels.states kernels.states_triton",
-    "kernels.delta_rule": "kernels.gluon_common kernels.gluon_scan kernels.states kernels.states_triton",
-    "kernels.mamba2": "kernels.gluon_common kernels.gluon_scan kernels.states kernels.states_triton",
+    "kernels.delta_rule": """kernels.gluon_chunks kernels.gluon_common kernels.gluon_scan kernels.states
+        kernels.states_triton""",
+    "kernels.mamba2": """kernels.gluon_chunks kernels.gluon_common kernels.gluon_scan kernels.states
+        kernels.states_triton""",
     "kernels.states": "",
     "kernels.states_triton": "kernels.states",
     "kernels.inputs": "",
@@ -135,7 +137,8 @@ MAY_IMPORT = {
     "kernels.dispatch": "",
     "kernels.e2m1": "",
     "kernels.gluon_common": "",
-    "kernels.gluon_scan": "kernels.gluon_common kernels.states kernels.states_triton",
+    "kernels.gluon_chunks": "",
+    "kernels.gluon_scan": "kernels.gluon_chunks kernels.gluon_common kernels.states kernels.states_triton",
     "benchmarks": """engine.core engine.device engine.interface engine.offline engine.startup engine.tensor_parallel
         engine.tiers
         kernels.all_reduce kernels.attention kernels.causal_conv kernels.delta_rule kernels.e2m1 kernels.elementwise

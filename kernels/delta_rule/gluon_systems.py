@@ -16,19 +16,9 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from kernels.delta_rule.triton_chunks import rows_of_prompts
+from kernels.gluon_chunks import CHUNK, FACTORS, Systems, add, clear_rows, describe_rows, find_chunk
 from kernels.gluon_common import allocate_barriers, grid_dependency
-from kernels.gluon_scan import (
-    CHUNK,
-    FACTORS,
-    ScanConfig,
-    Systems,
-    add,
-    clear_rows,
-    describe_rows,
-    find_chunk,
-    scan_chunks,
-    scan_config,
-)  # fmt: skip
+from kernels.gluon_scan import ScanConfig, scan_chunks, scan_config
 from kernels.states import StateMetadata, StateView
 
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types)

@@ -116,7 +116,8 @@ def test_systems_equal_those_of_triton(heads):
 
 def test_the_scan_of_tritons_systems_equals_the_specification():
     """The scan with a first phase that is known to be right."""
-    from kernels.gluon_scan import ScanConfig, Systems, scan_chunks
+    from kernels.gluon_chunks import Systems
+    from kernels.gluon_scan import ScanConfig, scan_chunks
 
     seed = random.randrange(1 << 30)
     rows = draw_rows(seed)

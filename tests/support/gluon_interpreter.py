@@ -222,7 +222,8 @@ def _arrive(barrier: Barrier) -> None:
 
 
 _LANGUAGE = types.SimpleNamespace(
-    **{name: getattr(torch, name) for name in ("int32", "int64", "float16", "float32", "bfloat16", "exp2", "rsqrt")},
+    **{name: getattr(torch, name) for name in ("int32", "int64", "float16", "float32", "bfloat16")},
+    **{name: getattr(torch, name) for name in ("exp2", "log2", "rsqrt")},
     constexpr=lambda value: value,
     **{name: lambda *_, **__: None for name in ("NVMMADistributedLayout", "SliceLayout", "DotOperandLayout",
                                                "BlockedLayout", "SwizzledSharedLayout", "NVMMASharedLayout")},
@@ -235,8 +236,8 @@ _LANGUAGE = types.SimpleNamespace(
     where=torch.where,
     sum=lambda x, axis: x.sum(axis, dtype=x.dtype),
     max=lambda x, axis: x.amax(axis),
-    maximum=lambda a, b: torch.maximum(torch.as_tensor(a), torch.as_tensor(b)),
-    minimum=lambda a, b: torch.minimum(torch.as_tensor(a), torch.as_tensor(b)),
+    maximum=lambda a, b, **_: torch.maximum(torch.as_tensor(a), torch.as_tensor(b)),
+    minimum=lambda a, b, **_: torch.minimum(torch.as_tensor(a), torch.as_tensor(b)),
     cdiv=lambda a, b: -(-a // b),
     associative_scan=lambda x, axis, add: x.cumsum(axis, dtype=x.dtype),
     convert_layout=lambda x, layout, **_: x,
