@@ -11,10 +11,10 @@ Not served yet: written without a GPU (benchmarks/notes.md, "Recurrent prompts i
   allows, and g has one number for each head) for the sizes where "hopper" is under "served" by 5 % or more.
 - scan_config has the thresholds between "one" (a warpgroup, three stages), "two" (two of one head) and "pair" (one with
   two stages, of which two programs fit a multiprocessor, for Mamba-2). It believes few rows: one, many: two or pair.
-- "phase" rows are the first phase alone; expected: served 249, hopper 110 to 160 us (1 x 16,384, 32 heads); the whole
-  640 and 300 to 380; Mamba-2 (Nemotron) 483 and 200 to 250. If the first phase is no faster, keep Triton's with the
-  factors in one line a chunk, and serve the scan alone.
-- % of floor counts each input and output once; the systems between the phases are 268 MB more (1 x 16,384).
+- "phase" rows are the first phase alone. Expected of 1 x 16,384, 32 heads: first phase 249 served, 110 to 160 us for
+  Hopper, the whole 640 and 300 to 380; Mamba-2 (Nemotron) 483 and 160 to 190, 35 of them the first phase. If the delta
+  rule's first phase is no faster, keep Triton's with the factors in one line a chunk, and serve the scan alone.
+- % of floor counts each input and output once; the delta rule's systems are 268 MB more (1 x 16,384).
 """
 
 from __future__ import annotations
