@@ -157,7 +157,8 @@ def _systems_kernel(
     key_head, index = gl.program_id(0), gl.program_id(1)
     first, end = find_chunk(query_start_ptr, seq_lens_ptr, first_row, num_rows, index, SHORT)
     if first < end:
-        gl.thread_barrier()  # the barrier is set up
+        hopper.fence_async_shared()  # the barrier is set up, also for the copy engine
+        gl.thread_barrier()
         mbarrier.expect(loaded.index(0), 2 * PANELS * _CHUNK * 128)
         for panel in gl.static_range(PANELS):
             box = [first, key_head * D_K + panel * 64]
