@@ -56,17 +56,17 @@ def advance(inputs, view, metadata, config):
     from kernels.delta_rule import gluon_systems, triton
     from kernels.gluon_scan import ScanConfig
 
-    served = triton.advance_by_chunks
+    served, has_gluon = triton.advance_by_chunks, triton.HAS_GLUON
     chosen = ScanConfig(*CONFIGS[config])
 
     def advance_long(*arguments, config, **named):
         gluon_systems.advance_on_hopper(*arguments, config=chosen, **named)
 
-    triton.advance_by_chunks = advance_long
+    triton.advance_by_chunks, triton.HAS_GLUON = advance_long, False
     try:
         return triton.gated_delta_rule(*inputs, view, metadata, scale=0.1, pdl=True)
     finally:
-        triton.advance_by_chunks = served
+        triton.advance_by_chunks, triton.HAS_GLUON = served, has_gluon
 
 
 def systems_of_triton(rows, inputs, metadata):
@@ -199,6 +199,7 @@ def test_mamba_2_equals_its_specification(config, groups, monkeypatch):
         gluon_systems.scan_on_hopper(*arguments, config=chosen, **named)
 
     monkeypatch.setattr(triton, "scan_rows", scan_long)
+    monkeypatch.setattr(triton, "HAS_GLUON", False)
     seed = random.randrange(1 << 30)
     rows = [(row.start, row.num_tokens) for row in draw_rows(seed)]
     problem = make_problem(
@@ -211,3 +212,21 @@ def test_mamba_2_equals_its_specification(config, groups, monkeypatch):
     first = problem.run(triton.mamba2, pdl=True)[0]
     for _ in range(20):
         assert torch.equal(problem.run(triton.mamba2, pdl=True)[0], first), seed
+
+
+def test_prompts_run_the_kernels_for_hopper(monkeypatch):
+    from kernels.delta_rule import gluon_systems, triton
+    from kernels.mamba2 import gluon_systems as mamba2_systems
+    from kernels.mamba2 import triton as mamba2
+
+    called = []
+    monkeypatch.setattr(gluon_systems, "advance_on_hopper", lambda *args, **named: called.append("delta rule"))
+    monkeypatch.setattr(mamba2_systems, "scan_on_hopper", lambda *args, **named: called.append("mamba2"))
+    metadata, inputs, view = delta_problem([Row(70, 0)], HEADS[0], 0)
+    triton.gated_delta_rule(*inputs, view, metadata, scale=0.1)
+    problem = make_problem(
+        [(0, 70)], num_heads=8, head_dim=64, state_size=128, num_groups=2, dtype=torch.bfloat16, device="cuda"
+    )
+    problem = dataclasses.replace(problem, **{name: getattr(problem, name).contiguous() for name in ("x", "b", "c")})
+    problem.run(mamba2.mamba2)
+    assert called == ["delta rule", "mamba2"]
