@@ -1,19 +1,11 @@
-"""Checks, then times, the kernels of recurrent layers' prompts for Hopper against the served ones, on one H100.
+"""Checks, then times, the kernels of recurrent layers' prompts for Hopper against Triton's, on one H100.
 
 python -m benchmarks.recurrent_hopper [--seconds 75] [--json FILE]
 
-Not served yet: written without a GPU (benchmarks/notes.md, "Recurrent prompts in Gluon"). Decide from the last table:
-
+- "before" is Triton's way, "hopper" what is served; "one" and "two" are the delta rule's scan by one or two warpgroups
+  of a program; "phase" rows are the first phase alone, "phase gluon" that of gluon_systems for any heads.
 - "check" rows are tests of tests/gpu/test_gluon_scan_cuda.py, each in a process of its own, so that a deadlock or a
-  fault costs only its own numbers. A variant whose check fails is not timed, and must not be served. "systems" is
-  the first phase against Triton's, "scan" the scan behind Triton's first phase: they say which of the two is wrong.
-- Serve the kernels for Hopper (in delta_rule.triton.gated_delta_rule and mamba2.triton.mamba2, where gluon_scan.takes
-  allows, and g has one number for each head) for the sizes where "hopper" is under "served" by 5 % or more.
-- scan_config has the thresholds between "one" (a warpgroup, three stages), "two" (two of one head) and "pair" (one with
-  two stages, of which two programs fit a multiprocessor, for Mamba-2). It believes few rows: one, many: two or pair.
-- "phase" rows are the first phase alone. Expected of 1 x 16,384, 32 heads: first phase 249 served, 110 to 160 us for
-  Hopper, the whole 640 and 300 to 380; Mamba-2 (Nemotron) 483 and 160 to 190, 35 of them the first phase. If the delta
-  rule's first phase is no faster, keep Triton's with the factors in one line a chunk, and serve the scan alone.
+  fault costs only its own numbers. What fails its check is not timed.
 - % of floor counts each input and output once; the delta rule's systems are 268 MB more (1 x 16,384).
 """
 
@@ -39,13 +31,12 @@ from benchmarks.recurrent_kernels import Cell, Heads, Problem, _error, _work
 from kernels import gluon_scan
 from kernels.delta_rule import gluon_systems, triton_chunks
 from kernels.delta_rule import triton as delta_rule
-from kernels.gluon_scan import ScanConfig
 from kernels.mamba2 import gluon_systems as mamba2_systems
 from kernels.mamba2 import triton as mamba2
 from kernels.precompile import Compilation, collect_kernels, settle_cache_keys
 from kernels.states import StateView
 
-CONFIGS = {"hopper": None, "one": ScanConfig(1, 3), "two": ScanConfig(2, 3), "pair": ScanConfig(1, 2)}
+CONSUMERS = {"one": 1, "two": 2}  # of others: None, the served
 SIZES = [
     (1, 16384), (1, 2048), (8, 1024), (32, 512), (2, 8192), (1, 512), (8, 8192), (2, 2048), (32, 2048), (1, 65536),
 ]  # fmt: skip
@@ -56,9 +47,7 @@ HEADS = [
 SHAPES = mamba2_kernels.SHAPES[:2]
 # Variant → the names of its checks; pytest's -k
 CHECKS = {
-    "systems": "systems_equal", "scan": "scan_of_tritons",
-    "one": "one and not two and not pair and not mamba", "two": "two and not mamba",
-    "mamba2 one": "mamba and one", "mamba2 pair": "mamba and pair",
+    "systems": "systems_equal", "scan": "scan_of_tritons", "hopper": "delta_rule", "mamba2": "mamba",
 }  # fmt: skip
 CHECK_S = 50.0
 DEVICE = torch.device("cuda")
@@ -73,7 +62,7 @@ class Nothing:
         return lambda *args, **kwargs: None
 
 
-SERVED_ADVANCE, SERVED_SCAN = delta_rule.advance_by_chunks, mamba2.scan_rows
+TRITONS_ADVANCE, TRITONS_SCAN = delta_rule.advance_by_chunks, mamba2.scan_rows
 
 
 def start_checks() -> dict[str, subprocess.Popen[str]]:
@@ -107,13 +96,16 @@ def finish_checks(processes: dict[str, subprocess.Popen[str]], deadline_s: float
 
 
 def launch_delta(problem: Problem, variant: str, layer: int) -> torch.Tensor:
-    """Run one layer; "phase served" and "phase hopper": without the scan."""
+    """Run one layer; "phase" variants: without the scan."""
 
     def advance(*arguments: Any, config: object, **named: Any) -> None:
-        gluon_systems.advance_on_hopper(*arguments, config=CONFIGS.get(variant), **named)
+        gluon_systems.advance_on_hopper(*arguments, consumers=CONSUMERS.get(variant), **named)
 
+    prepare = gluon_systems.prepare_by_triton
     scans = triton_chunks._scan_kernel, gluon_scan._scan_kernel
-    delta_rule.advance_by_chunks = SERVED_ADVANCE if "served" in variant else advance
+    delta_rule.advance_by_chunks = TRITONS_ADVANCE if "before" in variant else advance
+    if variant == "phase gluon":
+        gluon_systems.prepare_by_triton = gluon_systems.prepare_systems
     if "phase" in variant:
         triton_chunks._scan_kernel = gluon_scan._scan_kernel = Nothing()
     try:
@@ -121,7 +113,7 @@ def launch_delta(problem: Problem, variant: str, layer: int) -> torch.Tensor:
             *problem.qkv, problem.g, problem.beta, problem.views[layer][1], problem.metadata, scale=0.1, pdl=True
         )
     finally:
-        delta_rule.advance_by_chunks = SERVED_ADVANCE
+        delta_rule.advance_by_chunks, gluon_systems.prepare_by_triton = TRITONS_ADVANCE, prepare
         triton_chunks._scan_kernel, gluon_scan._scan_kernel = scans
 
 
@@ -129,17 +121,17 @@ def launch_mamba2(problem: mamba2_kernels.Problem, variant: str, layer: int) -> 
     """Run the layer."""
 
     def scan(*arguments: Any, segment: object, config: object, **named: Any) -> None:
-        mamba2_systems.scan_on_hopper(*arguments, config=CONFIGS.get(variant), **named)
+        mamba2_systems.scan_on_hopper(*arguments, **named)
 
     kernel = gluon_scan._scan_kernel
     if "phase" in variant:
         gluon_scan._scan_kernel = Nothing()
-    chosen: Any = SERVED_SCAN if variant == "served" else scan
+    chosen: Any = TRITONS_SCAN if variant == "before" else scan
     mamba2.scan_rows = chosen
     try:
         return mamba2.mamba2(*problem.tokens, problem.view, problem.metadata, pdl=True)
     finally:
-        mamba2.scan_rows, gluon_scan._scan_kernel = SERVED_SCAN, kernel
+        mamba2.scan_rows, gluon_scan._scan_kernel = TRITONS_SCAN, kernel
 
 
 Case = tuple[Cell, Callable[[], Any], Callable[[Any, str, int], torch.Tensor], list[str]]
@@ -147,11 +139,10 @@ Case = tuple[Cell, Callable[[], Any], Callable[[Any, str, int], torch.Tensor], l
 
 def cases(failures: dict[str, str]) -> Iterator[Case]:
     """Yield a cell without its configuration, its problem's maker, its launch, and the configurations to time."""
-    has_systems = "systems" not in failures
-    good = [name for name in ("one", "two") if name not in failures]
-    delta = ["served", *(["hopper"] if len(good) == 2 else []), *good, "phase served", *["phase hopper"] * has_systems]
-    scans = [name for name in ("one", "pair") if f"mamba2 {name}" not in failures]
-    scan = ["served", *(["hopper"] if len(scans) == 2 else []), *scans, *(["phase hopper"] if scans else [])]
+    delta = ["before", *(["hopper", "one", "two"] if "hopper" not in failures else []), "phase before"]
+    if "systems" not in failures:
+        delta += ["phase hopper", "phase gluon"]
+    scan = ["before", *(["hopper", "phase hopper"] if "mamba2" not in failures else [])]
     for number, (rows, tokens) in enumerate(SIZES):
         for heads in HEADS if number < 5 else HEADS[:1]:
             make = functools.partial(Problem, heads, rows=rows, tokens=tokens, device=DEVICE)
@@ -167,7 +158,7 @@ def view_of(problem: Any) -> StateView:
 
 
 def measure(case: Case) -> list[Cell]:
-    """Time each configuration; its error is that of outputs and states against the served kernels'."""
+    """Time each configuration; its error is that of outputs and states against Triton's."""
     blank, make, launch, configs = case
     problem = make()
     kept = view_of(problem).pool.clone()
@@ -218,10 +209,10 @@ def table(cells: list[Cell]) -> None:
         best = [max(cell.floor_percent for cell in whole if (cell.rows, cell.tokens) == size) for size in sizes]
         print(f"{'% of floor, best':28s}" + "".join(f"{share:10.1f}" for share in best))
         times_of = [{cell.config: cell.us for cell in own if (cell.rows, cell.tokens) == size} for size in sizes]
-        pairs = [(by["served"], by["hopper"]) for by in times_of if by.get("served") and by.get("hopper")]
+        pairs = [(by["before"], by["hopper"]) for by in times_of if by.get("before") and by.get("hopper")]
         if pairs:
-            mean = math.exp(sum(math.log(served / hopper) for served, hopper in pairs) / len(pairs))
-            print(f"{'served / hopper, mean':28s}{mean:10.2f}")
+            mean = math.exp(sum(math.log(before / hopper) for before, hopper in pairs) / len(pairs))
+            print(f"{'before / hopper, mean':28s}{mean:10.2f}")
 
 
 def main() -> None:
@@ -231,7 +222,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     options = parser.parse_args()
     started_s = time.monotonic()
-    delta_rule.HAS_GLUON = mamba2.HAS_GLUON = False  # "served" are Triton's, which are replaced for the others
+    delta_rule.HAS_GLUON = mamba2.HAS_GLUON = False  # so "before" is Triton's, which is replaced for the others
     processes = start_checks()
     settle_cache_keys()
     torch.manual_seed(time.time_ns() % (1 << 31))

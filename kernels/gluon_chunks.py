@@ -24,7 +24,9 @@ CHUNK = 64
 FACTORS = 4
 _BOX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 _CHUNK = gl.constexpr(CHUNK)
-_LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # the same in each warp, so that sums need no others
+# The same in each warp, so that sums need no others
+_LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+_ROWS_BEFORE = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
 
 
 class Systems(NamedTuple):
@@ -84,9 +86,13 @@ def find_chunk(query_start_ptr, seq_lens_ptr, first_row, num_rows, index, SHORT:
 
 @jit
 def chunks_before(query_start_ptr, seq_lens_ptr, first_row, row, SHORT: gl.constexpr):
-    """Return the chunks of the long rows from first_row to first_row + row - 1."""
-    lanes = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
-    chunks = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    """Return the chunks of the long rows from first_row to first_row + row - 1.
+
+    No sum over warps, which goes through shared memory: Triton 3.6 lays the arguments of partitions over a sum's place
+    without a barrier between, so that a slow warp would read an argument for its sum.
+    """
+    lanes = gl.arange(0, 128, _ROWS_BEFORE)
+    chunks = gl.full([128], 0, gl.int32, _ROWS_BEFORE)
     for start in range(0, row, 128):
         rows = first_row + start + lanes
         mask = start + lanes < row

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from kernels.gluon_chunks import CHUNK, FACTORS, Systems, add, describe_rows, find_chunk
 from kernels.gluon_common import allocate_barriers, grid_dependency
-from kernels.gluon_scan import ScanConfig, scan_chunks, scan_config
+from kernels.gluon_scan import scan_chunks
 from kernels.states import StateMetadata, StateView
 
 # ruff: noqa: ANN001  (Triton reads annotations as types)
@@ -44,12 +44,10 @@ def scan_on_hopper(
     *,
     rows: tuple[int, int],
     shortest: int,
-    num_sms: int = 132,
-    config: ScanConfig | None = None,
     pdl: bool = False,
 ) -> None:
     """Equal triton_scan.scan_rows for c, b and x that gluon_scan.takes allows. Its arguments."""
-    (num_tokens, num_heads, head_dim), num_rows = x.shape, rows[1] - rows[0]
+    (num_tokens, num_heads, _), num_rows = x.shape, rows[1] - rows[0]
     # Every row may have one chunk that is not full
     most = min(num_tokens // CHUNK + num_rows, num_rows * -(-metadata.max_query_len // CHUNK))
     reads = x.new_empty(most, b.shape[1], CHUNK, CHUNK)
@@ -60,10 +58,9 @@ def scan_on_hopper(
         NUM_HEADS=num_heads, REPEAT=num_heads // b.shape[1], ROW_SIZE=c.shape[2], SHORT=shortest - 1, PDL=pdl,
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
-    config = config or scan_config(num_rows * num_heads * (head_dim // CHUNK), d_v=head_dim, num_sms=num_sms)
     scan_chunks(
         c, b, x, out, Systems(None, reads, factors), view, metadata,
-        rows=(rows[0], num_rows), short=shortest - 1, config=config, pdl=pdl, d=d,
+        rows=(rows[0], num_rows), short=shortest - 1, consumers=1, pdl=pdl, d=d,
     )  # fmt: skip
 
 

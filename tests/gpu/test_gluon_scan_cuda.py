@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 
 import pytest
 import torch
 
 from kernels.delta_rule import chunks
+from kernels.states import save_states
 from tests.unit.kernels.triton_cases.mamba2_problem import error_of, make_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
 from tests.unit.kernels.triton_cases.recurrent_problem import (
@@ -28,10 +30,10 @@ pytestmark = [
         not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper GPU"
     ),
 ]
-HEADS = [(16, 32), (16, 48)]  # key heads and value heads of Qwen3.5 35B-A3B and 27B
+HEADS = [(16, 32), (16, 48), (16, 16)]  # key heads and value heads of Qwen3.5 35B-A3B, 27B and 2B
 # Of bf16, as test_recurrent_cuda.py and test_mamba2_cuda.py have them
 DELTA_TOLERANCE, SCAN_TOLERANCE = 1e-2, 6e-3
-CONFIGS = {"one": (1, 3), "two": (2, 3), "pair": (1, 2)}
+CONSUMERS = {"one": 1, "two": 2, "served": None}
 
 
 def draw_rows(seed):
@@ -54,13 +56,12 @@ def delta_problem(rows, heads, seed, *, strongest=2.0):
 def advance(inputs, view, metadata, config):
     """Run the whole op, with the kernels for Hopper for its long rows."""
     from kernels.delta_rule import gluon_systems, triton
-    from kernels.gluon_scan import ScanConfig
 
     served, has_gluon = triton.advance_by_chunks, triton.HAS_GLUON
-    chosen = ScanConfig(*CONFIGS[config])
+    consumers = CONSUMERS[config]
 
     def advance_long(*arguments, config, **named):
-        gluon_systems.advance_on_hopper(*arguments, config=chosen, **named)
+        gluon_systems.advance_on_hopper(*arguments, consumers=consumers, **named)
 
     triton.advance_by_chunks, triton.HAS_GLUON = advance_long, False
     try:
@@ -117,7 +118,7 @@ def test_systems_equal_those_of_triton(heads):
 def test_the_scan_of_tritons_systems_equals_the_specification():
     """The scan with a first phase that is known to be right."""
     from kernels.gluon_chunks import Systems
-    from kernels.gluon_scan import ScanConfig, scan_chunks
+    from kernels.gluon_scan import scan_chunks
 
     seed = random.randrange(1 << 30)
     rows = draw_rows(seed)
@@ -130,20 +131,20 @@ def test_the_scan_of_tritons_systems_equals_the_specification():
     lengths = torch.tensor([row.num_tokens if row.start != PADDING else 0 for row in rows], device=q.device)
     is_long = lengths > 16
     in_long = is_long.repeat_interleave(metadata.query_start_loc.diff())
-    for config in CONFIGS.values():
+    for consumers in (1, 2):
         out, mine = torch.zeros_like(v), clone(view)
         scan_chunks(
             q, k, v, out, Systems(made.transform, made.reads, factors), mine, metadata, rows=(0, len(rows)), short=16,
-            config=ScanConfig(*config), pdl=False,
+            consumers=consumers, pdl=False,
         )  # fmt: skip
-        assert relative_error(out[in_long], expected[in_long].double()) < DELTA_TOLERANCE, (seed, config)
+        assert relative_error(out[in_long], expected[in_long].double()) < DELTA_TOLERANCE, (seed, consumers)
         states, wanted = states_after(mine, metadata)[is_long], states_after(other, metadata)[is_long]
-        assert relative_error(states, wanted.double()) < DELTA_TOLERANCE, (seed, config)
-        assert not out[~in_long].any(), (seed, config)
+        assert relative_error(states, wanted.double()) < DELTA_TOLERANCE, (seed, consumers)
+        assert not out[~in_long].any(), (seed, consumers)
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", CONSUMERS)
 def test_the_delta_rule_equals_its_specification(config, heads):
     seed = random.randrange(1 << 30)
     for strongest in (2.0, 30.0):
@@ -159,59 +160,107 @@ def test_the_delta_rule_equals_its_specification(config, heads):
         assert_only_states_changed(mine, view, metadata)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_the_same_rows_give_the_same_bits_each_time(config):
+def test_the_delta_rule_gives_the_same_bits_each_time_and_by_one_warpgroup_or_two():
     seed = random.randrange(1 << 30)
-    metadata, inputs, view = delta_problem([*draw_rows(seed), *draw_rows(seed + 1)], HEADS[0], seed)
-    first, states = None, None
-    for _ in range(20):
-        mine = clone(view)
-        out = advance(inputs, mine, metadata, config)
-        first, states = (out, mine.pool) if first is None else (first, states)
-        assert torch.equal(out, first), seed
-        assert torch.equal(mine.pool.nan_to_num(), states.nan_to_num()), seed
+    rows = [row for i in range(6) for row in draw_rows(seed + i)]
+    for heads in HEADS:
+        metadata, inputs, view = delta_problem(rows, heads, seed)
+        first, states = None, None
+        for number in range(60):
+            mine = clone(view)
+            out = advance(inputs, mine, metadata, ("one", "two")[number % 2])
+            first, states = (out, mine.pool) if first is None else (first, states)
+            assert torch.equal(out, first), (seed, number)
+            assert torch.equal(mine.pool.nan_to_num(), states.nan_to_num()), (seed, number)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_a_prompt_cut_at_multiples_of_a_chunk_gives_the_same_bits(config):
-    whole, inputs, view = delta_problem([Row(700, 0)], HEADS[0], 0)
-    other = clone(view)
-    expected = advance(inputs, view, whole, config)
-    out, start = [], 0
-    for size in (128, 320, 252):
-        part = make_metadata([Row(size, start)], device="cuda", num_pages=140)
-        part = dataclasses.replace(part, pages=whole.pages, req_index=whole.req_index)
-        out.append(advance([x[start : start + size] for x in inputs], other, part, config))
-        start += size
-    assert torch.equal(torch.cat(out), expected)
-    assert torch.equal(states_after(other, whole), states_after(view, whole))
-
-
-@pytest.mark.parametrize("groups", [8, 1])
-@pytest.mark.parametrize("config", ["one", "pair"])
-def test_mamba_2_equals_its_specification(config, groups, monkeypatch):
-    from kernels.gluon_scan import ScanConfig
-    from kernels.mamba2 import gluon_systems, triton
-
-    chosen = ScanConfig(*CONFIGS[config])
-
-    def scan_long(*arguments, segment, config, **named):
-        gluon_systems.scan_on_hopper(*arguments, config=chosen, **named)
-
-    monkeypatch.setattr(triton, "scan_rows", scan_long)
-    monkeypatch.setattr(triton, "HAS_GLUON", False)
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_prompt_of_the_delta_rule_has_the_same_bits_alone_cut_and_beside_others(heads):
+    """Whole and alone against pieces that begin at multiples of 64, each in a step with other rows around it."""
     seed = random.randrange(1 << 30)
-    rows = [(row.start, row.num_tokens) for row in draw_rows(seed)]
+    draw = random.Random(seed)
+    length = draw.randint(500, 1500)
+    row = Row(length, 0)
+    whole, inputs, view = delta_problem([row], heads, seed)
+    pool = clone(view)
+    expected = advance(inputs, view, whole, "served")
+    cuts = [0, *sorted(draw.sample(range(64, length - 16, 64), 3)), length]
+    for start, end in itertools.pairwise(cuts):
+        others = draw_rows(seed + start)
+        place = draw.randrange(len(others))
+        rows = [*others[:place], Row(end - start, start), *others[place:]]
+        metadata, given, room = delta_problem(rows, heads, seed + end)
+        first = int(metadata.query_start_loc[place])
+        own = slice(first, first + end - start)
+        for mine, of_whole in zip(given, inputs, strict=True):
+            mine[own] = of_whole[start:end]
+        if start:
+            save_row(room, metadata, place, states_after(pool, whole)[0])
+        out = advance(given, room, metadata, "served")
+        assert torch.equal(out[own], expected[start:end]), (seed, start, end)
+        save_row(pool, whole, 0, states_after(room, metadata)[place])
+    assert torch.equal(states_after(pool, whole), states_after(view, whole)), seed
+
+
+def save_row(view, metadata, row, state):
+    """Write one row's state to its pages."""
+    own = {name: getattr(metadata, name)[row : row + 1] for name in ("req_index", "seq_lens")}
+    part = dataclasses.replace(metadata, **own, writes=None)
+    save_states(view, part, state[None])
+
+
+def scan_problem(rows, groups, seed):
     problem = make_problem(
         rows, num_heads=64, head_dim=64, state_size=128, num_groups=groups, dtype=torch.bfloat16, device="cuda",
         seed=seed,
     )  # fmt: skip
     # As a layer has them, rows are whole numbers of 16 bytes
-    problem = dataclasses.replace(problem, **{name: getattr(problem, name).contiguous() for name in ("x", "b", "c")})
+    return dataclasses.replace(problem, **{name: getattr(problem, name).contiguous() for name in ("x", "b", "c")})
+
+
+@pytest.mark.parametrize("groups", [8, 1])
+def test_mamba_2_equals_its_specification_with_the_same_bits_each_time(groups):
+    from kernels.mamba2 import triton
+
+    seed = random.randrange(1 << 30)
+    rows = [(row.start, row.num_tokens) for i in range(4) for row in draw_rows(seed + i)]
+    problem = scan_problem(rows, groups, seed)
+    assert triton.runs_on_hopper(problem.x, problem.b, problem.c)
     assert error_of(problem, triton.mamba2, pdl=True) < SCAN_TOLERANCE, seed
-    first = problem.run(triton.mamba2, pdl=True)[0]
-    for _ in range(20):
-        assert torch.equal(problem.run(triton.mamba2, pdl=True)[0], first), seed
+    first, view = problem.run(triton.mamba2, pdl=True)
+    for number in range(60):
+        out, again = problem.run(triton.mamba2, pdl=True)
+        assert torch.equal(out, first), (seed, number)
+        assert torch.equal(again.pool.nan_to_num(), view.pool.nan_to_num()), (seed, number)
+
+
+@pytest.mark.parametrize("groups", [8, 1])
+def test_a_prompt_of_mamba_2_has_the_same_bits_alone_cut_and_beside_others(groups):
+    from kernels.mamba2 import triton
+
+    seed = random.randrange(1 << 30)
+    draw = random.Random(seed)
+    length = draw.randint(500, 1500)
+    alone = scan_problem([(0, length)], groups, seed)
+    expected, after = alone.run(triton.mamba2, pdl=True)
+    cuts = [0, *sorted(draw.sample(range(64, length - 16, 64), 3)), length]
+    state = None
+    for start, end in itertools.pairwise(cuts):
+        rows = [(row.start, row.num_tokens) for row in draw_rows(seed + start)]
+        place = draw.randrange(len(rows))
+        rows.insert(place, (start, end - start))
+        # The same seed does not give the same heads to other rows
+        problem = dataclasses.replace(scan_problem(rows, groups, seed + end), a=alone.a, d=alone.d)
+        first = int(problem.metadata.query_start_loc[place])
+        own = slice(first, first + end - start)
+        for name in ("x", "b", "c", "dt"):
+            getattr(problem, name)[own] = getattr(alone, name)[start:end]
+        if state is not None:
+            save_row(problem.view, problem.metadata, place, state)
+        out, view = problem.run(triton.mamba2, pdl=True)
+        assert torch.equal(out[own], expected[start:end]), (seed, start, end)
+        state = states_after(view, problem.metadata)[place]
+    assert torch.equal(state, states_after(after, alone.metadata)[0]), seed
 
 
 def test_prompts_run_the_kernels_for_hopper(monkeypatch):
