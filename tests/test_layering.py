@@ -124,8 +124,10 @@ MAY_IMPORT = {
     "kernels.attention": "kernels.dispatch kernels.elementwise kernels.gluon_common kernels.native",
     "kernels.all_reduce": "kernels.elementwise",
     "kernels.causal_conv": "kernels.states kernels.states_triton",
-    "kernels.delta_rule": "kernels.states kernels.states_triton",
-    "kernels.mamba2": "kernels.states kernels.states_triton",
+    "kernels.delta_rule": """kernels.gluon_chunks kernels.gluon_common kernels.gluon_scan kernels.states
+        kernels.states_triton""",
+    "kernels.mamba2": """kernels.gluon_chunks kernels.gluon_common kernels.gluon_scan kernels.states
+        kernels.states_triton""",
     "kernels.states": "",
     "kernels.states_triton": "kernels.states",
     "kernels.inputs": "",
@@ -135,13 +137,15 @@ MAY_IMPORT = {
     "kernels.dispatch": "",
     "kernels.e2m1": "",
     "kernels.gluon_common": "",
+    "kernels.gluon_chunks": "",
+    "kernels.gluon_scan": "kernels.gluon_chunks kernels.gluon_common kernels.states kernels.states_triton",
     "benchmarks": """engine.core engine.device engine.interface engine.offline engine.startup engine.tensor_parallel
         engine.tiers
         kernels.all_reduce kernels.attention kernels.causal_conv kernels.delta_rule kernels.e2m1 kernels.elementwise
-        kernels.inputs kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.native kernels.ops
-        kernels.precompile kernels.sampling kernels.states models.build models.config models.context models.errors
-        models.layers
-        models.parallel models.quantization models.weights server.config server.http server.text""",
+        kernels.gluon_scan kernels.inputs kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.native
+        kernels.ops kernels.precompile kernels.sampling kernels.states models.build models.config models.context
+        models.errors models.layers models.parallel models.quantization models.weights server.config server.http
+        server.text""",
     "deploy": "engine.interface server.api server.hosted server.launcher",
 }
 # Packages that hold tensors; no other file of server, engine or deploy imports torch, or what imports it

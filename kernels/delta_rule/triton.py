@@ -18,6 +18,14 @@ from kernels.delta_rule.triton_gates import log_decay
 from kernels.states import StateMetadata, StateView
 from kernels.states_triton import place, row_writes, state_offsets, step_row
 
+try:
+    from kernels import gluon_scan
+    from kernels.delta_rule import gluon_systems
+
+    HAS_GLUON = True
+except ImportError:
+    HAS_GLUON = False
+
 # Rows of at most as many tokens: a row with drafts has few, and a chunk of 64 would be mostly empty
 SHORT = 16
 
@@ -60,10 +68,21 @@ def gated_delta_rule(
         scale=scale, eps=eps, is_zeroed=is_zeroed, config=step_config, pdl=pdl,
     )  # fmt: skip
     if metadata.max_query_len > SHORT:
-        advance_by_chunks(
-            q, k, v, g, beta, out, view, metadata, scale=scale, eps=eps, short=SHORT, config=chunk_config, pdl=pdl
-        )
+        if chunk_config is None and runs_on_hopper(q, k, v, g):
+            gluon_systems.advance_on_hopper(
+                q, k, v, g, beta, out, view, metadata, scale=scale, eps=eps, short=SHORT, pdl=pdl
+            )
+        else:
+            advance_by_chunks(
+                q, k, v, g, beta, out, view, metadata, scale=scale, eps=eps, short=SHORT, config=chunk_config, pdl=pdl
+            )
     return out
+
+
+def runs_on_hopper(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> bool:
+    """Return True if the kernels for Hopper serve prompts of these tensors."""
+    is_hopper = HAS_GLUON and q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9
+    return is_hopper and g.dim() == 2 and gluon_scan.takes(q, k, v)
 
 
 def gated_delta_step(

@@ -12,13 +12,13 @@ The number of chunks is bounded by the host; which row a chunk belongs to is fou
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.delta_rule.triton_chunk_systems import CHUNK, count_chunks, prepare_chunks
+from kernels.delta_rule.triton_chunk_systems import CHUNK, ChunkSystems, count_chunks, prepare_chunks
 from kernels.states import StateMetadata, StateView
 from kernels.states_triton import place, row_writes, state_offsets, step_row
 
@@ -57,7 +57,7 @@ def advance_by_chunks(
 ) -> None:
     """Advance the states of rows of more than `short` tokens, and write what their tokens read to out."""
     (num_tokens, num_heads, d_v), d_k = v.shape, q.shape[2]
-    first_row, num_rows = _rows_of_prompts(metadata)
+    first_row, num_rows = rows_of_prompts(metadata)
     if num_rows == 0:
         return
     # Every row may have one chunk that is not full
@@ -67,11 +67,7 @@ def advance_by_chunks(
     step = (metadata.query_start_loc, metadata.seq_lens)
     k_pad = max(16, triton.next_power_of_2(d_k))
     stage_bytes = q.element_size() * CHUNK * (2 * CHUNK + (3 if by_dimension else 2) * k_pad)
-    sizes = {
-        "NUM_HEADS": num_heads, "REPEAT": num_heads // q.shape[1], "D_K": d_k, "K_PAD": k_pad, "CHUNK": CHUNK,
-        "ROWS_PAD": _rows_pad(num_rows), "SHORT": short,
-        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32", "PDL": pdl, "launch_pdl": pdl,
-    }  # fmt: skip
+    sizes = _sizes(q, num_heads, num_rows, short=short, pdl=pdl)
     systems = prepare_chunks(
         q, k, g, beta, step, (first_row, num_rows), most, sizes,
         scale=scale, eps=eps, num_warps=config.prepare_warps,
@@ -88,6 +84,38 @@ def advance_by_chunks(
     )  # fmt: skip
 
 
+def prepare_lines(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    step: tuple[torch.Tensor, torch.Tensor],
+    rows: tuple[int, int],
+    most: int,
+    *,
+    short: int,
+    scale: float,
+    eps: float,
+    pdl: bool,
+) -> ChunkSystems:
+    """Launch the first phase with factors in lines, for the scan in kernels.gluon_scan. See prepare_chunks."""
+    sizes = _sizes(q, beta.shape[1], rows[1], short=short, pdl=pdl)
+    return prepare_chunks(
+        q, k, g, beta, step, rows, most, sizes,
+        scale=scale, eps=eps, num_warps=4, max_registers=_REGISTERS, in_lines=True,
+    )  # fmt: skip
+
+
+def _sizes(q: torch.Tensor, num_heads: int, num_rows: int, *, short: int, pdl: bool) -> dict[str, Any]:
+    """Return the compile-time values of both phases."""
+    return {
+        "NUM_HEADS": num_heads, "REPEAT": num_heads // q.shape[1], "D_K": q.shape[2],
+        "K_PAD": max(16, triton.next_power_of_2(q.shape[2])), "CHUNK": CHUNK,
+        "ROWS_PAD": _rows_pad(num_rows), "SHORT": short,
+        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32", "PDL": pdl, "launch_pdl": pdl,
+    }  # fmt: skip
+
+
 def _choose(q: torch.Tensor, num_heads: int, d_v: int, *, by_dimension: bool) -> ChunkConfig:
     """Choose by measurement on an H100, for so many heads of all rows, of 128 × 128; small tiles for other GPUs."""
     if not _is_hopper(q.device):
@@ -102,7 +130,7 @@ def _is_hopper(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
 
 
-def _rows_of_prompts(metadata: StateMetadata) -> tuple[int, int]:
+def rows_of_prompts(metadata: StateMetadata) -> tuple[int, int]:
     """Return the first row that may have several tokens, and the number of rows from there to the last such one."""
     num_rows = metadata.seq_lens.shape[0]
     if metadata.num_decodes is not None:

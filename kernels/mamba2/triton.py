@@ -18,6 +18,14 @@ from kernels.mamba2.triton_scan import ScanConfig, scan_rows
 from kernels.states import StateMetadata, StateView
 from kernels.states_triton import row_writes, state_offsets, step_row
 
+try:
+    from kernels import gluon_scan
+    from kernels.mamba2 import gluon_systems
+
+    HAS_GLUON = True
+except ImportError:
+    HAS_GLUON = False
+
 SHORT = 16  # tokens: up to so many a row is computed token by token
 
 
@@ -77,11 +85,23 @@ def mamba2(
     first_row = metadata.num_decodes or 0
     end_row = num_rows if metadata.max_prefills is None else min(num_rows, metadata.max_prefills)
     if metadata.max_query_len > SHORT and end_row > first_row:
-        scan_rows(
-            x, b, c, dt, a, d, out, view, metadata, rows=(first_row, end_row), shortest=SHORT + 1, segment=segment,
-            config=config, pdl=pdl,
-        )  # fmt: skip
+        rows, shortest = (first_row, end_row), SHORT + 1
+        if segment is None and config is None and runs_on_hopper(x, b, c):
+            gluon_systems.scan_on_hopper(
+                x, b, c, dt, a, d, out, view, metadata, rows=rows, shortest=shortest, pdl=pdl
+            )  # fmt: skip
+        else:
+            scan_rows(
+                x, b, c, dt, a, d, out, view, metadata, rows=rows, shortest=shortest, segment=segment, config=config,
+                pdl=pdl,
+            )  # fmt: skip
     return out
+
+
+def runs_on_hopper(x: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> bool:
+    """Return True if the kernels for Hopper serve prompts of these tensors."""
+    is_hopper = HAS_GLUON and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
+    return is_hopper and gluon_scan.takes(c, b, x)
 
 
 @triton.jit(do_not_specialize=["first_piece"])

@@ -67,6 +67,8 @@ for kernel in kernels:
     facts = function.__name__, compiled.metadata.shared, "wgmma.mma_async" in assembly, has_wide_loads
     registers, local_bytes = usage_of(compiled.asm["cubin"])
     facts = *facts, local_bytes, registers * 32 * compiled.metadata.num_warps, assembly.count("mbarrier.init")
+    started = assembly.partition("griddepcontrol.launch_dependents")[2].partition("barrier.sync")[0]
+    facts = *facts, started.count("bar.sync")
     print(json.dumps(facts), flush=True)
 """
 
@@ -75,7 +77,7 @@ class CompiledKernel(NamedTuple):
     """What was found of one kernel. has_wide_loads: some of its loads move 16 bytes. local_bytes: 0: nothing spills.
 
     registers: of a program's threads together; those of warp-specialised programs have more. num_barriers: in shared
-    memory.
+    memory. start_barriers: of all threads, between the wait for the kernel before and the start of partitions.
     """
 
     name: str
@@ -85,6 +87,7 @@ class CompiledKernel(NamedTuple):
     local_bytes: int
     registers: int
     num_barriers: int
+    start_barriers: int
 
 
 def compile_kernels(script: str, *arguments: str, cache: Path, capability: int = 90) -> list[CompiledKernel]:
