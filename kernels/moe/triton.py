@@ -13,6 +13,7 @@ import torch
 
 from kernels.linear.triton_gemv import shared_bytes_of
 from kernels.moe.configs import (
+    FewConfig,
     Fp8Config,
     GroupedConfig,
     HopperFp8Config,
@@ -40,14 +41,21 @@ from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
 from kernels.moe.triton_sums import sum_experts
 
 try:
-    from kernels.moe import gluon_fp8, gluon_planes
+    from kernels.moe import gluon_few, gluon_fp8, gluon_planes
 
     HAS_GLUON = True
 except ImportError:
     HAS_GLUON = False
 
 Config = (
-    GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | Fp8Config | HopperFp8Config | HopperPlanesConfig
+    GroupedConfig
+    | PairsConfig
+    | PlanesConfig
+    | PlanesPairsConfig
+    | FewConfig
+    | Fp8Config
+    | HopperFp8Config
+    | HopperPlanesConfig
 )
 
 
@@ -92,7 +100,7 @@ def fused_moe(
         added=added,
         factor=factor,
         weights_dtype=x.dtype if round_weights else torch.float32,
-        chunk_tokens=None if isinstance(config, PairsConfig | PlanesPairsConfig) else config.chunk_tokens,
+        chunk_tokens=_chunk_tokens(config),
         expert_scales=expert_scales,
         choice=choice,
         here=range(first_expert, first_expert + num_here),
@@ -112,8 +120,17 @@ def fused_moe(
         return planes_pairs_down(
             inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
         )  # fmt: skip
+    if isinstance(config, FewConfig) and config.sums:
+        assert isinstance(gate_up, PlanesMatrix)
+        assert isinstance(down, PlanesMatrix)
+        inner = gluon_few.few_product(
+            x, gate_up, routing, config.up, block_m=1, num_pairs=num_pairs, gate=gate, bias=up_bias, pdl=pdl
+        )  # fmt: skip
+        return gluon_few.few_sum(
+            inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
+        )  # fmt: skip
     tiles: RowTiles | Routing = routing
-    if config.chunk_tokens is not None:
+    if _chunk_tokens(config) is not None:
         is_hopper = isinstance(config, HopperFp8Config)
         tiles = lay_out(routing, num_experts=num_here, block_m=config.block_m, has_positions=is_hopper, pdl=pdl)
     outputs = multiply(
@@ -128,7 +145,7 @@ def multiply(
     gate_up: ExpertMatrix,
     down: ExpertMatrix,
     tiles: RowTiles | Routing,
-    config: GroupedConfig | PlanesConfig | Fp8Config | HopperFp8Config | HopperPlanesConfig,
+    config: GroupedConfig | PlanesConfig | FewConfig | Fp8Config | HopperFp8Config | HopperPlanesConfig,
     *,
     num_pairs: int,
     gate: Gate,
@@ -148,6 +165,13 @@ def multiply(
         sizes = {"block_m": config.block_m, "num_pairs": num_pairs}
         inner = planes_gemm(x, gate_up, tiles, config.up, gate=gate, bias=up_bias, pdl=pdl, **sizes)
         return planes_gemm(inner, down, tiles, config.down, gate=None, bias=down_bias, pdl=pdl, **sizes)
+    if isinstance(config, FewConfig):
+        assert gluon_few.takes(x, gate_up, down, gate)
+        product = functools.partial(
+            gluon_few.few_product, routed=tiles, block_m=config.block_m, num_pairs=num_pairs, pdl=pdl
+        )  # fmt: skip
+        inner = product(x, gate_up, tile=config.up, gate=gate, bias=up_bias)
+        return product(inner, down, tile=config.down, gate=None, bias=down_bias)
     assert isinstance(tiles, RowTiles)
     if isinstance(config, HopperFp8Config):
         assert gluon_fp8.takes(x, gate_up, down, gate)
@@ -192,6 +216,13 @@ def choose(
     config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)
     config = config if isinstance(down, torch.Tensor) else for_packed(config)
     return fitting(config, shared_bytes=shared_bytes_of(x.device)) if x.is_cuda else config
+
+
+def _chunk_tokens(config: Config) -> int | None:
+    """Return the tokens of a chunk of the routing; None: pairs are not laid out."""
+    if isinstance(config, PairsConfig | PlanesPairsConfig) or (isinstance(config, FewConfig) and config.block_m == 1):
+        return None
+    return config.chunk_tokens
 
 
 @functools.cache

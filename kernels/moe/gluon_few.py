@@ -1,0 +1,397 @@
+"""Products of few tokens with experts as PlanesMatrix on Hopper, in Gluon: every load of a program is in flight at once.
+
+Matrix-vector products by the other units take five instructions a weight, as long as the bytes of 4 bits take; tensor
+cores fed through shared memory wait for one product after the other. Here codes go from memory to the registers of
+mma.sync's first operand, 16 bytes a load, and become bfloat16 there. An instruction multiplies 16 outputs by 8 columns:
+the rows of x of one tile, once for each part of the inputs that a warp of its own reads. The parts are then summed in
+their order, so that results are equal in every run.
+
+few_product: a tile of rows of one expert and some outputs a program. few_sum: one token and some outputs, over all of
+its experts, whose weights are read before the wait for the first product.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import jit
+from triton.experimental.gluon import language as gl
+
+from kernels.gluon_common import grid_dependency
+from kernels.moe.configs import FewConfig, FewTile
+from kernels.moe.gluon_few_codes import (
+    add_group,
+    code_layout,
+    half_layout,
+    load_group,
+    load_rows,
+    mma_layout,
+    row_layout,
+)
+from kernels.moe.gluon_planes import activate, round_bf16
+from kernels.moe.planes import GROUP, PLANE, PlanesMatrix
+from kernels.moe.reference import Gate
+from kernels.moe.triton_planes import kind_of
+from kernels.moe.triton_route import Routing, RowTiles
+
+# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+
+FEW_KINDS = ("mxfp4", "nvfp4", "int4", "fp8")
+_GROUP = gl.constexpr(GROUP)
+_PLANE = gl.constexpr(PLANE)
+
+
+def takes(x: torch.Tensor, gate_up: PlanesMatrix, down: PlanesMatrix, gate: Gate) -> bool:
+    """Return True if the kernels support these experts, given a device of compute capability 9.0."""
+    return (
+        x.dtype == torch.bfloat16
+        and gate.kind in ("silu", "clamped")
+        and all(w.kind in FEW_KINDS and w.shape[2] % PLANE == 0 and w.shape[1] % 16 == 0 for w in (gate_up, down))
+    )
+
+
+def few_product(
+    x: torch.Tensor,
+    w: PlanesMatrix,
+    routed: RowTiles | Routing,
+    tile: FewTile,
+    *,
+    block_m: int,
+    num_pairs: int,
+    gate: Gate | None,
+    bias: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Equal kernels.moe.triton_planes.planes_gemm: [num_pairs, N]. block_m: of the tiles; 1 with a Routing."""
+    n = w.shape[1] // (1 if gate is None else 2)
+    out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
+    is_direct = isinstance(routed, Routing)
+    if isinstance(routed, Routing):
+        assert block_m == 1
+        experts = pairs = rows = routed.experts.view(-1)
+    else:
+        experts, pairs, rows = routed.experts, routed.pairs, routed.rows
+    _check(x, w, n, tile, tile.splits * block_m)
+    _product_kernel[(n // tile.outputs, experts.shape[0])](
+        x, w.words, w.scales, w.constants, bias, out, pairs, experts, rows, n, x.stride(0), w.scales.stride(0),
+        K=w.shape[2], KIND=kind_of(w), ROWS=w.rows, COLUMNS=w.columns, PAIRS_PER_ROW=num_pairs // x.shape[0],
+        IS_DIRECT=is_direct, HAS_BIAS=bias is not None, GATE="" if gate is None else gate.kind,
+        ALPHA=0.0 if gate is None else gate.alpha, LIMIT=0.0 if gate is None else gate.limit,
+        MEMBERS=block_m, OUTPUTS=tile.outputs, SPLITS=tile.splits, AHEAD=_ahead(w, tile), PDL=pdl,
+        num_warps=tile.num_warps, launch_pdl=pdl, maxnreg=tile.max_registers,
+    )  # fmt: skip
+    return out
+
+
+def few_sum(
+    inner: torch.Tensor,
+    down: PlanesMatrix,
+    routing: Routing,
+    tile: FewTile,
+    *,
+    bias: torch.Tensor | None = None,
+    shared: torch.Tensor | None = None,
+    shared_gate: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Equal kernels.moe.triton_planes_pairs.planes_pairs_down: [T, H]; the experts are summed in their order."""
+    num_tokens, top_k = routing.experts.shape
+    n = down.shape[1]
+    out = torch.empty(num_tokens, n, dtype=inner.dtype, device=inner.device)
+    places = triton.next_power_of_2(top_k)
+    _check(inner, down, n, tile, places * tile.splits)
+    _sum_kernel[(n // tile.outputs, num_tokens)](
+        inner, down.words, down.scales, down.constants, bias, routing.experts, routing.weights, shared, shared_gate,
+        out, n, down.scales.stride(0), 0 if shared is None else shared.stride(0),
+        0 if shared_gate is None else shared_gate.stride(0),
+        K=down.shape[2], KIND=kind_of(down), ROWS=down.rows, COLUMNS=down.columns, HAS_BIAS=bias is not None,
+        HAS_SHARED=shared is not None, TOP_K=top_k, PLACES=places, OUTPUTS=tile.outputs, SPLITS=tile.splits,
+        AHEAD=_ahead(down, tile), PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl, maxnreg=tile.max_registers,
+    )  # fmt: skip
+    return out
+
+
+def _ahead(w: PlanesMatrix, tile: FewTile) -> int:
+    """Return the groups of each split whose loads are in flight, at most all of them."""
+    return min(tile.ahead, triton.cdiv(w.shape[2], GROUP * tile.splits))
+
+
+def _check(x: torch.Tensor, w: PlanesMatrix, n: int, tile: FewTile, num_columns: int) -> None:
+    assert num_columns in (8, 16), num_columns
+    assert n % tile.outputs == 0
+    assert x.stride(1) == 1
+    assert x.stride(0) % 8 == 0
+    assert w.words.is_contiguous()
+    assert w.scales.is_contiguous()
+
+
+@jit
+def _load_ahead(source, SETTINGS: gl.constexpr):
+    """Load the first AHEAD groups of each row: a tuple of what _load returns."""
+    held = ()
+    for step in gl.static_range(SETTINGS[4]):
+        held = held + (_load(source, step, SETTINGS),)
+    gl.thread_barrier()  # the compiler would put most loads behind the products of the first
+    return held
+
+
+@jit
+def _load(source, step, SETTINGS: gl.constexpr):
+    """Load the words and scales of each row's group of a step, and those of the ups beside the gates."""
+    word_ptrs, scale_ptrs, first_group, outputs, words_of_up, scales_of_up = source
+    K: gl.constexpr = SETTINGS[0]
+    KIND: gl.constexpr = SETTINGS[1]
+    COLUMNS: gl.constexpr = SETTINGS[2]
+    GROUPS: gl.constexpr = (K + _GROUP - 1) // _GROUP
+    group = first_group + step * SETTINGS[3]
+    words, scales = load_group(word_ptrs, scale_ptrs, group, GROUPS, outputs, KIND, COLUMNS)
+    if SETTINGS[5] == 1:
+        return words, scales
+    else:
+        ups, scales_of_ups = load_group(
+            word_ptrs + words_of_up, scale_ptrs + scales_of_up, group, GROUPS, outputs, KIND, COLUMNS
+        )  # fmt: skip
+        return words, scales, ups, scales_of_ups
+
+
+@jit
+def _sum_groups(held, source, rows, SETTINGS: gl.constexpr):
+    """Sum over all groups, one set of outputs or two: [M, N] fp32 each. held: from _load_ahead.
+
+    rows: pointers of a plane of each column's row of x, [32, N], where its first group starts, [N], whether it has one.
+    """
+    K: gl.constexpr = SETTINGS[0]
+    SPLITS: gl.constexpr = SETTINGS[3]
+    AHEAD: gl.constexpr = SETTINGS[4]
+    STEPS: gl.constexpr = (K + _GROUP * SPLITS - 1) // (_GROUP * SPLITS)
+    M: gl.constexpr = source[0].shape[0]
+    N: gl.constexpr = rows[0].shape[1]
+    sums = gl.zeros([M, N], gl.float32, mma_layout(gl.num_warps()))
+    ups = sums
+    if STEPS <= AHEAD:
+        for step in gl.static_range(STEPS):
+            sums, ups = _add(sums, ups, held[step], rows, step, SETTINGS)
+    else:
+        for first in range(0, STEPS, AHEAD):
+            for place in gl.static_range(AHEAD):
+                sums, ups = _add(sums, ups, held[0], rows, first + place, SETTINGS)
+                held = held[1:] + (_load(source, first + place + AHEAD, SETTINGS),)
+    return sums, ups
+
+
+@jit
+def _add(sums, ups, loaded, rows, step, SETTINGS: gl.constexpr):
+    """Add the products of what _load has returned for a step."""
+    KIND: gl.constexpr = SETTINGS[1]
+    COLUMNS: gl.constexpr = SETTINGS[2]
+    x_ptrs, starts, is_row = rows
+    planes = load_rows(x_ptrs, starts + step * (SETTINGS[3] * _GROUP), is_row, SETTINGS[0])
+    sums = add_group(sums, loaded[0], loaded[1], planes, KIND, COLUMNS)
+    if SETTINGS[5] == 2:
+        ups = add_group(ups, loaded[2], loaded[3], planes, KIND, COLUMNS)
+    return sums, ups
+
+
+@jit
+def _place_rows(TILES: gl.constexpr, COMBINATIONS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return the combination of each row of weights, and its output among those of the program."""
+    rows = gl.arange(0, 16 * TILES, LAYOUT)
+    return rows // 16 % COMBINATIONS, rows // (16 * COMBINATIONS) * 16 + rows % 16
+
+
+@jit
+def _own_columns(sums, COMBINATIONS: gl.constexpr):
+    """Sum over the columns of each row's own combination: [M, N] → [tiles, combinations, 16, columns of one]."""
+    M: gl.constexpr = sums.shape[0]
+    MEMBERS: gl.constexpr = sums.shape[1] // COMBINATIONS
+    LAYOUT: gl.constexpr = sums.type.layout
+    rows = gl.arange(0, M, gl.SliceLayout(1, LAYOUT))
+    columns = gl.arange(0, sums.shape[1], gl.SliceLayout(0, LAYOUT))
+    is_own = gl.expand_dims(rows // 16 % COMBINATIONS, 1) == gl.expand_dims(columns // MEMBERS, 0)
+    own = gl.where(is_own, sums, 0.0)
+    return gl.sum(own.reshape([M // (16 * COMBINATIONS), COMBINATIONS, 16, COMBINATIONS, MEMBERS]), 3)
+
+
+@jit
+def _sources(words_ptr, scales_ptr, experts, features, n, stride_scales, SETTINGS: gl.constexpr, ROWS: gl.constexpr):
+    """Return the first three and the last three of what _load reads. experts, features: of each row, [M], int64, int32.
+
+    features: among the outputs of a matrix; those of ups are n further.
+    """
+    K: gl.constexpr = SETTINGS[0]
+    KIND: gl.constexpr = SETTINGS[1]
+    COLUMNS: gl.constexpr = SETTINGS[2]
+    HALVES: gl.constexpr = SETTINGS[5]
+    M: gl.constexpr = features.shape[0]
+    LAYOUT: gl.constexpr = code_layout(M, gl.num_warps())
+    GROUPS: gl.constexpr = (K + _GROUP - 1) // _GROUP
+    RUNS: gl.constexpr = 2 if KIND == "fp8" else 1
+    outputs = n * HALVES
+    places = gl.arange(0, 32, gl.SliceLayout(0, LAYOUT))
+    offsets = (experts * (GROUPS * RUNS) * outputs + features) * _PLANE
+    word_ptrs = words_ptr + gl.expand_dims(offsets, 1) + gl.expand_dims(places, 0)
+    scale_ptrs = scales_ptr + experts * stride_scales
+    scales_of_up = n
+    if KIND == "fp8":
+        PER_OUTPUT: gl.constexpr = (K + COLUMNS - 1) // COLUMNS
+        scale_ptrs += features // ROWS * PER_OUTPUT
+        scales_of_up = (n + ROWS - 1) // ROWS * PER_OUTPUT
+    elif KIND == "nvfp4":
+        HALF: gl.constexpr = gl.SliceLayout(2, half_layout(M, gl.num_warps()))
+        scale_ptrs = gl.convert_layout(scale_ptrs + features * 2, gl.SliceLayout(1, HALF))
+        scale_ptrs = gl.expand_dims(scale_ptrs, 1) + gl.expand_dims(gl.arange(0, 2, gl.SliceLayout(0, HALF)), 0)
+        scales_of_up = n * 2
+    else:
+        scale_ptrs += features
+    return word_ptrs, scale_ptrs, outputs, n * _PLANE, scales_of_up
+
+
+@gluon.jit
+def _product_kernel(
+    x_ptr, words_ptr, scales_ptr, factors_ptr, bias_ptr, out_ptr, pairs_ptr, experts_ptr, tile_rows_ptr, n,
+    stride_x, stride_scales,
+    K: gl.constexpr, KIND: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, PAIRS_PER_ROW: gl.constexpr,
+    IS_DIRECT: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr,
+    MEMBERS: gl.constexpr, OUTPUTS: gl.constexpr, SPLITS: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """OUTPUTS values of one tile of rows. IS_DIRECT: tile i is the pair i alone."""
+    tile = gl.program_id(1)
+    first = gl.program_id(0) * OUTPUTS
+    HALVES: gl.constexpr = 1 if GATE == "" else 2
+    SETTINGS: gl.constexpr = (K, KIND, COLUMNS, SPLITS, AHEAD, HALVES)
+    TILES: gl.constexpr = SPLITS * OUTPUTS // 16
+    N: gl.constexpr = SPLITS * MEMBERS
+    CODES: gl.constexpr = code_layout(16 * TILES, gl.num_warps())
+    LINES: gl.constexpr = row_layout(N, gl.num_warps())
+    split, features = _place_rows(TILES, SPLITS, gl.SliceLayout(1, CODES))
+    columns = gl.arange(0, N, gl.SliceLayout(0, LINES))
+    members = columns % MEMBERS
+    if PDL:
+        grid_dependency("griddepcontrol.wait;")
+        grid_dependency("griddepcontrol.launch_dependents;")
+    expert = gl.load(experts_ptr + tile).to(gl.int64)
+    if IS_DIRECT:
+        num_rows = gl.where(expert < 0, 0, 1)  # none: an expert of another rank
+    else:
+        num_rows = gl.load(tile_rows_ptr + tile)
+    if num_rows > 0:
+        experts = gl.zeros([16 * TILES], gl.int64, gl.SliceLayout(1, CODES)) + expert
+        word_ptrs, scale_ptrs, outputs, words_of_up, scales_of_up = _sources(
+            words_ptr, scales_ptr, experts, first + features, n, stride_scales, SETTINGS, ROWS
+        )  # fmt: skip
+        source = (word_ptrs, scale_ptrs, split, outputs, words_of_up, scales_of_up)
+        held = _load_ahead(source, SETTINGS)
+        is_row = members < num_rows
+        pairs = _pairs_of(pairs_ptr, tile, members, is_row, MEMBERS, IS_DIRECT)
+        lines = x_ptr + gl.expand_dims(pairs // PAIRS_PER_ROW * stride_x, 0)
+        lines += gl.expand_dims(gl.arange(0, 32, gl.SliceLayout(1, LINES)), 1)
+        sums, ups = _sum_groups(held, source, (lines, columns // MEMBERS * _GROUP, is_row), SETTINGS)
+        OUT: gl.constexpr = gl.BlockedLayout([1, 1], [16, 2], [gl.num_warps(), 1], [0, 1])
+        values = _finish(sums, factors_ptr, bias_ptr, expert * outputs + first, OUTPUTS, SPLITS, KIND, HAS_BIAS, OUT)
+        if HALVES == 2:
+            places = expert * outputs + n + first
+            ups = _finish(ups, factors_ptr, bias_ptr, places, OUTPUTS, SPLITS, KIND, HAS_BIAS, OUT)
+            values = activate(values, ups, GATE, ALPHA, LIMIT)
+        _store(values, out_ptr, pairs_ptr, tile, num_rows, first, n, IS_DIRECT)
+
+
+@jit
+def _store(values, out_ptr, pairs_ptr, tile, num_rows, first, n, IS_DIRECT: gl.constexpr):
+    """Write outputs from `first` on to the places of the tile's pairs. values: [OUTPUTS, MEMBERS]."""
+    LAYOUT: gl.constexpr = values.type.layout
+    MEMBERS: gl.constexpr = values.shape[1]
+    members = gl.arange(0, MEMBERS, gl.SliceLayout(0, LAYOUT))
+    features = first + gl.arange(0, values.shape[0], gl.SliceLayout(1, LAYOUT))
+    is_row = members < num_rows
+    pairs = _pairs_of(pairs_ptr, tile, members, is_row, MEMBERS, IS_DIRECT)
+    targets = out_ptr + gl.expand_dims(pairs * n, 0) + gl.expand_dims(features, 1)
+    gl.store(targets, values.to(gl.bfloat16), mask=gl.expand_dims(is_row, 0).broadcast_to(values.shape))
+
+
+@jit
+def _pairs_of(pairs_ptr, tile, members, is_row, MEMBERS: gl.constexpr, IS_DIRECT: gl.constexpr):
+    """Return the pairs of some rows of a tile, int64."""
+    if IS_DIRECT:
+        return gl.zeros_like(members).to(gl.int64) + tile
+    else:
+        return gl.load(pairs_ptr + tile * MEMBERS + members, mask=is_row, other=0).to(gl.int64)
+
+
+@jit
+def _finish(
+    sums, factors_ptr, bias_ptr, first, OUTPUTS: gl.constexpr, SPLITS: gl.constexpr, KIND: gl.constexpr,
+    HAS_BIAS: gl.constexpr, OUT: gl.constexpr,
+):  # fmt: skip
+    """Sum over the splits, times factors, plus biases, of which `first` is the first: [OUTPUTS, MEMBERS] fp32."""
+    MEMBERS: gl.constexpr = sums.shape[1] // SPLITS
+    values = gl.sum(_own_columns(sums, SPLITS), 1).reshape([OUTPUTS, MEMBERS])
+    values = gl.convert_layout(values, OUT)
+    places = first + gl.arange(0, OUTPUTS, gl.SliceLayout(1, OUT))
+    if KIND == "nvfp4":
+        values *= gl.expand_dims(gl.load(factors_ptr + places), 1)
+    if HAS_BIAS:
+        values += gl.expand_dims(gl.load(bias_ptr + places).to(gl.float32), 1)
+    return values
+
+
+@gluon.jit
+def _sum_kernel(
+    x_ptr, words_ptr, scales_ptr, factors_ptr, bias_ptr, experts_ptr, weights_ptr, shared_ptr, shared_gate_ptr,
+    out_ptr, n, stride_scales, stride_shared, stride_gate,
+    K: gl.constexpr, KIND: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, HAS_BIAS: gl.constexpr,
+    HAS_SHARED: gl.constexpr, TOP_K: gl.constexpr, PLACES: gl.constexpr, OUTPUTS: gl.constexpr, SPLITS: gl.constexpr,
+    AHEAD: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """OUTPUTS outputs of one token. A combination is one of its experts and a part of that one's inputs.
+
+    The routing was over when the first product let this kernel start, so what is read before the wait is there.
+    """
+    token = gl.program_id(1)
+    first = gl.program_id(0) * OUTPUTS
+    SETTINGS: gl.constexpr = (K, KIND, COLUMNS, SPLITS, AHEAD, 1)
+    N: gl.constexpr = PLACES * SPLITS
+    TILES: gl.constexpr = N * OUTPUTS // 16
+    CODES: gl.constexpr = code_layout(16 * TILES, gl.num_warps())
+    LINES: gl.constexpr = row_layout(N, gl.num_warps())
+    combination, features = _place_rows(TILES, N, gl.SliceLayout(1, CODES))
+    row_pairs = token * TOP_K + gl.minimum(combination // SPLITS, TOP_K - 1)
+    experts = gl.maximum(gl.load(experts_ptr + row_pairs, cache_modifier=".cg"), 0).to(gl.int64)
+    word_ptrs, scale_ptrs, outputs, words_of_up, scales_of_up = _sources(
+        words_ptr, scales_ptr, experts, first + features, n, stride_scales, SETTINGS, ROWS
+    )  # fmt: skip
+    source = (word_ptrs, scale_ptrs, combination % SPLITS, outputs, words_of_up, scales_of_up)
+    held = _load_ahead(source, SETTINGS)
+    if PDL:
+        grid_dependency("griddepcontrol.wait;")
+        grid_dependency("griddepcontrol.launch_dependents;")
+    columns = gl.arange(0, N, gl.SliceLayout(0, LINES))
+    pairs = token * TOP_K + gl.minimum(columns // SPLITS, TOP_K - 1)
+    # What is between the products of an absent expert is no number, perhaps
+    is_row = (columns // SPLITS < TOP_K) & (gl.load(experts_ptr + pairs) >= 0)
+    lines = x_ptr + gl.expand_dims(pairs.to(gl.int64) * K, 0)
+    lines += gl.expand_dims(gl.arange(0, 32, gl.SliceLayout(1, LINES)), 1)
+    sums, _ = _sum_groups(held, source, (lines, columns % SPLITS * _GROUP, is_row), SETTINGS)
+    OUT: gl.constexpr = gl.BlockedLayout([PLACES, 1], [1, 32], [1, gl.num_warps()], [0, 1])
+    own = _own_columns(sums, N).reshape([OUTPUTS // 16, PLACES, SPLITS, 16])
+    values = gl.sum(own, 2).permute([1, 0, 2]).reshape([PLACES, OUTPUTS])
+    values = gl.convert_layout(values, OUT)
+    places = gl.arange(0, PLACES, gl.SliceLayout(1, OUT))
+    features = first + gl.arange(0, OUTPUTS, gl.SliceLayout(0, OUT))
+    pairs = token * TOP_K + gl.minimum(places, TOP_K - 1)
+    experts = gl.load(experts_ptr + pairs)
+    is_here = (places < TOP_K) & (experts >= 0)
+    at = gl.expand_dims(gl.maximum(experts, 0).to(gl.int64) * n, 1) + gl.expand_dims(features, 0)
+    if KIND == "nvfp4":
+        values *= gl.load(factors_ptr + at)
+    if HAS_BIAS:
+        values += gl.load(bias_ptr + at).to(gl.float32)
+    weights = gl.expand_dims(gl.load(weights_ptr + pairs), 1)
+    weighed = (round_bf16(values) * weights.to(gl.float32)).to(weights_ptr.dtype.element_ty).to(gl.float32)
+    mixed = gl.sum(gl.where(gl.expand_dims(is_here, 1), weighed, 0.0), 0).to(gl.bfloat16)
+    if HAS_SHARED:
+        gate = gl.load(shared_gate_ptr + token * stride_gate).to(gl.float32)
+        shared = gl.load(shared_ptr + token * stride_shared + features).to(gl.float32)
+        scale = round_bf16(1.0 / (1.0 + gl.exp(-gate)))
+        mixed = (mixed.to(gl.float32) + round_bf16(scale * shared)).to(gl.bfloat16)
+    gl.store(out_ptr + token.to(gl.int64) * n + features, mixed)

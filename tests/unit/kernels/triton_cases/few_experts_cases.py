@@ -1,0 +1,91 @@
+"""Products of few tokens with experts in planes on Hopper, whose Gluon runs on the CPU, against their specification."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from kernels.moe import gluon_few, gluon_few_codes, gluon_planes
+from kernels.moe import reference as moe
+from kernels.moe import triton as moe_triton
+from kernels.moe.configs import FewConfig, FewTile
+from kernels.moe.planes import to_planes
+from tests.unit.kernels.triton_cases.gluon_on_cpu import KernelOnCpu
+from tests.unit.kernels.triton_cases.int_experts_problem import STORAGES, Integers, pack_integers
+from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
+from tests.unit.kernels.triton_cases.ragged import relative_error
+
+TOLERANCE = 1e-2
+INTEGERS = {**STORAGES, "32_fp16_zeros": Integers(), "64_fp16": Integers(group_size=64, has_zeros=False)}
+# tokens → configs
+ONE = (
+    FewConfig(1, FewTile(16, 8, 8, 2), FewTile(16, 8, 2, 6), sums=True),
+    FewConfig(1, FewTile(32, 4, 8, 1), FewTile(16, 8, 4, 1), sums=True),
+)
+SOME = (
+    FewConfig(2, FewTile(16, 4, 4, 4), FewTile(32, 8, 4, 1)),
+    FewConfig(4, FewTile(32, 4, 4, 2), FewTile(16, 2, 2, 1)),
+    FewConfig(8, FewTile(32, 2, 1, 2), FewTile(32, 2, 1, 2)),
+    FewConfig(1, FewTile(16, 8, 8, 2), FewTile(16, 8, 8, 2)),
+)
+
+
+@pytest.fixture(autouse=True)
+def _on_cpu(monkeypatch):
+    modules = (gluon_few, gluon_few_codes, gluon_planes)
+    for name in ("_product_kernel", "_sum_kernel"):
+        monkeypatch.setattr(gluon_few, name, KernelOnCpu(getattr(gluon_few, name), modules))
+
+
+def _problem(storage, num_tokens, **options):
+    is_clamped = storage == "mxfp4"
+    sizes = {"num_experts": 6, "top_k": 3, "hidden_size": 320, "intermediate_size": 192} | options
+    problem = make_problem(
+        num_tokens=num_tokens, dtype=torch.bfloat16, has_biases=is_clamped,
+        gate=moe.Gate("clamped", alpha=1.702, limit=7.0) if is_clamped else moe.SILU, **sizes,
+    )  # fmt: skip
+    problem = (
+        pack_integers(problem, INTEGERS[storage]) if storage in INTEGERS else pack_experts(problem, storage, block=128)
+    )
+    return dataclasses.replace(problem, gate_up=to_planes(problem.gate_up), down=to_planes(problem.down))
+
+
+def _check(problem, configs):
+    biases = problem.biases and moe.ExpertBiases(problem.biases.gate_up.float(), problem.biases.down.float())
+    expected = dataclasses.replace(problem, x=problem.x.float(), biases=biases).call(moe.fused_moe)
+    for config in configs:
+        out = problem.call(moe_triton.fused_moe, config=config)
+        assert relative_error(out, expected) < TOLERANCE, config
+
+
+STORAGE_SIZES = {
+    "mxfp4": {}, "nvfp4": {}, "fp8": {}, "fp8_rows": {}, "packed": {}, "packed_asymmetric": {}, "64_fp16": {},
+    "32_fp16_zeros": {}, "packed_channel": {}, "channel_zeros": {},
+    "awq": {"hidden_size": 384, "intermediate_size": 128}, "gptq": {"hidden_size": 384, "intermediate_size": 128},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("storage", STORAGE_SIZES)
+@pytest.mark.table(most=4)
+def test_one_token_equals_its_specification(storage):
+    _check(_problem(storage, 1, **STORAGE_SIZES[storage]), ONE)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 5])
+@pytest.mark.parametrize("storage", STORAGE_SIZES)
+@pytest.mark.table(most=4)
+def test_some_tokens_equal_their_specification(storage, num_tokens):
+    _check(_problem(storage, num_tokens, skew=2.0, **STORAGE_SIZES[storage]), SOME)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+def test_the_sum_over_any_number_of_experts_adds_the_shared_one(top_k):
+    config = FewConfig(1, FewTile(16, 8, 8, 1), FewTile(16, 4, 8 // top_k, 2), sums=True)
+    _check(_problem("nvfp4", 2, top_k=top_k, has_shared=True), [config])
+
+
+@pytest.mark.parametrize("here", [range(2), range(2, 6)])
+def test_the_share_of_a_rank_with_whole_experts_equals_its_specification(here):
+    _check(_problem("mxfp4", 3).of_experts(here), [*ONE, SOME[0]])
