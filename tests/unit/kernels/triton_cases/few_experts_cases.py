@@ -17,7 +17,7 @@ from tests.unit.kernels.triton_cases.int_experts_problem import STORAGES, Intege
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
-TOLERANCE = 1e-2
+TOLERANCE = 1.5e-2  # outputs, weights and their products are rounded to bfloat16, 0.4 % each
 INTEGERS = {**STORAGES, "32_fp16_zeros": Integers(), "64_fp16": Integers(group_size=64, has_zeros=False)}
 # tokens → configs
 ONE = (
@@ -37,11 +37,15 @@ def _on_cpu(monkeypatch):
     modules = (gluon_few, gluon_few_codes, gluon_planes)
     for name in ("_product_kernel", "_sum_kernel"):
         monkeypatch.setattr(gluon_few, name, KernelOnCpu(getattr(gluon_few, name), modules))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tiles are small
+    yield
+    torch.set_num_threads(threads)
 
 
 def _problem(storage, num_tokens, **options):
     is_clamped = storage == "mxfp4"
-    sizes = {"num_experts": 6, "top_k": 3, "hidden_size": 320, "intermediate_size": 192} | options
+    sizes = {"num_experts": 6, "top_k": 3, "hidden_size": 320, "intermediate_size": 96} | options
     problem = make_problem(
         num_tokens=num_tokens, dtype=torch.bfloat16, has_biases=is_clamped,
         gate=moe.Gate("clamped", alpha=1.702, limit=7.0) if is_clamped else moe.SILU, **sizes,
@@ -61,7 +65,8 @@ def _check(problem, configs):
 
 
 STORAGE_SIZES = {
-    "mxfp4": {}, "nvfp4": {}, "fp8": {}, "fp8_rows": {}, "packed": {}, "packed_asymmetric": {}, "64_fp16": {},
+    "mxfp4": {}, "nvfp4": {}, "fp8": {}, "fp8_rows": {}, "packed": {}, "packed_asymmetric": {"intermediate_size": 64},
+    "64_fp16": {"intermediate_size": 64},
     "32_fp16_zeros": {}, "packed_channel": {}, "channel_zeros": {},
     "awq": {"hidden_size": 384, "intermediate_size": 128}, "gptq": {"hidden_size": 384, "intermediate_size": 128},
 }  # fmt: skip

@@ -61,6 +61,12 @@ class Pointer:
         return Pointer(self.memory, _tile(self.offset) + offset)
 
 
+def _pointer(tensor: torch.Tensor) -> Pointer:
+    """Return the place of a tensor's first value among all of its memory."""
+    size = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return Pointer(tensor.as_strided((size,), (1,), 0), tensor.storage_offset())
+
+
 def _tile(value: Any) -> Tile:
     return value if isinstance(value, Tile) else Tile(torch.as_tensor(value))
 
@@ -212,7 +218,7 @@ class KernelOnCpu:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, num_warps: int, launch_pdl: bool, maxnreg: int | None, **constants: Any) -> None:
-            values = [Pointer(each) if isinstance(each, torch.Tensor) else each for each in arguments]
+            values = [_pointer(each) if isinstance(each, torch.Tensor) else each for each in arguments]
             places = list(grid)
             function = _functions(self._modules, _language(places, num_warps))[self._kernel]
             for places[:] in itertools.product(*map(range, grid)):
