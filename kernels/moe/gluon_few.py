@@ -132,7 +132,8 @@ def _load_ahead(source, SETTINGS: gl.constexpr):
     held = ()
     for step in gl.static_range(SETTINGS[4]):
         held = held + (_load(source, step, SETTINGS),)
-    gl.thread_barrier()  # the compiler would put most loads behind the products of the first
+    # The compiler would put most loads behind the products of the first; it moves none past a barrier
+    gl.thread_barrier()
     return held
 
 
@@ -169,24 +170,37 @@ def _sum_groups(held, source, rows, SETTINGS: gl.constexpr):
     N: gl.constexpr = rows[0].shape[1]
     sums = gl.zeros([M, N], gl.float32, mma_layout(gl.num_warps()))
     ups = sums
+    planes = _load_rows(rows, 0, SETTINGS)
     if STEPS <= AHEAD:
         for step in gl.static_range(STEPS):
-            sums, ups = _add(sums, ups, held[step], rows, step, SETTINGS)
+            following = planes
+            if step + 1 < STEPS:
+                following = _load_rows(rows, step + 1, SETTINGS)
+            sums, ups = _add(sums, ups, held[step], planes, SETTINGS)
+            planes = following
     else:
         for first in range(0, STEPS, AHEAD):
             for place in gl.static_range(AHEAD):
-                sums, ups = _add(sums, ups, held[0], rows, first + place, SETTINGS)
+                following = _load_rows(rows, first + place + 1, SETTINGS)
+                gl.thread_barrier()
+                sums, ups = _add(sums, ups, held[0], planes, SETTINGS)
                 held = held[1:] + (_load(source, first + place + AHEAD, SETTINGS),)
+                planes = following
     return sums, ups
 
 
 @jit
-def _add(sums, ups, loaded, rows, step, SETTINGS: gl.constexpr):
-    """Add the products of what _load has returned for a step."""
+def _load_rows(rows, step, SETTINGS: gl.constexpr):
+    """Load the inputs of each column's group of a step, 0 past the last."""
+    x_ptrs, starts, is_row = rows
+    return load_rows(x_ptrs, starts + step * (SETTINGS[3] * _GROUP), is_row, SETTINGS[0])
+
+
+@jit
+def _add(sums, ups, loaded, planes, SETTINGS: gl.constexpr):
+    """Add the products of what _load and _load_rows have returned for a step."""
     KIND: gl.constexpr = SETTINGS[1]
     COLUMNS: gl.constexpr = SETTINGS[2]
-    x_ptrs, starts, is_row = rows
-    planes = load_rows(x_ptrs, starts + step * (SETTINGS[3] * _GROUP), is_row, SETTINGS[0])
     sums = add_group(sums, loaded[0], loaded[1], planes, KIND, COLUMNS)
     if SETTINGS[5] == 2:
         ups = add_group(ups, loaded[2], loaded[3], planes, KIND, COLUMNS)
