@@ -17,7 +17,7 @@ from tests.unit.kernels.triton_cases.int_experts_problem import STORAGES, Intege
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 from tests.unit.kernels.triton_cases.ragged import relative_error
 
-TOLERANCE = 1.5e-2  # outputs, weights and their products are rounded to bfloat16, 0.4 % each
+TOLERANCE = 1.5e-2  # values are rounded to bfloat16 between the ops, 0.4 % each
 INTEGERS = {**STORAGES, "32_fp16_zeros": Integers(), "64_fp16": Integers(group_size=64, has_zeros=False)}
 # tokens → configs
 ONE = (
