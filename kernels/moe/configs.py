@@ -253,7 +253,7 @@ class FewConfig:
     up: FewTile
     down: FewTile
     sums: bool = False  # the second product sums over the experts; with tiles of one row
-    chunk_tokens: int = 4  # as of GroupedConfig, unless tiles have one row
+    chunk_tokens: int | None = 4  # as of GroupedConfig, unless tiles have one row; None: all are routed in one launch
 
 
 @dataclass(frozen=True)

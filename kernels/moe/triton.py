@@ -38,6 +38,7 @@ from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
+from kernels.moe.triton_route_few import route_few
 from kernels.moe.triton_sums import sum_experts
 
 try:
@@ -90,7 +91,8 @@ def fused_moe(
     num_pairs = x.shape[0] * top_k
     if config is None:
         config = choose(x, gate_up, down, top_k=top_k, num_experts=num_experts, gate=gate)
-    routing = route(
+    choose_experts = functools.partial(
+        route_few if _routes_once(config) else route,
         logits,
         num_experts=num_experts,
         top_k=top_k,
@@ -100,12 +102,16 @@ def fused_moe(
         added=added,
         factor=factor,
         weights_dtype=x.dtype if round_weights else torch.float32,
-        chunk_tokens=_chunk_tokens(config),
         expert_scales=expert_scales,
         choice=choice,
         here=range(first_expert, first_expert + num_here),
         pdl=pdl,
     )
+    tiles: RowTiles | Routing
+    if isinstance(config, FewConfig) and _routes_once(config):
+        routing, tiles = choose_experts(block_m=config.block_m)
+    else:
+        tiles = routing = choose_experts(chunk_tokens=_chunk_tokens(config))
     shared_gate = None if shared is None else logits[:, -1]
     up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
     if isinstance(config, PairsConfig):
@@ -129,7 +135,6 @@ def fused_moe(
         return gluon_few.few_sum(
             inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
         )  # fmt: skip
-    tiles: RowTiles | Routing = routing
     if _chunk_tokens(config) is not None:
         is_hopper = isinstance(config, HopperFp8Config)
         tiles = lay_out(routing, num_experts=num_here, block_m=config.block_m, has_positions=is_hopper, pdl=pdl)
@@ -216,6 +221,11 @@ def choose(
     config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)
     config = config if isinstance(down, torch.Tensor) else for_packed(config)
     return fitting(config, shared_bytes=shared_bytes_of(x.device)) if x.is_cuda else config
+
+
+def _routes_once(config: Config) -> bool:
+    """Return True if one launch chooses experts and lays out their pairs."""
+    return isinstance(config, FewConfig) and config.block_m > 1 and config.chunk_tokens is None
 
 
 def _chunk_tokens(config: Config) -> int | None:

@@ -163,6 +163,45 @@ def _route_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    weights, experts, chosen = choose_experts(
+        logits_ptr, given_ptr, bias_ptr, scales_ptr, tokens, is_live, columns, places, stride_logits, floor, added,
+        factor, EXPERTS, EXPERTS_PAD, TOP_K, PLACES_PAD, TOKENS, RENORMALIZE, HAS_GIVEN, HAS_SCALES, CHOOSES,
+        IS_SIGMOID, HAS_BIAS, GROUPS, GROUPS_PAD, OPEN_GROUPS, BEST_OF_GROUP,
+    )  # fmt: skip
+    pairs = tokens[:, None] * TOP_K + places
+    is_pair = is_live[:, None] & (places < TOP_K)
+    tl.store(weights_ptr + pairs, weights.to(weights_ptr.dtype.element_ty), mask=is_pair)
+    indices = experts
+    if HAS_ABSENT:
+        indices -= first_here
+        indices = tl.where((indices >= 0) & (indices < num_here), indices, -1)
+    tl.store(experts_ptr + pairs, indices, mask=is_pair)
+    if HAS_COUNTS:
+        chosen = tl.where(is_live[:, None], chosen, 0)
+        targets = tl.arange(0, EXPERTS_PAD)
+        if HAS_ABSENT:  # the columns of experts that are here come first, those of others are 0
+            chosen = tl.where((columns >= first_here) & (columns < first_here + num_here), chosen, 0)
+            targets = (targets - first_here) & (EXPERTS_PAD - 1)
+        earlier = tl.cumsum(chosen, 0) - chosen
+        tl.store(counts_ptr + chunk * EXPERTS_PAD + targets, tl.sum(chosen, 0))
+        for place in tl.static_range(TOP_K):
+            expert = tl.sum(tl.where(places == place, experts, 0), 1)
+            rank = tl.sum(tl.where(columns == expert[:, None], earlier, 0), 1)
+            tl.store(ranks_ptr + tokens * TOP_K + place, rank, mask=is_live)
+
+
+@triton.jit
+def choose_experts(
+    logits_ptr, given_ptr, bias_ptr, scales_ptr, tokens, is_live, columns, places, stride_logits, floor, added, factor,
+    EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, PLACES_PAD: tl.constexpr,
+    TOKENS: tl.constexpr, RENORMALIZE: tl.constexpr, HAS_GIVEN: tl.constexpr, HAS_SCALES: tl.constexpr,
+    CHOOSES: tl.constexpr, IS_SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, GROUPS: tl.constexpr,
+    GROUPS_PAD: tl.constexpr, OPEN_GROUPS: tl.constexpr, BEST_OF_GROUP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """Return the weights and experts of some tokens, [TOKENS, PLACES_PAD], and 1 for each that is chosen, 0 for others.
+
+    is_live: [TOKENS]; columns: [1, EXPERTS_PAD]; places: [1, PLACES_PAD].
+    """
     sources = logits_ptr + tokens.to(tl.int64)[:, None] * stride_logits + columns
     logits = tl.load(sources, mask=is_live[:, None] & (columns < EXPERTS), other=0.0).to(tl.float32)
     logits = tl.where(columns < EXPERTS, logits, -float("inf"))
@@ -201,26 +240,7 @@ def _route_kernel(
     if HAS_SCALES:
         weights = weights * tl.load(scales_ptr + experts)  # places that are none have expert 0
     weights = tl.where(no_numbers[:, None], float("nan"), weights)
-    pairs = tokens[:, None] * TOP_K + places
-    is_pair = is_live[:, None] & (places < TOP_K)
-    tl.store(weights_ptr + pairs, weights.to(weights_ptr.dtype.element_ty), mask=is_pair)
-    indices = experts
-    if HAS_ABSENT:
-        indices -= first_here
-        indices = tl.where((indices >= 0) & (indices < num_here), indices, -1)
-    tl.store(experts_ptr + pairs, indices, mask=is_pair)
-    if HAS_COUNTS:
-        chosen = tl.where(is_live[:, None], chosen, 0)
-        targets = tl.arange(0, EXPERTS_PAD)
-        if HAS_ABSENT:  # the columns of experts that are here come first, those of others are 0
-            chosen = tl.where((columns >= first_here) & (columns < first_here + num_here), chosen, 0)
-            targets = (targets - first_here) & (EXPERTS_PAD - 1)
-        earlier = tl.cumsum(chosen, 0) - chosen
-        tl.store(counts_ptr + chunk * EXPERTS_PAD + targets, tl.sum(chosen, 0))
-        for place in tl.static_range(TOP_K):
-            expert = tl.sum(tl.where(places == place, experts, 0), 1)
-            rank = tl.sum(tl.where(columns == expert[:, None], earlier, 0), 1)
-            tl.store(ranks_ptr + tokens * TOP_K + place, rank, mask=is_live)
+    return weights, experts, chosen
 
 
 @triton.jit

@@ -12,6 +12,8 @@ from kernels.moe import reference as moe
 from kernels.moe import triton as moe_triton
 from kernels.moe.configs import FewConfig, FewTile
 from kernels.moe.planes import to_planes
+from kernels.moe.triton_route import lay_out, route
+from kernels.moe.triton_route_few import route_few
 from tests.unit.kernels.triton_cases.gluon_on_cpu import KernelOnCpu
 from tests.unit.kernels.triton_cases.int_experts_problem import STORAGES, Integers, pack_integers
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
@@ -27,7 +29,7 @@ ONE = (
 SOME = (
     FewConfig(2, FewTile(16, 4, 4, 4), FewTile(32, 8, 4, 1)),
     FewConfig(4, FewTile(32, 4, 4, 2), FewTile(16, 2, 2, 1)),
-    FewConfig(8, FewTile(32, 2, 1, 2), FewTile(32, 2, 1, 2)),
+    FewConfig(8, FewTile(32, 2, 1, 2), FewTile(32, 2, 1, 2), chunk_tokens=None),
     FewConfig(1, FewTile(16, 8, 8, 2), FewTile(16, 8, 8, 2)),
 )
 
@@ -83,6 +85,25 @@ def test_one_token_equals_its_specification(storage):
 @pytest.mark.table(most=4)
 def test_some_tokens_equal_their_specification(storage, num_tokens):
     _check(_problem(storage, num_tokens, skew=2.0, **STORAGE_SIZES[storage]), SOME)
+
+
+@pytest.mark.parametrize("here", [range(20), range(3, 11)])
+@pytest.mark.parametrize(("num_tokens", "block_m"), [(2, 2), (5, 2), (8, 8), (11, 4)])
+def test_one_launch_chooses_and_lays_out_as_two_do(num_tokens, block_m, here):
+    logits = torch.randn(num_tokens, 20) + 2 * torch.randn(20)
+    options = {"num_experts": 20, "top_k": 3, "renormalize": True, "weights_dtype": torch.float32, "here": here}
+    choice = moe.Choice("sigmoid", torch.randn(20), 4, 2) if num_tokens == 5 else None
+    routing = route(logits, chunk_tokens=4, choice=choice, **options)
+    tiles = lay_out(routing, num_experts=len(here), block_m=block_m)
+    found, found_tiles = route_few(logits, block_m=block_m, choice=choice, **options)
+    assert torch.equal(found.experts, routing.experts)
+    assert torch.equal(found.weights, routing.weights)
+    assert found.has_absent == routing.has_absent
+    assert torch.equal(found_tiles.rows, tiles.rows)
+    is_tile = tiles.rows > 0
+    assert torch.equal(found_tiles.experts[is_tile], tiles.experts[is_tile])
+    is_row = torch.arange(block_m) < tiles.rows[:, None]
+    assert torch.equal(found_tiles.pairs.view(-1, block_m)[is_row], tiles.pairs.view(-1, block_m)[is_row])
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 4])
