@@ -111,7 +111,8 @@ def fused_moe(
     if isinstance(config, FewConfig) and _routes_once(config):
         routing, tiles = choose_experts(block_m=config.block_m)
     else:
-        tiles = routing = choose_experts(chunk_tokens=_chunk_tokens(config))
+        by_bits = isinstance(config, FewConfig) and config.chunk_tokens is None
+        tiles = routing = choose_experts(chunk_tokens=_chunk_tokens(config), by_bits=by_bits)
     shared_gate = None if shared is None else logits[:, -1]
     up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
     if isinstance(config, PairsConfig):

@@ -65,13 +65,14 @@ def route(
     expert_scales: torch.Tensor | None = None,
     choice: Choice | None = None,
     here: range | None = None,
+    by_bits: bool = False,
     pdl: bool = False,
 ) -> Routing:
     """Equal kernels.moe.reference.route on logits[:, :num_experts]. logits: [T, >= num_experts], last dimension dense.
 
     given: contiguous. chunk_tokens: approximate tokens per chunk; None: one token at a time, without ranks and counts.
     expert_scales: [num_experts] fp32. here: the experts whose products are computed; None: all. choice: computed in the
-    same launch; a token with a NaN among its scores has NaN for all its weights.
+    same launch; a token with a NaN among its scores has NaN for all its weights. by_bits: see choose_experts.
     """
     chosen_by = choice or Choice("softmax")
     bias, num_groups = chosen_by.bias, chosen_by.num_groups
@@ -97,7 +98,7 @@ def route(
         CHOOSES=choice is not None, IS_SIGMOID=chosen_by.kind == "sigmoid", HAS_BIAS=bias is not None,
         GROUPS=num_groups, GROUPS_PAD=triton.next_power_of_2(num_groups), OPEN_GROUPS=chosen_by.num_groups_per_tok,
         BEST_OF_GROUP=chosen_by.num_best_of_group,
-        HAS_COUNTS=has_counts, HAS_ABSENT=has_absent, PDL=pdl,
+        HAS_COUNTS=has_counts, HAS_ABSENT=has_absent, BY_BITS=by_bits, PDL=pdl,
         num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return Routing(weights, experts, ranks, counts, tokens, has_absent)
@@ -149,7 +150,7 @@ def _route_kernel(
     TOKENS: tl.constexpr, RENORMALIZE: tl.constexpr, HAS_GIVEN: tl.constexpr, HAS_SCALES: tl.constexpr,
     HAS_COUNTS: tl.constexpr, HAS_ABSENT: tl.constexpr, PDL: tl.constexpr,
     CHOOSES: tl.constexpr, IS_SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, GROUPS: tl.constexpr,
-    GROUPS_PAD: tl.constexpr, OPEN_GROUPS: tl.constexpr, BEST_OF_GROUP: tl.constexpr,
+    GROUPS_PAD: tl.constexpr, OPEN_GROUPS: tl.constexpr, BEST_OF_GROUP: tl.constexpr, BY_BITS: tl.constexpr,
 ) -> None:  # fmt: skip
     """One chunk of tokens: the softmax if no weights are given, then top_k rounds, each taking the largest one left.
 
@@ -166,7 +167,7 @@ def _route_kernel(
     weights, experts, chosen = choose_experts(
         logits_ptr, given_ptr, bias_ptr, scales_ptr, tokens, is_live, columns, places, stride_logits, floor, added,
         factor, EXPERTS, EXPERTS_PAD, TOP_K, PLACES_PAD, TOKENS, RENORMALIZE, HAS_GIVEN, HAS_SCALES, CHOOSES,
-        IS_SIGMOID, HAS_BIAS, GROUPS, GROUPS_PAD, OPEN_GROUPS, BEST_OF_GROUP,
+        IS_SIGMOID, HAS_BIAS, GROUPS, GROUPS_PAD, OPEN_GROUPS, BEST_OF_GROUP, BY_BITS,
     )  # fmt: skip
     pairs = tokens[:, None] * TOP_K + places
     is_pair = is_live[:, None] & (places < TOP_K)
@@ -196,11 +197,12 @@ def choose_experts(
     EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, PLACES_PAD: tl.constexpr,
     TOKENS: tl.constexpr, RENORMALIZE: tl.constexpr, HAS_GIVEN: tl.constexpr, HAS_SCALES: tl.constexpr,
     CHOOSES: tl.constexpr, IS_SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, GROUPS: tl.constexpr,
-    GROUPS_PAD: tl.constexpr, OPEN_GROUPS: tl.constexpr, BEST_OF_GROUP: tl.constexpr,
+    GROUPS_PAD: tl.constexpr, OPEN_GROUPS: tl.constexpr, BEST_OF_GROUP: tl.constexpr, BY_BITS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Return the weights and experts of some tokens, [TOKENS, PLACES_PAD], and 1 for each that is chosen, 0 for others.
 
-    is_live: [TOKENS]; columns: [1, EXPERTS_PAD]; places: [1, PLACES_PAD].
+    is_live: [TOKENS]; columns: [1, EXPERTS_PAD]; places: [1, PLACES_PAD]. BY_BITS: the largest is found by integers,
+    for which a warp has an instruction.
     """
     sources = logits_ptr + tokens.to(tl.int64)[:, None] * stride_logits + columns
     logits = tl.load(sources, mask=is_live[:, None] & (columns < EXPERTS), other=0.0).to(tl.float32)
@@ -220,14 +222,25 @@ def choose_experts(
     left = tl.where(columns < EXPERTS, tl.where(left == left, left, 0.0), -float("inf"))
     if GROUPS > 1:
         left = _open_groups(left, columns, EXPERTS // GROUPS, GROUPS, GROUPS_PAD, OPEN_GROUPS, BEST_OF_GROUP)
+    ranks = left
+    if BY_BITS:  # integers in the order of the scores, of which none is NaN; -0 becomes 0
+        bits = (left + 0.0).to(tl.int32, bitcast=True)
+        ranks = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     weights = tl.zeros([TOKENS, PLACES_PAD], tl.float32)
     experts = tl.zeros([TOKENS, PLACES_PAD], tl.int32)
     chosen = tl.zeros([TOKENS, EXPERTS_PAD], tl.int32)
     total = tl.zeros([TOKENS], tl.float32)
     for place in tl.static_range(TOP_K):
-        value, expert = tl.max(left, 1, return_indices=True, return_indices_tie_break_left=True)
-        is_expert = columns == expert[:, None]
-        left = tl.where(is_expert, -float("inf"), left)
+        if BY_BITS:
+            most = tl.max(ranks, 1)
+            expert = tl.min(tl.where(ranks == most[:, None], columns, EXPERTS_PAD), 1)
+            value = (most ^ ((most >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+            is_expert = columns == expert[:, None]
+            ranks = tl.where(is_expert, -0x80000000, ranks)
+        else:
+            value, expert = tl.max(ranks, 1, return_indices=True, return_indices_tie_break_left=True)
+            is_expert = columns == expert[:, None]
+            ranks = tl.where(is_expert, -float("inf"), ranks)
         if HAS_GIVEN or CHOOSES:
             value = tl.sum(tl.where(is_expert, given, 0.0), 1)
         chosen = tl.where(is_expert, 1, chosen)

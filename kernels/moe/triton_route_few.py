@@ -14,7 +14,7 @@ import triton.language as tl
 from kernels.moe.reference import Choice
 from kernels.moe.triton_route import Routing, RowTiles, choose_experts, max_tiles
 
-MOST_PAIRS = 256  # each is compared with each
+MOST_PAIRS = 128  # each is compared with each
 
 
 def route_few(
@@ -56,7 +56,7 @@ def route_few(
         CHOOSES=choice is not None, IS_SIGMOID=chosen_by.kind == "sigmoid", HAS_BIAS=chosen_by.bias is not None,
         GROUPS=chosen_by.num_groups, GROUPS_PAD=triton.next_power_of_2(chosen_by.num_groups),
         OPEN_GROUPS=chosen_by.num_groups_per_tok, BEST_OF_GROUP=chosen_by.num_best_of_group, BLOCK_M=block_m,
-        TILES_PAD=triton.next_power_of_2(num_tiles), PDL=pdl, num_warps=max(4, min(8, tokens)), launch_pdl=pdl,
+        TILES_PAD=triton.next_power_of_2(num_tiles), PDL=pdl, num_warps=min(16, tokens), launch_pdl=pdl,
     )  # fmt: skip
     return (
         Routing(weights, experts, unused, unused, num_tokens, len(here) < num_experts),
@@ -85,7 +85,7 @@ def _route_few_kernel(
     weights, experts, _ = choose_experts(
         logits_ptr, given_ptr, bias_ptr, scales_ptr, tokens, is_live, columns, places, stride_logits, floor, added,
         factor, EXPERTS, EXPERTS_PAD, TOP_K, PLACES_PAD, TOKENS, RENORMALIZE, HAS_GIVEN, HAS_SCALES, CHOOSES,
-        IS_SIGMOID, HAS_BIAS, GROUPS, GROUPS_PAD, OPEN_GROUPS, BEST_OF_GROUP,
+        IS_SIGMOID, HAS_BIAS, GROUPS, GROUPS_PAD, OPEN_GROUPS, BEST_OF_GROUP, True,
     )  # fmt: skip
     experts -= first_here
     experts = tl.where((experts >= 0) & (experts < num_here), experts, -1)

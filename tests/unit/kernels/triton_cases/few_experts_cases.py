@@ -106,6 +106,18 @@ def test_one_launch_chooses_and_lays_out_as_two_do(num_tokens, block_m, here):
     assert torch.equal(found_tiles.pairs.view(-1, block_m)[is_row], tiles.pairs.view(-1, block_m)[is_row])
 
 
+@pytest.mark.parametrize("has_choice", [False, True])
+def test_the_largest_by_integers_are_the_largest(has_choice):
+    logits = torch.randint(-3, 4, (9, 20)) / 4  # many are equal, and scores below 0 by the bias
+    logits[0], logits[1, 3:], logits[2, 7] = 0.0, -float("inf"), float("nan")
+    logits[3] = torch.tensor([0.0, -0.0]).repeat(10)
+    choice = moe.Choice("sigmoid", torch.tensor([0.25, -1.0, 0.0, -0.5]).repeat(5), 4, 2) if has_choice else None
+    options = {"num_experts": 20, "top_k": 5, "renormalize": True, "weights_dtype": torch.float32, "choice": choice}
+    expected, found = (route(logits, chunk_tokens=None, by_bits=by_bits, **options) for by_bits in (False, True))
+    assert torch.equal(found.experts, expected.experts)
+    torch.testing.assert_close(found.weights, expected.weights, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 def test_the_sum_over_any_number_of_experts_adds_the_shared_one(top_k):
     config = FewConfig(1, FewTile(16, 8, 8, 1), FewTile(16, 4, 8 // top_k, 2), sums=True)
