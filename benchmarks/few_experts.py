@@ -1,6 +1,6 @@
-"""Checks, then times, layers of packed experts with few tokens, served beside mma.sync: python -m benchmarks.few_experts.
+"""Checks, then times, layers of packed experts with few tokens, as served beside mma.sync.
 
-[--shapes NAME …] [--tokens 1,8,2,4,16] [--seconds N] [--json FILE]
+python -m benchmarks.few_experts [--shapes NAME …] [--tokens 1,8,2,4,16] [--seconds N] [--json FILE]
 
 Both products are timed alone for each candidate tile of kernels/moe/gluon_few.py, with their routing done before; then
 whole layers, with routing and sum, of the fastest tiles for each number of rows, beside the layer that is served. A
@@ -10,8 +10,8 @@ served layer, the fastest other one, and their shares of the floor, which is the
 What to decide: `kernels/moe/configs.py` has no rule that chooses a FewConfig. Where the new layer of the table is at
 least 3 % faster for a kind and number of tokens in all shapes of that kind, make a rule of the tiles in its last column
 (planes_config, for the same tokens as _PAIRS_OF and up to 16); where it loses everywhere, remove the kernels. A line
-"WRONG" or "FAILED" is a candidate to leave out, and to look at. If new products (the lines before the table) gain and
-the layer does not, the routing is what is left: compare `route` in the JSON.
+"WRONG" or "FAILED" is a candidate to leave out, and to look at. Where the products gain and the layer does not, see the
+lines "routing": "one launch" is that of chunk_tokens=None, and so is "by bits" for one token.
 
 Times are of graphs over eight steps that choose other experts each time. Needs a Hopper GPU and Triton.
 """
@@ -19,12 +19,15 @@ Times are of graphs over eight steps that choose other experts each time. Needs 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from triton.errors import TritonError
@@ -40,6 +43,7 @@ from kernels.moe.triton import Config, choose
 from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
+from kernels.moe.triton_route_few import MOST_PAIRS, route_few
 from kernels.precompile import Compilation, collect_kernels
 
 DEFAULT_SHAPES = (
@@ -49,19 +53,19 @@ DEFAULT_SHAPES = (
 # Rows of a tile → (outputs, warps, splits, groups of each split at once, most registers) of the first product
 UP = {
     1: [(16, 8, 8, 4), (16, 8, 8, 4, 80), (16, 4, 8, 4), (32, 8, 8, 4), (16, 16, 16, 2)],
-    2: [(16, 4, 4, 4), (16, 8, 8, 4), (32, 4, 4, 2)],
-    4: [(32, 4, 2, 4), (16, 4, 4, 4), (32, 8, 4, 4)],
-    8: [(64, 4, 1, 4), (32, 4, 2, 4), (64, 8, 2, 3)],
-    16: [(64, 4, 1, 4)],
+    2: [(16, 4, 4, 4), (16, 8, 8, 4), (16, 2, 4, 4), (32, 8, 4, 4)],
+    4: [(32, 4, 2, 4), (16, 4, 4, 4), (16, 2, 2, 4)],
+    8: [(64, 4, 1, 4), (64, 4, 1, 3), (32, 2, 1, 4), (64, 8, 2, 2)],
+    16: [(64, 4, 1, 3), (32, 2, 1, 3)],
 }
 # and of the second
 DOWN = {
     2: [(32, 8, 4, 4), (64, 8, 4, 2), (16, 4, 4, 6)],
-    4: [(64, 8, 2, 4), (32, 4, 2, 6), (32, 4, 4, 4)],
-    8: [(64, 4, 1, 6), (64, 4, 1, 3), (64, 8, 2, 4)],
+    4: [(64, 8, 2, 4), (32, 4, 2, 6), (64, 8, 4, 2)],
+    8: [(64, 4, 1, 6), (64, 4, 1, 3), (64, 8, 2, 4), (128, 8, 1, 6)],
     16: [(64, 4, 1, 6)],
 }
-# Of the sum over the experts, by the splits of each expert's inputs: (outputs, warps, groups of each split at once)
+# Of the sum over the experts with 8 columns, and with 16 twice the warps: (outputs, warps, groups of a split at once)
 SUMS = [(16, 8, 6), (16, 8, 12), (16, 4, 6), (32, 8, 6)]
 _TOLERANCE = 1.5e-2
 Product = Callable[[int], torch.Tensor]  # step → outputs
@@ -131,12 +135,37 @@ class Problem:
             self._routed[block_m] = steps
         return self._routed[block_m]
 
-    def _route(self, step: MoeInputs, chunk_tokens: int | None) -> Routing:
+    def _route(self, step: MoeInputs, chunk_tokens: int | None, *, by_bits: bool = False) -> Routing:
+        return route(step.logits, chunk_tokens=chunk_tokens, by_bits=by_bits, **self._options())
+
+    def _options(self) -> dict[str, Any]:
         shape = self.layer.shape
-        return route(
-            step.logits, num_experts=shape.num_experts, top_k=shape.top_k, renormalize=True, pdl=True,
-            weights_dtype=torch.bfloat16 if shape.round_weights else torch.float32, chunk_tokens=chunk_tokens,
-        )  # fmt: skip
+        dtype = torch.bfloat16 if shape.round_weights else torch.float32
+        return {
+            "num_experts": shape.num_experts, "top_k": shape.top_k, "renormalize": True, "weights_dtype": dtype,
+            "pdl": True,
+        }  # fmt: skip
+
+    def _routings(self) -> dict[str, Callable[[MoeInputs], object]]:
+        """Return the ways from logits to tiles of 4 rows, or of one row for one token."""
+        if self.tokens == 1:
+            return {
+                "served": lambda step: self._route(step, None),
+                "by bits": lambda step: self._route(step, None, by_bits=True),
+            }
+        num_experts = self.layer.shape.num_experts
+        ways: dict[str, Callable[[MoeInputs], object]] = {
+            "two launches": lambda step: lay_out(
+                self._route(step, 4), num_experts=num_experts, block_m=4, pdl=True
+            )
+        }  # fmt: skip
+        if self._routes_once():
+            ways["one launch"] = lambda step: route_few(step.logits, block_m=4, **self._options())
+        return ways
+
+    def _routes_once(self) -> bool:
+        padded = (1 << (size - 1).bit_length() for size in (self.tokens, self.layer.shape.top_k))
+        return math.prod(padded) <= MOST_PAIRS
 
     def products(self) -> Iterator[tuple[str, int, FewTile | None, Product]]:
         """Yield ("up" or "down", rows of a tile, tile, product) of each candidate; tile None: the one that serves."""
@@ -144,14 +173,11 @@ class Problem:
         for block_m, cuts in UP.items():
             if block_m > 2 * self.tokens or (block_m == 1) != (self.tokens == 1):
                 continue
-            for cut in cuts:
-                if _suits(FewTile(*cut), self.gate_up, rows=block_m, combinations=cut[2], halves=2):
-                    yield "up", block_m, FewTile(*cut), functools.partial(self._product, block_m, FewTile(*cut), "up")
-            for cut in DOWN.get(block_m, []):
-                if _suits(FewTile(*cut), self.down, rows=block_m, combinations=cut[2], halves=1):
-                    yield "down", block_m, FewTile(*cut), functools.partial(
-                        self._product, block_m, FewTile(*cut), "down"
-                    )
+            parts = (("up", cuts, self.gate_up, 2), ("down", DOWN.get(block_m, []), self.down, 1))
+            for part, tiles, matrix, halves in parts:
+                for tile in (FewTile(*cut) for cut in tiles):
+                    if _suits(tile, matrix, rows=block_m, combinations=tile.splits, halves=halves):
+                        yield part, block_m, tile, functools.partial(self._product, block_m, tile, part)
         if self.tokens == 1:
             places = 1 << (self.layer.shape.top_k - 1).bit_length()
             for columns in (8, 16):
@@ -216,9 +242,13 @@ class Problem:
                 print(f"FAILED {name} {self.tokens} {part} {block_m} {tile}: {str(error)[:200]}", flush=True)
                 continue
             times.append({"part": part, "block_m": block_m, "tile": tile, "us": us})
-        route_us = time_graph([functools.partial(self._route, step, None) for step in self.steps], replays=9)
+        routes_us = {
+            kind: time_graph([functools.partial(call, step) for step in self.steps], replays=9)
+            for kind, call in self._routings().items()
+        }
         layers: list[Report] = []
-        expected = self.layer.specify(self.steps[0], torch.arange(self.tokens, device=self.steps[0].x.device), is_rounded=False)
+        rows = torch.arange(self.tokens, device=self.steps[0].x.device)
+        expected = self.layer.specify(self.steps[0], rows, is_rounded=False)
         candidates: list[Config] = [self.served, *self._configs(times)]
         for config in candidates:
             try:
@@ -234,10 +264,18 @@ class Problem:
         floor, _ = floor_us(self.layer.shape, self.tokens, num_hit, bytes_s=bytes_s, flops_s=flops_s)
         for part, share in (("up", 2 / 3), ("down", 1 / 3)):
             found = sorted((each for each in times if each["part"] == part), key=lambda each: each["us"])
-            shown = [f"{each['us']:.1f} ({_short(each)})" for each in found[:4] + [e for e in found[4:] if not e["tile"]]]
+            found = found[:4] + [each for each in found[4:] if each["tile"] is None]
+            shown = [f"{each['us']:.1f} ({_short(each)})" for each in found]
             print(f"{name} {self.tokens} {part}: floor {floor * share:.1f}; {', '.join(shown)}", flush=True)
+        print(f"{name} {self.tokens} routing: {', '.join(f'{us:.1f} ({kind})' for kind, us in routes_us.items())}")
         products = [each | {"tile": each["tile"] and repr(each["tile"])} for each in times]
-        return {"floor_us": floor, "experts_hit": num_hit, "route_us": route_us, "products": products, "layers": layers}
+        return {
+            "floor_us": floor,
+            "experts_hit": num_hit,
+            "routes_us": routes_us,
+            "products": products,
+            "layers": layers,
+        }
 
     def _configs(self, times: Sequence[Report]) -> Iterator[FewConfig]:
         """Yield the fastest two tiles of the first product with the fastest of the second, for each height of tiles."""
@@ -251,7 +289,10 @@ class Problem:
             )
             for up in ups[:2]:
                 for down in downs[: 2 if block_m == 1 else 1]:
-                    yield FewConfig(block_m, up["tile"], down["tile"], sums=block_m == 1)
+                    config = FewConfig(block_m, up["tile"], down["tile"], sums=block_m == 1)
+                    yield config
+                    if (up is ups[0] and down is downs[0]) and self._routes_once():
+                        yield dataclasses.replace(config, chunk_tokens=None)
 
     def _check(self, config: Config, expected: torch.Tensor) -> float:
         """Assert that two runs are equal, and near the specification; return the error."""
@@ -288,6 +329,10 @@ def _compile(problems: Sequence[Problem]) -> None:
             problem._routed.clear()
             for _, _, _, product in problem.products():
                 product(0)
+            for choose_experts in problem._routings().values():
+                choose_experts(problem.steps[0])
+            for block_m in UP if problem.tokens > 1 and problem._routes_once() else ():
+                route_few(problem.steps[0].logits, block_m=block_m, **problem._options())
             problem._routed.clear()
             problem.layer.run(problem.steps[0], problem.served)
     Compilation(list(kernels)).wait(lambda done, total: None)

@@ -1,4 +1,4 @@
-"""Products of few tokens with experts as PlanesMatrix on Hopper, in Gluon: every load of a program is in flight at once.
+"""Products of few tokens with experts as PlanesMatrix on Hopper, in Gluon: all loads of a program in flight at once.
 
 Matrix-vector products by the other units take five instructions a weight, as long as the bytes of 4 bits take; tensor
 cores fed through shared memory wait for one product after the other. Here codes go from memory to the registers of
@@ -19,7 +19,7 @@ from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 
 from kernels.gluon_common import grid_dependency
-from kernels.moe.configs import FewConfig, FewTile
+from kernels.moe.configs import FewTile
 from kernels.moe.gluon_few_codes import (
     add_group,
     code_layout,
@@ -35,7 +35,7 @@ from kernels.moe.reference import Gate
 from kernels.moe.triton_planes import kind_of
 from kernels.moe.triton_route import Routing, RowTiles
 
-# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN202, RUF005  (Triton reads annotations as types, and knows no * in tuples)
 
 FEW_KINDS = ("mxfp4", "nvfp4", "int4", "fp8")
 _GROUP = gl.constexpr(GROUP)
@@ -285,7 +285,7 @@ def _product_kernel(
         grid_dependency("griddepcontrol.wait;")
         grid_dependency("griddepcontrol.launch_dependents;")
     expert = gl.load(experts_ptr + tile).to(gl.int64)
-    if IS_DIRECT:
+    if IS_DIRECT:  # noqa: SIM108 - Gluon decides it while it compiles
         num_rows = gl.where(expert < 0, 0, 1)  # none: an expert of another rank
     else:
         num_rows = gl.load(tile_rows_ptr + tile)

@@ -17,7 +17,7 @@ from kernels.linear.triton_e2m1 import e2m1_asm
 from kernels.moe.planes import GROUP, PLANE
 from kernels.moe.triton_planes_decode import e4m3_asm, has_zeros, int4_asm, is_bf16
 
-# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN201, ANN202, RUF005  (Triton reads annotations as types, and knows no * in tuples)
 
 _GROUP = gl.constexpr(GROUP)
 _PLANE = gl.constexpr(PLANE)

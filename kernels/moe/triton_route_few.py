@@ -74,7 +74,7 @@ def _route_few_kernel(
     GROUPS_PAD: tl.constexpr, OPEN_GROUPS: tl.constexpr, BEST_OF_GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
     TILES_PAD: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """All tokens. A pair's rank is the number of earlier pairs of its expert; each rank BLOCK_M divides opens a tile."""
+    """All tokens. A pair's rank is the number of earlier pairs of its expert; one in BLOCK_M opens a tile."""
     tokens = tl.arange(0, TOKENS)
     columns = tl.arange(0, EXPERTS_PAD)[None, :]
     places = tl.arange(0, PLACES_PAD)[None, :]

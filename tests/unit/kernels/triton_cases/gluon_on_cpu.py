@@ -235,9 +235,8 @@ def _functions(modules: Iterable[types.ModuleType], language: SimpleNamespace) -
         scope = dict(vars(module)) | {"gl": language, "mma_v2": _multiply_matrices}
         scope["grid_dependency"] = lambda instruction: None
         scopes.append(scope)
-        for name, value in list(scope.items()):
-            if isinstance(value, KernelOnCpu):
-                value = value._kernel
+        for name, known in list(scope.items()):
+            value = known._kernel if isinstance(known, KernelOnCpu) else known
             if isinstance(value, triton.language.constexpr):
                 scope[name] = value.value
             elif isinstance(value, JITFunction) and value.fn.__module__ == module.__name__:
