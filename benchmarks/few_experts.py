@@ -51,7 +51,7 @@ DEFAULT_SHAPES = (
     "gpt-oss-120b-mxfp4", "qwen3.5-35b-a3b-fp8",
 )  # fmt: skip
 # Rows of a tile → (outputs, warps, splits, groups of each split at once, most registers) of the first product
-UP = {
+UP: dict[int, list[tuple[int, ...]]] = {
     1: [(16, 8, 8, 4), (16, 8, 8, 4, 80), (16, 4, 8, 4), (32, 8, 8, 4), (16, 16, 16, 2)],
     2: [(16, 4, 4, 4), (16, 8, 8, 4), (16, 2, 4, 4), (32, 8, 4, 4)],
     4: [(32, 4, 2, 4), (16, 4, 4, 4), (16, 2, 2, 4)],
@@ -59,7 +59,7 @@ UP = {
     16: [(64, 4, 1, 3), (32, 2, 1, 3)],
 }
 # and of the second
-DOWN = {
+DOWN: dict[int, list[tuple[int, ...]]] = {
     2: [(32, 8, 4, 4), (64, 8, 4, 2), (16, 4, 4, 6)],
     4: [(64, 8, 2, 4), (32, 4, 2, 6), (64, 8, 4, 2)],
     8: [(64, 4, 1, 6), (64, 4, 1, 3), (64, 8, 2, 4), (128, 8, 1, 6)],
@@ -173,11 +173,12 @@ class Problem:
         for block_m, cuts in UP.items():
             if block_m > 2 * self.tokens or (block_m == 1) != (self.tokens == 1):
                 continue
-            parts = (("up", cuts, self.gate_up, 2), ("down", DOWN.get(block_m, []), self.down, 1))
-            for part, tiles, matrix, halves in parts:
-                for tile in (FewTile(*cut) for cut in tiles):
-                    if _suits(tile, matrix, rows=block_m, combinations=tile.splits, halves=halves):
-                        yield part, block_m, tile, functools.partial(self._product, block_m, tile, part)
+            for tile in (FewTile(*cut) for cut in cuts):
+                if _suits(tile, self.gate_up, rows=block_m, combinations=tile.splits, halves=2):
+                    yield "up", block_m, tile, functools.partial(self._product, block_m, tile, "up")
+            for tile in (FewTile(*cut) for cut in DOWN.get(block_m, [])):
+                if _suits(tile, self.down, rows=block_m, combinations=tile.splits, halves=1):
+                    yield "down", block_m, tile, functools.partial(self._product, block_m, tile, "down")
         if self.tokens == 1:
             places = 1 << (self.layer.shape.top_k - 1).bit_length()
             for columns in (8, 16):
@@ -195,39 +196,45 @@ class Problem:
             yield "up", 0, None, functools.partial(self._registers, config, "up")
             yield "down", 0, None, functools.partial(self._registers, config, "down")
 
+    def _bias(self, part: str) -> torch.Tensor | None:
+        biases = self.layer.biases
+        if biases is None:
+            return None
+        return biases.gate_up if part == "up" else biases.down
+
     def _product(self, block_m: int, tile: FewTile, part: str, step: int) -> torch.Tensor:
-        is_up, biases = part == "up", self.layer.biases
+        is_up = part == "up"
         return few_product(
             self.steps[step].x if is_up else self.inner[step], self.gate_up if is_up else self.down,
             self.routed(block_m)[step], tile, block_m=block_m, num_pairs=self.num_pairs,
             gate=self.layer.gate if is_up else None,
-            bias=biases and (biases.gate_up if is_up else biases.down), pdl=True,
+            bias=self._bias(part), pdl=True,
         )  # fmt: skip
 
     def _sum(self, tile: FewTile, step: int) -> torch.Tensor:
-        routing, biases = self.routed(1)[step], self.layer.biases
+        routing = self.routed(1)[step]
         assert isinstance(routing, Routing)
-        return few_sum(self.inner[step], self.down, routing, tile, bias=biases and biases.down, pdl=True)
+        return few_sum(self.inner[step], self.down, routing, tile, bias=self._bias("down"), pdl=True)
 
     def _pairs(self, config: PlanesPairsConfig, part: str, step: int) -> torch.Tensor:
-        routing, biases = self.routed(1)[step], self.layer.biases
+        routing = self.routed(1)[step]
         assert isinstance(routing, Routing)
         if part == "up":
             return planes_pairs_up(
                 self.steps[step].x, self.gate_up, routing, config.up, gate=self.layer.gate,
-                bias=biases and biases.gate_up, pdl=True,
+                bias=self._bias("up"), pdl=True,
             )  # fmt: skip
         return planes_pairs_down(
-            self.inner[step], self.down, routing, config.down, bias=biases and biases.down, pdl=True
+            self.inner[step], self.down, routing, config.down, bias=self._bias("down"), pdl=True
         )  # fmt: skip
 
     def _registers(self, config: PlanesConfig, part: str, step: int) -> torch.Tensor:
-        is_up, biases = part == "up", self.layer.biases
+        is_up = part == "up"
         return planes_gemm(
             self.steps[step].x if is_up else self.inner[step], self.gate_up if is_up else self.down,
             self.routed(1 if config.chunk_tokens is None else config.block_m)[step],
             config.up if is_up else config.down, block_m=config.block_m, num_pairs=self.num_pairs,
-            gate=self.layer.gate if is_up else None, bias=biases and (biases.gate_up if is_up else biases.down),
+            gate=self.layer.gate if is_up else None, bias=self._bias(part),
             pdl=True,
         )  # fmt: skip
 
@@ -238,8 +245,8 @@ class Problem:
         for part, block_m, tile, product in self.products():
             try:
                 us = time_graph([functools.partial(product, step) for step in steps], replays=9)
-            except (AssertionError, RuntimeError, TritonError) as error:
-                print(f"FAILED {name} {self.tokens} {part} {block_m} {tile}: {str(error)[:200]}", flush=True)
+            except (AssertionError, RuntimeError, TritonError) as failure:
+                print(f"FAILED {name} {self.tokens} {part} {block_m} {tile}: {str(failure)[:200]}", flush=True)
                 continue
             times.append({"part": part, "block_m": block_m, "tile": tile, "us": us})
         routes_us = {
@@ -255,8 +262,8 @@ class Problem:
                 error = self._check(config, expected)
                 calls = [functools.partial(self.layer.run, step, config) for step in self.steps]
                 us = min(time_graph(calls) for _ in range(2))
-            except (AssertionError, RuntimeError, TritonError) as problem:
-                print(f"WRONG {name} {self.tokens} {config}: {str(problem)[:200]}", flush=True)
+            except (AssertionError, RuntimeError, TritonError) as failure:
+                print(f"WRONG {name} {self.tokens} {config}: {str(failure)[:200]}", flush=True)
                 continue
             layers.append({"config": repr(config), "us": us, "error": error, "is_served": config is self.served})
         num_hit = sum(count_hit(self.layer.shape, step) for step in self.steps) / len(self.steps)

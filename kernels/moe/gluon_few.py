@@ -131,7 +131,7 @@ def _load_ahead(source, SETTINGS: gl.constexpr):
     """Load the first AHEAD groups of each row: a tuple of what _load returns."""
     held = ()
     for step in gl.static_range(SETTINGS[4]):
-        held = held + (_load(source, step, SETTINGS),)
+        held = held + (_load(source, step, SETTINGS),)  # type: ignore[assignment]
     # The compiler would put most loads behind the products of the first; it moves none past a barrier
     gl.thread_barrier()
     return held

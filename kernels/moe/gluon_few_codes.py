@@ -118,7 +118,7 @@ def load_group(word_ptrs, scale_ptrs, group, num_groups, outputs, KIND: gl.const
             scales = ()
             for word in gl.static_range(WORDS):
                 ptrs = scale_ptrs + (group * WORDS + word) * outputs
-                scales = scales + (gl.load(ptrs, mask=is_group, other=0),)
+                scales = scales + (gl.load(ptrs, mask=is_group, other=0),)  # type: ignore[assignment]
             return (words,), scales
 
 
@@ -129,7 +129,8 @@ def load_rows(x_ptrs, start, is_row, K: gl.constexpr):
     for plane in gl.static_range(4):
         place = start + plane * _PLANE
         is_here = gl.expand_dims(is_row & (place < K), 0)
-        planes = planes + (gl.load(x_ptrs + gl.expand_dims(place, 0), mask=is_here, other=0.0),)
+        plane_of = gl.load(x_ptrs + gl.expand_dims(place, 0), mask=is_here, other=0.0)
+        planes = planes + (plane_of,)  # type: ignore[assignment]
     return planes
 
 

@@ -8,6 +8,7 @@ planes have kernels of their own for both products: of one token, of some, and o
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
@@ -91,28 +92,26 @@ def fused_moe(
     num_pairs = x.shape[0] * top_k
     if config is None:
         config = choose(x, gate_up, down, top_k=top_k, num_experts=num_experts, gate=gate)
-    choose_experts = functools.partial(
-        route_few if _routes_once(config) else route,
-        logits,
-        num_experts=num_experts,
-        top_k=top_k,
-        renormalize=renormalize,
-        given=given,
-        floor=floor,
-        added=added,
-        factor=factor,
-        weights_dtype=x.dtype if round_weights else torch.float32,
-        expert_scales=expert_scales,
-        choice=choice,
-        here=range(first_expert, first_expert + num_here),
-        pdl=pdl,
-    )
+    options: dict[str, Any] = {
+        "num_experts": num_experts,
+        "top_k": top_k,
+        "renormalize": renormalize,
+        "given": given,
+        "floor": floor,
+        "added": added,
+        "factor": factor,
+        "weights_dtype": x.dtype if round_weights else torch.float32,
+        "expert_scales": expert_scales,
+        "choice": choice,
+        "here": range(first_expert, first_expert + num_here),
+        "pdl": pdl,
+    }
     tiles: RowTiles | Routing
-    if isinstance(config, FewConfig) and _routes_once(config):
-        routing, tiles = choose_experts(block_m=config.block_m)
+    if isinstance(config, FewConfig) and config.block_m > 1 and config.chunk_tokens is None:
+        routing, tiles = route_few(logits, block_m=config.block_m, **options)
     else:
         by_bits = isinstance(config, FewConfig) and config.chunk_tokens is None
-        tiles = routing = choose_experts(chunk_tokens=_chunk_tokens(config), by_bits=by_bits)
+        tiles = routing = route(logits, chunk_tokens=_chunk_tokens(config), by_bits=by_bits, **options)
     shared_gate = None if shared is None else logits[:, -1]
     up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
     if isinstance(config, PairsConfig):
@@ -222,11 +221,6 @@ def choose(
     config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)
     config = config if isinstance(down, torch.Tensor) else for_packed(config)
     return fitting(config, shared_bytes=shared_bytes_of(x.device)) if x.is_cuda else config
-
-
-def _routes_once(config: Config) -> bool:
-    """Return True if one launch chooses experts and lays out their pairs."""
-    return isinstance(config, FewConfig) and config.block_m > 1 and config.chunk_tokens is None
 
 
 def _chunk_tokens(config: Config) -> int | None:

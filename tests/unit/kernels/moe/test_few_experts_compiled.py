@@ -21,7 +21,10 @@ problem = make_problem(
     num_tokens=8, num_experts=4, top_k=4, hidden_size=2048, intermediate_size=768, dtype=torch.bfloat16,
     has_biases=is_clamped, gate=gate,
 )
-problem = pack_integers(problem, STORAGES[storage]) if storage in STORAGES else pack_experts(problem, storage, block=128)
+if storage in STORAGES:
+    problem = pack_integers(problem, STORAGES[storage])
+else:
+    problem = pack_experts(problem, storage, block=128)
 configs = (
     FewConfig(1, FewTile(16, 8, 8, 4), FewTile(16, 8, 2, 6), sums=True, chunk_tokens=None),
     FewConfig(8, FewTile(64, 4, 1, 3), FewTile(64, 4, 1, 3), chunk_tokens=None),
