@@ -38,7 +38,7 @@ from benchmarks.moe_problem import SHAPES, MoeInputs, count_hit, floor_us, make_
 from benchmarks.report import Report, format_table
 from kernels.moe.configs import FewConfig, FewTile, PlanesConfig, PlanesPairsConfig
 from kernels.moe.gluon_few import few_product, few_sum
-from kernels.moe.planes import PlanesMatrix
+from kernels.moe.planes import GROUP, PlanesMatrix
 from kernels.moe.triton import Config, choose
 from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
@@ -52,7 +52,16 @@ DEFAULT_SHAPES = (
 )  # fmt: skip
 # Rows of a tile → (outputs, warps, splits, groups of each split at once, most registers) of the first product
 UP: dict[int, list[tuple[int, ...]]] = {
-    1: [(16, 8, 8, 4), (16, 8, 8, 4, 80), (16, 4, 8, 4), (32, 8, 8, 4), (16, 16, 16, 2)],
+    1: [
+        (16, 8, 8, 4),
+        (16, 8, 8, 2),
+        (16, 8, 8, 4, 80),
+        (16, 8, 8, 4, 128),
+        (16, 8, 8, 2, 128),
+        (16, 4, 8, 4),
+        (32, 8, 8, 4),
+        (16, 16, 16, 2),
+    ],
     2: [(16, 4, 4, 4), (16, 8, 8, 4), (16, 2, 4, 4), (32, 8, 4, 4)],
     4: [(32, 4, 2, 4), (16, 4, 4, 4), (16, 2, 2, 4)],
     8: [(64, 4, 1, 4), (64, 4, 1, 3), (32, 2, 1, 4), (64, 8, 2, 2)],
@@ -66,7 +75,7 @@ DOWN: dict[int, list[tuple[int, ...]]] = {
     16: [(64, 4, 1, 6)],
 }
 # Of the sum over the experts with 8 columns, and with 16 twice the warps: (outputs, warps, groups of a split at once)
-SUMS = [(16, 8, 6), (16, 8, 12), (16, 4, 6), (32, 8, 6)]
+SUMS = [(16, 8, 6), (16, 8, 12), (16, 8, 3), (16, 4, 6), (32, 8, 6)]
 _TOLERANCE = 1.5e-2
 Product = Callable[[int], torch.Tensor]  # step → outputs
 
@@ -170,6 +179,15 @@ class Problem:
     def products(self) -> Iterator[tuple[str, int, FewTile | None, Product]]:
         """Yield ("up" or "down", rows of a tile, tile, product) of each candidate; tile None: the one that serves."""
         yield from self._served_products()
+        seen = set()
+        for part, block_m, tile, product in self._candidates():
+            steps = -(-(self.gate_up if part == "up" else self.down).shape[2] // (GROUP * tile.splits))
+            key = part, block_m, dataclasses.replace(tile, ahead=min(tile.ahead, steps))
+            if key not in seen:
+                yield part, block_m, tile, product
+            seen.add(key)
+
+    def _candidates(self) -> Iterator[tuple[str, int, FewTile, Product]]:
         for block_m, cuts in UP.items():
             if block_m > 2 * self.tokens or (block_m == 1) != (self.tokens == 1):
                 continue
