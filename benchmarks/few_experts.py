@@ -11,7 +11,7 @@ What to decide: `kernels/moe/configs.py` has no rule that chooses a FewConfig. W
 least 3 % faster for a kind and number of tokens in all shapes of that kind, make a rule of the tiles in its last column
 (planes_config, for the same tokens as _PAIRS_OF and up to 16); where it loses everywhere, remove the kernels. A line
 "WRONG" or "FAILED" is a candidate to leave out, and to look at. Where the products gain and the layer does not, see the
-lines "routing": "one launch" is that of chunk_tokens=None, and so is "by bits" for one token.
+lines "routing": "one launch" is that of chunk_tokens=None, and so is "by bits" for one token; chooses=True has none.
 
 Times are of graphs over eight steps that choose other experts each time. Needs a Hopper GPU and Triton.
 """
@@ -316,8 +316,11 @@ class Problem:
                 for down in downs[: 2 if block_m == 1 else 1]:
                     config = FewConfig(block_m, up["tile"], down["tile"], sums=block_m == 1)
                     yield config
-                    if (up is ups[0] and down is downs[0]) and self._routes_once():
-                        yield dataclasses.replace(config, chunk_tokens=None)
+                    if up is ups[0] and down is downs[0]:
+                        if self._routes_once():
+                            yield dataclasses.replace(config, chunk_tokens=None)
+                        if config.sums:
+                            yield dataclasses.replace(config, chooses=True)
 
     def _check(self, config: Config, expected: torch.Tensor) -> float:
         """Assert that two runs are equal, and near the specification; return the error."""

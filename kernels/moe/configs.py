@@ -253,6 +253,7 @@ class FewConfig:
     up: FewTile
     down: FewTile
     sums: bool = False  # the second product sums over the experts; with tiles of one row
+    chooses: bool = False  # of sums: both products choose the experts themselves, if a softmax alone chooses them
     chunk_tokens: int | None = 4  # as of GroupedConfig, unless tiles have one row; None: all are routed in one launch
 
 

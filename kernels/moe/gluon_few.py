@@ -20,26 +20,19 @@ from triton.experimental.gluon import language as gl
 
 from kernels.gluon_common import grid_dependency
 from kernels.moe.configs import FewTile
-from kernels.moe.gluon_few_codes import (
-    add_group,
-    code_layout,
-    half_layout,
-    load_group,
-    load_rows,
-    mma_layout,
-    row_layout,
-)
+from kernels.moe.gluon_few_codes import code_layout, row_layout
+from kernels.moe.gluon_few_route import LateRouting, rank_experts, take_all, take_expert
+from kernels.moe.gluon_few_sums import load_ahead, own_columns, place_rows, sources, sum_groups
 from kernels.moe.gluon_planes import activate, round_bf16
 from kernels.moe.planes import GROUP, PLANE, PlanesMatrix
 from kernels.moe.reference import Gate
 from kernels.moe.triton_planes import kind_of
 from kernels.moe.triton_route import Routing, RowTiles
 
-# ruff: noqa: ANN001, ANN202, RUF005  (Triton reads annotations as types, and knows no * in tuples)
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 
 FEW_KINDS = ("mxfp4", "nvfp4", "int4", "fp8")
 _GROUP = gl.constexpr(GROUP)
-_PLANE = gl.constexpr(PLANE)
 
 
 def takes(x: torch.Tensor, gate_up: PlanesMatrix, down: PlanesMatrix, gate: Gate) -> bool:
@@ -54,7 +47,7 @@ def takes(x: torch.Tensor, gate_up: PlanesMatrix, down: PlanesMatrix, gate: Gate
 def few_product(
     x: torch.Tensor,
     w: PlanesMatrix,
-    routed: RowTiles | Routing,
+    routed: RowTiles | Routing | LateRouting,
     tile: FewTile,
     *,
     block_m: int,
@@ -63,21 +56,27 @@ def few_product(
     bias: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Equal kernels.moe.triton_planes.planes_gemm: [num_pairs, N]. block_m: of the tiles; 1 with a Routing."""
+    """Equal kernels.moe.triton_planes.planes_gemm: [num_pairs, N]. block_m: of the tiles; 1 with another routing."""
     n = w.shape[1] // (1 if gate is None else 2)
     out = torch.empty(num_pairs, n, dtype=x.dtype, device=x.device)
-    is_direct = isinstance(routed, Routing)
-    if isinstance(routed, Routing):
-        assert block_m == 1
-        experts = pairs = rows = routed.experts.view(-1)
+    late, num_tiles = None, num_pairs
+    if isinstance(routed, RowTiles):
+        experts, pairs, rows, num_tiles = routed.experts, routed.pairs, routed.rows, routed.experts.shape[0]
+    elif isinstance(routed, Routing):
+        experts = pairs = rows = routed.experts
     else:
-        experts, pairs, rows = routed.experts, routed.pairs, routed.rows
+        late = routed
+        experts = pairs = rows = late.logits
+    is_direct = not isinstance(routed, RowTiles)
+    assert block_m == 1 or not is_direct
     _check(x, w, n, tile, tile.splits * block_m)
-    _product_kernel[(n // tile.outputs, experts.shape[0])](
+    _product_kernel[(n // tile.outputs, num_tiles)](
         x, w.words, w.scales, w.constants, bias, out, pairs, experts, rows, n, x.stride(0), w.scales.stride(0),
+        0 if late is None else late.logits.stride(0),
         K=w.shape[2], KIND=kind_of(w), ROWS=w.rows, COLUMNS=w.columns, PAIRS_PER_ROW=num_pairs // x.shape[0],
         IS_DIRECT=is_direct, HAS_BIAS=bias is not None, GATE="" if gate is None else gate.kind,
         ALPHA=0.0 if gate is None else gate.alpha, LIMIT=0.0 if gate is None else gate.limit,
+        EXPERTS=0 if late is None else late.num_experts, PADDED=0 if late is None else late.padded,
         MEMBERS=block_m, OUTPUTS=tile.outputs, SPLITS=tile.splits, AHEAD=_ahead(w, tile), PDL=pdl,
         num_warps=tile.num_warps, launch_pdl=pdl, maxnreg=tile.max_registers,
     )  # fmt: skip
@@ -87,7 +86,7 @@ def few_product(
 def few_sum(
     inner: torch.Tensor,
     down: PlanesMatrix,
-    routing: Routing,
+    routing: Routing | LateRouting,
     tile: FewTile,
     *,
     bias: torch.Tensor | None = None,
@@ -96,15 +95,24 @@ def few_sum(
     pdl: bool = False,
 ) -> torch.Tensor:
     """Equal kernels.moe.triton_planes_pairs.planes_pairs_down: [T, H]; the experts are summed in their order."""
-    num_tokens, top_k = routing.experts.shape
-    n = down.shape[1]
+    late = routing if isinstance(routing, LateRouting) else None
+    if isinstance(routing, LateRouting):
+        top_k, dtype, experts, weights = routing.top_k, routing.weights_dtype, routing.logits, None
+    else:
+        top_k, dtype = routing.experts.shape[1], routing.weights.dtype
+        experts, weights = routing.experts, routing.weights
+    num_tokens, n = experts.shape[0], down.shape[1]
+    assert dtype in (torch.bfloat16, torch.float32)
     out = torch.empty(num_tokens, n, dtype=inner.dtype, device=inner.device)
     places = triton.next_power_of_2(top_k)
     _check(inner, down, n, tile, places * tile.splits)
     _sum_kernel[(n // tile.outputs, num_tokens)](
-        inner, down.words, down.scales, down.constants, bias, routing.experts, routing.weights, shared, shared_gate,
+        inner, down.words, down.scales, down.constants, bias, experts, weights, shared, shared_gate,
         out, n, down.scales.stride(0), 0 if shared is None else shared.stride(0),
-        0 if shared_gate is None else shared_gate.stride(0),
+        0 if shared_gate is None else shared_gate.stride(0), 0 if late is None else late.logits.stride(0),
+        *((0.0, 0.0, 1.0) if late is None else (late.floor, late.added, late.factor)),
+        EXPERTS=0 if late is None else late.num_experts, PADDED=0 if late is None else late.padded,
+        RENORMALIZE=late is not None and late.renormalize, ROUNDS_WEIGHTS=dtype == torch.bfloat16,
         K=down.shape[2], KIND=kind_of(down), ROWS=down.rows, COLUMNS=down.columns, HAS_BIAS=bias is not None,
         HAS_SHARED=shared is not None, TOP_K=top_k, PLACES=places, OUTPUTS=tile.outputs, SPLITS=tile.splits,
         AHEAD=_ahead(down, tile), PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl, maxnreg=tile.max_registers,
@@ -126,150 +134,16 @@ def _check(x: torch.Tensor, w: PlanesMatrix, n: int, tile: FewTile, num_columns:
     assert w.scales.is_contiguous()
 
 
-@jit
-def _load_ahead(source, SETTINGS: gl.constexpr):
-    """Load the first AHEAD groups of each row: a tuple of what _load returns."""
-    held = ()
-    for step in gl.static_range(SETTINGS[4]):
-        held = held + (_load(source, step, SETTINGS),)  # type: ignore[assignment]
-    # The compiler would put most loads behind the products of the first; it moves none past a barrier
-    gl.thread_barrier()
-    return held
-
-
-@jit
-def _load(source, step, SETTINGS: gl.constexpr):
-    """Load the words and scales of each row's group of a step, and those of the ups beside the gates."""
-    word_ptrs, scale_ptrs, first_group, outputs, words_of_up, scales_of_up = source
-    K: gl.constexpr = SETTINGS[0]
-    KIND: gl.constexpr = SETTINGS[1]
-    COLUMNS: gl.constexpr = SETTINGS[2]
-    GROUPS: gl.constexpr = (K + _GROUP - 1) // _GROUP
-    group = first_group + step * SETTINGS[3]
-    words, scales = load_group(word_ptrs, scale_ptrs, group, GROUPS, outputs, KIND, COLUMNS)
-    if SETTINGS[5] == 1:
-        return words, scales
-    else:
-        ups, scales_of_ups = load_group(
-            word_ptrs + words_of_up, scale_ptrs + scales_of_up, group, GROUPS, outputs, KIND, COLUMNS
-        )  # fmt: skip
-        return words, scales, ups, scales_of_ups
-
-
-@jit
-def _sum_groups(held, source, rows, SETTINGS: gl.constexpr):
-    """Sum over all groups, one set of outputs or two: [M, N] fp32 each. held: from _load_ahead.
-
-    rows: pointers of a plane of each column's row of x, [32, N], where its first group starts, [N], whether it has one.
-    """
-    K: gl.constexpr = SETTINGS[0]
-    SPLITS: gl.constexpr = SETTINGS[3]
-    AHEAD: gl.constexpr = SETTINGS[4]
-    STEPS: gl.constexpr = (K + _GROUP * SPLITS - 1) // (_GROUP * SPLITS)
-    M: gl.constexpr = source[0].shape[0]
-    N: gl.constexpr = rows[0].shape[1]
-    sums = gl.zeros([M, N], gl.float32, mma_layout(gl.num_warps()))
-    ups = sums
-    planes = _load_rows(rows, 0, SETTINGS)
-    if STEPS <= AHEAD:
-        for step in gl.static_range(STEPS):
-            following = planes
-            if step + 1 < STEPS:
-                following = _load_rows(rows, step + 1, SETTINGS)
-            sums, ups = _add(sums, ups, held[step], planes, SETTINGS)
-            planes = following
-    else:
-        for first in range(0, STEPS, AHEAD):
-            for place in gl.static_range(AHEAD):
-                following = _load_rows(rows, first + place + 1, SETTINGS)
-                gl.thread_barrier()
-                sums, ups = _add(sums, ups, held[0], planes, SETTINGS)
-                held = held[1:] + (_load(source, first + place + AHEAD, SETTINGS),)
-                planes = following
-    return sums, ups
-
-
-@jit
-def _load_rows(rows, step, SETTINGS: gl.constexpr):
-    """Load the inputs of each column's group of a step, 0 past the last."""
-    x_ptrs, starts, is_row = rows
-    return load_rows(x_ptrs, starts + step * (SETTINGS[3] * _GROUP), is_row, SETTINGS[0])
-
-
-@jit
-def _add(sums, ups, loaded, planes, SETTINGS: gl.constexpr):
-    """Add the products of what _load and _load_rows have returned for a step."""
-    KIND: gl.constexpr = SETTINGS[1]
-    COLUMNS: gl.constexpr = SETTINGS[2]
-    sums = add_group(sums, loaded[0], loaded[1], planes, KIND, COLUMNS)
-    if SETTINGS[5] == 2:
-        ups = add_group(ups, loaded[2], loaded[3], planes, KIND, COLUMNS)
-    return sums, ups
-
-
-@jit
-def _place_rows(TILES: gl.constexpr, COMBINATIONS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Return the combination of each row of weights, and its output among those of the program."""
-    rows = gl.arange(0, 16 * TILES, LAYOUT)
-    return rows // 16 % COMBINATIONS, rows // (16 * COMBINATIONS) * 16 + rows % 16
-
-
-@jit
-def _own_columns(sums, COMBINATIONS: gl.constexpr):
-    """Sum over the columns of each row's own combination: [M, N] → [tiles, combinations, 16, columns of one]."""
-    M: gl.constexpr = sums.shape[0]
-    MEMBERS: gl.constexpr = sums.shape[1] // COMBINATIONS
-    LAYOUT: gl.constexpr = sums.type.layout
-    rows = gl.arange(0, M, gl.SliceLayout(1, LAYOUT))
-    columns = gl.arange(0, sums.shape[1], gl.SliceLayout(0, LAYOUT))
-    is_own = gl.expand_dims(rows // 16 % COMBINATIONS, 1) == gl.expand_dims(columns // MEMBERS, 0)
-    own = gl.where(is_own, sums, 0.0)
-    return gl.sum(own.reshape([M // (16 * COMBINATIONS), COMBINATIONS, 16, COMBINATIONS, MEMBERS]), 3)
-
-
-@jit
-def _sources(words_ptr, scales_ptr, experts, features, n, stride_scales, SETTINGS: gl.constexpr, ROWS: gl.constexpr):
-    """Return the first three and the last three of what _load reads. experts, features: of each row, [M], int64, int32.
-
-    features: among the outputs of a matrix; those of ups are n further.
-    """
-    K: gl.constexpr = SETTINGS[0]
-    KIND: gl.constexpr = SETTINGS[1]
-    COLUMNS: gl.constexpr = SETTINGS[2]
-    HALVES: gl.constexpr = SETTINGS[5]
-    M: gl.constexpr = features.shape[0]
-    LAYOUT: gl.constexpr = code_layout(M, gl.num_warps())
-    GROUPS: gl.constexpr = (K + _GROUP - 1) // _GROUP
-    RUNS: gl.constexpr = 2 if KIND == "fp8" else 1
-    outputs = n * HALVES
-    places = gl.arange(0, 32, gl.SliceLayout(0, LAYOUT))
-    offsets = (experts * (GROUPS * RUNS) * outputs + features) * _PLANE
-    word_ptrs = words_ptr + gl.expand_dims(offsets, 1) + gl.expand_dims(places, 0)
-    scale_ptrs = scales_ptr + experts * stride_scales
-    scales_of_up = n
-    if KIND == "fp8":
-        PER_OUTPUT: gl.constexpr = (K + COLUMNS - 1) // COLUMNS
-        scale_ptrs += features // ROWS * PER_OUTPUT
-        scales_of_up = (n + ROWS - 1) // ROWS * PER_OUTPUT
-    elif KIND == "nvfp4":
-        HALF: gl.constexpr = gl.SliceLayout(2, half_layout(M, gl.num_warps()))
-        scale_ptrs = gl.convert_layout(scale_ptrs + features * 2, gl.SliceLayout(1, HALF))
-        scale_ptrs = gl.expand_dims(scale_ptrs, 1) + gl.expand_dims(gl.arange(0, 2, gl.SliceLayout(0, HALF)), 0)
-        scales_of_up = n * 2
-    else:
-        scale_ptrs += features
-    return word_ptrs, scale_ptrs, outputs, n * _PLANE, scales_of_up
-
-
 @gluon.jit
 def _product_kernel(
     x_ptr, words_ptr, scales_ptr, factors_ptr, bias_ptr, out_ptr, pairs_ptr, experts_ptr, tile_rows_ptr, n,
-    stride_x, stride_scales,
+    stride_x, stride_scales, stride_logits,
+    EXPERTS: gl.constexpr, PADDED: gl.constexpr,
     K: gl.constexpr, KIND: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, PAIRS_PER_ROW: gl.constexpr,
     IS_DIRECT: gl.constexpr, HAS_BIAS: gl.constexpr, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr,
     MEMBERS: gl.constexpr, OUTPUTS: gl.constexpr, SPLITS: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """OUTPUTS values of one tile of rows. IS_DIRECT: tile i is the pair i alone."""
+    """OUTPUTS values of one tile of rows. IS_DIRECT: tile i is the pair i alone. EXPERTS: experts_ptr is of logits."""
     tile = gl.program_id(1)
     first = gl.program_id(0) * OUTPUTS
     HALVES: gl.constexpr = 1 if GATE == "" else 2
@@ -278,29 +152,36 @@ def _product_kernel(
     N: gl.constexpr = SPLITS * MEMBERS
     CODES: gl.constexpr = code_layout(16 * TILES, gl.num_warps())
     LINES: gl.constexpr = row_layout(N, gl.num_warps())
-    split, features = _place_rows(TILES, SPLITS, gl.SliceLayout(1, CODES))
+    split, features = place_rows(TILES, SPLITS, gl.SliceLayout(1, CODES))
     columns = gl.arange(0, N, gl.SliceLayout(0, LINES))
     members = columns % MEMBERS
     if PDL:
         grid_dependency("griddepcontrol.wait;")
         grid_dependency("griddepcontrol.launch_dependents;")
-    expert = gl.load(experts_ptr + tile).to(gl.int64)
+    if EXPERTS > 0:
+        ranks, _ = rank_experts(experts_ptr + tile // PAIRS_PER_ROW * stride_logits, EXPERTS, PADDED)
+        expert, _, ranks = take_expert(ranks, PADDED)
+        for _ in range(tile % PAIRS_PER_ROW):
+            expert, _, ranks = take_expert(ranks, PADDED)
+        expert = expert.to(gl.int64)
+    else:
+        expert = gl.load(experts_ptr + tile).to(gl.int64)
     if IS_DIRECT:  # noqa: SIM108 - Gluon decides it while it compiles
         num_rows = gl.where(expert < 0, 0, 1)  # none: an expert of another rank
     else:
         num_rows = gl.load(tile_rows_ptr + tile)
     if num_rows > 0:
         experts = gl.zeros([16 * TILES], gl.int64, gl.SliceLayout(1, CODES)) + expert
-        word_ptrs, scale_ptrs, outputs, words_of_up, scales_of_up = _sources(
+        word_ptrs, scale_ptrs, outputs, words_of_up, scales_of_up = sources(
             words_ptr, scales_ptr, experts, first + features, n, stride_scales, SETTINGS, ROWS
         )  # fmt: skip
         source = (word_ptrs, scale_ptrs, split, outputs, words_of_up, scales_of_up)
-        held = _load_ahead(source, SETTINGS)
+        held = load_ahead(source, SETTINGS)
         is_row = members < num_rows
         pairs = _pairs_of(pairs_ptr, tile, members, is_row, MEMBERS, IS_DIRECT)
         lines = x_ptr + gl.expand_dims(pairs // PAIRS_PER_ROW * stride_x, 0)
         lines += gl.expand_dims(gl.arange(0, 32, gl.SliceLayout(1, LINES)), 1)
-        sums, ups = _sum_groups(held, source, (lines, columns // MEMBERS * _GROUP, is_row), SETTINGS)
+        sums, ups = sum_groups(held, source, (lines, columns // MEMBERS * _GROUP, is_row), SETTINGS)
         OUT: gl.constexpr = gl.BlockedLayout([1, 1], [16, 2], [gl.num_warps(), 1], [0, 1])
         values = _finish(sums, factors_ptr, bias_ptr, expert * outputs + first, OUTPUTS, SPLITS, KIND, HAS_BIAS, OUT)
         if HALVES == 2:
@@ -339,7 +220,7 @@ def _finish(
 ):  # fmt: skip
     """Sum over the splits, times factors, plus biases, of which `first` is the first: [OUTPUTS, MEMBERS] fp32."""
     MEMBERS: gl.constexpr = sums.shape[1] // SPLITS
-    values = gl.sum(_own_columns(sums, SPLITS), 1).reshape([OUTPUTS, MEMBERS])
+    values = gl.sum(own_columns(sums, SPLITS), 1).reshape([OUTPUTS, MEMBERS])
     values = gl.convert_layout(values, OUT)
     places = first + gl.arange(0, OUTPUTS, gl.SliceLayout(1, OUT))
     if KIND == "nvfp4":
@@ -352,7 +233,8 @@ def _finish(
 @gluon.jit
 def _sum_kernel(
     x_ptr, words_ptr, scales_ptr, factors_ptr, bias_ptr, experts_ptr, weights_ptr, shared_ptr, shared_gate_ptr,
-    out_ptr, n, stride_scales, stride_shared, stride_gate,
+    out_ptr, n, stride_scales, stride_shared, stride_gate, stride_logits, floor, added, factor,
+    EXPERTS: gl.constexpr, PADDED: gl.constexpr, RENORMALIZE: gl.constexpr, ROUNDS_WEIGHTS: gl.constexpr,
     K: gl.constexpr, KIND: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, HAS_BIAS: gl.constexpr,
     HAS_SHARED: gl.constexpr, TOP_K: gl.constexpr, PLACES: gl.constexpr, OUTPUTS: gl.constexpr, SPLITS: gl.constexpr,
     AHEAD: gl.constexpr, PDL: gl.constexpr,
@@ -368,40 +250,56 @@ def _sum_kernel(
     TILES: gl.constexpr = N * OUTPUTS // 16
     CODES: gl.constexpr = code_layout(16 * TILES, gl.num_warps())
     LINES: gl.constexpr = row_layout(N, gl.num_warps())
-    combination, features = _place_rows(TILES, N, gl.SliceLayout(1, CODES))
-    row_pairs = token * TOP_K + gl.minimum(combination // SPLITS, TOP_K - 1)
-    experts = gl.maximum(gl.load(experts_ptr + row_pairs, cache_modifier=".cg"), 0).to(gl.int64)
-    word_ptrs, scale_ptrs, outputs, words_of_up, scales_of_up = _sources(
+    combination, features = place_rows(TILES, N, gl.SliceLayout(1, CODES))
+    OUT: gl.constexpr = gl.BlockedLayout([PLACES, 1], [1, 32], [1, gl.num_warps()], [0, 1])
+    places = gl.arange(0, PLACES, gl.SliceLayout(1, OUT))
+    if EXPERTS > 0:
+        ranks, no_numbers = rank_experts(experts_ptr + token * stride_logits, EXPERTS, PADDED)
+        experts, place_experts, bits = take_all(ranks, combination // SPLITS, places, TOP_K, PADDED)
+    else:
+        row_pairs = token * TOP_K + gl.minimum(combination // SPLITS, TOP_K - 1)
+        experts = gl.maximum(gl.load(experts_ptr + row_pairs, cache_modifier=".cg"), 0)
+        place_experts = gl.load(experts_ptr + token * TOP_K + gl.minimum(places, TOP_K - 1), cache_modifier=".cg")
+    experts = experts.to(gl.int64)
+    word_ptrs, scale_ptrs, outputs, words_of_up, scales_of_up = sources(
         words_ptr, scales_ptr, experts, first + features, n, stride_scales, SETTINGS, ROWS
     )  # fmt: skip
     source = (word_ptrs, scale_ptrs, combination % SPLITS, outputs, words_of_up, scales_of_up)
-    held = _load_ahead(source, SETTINGS)
+    held = load_ahead(source, SETTINGS)
     if PDL:
         grid_dependency("griddepcontrol.wait;")
         grid_dependency("griddepcontrol.launch_dependents;")
     columns = gl.arange(0, N, gl.SliceLayout(0, LINES))
     pairs = token * TOP_K + gl.minimum(columns // SPLITS, TOP_K - 1)
-    # What is between the products of an absent expert is no number, perhaps
-    is_row = (columns // SPLITS < TOP_K) & (gl.load(experts_ptr + pairs) >= 0)
+    is_row = columns // SPLITS < TOP_K
+    if EXPERTS == 0:  # what is between the products of an absent expert is no number, perhaps
+        is_row = is_row & (gl.load(experts_ptr + pairs) >= 0)
     lines = x_ptr + gl.expand_dims(pairs.to(gl.int64) * K, 0)
     lines += gl.expand_dims(gl.arange(0, 32, gl.SliceLayout(1, LINES)), 1)
-    sums, _ = _sum_groups(held, source, (lines, columns % SPLITS * _GROUP, is_row), SETTINGS)
-    OUT: gl.constexpr = gl.BlockedLayout([PLACES, 1], [1, 32], [1, gl.num_warps()], [0, 1])
-    own = _own_columns(sums, N).reshape([OUTPUTS // 16, PLACES, SPLITS, 16])
+    sums, _ = sum_groups(held, source, (lines, columns % SPLITS * _GROUP, is_row), SETTINGS)
+    own = own_columns(sums, N).reshape([OUTPUTS // 16, PLACES, SPLITS, 16])
     values = gl.sum(own, 2).permute([1, 0, 2]).reshape([PLACES, OUTPUTS])
     values = gl.convert_layout(values, OUT)
-    places = gl.arange(0, PLACES, gl.SliceLayout(1, OUT))
     features = first + gl.arange(0, OUTPUTS, gl.SliceLayout(0, OUT))
-    pairs = token * TOP_K + gl.minimum(places, TOP_K - 1)
-    experts = gl.load(experts_ptr + pairs)
-    is_here = (places < TOP_K) & (experts >= 0)
-    at = gl.expand_dims(gl.maximum(experts, 0).to(gl.int64) * n, 1) + gl.expand_dims(features, 0)
+    is_here = (places < TOP_K) & (place_experts >= 0)
+    at = gl.expand_dims(gl.maximum(place_experts, 0).to(gl.int64) * n, 1) + gl.expand_dims(features, 0)
     if KIND == "nvfp4":
         values *= gl.load(factors_ptr + at)
     if HAS_BIAS:
         values += gl.load(bias_ptr + at).to(gl.float32)
-    weights = gl.expand_dims(gl.load(weights_ptr + pairs), 1)
-    weighed = (round_bf16(values) * weights.to(gl.float32)).to(weights_ptr.dtype.element_ty).to(gl.float32)
+    if EXPERTS > 0:
+        weights = gl.where(places < TOP_K, bits.to(gl.float32, bitcast=True), 0.0)
+        if RENORMALIZE:
+            weights = weights / (gl.maximum(gl.sum(weights, 0), floor) + added)
+        weights = gl.where(no_numbers > 0, float("nan"), weights * factor)
+    else:
+        pairs_of_places = token * TOP_K + gl.minimum(places, TOP_K - 1)
+        weights = gl.load(weights_ptr + pairs_of_places).to(gl.float32)
+    if ROUNDS_WEIGHTS:
+        weights = round_bf16(weights)
+    weighed = round_bf16(values) * gl.expand_dims(weights, 1)
+    if ROUNDS_WEIGHTS:
+        weighed = round_bf16(weighed)
     mixed = gl.sum(gl.where(gl.expand_dims(is_here, 1), weighed, 0.0), 0).to(gl.bfloat16)
     if HAS_SHARED:
         gate = gl.load(shared_gate_ptr + token * stride_gate).to(gl.float32)

@@ -8,7 +8,7 @@ planes have kernels of their own for both products: of one token, of some, and o
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -48,6 +48,9 @@ try:
     HAS_GLUON = True
 except ImportError:
     HAS_GLUON = False
+
+if TYPE_CHECKING:
+    from kernels.moe.gluon_few_route import LateRouting
 
 Config = (
     GroupedConfig
@@ -90,8 +93,15 @@ def fused_moe(
     """
     num_experts, num_here = logits.shape[1] - (shared is not None), gate_up.shape[0]
     num_pairs = x.shape[0] * top_k
+    shared_gate = None if shared is None else logits[:, -1]
+    up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
     if config is None:
         config = choose(x, gate_up, down, top_k=top_k, num_experts=num_experts, gate=gate)
+    is_softmax = given is None and choice is None and expert_scales is None
+    if isinstance(config, FewConfig) and config.chooses and is_softmax and num_here == num_experts:
+        dtype = x.dtype if round_weights else torch.float32
+        late = gluon_few.LateRouting(logits, num_experts, top_k, renormalize, dtype, floor, added, factor)
+        return _multiply_few(x, gate_up, down, late, config, gate, biases, shared, shared_gate, pdl=pdl)
     options: dict[str, Any] = {
         "num_experts": num_experts,
         "top_k": top_k,
@@ -112,8 +122,6 @@ def fused_moe(
     else:
         by_bits = isinstance(config, FewConfig) and config.chunk_tokens is None
         tiles = routing = route(logits, chunk_tokens=_chunk_tokens(config), by_bits=by_bits, **options)
-    shared_gate = None if shared is None else logits[:, -1]
-    up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
     if isinstance(config, PairsConfig):
         inner = pairs_gate_up(x, gate_up, routing, config.up, gate=gate, bias=up_bias, pdl=pdl)
         return pairs_down(
@@ -127,14 +135,7 @@ def fused_moe(
             inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
         )  # fmt: skip
     if isinstance(config, FewConfig) and config.sums:
-        assert isinstance(gate_up, PlanesMatrix)
-        assert isinstance(down, PlanesMatrix)
-        inner = gluon_few.few_product(
-            x, gate_up, routing, config.up, block_m=1, num_pairs=num_pairs, gate=gate, bias=up_bias, pdl=pdl
-        )  # fmt: skip
-        return gluon_few.few_sum(
-            inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
-        )  # fmt: skip
+        return _multiply_few(x, gate_up, down, routing, config, gate, biases, shared, shared_gate, pdl=pdl)
     if _chunk_tokens(config) is not None:
         is_hopper = isinstance(config, HopperFp8Config)
         tiles = lay_out(routing, num_experts=num_here, block_m=config.block_m, has_positions=is_hopper, pdl=pdl)
@@ -143,6 +144,33 @@ def fused_moe(
     )  # fmt: skip
     late = ExpertSum(outputs, routing.weights, routing.experts, routing.has_absent, shared, shared_gate)
     return late if is_late else sum_experts(late, pdl=pdl)
+
+
+def _multiply_few(
+    x: torch.Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
+    routing: Routing | LateRouting,
+    config: FewConfig,
+    gate: Gate,
+    biases: ExpertBiases | None,
+    shared: torch.Tensor | None,
+    shared_gate: torch.Tensor | None,
+    *,
+    pdl: bool,
+) -> torch.Tensor:
+    """Return both products and the sum over the experts, each pair by itself: [T, H]."""
+    assert isinstance(gate_up, PlanesMatrix)
+    assert isinstance(down, PlanesMatrix)
+    assert gluon_few.takes(x, gate_up, down, gate)
+    top_k = routing.top_k if isinstance(routing, gluon_few.LateRouting) else routing.experts.shape[1]
+    up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
+    inner = gluon_few.few_product(
+        x, gate_up, routing, config.up, block_m=1, num_pairs=x.shape[0] * top_k, gate=gate, bias=up_bias, pdl=pdl
+    )  # fmt: skip
+    return gluon_few.few_sum(
+        inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
+    )  # fmt: skip
 
 
 def multiply(

@@ -43,6 +43,7 @@ def _configs(num_tokens: int, top_k: int) -> Iterator[FewConfig]:
     yield FewConfig(1, FewTile(16, 8, 8, 4), FewTile(16, 8, 8 // places, 6), sums=True)
     down = FewTile(32, 16, 16 // places, 1)
     yield FewConfig(1, FewTile(32, 8, 16, 1, 128), down, sums=True, chunk_tokens=None)
+    yield FewConfig(1, FewTile(16, 4, 8, 2), down, sums=True, chooses=True)
 
 
 def _problem(storage: str, sizes: str, num_tokens: int, **options) -> Problem:
@@ -109,6 +110,17 @@ def test_one_expert_may_have_all_tokens_and_the_others_none():
 @pytest.mark.parametrize("num_tokens", [1, 9])
 def test_a_rank_with_some_experts_has_its_share(num_tokens):
     _check(_problem("mxfp4", "odd", num_tokens).of_experts(range(2, 5)))
+
+
+@pytest.mark.parametrize("num_experts", [20, 128, 512])
+def test_products_that_choose_take_the_experts_of_the_routing(num_experts):
+    problem = make_problem(
+        num_tokens=1, num_experts=num_experts, top_k=8, hidden_size=128, intermediate_size=64, dtype=torch.bfloat16,
+        device="cuda", has_shared=True,
+    )  # fmt: skip
+    problem = pack_experts(problem, "mxfp4")
+    for scale in (1.0, 30.0, 0.0):  # shares of all sizes, some that are 0, equal ones
+        _check(dataclasses.replace(problem, logits=problem.logits * scale))
 
 
 def test_a_shared_expert_is_added():

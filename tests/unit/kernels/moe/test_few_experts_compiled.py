@@ -27,6 +27,7 @@ else:
     problem = pack_experts(problem, storage, block=128)
 configs = (
     FewConfig(1, FewTile(16, 8, 8, 4), FewTile(16, 8, 2, 6), sums=True, chunk_tokens=None),
+    FewConfig(1, FewTile(16, 8, 8, 4), FewTile(16, 8, 2, 6), sums=True, chooses=True),
     FewConfig(8, FewTile(64, 4, 1, 3), FewTile(64, 4, 1, 3), chunk_tokens=None),
 )
 with collect_kernels() as kernels:
@@ -44,7 +45,7 @@ with collect_kernels() as kernels:
 def test_codes_go_from_memory_to_registers_without_spills(storage, tmp_path):
     compiled = compile_kernels(SCRIPT, storage, cache=tmp_path)
     products = [kernel for kernel in compiled if kernel.name in ("_product_kernel", "_sum_kernel")]
-    assert len(products) == 4
+    assert len(products) == 6
     assert all(kernel.has_wide_loads and kernel.local_bytes == 0 for kernel in products), products
     assert all(kernel.registers <= HOPPER_REGISTERS // 2 for kernel in products), products
     # of sums alone: values that went through it would take 16 KiB and more

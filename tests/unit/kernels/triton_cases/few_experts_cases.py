@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from kernels.moe import gluon_few, gluon_few_codes, gluon_planes
+from kernels.moe import gluon_few, gluon_few_codes, gluon_few_route, gluon_few_sums, gluon_planes
 from kernels.moe import reference as moe
 from kernels.moe import triton as moe_triton
 from kernels.moe.configs import FewConfig, FewTile
@@ -24,7 +24,7 @@ INTEGERS = {**STORAGES, "32_fp16_zeros": Integers(), "64_fp16": Integers(group_s
 # tokens → configs
 ONE = (
     FewConfig(1, FewTile(16, 8, 8, 2), FewTile(16, 8, 2, 6), sums=True),
-    FewConfig(1, FewTile(32, 4, 8, 1), FewTile(16, 8, 4, 1), sums=True),
+    FewConfig(1, FewTile(32, 4, 8, 1), FewTile(16, 8, 4, 1), sums=True, chooses=True),
 )
 SOME = (
     FewConfig(2, FewTile(16, 4, 4, 4), FewTile(32, 8, 4, 1)),
@@ -36,7 +36,7 @@ SOME = (
 
 @pytest.fixture(autouse=True)
 def _on_cpu(monkeypatch):
-    modules = (gluon_few, gluon_few_codes, gluon_planes)
+    modules = (gluon_few, gluon_few_codes, gluon_few_route, gluon_few_sums, gluon_planes)
     for name in ("_product_kernel", "_sum_kernel"):
         monkeypatch.setattr(gluon_few, name, KernelOnCpu(getattr(gluon_few, name), modules))
     threads = torch.get_num_threads()
@@ -121,7 +121,8 @@ def test_the_largest_by_integers_are_the_largest(has_choice):
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 def test_the_sum_over_any_number_of_experts_adds_the_shared_one(top_k):
     config = FewConfig(1, FewTile(16, 8, 8, 1), FewTile(16, 4, 8 // top_k, 2), sums=True)
-    _check(_problem("nvfp4", 2, top_k=top_k, has_shared=True), [config])
+    late = dataclasses.replace(config, chooses=True)
+    _check(_problem("nvfp4", 2, top_k=top_k, has_shared=True), [config, late])
 
 
 @pytest.mark.parametrize("here", [range(2), range(2, 6)])

@@ -46,6 +46,9 @@ class Tile:
     def __bool__(self) -> bool:
         return bool(self.tensor)
 
+    def __index__(self) -> int:
+        return int(self.tensor)
+
 
 class Pointer:
     """A place in a tensor's memory, or a tile of places."""
@@ -79,7 +82,7 @@ def _operator(name: str) -> Callable[[Tile, Any], Tile]:
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "rshift", "lshift", "and", "or", "eq", "lt", "gt",
-              "ge", "le", "radd", "rsub", "rmul", "rtruediv"):  # fmt: skip
+              "ge", "le", "ne", "radd", "rsub", "rmul", "rtruediv"):  # fmt: skip
     setattr(Tile, f"__{_name}__", _operator(f"__{_name}__"))
 Tile.__neg__ = lambda self: Tile(-self.tensor)
 
@@ -184,7 +187,9 @@ def _pairwise(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) ->
 
 
 def _where(condition: Tile, a: Any, b: Any) -> Tile:
-    a, b = (each.tensor if isinstance(each, Tile) else each for each in (a, b))
+    is_integer = any(isinstance(each, Tile) and not each.dtype.is_floating_point for each in (a, b))
+    dtype = torch.int32 if is_integer else torch.float32
+    a, b = (each.tensor if isinstance(each, Tile) else torch.tensor(each, dtype=dtype) for each in (a, b))
     return Tile(torch.where(condition.tensor, a, b))
 
 
@@ -203,6 +208,7 @@ def _language(places: list[int], num_warps: int) -> SimpleNamespace:
         ),
         convert_layout=lambda value, layout, assert_trivial=False: value,
         sum=lambda tile, axis: Tile(tile.tensor.sum(axis)),
+        max=lambda tile, axis: Tile(tile.tensor.amax(axis)), min=lambda tile, axis: Tile(tile.tensor.amin(axis)),
         exp=lambda tile: Tile(tile.tensor.exp()),
         where=_where, minimum=_pairwise(torch.minimum), maximum=_pairwise(torch.maximum),
         load=_load, store=_store, inline_asm_elementwise=_inline_asm,
