@@ -260,6 +260,7 @@ def _sum_kernel(
         row_pairs = token * TOP_K + gl.minimum(combination // SPLITS, TOP_K - 1)
         experts = gl.maximum(gl.load(experts_ptr + row_pairs, cache_modifier=".cg"), 0)
         place_experts = gl.load(experts_ptr + token * TOP_K + gl.minimum(places, TOP_K - 1), cache_modifier=".cg")
+        bits, no_numbers = places, 0  # of no use
     experts = experts.to(gl.int64)
     word_ptrs, scale_ptrs, outputs, words_of_up, scales_of_up = sources(
         words_ptr, scales_ptr, experts, first + features, n, stride_scales, SETTINGS, ROWS

@@ -74,7 +74,7 @@ def take_expert(ranks, PADDED: gl.constexpr):
 
 @jit
 def take_all(ranks, rows, places, TOP_K: gl.constexpr, PADDED: gl.constexpr):
-    """Return the experts of the places of rows, and of places, and these ones' bits of probability; past TOP_K the last.
+    """Return the experts of rows and of places, and the bits of the latter's probabilities; past TOP_K the last's.
 
     rows: [M] int32, the place of each; places: [N] int32.
     """

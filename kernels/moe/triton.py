@@ -100,8 +100,8 @@ def fused_moe(
     is_softmax = given is None and choice is None and expert_scales is None
     if isinstance(config, FewConfig) and config.chooses and is_softmax and num_here == num_experts:
         dtype = x.dtype if round_weights else torch.float32
-        late = gluon_few.LateRouting(logits, num_experts, top_k, renormalize, dtype, floor, added, factor)
-        return _multiply_few(x, gate_up, down, late, config, gate, biases, shared, shared_gate, pdl=pdl)
+        choosing = gluon_few.LateRouting(logits, num_experts, top_k, renormalize, dtype, floor, added, factor)
+        return _multiply_few(x, gate_up, down, choosing, config, gate, biases, shared, shared_gate, pdl=pdl)
     options: dict[str, Any] = {
         "num_experts": num_experts,
         "top_k": top_k,
