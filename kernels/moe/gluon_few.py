@@ -241,8 +241,8 @@ def _sum_kernel(
 ):  # fmt: skip
     """OUTPUTS outputs of one token. A combination is one of its experts and a part of that one's inputs.
 
-    The first product has waited for the routing, or the logits, before it let this kernel start: they may be read before
-    the wait for that product itself.
+    The first product has waited for the routing, or the logits, before it let this kernel start. So they may be read
+    before the wait for that product itself.
     """
     token = gl.program_id(1)
     first = gl.program_id(0) * OUTPUTS
