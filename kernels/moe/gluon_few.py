@@ -176,32 +176,29 @@ def _product_kernel(
             words_ptr, scales_ptr, experts, first + features, n, stride_scales, SETTINGS, ROWS
         )  # fmt: skip
         source = (word_ptrs, scale_ptrs, split, outputs, words_of_up, scales_of_up)
+        # What the end needs is loaded in front, since it would wait for memory once more
+        OUT: gl.constexpr = gl.BlockedLayout([1, 1], [16, 2], [gl.num_warps(), 1], [0, 1])
+        own = expert * outputs + first
+        constants = _load_constants(factors_ptr, bias_ptr, own, OUTPUTS, KIND, HAS_BIAS, OUT)
+        constants_of_ups = constants
+        if HALVES == 2:
+            constants_of_ups = _load_constants(factors_ptr, bias_ptr, own + n, OUTPUTS, KIND, HAS_BIAS, OUT)
+        out_members = gl.arange(0, MEMBERS, gl.SliceLayout(0, OUT))
+        is_out = out_members < num_rows
+        out_pairs = _pairs_of(pairs_ptr, tile, out_members, is_out, MEMBERS, IS_DIRECT)
         held = load_ahead(source, SETTINGS)
         is_row = members < num_rows
         pairs = _pairs_of(pairs_ptr, tile, members, is_row, MEMBERS, IS_DIRECT)
         lines = x_ptr + gl.expand_dims(pairs // PAIRS_PER_ROW * stride_x, 0)
         lines += gl.expand_dims(gl.arange(0, 32, gl.SliceLayout(1, LINES)), 1)
         sums, ups = sum_groups(held, source, (lines, columns // MEMBERS * _GROUP, is_row), SETTINGS)
-        OUT: gl.constexpr = gl.BlockedLayout([1, 1], [16, 2], [gl.num_warps(), 1], [0, 1])
-        values = _finish(sums, factors_ptr, bias_ptr, expert * outputs + first, OUTPUTS, SPLITS, KIND, HAS_BIAS, OUT)
+        values = _finish(sums, constants, OUTPUTS, SPLITS, KIND, HAS_BIAS, OUT)
         if HALVES == 2:
-            places = expert * outputs + n + first
-            ups = _finish(ups, factors_ptr, bias_ptr, places, OUTPUTS, SPLITS, KIND, HAS_BIAS, OUT)
+            ups = _finish(ups, constants_of_ups, OUTPUTS, SPLITS, KIND, HAS_BIAS, OUT)
             values = activate(values, ups, GATE, ALPHA, LIMIT)
-        _store(values, out_ptr, pairs_ptr, tile, num_rows, first, n, IS_DIRECT)
-
-
-@jit
-def _store(values, out_ptr, pairs_ptr, tile, num_rows, first, n, IS_DIRECT: gl.constexpr):
-    """Write outputs from `first` on to the places of the tile's pairs. values: [OUTPUTS, MEMBERS]."""
-    LAYOUT: gl.constexpr = values.type.layout
-    MEMBERS: gl.constexpr = values.shape[1]
-    members = gl.arange(0, MEMBERS, gl.SliceLayout(0, LAYOUT))
-    features = first + gl.arange(0, values.shape[0], gl.SliceLayout(1, LAYOUT))
-    is_row = members < num_rows
-    pairs = _pairs_of(pairs_ptr, tile, members, is_row, MEMBERS, IS_DIRECT)
-    targets = out_ptr + gl.expand_dims(pairs * n, 0) + gl.expand_dims(features, 1)
-    gl.store(targets, values.to(gl.bfloat16), mask=gl.expand_dims(is_row, 0).broadcast_to(values.shape))
+        out_features = first + gl.arange(0, OUTPUTS, gl.SliceLayout(1, OUT))
+        targets = out_ptr + gl.expand_dims(out_pairs * n, 0) + gl.expand_dims(out_features, 1)
+        gl.store(targets, values.to(gl.bfloat16), mask=gl.expand_dims(is_out, 0).broadcast_to([OUTPUTS, MEMBERS]))
 
 
 @jit
@@ -214,19 +211,33 @@ def _pairs_of(pairs_ptr, tile, members, is_row, MEMBERS: gl.constexpr, IS_DIRECT
 
 
 @jit
-def _finish(
-    sums, factors_ptr, bias_ptr, first, OUTPUTS: gl.constexpr, SPLITS: gl.constexpr, KIND: gl.constexpr,
-    HAS_BIAS: gl.constexpr, OUT: gl.constexpr,
+def _load_constants(
+    factors_ptr, bias_ptr, first, OUTPUTS: gl.constexpr, KIND: gl.constexpr, HAS_BIAS: gl.constexpr,
+    OUT: gl.constexpr,
 ):  # fmt: skip
-    """Sum over the splits, times factors, plus biases, of which `first` is the first: [OUTPUTS, MEMBERS] fp32."""
+    """Return the factors and biases of outputs from `first` on among all experts', [OUTPUTS]; 0 without them."""
+    places = first + gl.arange(0, OUTPUTS, gl.SliceLayout(1, OUT))
+    factors, biases = 0, 0
+    if KIND == "nvfp4":
+        factors = gl.load(factors_ptr + places)
+    if HAS_BIAS:
+        biases = gl.load(bias_ptr + places)
+    return factors, biases
+
+
+@jit
+def _finish(
+    sums, constants, OUTPUTS: gl.constexpr, SPLITS: gl.constexpr, KIND: gl.constexpr, HAS_BIAS: gl.constexpr,
+    OUT: gl.constexpr,
+):  # fmt: skip
+    """Sum over the splits, times factors, plus biases: [OUTPUTS, MEMBERS] fp32. constants: from _load_constants."""
     MEMBERS: gl.constexpr = sums.shape[1] // SPLITS
     values = gl.sum(own_columns(sums, SPLITS), 1).reshape([OUTPUTS, MEMBERS])
     values = gl.convert_layout(values, OUT)
-    places = first + gl.arange(0, OUTPUTS, gl.SliceLayout(1, OUT))
     if KIND == "nvfp4":
-        values *= gl.expand_dims(gl.load(factors_ptr + places), 1)
+        values *= gl.expand_dims(constants[0], 1)
     if HAS_BIAS:
-        values += gl.expand_dims(gl.load(bias_ptr + places).to(gl.float32), 1)
+        values += gl.expand_dims(constants[1].to(gl.float32), 1)
     return values
 
 
@@ -267,42 +278,48 @@ def _sum_kernel(
         words_ptr, scales_ptr, experts, first + features, n, stride_scales, SETTINGS, ROWS
     )  # fmt: skip
     source = (word_ptrs, scale_ptrs, combination % SPLITS, outputs, words_of_up, scales_of_up)
+    columns = gl.arange(0, N, gl.SliceLayout(0, LINES))
+    pairs = token * TOP_K + gl.minimum(columns // SPLITS, TOP_K - 1)
+    is_row = columns // SPLITS < TOP_K
+    features = first + gl.arange(0, OUTPUTS, gl.SliceLayout(0, OUT))
+    at = gl.expand_dims(gl.maximum(place_experts, 0).to(gl.int64) * n, 1) + gl.expand_dims(features, 0)
+    weights = bits
+    if EXPERTS == 0:  # what is between the products of an absent expert is no number, perhaps
+        is_row = is_row & (gl.load(experts_ptr + pairs, cache_modifier=".cg") >= 0)
+        weights = gl.load(weights_ptr + token * TOP_K + gl.minimum(places, TOP_K - 1), cache_modifier=".cg")
+    factors, biases = 0, 0
+    if KIND == "nvfp4":
+        factors = gl.load(factors_ptr + at)
+    if HAS_BIAS:
+        biases = gl.load(bias_ptr + at)
     held = load_ahead(source, SETTINGS)
     if PDL:
         grid_dependency("griddepcontrol.wait;")
         grid_dependency("griddepcontrol.launch_dependents;")
-    columns = gl.arange(0, N, gl.SliceLayout(0, LINES))
-    pairs = token * TOP_K + gl.minimum(columns // SPLITS, TOP_K - 1)
-    is_row = columns // SPLITS < TOP_K
-    if EXPERTS == 0:  # what is between the products of an absent expert is no number, perhaps
-        is_row = is_row & (gl.load(experts_ptr + pairs) >= 0)
     lines = x_ptr + gl.expand_dims(pairs.to(gl.int64) * K, 0)
     lines += gl.expand_dims(gl.arange(0, 32, gl.SliceLayout(1, LINES)), 1)
     sums, _ = sum_groups(held, source, (lines, columns % SPLITS * _GROUP, is_row), SETTINGS)
     own = own_columns(sums, N).reshape([OUTPUTS // 16, PLACES, SPLITS, 16])
     values = gl.sum(own, 2).permute([1, 0, 2]).reshape([PLACES, OUTPUTS])
     values = gl.convert_layout(values, OUT)
-    features = first + gl.arange(0, OUTPUTS, gl.SliceLayout(0, OUT))
-    is_here = (places < TOP_K) & (place_experts >= 0)
-    at = gl.expand_dims(gl.maximum(place_experts, 0).to(gl.int64) * n, 1) + gl.expand_dims(features, 0)
     if KIND == "nvfp4":
-        values *= gl.load(factors_ptr + at)
+        values *= factors
     if HAS_BIAS:
-        values += gl.load(bias_ptr + at).to(gl.float32)
+        values += biases.to(gl.float32)
     if EXPERTS > 0:
-        weights = gl.where(places < TOP_K, bits.to(gl.float32, bitcast=True), 0.0)
+        weights = gl.where(places < TOP_K, weights.to(gl.float32, bitcast=True), 0.0)
         if RENORMALIZE:
             weights = weights / (gl.maximum(gl.sum(weights, 0), floor) + added)
         weights = gl.where(no_numbers > 0, float("nan"), weights * factor)
     else:
-        pairs_of_places = token * TOP_K + gl.minimum(places, TOP_K - 1)
-        weights = gl.load(weights_ptr + pairs_of_places).to(gl.float32)
+        weights = weights.to(gl.float32)
     if ROUNDS_WEIGHTS:
         weights = round_bf16(weights)
     weighed = round_bf16(values) * gl.expand_dims(weights, 1)
     if ROUNDS_WEIGHTS:
         weighed = round_bf16(weighed)
-    mixed = gl.sum(gl.where(gl.expand_dims(is_here, 1), weighed, 0.0), 0).to(gl.bfloat16)
+    is_here = gl.expand_dims((places < TOP_K) & (place_experts >= 0), 1)
+    mixed = gl.sum(gl.where(is_here, weighed, 0.0), 0).to(gl.bfloat16)
     if HAS_SHARED:
         gate = gl.load(shared_gate_ptr + token * stride_gate).to(gl.float32)
         shared = gl.load(shared_ptr + token * stride_shared + features).to(gl.float32)

@@ -64,6 +64,7 @@ def sum_groups(held, source, rows, SETTINGS: gl.constexpr):
             following = planes
             if step + 1 < STEPS:
                 following = _load_rows(rows, step + 1, SETTINGS)
+                gl.thread_barrier()
             sums, ups = _add(sums, ups, held[step], planes, SETTINGS)
             planes = following
     else:

@@ -11,14 +11,16 @@ from tests.support.daemon import ROOT
 
 KERNELS = ROOT / "kernels"
 # Pointers that may be read before the wait. Parameters, and tables that are filled when the model is loaded
-CONSTANTS = re.compile(r"^(weight|steps|w|scales|zeros|bias|lut|table|codes|absmax|a_log|dt_bias|decay|skip)(_\w+)?$")
+CONSTANTS = re.compile(
+    r"^(weight|steps|w|scales|factors|zeros|bias|lut|table|codes|absmax|a_log|dt_bias|decay|skip)(_\w+)?$"
+)
 # Written by the first kernels of a step. These have ended when the kernel before attention signals, behind its own wait
 STEP_INPUTS = {"seq_lens", "query_start", "pieces", "req_index", "pages", "writes"}
 # Recurrent states: last written by the same layer a step ago, or in front of the step, when a checkpoint is copied. At
 # least two kernels are between, so the one that signals has waited for the end of all of it (kernels/states_triton.py)
 STATES = {"state"}
 # (kernel, pointer): written by the kernel before the last one, which that one has waited for before it signalled
-EARLIER = {("_sum_kernel", "experts")}  # the routing, before the first product
+EARLIER = {("_sum_kernel", "experts"), ("_sum_kernel", "weights")}  # the routing, before the first product
 _WRITES = ("store", "atomic_add", "atomic_xchg", "atomic_max", "atomic_min", "atomic_cas", "store_split")
 
 
