@@ -215,9 +215,9 @@ def _load_constants(
     factors_ptr, bias_ptr, first, OUTPUTS: gl.constexpr, KIND: gl.constexpr, HAS_BIAS: gl.constexpr,
     OUT: gl.constexpr,
 ):  # fmt: skip
-    """Return the factors and biases of outputs from `first` on among all experts', [OUTPUTS]; 0 without them."""
+    """Return the factors and biases of outputs from `first` on among all experts', [OUTPUTS]; places without them."""
     places = first + gl.arange(0, OUTPUTS, gl.SliceLayout(1, OUT))
-    factors, biases = 0, 0
+    factors, biases = places, places
     if KIND == "nvfp4":
         factors = gl.load(factors_ptr + places)
     if HAS_BIAS:
@@ -287,7 +287,7 @@ def _sum_kernel(
     if EXPERTS == 0:  # what is between the products of an absent expert is no number, perhaps
         is_row = is_row & (gl.load(experts_ptr + pairs, cache_modifier=".cg") >= 0)
         weights = gl.load(weights_ptr + token * TOP_K + gl.minimum(places, TOP_K - 1), cache_modifier=".cg")
-    factors, biases = 0, 0
+    factors, biases = weights, weights  # of no use without them
     if KIND == "nvfp4":
         factors = gl.load(factors_ptr + at)
     if HAS_BIAS:
