@@ -30,10 +30,10 @@ from kernels.elementwise import reference as elementwise
 from kernels.elementwise.triton import add_rms_norm, silu_and_mul
 from kernels.linear.late_norm import GateKind, LateNorm
 from kernels.linear.rounding import RoundedRows, Rounding
+from kernels.linear.splits import SplitKScratch
 from kernels.linear.triton_gemv import GemvConfig, allocate_scratch, gated_gemv, gemv
 from kernels.linear.triton_rounded import add_rms_norm_rounded
 from kernels.linear.triton_row import RowConfig, normed_gemv, row_gemv
-from kernels.linear.triton_split_k import SplitKScratch
 from kernels.moe.reference import ExpertSum
 from kernels.moe.triton_sums import sum_experts, sum_experts_add_rms_norm
 from kernels.precompile import Compilation, collect_kernels

@@ -23,8 +23,8 @@ from triton.errors import TritonError
 
 from benchmarks.kernel_timing import BF16_CUDA, machine_facts, num_copies, time_graph
 from kernels.elementwise.triton import add_rms_norm
+from kernels.linear.splits import SplitKScratch
 from kernels.linear.triton_gemv import GemvConfig, allocate_scratch, gemv, gemv_config
-from kernels.linear.triton_split_k import SplitKScratch
 from kernels.precompile import Compilation, collect_kernels
 
 if TYPE_CHECKING:

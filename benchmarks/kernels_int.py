@@ -11,15 +11,13 @@ from torch.nn import functional
 from benchmarks.kernel_timing import BF16_CUDA, num_copies, time_graph
 from kernels.linear import triton_int
 from kernels.linear.reference import IntWeight, dequantize_int, make_int_weight
-from kernels.linear.splits import SCRATCH_SUMS, SCRATCH_TILES
+from kernels.linear.splits import SCRATCH_SUMS, SCRATCH_TILES, SplitKScratch
 from kernels.linear.triton_int import (
     MAX_ROWS,
     IntGemmConfig,
-    allocate_scratch,
     int_gemm,
     int_gemm_config,
 )
-from kernels.linear.triton_split_k import SplitKScratch
 
 # name → (N, K)
 INT_SHAPES = {
@@ -58,7 +56,7 @@ def int_candidates(num_rows: int, n: int, num_tiles: int) -> list[IntGemmConfig]
 def bench_int(*, sweep: bool) -> list[dict[str, object]]:
     """Measure µs of x @ weight.T per shape and rows: the chosen path, the other, with `sweep` every config."""
     results: list[dict[str, object]] = []
-    scratch = allocate_scratch(torch.device("cuda"))
+    scratch = SplitKScratch.allocate(torch.device("cuda"))
     for name, (n, k) in INT_SHAPES.items():
         weights = _random_weights(n, k)
         dense = dequantize_int(weights[-1], torch.bfloat16)
@@ -102,7 +100,7 @@ def compile_jobs(*, sweep: bool) -> list[Callable[[], object]]:
     def run(config: IntGemmConfig) -> None:
         weight = _random_weight(256, 256 * config.splits)
         x = torch.randn(config.block_m, weight.in_features, **BF16_CUDA)
-        int_gemm(x, weight, None, allocate_scratch(x.device), config=config, pdl=True)
+        int_gemm(x, weight, None, SplitKScratch.allocate(x.device), config=config, pdl=True)
 
     wanted: dict[IntGemmConfig, None] = {}
     for n, k in INT_SHAPES.values():

@@ -12,8 +12,8 @@ from benchmarks.kernel_timing import BF16_CUDA, num_copies, time_graph
 from kernels.elementwise import reference as elementwise
 from kernels.elementwise import triton as elementwise_triton
 from kernels.elementwise import triton_write_kv
+from kernels.linear.splits import SplitKScratch
 from kernels.linear.triton_gemv import MAX_ROWS, GemvConfig, allocate_scratch, gemv, gemv_config
-from kernels.linear.triton_split_k import SplitKScratch
 
 # name → (N, K)
 GEMV_SHAPES = {

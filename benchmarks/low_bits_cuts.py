@@ -153,6 +153,7 @@ def _multiply(x: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
 def _candidates(x: torch.Tensor, planes: Sequence[Float4Planes], *, n: int, k: int) -> dict[str, Calls]:
     """Return cuts of products in registers, and the dense one."""
     from kernels.linear import triton_planes
+    from kernels.linear.splits import SplitKScratch
 
     num_rows = x.shape[0]
 
@@ -161,7 +162,7 @@ def _candidates(x: torch.Tensor, planes: Sequence[Float4Planes], *, n: int, k: i
             return functional.linear(x, triton_planes.dequantize(weight, x.dtype))
         return triton_planes.planes_gemm(x, weight, None, scratch, config=config, pdl=True)
 
-    scratch = triton_planes.allocate_scratch(x.device)
+    scratch = SplitKScratch.allocate(x.device)
     found: dict[str, PlanesConfig | None] = {}
     if num_rows <= 512:
         block_m = min(64, max(8, 1 << (num_rows - 1).bit_length()))

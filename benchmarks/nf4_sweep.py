@@ -96,11 +96,15 @@ def _configs(name: str, num_rows: int) -> list[Lut4GemmConfig]:
 
 
 def _time_case(problem: Problem, name: str, num_rows: int) -> Result:
-    from kernels.linear.triton_lut4 import allocate_scratch, lut4_gemm
+    from kernels.linear.splits import SplitKScratch
     from kernels.linear.triton_lut4 import dequantize as triton_dequantize
+    from kernels.linear.triton_lut4 import lut4_gemm
 
     n, k = SHAPES[name]
-    x, scratch = torch.randn(num_rows, k, dtype=torch.bfloat16, device="cuda"), allocate_scratch(torch.device("cuda"))
+    x, scratch = (
+        torch.randn(num_rows, k, dtype=torch.bfloat16, device="cuda"),
+        SplitKScratch.allocate(torch.device("cuda")),
+    )
     expected = x.double() @ problem.exact.T
     cuts: list[Result] = []
     configs = _configs(name, num_rows)
@@ -150,11 +154,12 @@ def _make_problem(n: int, k: int) -> Problem:
 
 def _run_once(name: str, num_rows: int, config: Lut4GemmConfig) -> None:
     """Compile one config into Triton's cache."""
-    from kernels.linear.triton_lut4 import allocate_scratch, lut4_gemm
+    from kernels.linear.splits import SplitKScratch
+    from kernels.linear.triton_lut4 import lut4_gemm
 
     n, k = SHAPES[name]
     x = torch.zeros(num_rows, k, dtype=torch.bfloat16, device="cuda")
-    lut4_gemm(x, _make_weight(n, k), None, allocate_scratch(x.device), config=config, pdl=True)
+    lut4_gemm(x, _make_weight(n, k), None, SplitKScratch.allocate(x.device), config=config, pdl=True)
 
 
 if __name__ == "__main__":

@@ -82,9 +82,9 @@ def _float4(name: str, block: int) -> Kind:
         return triton_float4.float4_gemm(x, weight, None, scratch, config=config, pdl=x.is_cuda)
 
     def scratch(device: torch.device) -> Any:
-        from kernels.linear.triton_lut4 import allocate_scratch
+        from kernels.linear.splits import SplitKScratch
 
-        return allocate_scratch(device)
+        return SplitKScratch.allocate(device)
 
     def served() -> Callable[[torch.Tensor, Any], torch.Tensor]:
         linear = ops.Float4Linear()
@@ -132,9 +132,9 @@ def _blocks_candidates(num_rows: int, n: int, k: int, *, is_shared: bool = True)
 
 
 def _scaled8_scratch(device: torch.device) -> Any:
-    from kernels.linear.triton_scaled8 import allocate_scratch
+    from kernels.linear.splits import SplitKScratch
 
-    return allocate_scratch(device)
+    return SplitKScratch.allocate(device)
 
 
 def _blocks() -> Kind:

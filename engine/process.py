@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -47,6 +47,9 @@ from engine.interface.transport import Connection, SocketTransport, encode_frame
 from engine.kv_publisher import EventEncoder, KvPublisher
 from engine.startup.head_start import begin_head_start
 from engine.tensor_parallel.ranks import RankHost, Ranks
+
+if TYPE_CHECKING:
+    from engine.offline import OfflineEngine
 
 logger = logging.getLogger(__name__)
 
@@ -122,17 +125,15 @@ class EngineProcess:
         gc.freeze()
         gc.enable()
         logger.info("imports done head_start=%d", sum(not thread.is_alive() for thread in threads))
-        loads_beside = (
-            self._config.is_standby and not self._config.is_held and OfflineEngine.fits_beside(self._config.engine)
-        )
+        takes_over = self._config.is_standby and not self._config.is_held
+        loads_beside = takes_over and OfflineEngine.fits_beside(self._config.engine)
         has_rehearsed, compiler_loader = False, CompilerLoader(Path(self._config.engine.model))
         if self._config.is_standby and not loads_beside:
             for thread in threads:
                 thread.join()
             compiler_loader.start()  # holds the interpreter lock for a second
-            has_rehearsed = not self._config.is_held and self._rehearse(OfflineEngine.rehearse)
+            has_rehearsed = takes_over and self._rehearse(OfflineEngine.rehearse)
             self._stand_by()
-        takes_over = self._config.is_standby and not self._config.is_held
         host = RankHost(
             self._on_rank_lost,
             folder=Path(self._config.engine_socket).parent,  # the next daemon removes it after a crash
@@ -154,6 +155,18 @@ class EngineProcess:
         offline.self_test(is_short=has_rehearsed)
         if loads_beside:
             self._stand_by()
+        engine = self._connect(offline)
+        self._measure_memory = loaded.measure_gpu_memory
+        self._metrics.gauge("kv_cache_bytes", loaded.plan.num_bytes)
+        self._control.send(EngineInfo(loaded.facts, loaded.build))
+        self._enter(Stage("ready"))
+        logger.info("load %s", self._describe_stages())
+        loaded.pin_host_memory()
+        return engine
+
+    def _connect(self, offline: "OfflineEngine") -> Engine:
+        """Return the loop over a loaded engine, with its socket, disk and peers."""
+        loaded = offline.loaded
         sizes, limits = loaded.scheduler_config, self._config.engine
         # by default a burst that could run at once is never refused
         most_tokens = limits.max_queued_tokens or max(_MIN_QUEUED_PROMPTS, sizes.max_num_seqs) * sizes.max_model_len
@@ -176,12 +189,6 @@ class EngineProcess:
             loaded.peers.attach(engine.scheduler, on_socket=transport.watch, off_socket=transport.unwatch)
             self._close_peers = loaded.peers.close
         self._report_kv_events(engine)
-        self._measure_memory = loaded.measure_gpu_memory
-        self._metrics.gauge("kv_cache_bytes", loaded.plan.num_bytes)
-        self._control.send(EngineInfo(loaded.facts, loaded.build))
-        self._enter(Stage("ready"))
-        logger.info("load %s", self._describe_stages())
-        loaded.pin_host_memory()
         return engine
 
     def _enter(self, stage: Stage) -> None:

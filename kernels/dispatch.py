@@ -8,6 +8,7 @@ imports a module at its first use: a model needs few of the kernels, and Triton 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -72,15 +73,16 @@ def when_used(name: str) -> ModuleType:
 
 def op(
     reference: Callable[Concatenate[torch.Tensor, P], R],
-    twin: Callable[[], Callable[..., R]],
+    twins: str,
     *,
     can_run: Callable[[torch.Tensor], bool] = on_triton,
     takes_pdl: bool = True,
     cpu: Callable[Concatenate[torch.Tensor, P], R] | None = None,
 ) -> Callable[Concatenate[torch.Tensor, P], R]:
-    """Make an op with reference's name, signature and docstring that calls the twin if can_run(its first tensor).
+    """Make an op with reference's name, signature and docstring that calls its twin if can_run(its first tensor).
 
-    twin: returns the Triton function, at its first call. It has reference's parameters and, if takes_pdl, `pdl`.
+    twins: the module of the twin, imported at the first call that the twin serves. The twin is its function of
+    reference's name, and has reference's parameters and, if takes_pdl, `pdl`.
     can_run: implies on_triton. cpu: replaces reference for bf16 tensors on the CPU.
     """
     if cpu is not None:
@@ -93,7 +95,7 @@ def op(
     def run(x: torch.Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal kernel
         if can_run(x):
-            kernel = kernel or twin()
+            kernel = kernel or getattr(importlib.import_module(twins), reference.__name__)
             return kernel(x, *args, pdl=has_pdl(x.device), **kwargs) if takes_pdl else kernel(x, *args, **kwargs)
         return reference(x, *args, **kwargs)
 

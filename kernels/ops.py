@@ -25,57 +25,44 @@ from kernels.moe.reference import ExpertSum
 from kernels.sampling import reference as sampling
 from kernels.sampling.reference import SamplingState
 
-if HAS_TRITON:
-    from kernels.elementwise import triton as elementwise_triton
-    from kernels.elementwise import triton_write_kv
-    from kernels.inputs import triton as inputs_triton
-    from kernels.sampling import triton_draw
-    from kernels.sampling.triton_draw import SamplingScratch
-
 if TYPE_CHECKING:
     from kernels.lora.triton import LoraTiles
-
+    from kernels.sampling.triton_draw import SamplingScratch
 if HAS_TRITON:
-    causal_conv_triton = when_used("kernels.causal_conv.triton")
-    delta_rule_triton = when_used("kernels.delta_rule.triton")
-    triton_gates = when_used("kernels.delta_rule.triton_gates")
-    triton_latent = when_used("kernels.elementwise.triton_latent")
     lora_triton = when_used("kernels.lora.triton")
-    mamba2_triton = when_used("kernels.mamba2.triton")
-    mamba2_elementwise_triton = when_used("kernels.mamba2.triton_elementwise")
-    moe_triton = when_used("kernels.moe.triton")
+    triton_draw = when_used("kernels.sampling.triton_draw")
     triton_sums = when_used("kernels.moe.triton_sums")
 
 _MAX_LATE_SUMS = 16  # rows: a layer is 1 to 2 % faster (benchmarks/notes.md); more were not measured
 
-rms_norm = op(elementwise.rms_norm, lambda: elementwise_triton.rms_norm, cpu=elementwise_cpu.rms_norm)
-add_rms_norm = op(elementwise.add_rms_norm, lambda: elementwise_triton.add_rms_norm, cpu=elementwise_cpu.add_rms_norm)
-layer_norm = op(elementwise.layer_norm, lambda: elementwise_triton.layer_norm)
-add_layer_norm = op(elementwise.add_layer_norm, lambda: elementwise_triton.add_layer_norm)
-relu_squared = op(elementwise.relu_squared, lambda: elementwise_triton.relu_squared)
-xielu = op(elementwise.xielu, lambda: elementwise_triton.xielu)
-silu_and_mul = op(elementwise.silu_and_mul, lambda: elementwise_triton.silu_and_mul, cpu=elementwise_cpu.silu_and_mul)
-gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, lambda: elementwise_triton.gelu_tanh_and_mul)
+rms_norm = op(elementwise.rms_norm, "kernels.elementwise.triton", cpu=elementwise_cpu.rms_norm)
+add_rms_norm = op(elementwise.add_rms_norm, "kernels.elementwise.triton", cpu=elementwise_cpu.add_rms_norm)
+layer_norm = op(elementwise.layer_norm, "kernels.elementwise.triton")
+add_layer_norm = op(elementwise.add_layer_norm, "kernels.elementwise.triton")
+relu_squared = op(elementwise.relu_squared, "kernels.elementwise.triton")
+xielu = op(elementwise.xielu, "kernels.elementwise.triton")
+silu_and_mul = op(elementwise.silu_and_mul, "kernels.elementwise.triton", cpu=elementwise_cpu.silu_and_mul)
+gelu_tanh_and_mul = op(elementwise.gelu_tanh_and_mul, "kernels.elementwise.triton")
 norm_rope_write_kv = op(
     elementwise.norm_rope_write_kv,
-    lambda: triton_write_kv.norm_rope_write_kv,
+    "kernels.elementwise.triton_write_kv",
     cpu=elementwise_cpu.norm_rope_write_kv,
 )
-norm_rope_write_latent = op(elementwise.norm_rope_write_latent, lambda: triton_latent.norm_rope_write_latent)
-mamba2 = op(mamba2_chunked.mamba2, lambda: mamba2_triton.mamba2)
-mamba2_dt = op(mamba2_reference.mamba2_dt, lambda: mamba2_elementwise_triton.mamba2_dt)
-grouped_gated_norm = op(mamba2_reference.grouped_gated_norm, lambda: mamba2_elementwise_triton.grouped_gated_norm)
-fused_moe = op(moe.fused_moe, lambda: moe_triton.fused_moe)
-gather_decode_inputs = op(inputs.gather_decode_inputs, lambda: inputs_triton.gather_decode_inputs, takes_pdl=False)
-gather_mixed_inputs = op(inputs.gather_mixed_inputs, lambda: inputs_triton.gather_mixed_inputs, takes_pdl=False)
-gather_draft_inputs = op(inputs.gather_draft_inputs, lambda: inputs_triton.gather_draft_inputs, takes_pdl=False)
-penalize = op(sampling.penalize, lambda: triton_draw.penalize, takes_pdl=False)
-allow_only = op(sampling.allow_only, lambda: triton_draw.allow_only, takes_pdl=False)
-causal_conv = op(causal_conv_reference.causal_conv, lambda: causal_conv_triton.causal_conv)
-gated_delta_rule = op(chunks.gated_delta_rule, lambda: delta_rule_triton.gated_delta_rule)
-gated_delta_step = op(chunks.gated_delta_step, lambda: delta_rule_triton.gated_delta_step)
-delta_gates = op(gates.delta_gates, lambda: triton_gates.delta_gates)
-gated_rms_norm = op(gates.gated_rms_norm, lambda: triton_gates.gated_rms_norm)
+norm_rope_write_latent = op(elementwise.norm_rope_write_latent, "kernels.elementwise.triton_latent")
+mamba2 = op(mamba2_chunked.mamba2, "kernels.mamba2.triton")
+mamba2_dt = op(mamba2_reference.mamba2_dt, "kernels.mamba2.triton_elementwise")
+grouped_gated_norm = op(mamba2_reference.grouped_gated_norm, "kernels.mamba2.triton_elementwise")
+fused_moe = op(moe.fused_moe, "kernels.moe.triton")
+gather_decode_inputs = op(inputs.gather_decode_inputs, "kernels.inputs.triton", takes_pdl=False)
+gather_mixed_inputs = op(inputs.gather_mixed_inputs, "kernels.inputs.triton", takes_pdl=False)
+gather_draft_inputs = op(inputs.gather_draft_inputs, "kernels.inputs.triton", takes_pdl=False)
+penalize = op(sampling.penalize, "kernels.sampling.triton_draw", takes_pdl=False)
+allow_only = op(sampling.allow_only, "kernels.sampling.triton_draw", takes_pdl=False)
+causal_conv = op(causal_conv_reference.causal_conv, "kernels.causal_conv.triton")
+gated_delta_rule = op(chunks.gated_delta_rule, "kernels.delta_rule.triton")
+gated_delta_step = op(chunks.gated_delta_step, "kernels.delta_rule.triton")
+delta_gates = op(gates.delta_gates, "kernels.delta_rule.triton_gates")
+gated_rms_norm = op(gates.gated_rms_norm, "kernels.delta_rule.triton_gates")
 
 
 def sums_late(x: torch.Tensor) -> bool:
@@ -108,7 +95,9 @@ class TokenSampler:
         """Allocate the scratch. max_rows: most rows of logits in one call."""
         self._state = state
         device = state.last_token.device
-        self._scratch = SamplingScratch.allocate(max_rows=max_rows, vocab_size=vocab_size, device=device)
+        self._scratch: SamplingScratch = triton_draw.SamplingScratch.allocate(
+            max_rows=max_rows, vocab_size=vocab_size, device=device
+        )
 
     def __call__(
         self, logits: torch.Tensor, *, req_index: torch.Tensor, positions: torch.Tensor, has_truncation: bool

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201  (Triton reads annotations as types: kernel arguments carry none)
-"""What Triton kernels of recurrent layers share: where a row of a state lies in the pool, and a step's rows.
+"""Shared parts of the Triton kernels of recurrent layers: the place of a row's state in the pool, and a step's rows.
 
 The torch versions are in kernels.states. A launch passes the pool, `pages`, and `*place(view)`; the kernel receives
 

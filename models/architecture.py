@@ -55,7 +55,7 @@ class Architecture:
     # layers with rotary positions, of those that `rope` has: "sliding_or_all" is all of them without a window,
     # "sliding_or_dense" adds the layers without experts if prefix_dense_sliding_window_pattern is 1
     rope_layers: Literal["all", "sliding", "sliding_or_all", "sliding_or_dense"] = "all"
-    # models/config/experts.py: the spelling of the mixture-of-experts fields
+    # models/config/experts.py, mixtures.py, sparse_layers.py: the family whose fields of experts config.json has
     experts: Literal[
         "none",
         "mixtral",

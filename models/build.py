@@ -1,12 +1,14 @@
 """build(): makes a model from its config and its weights, by the architecture's row in models/registry.py."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from models.config.model_config import ModelConfig
 from models.context import ForwardContext
@@ -61,5 +63,27 @@ def check_headers(config: ModelConfig, folder: Path, tp: TensorParallel, *, dtyp
     assert weights.headers is not None
     if weights.headers.is_empty:
         return
-    with torch.inference_mode():
+    with torch.inference_mode(), _JoinsByShape():
         build(config, weights, tp)
+
+
+class _JoinsByShape(TorchFunctionMode):
+    """Joins tensors without values by their shapes: torch.cat of such imports torch._dynamo, a second of work."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call `func`, or what stands for it; see torch.overrides."""
+        kwargs = kwargs or {}
+        return _cat(*args, **kwargs) if func is torch.cat else func(*args, **kwargs)
+
+
+def _cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """As torch.cat, for tensors of one number of dimensions."""
+    first, dim = tensors[0], dim % tensors[0].dim()
+    shapes = [tensor.shape[:dim] + tensor.shape[dim + 1 :] for tensor in tensors]
+    if any(shape != shapes[0] for shape in shapes) or any(not tensor.is_meta for tensor in tensors):
+        return torch.cat(tuple(tensors), dim=dim)
+    size = sum(tensor.shape[dim] for tensor in tensors)
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    return first.new_empty((*first.shape[:dim], size, *first.shape[dim + 1 :]), dtype=dtype)

@@ -93,5 +93,5 @@ RESPONSES = (
         where(input=either({"type": "string"}, {"contains": _SERVED_ITEM})),
     ),
 )
-TEXT_FORMAT = either(where(type={"enum": ["text", "json_object"]}), having(name=GIVEN, schema=GIVEN))
+TEXT_FORMAT = either(where(type={"enum": ["text", "json_object"]}, schema=ABSENT), having(name=GIVEN, schema=GIVEN))
 CUSTOM_FORMAT = either(where(type={"const": "text"}), having(syntax=GIVEN, definition=GIVEN))

@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,12 @@ with contextlib.suppress(ImportError):  # some environments of the clients are w
     settings.register_profile("full", max_examples=100, **UNTIMED)
     settings.register_profile("quick", max_examples=25, **UNTIMED)
     settings.load_profile("quick")  # --hypothesis-profile, which is read later, wins
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the folder of GPU tests, which has thousands, where -m leaves out all of them."""
+    is_left = collection_path == Path(__file__).parent / "gpu" and "not gpu" in config.option.markexpr
+    return is_left or None
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

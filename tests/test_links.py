@@ -1,4 +1,7 @@
-"""Links between the repository's Markdown pages: every relative link leads to a file, every anchor to a heading."""
+"""Links between the repository's Markdown pages: every relative link leads to a file, every anchor to a heading.
+
+And the path of a request, as architecture.md has it: each file has the functions that are named beside it.
+"""
 
 import re
 import subprocess
@@ -55,3 +58,14 @@ def test_every_relative_link_leads_to_a_file_and_a_heading() -> None:
     assert ROOT / "README.md" in found
     dead = [fault for page in sorted(found) for fault in faults(page)]
     assert not dead, "\n" + "\n".join(dead)
+
+
+def test_every_function_on_the_path_of_a_request_is_in_its_file() -> None:
+    page = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| \d+ \| `([^`]+)` \| ([^|]+) \|", page)
+    assert rows
+    for path, functions in rows:
+        source = (ROOT / path).read_text(encoding="utf-8")
+        for name in re.findall(r"[\w.]+", functions):
+            for part in name.split("."):
+                assert re.search(rf"(?m)^ *(?:async def|def|class) {part}\b", source), f"{path} has no {name}"

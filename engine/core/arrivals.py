@@ -35,8 +35,8 @@ class LinksToPrefill(Protocol):
     """The connections to prefill engines: engine/peers/links.py."""
 
     @property
-    def is_holding(self) -> bool:
-        """True while messages that have come wait, until this engine's ranks can read their peer's memory."""
+    def connecting(self) -> list[int]:
+        """The prefill engines whose messages wait until this engine's ranks can read their memory."""
         ...
 
     def send(self, peer: int, message: ToPrefill) -> None:
@@ -113,7 +113,7 @@ class Arrivals:
     @property
     def is_active(self) -> bool:
         """True while copies run or requests wait for them, or a connection is being made."""
-        return bool(self._copies or self.waits) or self._links.is_holding
+        return bool(self._copies or self.waits) or bool(self._links.connecting)
 
     @property
     def peers(self) -> list[int]:
@@ -238,13 +238,14 @@ class Arrivals:
         return progress
 
     def _end_waits(self, now: float) -> None:
+        reachable = self._connected.union(self._links.connecting)
         for request, began_s in list(self.waits.items()):
             assert request.hand_over is not None
             peer, progress = request.hand_over.peer, self._progress.get(request.request_id)
             last_s = began_s if progress is None else max(progress.last_s, began_s)
             if progress is not None and progress.is_complete:
                 self._end_wait(request, "complete", now)
-            elif not (peer in self._connected or self._links.is_holding or (progress and progress.is_handed_over)):
+            elif not (peer in reachable or (progress and progress.is_handed_over)):
                 self._end_wait(request, "lost", now)
             elif now - last_s > STALL_S or now - began_s > LONGEST_WAIT_S:
                 self._end_wait(request, "late", now)

@@ -82,6 +82,7 @@ class Engine:
             self.scheduler,
             is_empty=lambda: self._in_flight is None and not self._open_requests(),
             transport=self._transport,
+            announce=lambda requests: self._outbox.announce(requests),  # noqa: PLW0108 - there is no _outbox yet
         )
         self._limits = QueueLimits(
             scheduler=self.scheduler,

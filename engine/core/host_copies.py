@@ -1,4 +1,4 @@
-"""What a step copies between pool and host memory, and the requests that wait for it. Plain Python; never torch."""
+"""HostCopies: the copies of a step between pool and host memory, and the requests that wait for them. Never torch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -69,25 +69,19 @@ class EngineStats:
         self._counted: dict[tuple[str, str], float] = {}  # the scheduler's totals at the last record_state()
         self._last_commit_s: float | None = None  # None after idling
         self._logged_s: float | None = None
-        self._num_prompt_tokens = 0  # since the last log line
-        self._num_output_tokens = 0
+        self._num_prompt_tokens = self._num_output_tokens = 0  # since the last log line
         self.record_state(num_deferred=0)
 
-    def record_started(self, request: Request) -> tuple[float, float]:
-        """Count a request whose first token is committed; return its queue and prefill times in seconds."""
-        assert request.first_scheduled_s is not None
-        assert request.first_token_s is not None
-        queue_s = max(0.0, request.first_scheduled_s - request.arrival_s)  # arrival_s was read by another process
-        prefill_s = request.first_token_s - request.first_scheduled_s
+    def record_started(self, request: Request, start: Started) -> None:
+        """Count a request whose first token is committed."""
         num_prompt = request.num_prompt_tokens
         self._num_prompt_tokens += num_prompt
-        self._metrics.observe("request_queue_time_seconds", queue_s)
-        self._metrics.observe("request_prefill_time_seconds", prefill_s)
+        self._metrics.observe("request_queue_time_seconds", start.queue_s)
+        self._metrics.observe("request_prefill_time_seconds", start.prefill_s)
         self._metrics.count("prompt_tokens_total", num_prompt)
         self._metrics.count("prompt_tokens_cached_total", request.num_cached_tokens)
         self._tenants.record_started(request)
         self._forecast.observe_start(request)
-        return queue_s, prefill_s
 
     def record_finished(self, request: Request) -> None:
         """Count a request's end."""
@@ -130,9 +124,8 @@ class EngineStats:
 
     def record_commit(self, num_tokens: int, now: float) -> None:
         """Count a committed step with `num_tokens` output tokens."""
-        if num_tokens:
-            self._num_output_tokens += num_tokens
-            self._metrics.count("generation_tokens_total", num_tokens)
+        self._num_output_tokens += num_tokens
+        self._metrics.count("generation_tokens_total", num_tokens)
         if self._last_commit_s is not None:
             self._metrics.observe("step_time_seconds", now - self._last_commit_s)
         self._last_commit_s = now
@@ -293,6 +286,7 @@ class Outbox:
         self._stats = stats
         self._events: dict[int, StepEvents] = {}  # by client_id
         self._accepted: dict[Request, Accepted] = {}  # to be sent
+        self._started: list[tuple[Request, Started]] = []  # to be counted behind their first tokens
 
     @property
     def is_empty(self) -> bool:
@@ -380,6 +374,8 @@ class Outbox:
         for client_id, events in filled.items():
             events.step_id = step_id
             self._transport.send(client_id, events)
+        while self._started:
+            self._stats.record_started(*self._started.pop(0))
 
     def _add_row(self, request: Request, num_tokens: int = 0) -> tuple[StepEvents, int]:
         """Begin a request's row; return the message being filled for its client, and the row's index."""
@@ -390,11 +386,15 @@ class Outbox:
 
     def _events_of(self, client_id: int) -> StepEvents:
         """Return the message being filled for a client."""
-        events = self._events.get(client_id)
-        if events is None:
+        if (events := self._events.get(client_id)) is None:
             events = self._events[client_id] = StepEvents(0, [], [], [])
         return events
 
     def _add_start(self, events: StepEvents, row: int, request: Request) -> None:
-        queue_s, prefill_s = self._stats.record_started(request)
-        events.started.append(Started(row, request.num_cached_tokens, queue_s, prefill_s, request.cache_report))
+        scheduled_s, first_s = request.first_scheduled_s, request.first_token_s
+        assert scheduled_s is not None
+        assert first_s is not None
+        queue_s = max(0.0, scheduled_s - request.arrival_s)  # arrival_s was read by another process
+        start = Started(row, request.num_cached_tokens, queue_s, first_s - scheduled_s, request.cache_report)
+        events.started.append(start)
+        self._started.append((request, start))

@@ -94,7 +94,8 @@ class RequestFactory:
     def _check(self, message: AddRequest) -> None:
         params = message.params
         self._check_prompt(message.prompt, "prompt")
-        self._check_prompt(message.output, "output")
+        if message.output:
+            self._check_prompt(message.output, "output")
         _check_bounds(message.num_prompt_logprobs, "num_prompt_logprobs", (0, max(0, message.num_prompt_tokens - 1)))
         if message.output and (message.pooling is not None or not (message.num_replays or message.hand_over)):
             raise InvalidParameter(
@@ -105,10 +106,10 @@ class RequestFactory:
                 f"The output has {len(message.output) // 4} tokens; of max_tokens = {params.max_tokens} none is left.",
                 param="output",
             )
-        for name, bounds in BOUNDS.items():
+        for name, (low, high) in BOUNDS.items():
             value = getattr(params, name)
-            if value is not None:
-                _check_bounds(value, name, bounds)
+            if value is not None and not low <= value <= high:  # as _check_bounds(), which a first token waits for
+                _check_bounds(value, name, (low, high))
         for number in (params.logprobs, params.prompt_logprobs):
             if number is not None:
                 _check_bounds(number, "logprobs", (0, self.vocab_size))
@@ -128,7 +129,8 @@ class RequestFactory:
             )
         self._check_ids(params.logit_bias, "logit_bias", most=_MAX_IDS)
         self._check_ids(params.stop_token_ids, "stop_token_ids", most=_MAX_IDS)
-        self._check_filter(params)
+        if params.allowed_token_ids or params.bad_words:
+            self._check_filter(params)
         if message.thinking is not None:
             self._check_thinking(message.thinking)
 

@@ -6,7 +6,7 @@ All other requests run beside it, unless it is isolated (AddRequest.is_isolated)
 open: then nothing else is let in meanwhile. For an isolated one the open requests of all HTTP workers are set aside:
 they are preempted, and go on when it has a further token or has ended. So nobody waits longer than it computes, and
 while its grammar compiles they run. Of those that are wholly alone in their steps the worker is told (Alone): if this
-engine fails too, they are the cause.
+engine fails too, they are the cause, and all workers know which had been set aside (SetAside) and are none.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from engine.core.outputs import Transport
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.interface.errors import PoisonRequest
-from engine.interface.protocol import AddRequest, Alone, RefuseDigest
+from engine.interface.protocol import AddRequest, Alone, RefuseDigest, SetAside
 from engine.interface.replays import REFUSED_S, digest_of
 
 _Held = tuple[int, AddRequest]
@@ -32,18 +32,24 @@ class Suspects:
         *,
         is_empty: Callable[[], bool],
         transport: Transport,
+        announce: Callable[[list[Request]], None],
     ) -> None:
-        """find: returns a request that has not ended, by its request_id. is_empty: no request is open or in a step."""
+        """find: returns a request that has not ended, by its request_id. is_empty: no request is open or in a step.
+
+        announce: tells the workers that work on requests begins (Begun).
+        """
         self._find = find
         self._scheduler = scheduler
         self._is_empty = is_empty
         self._transport = transport
+        self._announce = announce
         self._isolated: deque[_Held] = deque()  # with their client ids
         self._held: deque[_Held] = deque()  # other suspects
         self._behind: deque[_Held] = deque()  # no suspects, behind one that is isolated
         self._current = ""  # the request_id of the suspect let in last; "": none
         self._is_gated = False  # nothing is let in until that one has a further token
         self._alone: tuple[int, str] | None = None  # for which others are set aside: its client id and request_id
+        self._set_aside: list[Request] = []  # they had begun
         self._refused: dict[bytes, float] = {}
 
     @property
@@ -81,6 +87,7 @@ class Suspects:
         client_id, message = queue.popleft()
         if message.is_suspect:
             is_alone = self._is_empty()
+            self._go_on()
             self._current = message.request_id
             self._is_gated = message.is_isolated or is_alone
             if is_alone:
@@ -98,11 +105,12 @@ class Suspects:
             return
         (client_id, request_id), waiting = self._alone, self._scheduler.waiting
         if self._current != request_id or not self._is_unproven:
-            self._alone = waiting.only = None
+            self._go_on()
         elif waiting.only != request_id and request_id in self._scheduler.requests:
             waiting.only = ""
             if self._scheduler.preempt_all():
                 waiting.only = request_id
+                self._tell_set_aside(request_id)
                 self._transport.send(client_id, Alone(request_id))
 
     def drop(self, request_id: str, client_id: int) -> bool:
@@ -135,6 +143,25 @@ class Suspects:
         """True while the suspect let in last has no further token and has not ended."""
         request = self._find(self._current) if self._current else None
         return request is not None and len(request.output_token_ids) <= request.num_replayed_tokens
+
+    def _tell_set_aside(self, request_id: str) -> None:
+        """Tell the workers which requests have begun and are in no step any more: all but the one that is alone."""
+        self._set_aside = [
+            request
+            for request in self._scheduler.requests.values()
+            if request.request_id != request_id and (request.first_scheduled_s is not None or request.matcher)
+        ]
+        messages: dict[int, SetAside] = {}
+        for request in self._set_aside:
+            messages.setdefault(request.client_id, SetAside([])).request_ids.append(request.request_id)
+        for client_id, message in messages.items():
+            self._transport.send(client_id, message)
+
+    def _go_on(self) -> None:
+        """Let those go on that were set aside."""
+        self._alone = self._scheduler.waiting.only = None
+        set_aside, self._set_aside = self._set_aside, []
+        self._announce([request for request in set_aside if self._find(request.request_id) is request])
 
     def _drop(self, is_dropped: Callable[[_Held], bool]) -> int:
         num_dropped = 0

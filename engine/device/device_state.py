@@ -19,6 +19,7 @@ from engine.core.step import RequestInit, RequestShare
 from engine.device.memory import zeros
 
 _ALIGNMENT = 16  # bytes
+_DTYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
 
 
 class Staging:
@@ -31,6 +32,7 @@ class Staging:
         self._buffers: list[torch.Tensor] = []
         if device.type == "cuda":
             self._buffers = [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._num_bytes, self._bytes = num_bytes, [buffer.numpy() for buffer in self._buffers]
 
     def begin_step(self) -> None:
         """Switch to the other buffer, and so overwrite the values of the step before the previous one."""
@@ -56,12 +58,13 @@ class Staging:
         return torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source)
 
     def _stage(self, values: np.ndarray) -> torch.Tensor:
-        if not self._buffers or self._used + values.nbytes > self._buffers[0].shape[0]:
+        begin, end = self._used, self._used + values.nbytes
+        if not self._buffers or end > self._num_bytes:
             return self._pin(values)
-        staged = self._buffers[self._turn][self._used : self._used + values.nbytes]
         self._used += -(-values.nbytes // _ALIGNMENT) * _ALIGNMENT
-        staged.numpy()[:] = values.reshape(-1).view(np.uint8)
-        return staged.view(torch.from_numpy(values).dtype).view(values.shape)
+        self._bytes[self._turn][begin:end] = values.reshape(-1).view(np.uint8)
+        staged = self._buffers[self._turn][begin:end].view(_DTYPES.get(values.dtype) or torch.from_numpy(values).dtype)
+        return staged if values.ndim == 1 else staged.view(values.shape)
 
 
 class DeviceState:

@@ -12,7 +12,6 @@ take.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -45,20 +44,24 @@ class RowColumns:
     num_samples: np.ndarray
     num_drafts: np.ndarray
     num_decodes: int  # the first rows, whose token only the device knows
-    token_ids: list[int]  # of the other rows
+    token_ids: np.ndarray  # of the other rows
 
     @classmethod
     def of(cls, plan: StepPlan) -> RowColumns:
         """Make the columns of a plan."""
-        steady = [np.frombuffer(column, np.int32) for column in (plan.steady.req_index, plan.steady.start)]
-        ones, num_steady = np.ones(plan.steady.num_rows, np.int32), plan.steady.num_rows
-        fields = [(row.req_index, row.start, row.num_tokens, row.num_samples, row.num_drafts) for row in plan.singles]
-        singles = np.array(fields, np.int32).reshape(len(fields), 5).T
-        columns = np.concatenate([[*steady, ones, ones, np.zeros_like(ones)], singles], axis=1)
-        num_decodes = num_steady + sum(1 for row in plan.singles if not row.token_ids)
-        token_ids = list(itertools.chain.from_iterable(row.token_ids for row in plan.singles))
+        num_decodes = num_steady = plan.steady.num_rows
+        fields, ids = list[int](), list[int]()
+        for row in plan.singles:
+            fields += (row.req_index, row.start, row.num_tokens, row.num_samples, row.num_drafts)
+            ids += row.token_ids
+            num_decodes += not row.token_ids
+        columns = np.array(fields, np.int32).reshape(len(plan.singles), 5).T
+        if num_steady:
+            steady = [np.frombuffer(column, np.int32) for column in (plan.steady.req_index, plan.steady.start)]
+            ones = np.ones(num_steady, np.int32)
+            columns = np.concatenate([[*steady, ones, ones, np.zeros_like(ones)], columns], axis=1)
         req_index, start, num_tokens, num_samples, num_drafts = columns
-        return cls(req_index, start, num_tokens, num_samples, num_drafts, num_decodes, token_ids)
+        return cls(req_index, start, num_tokens, num_samples, num_drafts, num_decodes, np.array(ids, np.int32))
 
     @property
     def ends(self) -> np.ndarray:
@@ -184,6 +187,7 @@ class InputBatchBuilder:
         num_values = PackedInputs.num_values(max_mixed.num_tokens, max_mixed.num_rows, has_drafts=self._has_drafts)
         self._packed = torch.zeros(num_values, dtype=torch.int32, device=device)
         self._views = lru_cache(maxsize=_NUM_VIEWS)(partial(PackedInputs.view, self._packed))
+        self._places = lru_cache(maxsize=_NUM_VIEWS)(partial(PackedInputs.places, has_drafts=self._has_drafts))
 
     def pack_decodes(self, plan: StepPlan) -> torch.Tensor:
         """Begin a step of decode rows. Return their req_index [R] int64: the same tensor while rows are the same."""
@@ -312,8 +316,7 @@ class InputBatchBuilder:
         inputs = self._views(shape.num_tokens, shape.num_rows, has_drafts=self._has_drafts)
         host_req_index = host_ends = np.zeros(0, np.int32)
         if rows is not None:
-            host_req_index = rows.req_index.repeat(rows.num_samples)
-            host_ends = rows.ends.repeat(rows.num_samples)
+            host_req_index, host_ends = (column.repeat(rows.num_samples) for column in (rows.req_index, rows.ends))
         mixed, count = self._mixed, len(host_req_index)
         req_index, positions = mixed.sample_req_index[:count], mixed.sample_positions[:count]
         return PackedStep(shape, rows, inputs, SamplingMetadata(host_req_index, host_ends, req_index, positions))
@@ -325,15 +328,13 @@ class InputBatchBuilder:
         num_surplus = shape.num_tokens - int(lengths.sum())  # tokens, all of the padding row
         if num_paddings:
             lengths = np.concatenate([[num_surplus], lengths])
-        sizes, has_drafts = (shape.num_tokens, shape.num_rows), self._has_drafts
-        packed = np.zeros(PackedInputs.num_values(*sizes, has_drafts=has_drafts), dtype=np.int32)
-        places = PackedInputs.places(*sizes, has_drafts=has_drafts)
-        token_ids, token_rows, req_index, seq_lens, sample_rows, sample_tokens, starts, *drafts = map(
-            packed.__getitem__, places
-        )
-        num_rows, num_given = len(lengths), len(rows.token_ids)
-        token_ids[num_surplus : num_surplus + num_given] = rows.token_ids
-        token_ids[num_surplus + num_given :] = NEWEST
+        sizes = (shape.num_tokens, shape.num_rows)
+        packed = np.zeros(PackedInputs.num_values(*sizes, has_drafts=self._has_drafts), dtype=np.int32)
+        sections = [packed[place] for place in self._places(*sizes)]
+        token_ids, token_rows, req_index, seq_lens, sample_rows, sample_tokens, starts, *drafts = sections
+        num_rows, num_given = len(lengths), num_surplus + len(rows.token_ids)
+        token_ids[num_surplus:num_given] = rows.token_ids
+        token_ids[num_given:] = NEWEST
         token_rows[:] = np.arange(num_rows).repeat(lengths)
         req_index[:] = self._state.padding_row
         req_index[num_paddings:num_rows] = _device_order(rows, rows.req_index)
@@ -346,7 +347,7 @@ class InputBatchBuilder:
         order = (np.arange(num_planned) - rows.num_decodes) % num_planned + num_paddings
         counts = rows.num_samples
         sampling = order.repeat(counts)
-        before_end = counts.cumsum().repeat(counts) - np.arange(len(sampling))
+        before_end = counts.cumsum().repeat(counts) - np.arange(len(sampling)) if rows.num_drafts.any() else 1
         sample_rows[: len(sampling)] = sampling
         sample_tokens[: len(sampling)] = starts[1:][sampling] - before_end
         self._staging.send(packed, self._packed)
@@ -362,10 +363,7 @@ class InputBatchBuilder:
 
     def _write_blocks(self, plan: StepPlan) -> None:
         """Write the units of the rows' new pages into their block tables, and the pages of new states."""
-        tables: list[int] = []
-        rows: list[int] = []
-        columns: list[int] = []
-        block_ids: list[int] = []
+        tables, rows, columns, block_ids = list[int](), list[int](), list[int](), list[int]()
         states: dict[int, list[int]] = {}  # by req_index
         new_blocks = list(plan.new_blocks)
         for req_index, table, first, page_ids in new_blocks:
@@ -390,10 +388,12 @@ class InputBatchBuilder:
         per_page = self._units_per_page[table]
         if per_page == 1:
             return page_ids, 1
-        pages = np.array(page_ids)
-        return self._pages.unit_numbers(self._group_of[table], pages, num_pages=self._num_pages).tolist(), per_page
+        group, pages = self._group_of[table], np.array(page_ids)
+        return self._pages.unit_numbers(group, pages, num_pages=self._num_pages).tolist(), per_page
 
 
 def _device_order(rows: RowColumns, column: np.ndarray) -> np.ndarray:
     """Return a column with the prompt chunks before the decode rows."""
+    if not rows.num_decodes:
+        return column
     return np.concatenate([column[rows.num_decodes :], column[: rows.num_decodes]])

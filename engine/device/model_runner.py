@@ -7,7 +7,6 @@ their copy to the host; wait() is the only sync.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,12 +39,11 @@ from engine.device.sampler import Sampled, Sampler
 from engine.device.step_states import StateRows
 from engine.tensor_parallel.process_group import agree
 from kernels.attention.base import AttentionBackend, AttentionMetadata
-from kernels.attention.latent import LatentSizes
 from kernels.ops import LoraTokens, allow_only
 from models.build import Model
-from models.config.layer_state import LayerState
+from models.config.model_config import ModelConfig
 from models.context import ForwardContext
-from models.parallel import ALONE, TensorParallel
+from models.parallel import TensorParallel
 
 
 class ModelRunner:
@@ -54,41 +52,36 @@ class ModelRunner:
     def __init__(
         self,
         model: Model,
+        config: ModelConfig,
         *,
         kv_pool: KVPool,
         plan: KVCachePlan,
         backend: AttentionBackend,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        vocab_size: int,
+        max_num_samples: int | None,
+        num_drafts: int,
         device: torch.device,
-        lora_tokens: LoraTokens | None = None,
-        max_num_samples: int | None = None,
-        num_drafts: int = 0,
-        states: Sequence[LayerState | None] = (),
-        dtype: torch.dtype = torch.float32,
-        tp: TensorParallel = ALONE,
-        has_lm_head: bool = True,
-        latent: LatentSizes | None = None,
-        has_groups: bool = False,
-        num_host_slots: int = 0,
-        shares_host_pages: bool = False,
-        pins_host_pages_later: bool = False,
+        dtype: torch.dtype,
+        lora_tokens: LoraTokens | None,
+        tp: TensorParallel,
+        has_groups: bool,
+        host_pages: HostPages | None,
     ) -> None:
-        """lora_tokens: adapter indices that the model's linear layers read; None: no adapters.
+        """config: of the whole model, also where this rank has a share of it.
 
         max_num_samples: maximum number of sampled positions of a step with drafts; None: no drafts. num_drafts: the
-        most of a row. states: by layer, what this rank keeps of a request. dtype: of the model. latent: sizes of its
-        latent attention, if any, on this rank. has_groups: plans may group rows. num_host_slots: pages of host memory
-        behind the pool. shares_host_pages: other processes can map them. pins_host_pages_later: see HostPages.
-        tp: the ranks that run the same plans; the first samples and broadcasts the tokens.
+        most of a row. dtype: of the model. lora_tokens: adapter indices that the model's linear layers read; None: no
+        adapters. tp: the ranks that run the same plans; the first samples and broadcasts the tokens.
+        has_groups: plans may group rows. host_pages: host memory behind the pool.
         """
         self.device = device
         self._tp = tp
         self._model = model
         self._kv_pool = kv_pool
         self._backend = backend
-        self._latent = latent
+        share = config.share_of_rank(tp.size, is_expert_parallel=tp.is_expert_parallel)
+        self._latent = share.latent_sizes
         self._has_groups = has_groups
         self._max_num_seqs = max_num_seqs
         self._max_model_len = plan.max_model_len
@@ -99,11 +92,11 @@ class ModelRunner:
             max_blocks=plan.pages.num_columns(plan.max_model_len),
             num_tables=len(plan.pages.table_groups),
             num_state_pages=plan.pages.state_pages,
-            vocab_size=vocab_size,
+            vocab_size=config.vocab_size,
             device=device,
             staging=staging,
             has_loras=lora_tokens is not None,
-            has_counts=has_lm_head and tp.rank == 0,
+            has_counts=config.has_lm_head and tp.rank == 0,
         )
         self._shapes = mixed_shapes(max_num_seqs, max_num_batched_tokens, max_num_samples=max_num_samples)
         max_tokens = max_step_tokens(max_num_seqs, max_num_batched_tokens)
@@ -112,7 +105,7 @@ class ModelRunner:
         state_rows = None
         if plan.pages.state is not None:
             state_rows = StateRows(
-                self._state, kv_pool.states, states, num_drafts=num_drafts, max_rows=max_rows, dtype=dtype
+                self._state, kv_pool.states, share.states, num_drafts=num_drafts, max_rows=max_rows, dtype=dtype
             )
         self._builder = InputBatchBuilder(
             self._state,
@@ -123,16 +116,8 @@ class ModelRunner:
             states=state_rows,
         )
         self._sampler = Sampler(self._state, max_rows=max_rows, tp=tp)
-        self._prompt_logprobs = PromptLogprobsComputer(staging, vocab_size=vocab_size, max_num_seqs=max_num_seqs)
-        self._host_pages: HostPages | None = None
-        if num_host_slots:
-            self._host_pages = HostPages(
-                kv_pool,
-                num_slots=num_host_slots,
-                device=device,
-                is_shared=shares_host_pages,
-                pins_later=pins_host_pages_later,
-            )
+        self._prompt_logprobs = PromptLogprobsComputer(staging, vocab_size=config.vocab_size, max_num_seqs=max_num_seqs)
+        self.host_pages = host_pages
         self._decode_graphs: DecodeGraphs | None = None
         self.mixed_graphs: MixedGraphs | None = None
         self._interruption = Interruption()
@@ -169,15 +154,10 @@ class ModelRunner:
         """Let forward() replay graphs of plan_graphs(), after captures.capture()."""
         self._decode_graphs, self.mixed_graphs = captures.decode, captures.mixed
 
-    @property
-    def host_pages(self) -> HostPages | None:
-        """Host memory behind the pool, if there is any."""
-        return self._host_pages
-
     def measure_host_page_s(self) -> float:
         """Return the seconds in which a page comes from host memory; 0 without it. Before the first step; blocks."""
         with torch.inference_mode():
-            return 0.0 if self._host_pages is None else self._host_pages.measure_page_s(self._state.staging)
+            return 0.0 if self.host_pages is None else self.host_pages.measure_page_s(self._state.staging)
 
     def forward(self, plan: StepPlan) -> _Step:
         """See Executor.forward."""
@@ -189,10 +169,10 @@ class ModelRunner:
             else:
                 self._begin_copies(plan)
                 step = self._empty_step(plan)
-            if self._host_pages is not None:
-                self._host_pages.join()
-                if self._host_pages.pins is not None:
-                    self._host_pages.pins.note_step()
+            if self.host_pages is not None:
+                self.host_pages.join()
+                if self.host_pages.pins is not None:
+                    self.host_pages.pins.note_step()
         return step
 
     def run_masks(self) -> None:
@@ -205,15 +185,15 @@ class ModelRunner:
     def close(self) -> None:
         """Release the pool, the graphs and the weights."""
         self._decode_graphs = self.mixed_graphs = None
-        if self._host_pages is not None:
-            self._host_pages.close()
+        if self.host_pages is not None:
+            self.host_pages.close()
         del self._model, self._kv_pool
 
     def _begin_copies(self, plan: StepPlan) -> None:
         """Launch copies from and to host memory, behind the step's inputs: one copy engine carries both, in order."""
         if plan.copies_to_host or plan.copies_from_host:
-            assert self._host_pages is not None
-            self._host_pages.begin(plan, self._state.staging)
+            assert self.host_pages is not None
+            self.host_pages.begin(plan, self._state.staging)
 
     def _empty_step(self, plan: StepPlan) -> _Step:
         """Return a step without rows."""

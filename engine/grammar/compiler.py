@@ -130,12 +130,20 @@ class CompilerLoader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
         self._compiler: GrammarCompiler | None = None
         self._error: UnsupportedFeature | None = None
 
     def start(self) -> None:
-        """Load in the background."""
-        threading.Thread(target=self._load, name="grammar-vocabulary", daemon=True).start()
+        """Load in the background, if that has not begun."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._load, name="grammar-vocabulary", daemon=True)
+            self._thread.start()
+
+    def settle(self) -> None:
+        """Wait until no thread loads, so that this process may fork. Blocks."""
+        if self._thread is not None:
+            self._thread.join()
 
     def get(self) -> GrammarCompiler:
         """Return the compiler. Blocks until it is loaded. Raises UnsupportedFeature."""

@@ -133,8 +133,9 @@ class State(msgspec.Struct, tag=True):
     num_ends: engines that were ready and have ended. was_killed: the last of them by a kill from outside (SIGKILL, and
     not for want of memory). accepts: False while another daemon has the port, which this one takes over later: workers
     load, and leave connections to it. A worker's own copy is False again once another daemon has taken the port over.
-    lets_wait: a takeover has stopped the engine: requests wait for the next one as open ones do. engine_socket: of the
-    next daemon's engine, with which open requests go on; "": of the daemon's own.
+    lets_wait: while no engine serves, new requests wait for the next one as open ones do, because it comes soon: a
+    standby is loaded or takes over, or a takeover has stopped the engine. engine_socket: of the next daemon's engine,
+    with which open requests go on; "": of the daemon's own.
     """
 
     stage: Stage

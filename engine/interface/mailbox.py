@@ -13,6 +13,7 @@ from engine.interface.protocol import (
     Begun,
     CacheReport,
     RequestFailed,
+    SetAside,
     Started,
     StepEvents,
     TokenLogprobs,
@@ -92,6 +93,12 @@ class Mailboxes:
         """Record that a request is alone in the engine."""
         if message.request_id in self.by_id:
             self.by_id[message.request_id].journal.isolate()
+
+    def set_aside(self, message: SetAside) -> None:
+        """Record that requests are in no step of the engine."""
+        for request_id in message.request_ids:
+            if request_id in self.by_id:
+                self.by_id[request_id].journal.set_aside()
 
     def deliver(self, message: StepEvents | RequestFailed | Accepted, now: float) -> None:
         """Hand on what the engine sent; now: time.monotonic()."""

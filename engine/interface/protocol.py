@@ -3,9 +3,10 @@
 Each worker has one connection; frames are length-prefixed msgpack (engine/interface/transport.py).
     worker → engine   AddRequest … [AbortRequest]; AskKv at any time, with one KvSnapshot as its reply; GrammarUse;
                       RefuseDigest; QueueCosts of an earlier engine
-    engine → worker   EngineReady once; QueueState, QueueCosts and GrammarLimit on change; [Accepted]; [Alone]; Begun
-                      before the engine works on a request; StepEvents (columnar, at most one per step and worker) until
-                      the request's row appears in `finished`; or RequestFailed, which also ends the request.
+    engine → worker   EngineReady once; QueueState, QueueCosts and GrammarLimit on change; [Accepted];
+                      [SetAside]; [Alone]; Begun before the engine works on a request; StepEvents (columnar, at most one
+                      per step and worker) until the request's row appears in `finished`; or RequestFailed, which also
+                      ends the request.
 A request ends in one of these two ways, or with its connection: EngineClient then submits it to the next engine, with
 the tokens that it has (engine/interface/replays.py), or raises EngineDead.
 The engine handles token ids only: text, stop strings and templates stay in the worker. The source of a grammar passes
@@ -345,6 +346,12 @@ class Alone(msgspec.Struct, tag=True):
     request_id: str
 
 
+class SetAside(msgspec.Struct, tag=True):
+    """Before Alone, of requests that had begun: they are in no step until Begun tells of them again."""
+
+    request_ids: list[str]
+
+
 class RequestFailed(msgspec.Struct, tag=True, omit_defaults=True):
     """The end of a request by an error: a `code` of engine/interface/errors.py, one sentence, the field at fault."""
 
@@ -370,6 +377,7 @@ FromEngine = (
     | KvSnapshot
     | Accepted
     | Alone
+    | SetAside
     | GrammarLimit
     | QueueCosts
 )

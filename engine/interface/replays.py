@@ -74,7 +74,7 @@ class Journal:
 
     @property
     def is_begun(self) -> bool:
-        """True if the present engine has begun to compute the request."""
+        """True if the present engine has begun to compute the request, and has not set it aside."""
         return self._is_begun
 
     def note_wait(self) -> None:
@@ -101,6 +101,10 @@ class Journal:
         """Record that the engine works on the request."""
         self._is_begun = self._is_accepted = True
         self.cache = self.cache or cache
+
+    def set_aside(self) -> None:
+        """Record that it is in no step of the engine until that works on it again: it ends none meanwhile."""
+        self._is_begun = False
 
     def end_engine(self, *, is_fault: bool, had_progress: bool, max_replays: int) -> ServiceError | None:
         """Record an engine's end. Return the error that ends the request, or None: it is to be submitted again.

@@ -34,6 +34,7 @@ from engine.interface.protocol import (
     QueueState,
     RefuseDigest,
     RequestFailed,
+    SetAside,
     StepEvents,
     TenantUse,
 )
@@ -332,6 +333,8 @@ class SocketEngineClient:
             self._mailboxes.begin(message)
         elif isinstance(message, Alone):
             self._mailboxes.isolate(message)
+        elif isinstance(message, SetAside):
+            self._mailboxes.set_aside(message)
         elif isinstance(message, QueueCosts):
             self._costs = message
         elif isinstance(message, QueueState):

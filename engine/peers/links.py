@@ -171,9 +171,9 @@ class DecodeLinks:
         self.refusals: dict[int, str] = {}  # sentences of the prefill engines that refused last
 
     @property
-    def is_holding(self) -> bool:
-        """See LinksToPrefill.is_holding: none is held here."""
-        return False
+    def connecting(self) -> list[int]:
+        """See LinksToPrefill.connecting: a connection is one at once here."""
+        return []
 
     def send(self, peer: int, message: ToPrefill) -> None:
         """Send to a prefill engine, if it is connected."""

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,7 +41,7 @@ from engine.startup.kv_peers import KvPeers, check_peers, with_host_memory
 from engine.startup.limits import choose_limits
 from engine.startup.loaded_engine import LoadedEngine
 from engine.startup.panel import describe_setup, name_of
-from engine.startup.precompile import keep_times, known_times, precompile
+from engine.startup.precompile import Precompilation, keep_times, keys_of, known_times, precompile
 from engine.startup.rehearsal import Serve, rehearse_beside, serve_small
 from engine.startup.setup import Captured, Setup
 from engine.tensor_parallel.process_group import least, leave_ranks
@@ -64,6 +64,27 @@ logger = logging.getLogger(__name__)
 # Fastest first, as measured on an H100 (benchmarks/notes.md)
 BACKENDS: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
 OnStage = Callable[[Stage], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Order:
+    """The parameters of load_engine() that do not concern the model."""
+
+    on_stage: OnStage
+    serve: Serve | None
+    graphs: Captured
+    pins_later: bool  # see Setup.assemble()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Checked:
+    """The facts that are known, and found possible, before a weight is read."""
+
+    setup: Setup
+    whole: ModelConfig  # setup's model before the context limit
+    plan: KVCachePlan
+    keys: Sequence[str]  # see keys_of()
+    stamps: dict[str, tuple[int, ...]]  # stamp_files(), from before anything was read
 
 
 def load_engine(
@@ -93,7 +114,10 @@ def load_engine(
 
     with _in_sentences(config, stages):
         graphs = Captured.FEW if takes_over else Captured.SOME if leaves_rest else Captured.ALL
-        return _load(config, note, serve, host or RankHost(), graphs, compiler_loader, pins_later=leaves_rest)
+        order = _Order(note, serve, graphs, pins_later=leaves_rest)
+        checked = _check(config, note, compiler_loader, takes_over=takes_over)
+        with _start_ranks(checked, host or RankHost(), pins_later=leaves_rest) as ranks:
+            return _load(checked, order, ranks)
 
 
 def rehearse(config: EngineConfig, serve: Serve) -> bool:
@@ -135,16 +159,8 @@ def _in_sentences(config: EngineConfig, stages: list[Stage]) -> Iterator[None]:
         raise StartupError(describe_shortage(config, during=stages[-1].name)) from error
 
 
-def _load(
-    config: EngineConfig,
-    on_stage: OnStage,
-    serve: Serve | None,
-    host: RankHost,
-    graphs: Captured,
-    loader: CompilerLoader | None,
-    *,
-    pins_later: bool,
-) -> LoadedEngine:
+def _check(config: EngineConfig, on_stage: OnStage, loader: CompilerLoader | None, *, takes_over: bool) -> _Checked:
+    """Decide what is open, and refuse what cannot be served. Raises StartupError, ModelError."""
     on_stage(Stage("config"))
     stamps = stamp_files(config)
     check_peers(config)
@@ -155,22 +171,20 @@ def _load(
     plan = setup.plan_pool(has_weights=False)
     taken = config.tensor_parallel_size * (setup.weight_bytes + plan.num_bytes) if setup.device.type == "cpu" else 0
     check_host_memory(config, plan, taken_bytes=taken)
-    key = repr(setup.limited_to(plan.max_num_seqs))  # before what differs from start to start
+    takes_over = takes_over and config.tensor_parallel_size == 1
+    keys = keys_of(setup, max_num_seqs=plan.max_num_seqs, takes_over=takes_over)  # before what differs in each start
     config = choose_host_memory(config, plan, device_type=setup.device.type)
     check_kv_disk(config)
     setup = dataclasses.replace(setup, config=config)
     # The model is built for the context that fits: it sets the length of rotary tables and the variant of longrope
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)
-    with _start_ranks(config, host, max_model_len=plan.max_model_len, pins_later=pins_later) as ranks:
-        graphs = graphs if ranks is None else Captured.ALL
-        return _load_beside(ranks, setup, whole, plan, key, on_stage, serve, graphs, stamps, pins_later=pins_later)
+    return _Checked(setup, whole, plan, keys, stamps)
 
 
 @contextlib.contextmanager
-def _start_ranks(
-    config: EngineConfig, host: RankHost, *, max_model_len: int, pins_later: bool
-) -> Iterator[Ranks | None]:
+def _start_ranks(checked: _Checked, host: RankHost, *, pins_later: bool) -> Iterator[Ranks | None]:
     """Start the other ranks, if any; kill them if the body of the `with` statement fails."""
+    config = checked.setup.config
     if config.tensor_parallel_size == 1:
         yield None
         return
@@ -179,7 +193,7 @@ def _start_ranks(
             "This process is in a group of torch.distributed, as of a model that is split over devices:"
             " another such model needs its own process."
         )
-    ranks = Ranks(config, host, max_model_len=max_model_len, pins_later=pins_later)
+    ranks = Ranks(config, host, max_model_len=checked.plan.max_model_len, pins_later=pins_later)
     try:
         yield ranks
     except BaseException as error:
@@ -190,34 +204,11 @@ def _start_ranks(
         raise
 
 
-def _load_beside(
-    ranks: Ranks | None,
-    setup: Setup,
-    whole: ModelConfig,
-    plan: KVCachePlan,
-    key: str,
-    on_stage: OnStage,
-    serve: Serve | None,
-    graphs: Captured,
-    stamps: dict[str, tuple[int, ...]],
-    *,
-    pins_later: bool,
-) -> LoadedEngine:
-    """Load the first rank's share. whole: setup's model before the context limit; key: identifies the kernels.
-
-    stamps: stamp_files(), from before anything was read. pins_later: as in Setup.assemble().
-    """
+def _load(checked: _Checked, order: _Order, ranks: Ranks | None) -> LoadedEngine:
+    """Load the first rank's share beside the others."""
+    setup, whole, on_stage = checked.setup, checked.whole, order.on_stage
     config, device = setup.config, setup.device
-    compilation = None
-    if device.type == "cuda" and HAS_TRITON and not setup.model_config.is_foreign:
-        on_stage(Stage("kernels"))
-        # Also without graphs: a step that fits no graph is launched kernel by kernel, and its kernels may differ
-        eager = dataclasses.replace(setup, config=msgspec.structs.replace(config, enforce_eager=True))
-        workloads: list[Callable[[], object]] = [
-            lambda: serve_small(setup, plan, None),
-            lambda: serve_small(eager, plan, serve),
-        ]
-        compilation = precompile(workloads, key=key)
+    compilation = _begin_compilation(checked, order)
     setup.compiler_loader.start()  # concurrently with the weights, but after precompile(), which forks
     detail = f"{whole.architecture}, {whole.num_layers} layers, {name_of(setup.dtype)} on {device.type}"
     if ranks is not None:
@@ -234,6 +225,54 @@ def _load_beside(
     least(setup.tp, 0, device)  # from here on the other ranks find all kernels compiled
     on_stage(Stage("kv_cache"))
     plan = setup.plan_pool(has_weights=True)
+    _warn_of_limits(setup, whole, plan)
+    facts = describe_setup(
+        dataclasses.replace(setup, model_config=whole), plan, model, backends=BACKENDS, weights_s=weights_s
+    )
+
+    def on_graph(done: int, total: int) -> None:
+        on_stage(Stage("graphs", done, total, unit="graphs", detail=detail))
+
+    graphs = order.graphs if ranks is None else Captured.ALL
+    known = None
+    if graphs is not Captured.ALL and device.type == "cuda":
+        known = known_times(checked.keys, is_settled=graphs is Captured.SOME)
+    loaded = setup.assemble(
+        model, plan, on_graph, facts, graphs=graphs, known=known, ranks=ranks,
+        num_host_slots=num_host_slots(config, plan), pins_later=order.pins_later,
+    )  # fmt: skip
+    if known is None and loaded.captures is not None:
+        keep_times(checked.keys, loaded.captures.mixed.times)
+    host_pages = loaded.runner.host_pages
+    if host_pages is None:
+        return loaded
+    model_facts = _disk_facts(setup)
+    disk = peers = None
+    if digest is not None:
+        disk = KvDisk(config, model_facts, plan, host_pages, weights=digest, stamps=checked.stamps, ranks=ranks)
+    if config.peer is not None:
+        peers = KvPeers(config, config.peer, model_facts, plan, host_pages, ranks=ranks)
+    return dataclasses.replace(loaded, disk=disk, peers=peers)
+
+
+def _begin_compilation(checked: _Checked, order: _Order) -> Precompilation | None:
+    """Begin to compile the kernels of all steps in other processes; None: there are none, or they are compiled."""
+    setup, plan = checked.setup, checked.plan
+    if setup.device.type != "cuda" or not HAS_TRITON or setup.model_config.is_foreign:
+        return None
+    order.on_stage(Stage("kernels"))
+    # Also without graphs: a step that fits no graph is launched kernel by kernel, and its kernels may differ
+    eager = dataclasses.replace(setup, config=msgspec.structs.replace(setup.config, enforce_eager=True))
+    workloads: list[Callable[[], object]] = [
+        lambda: serve_small(setup, plan, None),
+        lambda: serve_small(eager, plan, order.serve),
+    ]
+    return precompile(workloads, keys=checked.keys, before_fork=setup.compiler_loader.settle)
+
+
+def _warn_of_limits(setup: Setup, whole: ModelConfig, plan: KVCachePlan) -> None:
+    """Log what the size of the pool and of its blocks takes from the user, who asked for nothing else."""
+    config, state = setup.config, plan.pages.state
     if config.max_model_len is None and plan.max_model_len < whole.max_context_len:
         logger.warning(
             "context reduced to the size of the KV cache max_model_len=%d model_max_len=%d kv_cache=%r",
@@ -249,7 +288,6 @@ def _load_beside(
             format_size(plan.state_bytes),
             format_size(plan.num_bytes),
         )
-    state = plan.pages.state
     if state is not None and config.enable_prefix_caching and state.save_tokens > 64:
         logger.warning(
             "prefix hits end at multiples of hit_tokens=%d only, where states are saved: a --block-size that divides 64"
@@ -257,32 +295,6 @@ def _load_beside(
             state.save_tokens,
             plan.block_size,
         )
-    facts = describe_setup(
-        dataclasses.replace(setup, model_config=whole), plan, model, backends=BACKENDS, weights_s=weights_s
-    )
-
-    def on_graph(done: int, total: int) -> None:
-        on_stage(Stage("graphs", done, total, unit="graphs", detail=detail))
-
-    known = None
-    if graphs is not Captured.ALL and device.type == "cuda":
-        known = known_times(key, is_settled=graphs is Captured.SOME)
-    loaded = setup.assemble(
-        model, plan, on_graph, facts, graphs=graphs, known=known, ranks=ranks,
-        num_host_slots=num_host_slots(config, plan), pins_later=pins_later,
-    )  # fmt: skip
-    if known is None and loaded.captures is not None:
-        keep_times(key, loaded.captures.mixed.times)
-    host_pages = loaded.runner.host_pages
-    if host_pages is None:
-        return loaded
-    model_facts = _disk_facts(setup)
-    disk = peers = None
-    if digest is not None:
-        disk = KvDisk(config, model_facts, plan, host_pages, weights=digest, stamps=stamps, ranks=ranks)
-    if config.peer is not None:
-        peers = KvPeers(config, config.peer, model_facts, plan, host_pages, ranks=ranks)
-    return dataclasses.replace(loaded, disk=disk, peers=peers)
 
 
 def _disk_facts(setup: Setup) -> DiskFacts:

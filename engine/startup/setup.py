@@ -20,6 +20,7 @@ from engine.core.host_copies import SlotSource
 from engine.device.cuda_graph import CudaGraphDevice
 from engine.device.graph_captures import GraphCaptures
 from engine.device.host_pages import BUFFER_BYTES as HOST_BUFFER_BYTES
+from engine.device.host_pages import HostPages
 from engine.device.kv_cache import (
     KVCachePlan,
     allocate_kv_cache,
@@ -232,28 +233,7 @@ class Setup:
         config, limits, device = self.config, self.limited_to(plan.max_num_seqs).limits, self.device
         # Blocks of a disk are asked for by the first requests, and other engines map the memory
         is_later = pins_later and config.peer is None and config.kv_disk is None
-        runner = ModelRunner(
-            model,
-            kv_pool=allocate_kv_cache(plan, self.rank_share, dtype=self.kv_dtype, device=device),
-            plan=plan,
-            backend=self.backend,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            vocab_size=self.model_config.vocab_size,
-            device=device,
-            lora_tokens=None if self.adapters is None else self.adapters.tokens,
-            max_num_samples=limits.max_num_samples,
-            num_drafts=0 if config.speculative is None else config.speculative.num_tokens,
-            states=self.rank_share.states,
-            dtype=self.dtype,
-            tp=self.tp,
-            has_lm_head=self.model_config.has_lm_head,
-            latent=self.rank_share.latent_sizes,
-            has_groups=self.sharing is not None,
-            num_host_slots=num_host_slots,
-            shares_host_pages=config.peer is not None,
-            pins_host_pages_later=is_later,
-        )
+        runner = self._make_runner(model, plan, limits, num_host_slots=num_host_slots, pins_later=is_later)
         # Steps that return hidden states of whole prompts use no graphs, so a model without a head needs none
         has_graphs = self.model_config.has_lm_head and not config.enforce_eager and not self.model_config.is_foreign
         captures = None
@@ -285,6 +265,39 @@ class Setup:
         if not is_later:
             loaded.pin_host_memory()
         return loaded
+
+    def _make_runner(
+        self, model: Model, plan: KVCachePlan, limits: Limits, *, num_host_slots: int, pins_later: bool
+    ) -> ModelRunner:
+        """Allocate the pool and host memory, and return the runner that has them; see assemble()."""
+        config, device = self.config, self.device
+        pool = allocate_kv_cache(plan, self.rank_share, dtype=self.kv_dtype, device=device)
+        host_pages = None
+        if num_host_slots:
+            host_pages = HostPages(
+                pool,
+                num_slots=num_host_slots,
+                device=device,
+                is_shared=config.peer is not None,
+                pins_later=pins_later,
+            )
+        return ModelRunner(
+            model,
+            self.model_config,
+            kv_pool=pool,
+            plan=plan,
+            backend=self.backend,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_samples=limits.max_num_samples,
+            num_drafts=0 if config.speculative is None else config.speculative.num_tokens,
+            device=device,
+            dtype=self.dtype,
+            lora_tokens=None if self.adapters is None else self.adapters.tokens,
+            tp=self.tp,
+            has_groups=self.sharing is not None,
+            host_pages=host_pages,
+        )
 
     def _capture(
         self, runner: ModelRunner, on_graph: Callable[[int, int], None], which: Captured, known: StepTimes | None

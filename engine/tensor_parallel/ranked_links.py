@@ -29,9 +29,9 @@ class ConnectingLinks:
         self._held: dict[int, list[tuple[int, object]]] = {}  # by peer: what came, from Welcome on
 
     @property
-    def is_holding(self) -> bool:
-        """See LinksToPrefill.is_holding."""
-        return bool(self._held)
+    def connecting(self) -> list[int]:
+        """See LinksToPrefill.connecting."""
+        return list(self._held)
 
     def send(self, peer: int, message: ToPrefill) -> None:
         """See LinksToPrefill.send."""

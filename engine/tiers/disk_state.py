@@ -1,4 +1,4 @@
-"""What a disk store has done, what it has now, and whether its disk may be used. Plain Python; never torch."""
+"""The state of a disk store: its counts, its contents, and the health of its disk. Plain Python; never torch."""
 
 import errno
 import logging

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
-"""What the chunks of the gated delta rule need before any state is known, for all chunks of all rows in parallel.
+"""ChunkSystems: the part of the gated delta rule that needs no state, for all chunks of all rows in parallel.
 
 With A the matrix of a chunk's system:
 

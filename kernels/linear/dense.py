@@ -1,4 +1,4 @@
-"""Where the product of many rows in 16 bits and the gate behind it are faster as one kernel, and its tiles.
+"""DenseConfig: the tiles of one kernel for the 16-bit product of many rows and the gate behind it. pays(): if it wins.
 
 The kernel for Hopper is kernels/linear/gluon_dense.py, its specification gated_linear of kernels/linear/late_norm.py. A
 gate by itself reads both products and writes one of that size.

@@ -28,11 +28,11 @@ from kernels.linear.planes import Float4Planes, planes_linear
 from kernels.linear.reference import IntWeight, Lut4Weight
 from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.linear.scaled8_configs import MAX_SMALL_TILES, scaled8_config
+from kernels.linear.splits import GEMV_SUMS, LazyScratch
 
 if HAS_TRITON:
-    from kernels.linear.triton_gemv import allocate_scratch, can_gate, can_gemv, gated_gemv, gemv
+    from kernels.linear.triton_gemv import can_gate, can_gemv, gated_gemv, gemv
     from kernels.linear.triton_row import can_multiply_row, normed_gemv, row_gemv
-    from kernels.linear.triton_split_k import SplitKScratch
 try:
     from kernels.linear import gluon_dense
 
@@ -47,7 +47,6 @@ if HAS_TRITON:
     triton_int = when_used("kernels.linear.triton_int")
     triton_lut4 = when_used("kernels.linear.triton_lut4")
     triton_planes = when_used("kernels.linear.triton_planes")
-    triton_rounded = when_used("kernels.linear.triton_rounded")
     triton_scaled8 = when_used("kernels.linear.triton_scaled8")
     gluon_blocks = when_used("kernels.linear.gluon_blocks")
 
@@ -67,20 +66,20 @@ def rounds_before(weight: torch.Tensor) -> bool:
     return has_twin(weight)
 
 
-quantize_rows = op(reference.quantize_rows, lambda: triton_fp8.quantize_rows, can_run=has_twin)
-quantize_by = op(reference.quantize_by, lambda: triton_fp8.quantize_by, can_run=has_twin)
-quantize_groups = op(reference.quantize_groups, lambda: triton_fp8.quantize_groups, can_run=has_twin)
-add_rms_norm_rounded = op(rounding.add_rms_norm_rounded, lambda: triton_rounded.add_rms_norm_rounded, can_run=has_twin)
-gate_and_mul_rounded = op(rounding.gate_and_mul_rounded, lambda: triton_rounded.gate_and_mul_rounded, can_run=has_twin)
-quantize_rows_int8 = op(w8a8.quantize_rows_int8, lambda: triton_scaled8.quantize_rows_int8)
-quantize_by_int8 = op(w8a8.quantize_by_int8, lambda: triton_scaled8.quantize_by_int8)
+quantize_rows = op(reference.quantize_rows, "kernels.linear.triton_fp8", can_run=has_twin)
+quantize_by = op(reference.quantize_by, "kernels.linear.triton_fp8", can_run=has_twin)
+quantize_groups = op(reference.quantize_groups, "kernels.linear.triton_fp8", can_run=has_twin)
+add_rms_norm_rounded = op(rounding.add_rms_norm_rounded, "kernels.linear.triton_rounded", can_run=has_twin)
+gate_and_mul_rounded = op(rounding.gate_and_mul_rounded, "kernels.linear.triton_rounded", can_run=has_twin)
+quantize_rows_int8 = op(w8a8.quantize_rows_int8, "kernels.linear.triton_scaled8")
+quantize_by_int8 = op(w8a8.quantize_by_int8, "kernels.linear.triton_scaled8")
 
 
 class DenseLinear:
     """x @ w.T + bias by cuBLAS, or by the skinny GEMM where it measured faster. Owns scratch for one stream."""
 
     def __init__(self) -> None:
-        self._scratch: SplitKScratch | None = None
+        self._scratch = LazyScratch(GEMV_SUMS)
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor | Bf16Matrix, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; w: [N, K], plain or from onednn.pack; bias: [N] or None; returns [T, N]."""
@@ -90,9 +89,7 @@ class DenseLinear:
             return functional.linear(x, w, bias)
         if can_multiply_row(x, w):
             return row_gemv(x, w, bias, pdl=has_pdl(x.device))
-        if self._scratch is None:
-            self._scratch = allocate_scratch(x.device)
-        return gemv(x, w, bias, self._scratch, pdl=has_pdl(x.device))
+        return gemv(x, w, bias, self._scratch.on(x.device), pdl=has_pdl(x.device))
 
     def gates(self, x: torch.Tensor, w: torch.Tensor | Bf16Matrix) -> bool:
         """Return True if gated() is faster than the product and its activation; decided from host-side facts."""
@@ -108,9 +105,7 @@ class DenseLinear:
             return late_norm.gated_linear(x, w, is_gelu=is_gelu)
         if x.shape[0] >= dense.LEAST_ROWS:
             return gluon_dense.gated_linear(x, w, is_gelu=is_gelu, pdl=True)
-        if self._scratch is None:
-            self._scratch = allocate_scratch(x.device)
-        return gated_gemv(x, w, self._scratch, is_gelu=is_gelu, pdl=has_pdl(x.device))
+        return gated_gemv(x, w, self._scratch.on(x.device), is_gelu=is_gelu, pdl=has_pdl(x.device))
 
     def takes_norm(self, x: torch.Tensor, w: torch.Tensor | Bf16Matrix) -> bool:
         """Return True if normed() is faster than a norm of x and the product; decided from host-side facts."""
@@ -135,7 +130,7 @@ class IntLinear:
     """Equals kernels.linear.reference.int_linear, by registers or once for cuBLAS. Owns scratch for one stream."""
 
     def __init__(self) -> None:
-        self._scratch: SplitKScratch | None = None
+        self._scratch = LazyScratch()
 
     def __call__(self, x: torch.Tensor, weight: IntWeight | Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; bias: [N] or None; returns [T, N]."""
@@ -147,9 +142,7 @@ class IntLinear:
             x = x.index_select(1, weight.order)
         if not triton_int.can_int_gemm(x, weight):
             return functional.linear(x, triton_int.dequantize(weight, x.dtype), bias)
-        if self._scratch is None:
-            self._scratch = triton_int.allocate_scratch(x.device)
-        return triton_int.int_gemm(x, weight, bias, self._scratch, pdl=has_pdl(x.device))
+        return triton_int.int_gemm(x, weight, bias, self._scratch.on(x.device), pdl=has_pdl(x.device))
 
 
 class Linear4Bit:
@@ -159,7 +152,7 @@ class Linear4Bit:
     """
 
     def __init__(self) -> None:
-        self._scratch: SplitKScratch | None = None
+        self._scratch = LazyScratch()
 
     def __call__(self, x: torch.Tensor, weight: Lut4Weight, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; bias: [N] or None; returns [T, N]."""
@@ -175,9 +168,7 @@ class Linear4Bit:
             )
         if config is None:
             return functional.linear(x, triton_lut4.dequantize(weight, x.dtype), bias)
-        if self._scratch is None:
-            self._scratch = triton_lut4.allocate_scratch(x.device)
-        return triton_lut4.lut4_gemm(x, weight, bias, self._scratch, config=config, pdl=has_pdl(x.device))
+        return triton_lut4.lut4_gemm(x, weight, bias, self._scratch.on(x.device), config=config, pdl=has_pdl(x.device))
 
 
 class Float4Linear:
@@ -187,7 +178,7 @@ class Float4Linear:
     """
 
     def __init__(self) -> None:
-        self._scratch: SplitKScratch | None = None
+        self._scratch = LazyScratch()
 
     def __call__(self, x: torch.Tensor, weight: Float4Weight | Float4Planes, bias: torch.Tensor | None) -> torch.Tensor:
         """x: [T, K]; bias: [N] or None; returns [T, N]."""
@@ -206,16 +197,14 @@ class Float4Linear:
             )
         if config is None:
             return functional.linear(x, triton_float4.dequantize(weight, x.dtype), bias)
-        if self._scratch is None:
-            self._scratch = triton_lut4.allocate_scratch(x.device)
-        return triton_float4.float4_gemm(x, weight, bias, self._scratch, config=config, pdl=has_pdl(x.device))
+        return triton_float4.float4_gemm(
+            x, weight, bias, self._scratch.on(x.device), config=config, pdl=has_pdl(x.device)
+        )
 
     def _multiply_planes(self, x: torch.Tensor, weight: Float4Planes, bias: torch.Tensor | None) -> torch.Tensor:
         if not on_triton(x):
             return planes_linear(x, weight, bias)
-        if self._scratch is None:
-            self._scratch = triton_planes.allocate_scratch(x.device)
-        return triton_planes.planes_linear(x, weight, bias, self._scratch, pdl=has_pdl(x.device))
+        return triton_planes.planes_linear(x, weight, bias, self._scratch.on(x.device), pdl=has_pdl(x.device))
 
 
 class Fp8BlockLinear:
@@ -225,7 +214,7 @@ class Fp8BlockLinear:
     """
 
     def __init__(self) -> None:
-        self._scratch: SplitKScratch | None = None
+        self._scratch = LazyScratch()
 
     def __call__(
         self,
@@ -253,8 +242,6 @@ class Fp8BlockLinear:
         """Multiply rows that are rounded in runs of `columns`; see __call__."""
         if not has_twin(x.values):
             return reference.blocks_linear(x.values, x.scales, w, scales, bias, x.dtype, rows=rows, columns=columns)
-        if self._scratch is None:
-            self._scratch = triton_scaled8.allocate_scratch(w.device)
         num_rows = x.values.shape[0]
         if num_rows > MAX_SMALL_TILES and _takes_blocks(x.values, w, rows=rows, columns=columns):
             return gluon_blocks.blocks_linear(x.values, x.scales, w, scales, bias, dtype=x.dtype, pdl=True)
@@ -263,7 +250,7 @@ class Fp8BlockLinear:
             has_tma=_capability(w.device) >= (9, 0) and columns == 128 and triton_scaled8.can_load_by_tma(x.values),
         )  # fmt: skip
         return triton_scaled8.blocks_linear(
-            x.values, x.scales, w, scales, bias, self._scratch,
+            x.values, x.scales, w, scales, bias, self._scratch.on(w.device),
             rows=rows, columns=columns, dtype=x.dtype, config=config, pdl=has_pdl(w.device),
         )  # fmt: skip
 
@@ -277,7 +264,7 @@ class Int8Linear:
     _BLOCK_K = 128
 
     def __init__(self) -> None:
-        self._scratch: SplitKScratch | None = None
+        self._scratch = LazyScratch()
 
     def __call__(
         self,
@@ -297,15 +284,14 @@ class Int8Linear:
         values, x_scales = quantize_rows_int8(x) if input_scale is None else quantize_by_int8(x, input_scale)
         if not on_triton(x):
             return w8a8.int8_linear(values, x_scales, w, scales, bias, x.dtype)
-        if self._scratch is None:
-            self._scratch = triton_scaled8.allocate_scratch(x.device)
         config = scaled8_config(
             num_rows=x.shape[0], n=w.shape[0], k=w.shape[1], block_k=self._BLOCK_K,
             has_tma=_capability(w.device) >= (9, 0) and triton_scaled8.can_load_by_tma(values),
         )  # fmt: skip
         return triton_scaled8.int8_linear(
-            values, x_scales, w, scales, bias, self._scratch, dtype=x.dtype, config=config, pdl=has_pdl(x.device)
-        )
+            values, x_scales, w, scales, bias, self._scratch.on(x.device),
+            dtype=x.dtype, config=config, pdl=has_pdl(x.device),
+        )  # fmt: skip
 
 
 def round_rows(x: torch.Tensor, how: Rounding) -> RoundedRows:

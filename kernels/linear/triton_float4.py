@@ -15,8 +15,9 @@ import triton.language as tl
 from kernels.attention.triton_common import prefetch_l2
 from kernels.linear.float4 import PLANES, STEP, Float4Weight
 from kernels.linear.lut4_configs import Lut4GemmConfig
+from kernels.linear.splits import SplitKScratch
 from kernels.linear.triton_lut4 import fill_tables, look_up_asm
-from kernels.linear.triton_split_k import SplitKScratch, store_split
+from kernels.linear.triton_split_k import store_split
 
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 

@@ -22,7 +22,8 @@ from triton.runtime import driver
 
 from kernels.attention.triton_common import prefetch_l2
 from kernels.elementwise.triton import gated
-from kernels.linear.triton_split_k import SplitKScratch, store_split
+from kernels.linear.splits import GEMV_SUMS, SplitKScratch
+from kernels.linear.triton_split_k import store_split
 
 MAX_ROWS = 64  # above, cuBLAS is as fast (benchmarks/notes.md)
 _LINE = 64  # values of 16 bits in a line of L2
@@ -48,7 +49,7 @@ class GemvConfig:
 
 def allocate_scratch(device: torch.device) -> SplitKScratch:
     """Allocate scratch for the splits (4 MB): enough for every config of gemv_config. One per stream."""
-    return SplitKScratch.allocate(device, capacity=1 << 20)
+    return SplitKScratch.allocate(device, capacity=GEMV_SUMS)
 
 
 def can_gemv(x: torch.Tensor, w: torch.Tensor) -> bool:

@@ -19,8 +19,8 @@ import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
 from kernels.linear.reference import PLANE, IntWeight
-from kernels.linear.splits import SCRATCH_SUMS, num_splits
-from kernels.linear.triton_split_k import SplitKScratch, store_split
+from kernels.linear.splits import SplitKScratch, num_splits
+from kernels.linear.triton_split_k import store_split
 
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 
@@ -81,11 +81,6 @@ def int_gemm_config(*, num_rows: int, n: int, num_tiles: int) -> IntGemmConfig:
         least_steps=least_steps,
     )
     return IntGemmConfig(block_m, block_n, splits, warps, stages, prefetch)
-
-
-def allocate_scratch(device: torch.device) -> SplitKScratch:
-    """Allocate scratch for the splits (16 MB): enough for every config of int_gemm_config. One per stream."""
-    return SplitKScratch.allocate(device, capacity=SCRATCH_SUMS)
 
 
 def int_gemm(

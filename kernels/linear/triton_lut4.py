@@ -21,8 +21,8 @@ from kernels.attention.triton_common import prefetch_l2
 from kernels.linear.float4 import Float4Weight
 from kernels.linear.lut4_configs import Lut4GemmConfig
 from kernels.linear.reference import BLOCK, LUT_PLANE, LUT_TILE, Lut4Weight
-from kernels.linear.splits import SCRATCH_SUMS
-from kernels.linear.triton_split_k import SplitKScratch, store_split
+from kernels.linear.splits import SplitKScratch
+from kernels.linear.triton_split_k import store_split
 
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 
@@ -43,11 +43,6 @@ def can_lut4_gemm(x: torch.Tensor, weight: Lut4Weight | Float4Weight) -> bool:
         and x.data_ptr() % _ALIGNMENT == 0
         and weight.packed.numel() < 2**31
     )
-
-
-def allocate_scratch(device: torch.device) -> SplitKScratch:
-    """Allocate scratch for the splits (16 MB): enough for every config of lut4_configs. One per stream."""
-    return SplitKScratch.allocate(device, capacity=SCRATCH_SUMS)
 
 
 def lut4_gemm(

@@ -16,9 +16,9 @@ from torch.nn import functional
 from kernels.attention.triton_common import prefetch_l2
 from kernels.linear.planes import GROUP, PLANE, Float4Planes
 from kernels.linear.planes_configs import PlanesConfig, planes_config
-from kernels.linear.splits import SCRATCH_SUMS
+from kernels.linear.splits import SplitKScratch
 from kernels.linear.triton_e2m1 import e2m1, scales_by_16, scales_by_32
-from kernels.linear.triton_split_k import SplitKScratch, store_split
+from kernels.linear.triton_split_k import store_split
 
 # ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
 
@@ -37,11 +37,6 @@ def can_planes_gemm(x: torch.Tensor, weight: Float4Planes) -> bool:
         and x.data_ptr() % _ALIGNMENT == 0
         and weight.words.numel() < 2**31
     )
-
-
-def allocate_scratch(device: torch.device) -> SplitKScratch:
-    """Allocate scratch for the splits (16 MB): enough for every config of planes_configs. One per stream."""
-    return SplitKScratch.allocate(device, capacity=SCRATCH_SUMS)
 
 
 def has_ptx(x: torch.Tensor) -> bool:

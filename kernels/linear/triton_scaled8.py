@@ -20,18 +20,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.attention.triton_common import prefetch_l2
 from kernels.linear.reference import MIN_SCALE
 from kernels.linear.scaled8_configs import Scaled8Config
-from kernels.linear.splits import SCRATCH_SUMS
+from kernels.linear.splits import SplitKScratch
 from kernels.linear.triton_fp8 import larger
-from kernels.linear.triton_split_k import SplitKScratch, store_split
+from kernels.linear.triton_split_k import store_split
 from kernels.linear.w8a8 import INT8_MAX
 
 _INT8_MAX = tl.constexpr(INT8_MAX)
 _MIN_SCALE = tl.constexpr(MIN_SCALE)
-
-
-def allocate_scratch(device: torch.device) -> SplitKScratch:
-    """Allocate scratch for the splits (16 MB): enough for every config of scaled8_configs. One per stream."""
-    return SplitKScratch.allocate(device, capacity=SCRATCH_SUMS)
 
 
 def blocks_linear(

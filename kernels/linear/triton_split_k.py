@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
-"""SplitKScratch and store_split: products whose K is split over programs.
+"""store_split: products whose K is split over programs.
 
 The last split of a tile to arrive adds the parts in their fixed order and stores the sum, so the result does not depend
 on which one is last. For kernels with a grid of (tiles of rows, tiles of outputs, splits) that hold w @ x.T:
@@ -8,37 +8,8 @@ on which one is last. For kernels with a grid of (tiles of rows, tiles of output
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
-
-from kernels.linear.splits import SCRATCH_TILES
-
-
-@dataclass(frozen=True)
-class SplitKScratch:
-    """Buffers in which the splits of a tile are summed. One per stream."""
-
-    # [capacity] fp32: partial sums
-    partial: torch.Tensor
-    # [SCRATCH_TILES] int32: splits arrived per tile; zero between launches
-    arrivals: torch.Tensor
-
-    @classmethod
-    def allocate(cls, device: torch.device, *, capacity: int) -> SplitKScratch:
-        """Allocate capacity fp32 sums."""
-        return cls(
-            partial=torch.empty(capacity, dtype=torch.float32, device=device),
-            arrivals=torch.zeros(SCRATCH_TILES, dtype=torch.int32, device=device),
-        )
-
-    def check(self, *, num_tiles: int, splits: int, tile_sums: int) -> None:
-        """Assert that there is room for num_tiles tiles of tile_sums fp32 sums, each split in splits."""
-        if splits > 1:
-            assert num_tiles <= self.arrivals.shape[0]
-            assert num_tiles * splits * tile_sums <= self.partial.shape[0]
 
 
 @triton.jit

@@ -18,7 +18,7 @@ enum {
     LANES = 16,      /* outputs of a vector */
     AHEAD = 2048,    /* bytes that are fetched before they are read: the hardware stops at the end of a page */
     INT4_ROWS = 4,   /* that share what unpacking costs */
-    INT4_GROUP = 256 /* inputs of a group, at most */
+    INT4_AHEAD = 256 /* inputs whose scales are fetched before they are read: of a group at most */
 };
 
 static int has_tiles; /* AMX: products of 16 rows, 16 outputs and 64 bytes of inputs at a time */
@@ -315,57 +315,98 @@ typedef struct {
     int64_t rows, n, k, group;
 } Int4;
 
-/* R rows of x with the 64 outputs of a block, as tile(). Each group's sums of x * (value - 8) are scaled once. */
+/* Return a group's scales and zeros in a block, [64, 2], and fetch those of a later one, of the next block behind the last
+ * of this: each lies in a page of its own, which no hardware foresees. */
+static inline __attribute__((always_inline)) const bf16 *pairs_ahead(const Int4 *a, int64_t block, int64_t start)
+{
+    int64_t later = start + INT4_AHEAD, next = block;
+    if (later >= a->k) {
+        later -= a->k;
+        next++;
+    }
+    const char *ahead = (const char *)(a->scales_zeros + (later / a->group * a->n + next * 64) * 2);
+    for (int c = 0; c < 4; c++)
+        _mm_prefetch(ahead + c * 64, _MM_HINT_T0);
+    return a->scales_zeros + (start / a->group * a->n + block * 64) * 2;
+}
+
+/* -8 to 7 in bf16, twice: the fifth bit of an index is another code's. */
+static const bf16 INT4_VALUES[32] = {
+    0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0,
+    0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
+    0x40c0, 0x40e0};
+
+/* R rows of x with the 64 outputs of a block, as tile(), two inputs at once. Each group's sums of x * (value - 8) are
+ * scaled once. Vectors of outputs, here only: 0, 2 … 30; 1, 3 … 31; 32, 34 … 62; 33, 35 … 63. */
 static inline __attribute__((always_inline)) void int4_tile(const Int4 *a, int64_t block, int64_t row, const int R)
 {
-    const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    const __m512i values = _mm512_loadu_si512(INT4_VALUES), ones = _mm512_set1_epi16(0x3f80);
+    int16_t order[32]; /* two outputs of an input, then the same two of the next */
+    int32_t evens[LANES], firsts[LANES];
+    for (int i = 0; i < LANES; i++) {
+        order[2 * i] = i;
+        order[2 * i + 1] = LANES + i;
+        evens[i] = 2 * i;
+        firsts[i] = i / 2 + i % 2 * LANES;
+    }
+    const __m512i pairs_of = _mm512_loadu_si512(order), even = _mm512_loadu_si512(evens);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    const __m512i first = _mm512_loadu_si512(firsts), last = _mm512_add_epi32(first, _mm512_set1_epi32(LANES / 2));
     const uint8_t *w = a->w + block * a->k * 32;
-    const bf16 *rows[INT4_ROWS];
-    float x[INT4_ROWS][INT4_GROUP];
+    const bf16 *x[INT4_ROWS];
     __m512 sums[INT4_ROWS][4];
     for (int r = 0; r < R; r++) {
-        rows[r] = a->x + (row + r < a->rows ? row + r : a->rows - 1) * a->k;
+        x[r] = a->x + (row + r < a->rows ? row + r : a->rows - 1) * a->k;
         for (int c = 0; c < 4; c++)
             sums[r][c] = _mm512_setzero_ps();
     }
     for (int64_t start = 0; start < a->k; start += a->group) {
-        __m512 parts[INT4_ROWS][4], inputs[INT4_ROWS];
-        for (int r = 0; r < R; r++) {
-            inputs[r] = _mm512_setzero_ps();
-            for (int64_t i = 0; i < a->group; i += LANES) {
-                __m512 some = widen(rows[r] + start + i);
-                _mm512_storeu_ps(x[r] + i, some);
-                inputs[r] = _mm512_add_ps(inputs[r], some);
-            }
+        __m512 parts[INT4_ROWS][4];
+        for (int r = 0; r < R; r++)
             for (int c = 0; c < 4; c++)
                 parts[r][c] = _mm512_setzero_ps();
-        }
-        for (int64_t i = 0; i < a->group; i++, w += 32) {
-            __m512i low = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)w));
-            __m512i high = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(w + 16)));
-            __m512 weights[4] = {_mm512_permutexvar_ps(low, values), _mm512_permutexvar_ps(high, values),
-                                 _mm512_permutexvar_ps(_mm512_srli_epi32(low, 4), values),
-                                 _mm512_permutexvar_ps(_mm512_srli_epi32(high, 4), values)};
+        const bf16 *pairs = pairs_ahead(a, block, start);
+        for (int64_t i = start; i < start + a->group; i += 2, w += 64) {
+            __m512i codes = _mm512_permutexvar_epi16(pairs_of, _mm512_loadu_si512(w));
+            __m512i weights[4] = {_mm512_permutexvar_epi16(codes, values),
+                                  _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), values),
+                                  _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), values),
+                                  _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), values)};
             _mm_prefetch((const char *)w + AHEAD, _MM_HINT_T0);
-            for (int r = 0; r < R; r++)
-                for (int c = 0; c < 4; c++)
-                    parts[r][c] = _mm512_fmadd_ps(_mm512_set1_ps(x[r][i]), weights[c], parts[r][c]);
-        }
-        const bf16 *pairs = a->scales_zeros + (start / a->group * a->n + block * 64) * 2;
-        for (int c = 0; c < 4; c++) {
-            __m512i pair = _mm512_loadu_si512(pairs + c * 2 * LANES);
-            __m512 scales = (__m512)_mm512_slli_epi32(pair, 16);
-            __m512 zeros = (__m512)_mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000));
             for (int r = 0; r < R; r++) {
-                sums[r][c] = _mm512_fmadd_ps(parts[r][c], scales, sums[r][c]);
-                sums[r][c] = _mm512_fmadd_ps(_mm512_set1_ps(_mm512_reduce_add_ps(inputs[r])), zeros, sums[r][c]);
+                int32_t two;
+                memcpy(&two, x[r] + i, 4);
+                for (int c = 0; c < 4; c++)
+                    parts[r][c] = _mm512_dpbf16_ps(parts[r][c], (__m512bh)_mm512_set1_epi32(two), (__m512bh)weights[c]);
+            }
+        }
+        __m512 inputs[INT4_ROWS];
+        for (int r = 0; r < R; r++) {
+            inputs[r] = _mm512_setzero_ps();
+            for (int64_t i = start; i < start + a->group; i += 2 * LANES)
+                inputs[r] = _mm512_dpbf16_ps(inputs[r], (__m512bh)_mm512_loadu_si512(x[r] + i), (__m512bh)ones);
+            inputs[r] = _mm512_set1_ps(_mm512_reduce_add_ps(inputs[r]));
+        }
+        for (int half = 0; half < 2; half++) {
+            __m512i low = _mm512_loadu_si512(pairs + half * 4 * LANES);
+            __m512i high = _mm512_loadu_si512(pairs + half * 4 * LANES + 2 * LANES);
+            for (int c = 2 * half; c < 2 * half + 2; c++) {
+                __m512i pair = _mm512_permutex2var_epi32(low, c % 2 ? odd : even, high);
+                __m512 scales = (__m512)_mm512_slli_epi32(pair, 16);
+                __m512 zeros = (__m512)_mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000));
+                for (int r = 0; r < R; r++) {
+                    sums[r][c] = _mm512_fmadd_ps(parts[r][c], scales, sums[r][c]);
+                    sums[r][c] = _mm512_fmadd_ps(inputs[r], zeros, sums[r][c]);
+                }
             }
         }
     }
     for (int c = 0; c < 4; c++) {
         int64_t n = block * 64 + c * LANES;
-        for (int r = 0; r < R && row + r < a->rows; r++)
-            store(a->out + (row + r) * a->n + n, a->bias ? _mm512_add_ps(sums[r][c], widen(a->bias + n)) : sums[r][c]);
+        for (int r = 0; r < R && row + r < a->rows; r++) {
+            __m512 sum = _mm512_permutex2var_ps(sums[r][c / 2 * 2], c % 2 ? last : first, sums[r][c / 2 * 2 + 1]);
+            store(a->out + (row + r) * a->n + n, a->bias ? _mm512_add_ps(sum, widen(a->bias + n)) : sum);
+        }
     }
 }
 
@@ -379,7 +420,7 @@ static void unpack_block(const Int4 *a, int64_t block, bf16 *out)
         order[i] = i / 2 + i % 2 * LANES;
     __m512i pairs_of = _mm512_loadu_si512(order);
     for (int64_t start = 0; start < a->k; start += a->group) {
-        const bf16 *pairs = a->scales_zeros + (start / a->group * a->n + block * 64) * 2;
+        const bf16 *pairs = pairs_ahead(a, block, start);
         __m512 scales[4], zeros[4];
         for (int c = 0; c < 4; c++) {
             __m512i pair = _mm512_loadu_si512(pairs + c * 2 * LANES);
@@ -439,7 +480,7 @@ static void int4_blocks(const void *data, int64_t first, int64_t last)
 }
 
 /* x: [rows, k]; w: [n / 64, k, 32], each byte of one input of outputs i and i + 32; scales_zeros: [k / group, n, 2];
- * bias: [n] or NULL; out: [rows, n]. group: a multiple of 16, 256 at most. */
+ * bias: [n] or NULL; out: [rows, n]. group: 32, 64, 128 or 256. */
 void int4_linear(const bf16 *x, const uint8_t *w, const bf16 *scales_zeros, const bf16 *bias, bf16 *out, int64_t rows,
                  int64_t n, int64_t k, int64_t group)
 {

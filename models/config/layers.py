@@ -1,18 +1,23 @@
 """Layer patterns and constant multipliers of a config.json.
 
-find_rope_layers, find_sliding_layers, find_windows and find_chunks return one entry per layer: rotary positions or
-none, sliding window or full attention, and the length of a window or of a chunk. Multipliers holds the constants by
-which some architectures multiply or cap activations.
+plan_layers returns what each layer keeps and where its attention reaches, one entry per layer. Multipliers holds the
+constants by which some architectures multiply or cap activations.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from models.architecture import Architecture
+from models.config.gemma4 import find_layer_caches
+from models.config.latent import LatentConfig
+from models.config.layer_cache import LayerCache
+from models.config.layer_state import LayerState
 from models.config.mamba2 import read_multipliers
-from models.config.mixtures import num_dense_layers, read_sparse_kinds
-from models.config.rope import rope_section
+from models.config.recurrence import RecurrenceConfig, find_mixers, parse_recurrence
+from models.config.rope import RopeConfig, find_context_len, parse_ropes, rope_section
+from models.config.sparse_layers import num_dense_layers, read_sparse_kinds
 from models.errors import ModelError
 from models.fields import Fields
 
@@ -20,6 +25,65 @@ from models.fields import Fields
 _ALWAYS_SLIDING = ("alternating", "pattern", "pattern_and_last", "three_of_four", "dense_prefix")
 # These rules apply only if use_sliding_window is true
 _OPTIONAL = ("every_if_used", "max_window_layers", "odd_until_max", "nope")
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What each layer keeps of a request, and its positions; one entry per layer, None: nothing."""
+
+    recurrence: RecurrenceConfig | None
+    caches: tuple[LayerCache | None, ...]
+    states: tuple[LayerState | None, ...]
+    ropes: tuple[RopeConfig | None, ...]
+    max_context_len: int  # that the positions of all layers cover
+
+
+def plan_layers(
+    config: Fields,
+    architecture: Architecture,
+    num_layers: int,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    latent: LatentConfig | None,
+) -> LayerPlan:
+    """Read what each layer is. num_kv_heads, head_dim: where layers do not state their own. Raises ModelError."""
+    max_positions = config.count("max_position_embeddings")
+    recurrence, mixers = parse_recurrence(config, architecture), find_mixers(config, architecture, num_layers)
+    attends = [mixer in ("attention", "both") for mixer in mixers]
+    has_rope = find_rope_layers(config, architecture, num_layers)
+    is_sliding = find_sliding_layers(config, architecture, has_rope)
+    has_rope = limit_rope_layers(config, architecture, has_rope, is_sliding)
+    if architecture.layers == "gemma4":
+        caches = find_layer_caches(
+            config, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, is_sliding=is_sliding
+        )
+    else:
+        cache = LayerCache(num_kv_heads, head_dim, head_dim) if latent is None else latent.layer_cache
+        caches = (cache,) * num_layers
+    ropes = parse_ropes(
+        config,
+        architecture,
+        has_rope=[rotates and attending for rotates, attending in zip(has_rope, attends, strict=True)],
+        is_sliding=is_sliding,
+        head_dims=[cache.rotated_dim for cache in caches],
+        max_position_embeddings=max_positions,
+    )
+    max_context_len = find_context_len(ropes, architecture, max_positions)
+    windows = find_windows(config, architecture, is_sliding, max_context_len=max_context_len)
+    chunks = find_chunks(config, architecture, has_rope, max_context_len=max_context_len)
+    state = None if recurrence is None else recurrence.layer_state
+    return LayerPlan(
+        recurrence,
+        caches=tuple(
+            dataclasses.replace(cache, window=window, chunk=chunk) if attending else None
+            for cache, window, chunk, attending in zip(caches, windows, chunks, attends, strict=True)
+        ),
+        states=tuple(state if mixer in ("recurrent", "both") else None for mixer in mixers),
+        ropes=ropes,
+        max_context_len=max_context_len,
+    )
 
 
 def find_rope_layers(config: Fields, architecture: Architecture, num_layers: int) -> tuple[bool, ...]:

@@ -16,19 +16,11 @@ import torch
 from kernels.attention.base import AttentionSpec
 from kernels.attention.latent import LatentSizes
 from models.config.experts import ExpertsConfig, parse_experts
-from models.config.gemma4 import Gemma4Config, find_layer_caches, parse_gemma4
+from models.config.gemma4 import Gemma4Config, parse_gemma4
 from models.config.latent import LatentConfig, parse_latent
 from models.config.layer_cache import LayerCache, keep_layers
 from models.config.layer_state import LayerState
-from models.config.layers import (
-    Multipliers,
-    find_chunks,
-    find_rope_layers,
-    find_sliding_layers,
-    find_windows,
-    limit_rope_layers,
-    parse_multipliers,
-)
+from models.config.layers import Multipliers, parse_multipliers, plan_layers
 from models.config.mamba2 import find_bare_layers
 from models.config.read_fields import (
     Activation,
@@ -47,8 +39,8 @@ from models.config.read_fields import (
     refuse_other_type,
     text_part,
 )
-from models.config.recurrence import RecurrenceConfig, find_mixers, parse_recurrence
-from models.config.rope import RopeConfig, find_context_len, parse_ropes
+from models.config.recurrence import RecurrenceConfig
+from models.config.rope import RopeConfig
 from models.config.size import check_split, count_parameters, quantized_experts, saved_bytes
 from models.config.unread_fields import check_unread_fields
 from models.errors import ModelError, parse_json
@@ -132,29 +124,10 @@ class ModelConfig:
             num_heads, num_kv_heads, head_dim = read_heads(config, hidden_size)
         else:
             num_heads, num_kv_heads, head_dim = config.count("num_attention_heads"), 1, latent.head_dim
-        max_positions = config.count("max_position_embeddings")
-        recurrence, mixers = parse_recurrence(config, architecture), find_mixers(config, architecture, num_layers)
-        has_rope = find_rope_layers(config, architecture, num_layers)
-        is_sliding = find_sliding_layers(config, architecture, has_rope)
-        has_rope = limit_rope_layers(config, architecture, has_rope, is_sliding)
-        if architecture.layers == "gemma4":
-            caches = find_layer_caches(
-                config, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, is_sliding=is_sliding
-            )
-        else:
-            cache = LayerCache(num_kv_heads, head_dim, head_dim) if latent is None else latent.layer_cache
-            caches = (cache,) * num_layers
-        ropes = parse_ropes(
-            config,
-            architecture,
-            has_rope=[
-                rotates and mixer in ("attention", "both") for rotates, mixer in zip(has_rope, mixers, strict=True)
-            ],
-            is_sliding=is_sliding,
-            head_dims=[cache.rotated_dim for cache in caches],
-            max_position_embeddings=max_positions,
-        )
-        max_context_len = find_context_len(ropes, architecture, max_positions)
+        layers = plan_layers(
+            config, architecture, num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+            latent=latent,
+        )  # fmt: skip
         quantization = parse_quantization(config)
         experts, sparse_layers = parse_experts(config, architecture, num_layers, quantization)
         norm, norm_eps = read_norm(config, architecture)
@@ -168,7 +141,7 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_context_len=max_context_len,
+            max_context_len=layers.max_context_len,
             rms_norm_eps=norm_eps,
             norm=norm,
             num_layer_norms=architecture.num_layer_norms,
@@ -181,25 +154,13 @@ class ModelConfig:
             has_output_gate=architecture.has_output_gate,
             has_mlp_bias=config.flag("mlp_bias") and architecture.has_mlp_bias,
             qk_norm=read_qk_norm(config, architecture),
-            caches=tuple(
-                dataclasses.replace(cache, window=window, chunk=chunk) if mixer in ("attention", "both") else None
-                for cache, window, chunk, mixer in zip(
-                    caches,
-                    find_windows(config, architecture, is_sliding, max_context_len=max_context_len),
-                    find_chunks(config, architecture, has_rope, max_context_len=max_context_len),
-                    mixers,
-                    strict=True,
-                )
-            ),
-            states=tuple(
-                recurrence.layer_state if recurrence is not None and mixer in ("recurrent", "both") else None
-                for mixer in mixers
-            ),
-            recurrence=recurrence,
+            caches=layers.caches,
+            states=layers.states,
+            recurrence=layers.recurrence,
             gemma4=parse_gemma4(config) if architecture.layers == "gemma4" else None,
             latent=latent,
             has_sinks=architecture.has_sinks,
-            ropes=ropes,
+            ropes=layers.ropes,
             experts=experts,
             sparse_layers=sparse_layers,
             bare_layers=find_bare_layers(config, architecture, num_layers),

@@ -170,5 +170,6 @@ class SplitRMSNorm(nn.Module):
 
 def _prepare(config: ModelConfig, weight: torch.Tensor) -> torch.Tensor:
     if config.norm == "gemma":
-        return weight.float() + 1
+        # in place: the sum of tensors without values, in another one, imports torch._dynamo
+        return weight.to(torch.float32, copy=True).add_(1)
     return weight.float() if config.norm == "olmo2" else weight

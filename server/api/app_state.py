@@ -63,14 +63,15 @@ class AppState:
     def limits(self) -> EngineReady:
         """Return the engine's limits. Raises Draining or NotReady while no new request is accepted.
 
-        In a takeover they are those of the last engine: the request waits for the next one.
+        If another engine takes its place soon, they are those of the last one: the request waits for the next.
         """
         state, ready = self.launcher.state, self.client.ready
         if state.is_draining:
             raise Draining("The server is shutting down; send the request to another one.")
-        last = self.client.last_ready
-        if state.lets_wait and state.is_alive and ready is None and last is not None:
-            return last
+        if self._lets_wait:
+            ready = ready or self.client.last_ready
+            if ready is not None:
+                return ready
         if state.stage.name != "ready" or ready is None:
             stage = state.stage
             progress = f" ({stage.done} of {stage.total} {stage.unit})" if stage.total else ""
@@ -82,8 +83,15 @@ class AppState:
         """Return limits(); wait a moment for an engine that serves and has not greeted this worker. Raises the same."""
         end_s = time.monotonic() + _GREETING_S
         while self.client.ready is None and self._is_served and time.monotonic() < end_s:
+            if self._lets_wait and self.client.last_ready is not None:
+                break
             await asyncio.sleep(_GREETING_POLL_S)
         return self.limits()
+
+    @property
+    def _lets_wait(self) -> bool:
+        state = self.launcher.state
+        return state.lets_wait and state.is_alive and self.config.max_replays > 0
 
     @property
     def _is_served(self) -> bool:
@@ -101,11 +109,14 @@ class AppState:
                 " head: use /v1/embeddings.",
                 param="model",
             )
-        await self.check_queue()
+        self._check_full()
 
     async def check_queue(self) -> None:
         """Refuse a request that would wait too long in the queue. Raises Draining, NotReady or Overloaded."""
         await self.wait_served()
+        self._check_full()
+
+    def _check_full(self) -> None:
         if self.client.is_full:
             raise Overloaded(QUEUE_IS_FULL)
 
@@ -182,7 +193,8 @@ class AppState:
             max_total=LIMITS.prompt_tokens_of(max_model_len),
             param=param,
         )
-        return await self.work.run(sum(map(len, texts)), encode)
+        num_chars = sum(map(len, texts))
+        return encode() if self.work.is_brief(num_chars) else await self.work.run(num_chars, encode)
 
     def request_context(self, record: RequestRecord) -> RequestContext:
         """Return the facts of a request besides its body, with a new seed."""

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from engine.interface.errors import InvalidParameter, RequestError, UnsupportedFeature
+from server.api.known_fields import asks
 from server.api.schemas import ChatBody
 from server.api.strict_json import parse_body
 
@@ -125,7 +126,7 @@ HARMLESS_IN_PARTS = frozenset({"annotations", "logprobs", "citations", "cache_co
 def named_extras(fields: Mapping[str, Any], *, known: set[str], at: str) -> list[str]:
     """Return the paths of unknown fields that have a value."""
     prefix = f"{at}." if at else ""
-    return [f"{prefix}{name}" for name in sorted(fields.keys() - known) if fields[name]]
+    return [f"{prefix}{name}" for name in sorted(fields.keys() - known) if asks(name, fields[name])]
 
 
 def no_parts(at: str) -> InvalidParameter:

@@ -42,10 +42,10 @@ _COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 
 def check_chat(body: ChatBody) -> None:
     """Refuse unsupported features, and fields that contradict each other."""
-    refuse_known(body.model_extra or {}, CHAT_FIELDS)
+    refuse_known(body, CHAT_FIELDS)
     for i, message in enumerate(body.messages):
         if message.model_extra:
-            refuse_known(message.model_extra, MESSAGE_FIELDS, at=f"messages[{i}]")
+            refuse_known(message, MESSAGE_FIELDS, at=f"messages[{i}]")
     _check_common(body)
     _refuse_unless(
         body.functions is None or body.function_call == "none",
@@ -73,7 +73,7 @@ def check_chat(body: ChatBody) -> None:
 
 def check_completion(body: CompletionBody) -> None:
     """Refuse unsupported features."""
-    refuse_known(body.model_extra or {}, COMPLETION_FIELDS)
+    refuse_known(body, COMPLETION_FIELDS)
     _check_common(body)
     _refuse_unless(body.suffix in (None, ""), "suffix", "fill-in-the-middle")
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
@@ -131,6 +131,8 @@ def completion_spec(
     model: ModelFacts,
     context: RequestContext,
     grammar: GrammarSpec | None = None,
+    grammar_param: str | None = None,
+    lora_index: int = 0,
 ) -> GenerationSpec:
     """Check a completion request against the model's limits; max_tokens is 16 unless given."""
     limits = model.limits
@@ -171,6 +173,8 @@ def completion_spec(
         model=model,
         context=context,
         grammar=grammar,
+        grammar_param=grammar_param,
+        lora_index=lora_index,
     )
     if max_tokens:
         return spec
@@ -234,6 +238,8 @@ def _spec(
     model: ModelFacts,
     context: RequestContext,
     grammar: GrammarSpec | None,
+    grammar_param: str | None = None,
+    lora_index: int = 0,
     format_stops: Iterable[int] = (),
 ) -> GenerationSpec:
     min_tokens = body.min_tokens or 0
@@ -261,6 +267,8 @@ def _spec(
         priority=body.priority or 0,
         tenant=context.tenant,
         grammar=grammar,
+        grammar_param=grammar_param,
+        lora_index=lora_index,
         timeout_s=context.timeout_of(body.timeout),
         arrival_s=context.arrival_s,
     )

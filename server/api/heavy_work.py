@@ -1,6 +1,7 @@
 """HeavyWork: the threads of one HTTP worker for work that takes long. Imports server.api.limits."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -9,6 +10,7 @@ from engine.interface.errors import Overloaded
 from server.api.limits import LIMITS
 
 T = TypeVar("T")
+_NO_BRIEF_S = 1.0  # after work that was not brief: the loop begins with such work once in this time at most
 TURN_DEADLINE_S = 30.0  # two threads encode the texts of all large bodies in less
 
 
@@ -17,12 +19,22 @@ class HeavyWork:
 
     Heavy work waits for one of few threads, which bounds the memory that it takes together; large bodies wait for a
     thread of their own. Light work never waits for them. What has no turn within TURN_DEADLINE_S is never begun.
+    Brief work needs no thread: a first token would wait for a thread to wake up, and for the loop to do so after it.
     """
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(LIMITS.heavy_threads, thread_name_prefix="heavy")
         self._body_thread = ThreadPoolExecutor(1, thread_name_prefix="body")
         self._light_threads = ThreadPoolExecutor(thread_name_prefix="light")
+        self._brief_from_s = 0.0
+
+    def is_brief(self, num_bytes: int) -> bool:
+        """Return whether work on so many bytes of text takes the event loop less time than a thread's turn."""
+        return num_bytes <= LIMITS.brief_bytes and time.monotonic() >= self._brief_from_s
+
+    def note_long(self) -> None:
+        """Tell that work on few bytes has taken long: for a moment none is brief."""
+        self._brief_from_s = time.monotonic() + _NO_BRIEF_S
 
     async def run(self, num_bytes: int, work: Callable[[], T], *, may_wait: bool = False) -> T:
         """Return the result of the work in a thread. num_bytes: what it reads; it decides which thread.

@@ -6,11 +6,12 @@ A field is named if it has a value: null, empty and false values do not count. I
 from collections.abc import Iterator
 from typing import Any
 
+from server.api.known_fields import asks
 from server.api.schemas import ChatBody, ChatMessage, CompletionBody
 from server.structured_output.grammar_spec import ResponseFormat
 
 _MESSAGE_FIELDS = ("annotations", "audio", "function_call", "refusal")
-_PART_FIELDS = frozenset({"type", "text", "refusal"})
+_PART_FIELDS = frozenset({"type", "text", "refusal", "prompt_cache_breakpoint"})
 
 
 def ignored_fields(body: ChatBody | CompletionBody) -> list[str]:
@@ -28,7 +29,7 @@ def ignored_fields(body: ChatBody | CompletionBody) -> list[str]:
 
 
 def _with_value(extra: dict[str, Any] | None) -> list[str]:
-    return sorted(name for name, value in (extra or {}).items() if value)
+    return sorted(name for name, value in (extra or {}).items() if asks(name, value))
 
 
 def _ignored_in_format(asked: ResponseFormat | None) -> Iterator[str]:
@@ -43,6 +44,8 @@ def _ignored_in_chat(body: ChatBody) -> Iterator[str]:
     if body.store:
         yield "store"  # nothing is stored
     yield from _ignored_in_tools(body)
+    if body.prompt_cache_options is not None:
+        yield from (f"prompt_cache_options.{name}" for name in _with_value(body.prompt_cache_options.model_extra))
     if body.functions:
         yield "functions"  # check_chat() lets them pass only if none may be called
     for i, message in enumerate(body.messages):

@@ -1,18 +1,23 @@
 """Known fields: what clients of other servers and of other APIs send, and the field of the same meaning here. Pure.
 
 A field that no API here has is reported (server/api/ignored_fields.py), with these exceptions: without one that
-constrains the answer, or that has a part of the prompt, the answer would be another one than the client takes it for.
-They are refused with the field to send instead. Null, empty values and the format of plain text ask for nothing.
+constrains the answer or limits its length, or that has a part of the prompt or of the parameters, the answer would be
+another one than the client takes it for. They are refused with the field to send instead; another server's name of the
+limit is reported where the request has the limit by its name here, too, as those of clients for many servers. Null,
+empty values, objects of nulls and the format of plain text ask for nothing.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
+
+from pydantic import BaseModel
 
 from engine.interface.errors import UnsupportedFeature
 
 _SYSTEM_MESSAGE = "a message of the role system"
 _LARK = "structured_outputs.grammar, in Lark's syntax"
+_NO_MODERATION = "a check of your own: nothing is moderated here"
 _CONSTRAINTS = {
     # vLLM before its structured_outputs, SGLang
     "guided_json": "structured_outputs.json",
@@ -31,9 +36,28 @@ _ANOTHER_ANSWER = {
     "use_beam_search": "temperature 0: beams are not searched",  # vLLM
     "image_data": "text: pictures are not read",  # SGLang, llama.cpp
 }
+_BESIDE = "its fields beside it"
+_PARAMETERS = {
+    "extra_body": _BESIDE,  # an argument of OpenAI's Python client, which sends what is in it; others send it as it is
+    "options": _BESIDE,  # ollama
+    "parameters": _BESIDE,  # TGI
+    "sampling_params": _BESIDE,  # SGLang
+}
+# within such an object, and not refused outside: without them an answer is drawn otherwise, and is no other one
+_RENAMED = {
+    "repeat_penalty": "repetition_penalty",
+    "min_new_tokens": "min_tokens",
+    "num_ctx": "--max-model-len of quire serve",
+}
+_LENGTHS = {"max_tokens", "max_completion_tokens", "max_output_tokens"}
+_STOPS = {"stop", "stop_sequences"}
+_OTHER_LENGTHS = ("max_new_tokens", "n_predict", "num_predict")  # TGI, llama.cpp, ollama
+_LIMITS = dict.fromkeys((*_OTHER_LENGTHS, "max_output_tokens"), "max_tokens") | {"stop_sequences": "stop"}
 CHAT_FIELDS = (
     _CONSTRAINTS
     | _ANOTHER_ANSWER
+    | _PARAMETERS
+    | _LIMITS
     | {
         "prompt": "messages, or POST /v1/completions",
         "input": "messages, or POST /v1/responses",
@@ -41,13 +65,17 @@ CHAT_FIELDS = (
         "instructions": _SYSTEM_MESSAGE,
         "documents": "a message with their text",
         "chat_template": "--chat-template FILE of quire serve",
+        "moderation": _NO_MODERATION,
     }
 )
 MESSAGE_FIELDS = {"images": "text: pictures are not read"}  # of one message of a chat; ollama's
 COMPLETION_FIELDS = (
     _CONSTRAINTS
     | _ANOTHER_ANSWER
+    | _PARAMETERS
+    | _LIMITS
     | {
+        "max_completion_tokens": "max_tokens",
         "context": "prompt, with all tokens or all text before",  # ollama
         "messages": "prompt, or POST /v1/chat/completions",
         "input": "prompt",
@@ -64,8 +92,29 @@ def _constraints(schema: str) -> dict[str, str]:
     return named | {"response_format": schema, "structured_outputs": f"{schema}, or {_ELSEWHERE}"}
 
 
-RESPONSES_FIELDS = _constraints("text.format") | {"messages": "input", "system": "instructions"}
-MESSAGES_FIELDS = _constraints("output_config.format") | {"instructions": "system", "prompt": "messages"}
+RESPONSES_FIELDS = (
+    _constraints("text.format")
+    | _PARAMETERS
+    | dict.fromkeys(("max_tokens", "max_completion_tokens", *_OTHER_LENGTHS), "max_output_tokens")
+    | {
+        "messages": "input",
+        "moderation": _NO_MODERATION,
+        "system": "instructions",
+        "reasoning_effort": "reasoning.effort",
+        "stop": "stop of POST /v1/chat/completions",
+    }
+)
+MESSAGES_FIELDS = (
+    _constraints("output_config.format")
+    | _PARAMETERS
+    | {
+        "instructions": "system",
+        "prompt": "messages",
+        "output_format": "output_config.format",  # its name in Anthropic's beta
+        "reasoning_effort": "output_config.effort",
+        "stop": "stop_sequences",
+    }
+)
 
 _TOOL = 'a tool is {"type": "function", "function": {"name": …, "parameters": …}} in this API'
 _OF_EMBEDDINGS = "input is a field of /v1/responses and /v1/embeddings"
@@ -86,16 +135,46 @@ _MISSING = {
     },
     "response_format.json_schema.schema": {"type": 'a schema is a field of json_schema: {"name": …, "schema": {…}}'},
 }
+# of other servers: true by default, so that false asks for something
+_OFF = frozenset({"add_special_tokens", "do_sample", "enable_thinking", "parse_special"})
+_MAX_RENAMED = 8  # in one message
 _PLACES = re.compile(r"\[\d+\]")
 _PLAIN_TEXT = {"type": "text"}  # the default of response_format and of text.format
 
 
-def refuse_known(given: Mapping[str, Any], known: Mapping[str, str], *, at: str = "") -> None:
-    """Refuse the first field of another server that has a value. `at`: the path of the object that has the fields."""
-    for name, value in given.items():
-        if value and value != _PLAIN_TEXT and name in known:
-            field = f"{at}.{name}" if at else name
-            raise UnsupportedFeature(f"{field} is not served: use {known[name]}.", param=field)
+def refuse_known(body: BaseModel, known: Mapping[str, str], *, at: str = "") -> None:
+    """Refuse the first field of another server that asks for something. `at`: the path of the object `body`."""
+    for name, value in (body.model_extra or {}).items():
+        if name not in known or not has_value(value) or value == _PLAIN_TEXT or _is_sent(body, known[name]):
+            continue
+        field = f"{at}.{name}" if at else name
+        inner = _renamed(value, known) if name in _PARAMETERS and isinstance(value, dict) else ""
+        raise UnsupportedFeature(f"{field} is not served: use {known[name]}{inner}.", param=field)
+
+
+def asks(name: str, value: Any) -> bool:
+    """Return whether an unknown field asks for something."""
+    return has_value(value) or (value is False and name in _OFF)
+
+
+def has_value(value: Any) -> bool:
+    """Return whether a value asks for something: null, empty values, false, 0 and objects of nulls do not."""
+    if isinstance(value, dict):
+        return any(inner is not None for inner in value.values())
+    return bool(value)
+
+
+def _is_sent(body: BaseModel, field: str) -> bool:
+    """Return whether a body has a limit of the answer, by any of this server's names."""
+    fields: Collection[str] = _LENGTHS if field in _LENGTHS else _STOPS & {field}
+    return any(getattr(body, name) is not None for name in fields if name in type(body).model_fields)
+
+
+def _renamed(values: Mapping[str, Any], known: Mapping[str, str]) -> str:
+    """Return which of an object's parameters have another name here, as the end of a sentence."""
+    names = {**_RENAMED, **known}
+    renamed = [f"{name} as {names[name]}" for name, value in values.items() if name in names and has_value(value)]
+    return "".join(f", {text}" for text in renamed[:_MAX_RENAMED])
 
 
 def about_missing(path: str, given: Any) -> str:

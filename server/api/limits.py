@@ -19,6 +19,7 @@ class RequestLimits:
 
     bodies_bytes: int = _limit(64 * MIB, "bytes of all large bodies that a worker reads, decodes or encodes at once")
     small_body_bytes: int = _limit(64 * KIB, "bytes of a body that is always read, and decoded on the event loop")
+    brief_bytes: int = _limit(4 * KIB, "bytes of a body whose texts are rendered and encoded on the event loop")
     json_containers: int = _limit(2**17, "objects and lists of a body")
     json_strings: int = _limit(2**18, "strings of a body, with the names of its fields")
     json_commas: int = _limit(2**20 + 2**17, "commas of a body outside of its strings")
@@ -55,6 +56,7 @@ ROUTE_COSTS = {
     "/v1/chat/completions": RouteCost(tokens="context", has_entries=True, renders=True, compiles=True),
     "/v1/completions": RouteCost(tokens="prompt_tokens", has_entries=True, compiles=True),
     "/v1/responses": RouteCost(tokens="context", has_entries=True, renders=True, compiles=True),
+    "/v1/responses/input_tokens": RouteCost(tokens="counted_tokens", renders=True),
     "/v1/messages": RouteCost(tokens="context", renders=True, compiles=True),
     "/v1/messages/count_tokens": RouteCost(tokens="counted_tokens", renders=True),
     "/v1/embeddings": RouteCost(tokens="prompt_tokens"),

@@ -1,15 +1,31 @@
 """How long a client asks for its prompt to stay in the prefix cache, from the fields of each API. Pure.
 
-OpenAI's prompt_cache_retention and prompt_cache_key ask for a whole prompt. Anthropic's cache_control marks the end of
-a prefix; the whole prompt is kept, for the longest time that one of its marks names.
+OpenAI's prompt_cache_retention, prompt_cache_options and prompt_cache_key ask for a whole prompt. Anthropic's
+cache_control and OpenAI's prompt_cache_breakpoint mark the end of a prefix; the whole prompt is kept, for the longest
+time that one of its marks names.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+from engine.interface.errors import UnsupportedFeature
+from server.api.strict_json import StrictModel
+
 # OpenAI's values, whose "in_memory" is 5 to 10 minutes without use, and Anthropic's
-Retention = Literal["in_memory", "in-memory", "24h", "5m", "1h"]
-_SECONDS: dict[Retention, float] = {"in_memory": 600.0, "in-memory": 600.0, "24h": 86_400.0, "5m": 300.0, "1h": 3600.0}
+Retention = Literal["in_memory", "in-memory", "24h", "12h", "5m", "30m", "1h"]
+_SECONDS: dict[Retention, float] = {"5m": 300.0, "in_memory": 600.0, "in-memory": 600.0, "30m": 1800.0, "1h": 3600.0}
+_SECONDS |= {"12h": 43_200.0, "24h": 86_400.0}
+_TTLS: dict[str, Retention] = {"30m": "30m", "12h": "12h"}  # of a breakpoint
+_DEFAULT_TTL: Retention = "30m"  # of prompt_cache_options, and of a breakpoint without them
+_CONTENT_KEYS = ("content", "output")  # of a tool's result: Anthropic's, OpenAI's
+
+
+class PromptCacheOptions(StrictModel):
+    """prompt_cache_options"""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    prewarm: bool | None = None  # known, refused if true
 
 
 def pin_s_of(key: str | None, retention: Retention | None) -> float:
@@ -17,21 +33,41 @@ def pin_s_of(key: str | None, retention: Retention | None) -> float:
     return _SECONDS[retention or "in_memory"] if key or retention else 0.0
 
 
+def longest_of(*retentions: Retention | None) -> Retention | None:
+    """Return the longest of some times; None: there is none."""
+    return max((time for time in retentions if time is not None), key=_SECONDS.__getitem__, default=None)
+
+
 def longest_mark(control: Any, contents: Iterable[Any]) -> Retention | None:
     """Return the longest time of the request's own cache_control and of the marks in its parts; None: none is there.
 
     contents: lists of parts, blocks or tools as the client sent them, or strings.
     """
-    times = {_time_of(mark) for mark in [control, *_marks(contents)]}
-    return "1h" if "1h" in times else "5m" if "5m" in times else None
+    marks = [control, *_marks(contents, "cache_control")]
+    return longest_of(*(_time_of(mark) for mark in marks))
 
 
-def _marks(contents: Iterable[Any]) -> Iterator[Any]:
+def longest_breakpoint(options: PromptCacheOptions | None, contents: Iterable[Any]) -> Retention | None:
+    """Return the longest time of prompt_cache_options and of the breakpoints in the parts; None: none is there.
+
+    contents: as longest_mark()'s. The implicit breakpoint of the options is the end of the prompt.
+    Raises UnsupportedFeature for a prompt that is only to be cached.
+    """
+    if options is not None and options.prewarm:
+        field = "prompt_cache_options.prewarm"
+        raise UnsupportedFeature(f"{field}: a prompt is cached with its answer; ask for one token.", param=field)
+    default = (options.ttl if options is not None else None) or _DEFAULT_TTL
+    is_implicit = options is not None and options.mode != "explicit"
+    marks = [mark for mark in _marks(contents, "prompt_cache_breakpoint") if isinstance(mark, dict)]
+    return longest_of(default if is_implicit else None, *(_TTLS.get(str(mark.get("ttl")), default) for mark in marks))
+
+
+def _marks(contents: Iterable[Any], name: str) -> Iterator[Any]:
     for content in contents:
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict):
-                yield part.get("cache_control")
-                yield from _marks([part.get("content")])  # of a tool's result
+                yield part.get(name)
+                yield from _marks([part.get(key) for key in _CONTENT_KEYS], name)
 
 
 def _time_of(mark: Any) -> Retention | None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from server.api.prompt_pins import Retention
+from server.api.prompt_pins import PromptCacheOptions, Retention
 from server.api.sampling_fields import MAX_TOKENS, TOKEN_ID_SCHEMA, OpenAISampling, TokenId
 from server.api.strict_json import StrictModel
 from server.document_rules import (
@@ -298,6 +298,7 @@ class ChatBody(_CommonBody):
     # how long the prompt stays in the prefix cache
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Retention | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None

@@ -152,6 +152,7 @@ ROUTES = {
     "files": "files are not kept: quire batch IN.jsonl answers a file of requests",
     "batches": "quire batch IN.jsonl answers a file of requests",
     "assistants": "assistants are not served; POST /v1/responses is",
+    "conversations": "conversations are not stored: POST /v1/responses takes the whole conversation as input",
     "threads": "threads are not served; POST /v1/responses is",
     "load_lora_adapter": _ADAPTERS,
     "unload_lora_adapter": _ADAPTERS,

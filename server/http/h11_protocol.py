@@ -5,8 +5,8 @@ over the limits. h11 limits only incomplete headers, so headers of any size that
 _Connection measures complete ones too. uvicorn waits without limit for the rest of a request; here each part has a
 time limit, so that clients cannot hold connections by sending single bytes.
 
-A stream's tokens are written past uvicorn and h11 (server.api.sse.BODY_WRITER), which take a third of the worker's time
-for each one.
+A stream's head and its tokens are written past uvicorn and h11 (server.api.sse.BODY_WRITER), which take a third of the
+worker's time for each token, and a tenth of its time for the first one.
 
 ConnectionLimit: without file descriptors libuv closes new connections silently, so a worker keeps some in reserve,
 replies 503 to connections beyond the limit, and logs that.
@@ -42,7 +42,10 @@ MAX_HEADER_LINES = 100
 _LINGER_S = 1.0
 _TOO_LARGE = 431
 _LAST_CHUNK = re.compile(rb"\r?\n?0+[ \t;\r]")  # h11 has left the last chunk's line end, or some of it
-_FRAMING = {b"content-length", b"transfer-encoding"}
+_OF_CONNECTION = {b"connection", b"content-length", b"transfer-encoding"}
+_TOKEN, _TEXT = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+", rb"[!-~\x80-\xff]"
+_HEADERS = re.compile(rb"(?:%b\0(?:%b(?:[\t -~\x80-\xff]*%b)?)?\0)*" % (_TOKEN, _TEXT, _TEXT))
+_STREAM = h11.Response(status_code=200, reason=b"OK", headers=[(b"transfer-encoding", b"chunked")])  # its framing
 _MAX_CHUNK_HEAD = 24  # h11 takes 20 digits
 _ABSOLUTE_TARGET = re.compile(rb"https?://([^/?]*)(.*)", re.IGNORECASE)
 HEAD_TIMEOUT_S = 30.0  # from the first byte of a request, or from the connection, to the end of the headers
@@ -133,6 +136,31 @@ class HttpProtocol(H11Protocol):
         cycle.transport = self._joined  # type: ignore[assignment]  # it writes and closes, no more
         if cycle.scope["method"] == "POST" and cycle.scope["http_version"] == "1.1":
             cycle.scope["extensions"] = {BODY_WRITER: {"write": partial(self._write_chunk, cycle, self._joined)}}
+            cycle.send = partial(self._send, cycle)  # type: ignore[method-assign]
+
+    async def _send(self, cycle: RequestResponseCycle, message: Any) -> None:
+        """Send what the app sends."""
+        if message["type"] != "http.response.start" or not self._begin_stream(cycle, message):
+            await RequestResponseCycle.send(cycle, message)
+
+    def _begin_stream(self, cycle: RequestResponseCycle, message: Any) -> bool:
+        """Write the head of a body of unknown length as uvicorn and h11 do; return False if they have to.
+
+        They check each header several times, while the first token waits.
+        """
+        if message["status"] != 200 or cycle.response_started or cycle.disconnected or self.flow.write_paused:
+            return False
+        headers = [*cycle.default_headers, *message["headers"]]
+        is_usual = self.conn.may_go_on and _OF_CONNECTION.isdisjoint([name.lower() for name, _ in headers])
+        # Each by itself: in their lines a value with a line end would be two headers
+        parts = b"".join([b"%b\0%b\0" % header for header in headers])
+        if not is_usual or parts.count(b"\0") != 2 * len(headers) or _HEADERS.fullmatch(parts) is None:
+            return False
+        self.conn.send(_STREAM)
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        cycle.transport.write(b"HTTP/1.1 200 OK\r\n%bTransfer-Encoding: chunked\r\n\r\n" % lines)
+        return True
 
     def _write_chunk(self, cycle: RequestResponseCycle, joined: "_JoinedWrites", part: bytes) -> bool:
         """Write a part of the body as h11 does without a Content-Length (RFC 9112, §7.1), unless the client lags."""
@@ -257,6 +285,11 @@ class _Connection(h11.Connection):
         """Return True if bytes of the next request have arrived."""
         return bool(self.trailing_data[0])
 
+    @property
+    def may_go_on(self) -> bool:
+        """Return True if the connection can stay open behind the answer, with chunks as its body."""
+        return self.their_http_version == b"1.1" and bool(self._cstate.keep_alive)
+
     def next_event(self) -> Any:
         """Return the next event. Raises h11.RemoteProtocolError."""
         is_trailer = self.their_state is h11.SEND_BODY and self._may_be_trailer()
@@ -286,14 +319,8 @@ class _Connection(h11.Connection):
         return event
 
     def _clean_up_response_headers_for_sending(self, response: h11.Response) -> h11.Response:
-        """Add the header of a chunked body, as h11 does; a stream's first token waits while h11 checks all again."""
-        headers = response.headers
-        has_body = self._request_method == b"POST" and response.status_code == 200
-        is_kept = self.their_http_version == b"1.1" and self._cstate.keep_alive
-        if not has_body or not is_kept or any(name in _FRAMING for name, _ in headers):
-            return super()._clean_up_response_headers_for_sending(response)
-        headers._full_items.append((b"Transfer-Encoding", b"transfer-encoding", b"chunked"))
-        return response
+        """Return a response with its framing: as h11 does, but for a stream, which has it."""
+        return response if response is _STREAM else super()._clean_up_response_headers_for_sending(response)
 
     def _may_be_trailer(self) -> bool:
         """Return whether the last chunk's size is next, or was. All else in a body is not looked at again: chunks of a

@@ -34,7 +34,6 @@ from engine.interface.control import (
     Prepared,
     Serving,
     Stage,
-    State,
 )
 from server.config.version import package_version
 from server.launcher.console import make_console
@@ -123,7 +122,11 @@ class Launcher:
         self._stand_in = StandIn(
             listeners, config, root_path=server_config.root_path, state=lambda: self._control.state
         )
-        self._standby = Standby(self._start_standby, reason=lambda: self._failures.pop(_STANDBY, None))
+        self._standby = Standby(
+            self._start_standby,
+            reason=lambda: self._failures.pop(_STANDBY, None),
+            tell=lambda is_loaded: self._control.set_state(lets_wait=is_loaded),
+        )
         self._lease = EngineLease(
             self._children,
             control=self._control,
@@ -194,19 +197,17 @@ class Launcher:
             await asyncio.gather(*(process.wait() for process in self._children.values()))
             self.port.close()  # now the running daemon has the memory again
 
-    def _write_engine_config(
-        self, name: str, spec: EngineSpec, *, is_standby: bool = False, is_held: bool = False
-    ) -> Path:
+    def _write_config(self, name: str, spec: EngineSpec, *, is_standby: bool = False, is_held: bool = False) -> Path:
         config = engine_config_of(spec, self._config, self._control_socket, is_standby=is_standby, is_held=is_held)
         return self._run_dir.write(name, config)
 
     async def _keep_engine(self, spec: EngineSpec) -> None:
-        path = self._write_engine_config(f"{spec.name}.json", spec)
-        first = self._write_engine_config("held.json", spec, is_held=True) if self.port.holds_engine else path
+        path = self._write_config(f"{spec.name}.json", spec)
+        first = self._write_config("held.json", spec, is_held=True) if self.port.holds_engine else path
         await self._keep(spec.key, self._engine_module, path, first=first, environment=spec.environment)
 
     async def _start_standby(self) -> asyncio.subprocess.Process:
-        config = self._write_engine_config("standby.json", self._engines[0], is_standby=True)
+        config = self._write_config("standby.json", self._engines[0], is_standby=True)
         process = self._children[_STANDBY] = await start_child(self._engine_module, config)
         return process
 
@@ -265,8 +266,9 @@ class Launcher:
                     self._watch.load()
             served_s = self._sides.end(child) if child in self._sides else time.monotonic() - started_s
             has_decoded = child == _ENGINE or self._sides.decodes(child)
-            if has_decoded and not self._sides.num_decoding and self._downtime.fault:
-                self._control.end_engine(fault=self._downtime.fault, was_killed=was_killed, lets_wait=is_lent)
+            if has_decoded and not self._sides.num_decoding and (fault := self._downtime.fault):
+                lets_wait = is_lent or self._standby.is_loaded
+                self._control.end_engine(fault=fault, was_killed=was_killed, lets_wait=lets_wait)
             reason = failure.message if failure else f"The {child[0]} process {describe_exit(returncode)}."
             if child not in self._started_once or (failure is not None and not self._banner.is_made):
                 self._end.refuse(reason, failure.exit_code if failure else 3)
@@ -295,12 +297,7 @@ class Launcher:
         return not (self._is_draining or self._end.is_drained or (self.port.is_given and child[0] == "worker"))
 
     def _watch_for_manager(self) -> None:
-        self._tasks.spawn(self._notifier.watch(state=self._supervised_state))
-
-    def _supervised_state(self) -> State:
-        """Return the state for supervisors: HTTP workers that do not come back are a fault as an engine is."""
-        state = self._control.state
-        return msgspec.structs.replace(state, fault="dead") if self._stand_in.is_hopeless and state.is_alive else state
+        self._tasks.spawn(self._notifier.watch(state=self._stand_in.supervised_state))
 
     def _on_message(self, hello: Hello, message: Any) -> None:
         child = (hello.role, hello.index)
@@ -317,6 +314,8 @@ class Launcher:
             case Hello(role="standby", pid=pid) if not self.port.holds_engine:
                 if engine is not None and engine.pid == pid:  # taken, or not held any more, before this
                     self._control.send(Activate(), role="standby")
+            case Stage("standby") if child == _STANDBY:
+                self._standby.load(hello.pid)
             case Prepared():
                 self.port.prepare(child)
             case Serving():

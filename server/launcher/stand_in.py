@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from engine.interface.config import LaunchConfig
 from engine.interface.control import State
 from server.api.error_replies import error_reply
@@ -53,6 +55,11 @@ class StandIn:
     def is_hopeless(self) -> bool:
         """True while no worker serves and the last ones ended soon after their start: a supervisor should act."""
         return self._is_wanted and self._num_ended > _GIVEN_UP_AFTER
+
+    def supervised_state(self) -> State:
+        """Return the state for supervisors: HTTP workers that do not come back are a fault as an engine is."""
+        state = self._state()
+        return msgspec.structs.replace(state, fault="dead") if self.is_hopeless and state.is_alive else state
 
     async def start(self, *, num_ended: int) -> None:
         """Answer from now on. num_ended: how many times in a row the worker has ended without a minute of service."""

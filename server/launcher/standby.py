@@ -18,25 +18,46 @@ logger = logging.getLogger(__name__)
 
 
 class Standby:
-    """Life: want (the engine is ready) → run starts one → take (the engine ended) → want … Use in one event loop."""
+    """Life: want (the engine is ready) → run starts one → load (it waits) → take (the engine ended) → want …
+
+    Use in one event loop.
+    """
 
     def __init__(
         self,
         start: Callable[[], Awaitable[asyncio.subprocess.Process]],
         *,
         reason: Callable[[], EngineFailed | None] = lambda: None,
+        tell: Callable[[bool], None] = lambda is_loaded: None,
     ) -> None:
-        """start: starts the process, which waits for Activate. reason: returns what it said before it ended."""
+        """start: starts the process, which waits for Activate. reason: returns what it said before it ended.
+
+        tell: called with is_loaded when one is loaded or ends untaken, and when the engine is ready.
+        """
         self._start = start
         self._reason = reason
+        self._tell = tell
+        self._loaded_pid: int | None = None
         self._is_stopped = self._is_paused = False
         self._wanted = asyncio.Event()
         self._taken = asyncio.Event()
         self.process: asyncio.subprocess.Process | None = None
 
+    @property
+    def is_loaded(self) -> bool:
+        """True while there is one that takes over in a moment."""
+        process = self.process
+        return process is not None and process.returncode is None and process.pid == self._loaded_pid
+
+    def load(self, pid: int) -> None:
+        """Record that the process waits for Activate, loaded as far as there is room."""
+        self._loaded_pid = pid
+        self._tell(self.is_loaded)
+
     def want(self) -> None:
         """Ask for a standby, unless there is one."""
         self._is_paused = False
+        self._tell(self.is_loaded)
         if self.process is None:
             self._wanted.set()
 
@@ -84,6 +105,7 @@ class Standby:
                 self.process = None
             elif self.process is process and not self._is_stopped:
                 self.process = None
+                self._tell(False)
                 delay_s, failure = backoff.next(healthy_s=time.monotonic() - started_s), self._reason()
                 reason = failure.message if failure else f"It {describe_exit(process.returncode or 0)}."
                 logger.error("standby ended, restarting delay_s=%g reason=%r", delay_s, reason)

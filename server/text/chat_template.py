@@ -19,7 +19,7 @@ import jinja2.ext
 import jinja2.meta
 
 from engine.interface.errors import InvalidParameter, sentence
-from server.text.template_sandbox import BoundedEnvironment
+from server.text.template_sandbox import FREE_SIZE, BoundedEnvironment
 
 MARK_START, MARK_END = "\ufdd0", "\ufdd1"
 _WRITTEN_OUT = (r"\ufdd0", r"\ufdd1")
@@ -71,10 +71,12 @@ class ChatTemplate:
         template_kwargs: dict[str, Any] | None = None,
         mark: bool = False,
         deadline_s: float | None = None,
+        free_size: int = FREE_SIZE,
     ) -> str:
         """Return the prompt text. Blocks; every step of the template looks at `deadline_s`, a time.thread_time().
 
-        Raises InvalidParameter when the template refuses the messages, or takes too much time or memory.
+        free_size: characters and steps beside those that the messages allow. Raises RenderTooLong beyond them or the
+        deadline, and InvalidParameter when the template refuses the messages.
         """
         chat = _alias_reasoning([{key: value for key, value in m.items() if value is not None} for m in messages])
         template_kwargs = template_kwargs or {}
@@ -94,14 +96,14 @@ class ChatTemplate:
             **self._variables,
             **template_kwargs,
         }
-        text = self._run(context, deadline_s)
+        text = self._run(context, deadline_s, free_size)
         if mark:  # JSON in ASCII and str() of an object write the marks out
             text = text.replace(_WRITTEN_OUT[0], MARK_START).replace(_WRITTEN_OUT[1], MARK_END)
         return _cut_at_tag(text) if continue_final_message else text
 
-    def _run(self, context: dict[str, Any], deadline_s: float | None) -> str:
+    def _run(self, context: dict[str, Any], deadline_s: float | None, free_size: int) -> str:
         try:
-            with self._environment.bounded(context, deadline_s):
+            with self._environment.bounded(context, deadline_s, free_size):
                 return "".join(self._template.generate(context))
         except InvalidParameter:
             raise

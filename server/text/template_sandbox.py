@@ -25,7 +25,7 @@ from jinja2 import nodes
 
 from engine.interface.errors import InvalidParameter
 
-_FREE_SIZE = 16 << 20  # characters, list items and steps
+FREE_SIZE = 16 << 20  # characters, list items and steps
 _SIZE_PER_INPUT = 64  # more for each character of the messages
 _MAX_WIDTH = 10_000  # of padding and indentation, and items of a group
 _MAX_INTEGER_BITS = 1 << 14
@@ -43,6 +43,10 @@ _LONG_NUMBER = re.compile(r"\d{5}|\*")  # a width in a format, or one that is an
 _NESTED_FORMAT = re.compile(r":[^{}]*(\{|\d{5})")
 
 
+class RenderTooLong(InvalidParameter):
+    """A render would take more time, or make more text, than it may."""
+
+
 class _Budget:
     """The rest of what one render may use."""
 
@@ -54,7 +58,7 @@ class _Budget:
         """Take a step and its size. Raises InvalidParameter at the end of the budget or of the time."""
         self.rest -= size + 1
         if self.rest < 0:
-            raise InvalidParameter(
+            raise RenderTooLong(
                 f"Rendering the chat template takes more than the limit of {self.limit} characters and steps.",
                 param="messages",
             )
@@ -80,9 +84,9 @@ class _Budget:
         return size
 
 
-def template_timeout(limit: str) -> InvalidParameter:
+def template_timeout(limit: str) -> RenderTooLong:
     """The error for a template that runs too long."""
-    return InvalidParameter(f"Rendering the chat template took longer than the limit of {limit}.", param="messages")
+    return RenderTooLong(f"Rendering the chat template took longer than the limit of {limit}.", param="messages")
 
 
 class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -106,10 +110,13 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         }
 
     @contextmanager
-    def bounded(self, context: dict[str, Any], deadline_s: float | None) -> Iterator[None]:
-        """Give the render in this thread a budget by the size of its variables. `deadline_s`: of time.thread_time()."""
+    def bounded(self, context: dict[str, Any], deadline_s: float | None, free_size: int) -> Iterator[None]:
+        """Give the render in this thread a budget by the size of its variables, on top of free_size.
+
+        `deadline_s`: of time.thread_time().
+        """
         size = _Budget(1 << 62, None).weigh(context)
-        self._local.budget = _Budget(_FREE_SIZE + _SIZE_PER_INPUT * size, deadline_s)
+        self._local.budget = _Budget(free_size + _SIZE_PER_INPUT * size, deadline_s)
         try:
             yield
         finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import Daemon
+from tests.support.daemon import Daemon, own_daemons
 
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
@@ -44,12 +44,5 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Return a function that starts a daemon of the test's own, ended after it."""
-    started: list[Daemon] = []
-
-    def start_one(*arguments: str) -> Daemon:
-        started.append(Daemon("--device", "cpu", *arguments, folder=tmp_path))
-        return started[-1]
-
-    yield start_one
-    for running in started:
-        running.__exit__()
+    with own_daemons(tmp_path) as start_one:
+        yield start_one

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.core.local_client import generate
 from engine.interface.protocol import SamplingParams
+from tests.support.tiny_llama import save_tiny_qwen3
 from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens
 
 pytestmark = pytest.mark.gpu
@@ -17,22 +17,7 @@ LENGTHS = (5, 17, 30, 61, 12, 40, 23, 35)
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random Qwen3 with heads of 64."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=320,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=512,
-        initializer_range=0.12,
-    )
-    folder = tmp_path_factory.mktemp("tiny-qwen3")
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save_tiny_qwen3(tmp_path_factory.mktemp("tiny-qwen3"))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Mixtures of experts on two and four GPUs, with whole experts on each, give the tokens of one. Needs two GPUs."""
 
-import copy
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from tests.gpu.test_tensor_parallel_cuda import case, run_engine
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.reference import save_checkpoint
 
 pytestmark = [
@@ -22,7 +21,7 @@ KINDS = ("qwen3_moe", "deepseek_v3", "gpt_oss")
 
 def save(folder: Path, kind: str) -> Path:
     """Save a small random model with the vocabulary of the prompts, and experts that two GPUs share unevenly."""
-    config = copy.deepcopy(make_configs()[kind])
+    config = make_config(kind)
     config.vocab_size, config.max_position_embeddings, config.hidden_size = 320, 512, 128
     if kind != "deepseek_v3":  # whose heads have latent sizes
         config.head_dim = 64

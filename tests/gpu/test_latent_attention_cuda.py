@@ -14,7 +14,7 @@ from engine.offline import OfflineEngine
 from kernels.attention import latent
 from kernels.attention.latent import LatentHeads, latent_attention
 from kernels.elementwise.reference import UNSCALED, KVScales
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.reference import save_checkpoint
 from tests.unit.kernels.triton_cases.ragged import as_fp8, make_problem, reference, relative_error
 
@@ -191,7 +191,7 @@ def test_an_fp8_pool_in_both_forms(knows_lens, monkeypatch):
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_the_engine_gives_the_cpus_tokens_whatever_the_form(kind, drafts, tmp_path: Path, monkeypatch):
     torch.backends.cuda.matmul.allow_tf32 = False
-    config = make_configs()[kind]
+    config = make_config(kind)
     config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim = 64, 48, 16, 32
     config.qk_head_dim, config.head_dim = 64, 16  # derived when a config is made
     save_checkpoint(tmp_path, config)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.core.local_client import generate
 from engine.interface.config import EngineConfig, LoraSource
@@ -14,6 +13,7 @@ from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from kernels.ops import LoraTokens
 from tests.support.lora_adapters import ATTENTION, MLP, adapter_config, make_tensors, modules, save_adapter
+from tests.support.tiny_llama import save_tiny_qwen3
 from tests.unit.engine.test_real_model import make_engine, mixed_params, prompts, tokens
 from tests.unit.kernels.triton_cases.lora_problem import LoraProblem, make_problem
 from tests.unit.kernels.triton_cases.ragged import relative_error
@@ -111,20 +111,8 @@ def test_a_graph_follows_whoever_the_tokens_belong_to(num_tokens, num_adapters):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[LoraSource]]:
     """A tiny random Qwen3 with heads of 64, and two adapters."""
-    torch.manual_seed(0)
     root = tmp_path_factory.mktemp("lora")
-    config = Qwen3Config(
-        vocab_size=320,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=512,
-        initializer_range=0.12,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(root / "base")
+    save_tiny_qwen3(root / "base")
     sources = []
     for index, names in enumerate([ATTENTION + MLP, ("self_attn.k_proj", "mlp.down_proj")]):
         rank = (8, 40)[index]

@@ -25,9 +25,10 @@ PROBLEMS = [
 
 def _product(weight):
     """As lut4_gemm is called for serving, but with the lookup that is asked for."""
-    from kernels.linear.triton_lut4 import allocate_scratch, can_lut4_gemm, lut4_gemm
+    from kernels.linear.splits import SplitKScratch
+    from kernels.linear.triton_lut4 import can_lut4_gemm, lut4_gemm
 
-    scratch = allocate_scratch(torch.device("cuda"))
+    scratch = SplitKScratch.allocate(torch.device("cuda"))
     scratch.partial.fill_(float("nan"))
 
     def product(x, bias=None, *, is_shared=True, pdl=True):

@@ -9,7 +9,7 @@ from models.build import build
 from models.config.model_config import ModelConfig
 from models.parallel import TensorParallel
 from models.weights.weights import Weights
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config, make_configs
 from tests.support.models_harness import PagedRunner, load
 from tests.support.reference import reference_logits, save_checkpoint
 
@@ -30,7 +30,7 @@ PROMPT = torch.randint(0, 97, (29,), generator=torch.Generator().manual_seed(7))
 
 @pytest.mark.parametrize("kind", list(make_configs()))
 def test_prefill_and_decode_match_transformers_on_the_cpu(kind, tmp_path):
-    config = make_configs()[kind]
+    config = make_config(kind)
     if kind == "gemma" and config.hidden_act == "gelu":
         pytest.skip("this transformers takes the legacy name by its letter, later ones as the tanh approximation")
     if kind in IGNORED and Version(transformers.__version__) < Version("5.18"):
@@ -45,7 +45,7 @@ def test_prefill_and_decode_match_transformers_on_the_cpu(kind, tmp_path):
 
 
 def test_dummy_weights_are_made_on_the_device(tmp_path):
-    save_checkpoint(tmp_path, make_configs()["qwen3"])
+    save_checkpoint(tmp_path, make_config("qwen3"))
     config = ModelConfig.from_folder(tmp_path)
     w = Weights.dummy(device=CUDA, dtype=torch.bfloat16)
     runner = PagedRunner(build(config, w, TensorParallel()), config, device=CUDA, dtype=torch.bfloat16)

@@ -42,12 +42,13 @@ def _randn(*shape, dtype):
 @pytest.mark.parametrize(("group_size", "has_zeros"), [(32, True), (64, True), (128, True), (128, False), (-1, False)])
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 16, 33, 64, 65, 256, 300, 512])
 def test_int_gemm_equals_the_product(rows, group_size, has_zeros, bits, dtype):
-    from kernels.linear.triton_int import allocate_scratch, can_int_gemm, int_gemm
+    from kernels.linear.splits import SplitKScratch
+    from kernels.linear.triton_int import can_int_gemm, int_gemm
 
     weight, dense = int_problem(1000, 1152, bits=bits, group_size=group_size, has_zeros=has_zeros, device="cuda")
     x, bias = _randn(rows, 1152, dtype=dtype), _randn(1000, dtype=dtype)
     assert can_int_gemm(x, weight)
-    scratch = allocate_scratch(CUDA)
+    scratch = SplitKScratch.allocate(CUDA)
     for pdl in (False, True):
         out = int_gemm(x, weight, bias, scratch, pdl=pdl)
         assert relative_error(out, x.double() @ dense.T + bias.double()) < TOLERANCE[dtype]
@@ -56,10 +57,11 @@ def test_int_gemm_equals_the_product(rows, group_size, has_zeros, bits, dtype):
 
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 3072), (48, 96)])
 def test_int_gemm_of_real_shapes_is_right_and_the_same_every_time(n, k):
-    from kernels.linear.triton_int import allocate_scratch, int_gemm
+    from kernels.linear.splits import SplitKScratch
+    from kernels.linear.triton_int import int_gemm
 
     weight, dense = int_problem(n, k, group_size=128 if k > 96 else 32, device="cuda")
-    scratch = allocate_scratch(CUDA)
+    scratch = SplitKScratch.allocate(CUDA)
     for dtype in DTYPES:
         for rows in (1, 8, 16, 64, 200, 512):
             x = _randn(rows, k, dtype=dtype)
@@ -72,10 +74,11 @@ def test_int_gemm_of_real_shapes_is_right_and_the_same_every_time(n, k):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rows", [1, 16, 128])
 def test_two_codes_per_instruction_are_what_one_is(rows, bits, dtype):
-    from kernels.linear.triton_int import allocate_scratch, int_gemm
+    from kernels.linear.splits import SplitKScratch
+    from kernels.linear.triton_int import int_gemm
 
     weight, _ = int_problem(512, 1024, bits=bits, group_size=64, scale_dtype=torch.bfloat16, device="cuda")
-    x, scratch = _randn(rows, 1024, dtype=dtype), allocate_scratch(CUDA)
+    x, scratch = _randn(rows, 1024, dtype=dtype), SplitKScratch.allocate(CUDA)
     paired, single = (int_gemm(x, weight, None, scratch, uses_asm=uses_asm) for uses_asm in (True, False))
     assert relative_error(paired, single.double()) < TOLERANCE[dtype]
 

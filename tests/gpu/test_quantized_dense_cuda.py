@@ -69,10 +69,14 @@ def test_products_of_4_bit_floats_in_planes(n, k, kind):
 @pytest.mark.parametrize("kind", FLOAT4)
 def test_every_4_bit_float_in_planes_gives_its_value(kind):
     from kernels.linear.planes_configs import RULE, config_of
-    from kernels.linear.triton_planes import allocate_scratch, dequantize, planes_gemm
+    from kernels.linear.splits import SplitKScratch
+    from kernels.linear.triton_planes import dequantize, planes_gemm
 
     weight, dense = planes_problem(256, 512, kind, device="cuda")
-    scratch, identity = allocate_scratch(torch.device("cuda")), torch.eye(512, device="cuda", dtype=torch.bfloat16)
+    scratch, identity = (
+        SplitKScratch.allocate(torch.device("cuda")),
+        torch.eye(512, device="cuda", dtype=torch.bfloat16),
+    )
     for _, block_m, _, tile in RULE:
         config = config_of(tile, block_m=block_m, num_rows=block_m, n=256, k=512)
         found = [planes_gemm(rows, weight, None, scratch, config=config, pdl=True) for rows in identity.split(block_m)]
@@ -86,11 +90,11 @@ def test_every_4_bit_float_in_planes_gives_its_value(kind):
 @pytest.mark.parametrize("kind", FLOAT4)
 def test_every_4_bit_float_and_scale_gives_its_value(kind, dtype):
     """Rows of the identity matrix as x: each weight stands alone, so a value in the wrong place shows."""
+    from kernels.linear.splits import SplitKScratch
     from kernels.linear.triton_float4 import float4_gemm
-    from kernels.linear.triton_lut4 import allocate_scratch
 
     weight, dense = float4_problem(256, 512, kind, dtype=dtype, device="cuda")
-    scratch, identity = allocate_scratch(torch.device("cuda")), torch.eye(512, device="cuda", dtype=dtype)
+    scratch, identity = SplitKScratch.allocate(torch.device("cuda")), torch.eye(512, device="cuda", dtype=dtype)
     expected = dense.T.float().to(dtype)
     for num_rows in (8, 16, 32, 64):
         for is_shared in (True, False) if num_rows == 8 else (True,):

@@ -11,13 +11,13 @@ from packaging.version import Version
 
 from tests.gpu.test_families_cuda import wide_config
 from tests.gpu.test_models_cuda import IGNORED
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.rounding import RECURRENT, rounding_errors
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("make_config", [lambda kind: make_configs()[kind], wide_config], ids=["tiny", "wide"])
+@pytest.mark.parametrize("make_config", [make_config, wide_config], ids=["tiny", "wide"])
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_bf16_on_the_device_is_as_exact_as_transformers(kind: str, make_config, tmp_path: Path) -> None:
     if kind in IGNORED and Version(transformers.__version__) < Version("5.18"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.support.daemon import Daemon
+from tests.support.daemon import Daemon, own_daemons
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -58,12 +58,5 @@ def client(client_with: Callable[..., openai.OpenAI]) -> openai.OpenAI:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Return a function that starts a daemon of the test's own, ended after it."""
-    started: list[Daemon] = []
-
-    def start_one(*arguments: str) -> Daemon:
-        started.append(Daemon("--device", "cpu", *arguments, folder=tmp_path))
-        return started[-1]
-
-    yield start_one
-    for running in started:
-        running.__exit__()
+    with own_daemons(tmp_path) as start_one:
+        yield start_one

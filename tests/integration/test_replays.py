@@ -105,12 +105,10 @@ def test_a_drain_lets_those_finish_who_wait_for_an_engine(start: Start) -> None:
 
 
 def test_a_drain_ends_at_once_when_nobody_waits(start: Start) -> None:
-    daemon = start("--drain-timeout", "60").wait_ready()
+    daemon = start("--drain-timeout", "600").wait_ready()
     kill_engine(daemon)
-    began_s = time.monotonic()
     daemon.process.send_signal(signal.SIGTERM)
-    assert daemon.process.wait(30) == 0
-    assert time.monotonic() - began_s < 30
+    assert daemon.process.wait(60) == 0
 
 
 def standby_waits(daemon: Daemon, number: int) -> None:
@@ -125,7 +123,14 @@ def test_a_standby_takes_over_and_the_next_one_waits(start: Start) -> None:
     os.kill(second, signal.SIGKILL)  # it is replaced
     wait_for(lambda: "standby ended, restarting delay_s=0.5" in daemon.log, timeout_s=60, what="its end")
     standby_waits(daemon, 2)
+    daemon.process.send_signal(signal.SIGSTOP)  # an HTTP worker hears of an end before the launcher does
     os.kill(first, signal.SIGKILL)
+    lost = "engine restarting"
+    wait_for(lambda: daemon.get("/health").json()["status"] == lost, timeout_s=60, what="a worker without engine")
+    new = [Asked(daemon, CHAT, story(max_tokens=4, temperature=0)) for _ in range(3)]
+    time.sleep(0.3)
+    daemon.process.send_signal(signal.SIGCONT)
+    assert len({str(asked.answer()) for asked in new}) == 1
     wait_for(lambda: daemon.log.count("engine ready again") == 1, timeout_s=60, what="the standby")
     assert "ended, restarting delay_s=0 " in daemon.log
     assert daemon.log.count("standby takes over") == 1

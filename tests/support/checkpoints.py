@@ -93,8 +93,13 @@ LONG_ROPE = {
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 500.0}
 
 
+def make_config(kind: str) -> PreTrainedConfig:
+    """Return the config of a checkpoint kind, which the caller may change."""
+    return copy.deepcopy(_configs()[kind])
+
+
 def make_configs() -> dict[str, PreTrainedConfig]:
-    """Checkpoint kind → config, which the caller may change."""
+    """Checkpoint kind → config, which the caller may change. It copies all: for tests of every kind."""
     return copy.deepcopy(_configs())
 
 

@@ -20,7 +20,7 @@ _IDS = [5] * (LIMITS.prompt_tokens // 1024 - 1) + [2**31 - 1]  # the last is in 
 _PARTS = [{"type": "text", "text": "a"}] * _NUM_PARTS
 _MESSAGES = [{"role": "user", "content": _PARTS}] * (MAX_MESSAGES - 1)
 _CHAT = {"messages": _MESSAGES, "unknown": _FILL}
-_BLOCKS = [{"type": "text", "text": "a", "cache_control": {"type": "e"}}] * (MAX_BLOCKS - 1)
+_BLOCKS = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}] * (MAX_BLOCKS - 1)
 _COUNT = {"model": MODEL, "messages": [{"role": "user", "content": _BLOCKS}], "unknown": _FILL}
 _COMPLETION = {"prompt": [[5] * 1024] * 1023 + [_IDS], "max_tokens": 1}
 _TOKENIZE = {"prompt": "quire " * (LIMITS.counted_tokens // 3), "with_pieces": True, "return_token_strs": True}
@@ -77,6 +77,11 @@ COSTLY_BODIES = {
     ),
     "responses, log-probabilities": CostlyBody(
         "/v1/responses", {"input": "a", "top_logprobs": MAX_LOGPROBS, "max_output_tokens": CONTEXT // 2}, num_at_once=1
+    ),
+    "input_tokens": CostlyBody(
+        "/v1/responses/input_tokens",
+        {"input": [{"role": "user", "content": _INPUT}] * (MAX_MESSAGES - 1), "unknown": _FILL},
+        _TOO_LONG,
     ),
     "messages": CostlyBody("/v1/messages", {**_COUNT, "max_tokens": 1}, "invalid_request_error"),
     "count_tokens": CostlyBody("/v1/messages/count_tokens", _COUNT, "invalid_request_error"),

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -136,6 +136,13 @@ class Daemon:
                 labels = [f"{key}={value}" for key, value in sample.labels.items() if key != "model_name"]
                 samples[sample.name + ("{" + ",".join(labels) + "}" if labels else "")] = sample.value
         return samples
+
+
+@contextlib.contextmanager
+def own_daemons(folder: Path) -> Iterator[Callable[..., Daemon]]:
+    """Give a function that starts a daemon on the CPU; all that it started are ended with the `with` statement."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *arguments: stack.enter_context(Daemon("--device", "cpu", *arguments, folder=folder))
 
 
 def is_alive(pid: int) -> bool:

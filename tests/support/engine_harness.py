@@ -33,6 +33,7 @@ from engine.interface.protocol import (
     QueueState,
     RequestFailed,
     SamplingParams,
+    SetAside,
     StepEvents,
     ThinkingBudget,
     TokenLogprobs,
@@ -389,6 +390,11 @@ class Harness:
             return
         if isinstance(message, Alone):
             self.seen[message.request_id].journal.isolate()
+            return
+        if isinstance(message, SetAside):
+            for request_id in message.request_ids:
+                assert self.seen[request_id].client_id == client_id
+                self.seen[request_id].journal.set_aside()
             return
         self.messages.append((client_id, message))
         if isinstance(message, Accepted):

@@ -13,6 +13,7 @@ class FakeLink:
     """One end of the connection between two engines: poll() takes what the other end sent."""
 
     is_holding = False
+    connecting: list[int] = []  # noqa: RUF012 - a test may set it
 
     def __init__(self):
         self.inbox = deque()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kernels.linear.reference import NF4_TABLE
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.reference import save_checkpoint
 
 # Only experts are quantised, and not those of layer 0: quantised linear layers may round activations, too
@@ -143,7 +142,7 @@ def save_float_experts(
 ) -> None:
     """Save a checkpoint, and what it means. width: of an expert."""
     section, store, hidden_size, default_width = SCHEMES[scheme]
-    config = copy.deepcopy(make_configs()[kind])
+    config = make_config(kind)
     config.hidden_size = hidden_size
     name = "intermediate_size" if kind == "mixtral" else "moe_intermediate_size"
     setattr(config, name, width or default_width)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
 from benchmarks.quantized_weights import awq_tensors, gptq_tensors, packed_tensors, quantize
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.int_checkpoints import (
     AWQ,
     IntFormat,
@@ -84,7 +83,7 @@ def save_int_experts(
     sizes: fields of the config instead of the family's own.
     """
     chosen = FAMILIES[family]
-    config = copy.deepcopy(make_configs()[chosen.kind])
+    config = make_config(chosen.kind)
     for name, size in ({"hidden_size": 64} | chosen.sizes | (sizes or {})).items():
         setattr(config, name, size)
     save_checkpoint(dense, config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from kernels.moe.storage import ExpertMatrix
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.reference import save_checkpoint
 
 MXFP4_CONFIG = {
@@ -48,7 +47,7 @@ def num_bytes(matrices: Sequence[ExpertMatrix]) -> int:
 
 def save_mxfp4(dense: Path, packed: Path) -> None:
     """Save gpt-oss as published, and what it means in the unquantised layout."""
-    config = copy.deepcopy(make_configs()["gpt_oss"])
+    config = make_config("gpt_oss")
     config.hidden_size, config.intermediate_size = 96, 64
     save_checkpoint(dense, config)
     tensors = load_file(dense / "model.safetensors")
@@ -68,7 +67,7 @@ def save_mxfp4(dense: Path, packed: Path) -> None:
 
 def save_fp8_blocks(dense: Path, packed: Path, *, kind: str = "qwen3_moe", width: int = 144) -> None:
     """Save experts in e4m3 with a scale per block, 0.5 to 2 times the weights' own, and what they mean."""
-    config = copy.deepcopy(make_configs()[kind])
+    config = make_config(kind)
     config.hidden_size = 160
     setattr(config, "intermediate_size" if kind == "minimax_m2" else "moe_intermediate_size", width)
     save_checkpoint(dense, config)

@@ -1,12 +1,22 @@
 """The rows of a long table that make test runs."""
 
 import itertools
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.conftest import covering, pytest_collection_modifyitems
+
+GPU_TESTS = Path(__file__).parents[1] / "gpu"
+GPU_MARK = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.gpu\b", re.MULTILINE)
+
+
+def test_all_tests_in_the_folder_that_make_test_does_not_collect_need_a_gpu():
+    files = [path for pattern in ("test_*.py", "*_test.py") for path in GPU_TESTS.rglob(pattern)]
+    assert files
+    assert [path.name for path in files if not GPU_MARK.search(path.read_text())] == []
 
 
 def test_each_value_is_in_a_row_and_few_rows_are_kept():

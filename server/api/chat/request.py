@@ -24,6 +24,7 @@ from server.api.grammar_wait import checked_grammar
 from server.api.ignored_fields import ignored_fields
 from server.api.large_bodies import body_size, while_wanted, with_body
 from server.api.limits import LIMITS
+from server.api.prompt_pins import Retention, longest_breakpoint, longest_of
 from server.api.reply_options import PreparedReply, reply_options
 from server.api.request_record import record_of
 from server.api.sampling_fields import ModelFacts
@@ -37,7 +38,7 @@ from server.structured_output.tool_grammar import answer_grammar, check_grammar_
 from server.text.parsers.base import ToolSpec
 from server.text.parsers.detect import ChatFormat, make_parser
 from server.text.parsers.reasoning import ReasoningPlace, reasoning_place
-from server.text.template_sandbox import template_timeout
+from server.text.template_sandbox import RenderTooLong, template_timeout
 from server.text.tokenizer import CONTEXT, RenderedChat, Tokenizer
 
 COUNTED = "The limit of what is counted or shown without generation"
@@ -72,6 +73,7 @@ async def prepare_chat(
         check_tool_results(body)
     record = record_of(request.scope)
     ignored = await with_body(request, lambda: ignored_fields(body))
+    body.prompt_cache_retention = await with_body(request, lambda: _retention(body))
     ignored += ignored_in_thinking(body, tokenizer) + app_state.drop_priority(body, record)
     headers = app_state.ignored_header(ignored)
     prompt = await _encode(app_state, body, plan, request, max_tokens=limits.max_model_len, limit=CONTEXT)
@@ -130,6 +132,22 @@ async def prepare_equivalent(
     return msgspec.structs.replace(chat, ignored=ignored, headers=app_state.ignored_header(ignored))
 
 
+async def count_equivalent(
+    app_state: AppState, equivalent: ChatEquivalent, request: Request
+) -> tuple[int, dict[str, str]]:
+    """Return the length in tokens of another API's prompt, and the header of the fields without effect on the answer.
+
+    Raises ServiceErrors, with that API's names of fields.
+    """
+    names = equivalent.field_names
+    with errors_in_client_fields(names):
+        num_tokens = len(await encode_chat(app_state, equivalent.body, request))
+        ignored = await with_body(request, lambda: ignored_fields(equivalent.body))
+    return num_tokens, app_state.ignored_header(
+        [*equivalent.ignored, *(rename_fields(name, names) for name in ignored)]
+    )
+
+
 async def encode_chat(app_state: AppState, body: ChatBody, request: Request) -> list[int]:
     """Return the token ids of a chat's prompt, which may exceed the context. Raises ServiceErrors."""
     plan = _checked_plan(body, app_state.tokenizer.chat_format)
@@ -143,6 +161,12 @@ def check_counted(token_ids: list[int], most: int, *, param: str) -> list[int]:
     if len(token_ids) > most:
         raise PromptTooLong(f"{COUNTED} is {most} tokens, but the prompt has {len(token_ids)}.", param=param)
     return token_ids
+
+
+def _retention(body: ChatBody) -> Retention | None:
+    """Return how long the prompt stays in the prefix cache, by all fields that say so. Raises UnsupportedFeature."""
+    marked = longest_breakpoint(body.prompt_cache_options, [message.content for message in body.messages])
+    return longest_of(body.prompt_cache_retention, marked)
 
 
 def _checked_plan(body: ChatBody, chat_format: ChatFormat) -> ToolPlan:
@@ -206,7 +230,10 @@ def _enforced(plan: ToolPlan, body: ChatBody) -> list[ToolSpec]:
 async def _encode(
     app_state: AppState, body: ChatBody, plan: ToolPlan, request: Request, *, max_tokens: int, limit: str
 ) -> _Prompt:
-    """Render and encode in threads. Raises PromptTooLong for more than about twice max_tokens, named `limit`."""
+    """Render and encode, in threads what is not small.
+
+    Raises PromptTooLong for more than about twice max_tokens, named `limit`.
+    """
     tokenizer = app_state.tokenizer
     num_bytes = body_size(request)
 
@@ -225,16 +252,17 @@ async def _encode(
 async def _render(
     app_state: AppState, body: ChatBody, plan: ToolPlan, *, num_bytes: int, encode: Callable[[RenderedChat], list[int]]
 ) -> tuple[RenderedChat, ReasoningPlace, list[int] | None]:
-    """Render in a thread, and encode a text that is not large there, too; of others the ids are None.
+    """Render, and encode a text that is not large, too; of others the ids are None.
 
-    The renderer checks its deadline itself; the wait covers code that cannot.
+    A small chat is rendered at once, unless that proves to take long. Else it is done in a thread: the renderer checks
+    its deadline itself; the wait covers code that cannot.
     """
     tokenizer = app_state.tokenizer
     template = tokenizer.chat_template
     knows_developer = template is not None and "developer" in template.source
     begun_s: float | None = None  # None while it waits for a free thread: that time is no render time
 
-    def render() -> tuple[RenderedChat, ReasoningPlace, list[int] | None]:
+    def render(*, is_brief: bool = False) -> tuple[RenderedChat, ReasoningPlace, list[int] | None]:
         nonlocal begun_s
         messages = template_messages(body, knows_developer=knows_developer)
         if tokenizer.chat_format.is_harmony:
@@ -248,11 +276,18 @@ async def _render(
             add_generation_prompt=_adds_generation_prompt(body),
             continue_final_message=bool(body.continue_final_message),
             template_kwargs=template_kwargs(body, tokenizer.chat_format),
+            is_brief=is_brief,
         )
         written = str(messages[-1].get("content", "")) if body.continue_final_message else None
         place = reasoning_place(tokenizer.chat_format.reasoning, rendered.text, continued=written)
-        return rendered, place, encode(rendered) if len(rendered.text) <= LIMITS.small_body_bytes else None
+        most = LIMITS.brief_bytes if is_brief else LIMITS.small_body_bytes
+        return rendered, place, encode(rendered) if len(rendered.text) <= most else None
 
+    if app_state.work.is_brief(num_bytes):
+        try:
+            return render(is_brief=True)
+        except RenderTooLong:
+            app_state.work.note_long()
     work = asyncio.create_task(app_state.work.run(num_bytes, render))
     work.add_done_callback(_forget)  # also if the request is cancelled meanwhile
     try:

@@ -3,7 +3,6 @@
 import secrets
 import time
 
-import msgspec
 from starlette.requests import Request
 
 from server.api.app_state import AppState
@@ -37,10 +36,17 @@ async def prepare_completion(app_state: AppState, body: CompletionBody, request:
         prompts = await while_wanted(request, app_state.encode_texts(prompts, param="prompt"))
     facts = ModelFacts(limits, app_state.defaults, app_state.tokenizer)
     spec = await with_body(
-        request, lambda: completion_spec(body, prompts, model=facts, context=context, grammar=grammar)
+        request,
+        lambda: completion_spec(
+            body,
+            prompts,
+            model=facts,
+            context=context,
+            grammar=grammar,
+            grammar_param=constraint and constraint.param,
+            lora_index=app_state.lora_index(model),
+        ),
     )
-    lora_index = app_state.lora_index(model)
-    spec = msgspec.structs.replace(spec, grammar_param=constraint and constraint.param, lora_index=lora_index)
     head = ReplyHead(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model)
     generation = CompletionStream(
         spec, request_id=head.id, client=app_state.client, tokenizer=app_state.tokenizer, metrics=app_state.metrics

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from engine.interface.errors import InvalidParameter, PromptTooLong
 from engine.interface.protocol import EngineReady
 from server.api.app_state import AppState
+from server.api.as_chat import named_extras
 from server.api.embeddings.run import EmbeddingRun, EmbeddingSpec
 from server.api.embeddings.schema import EmbeddingBody
 from server.api.large_bodies import while_wanted, with_body
@@ -32,7 +33,9 @@ async def prepare_embeddings(app_state: AppState, body: EmbeddingBody, request: 
     limits, embedding = app_state.limits(), app_state.embedding_model()
     record = record_of(request.scope)
     record.model = model = app_state.model_name(body.model)
-    headers = app_state.ignored_header(sorted(body.model_extra or {}) + app_state.drop_priority(body, record))
+    headers = app_state.ignored_header(
+        named_extras(body.model_extra or {}, known=set(), at="") + app_state.drop_priority(body, record)
+    )
     dimensions = body.dimensions or limits.hidden_size
     if dimensions > limits.hidden_size:
         raise InvalidParameter(

@@ -69,6 +69,26 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
+class ModelInfo(msgspec.Struct, tag_field="type", tag="model", kw_only=True):
+    """A model as Anthropic's clients read it. max_input_tokens: null while the engine is not serving."""
+
+    id: str
+    display_name: str
+    created_at: str  # RFC 3339
+    lifecycle: str = "active"
+    max_input_tokens: int | None
+    max_tokens: int | None
+
+
+class ModelPage(msgspec.Struct, kw_only=True):
+    """All models as Anthropic's clients read them."""
+
+    data: list[ModelInfo]
+    first_id: str
+    last_id: str
+    has_more: bool = False
+
+
 class MessageStart(msgspec.Struct, tag_field="type", tag="message_start"):
     """The first event."""
 

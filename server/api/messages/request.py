@@ -32,6 +32,7 @@ from server.api.messages.schema import (
     ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
+    check_marks,
     client_tool,
     content_blocks,
 )
@@ -81,9 +82,10 @@ def thinks(body: CountTokensBody) -> bool:
 
 
 def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs: dict[str, Any]) -> ChatEquivalent:
-    refuse_known(body.model_extra or {}, MESSAGES_FIELDS)
+    refuse_known(body, MESSAGES_FIELDS)
     messages = _Messages()
     if body.system is not None:
+        check_marks(body.system, at="system")
         parts = text_parts(body.system, at="system", kinds=_TEXT_KINDS, ignored=messages.ignored)
         if parts and parts[0]["text"].startswith(_BILLING):
             messages.ignored.append("system[0]")
@@ -114,7 +116,8 @@ def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs
         "chat_template_kwargs": {**dict.fromkeys(_THINKING_SWITCHES, thinks(body)), **template_kwargs},
         "reasoning_effort": config.effort if config is not None else None,
         "prompt_cache_retention": longest_mark(
-            body.cache_control, [body.system, body.tools, *(message.content for message in body.messages)]
+            body.cache_control and body.cache_control.model_dump(),
+            [body.system, body.tools, *(message.content for message in body.messages)],
         ),
         "response_format": _response_format(body),
         "thinking_token_budget": body.thinking.budget_tokens if body.thinking is not None and thinks(body) else None,
@@ -230,6 +233,7 @@ class _Messages:
 
     def _add_result(self, block: ToolResultBlock, *, at: str) -> None:
         content = "" if block.content is None else block.content
+        check_marks(content, at=f"{at}.content")
         parts = text_parts(content, at=f"{at}.content", kinds=_TEXT_KINDS, ignored=self.ignored)
         if block.is_error:
             self.ignored.append(f"{at}.is_error")  # templates have no mark for a failed call, only its text

@@ -32,12 +32,19 @@ MAX_BLOCKS = 32_768  # of one request
 _Text = Annotated[Any, WithJsonSchema({"anyOf": [*text_schema(0, text="text")["anyOf"], {"type": "null"}]})]
 
 
+class CacheControl(StrictModel):
+    """cache_control"""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class TextBlock(StrictModel):
     """Text."""
 
     type: Literal["text"]
     text: str
-    cache_control: Json = None
+    cache_control: CacheControl | None = None
     citations: Json = None
 
 
@@ -47,7 +54,7 @@ class ThinkingBlock(StrictModel):
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None
-    cache_control: Json = None
+    cache_control: CacheControl | None = None
 
 
 class ToolUseBlock(StrictModel):
@@ -57,7 +64,7 @@ class ToolUseBlock(StrictModel):
     id: Label
     name: Name
     input: dict[str, Json]
-    cache_control: Json = None
+    cache_control: CacheControl | None = None
     caller: Json = None
 
 
@@ -68,7 +75,7 @@ class ToolResultBlock(StrictModel):
     tool_use_id: Label
     content: _Text = None
     is_error: bool | None = None
-    cache_control: Json = None
+    cache_control: CacheControl | None = None
 
 
 class OtherBlock(OtherKind):
@@ -111,7 +118,7 @@ class ClientTool(StrictModel):
     description: str | None = None
     input_schema: Parameters
     strict: bool | None = None
-    cache_control: Json = None
+    cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None  # arguments are streamed as they come in any case
 
 
@@ -178,7 +185,7 @@ class CountTokensBody(StrictModel):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     # how long the prompt stays in the prefix cache, as in its blocks
-    cache_control: Json = None
+    cache_control: CacheControl | None = None
 
 
 class MessagesBody(SharedSampling, CountTokensBody):
@@ -207,6 +214,13 @@ def content_blocks(content: Any, *, at: str, num_before: int) -> list[Block]:
     if num_before + len(content) > MAX_BLOCKS:
         raise InvalidParameter(f"messages has more than {MAX_BLOCKS} blocks, the limit of a request.", param="messages")
     return [_block(value, at=f"{at}[{i}]") for i, value in enumerate(content)]
+
+
+def check_marks(parts: Any, *, at: str) -> None:
+    """Check the cache_control of text parts that are no blocks of a message. Raises InvalidParameter."""
+    for i, part in enumerate(parts if isinstance(parts, list) else ()):
+        if isinstance(part, dict) and part.get("cache_control") is not None:
+            parse_body(CacheControl, part["cache_control"], at=f"{at}[{i}].cache_control")
 
 
 def client_tool(value: dict[str, Json], *, at: str) -> ClientTool | None:

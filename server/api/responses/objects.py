@@ -344,3 +344,10 @@ class CustomInputDone(_ItemEvent, tag="response.custom_tool_call_input.done", kw
     """The whole input of a custom tool."""
 
     input: str
+
+
+class InputTokens(msgspec.Struct):
+    """The answer of input_tokens."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"

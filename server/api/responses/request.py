@@ -19,6 +19,7 @@ from server.api.as_chat import (
     unseal,
 )
 from server.api.known_fields import RESPONSES_FIELDS, refuse_known
+from server.api.prompt_pins import longest_breakpoint, longest_of
 from server.api.responses.custom_tools import arguments_of, function_of
 from server.api.responses.objects import CustomTool, FunctionTool, ReasoningEcho, ResponsesEcho, TextEcho
 from server.api.responses.schema import (
@@ -30,6 +31,7 @@ from server.api.responses.schema import (
     FunctionOutputItem,
     FunctionToolBody,
     InputItem,
+    InputTokensBody,
     MessageItem,
     OtherItem,
     ReasoningItem,
@@ -52,8 +54,35 @@ _THINKS, _SAYS, _CALL = 0, 1, 2  # the order of an assistant's items within one 
 
 def translate_responses(body: ResponsesBody) -> ChatEquivalent:
     """Return the chat request. Raises RequestErrors that name fields of the Responses request."""
-    _refuse_what_needs_a_store(body)
-    refuse_known(body.model_extra or {}, RESPONSES_FIELDS)
+    _refuse(
+        ("background", body.background or None, "a background answer could not be fetched later; use stream"),
+        ("prompt", body.prompt, "send its text as instructions and input"),
+    )
+    has_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+    fields = shared_values(body) | {
+        "max_completion_tokens": body.max_output_tokens,
+        "logprobs": has_logprobs or None,
+        "top_logprobs": body.top_logprobs if has_logprobs else None,
+        "prompt_cache_key": body.prompt_cache_key,
+        "prompt_cache_retention": longest_of(
+            body.prompt_cache_retention, longest_breakpoint(body.prompt_cache_options, [body.input])
+        ),
+        "stream": body.stream,
+    }
+    return _translate(body, fields, ignored=_ignored_in_generation(body))
+
+
+def translate_input_tokens(body: InputTokensBody) -> ChatEquivalent:
+    """Return the chat request whose prompt is counted. Raises RequestErrors that name the client's fields."""
+    return _translate(body, {}, ignored=[])
+
+
+def _translate(body: InputTokensBody, fields: dict[str, Any], *, ignored: list[str]) -> ChatEquivalent:
+    _refuse(
+        ("previous_response_id", body.previous_response_id, "send the whole conversation as input"),
+        ("conversation", body.conversation, "send the whole conversation as input"),
+    )
+    refuse_known(body, RESPONSES_FIELDS)
     messages = _Messages()
     if body.instructions:
         messages.add_text("system", [{"type": "text", "text": body.instructions}], at="instructions")
@@ -63,24 +92,17 @@ def translate_responses(body: ResponsesBody) -> ChatEquivalent:
         raise InvalidParameter("input has no message, call, output or reasoning.", param="input")
     tools = _Tools(body)
     field_names = _FIELDS | field_names_of(messages.turns) | tools.field_names
-    has_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
-    fields = shared_values(body) | {
+    fields |= {
         "model": body.model,
         "messages": [turn.message() for turn in messages.turns],
-        "max_completion_tokens": body.max_output_tokens,
-        "logprobs": has_logprobs or None,
-        "top_logprobs": body.top_logprobs if has_logprobs else None,
         "tools": tools.tools or None,
         "tool_choice": tools.choice,
         "parallel_tool_calls": body.parallel_tool_calls if tools.tools else None,
         "response_format": _response_format(body),
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "chat_template_kwargs": body.chat_template_kwargs,
-        "prompt_cache_key": body.prompt_cache_key,
-        "prompt_cache_retention": body.prompt_cache_retention,
-        "stream": body.stream,
     }
-    ignored = [*_ignored(body), *messages.ignored, *tools.ignored]
+    ignored = [*_ignored(body), *ignored, *messages.ignored, *tools.ignored]
     return ChatEquivalent(chat_body(fields, field_names=field_names), ignored, field_names)
 
 
@@ -130,21 +152,22 @@ def _tool_echo(tool: FunctionToolBody | CustomToolBody) -> FunctionTool | Custom
     )
 
 
-def _refuse_what_needs_a_store(body: ResponsesBody) -> None:
-    refused = (
-        ("previous_response_id", body.previous_response_id, "send the whole conversation as input"),
-        ("conversation", body.conversation, "send the whole conversation as input"),
-        ("background", body.background or None, "a background answer could not be fetched later; use stream"),
-        ("prompt", body.prompt, "send its text as instructions and input"),
-    )
+def _refuse(*refused: tuple[str, Any, str]) -> None:
+    """Refuse the first field that has a value. Each has its name, its value, and what to do instead."""
     for field, value, instead in refused:
         if value not in (None, ""):
             raise UnsupportedFeature(f"{field}: this server stores nothing; {instead}.", param=field)
 
 
-def _response_format(body: ResponsesBody) -> dict[str, Any] | None:
+def _response_format(body: InputTokensBody) -> dict[str, Any] | None:
     format_ = body.text.format if body.text is not None else None
-    if format_ is None or format_.type == "text":
+    if format_ is None:
+        return None
+    if format_.schema_ is not None and format_.type != "json_schema":
+        raise InvalidParameter(
+            f"text.format.schema needs the type json_schema, not {format_.type}.", param="text.format.schema"
+        )
+    if format_.type == "text":
         return None
     if format_.type == "json_object":
         return {"type": "json_object"}
@@ -159,23 +182,31 @@ def _response_format(body: ResponsesBody) -> dict[str, Any] | None:
     }
 
 
-def _ignored(body: ResponsesBody) -> list[str]:
+def _ignored(body: InputTokensBody) -> list[str]:
     ignored = named_extras(body.model_extra or {}, known=set(), at="")
-    if body.store:
-        ignored.append("store")
     if body.truncation == "auto":
         ignored.append("truncation")  # an input that is too long is refused all the same
-    for name, options in (("text", body.text), ("reasoning", body.reasoning), ("stream_options", body.stream_options)):
+    for name, options in (("text", body.text), ("reasoning", body.reasoning)):
         ignored += named_extras((options and options.model_extra) or {}, known=set(), at=name)
     if body.text is not None and body.text.format is not None:
-        ignored += named_extras(body.text.format.model_extra or {}, known=set(), at="text.format")
+        format_ = body.text.format
+        of_schemas = {"name": format_.name, "description": format_.description, "strict": format_.strict}
+        unused = of_schemas if format_.type != "json_schema" else {}
+        ignored += named_extras({**(format_.model_extra or {}), **unused}, known=set(), at="text.format")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         ignored.append("text.verbosity")
+    return ignored
+
+
+def _ignored_in_generation(body: ResponsesBody) -> list[str]:
+    ignored = ["store"] if body.store else []
     options = body.stream_options
     if options is not None:
         chat_only = {"include_usage": options.include_usage, "continuous_usage_stats": options.continuous_usage_stats}
-        asked = chat_only | {"include_obfuscation": options.include_obfuscation}
+        asked = chat_only | {"include_obfuscation": options.include_obfuscation} | (options.model_extra or {})
         ignored += named_extras(asked, known=set(), at="stream_options")
+    if body.prompt_cache_options is not None:
+        ignored += named_extras(body.prompt_cache_options.model_extra or {}, known=set(), at="prompt_cache_options")
     for i, name in enumerate(body.include or ()):
         if name not in (SEALED_REASONING, LOGPROBS):
             ignored.append(f"include[{i}]")
@@ -185,7 +216,7 @@ def _ignored(body: ResponsesBody) -> list[str]:
 class _Tools:
     """The functions of a request in chat's form, and the choice among them."""
 
-    def __init__(self, body: ResponsesBody) -> None:
+    def __init__(self, body: InputTokensBody) -> None:
         self.tools: list[dict[str, Any]] = []
         self.ignored: list[str] = []
         self.field_names: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Body of POST /v1/responses, strict as in server/api/schemas.py. Imports pydantic.
+"""Bodies of POST /v1/responses and /v1/responses/input_tokens, strict as in server/api/schemas.py. Imports pydantic.
 
 Some of the types of items and tools are served: the body holds all as plain objects, and input_items() and
 served_tool() check the served ones. The caller refuses or skips the other types.
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from engine.interface.errors import InvalidParameter
-from server.api.prompt_pins import Retention
+from server.api.prompt_pins import PromptCacheOptions, Retention
 from server.api.sampling_fields import MAX_TOKENS, SharedSampling
 from server.api.schemas import (
     MAX_LOGPROBS,
@@ -209,25 +209,35 @@ _CHOICE_SCHEMA = {
 }
 
 
-class ResponsesBody(SharedSampling):
-    """POST /v1/responses."""
+class InputTokensBody(StrictModel):
+    """POST /v1/responses/input_tokens: the fields that make the prompt."""
 
     model_config = ConfigDict(json_schema_extra=rules(*RESPONSES))
 
     model: Label | None = None
     input: Annotated[Any, WithJsonSchema(_ITEMS_SCHEMA)]
     instructions: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[Json, WithJsonSchema(_CHOICE_SCHEMA)] = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    include: Annotated[list[Label], Field(max_length=64)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    # not in OpenAI's form of this endpoint; the same as in chat
+    chat_template_kwargs: TemplateKwargs | None = None
+    # known fields, refused if they ask for something
+    previous_response_id: Annotated[Json, one_of(None, "")] = None
+    conversation: Annotated[Json, one_of(None, "")] = None
+
+
+class ResponsesBody(SharedSampling, InputTokensBody):
+    """POST /v1/responses."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    include: Annotated[list[Label], Field(max_length=64)] | None = None
     # metadata of the request without effect on the answer
     metadata: Metadata | None = None
     client_metadata: dict[str, Json] | None = None
@@ -238,16 +248,13 @@ class ResponsesBody(SharedSampling):
     # how long the prompt stays in the prefix cache
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Retention | None = None
-    # not in OpenAI's form of this endpoint, as seed; the same as in chat
-    chat_template_kwargs: TemplateKwargs | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     # known fields, refused if they ask for something
-    previous_response_id: Annotated[Json, one_of(None, "")] = None
-    conversation: Annotated[Json, one_of(None, "")] = None
     background: Annotated[bool | None, one_of(None, False)] = None
     prompt: Annotated[Json, one_of(None, "")] = None
 
 
-def input_items(body: ResponsesBody) -> list[InputItem]:
+def input_items(body: InputTokensBody) -> list[InputItem]:
     """Return the input as checked items; a string is one user message. Raises InvalidParameter."""
     if isinstance(body.input, str):
         return [MessageItem(role="user", content=body.input)]

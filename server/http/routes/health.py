@@ -14,7 +14,7 @@ _PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _DETAILS = {
     "restarting": "The engine process ended, and the next one is on its way: GET /ready tells when it serves.",
-    "takeover": "The engine was stopped for the next daemon, which loads in its place: requests wait for it.",
+    "waiting": "The engine was stopped for the next daemon, or has ended and the standby takes over: requests wait.",
     "dead": "The engine ended or hung, as the last ones did, before it had served for a minute; more are tried.",
     "stalled": f"The engine's loop has made no progress for {STALL_AFTER_S:g} s or more, or the load of the next engine"
     f" for {LOAD_STALL_AFTER_S:g} s.",
@@ -53,7 +53,7 @@ def health_routes(app_state: AppState) -> list[ApiRoute]:
         served = app_state.client.engines
         answer: dict[str, object] = {"status": f"engine {fault}" if fault else "ok"}
         if fault:
-            answer["detail"] = _DETAILS["takeover" if state.lets_wait and fault == "restarting" else fault]
+            answer["detail"] = _DETAILS["waiting" if state.lets_wait and fault == "restarting" else fault]
         # names of engines have the addresses of other hosts: nothing for those without a key, where there are keys
         if served and (record_of(request.scope).key_hash or not app_state.config.api_key_hashes):
             answer["engines"] = {name: "ready" if is_ready else "missing" for name, is_ready in served.items()}

@@ -3,8 +3,7 @@
 from fastapi import Request, Response
 
 from server.api.app_state import AppState
-from server.api.as_chat import errors_in_client_fields
-from server.api.chat.request import encode_chat, prepare_equivalent
+from server.api.chat.request import count_equivalent, prepare_equivalent
 from server.api.large_bodies import with_body
 from server.api.messages.objects import Message, TokenCount
 from server.api.messages.request import translate_count, translate_messages
@@ -38,10 +37,8 @@ def messages_routes(app_state: AppState) -> list[ApiRoute]:
         body = await read_body(request, CountTokensBody)
         app_state.model_name(body.model)
         equivalent = await with_body(request, lambda: translate_count(body))
-        with errors_in_client_fields(equivalent.field_names):
-            num_tokens = len(await encode_chat(app_state, equivalent.body, request))
-        headers = {**app_state.ignored_header(equivalent.ignored), "request-id": record_of(request.scope).request_id}
-        return json_reply(TokenCount(num_tokens), headers)
+        num_tokens, headers = await count_equivalent(app_state, equivalent, request)
+        return json_reply(TokenCount(num_tokens), {**headers, "request-id": record_of(request.scope).request_id})
 
     return [
         ApiRoute(

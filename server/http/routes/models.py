@@ -3,14 +3,19 @@
 DELETE ends a running request, in whichever HTTP worker it runs.
 """
 
+from datetime import UTC, datetime
+
 from fastapi import Request, Response
 
 from server.api.app_state import AppState
+from server.api.messages.objects import ModelInfo, ModelPage
 from server.api.objects import CancelledRequest, ModelCard, ModelList
 from server.api.request_record import OpenRequests, record_of
-from server.errors import RequestNotFound
+from server.errors import NotFound, RequestNotFound
 from server.http.routes.api_route import ApiRoute
 from server.http.routes.reply import json_reply
+
+_ANTHROPIC_HEADER = "anthropic-version"  # Anthropic's clients send it with every request
 
 
 def models_routes(app_state: AppState) -> list[ApiRoute]:
@@ -26,12 +31,27 @@ def models_routes(app_state: AppState) -> list[ApiRoute]:
             max_model_len=ready.max_model_len if ready is not None else None,
         )
 
-    async def list_models() -> Response:
+    def info(name: str) -> ModelInfo:
+        shown, created = card(name), datetime.fromtimestamp(app_state.created, UTC)
+        return ModelInfo(
+            id=name,
+            display_name=name,
+            created_at=created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            max_input_tokens=shown.max_model_len,
+            max_tokens=shown.max_model_len,
+        )
+
+    async def list_models(request: Request) -> Response:
         names = app_state.config.served_model_names + app_state.config.lora_names
+        if _ANTHROPIC_HEADER in request.headers:
+            return json_reply(ModelPage(data=[info(name) for name in names], first_id=names[0], last_id=names[-1]))
         return json_reply(ModelList(data=[card(name) for name in names]))
 
-    async def get_model(model_id: str) -> Response:
-        return json_reply(card(app_state.model_name(model_id)))
+    async def get_model(model_id: str, request: Request) -> Response:
+        if not model_id:
+            raise NotFound("There is no route /v1/models/: it is /v1/models on this server.")
+        name = app_state.model_name(model_id)
+        return json_reply(info(name) if _ANTHROPIC_HEADER in request.headers else card(name))
 
     return [
         ApiRoute(

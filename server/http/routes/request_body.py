@@ -5,7 +5,7 @@ BodyLimit is the middleware that refuses large bodies while they arrive; read_bo
     bytes ─ BodyLimit: one body, all bodies of the worker ─→ read_body: decoded, checked, translated ─→ release_body
 """
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.heavy_work import HeavyWork
@@ -55,24 +55,35 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
 
     Raises UnsupportedMediaType, BodyTooLarge, TooManyBodies, MalformedBody, InvalidParameter and ClientGone.
     """
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = _header(request.scope, b"content-type").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         shown = content_type[:100] or "nothing"
         raise UnsupportedMediaType(
             f"The content type must be application/json, got {shown}: send the header content-type: application/json."
         )
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    encoding = _header(request.scope, b"content-encoding").strip().lower()
     if encoding not in ("", "identity"):
         raise UnsupportedMediaType(f"The body must not be compressed, got the content encoding {encoding[:100]}.")
-    try:
-        body = b"".join([part async for part in request.stream()])  # request.body() would keep it with the request
-    except ClientDisconnect:
-        raise ClientGone("The client left while it sent its body.") from None
+    parts: list[bytes] = []  # request.body() would keep them with the request
+    more_body = True
+    while more_body:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone("The client left while it sent its body.")
+        parts.append(message.get("body", b""))
+        more_body = message.get("more_body", False)
+    body = parts[0] if len(parts) == 1 else b"".join(parts)
     return await with_body(request, lambda: parse_body(schema, parse_json(body)))
 
 
 def _content_length(scope: Scope) -> int:
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            return int(value[:20])
-    return 0
+    length = _header(scope, b"content-length")
+    return int(length[:20]) if length.isdecimal() else 0
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    """Return the value of a request's first header with this name, "" without one."""
+    for found, value in scope["headers"]:
+        if found == name:
+            return str(value, "latin-1")
+    return ""

@@ -13,9 +13,11 @@ from fastapi import Request, Response
 from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import EngineReady
 from server.api.app_state import AppState
+from server.api.as_chat import named_extras
 from server.api.chat.request import COUNTED, check_counted, encode_chat, prepare_chat
 from server.api.chat.tools import check_tool_results
 from server.api.completions.request import prepare_completion
+from server.api.ignored_fields import ignored_fields
 from server.api.large_bodies import while_wanted, with_body
 from server.api.limits import LIMITS
 from server.api.objects import AddedToken, Detokenized, Rendered, Tokenized, TokenizerInfo, TokenPiece
@@ -39,16 +41,19 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
         limits = await app_state.wait_served()
         body = await read_body(request, TokenizeBody)
         app_state.model_name(body.model)
-        headers = app_state.ignored_header(sorted(body.model_extra or {}))
+        ignored = named_extras(body.model_extra or {}, known=set(), at="")
         _check_tokenize(body)
         if body.messages is not None:
             chat = await with_body(request, lambda: parse_body(ChatBody, body.chat_fields()))
             check_tool_results(chat)
             token_ids = await encode_chat(app_state, chat, request)
+            ignored += await with_body(request, lambda: ignored_fields(chat))
         else:
+            ignored += named_extras(body.chat_fields(), known={"model"}, at="")
             encode = partial(_encode, app_state.tokenizer, body, LIMITS.counted_tokens_of(limits.max_model_len))
             size = len(body.content or body.prompt or "")
             token_ids = await while_wanted(request, app_state.work.run(size, encode))
+        headers = app_state.ignored_header(ignored)
         write = partial(_tokenized, body, token_ids, app_state.tokenizer, limits.max_model_len)
         answer = await app_state.work.run(_BYTES_PER_TOKEN * len(token_ids), write)
         return Response(answer, media_type="application/json", headers=headers)
@@ -57,7 +62,7 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
         limits = await app_state.wait_served()
         body = await read_body(request, DetokenizeBody)
         app_state.model_name(body.model)
-        headers = app_state.ignored_header(sorted(body.model_extra or {}))
+        headers = app_state.ignored_header(named_extras(body.model_extra or {}, known=set(), at=""))
         answer = await with_body(request, lambda: _detokenized(body, app_state.tokenizer, limits))
         return Response(answer, media_type="application/json", headers=headers)
 

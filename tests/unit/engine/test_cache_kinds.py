@@ -15,7 +15,7 @@ from engine.offline import OfflineEngine
 from engine.startup.load import _decide
 from engine.startup.loaded_engine import LoadedEngine
 from engine.startup.rehearsal import serve_small
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.lora_adapters import ATTENTION, adapter_config, make_tensors, modules, save_adapter, save_merged
 from tests.support.reference import save_checkpoint
 from tests.unit.engine.test_real_model import tokens
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module", params=[*KINDS, *(pytest.param(kind, marks=pytest.mark.full) for kind in OTHERS)])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
-    config = make_configs()[request.param]
+    config = make_config(request.param)
     config.max_position_embeddings = 160
     save_checkpoint(folder, config)
     return folder
@@ -154,7 +154,7 @@ def test_drafts_change_no_token(checkpoint: Path, alone: list[list[int]], depth:
 @pytest.mark.parametrize("kind", ["gemma4_shared", "gemma3", "gpt_oss"])
 @pytest.mark.full
 def test_two_ranks_give_the_same(kind: str, tmp_path: Path) -> None:
-    config = make_configs()[kind]
+    config = make_config(kind)
     config.max_position_embeddings = 160
     save_checkpoint(tmp_path, config)
     expected = tokens(serve(load(tmp_path)))
@@ -166,7 +166,7 @@ def test_two_ranks_give_the_same(kind: str, tmp_path: Path) -> None:
 
 
 def test_adapters_of_a_model_with_windows(tmp_path: Path) -> None:
-    config = make_configs()["gemma3"]
+    config = make_config("gemma3")
     config.max_position_embeddings = 160
     save_checkpoint(tmp_path / "base", config)
     tensors = make_tensors(tmp_path / "base", dict.fromkeys(modules(ATTENTION), 4), seed=3)
@@ -184,7 +184,7 @@ def test_adapters_of_a_model_with_windows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["gemma3", "gemma4_shared", "gemma4_experts", "gpt_oss"])
 def test_the_small_model_of_precompilation_has_every_kind_of_layer_and_runs(kind: str, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, make_configs()[kind])
+    save_checkpoint(tmp_path, make_config(kind))
     config = EngineConfig(model=str(tmp_path), device="cpu", block_size=BLOCK, max_num_batched_tokens=24)
     setup = _decide(config, rank=0)
     plan = setup.plan_pool(has_weights=False)

@@ -12,7 +12,7 @@ from engine.interface.config import EngineConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from models.config.model_config import ModelConfig
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.reference import attention_of, save_checkpoint
 
 NUM_TOKENS = 100
@@ -106,7 +106,7 @@ KINDS = (*ATTENTION_KINDS, *RECURRENT)
 
 
 def config_of(kind: str) -> transformers.PreTrainedConfig:
-    config = make_configs()[kind]
+    config = make_config(kind)
     config.max_position_embeddings = 60 if kind == "dynamic_rope" else 160
     return config
 

@@ -208,7 +208,7 @@ def test_copies_are_launched_behind_the_inputs_of_their_step(llama: Path, monkey
     runner = offline.loaded.runner
     sent: list[StepPlan] = []
     found: list[bool] = []
-    begin_step, begin = runner._builder._begin_step, runner._host_pages.begin
+    begin_step, begin = runner._builder._begin_step, runner.host_pages.begin
 
     def note_inputs(plan: StepPlan) -> None:
         begin_step(plan)
@@ -220,7 +220,7 @@ def test_copies_are_launched_behind_the_inputs_of_their_step(llama: Path, monkey
         begin(plan, staging)
 
     monkeypatch.setattr(runner._builder, "_begin_step", note_inputs)
-    monkeypatch.setattr(runner._host_pages, "begin", note_copies)
+    monkeypatch.setattr(runner.host_pages, "begin", note_copies)
     talk(offline, VOCAB_SIZE)
     assert found
     assert all(found)

@@ -16,7 +16,7 @@ from engine.interface.config import EngineConfig, PeerConfig
 from engine.interface.protocol import AddRequest, HandOver, SamplingParams, pack_token_ids
 from engine.offline import OfflineEngine
 from engine.peers.shared_memory import HAS_MEMFD
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.reference import save_checkpoint
 from tests.unit.engine.kv_peer_process import MARK
 from tests.unit.engine.test_kv_peers import MIB, PARAMS, prompts
@@ -103,7 +103,7 @@ def answer(prefill: Engine, decode: Engine, name: str, prompt: list[int], params
 
 
 def checkpoint(folder: Path, family: str) -> Path:
-    save_checkpoint(folder, make_configs()[family])
+    save_checkpoint(folder, make_config(family))
     return folder
 
 

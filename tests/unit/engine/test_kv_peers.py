@@ -13,7 +13,7 @@ from engine.interface.errors import StartupError
 from engine.interface.protocol import AddRequest, HandOver, SamplingParams, StepEvents, pack_token_ids
 from engine.offline import OfflineEngine
 from engine.peers.shared_memory import HAS_MEMFD
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.hybrid_model import LAYERS, hybrid_config, served
 from tests.support.reference import save_checkpoint
 from tests.support.tiny_llama import save_tiny_llama
@@ -36,7 +36,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("windows")
-    save_checkpoint(folder, make_configs()["qwen2_windows"])
+    save_checkpoint(folder, make_config("qwen2_windows"))
     return folder
 
 

@@ -10,7 +10,7 @@ from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from kernels.attention import latent
 from kernels.attention.latent import LatentSizes
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.hybrid_model import PaddedMixed, pad_steps
 from tests.support.reference import save_checkpoint
 
@@ -21,7 +21,7 @@ PARAMS = [SamplingParams(max_tokens=12, temperature=0.0)] * len(PROMPTS)
 @pytest.fixture(scope="module", params=["deepseek_v3", "glm4_moe_lite"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
-    save_checkpoint(path, make_configs()[request.param])
+    save_checkpoint(path, make_config(request.param))
     return path
 
 

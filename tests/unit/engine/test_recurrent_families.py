@@ -10,7 +10,7 @@ import torch
 from engine.interface.config import EngineConfig, SpeculativeConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.reference import save_checkpoint
 from tests.unit.engine.test_real_model import tokens
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module", params=KINDS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
-    config = make_configs()[request.param]
+    config = make_config(request.param)
     config.max_position_embeddings = 256
     save_checkpoint(folder, config)
     return folder

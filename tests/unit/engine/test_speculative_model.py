@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from engine.core.engine import Engine
 from engine.core.local_client import LocalTransport, generate
 from engine.interface.config import EngineConfig, SpeculativeConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
+from tests.support.tiny_llama import save_tiny_llama
 from tests.unit.engine.test_real_model import KV_BYTES_PER_BLOCK, mixed_params, tokens
 
 VOCAB_SIZE = 40  # few tokens, so that a text soon repeats itself
@@ -19,30 +20,14 @@ TINY_VOCAB_SIZE = 6
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 
 
-def make_checkpoint(folder: Path, *, vocab_size: int, spread: float) -> Path:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=spread,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("repeating"), vocab_size=VOCAB_SIZE, spread=0.15)
+    return save_tiny_llama(tmp_path_factory.mktemp("repeating"), vocab_size=VOCAB_SIZE, spread=0.15)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("tiny"), vocab_size=TINY_VOCAB_SIZE, spread=0.08)
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny"), vocab_size=TINY_VOCAB_SIZE, spread=0.08)
 
 
 def make_engine(checkpoint: Path, *, num_tokens: int = 4, **changes: object) -> tuple[Engine, LocalTransport]:

@@ -17,7 +17,7 @@ from engine.offline import OfflineEngine
 from engine.startup.load import _decide
 from engine.startup.loaded_engine import LoadedEngine
 from engine.startup.rehearsal import serve_small
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.hybrid_model import LAYERS, VOCAB_SIZE, Untouched, hybrid_config, load_hybrid, pad_steps, served
 from tests.support.reference import save_checkpoint
 from tests.unit.engine.test_real_model import tokens
@@ -253,7 +253,7 @@ def test_prompt_logprobs_and_embeddings_of_long_prompts(layers: Sequence[str]) -
 @pytest.mark.full
 def test_two_ranks_give_the_same(kind: str, tmp_path: Path) -> None:
     """Each with its share of the states, drafts included, in a pool that is too small for all requests at once."""
-    config = make_configs()[kind]
+    config = make_config(kind)
     config.max_position_embeddings = 320
     save_checkpoint(tmp_path, config)
     shared = EngineConfig(model=str(tmp_path), device="cpu", block_size=4, max_num_batched_tokens=80, max_model_len=260)

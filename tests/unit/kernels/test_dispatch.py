@@ -1,15 +1,23 @@
 """An op runs its Triton twin where it can, else its specification, whose name and documentation it has."""
 
+import ast
+import importlib.util
+import inspect
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-from kernels import dispatch
+from kernels import dispatch, ops
 from kernels.dispatch import op, when_used
+from kernels.linear import ops as linear_ops
 
 X = torch.zeros(2)
+# Parameters that no caller of the op sets
+UNSERVED = {"fused_moe": {"rounding"}}
 
 
 def double(x, *, times=2.0):
@@ -17,25 +25,50 @@ def double(x, *, times=2.0):
     return x + times
 
 
-def test_an_op_runs_its_twin_only_where_that_can_run(monkeypatch):
+@pytest.fixture
+def twins(monkeypatch):
+    """A module of twins, `twins`, and Triton, as far as dispatch can see."""
+    module = sys.modules["twins"] = ModuleType("twins")
     monkeypatch.setattr(dispatch, "HAS_TRITON", True)
+    yield module
+    del sys.modules["twins"]
+
+
+def test_an_op_runs_its_twin_only_where_that_can_run(twins):
     asked = []
-    made = op(double, lambda: lambda x, *, times: "twin", can_run=lambda x: asked.append(x) or True, takes_pdl=False)
+    twins.double = lambda x, *, times: "twin"
+    made = op(double, "twins", can_run=lambda x: asked.append(x) or True, takes_pdl=False)
     assert made(X, times=3.0) == "twin"
     assert asked[0] is X
-    assert torch.equal(op(double, lambda: lambda x: "twin")(X), torch.full((2,), 2.0))
+    assert torch.equal(op(double, "twins")(X), torch.full((2,), 2.0))
     assert (made.__name__, made.__doc__) == ("double", "Double x.")
 
 
-def test_the_twin_is_told_of_dependent_launches(monkeypatch):
-    monkeypatch.setattr(dispatch, "HAS_TRITON", True)
+def test_the_twin_is_told_of_dependent_launches(twins, monkeypatch):
     monkeypatch.setattr(dispatch, "has_pdl", lambda device: True)
-    assert op(double, lambda: lambda x, *, pdl: pdl, can_run=lambda x: True)(X) is True
+    twins.double = lambda x, *, pdl: pdl
+    assert op(double, "twins", can_run=lambda x: True)(X) is True
 
 
-def test_without_triton_an_op_is_its_specification_and_the_twin_is_never_named(monkeypatch):
+def test_without_triton_an_op_is_its_specification_and_the_twins_are_never_imported(monkeypatch):
     monkeypatch.setattr(dispatch, "HAS_TRITON", False)
-    assert op(double, lambda: 1 / 0) is double
+    assert op(double, "there.is.none") is double
+
+
+@pytest.mark.parametrize("module", [ops, linear_ops], ids=lambda module: module.__name__)
+def test_every_op_has_a_twin_with_the_parameters_of_its_specification(module):
+    """Read from the sources, so that it needs no Triton."""
+    calls = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Call)]
+    made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "op"]
+    assert made
+    for call in made:
+        name, twins = call.args[0].attr, call.args[1].value
+        takes_pdl = not any(keyword.arg == "takes_pdl" for keyword in call.keywords)
+        source = ast.parse(Path(importlib.util.find_spec(twins).origin).read_text())
+        (twin,) = [node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == name]
+        parameters = {argument.arg for argument in (*twin.args.args, *twin.args.kwonlyargs)}
+        wanted = {*inspect.signature(getattr(module, name)).parameters, *(["pdl"] if takes_pdl else [])}
+        assert wanted - UNSERVED.get(name, set()) <= parameters, name
 
 
 def test_a_module_is_imported_when_one_of_its_attributes_is_first_asked_for(tmp_path, monkeypatch):
@@ -57,7 +90,7 @@ def test_a_module_is_imported_when_one_of_its_attributes_is_first_asked_for(tmp_
 def test_a_start_does_not_import_the_kernels_of_all_models():
     script = """import sys
 import kernels.ops, models.build
-print(*(name for name, module in sys.modules.items() if type(module).__name__ == "_LazyModule"))"""
+print(*(name for name, module in sys.modules.items() if type(module).__name__ != "_LazyModule"))"""
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     late = {"kernels.moe.triton", "kernels.lora.triton", "kernels.mamba2.triton", "kernels.delta_rule.triton"}
-    assert {*run.stdout.split()} >= {*late, "kernels.linear.triton_fp8", "kernels.linear.triton_int"}
+    assert not {*run.stdout.split()} & {*late, "kernels.linear.triton_fp8", "kernels.linear.triton_int"}

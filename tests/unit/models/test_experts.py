@@ -15,7 +15,7 @@ from models.layers.routing import ExpertNames
 from models.parallel import TensorParallel
 from models.quantization.schemes import Unquantized
 from models.weights.weights import Weights
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.models_harness import CPU, PagedRunner, load
 from tests.support.reference import reference_logits, save_checkpoint
 
@@ -53,7 +53,7 @@ def merge_experts(folder):
 
 @pytest.mark.parametrize("kind", [*KINDS, "kimi_linear"])
 def test_merged_experts_give_the_logits_of_published_ones(kind, tmp_path):
-    save_checkpoint(tmp_path, make_configs()[kind])
+    save_checkpoint(tmp_path, make_config(kind))
     expected = reference_logits(tmp_path, PROMPT)
     merge_experts(tmp_path)
     assert any(name.endswith("experts.gate_up_proj") for name in load_file(tmp_path / "model.safetensors"))
@@ -69,7 +69,7 @@ FP8 = {"quant_method": "fp8"}
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_of_quantised_experts_is_refused_by_its_config(kind):
-    raw = make_configs()[kind].to_dict() | {"architectures": [ARCHITECTURES[kind]]}
+    raw = make_config(kind).to_dict() | {"architectures": [ARCHITECTURES[kind]]}
     with pytest.raises(ModelError, match=r"experts are quantized \(mxfp4\).*use the bf16 checkpoint"):
         ModelConfig.from_json(raw | {"quantization_config": {"quant_method": "mxfp4"}})
     ignored = FP8 | {"ignored_layers": ["experts", "re:.*mlp.gate$"]}
@@ -79,7 +79,7 @@ def test_a_checkpoint_of_quantised_experts_is_refused_by_its_config(kind):
 
 
 def test_a_shared_expert_is_counted_as_quantised_beside_routed_ones():
-    raw = make_configs()["qwen2_moe"].to_dict() | {"architectures": [ARCHITECTURES["qwen2_moe"]]}
+    raw = make_config("qwen2_moe").to_dict() | {"architectures": [ARCHITECTURES["qwen2_moe"]]}
     config = ModelConfig.from_json(raw)
     fp8 = config.quantized("fp8")
     saved = config.weight_bytes(torch.bfloat16) - fp8.weight_bytes(torch.bfloat16)
@@ -93,7 +93,7 @@ def test_a_shared_expert_is_counted_as_quantised_beside_routed_ones():
 
 @pytest.mark.parametrize("is_merged", [False, True])
 def test_ranks_have_their_shares_of_each_expert(is_merged, tmp_path):
-    save_checkpoint(tmp_path, make_configs()["qwen2_moe"])
+    save_checkpoint(tmp_path, make_config("qwen2_moe"))
     if is_merged:
         merge_experts(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
@@ -113,7 +113,7 @@ def test_ranks_have_their_shares_of_each_expert(is_merged, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_weights_are_one_model_however_it_is_split(kind, tmp_path):
-    save_checkpoint(tmp_path, make_configs()[kind])
+    save_checkpoint(tmp_path, make_config(kind))
     config = ModelConfig.from_folder(tmp_path)
     w = Weights.dummy(device=CPU, dtype=torch.float32)
     ranks = [TensorParallel(), *(TensorParallel(r, 2, distributed.GroupMember.NON_GROUP_MEMBER) for r in range(2))]
@@ -124,7 +124,7 @@ def test_random_weights_are_one_model_however_it_is_split(kind, tmp_path):
 
 
 def test_one_layer_of_each_kind_is_a_model_that_runs(tmp_path):
-    save_checkpoint(tmp_path, make_configs()["qwen2_moe"])
+    save_checkpoint(tmp_path, make_config("qwen2_moe"))
     config = ModelConfig.from_folder(tmp_path).one_layer_of_each_kind()
     assert set(config.sparse_layers) == {False, True}
     model = build(config, Weights.dummy(device=CPU, dtype=torch.float32), TensorParallel())
@@ -133,7 +133,7 @@ def test_one_layer_of_each_kind_is_a_model_that_runs(tmp_path):
 
 
 def test_a_missing_expert_is_named(tmp_path):
-    save_checkpoint(tmp_path, make_configs()["mixtral"])
+    save_checkpoint(tmp_path, make_config("mixtral"))
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     del tensors[BLOCK["mixtral"] + ".experts.3.w2.weight"]
@@ -143,7 +143,7 @@ def test_a_missing_expert_is_named(tmp_path):
 
 
 def test_an_expert_too_many_is_named(tmp_path):
-    save_checkpoint(tmp_path, make_configs()["mixtral"])
+    save_checkpoint(tmp_path, make_config("mixtral"))
     config = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(config.replace('"num_local_experts": 4', '"num_local_experts": 3'))
     path = tmp_path / "model.safetensors"
@@ -156,7 +156,7 @@ def test_an_expert_too_many_is_named(tmp_path):
 
 @pytest.mark.parametrize("field", ["norm_topk_prob", "num_experts_per_tok", "mlp_only_layers"])
 def test_each_field_of_routing_changes_the_logits(field, tmp_path):
-    config = make_configs()["qwen3_moe"]
+    config = make_config("qwen3_moe")
     save_checkpoint(tmp_path, config)
     before = reference_logits(tmp_path, PROMPT)
     text = (tmp_path / "config.json").read_text()
@@ -187,7 +187,7 @@ def test_each_field_of_routing_changes_the_logits(field, tmp_path):
     ],
 )
 def test_layers_that_guess_further_tokens_are_left_unread_and_no_others(kind, layer, tmp_path, caplog):
-    save_checkpoint(tmp_path, make_configs()[kind])
+    save_checkpoint(tmp_path, make_config(kind))
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     save_file(tensors | {f"{layer}.weight": torch.ones(2)}, path)
@@ -200,7 +200,7 @@ def test_layers_that_guess_further_tokens_are_left_unread_and_no_others(kind, la
 
 @pytest.mark.parametrize(("kind", "field"), [("glm4_moe_groups", "topk_group"), ("phimoe", "router_jitter_noise")])
 def test_groups_and_jitter_change_the_logits(kind, field, tmp_path):
-    save_checkpoint(tmp_path, make_configs()[kind])
+    save_checkpoint(tmp_path, make_config(kind))
     before = reference_logits(tmp_path, PROMPT)
     path = tmp_path / "config.json"
     raw = json.loads(path.read_text())

@@ -10,7 +10,7 @@ import torch
 from kernels.linear.ops import DenseLinear
 from models.config.model_config import ModelConfig
 from models.layers import moe as moe_layer
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.models_harness import PagedRunner, load
 from tests.support.reference import save_checkpoint
 
@@ -32,7 +32,7 @@ def _decode(folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_of_late_norms_and_gated_products_has_the_same_logits(kind, tmp_path, monkeypatch):
-    save_checkpoint(tmp_path, make_configs()[kind])
+    save_checkpoint(tmp_path, make_config(kind))
     expected = _decode(tmp_path)
     norms = []
     normed = DenseLinear.normed
@@ -47,7 +47,7 @@ def test_a_row_of_late_norms_and_gated_products_has_the_same_logits(kind, tmp_pa
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "qwen2_moe", "mixtral", "granite_moe", "glm4_moe"])
 def test_a_sum_over_experts_that_the_next_norm_computes_gives_the_same_logits(kind, tmp_path, monkeypatch):
-    save_checkpoint(tmp_path, make_configs()[kind])
+    save_checkpoint(tmp_path, make_config(kind))
     expected = _decode(tmp_path)
     monkeypatch.setattr(moe_layer, "sums_late", lambda x: True)
     monkeypatch.setattr(DenseLinear, "takes_norm", lambda self, x, w: x.shape[0] == 1)

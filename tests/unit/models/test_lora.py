@@ -11,7 +11,7 @@ from models.config.model_config import ModelConfig
 from models.lora.adapter import Adapter
 from models.lora.linear import AdapterStack, check_adapters
 from models.parallel import TensorParallel
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config, make_configs
 from tests.support.lora_adapters import (
     ATTENTION,
     DELTA_NET,
@@ -64,7 +64,7 @@ def assert_close(logits, expected):
 @pytest.mark.table(most=8)
 def test_every_family_gives_the_merged_logits_in_chunks_and_decoding(kind, tmp_path):
     base = tmp_path / "base"
-    save_checkpoint(base, make_configs()[kind])
+    save_checkpoint(base, make_config(kind))
     names = projections(base)
     stored = load_file(base / "model.safetensors")
     layers = range(ModelConfig.from_folder(base).num_layers)
@@ -89,7 +89,7 @@ def test_every_family_gives_the_merged_logits_in_chunks_and_decoding(kind, tmp_p
 @pytest.mark.parametrize("kind", ["kimi_linear", "kimi_linear_groups"])
 def test_adapters_of_kimi_linear_have_the_names_of_transformers_modules(kind, tmp_path):
     base = tmp_path / "base"
-    save_checkpoint(base, make_configs()[kind])
+    save_checkpoint(base, make_config(kind))
     kinds = ("_proj.weight", "_with_mqa.weight")
     changed = [name.removesuffix(".weight") for name in load_file(base / "model.safetensors") if name.endswith(kinds)]
     changed = [name for name in changed if "kv_b_proj" not in name]
@@ -113,7 +113,7 @@ def three(request, tmp_path_factory):
     """A checkpoint, three adapters of it that differ in all they may, and the logits of each when merged."""
     root = tmp_path_factory.mktemp(request.param)
     base = root / "base"
-    save_checkpoint(base, make_configs()[request.param])
+    save_checkpoint(base, make_config(request.param))
     everything = dict.fromkeys(modules(ATTENTION + MLP), 4)
     some = dict.fromkeys(modules(("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj")), 20)
     last = {module: 8 if "o_proj" in module else 3 for module in modules(("self_attn.o_proj", "mlp.down_proj"), [2])}
@@ -190,7 +190,7 @@ def test_bytes_are_told_from_shapes_alone(three):
 @pytest.mark.slow
 def test_split_over_ranks_every_adapter_gives_the_logits_of_the_whole(kind, size, tmp_path):
     base = tmp_path / "base"
-    config = make_configs()[kind]
+    config = make_config(kind)
     config.num_attention_heads = max(size, config.num_attention_heads)
     save_checkpoint(base, config)
     names = projections(base)

@@ -9,7 +9,7 @@ from models.config.model_config import ModelConfig
 from models.lora.adapter import Adapter
 from models.lora.linear import AdapterStack, check_adapters
 from models.parallel import TensorParallel
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.models_harness import CPU, PagedRunner, load
 from tests.support.reference import save_checkpoint
 from tests.unit.models.test_text_part import make_gemma, make_mistral
@@ -36,7 +36,7 @@ OPTIONS = {
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("kind", ["llama3.1", "qwen3", "phi3"])
 def test_what_peft_saves_gives_what_peft_computes(kind, option, tmp_path):
-    save_checkpoint(tmp_path / "base", make_configs()[kind])
+    save_checkpoint(tmp_path / "base", make_config(kind))
     config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **OPTIONS[option])
     torch.manual_seed(1)
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32).eval()

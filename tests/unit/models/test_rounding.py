@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.models_harness import PagedRunner
 from tests.support.rounding import RECURRENT, rounding_errors
 
@@ -28,7 +28,7 @@ class LossyRunner(PagedRunner):
     "kind", [pytest.param(kind, marks=[] if kind == FEW[0] else pytest.mark.full) for kind in RECURRENT]
 )
 def test_a_recurrent_model_in_bf16_is_as_exact_as_transformers(kind: str, tmp_path: Path) -> None:
-    theirs, ours = rounding_errors(tmp_path, make_configs()[kind])
+    theirs, ours = rounding_errors(tmp_path, make_config(kind))
     assert theirs.typical > 0
     assert all(error.is_about(theirs) for error in ours.values()), (theirs, ours)
 
@@ -36,6 +36,6 @@ def test_a_recurrent_model_in_bf16_is_as_exact_as_transformers(kind: str, tmp_pa
 @pytest.mark.full
 @pytest.mark.parametrize("kind", FEW)
 def test_a_state_that_loses_a_part_is_told_from_rounding(kind: str, tmp_path: Path) -> None:
-    theirs, ours = rounding_errors(tmp_path, make_configs()[kind], make_runner=LossyRunner)
+    theirs, ours = rounding_errors(tmp_path, make_config(kind), make_runner=LossyRunner)
     assert ours["whole"].is_about(theirs)
     assert not ours["decode"].is_about(theirs), (theirs, ours)

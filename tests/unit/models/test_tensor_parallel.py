@@ -12,7 +12,7 @@ from models.config.model_config import ModelConfig
 from models.layers.causal_lm import load_vocab_rows
 from models.parallel import PartialSum, TensorParallel, whole
 from models.weights.weights import Weights
-from tests.support.checkpoints import TINY, make_configs
+from tests.support.checkpoints import TINY, make_config
 from tests.support.hybrid_checkpoints import make_hybrids
 from tests.support.int_checkpoints import FORMATS, save_quantized, with_groups_of
 from tests.support.models_harness import CPU, PagedRunner, load
@@ -41,31 +41,31 @@ def _with_more_heads(config):
 # With FOUR_RANKS every family of docs/reference/models.md is in both tables: tests/test_models_page.py
 # Every vocabulary here is odd, so the last rank's rows are padded
 TWO_RANKS = {
-    "llama": make_configs()["llama3.1"],
-    "biases": make_configs()["llama_all_biases"],
-    **{kind: make_configs()[kind] for kind in ("mistral", "qwen2", "granite_moe")},
+    "llama": make_config("llama3.1"),
+    "biases": make_config("llama_all_biases"),
+    **{kind: make_config(kind) for kind in ("mistral", "qwen2", "granite_moe")},
     "replicated_kv_head": LlamaConfig(**TINY, num_key_value_heads=1),
     "fp8_pool": LlamaConfig(**TINY, num_key_value_heads=2),
     "fp8_pool_replicated": LlamaConfig(**TINY, num_key_value_heads=1),
-    "qwen3_tied": make_configs()["qwen3"],
+    "qwen3_tied": make_config("qwen3"),
     "qwen3_replicated": Qwen3Config(**TINY, num_key_value_heads=1, head_dim=24),
-    **{kind: make_configs()[kind] for kind in ("ministral3", "smollm3", "phi3", "phi3_long")},
-    **{kind: make_configs()[kind] for kind in ("granite_biases", "olmo2")},
-    **{kind: make_configs()[kind] for kind in ("seed_oss_biases", "arcee_biases", "apertus", "ernie4_5_biases")},
-    **{kind: make_configs()[kind] for kind in ("glm4", "hunyuan", "olmo3", "exaone4", "cohere2_biases", "ministral")},
-    **{kind: make_configs()[kind] for kind in ("granite_moe_shared", "phimoe", "ernie4_5_moe", "hunyuan_moe")},
-    **{kind: make_configs()[kind] for kind in ("mellum", "glm4_moe", "glm4_moe_groups", "llama4")},
+    **{kind: make_config(kind) for kind in ("ministral3", "smollm3", "phi3", "phi3_long")},
+    **{kind: make_config(kind) for kind in ("granite_biases", "olmo2")},
+    **{kind: make_config(kind) for kind in ("seed_oss_biases", "arcee_biases", "apertus", "ernie4_5_biases")},
+    **{kind: make_config(kind) for kind in ("glm4", "hunyuan", "olmo3", "exaone4", "cohere2_biases", "ministral")},
+    **{kind: make_config(kind) for kind in ("granite_moe_shared", "phimoe", "ernie4_5_moe", "hunyuan_moe")},
+    **{kind: make_config(kind) for kind in ("mellum", "glm4_moe", "glm4_moe_groups", "llama4")},
     "olmo2_replicated": Olmo2Config(**TINY, num_key_value_heads=1, pad_token_id=None),
-    **{kind: make_configs()[kind] for kind in ("gemma", "gemma2", "gemma3")},
-    **{kind: make_configs()[kind] for kind in ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")},
-    **{kind: make_configs()[kind] for kind in ("gemma4", "gemma4_shared", "gemma4_experts", "gemma4_unified")},
-    **{kind: make_configs()[kind] for kind in ("qwen3_next", "qwen3_next_dense", "qwen3_5", "qwen3_5_moe")},
-    **{kind: make_configs()[kind] for kind in ("olmo_hybrid", "olmo_hybrid_rope")},
-    **{kind: make_configs()[kind] for kind in ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")},
-    **{kind: make_configs()[kind] for kind in ("minimax_m2", "minimax_m2_rotary_dim", "dots1", "exaone_moe")},
-    "solar_open": make_configs()["solar_open"],
-    **{kind: make_configs()[kind] for kind in ("cohere2_moe", "cohere2_moe_prefix", "mistral4", "mistral4_groups")},
-    "fp8_pool_latent": make_configs()["deepseek_v3_halves"],
+    **{kind: make_config(kind) for kind in ("gemma", "gemma2", "gemma3")},
+    **{kind: make_config(kind) for kind in ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")},
+    **{kind: make_config(kind) for kind in ("gemma4", "gemma4_shared", "gemma4_experts", "gemma4_unified")},
+    **{kind: make_config(kind) for kind in ("qwen3_next", "qwen3_next_dense", "qwen3_5", "qwen3_5_moe")},
+    **{kind: make_config(kind) for kind in ("olmo_hybrid", "olmo_hybrid_rope")},
+    **{kind: make_config(kind) for kind in ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")},
+    **{kind: make_config(kind) for kind in ("minimax_m2", "minimax_m2_rotary_dim", "dots1", "exaone_moe")},
+    "solar_open": make_config("solar_open"),
+    **{kind: make_config(kind) for kind in ("cohere2_moe", "cohere2_moe_prefix", "mistral4", "mistral4_groups")},
+    "fp8_pool_latent": make_config("deepseek_v3_halves"),
     **make_hybrids(TINY),
 }
 # one of each way to share a layer: heads, copied heads, a vocabulary, experts, states, latents, caches in eight bits
@@ -75,26 +75,23 @@ QUICK = {
 QUICK_PACKED = ("gptq_own_orders", "packed_asymmetric")
 OTHER_PACKED = ("awq", "gptq", "gptq_desc_act", "packed_channel")
 FOUR_RANKS = {
-    "each_kv_head_on_two_ranks": make_configs()["llama3.1"],
-    **{kind: make_configs()[kind] for kind in ("qwen3", "phi3", "olmo2")},
-    **{kind: make_configs()[kind] for kind in ("mixtral", "qwen2_moe", "qwen3_moe")},
-    **{kind: _with_more_heads(make_configs()[kind]) for kind in ("qwen3_next", "qwen3_5", "olmo_hybrid_rope")},
+    "each_kv_head_on_two_ranks": make_config("llama3.1"),
+    **{kind: make_config(kind) for kind in ("qwen3", "phi3", "olmo2")},
+    **{kind: make_config(kind) for kind in ("mixtral", "qwen2_moe", "qwen3_moe")},
+    **{kind: _with_more_heads(make_config(kind)) for kind in ("qwen3_next", "qwen3_5", "olmo_hybrid_rope")},
     # one, two and four groups of Mamba-2's heads
-    **{kind: make_configs()[kind] for kind in ("granite_hybrid", "nemotron_3_latent", "bamba_biases", "lfm2_moe")},
-    **{kind: make_configs()[kind] for kind in ("deepseek_v2", "kimi_linear", "kimi_linear_groups")},
-    **{kind: make_configs()[kind] for kind in ("minimax_m2", "dots1", "exaone_moe", "cohere2_moe", "mistral4")},
-    **{kind: make_configs()[kind] for kind in ("mistral", "ministral", "ministral3", "mellum", "qwen2", "gpt_oss")},
-    **{
-        kind: make_configs()[kind]
-        for kind in ("gemma", "gemma2", "gemma3", "gemma4", "gemma4_shared", "gemma4_unified")
-    },
-    **{kind: make_configs()[kind] for kind in ("smollm3", "olmo3", "exaone4", "cohere2_biases", "glm4", "hunyuan")},
-    "gemma4_unified": make_configs()["gemma4_unified"],
-    **{kind: make_configs()[kind] for kind in ("seed_oss_biases", "arcee_biases", "apertus", "ernie4_5_biases")},
-    **{kind: make_configs()[kind] for kind in ("granite_biases", "granite_moe", "granite_moe_shared", "phimoe")},
-    **{kind: make_configs()[kind] for kind in ("ernie4_5_moe", "hunyuan_moe", "solar_open", "llama4")},
-    **{kind: make_configs()[kind] for kind in ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "lfm2", "falcon_h1")},
-    "qwen3_5_moe": _with_more_heads(make_configs()["qwen3_5_moe"]),
+    **{kind: make_config(kind) for kind in ("granite_hybrid", "nemotron_3_latent", "bamba_biases", "lfm2_moe")},
+    **{kind: make_config(kind) for kind in ("deepseek_v2", "kimi_linear", "kimi_linear_groups")},
+    **{kind: make_config(kind) for kind in ("minimax_m2", "dots1", "exaone_moe", "cohere2_moe", "mistral4")},
+    **{kind: make_config(kind) for kind in ("mistral", "ministral", "ministral3", "mellum", "qwen2", "gpt_oss")},
+    **{kind: make_config(kind) for kind in ("gemma", "gemma2", "gemma3", "gemma4", "gemma4_shared", "gemma4_unified")},
+    **{kind: make_config(kind) for kind in ("smollm3", "olmo3", "exaone4", "cohere2_biases", "glm4", "hunyuan")},
+    "gemma4_unified": make_config("gemma4_unified"),
+    **{kind: make_config(kind) for kind in ("seed_oss_biases", "arcee_biases", "apertus", "ernie4_5_biases")},
+    **{kind: make_config(kind) for kind in ("granite_biases", "granite_moe", "granite_moe_shared", "phimoe")},
+    **{kind: make_config(kind) for kind in ("ernie4_5_moe", "hunyuan_moe", "solar_open", "llama4")},
+    **{kind: make_config(kind) for kind in ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "lfm2", "falcon_h1")},
+    "qwen3_5_moe": _with_more_heads(make_config("qwen3_5_moe")),
     "fp8_pool_replicated": LlamaConfig(**TINY, num_key_value_heads=1),
 }
 # Most have fewer key heads than ranks: up to eight ranks keep copies of one. kimi_linear_groups stands for kimi_linear
@@ -132,7 +129,7 @@ def test_split_model_gives_the_logits_of_the_whole(size, configs, tmp_path):
 def test_split_model_of_packed_integers_gives_the_logits_of_the_whole(kinds, tmp_path):
     folders = [tmp_path / kind for kind in kinds]
     for folder in folders:
-        save_checkpoint(tmp_path / "dense", make_configs()["llama_all_biases"])
+        save_checkpoint(tmp_path / "dense", make_config("llama_all_biases"))
         save_quantized(tmp_path / "dense", folder, with_groups_of(8, FORMATS[folder.name]))
     run_ranks(run_rank, 2, tmp_path / "store", folders)
     for folder in folders:

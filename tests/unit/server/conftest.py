@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
 import threading
@@ -20,9 +21,11 @@ from server.api.request_record import OpenRequests
 from server.http.app import create_app
 from server.http.h11_protocol import HttpProtocol
 from server.http.metrics import HttpMetrics
+from server.http.routes.pages import docs_routes, kv_page_routes, root_routes
 from server.http.tracing import Tracer
 from server.text.chat_template import ChatTemplate
 from tests.support.fakes import FakeEngineClient, FakeLauncherChannel
+from tests.support.shared_grammars import CheckProcesses, SharedGrammarChecker
 from tests.support.templates import CHATML
 
 SENTENCES = [
@@ -82,8 +85,11 @@ def write_model_folder(folder: Path, *, chat_template: str | None = CHATML, toke
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _templates_are_compiled_once() -> Iterator[None]:
-    """Share chat templates, which do not change: to compile one is most of the time that making an app takes."""
+def _what_apps_have_in_common_is_made_once() -> Iterator[None]:
+    """Share chat templates and pages, which do not change, and the processes that compile grammars.
+
+    To make them is most of the time that it takes to make an app and to ask it for a grammar.
+    """
     made: dict[tuple, ChatTemplate] = {}
 
     def make_once(source, *, variables, special_tokens, added_tokens):
@@ -96,7 +102,12 @@ def _templates_are_compiled_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("server.text.tokenizer.ChatTemplate", make_once)
+        for make in (root_routes, kv_page_routes, docs_routes):
+            patch.setattr(f"server.http.app.{make.__name__}", functools.cache(make))
+        processes = CheckProcesses()
+        patch.setattr("server.api.app_state.GrammarChecker", functools.partial(SharedGrammarChecker, processes))
         yield
+        processes.close()
 
 
 @pytest.fixture(scope="session")

@@ -134,9 +134,9 @@ def test_short_texts_do_not_wait_for_long_ones(harness, monkeypatch):
 
 
 DENSE = {
-    "objects and lists": b'{"prompt": [' + b",".join([b"[]"] * 2_700_000) + b"]}",
-    "strings": b'{"prompt": [' + b",".join([b'""'] * 2_700_000) + b"]}",
-    "commas between values": b'{"prompt": [' + b",".join([b"1"] * 4_000_000) + b"]}",
+    "objects and lists": b'{"prompt": [' + b"[]," * 2_699_999 + b"[]" + b"]}",
+    "strings": b'{"prompt": [' + b'"",' * 2_699_999 + b'""' + b"]}",
+    "commas between values": b'{"prompt": [' + b"1," * 3_999_999 + b"1" + b"]}",
 }
 
 

@@ -49,6 +49,25 @@ def test_tokens_are_sent_before_the_next_step_is_sampled(monkeypatch):
     assert order == ["Begun", "sample", "StepEvents", "sample"]
 
 
+@DEPTHS
+def test_a_first_token_is_sent_before_it_is_counted(depth):
+    harness = Harness(depth=depth)
+    seen, send = [], harness.transport.send
+
+    def watch(client_id, message):
+        if isinstance(message, StepEvents) and message.started:
+            seen.append(counters(harness).get(("prompt_tokens_total", ""), 0))
+        send(client_id, message)
+
+    harness.transport.send = watch
+    for name in ("a", "b"):
+        harness.add(name, [1, 2, 3], 2)
+        harness.drain()
+    assert seen == [0, 3]
+    assert counters(harness)["prompt_tokens_total", ""] == 6
+    assert sum(harness.metrics._delta.histograms["request_queue_time_seconds"].counts) == 2
+
+
 def test_a_request_that_begins_at_once_is_announced_in_one_message():
     harness = Harness(max_num_seqs=1)
     charge = Charge(3, 8)

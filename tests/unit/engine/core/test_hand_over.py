@@ -138,6 +138,26 @@ def test_a_request_does_not_wait_for_a_prefill_engine_that_is_silent():
     assert peers.num_cached("a") == 0
 
 
+@pytest.mark.parametrize(("connecting", "result"), [(1, "lost"), (0, "late")])
+def test_a_request_waits_for_a_lost_prefill_engine_only_while_that_one_connects_again(connecting, result):
+    peers = make()
+    peers.turn()
+    peers.links[1].num_held_back = 10**9
+    peers.add("a", PROMPT)
+    while not peers.decode.scheduler.kv.tiers.num_outside:
+        peers.turn()
+    peers.links[1].connecting = [connecting]
+    peers.links[1].num_held_back = 0
+    peers.cut()
+    peers.turn(2)
+    assert bool(peers.arrivals.waits) == (result == "late")
+    peers.decode.clock.now += STALL_S + 1
+    peers.turn(2)
+    peers.links[1].connecting = []
+    peers.drain()
+    assert peers.arrivals.num_by_result == {result: 1}
+
+
 def test_copies_that_fail_cost_a_computation_alone():
     peers = make(max_num_batched_tokens=8)
     peers.transport.loses = lambda reading: peers.arrivals.num_blocks["taken"] > 0

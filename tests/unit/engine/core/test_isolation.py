@@ -15,13 +15,20 @@ from tests.unit.engine.core.test_replays import REQUESTS, run
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 
 
-def isolate(harness: Harness, num_prompt: int = 3, *, grammar: GrammarSpec | None = None, client_id: int = 2) -> Seen:
+def isolate(
+    harness: Harness,
+    num_prompt: int = 3,
+    *,
+    grammar: GrammarSpec | None = None,
+    client_id: int = 2,
+    name: str = "isolated",
+) -> Seen:
     """Send a request that may have ended two engines."""
     prompt = list(range(3, 3 + num_prompt))
-    message = AddRequest("isolated", pack_token_ids(prompt), SamplingParams(max_tokens=4), 0.0, num_replays=2)
+    message = AddRequest(name, pack_token_ids(prompt), SamplingParams(max_tokens=4), 0.0, num_replays=2)
     message = msgspec.structs.replace(message, is_suspect=True, is_isolated=True, grammar=grammar)
     seen = Seen(prompt, message.params, client_id, grammar=grammar, journal=Journal(message))
-    harness.seen["isolated"] = seen
+    harness.seen[name] = seen
     harness.transport.inbox.append((client_id, message))
     return seen
 
@@ -116,4 +123,56 @@ def test_others_go_on_when_the_client_of_an_isolated_request_leaves(depth: int) 
     harness.leave(2)
     harness.turn(4)
     assert running(harness) == {"long"}
+    harness.drain()
+
+
+@DEPTHS
+def test_what_was_set_aside_is_no_suspect_when_the_isolated_request_ends_the_engine(depth: int) -> None:
+    harness = Harness(depth=depth, num_pages=200, max_model_len=400, max_num_batched_tokens=16)
+    harness.add("other", [2], 300)
+    harness.add("own", [3], 300, client_id=2)
+    harness.turn(8)
+    assert running(harness) == {"other", "own"}
+    isolated = isolate(harness, 40)
+    while running(harness) != {"isolated"}:
+        harness.turn()
+    assert not isolated.token_ids
+    harness.crash(is_fault=True, max_replays=9)
+    assert suspects_sent(harness) == {"isolated"}
+
+
+def suspects_sent(harness: Harness) -> set[str]:
+    """The suspects among the requests that have been submitted to the next engine."""
+    messages = [message for _, message in harness.transport.inbox if isinstance(message, AddRequest)]
+    return {message.request_id for message in messages if message.is_suspect}
+
+
+@DEPTHS
+def test_what_goes_on_behind_an_isolated_request_may_end_the_engine_again(depth: int) -> None:
+    harness = Harness(depth=depth, num_pages=200, max_model_len=400, max_num_batched_tokens=16)
+    harness.add("other", [2], 300)
+    harness.turn(5)
+    isolated = isolate(harness)
+    while not isolated.token_ids or "other" not in running(harness):
+        harness.turn()
+    other = harness.seen["other"].journal
+    assert other is not None
+    assert other.is_begun
+    harness.crash(is_fault=True)
+    assert suspects_sent(harness) >= {"other"}
+
+
+@DEPTHS
+def test_others_run_while_the_grammar_of_a_second_isolated_request_compiles(depth: int) -> None:
+    slow = SlowCompiler()
+    harness = Harness(depth=depth, num_pages=200, max_model_len=400, get_compiler=slow)
+    harness.add("long", [2], 300)
+    harness.turn(5)
+    first = isolate(harness)
+    second = isolate(harness, grammar=GrammarSpec("start: /[0-9]{6,40}/"), name="second")
+    harness.turn(10)
+    assert first.token_ids
+    assert not second.token_ids
+    assert "long" in running(harness)
+    slow.event.set()
     harness.drain()

@@ -1,5 +1,6 @@
 """The state of rows on the device: reserved when the engine starts, filled without a wait for the device."""
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -45,21 +46,46 @@ def test_a_device_that_samples_nothing_has_no_counts():
     assert state.in_prompt is None
 
 
-@pytest.mark.parametrize("num_values", [4, 1000])
-def test_values_of_any_size_pass_through_pinned_memory(monkeypatch: pytest.MonkeyPatch, num_values: int) -> None:
-    """The tokens of a long prompt with penalties do not fit the buffer; a pageable copy would wait for all steps."""
-    pinned: list[torch.Tensor] = []
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Return what is allocated as pinned memory, which is none here."""
+    buffers: list[torch.Tensor] = []
     empty = torch.empty
 
     def record(*args: Any, pin_memory: bool, **options: Any) -> torch.Tensor:
         assert pin_memory
-        pinned.append(empty(*args, **options))
-        return pinned[-1]
+        buffers.append(empty(*args, **options))
+        return buffers[-1]
 
     monkeypatch.setattr(torch, "empty", record)
+    return buffers
+
+
+@pytest.mark.parametrize("num_values", [4, 1000])
+def test_values_of_any_size_pass_through_pinned_memory(pinned: list[torch.Tensor], num_values: int) -> None:
+    """The tokens of a long prompt with penalties do not fit the buffer; a pageable copy would wait for all steps."""
     staging = Staging(torch.device("cuda"), num_bytes=256)
     values = np.arange(num_values)
     staged = staging._stage(values)
     assert staged.tolist() == values.tolist()
     spans = [range(buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes) for buffer in pinned]
     assert any(staged.data_ptr() in span for span in spans)
+
+
+def test_values_of_a_step_lie_side_by_side_in_pinned_memory_in_their_form(pinned: list[torch.Tensor]) -> None:
+    staging = Staging(torch.device("cuda"), num_bytes=256)
+    values = [
+        np.arange(3, dtype=np.int32),
+        np.arange(6).reshape(2, 3),
+        np.array([[0.5, 1.5]], np.float32),
+        np.array([True, False]),
+        np.frombuffer(array("i", [7, 8]), np.int32),
+    ]
+    for _ in range(2):
+        staging.begin_step()
+        staged = [staging._stage(one) for one in values]
+        assert [one.tolist() for one in staged] == [one.tolist() for one in values]
+        assert [one.numpy().dtype for one in staged] == [one.dtype for one in values]
+        places = [one.data_ptr() for one in staged]
+        assert places == [places[0] + offset for offset in (0, 16, 64, 80, 96)]
+    assert len(pinned) == 2

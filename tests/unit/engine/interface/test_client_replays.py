@@ -23,6 +23,7 @@ from engine.interface.protocol import (
     RefuseDigest,
     RequestFailed,
     SamplingParams,
+    SetAside,
     Started,
     StepEvents,
     ToEngine,
@@ -353,6 +354,28 @@ def test_poison_ends_alone_and_every_later_engine_is_told(tmp_path: Path) -> Non
             assert isinstance((await engines.got(2))[0], RefuseDigest)
             engines.tokens("good one", 1, reason="stop")
             assert (await good.end()).error is None
+
+    run(scenario())
+
+
+def test_a_request_that_the_engine_has_set_aside_is_not_accused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path) as (client, engines):
+            readers = [Reader(client, request(name)) for name in ("aside", "again", "beside")]
+            await engines.got(3)
+            engines.begin("aside", "again", "beside")
+            engines.send(SetAside(["aside", "again", "of no reader"]))
+            engines.begin("again")
+            await asyncio.sleep(0.02)
+            await restart(client, engines)
+            received = await engines.got(3)
+            assert {message.request_id: message.is_suspect for message in received} == {
+                "aside": False, "again": True, "beside": True
+            }  # fmt: skip
+            for name in ("aside", "again", "beside"):
+                engines.tokens(name, 1, reason="stop")
+            for reader in readers:
+                assert (await reader.end()).error is None
 
     run(scenario())
 

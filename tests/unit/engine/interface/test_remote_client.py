@@ -31,11 +31,11 @@ async def sent_to_engine(path: str, request: AddRequest, *, is_remote: bool) -> 
     server = await asyncio.start_unix_server(serve, path)
     client = SocketEngineClient(path, is_remote=is_remote)
     await client.start()
-    await client.wait_ready(timeout_s=5)
+    await client.wait_ready(timeout_s=60)
     outputs = client.submit(request)
     asking = asyncio.ensure_future(anext(outputs))
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return await got
     finally:
         asking.cancel()
@@ -67,9 +67,9 @@ def test_the_time_of_a_snapshot_is_that_of_the_clients_clock(tmp_path: Path) -> 
         server = await asyncio.start_unix_server(serve, str(tmp_path / "s"))
         client = SocketEngineClient(str(tmp_path / "s"), is_remote=True)
         await client.start()
-        await client.wait_ready(timeout_s=5)
+        await client.wait_ready(timeout_s=60)
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 return await client.kv_snapshot()
         finally:
             await client.aclose()

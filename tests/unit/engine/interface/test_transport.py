@@ -348,7 +348,7 @@ def test_messages_are_handed_on_as_they_arrive_until_a_frame_or_their_handler_fa
             there.sendall(part)
             await asyncio.sleep(0.01)
         there.close()
-        (error,) = await asyncio.gather(asyncio.wait_for(connection.closed, 5), return_exceptions=True)
+        (error,) = await asyncio.gather(asyncio.wait_for(connection.closed, 60), return_exceptions=True)
         opened[0].close()
         return error
 

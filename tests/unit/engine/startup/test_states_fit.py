@@ -20,7 +20,7 @@ from engine.offline import OfflineEngine
 from engine.startup import fit
 from models.config.model_config import ModelConfig
 from server.commands.doctor.report import _kv_text
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.hybrid_model import LAYERS, hybrid_config, load_hybrid, served
 
 FOLDER = Path(__file__).parent
@@ -154,7 +154,7 @@ def test_a_rank_plans_its_share_of_states() -> None:
 
 
 def test_a_model_without_any_attention_is_refused(tmp_path: Path) -> None:
-    config = make_configs()["lfm2"]
+    config = make_config("lfm2")
     config.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     convolutions = ["conv"] * len(raw["layer_types"])

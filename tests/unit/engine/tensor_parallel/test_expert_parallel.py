@@ -11,7 +11,7 @@ from engine.interface.fit_report import Ask
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from engine.startup.fit import examine
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.packed_experts import save_mxfp4
 from tests.support.reference import save_checkpoint
 from tests.unit.engine.test_real_model import prompts, tokens
@@ -28,7 +28,7 @@ def config_of(folder: Path, **changes: object) -> EngineConfig:
 
 
 def save(folder: Path, kind: str) -> Path:
-    config = make_configs()[kind]
+    config = make_config(kind)
     save_checkpoint(folder, config)
     return folder
 
@@ -86,7 +86,7 @@ def test_the_doctor_plans_with_the_bytes_of_the_largest_share(tmp_path: Path) ->
     assert cut is not None
     assert parallel is not None
     assert parallel.problem is None
-    config = make_configs()["mixtral_windows"]
+    config = make_config("mixtral_windows")
     expert = config.num_hidden_layers * 3 * config.hidden_size * config.intermediate_size * 4
     assert whole.weights is not None
     assert cut.weights is not None

@@ -232,13 +232,13 @@ def test_a_peer_is_heard_of_when_all_ranks_can_read_it(side_of: Callable[..., Si
     link.came += [(7, welcome), (7, offer), (3, HandedOver("b"))]
     assert links.poll() == [(3, HandedOver("b"))]  # at once, though rank 1 has not answered
     assert links.poll() == []
-    assert links.is_holding
+    assert links.connecting == [7]
     decode.go_on()
     until_s = time.monotonic() + LONG_S
     while not (came := links.poll()):
         assert time.monotonic() < until_s
     assert came == [(7, welcome), (7, offer)]
-    assert not links.is_holding
+    assert links.connecting == []
     decode.transport.connect(7, welcome.memory)
     assert decode.end(decode.transport.read(7, [2], [1]))
 
@@ -259,7 +259,7 @@ def test_a_peer_that_a_rank_cannot_read_is_dropped(
     assert links.poll() == []
     assert link.dropped == [7, 7]
     assert "is not described as expected" in caplog.text
-    assert not links.is_holding
+    assert links.connecting == []
 
 
 def test_a_peer_that_is_lost_while_ranks_connect_is_given_up(side_of: Callable[..., Side]) -> None:
@@ -273,7 +273,7 @@ def test_a_peer_that_is_lost_while_ranks_connect_is_given_up(side_of: Callable[.
     decode.transport.disconnect(7)  # as Arrivals does
     decode.go_on()
     assert links.poll() == []
-    assert not links.is_holding
+    assert links.connecting == []
     assert not decode.others._answers
 
 

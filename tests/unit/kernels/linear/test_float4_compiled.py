@@ -9,10 +9,10 @@ import sys
 
 from kernels.linear.lut4_configs import float4_gemm_config
 from kernels.linear.triton_float4 import dequantize, float4_gemm
-from kernels.linear.triton_lut4 import allocate_scratch
+from kernels.linear.splits import SplitKScratch
 from tests.unit.kernels.triton_cases.float4_problem import float4_problem
 
-scratch = allocate_scratch(torch.device("cpu"))
+scratch = SplitKScratch.allocate(torch.device("cpu"))
 with collect_kernels() as kernels:
     for n, k, dtype in ((4096, 1024, torch.bfloat16), (1000, 1088, torch.float16)):
         weight, _ = float4_problem(n, k, sys.argv[1], dtype=dtype)
@@ -27,10 +27,11 @@ import sys
 
 from kernels.linear import triton_planes
 from kernels.linear.planes_configs import planes_config
+from kernels.linear.splits import SplitKScratch
 from tests.unit.kernels.triton_cases.float4_problem import planes_problem
 
 triton_planes.has_ptx = lambda x: True  # though the tensors are on the CPU
-scratch = triton_planes.allocate_scratch(torch.device("cpu"))
+scratch = SplitKScratch.allocate(torch.device("cpu"))
 with collect_kernels() as kernels:
     for n, k, rows in ((17408, 512, (1, 16)), (4096, 1024, (1, 16, 32, 64)), (1000, 1088, (1, 16, 32, 64))):
         weight, _ = planes_problem(n, k, sys.argv[1])

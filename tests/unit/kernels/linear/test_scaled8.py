@@ -138,10 +138,11 @@ from dataclasses import replace
 
 from kernels.linear.scaled8_configs import scaled8_config
 from kernels.linear.triton_fp8 import quantize_groups
+from kernels.linear.splits import SplitKScratch
 from kernels.linear import triton_scaled8
 
 k = 1024
-scratch = triton_scaled8.allocate_scratch(torch.device("cpu"))
+scratch = SplitKScratch.allocate(torch.device("cpu"))
 dtype = torch.bfloat16
 with collect_kernels() as kernels:
     for num_rows, n in ((1, 4096), (16, 4096), (64, 4096), (64, 6144), (512, 4096)):

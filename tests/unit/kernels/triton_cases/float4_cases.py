@@ -7,9 +7,10 @@ import torch
 
 from kernels.linear.float4 import dequantize_float4
 from kernels.linear.lut4_configs import Lut4GemmConfig, float4_gemm_config
+from kernels.linear.splits import SplitKScratch
 from kernels.linear.triton_float4 import dequantize as triton_dequantize
 from kernels.linear.triton_float4 import float4_gemm, scaled_asm
-from kernels.linear.triton_lut4 import allocate_scratch, can_lut4_gemm
+from kernels.linear.triton_lut4 import can_lut4_gemm
 from tests.unit.kernels.triton_cases.float4_problem import KINDS, float4_problem
 from tests.unit.kernels.triton_cases.ptx import run_ptx
 from tests.unit.kernels.triton_cases.ragged import relative_error
@@ -21,7 +22,7 @@ def _error(x, n, kind, *, has_bias=False, config=None, **cut):
     weight, dense = float4_problem(n, x.shape[1], kind, dtype=F16)
     bias = torch.randn(n).half() if has_bias else None
     assert can_lut4_gemm(x, weight)
-    scratch = allocate_scratch(torch.device("cpu"))
+    scratch = SplitKScratch.allocate(torch.device("cpu"))
     scratch.partial.fill_(float("nan"))
     options = {"block_m": 8, "block_n": 32, "splits": 1, "num_warps": 4, "num_stages": 2, "is_shared": False}
     out = float4_gemm(x, weight, bias, scratch, config=config or Lut4GemmConfig(**options | cut))

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from kernels.linear.reference import dequantize_int
-from kernels.linear.splits import SCRATCH_SUMS, SCRATCH_TILES
+from kernels.linear.splits import SCRATCH_SUMS, SCRATCH_TILES, SplitKScratch
 from kernels.linear.triton_int import (
     IntGemmConfig,
-    allocate_scratch,
     can_int_gemm,
     int_gemm,
     int_gemm_config,
@@ -24,7 +23,7 @@ def _error(num_rows, n, k, *, has_bias=False, config=None, **options):
     x = torch.randn(num_rows, k).half()
     bias = torch.randn(n).half() if has_bias else None
     assert can_int_gemm(x, weight)
-    scratch = allocate_scratch(torch.device("cpu"))
+    scratch = SplitKScratch.allocate(torch.device("cpu"))
     scratch.partial.fill_(float("nan"))
     out = int_gemm(x, weight, bias, scratch, config=config)
     assert int(scratch.arrivals.abs().sum()) == 0
@@ -70,7 +69,7 @@ def test_bf16_scales():
 def test_a_row_is_the_same_in_any_tile_of_rows():
     weight, _ = int_problem(40, 256)
     x = torch.randn(20, 256).half()
-    scratch = allocate_scratch(torch.device("cpu"))
+    scratch = SplitKScratch.allocate(torch.device("cpu"))
     config = IntGemmConfig(8, 32, 2, num_warps=4, num_stages=2)
     whole = int_gemm(x, weight, None, scratch, config=config)
     assert torch.equal(whole[13:14], int_gemm(x[13:14], weight, None, scratch, config=config))

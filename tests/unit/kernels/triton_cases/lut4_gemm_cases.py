@@ -7,7 +7,8 @@ import torch
 
 from kernels.linear.lut4_configs import Lut4GemmConfig, lut4_gemm_config
 from kernels.linear.reference import dequantize_lut4
-from kernels.linear.triton_lut4 import allocate_scratch, can_lut4_gemm, look_up_asm, lut4_gemm
+from kernels.linear.splits import SplitKScratch
+from kernels.linear.triton_lut4 import can_lut4_gemm, look_up_asm, lut4_gemm
 from kernels.linear.triton_lut4 import dequantize as triton_dequantize
 from tests.unit.kernels.triton_cases.lut4_problem import TABLES, lut4_problem
 from tests.unit.kernels.triton_cases.ptx import run_ptx
@@ -20,7 +21,7 @@ def _error(x, n, *, table="nf4", has_bias=False, config=None, **cut):
     weight, dense = lut4_problem(n, x.shape[1], dtype=F16, table=table)
     bias = torch.randn(n).half() if has_bias else None
     assert can_lut4_gemm(x, weight)
-    scratch = allocate_scratch(torch.device("cpu"))
+    scratch = SplitKScratch.allocate(torch.device("cpu"))
     scratch.partial.fill_(float("nan"))
     options = {"block_m": 8, "block_n": 32, "splits": 1, "num_warps": 4, "num_stages": 2, "is_shared": False}
     out = lut4_gemm(x, weight, bias, scratch, config=config or Lut4GemmConfig(**options | cut))

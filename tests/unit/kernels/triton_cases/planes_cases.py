@@ -8,9 +8,10 @@ import torch
 from kernels.e2m1 import E2M1_TABLE
 from kernels.linear.planes import E2M1_BITS, dequantize_planes
 from kernels.linear.planes_configs import PlanesConfig
+from kernels.linear.splits import SplitKScratch
 from kernels.linear.triton_e2m1 import e2m1_asm
-from kernels.linear.triton_planes import allocate_scratch, planes_gemm
 from kernels.linear.triton_planes import dequantize as triton_dequantize
+from kernels.linear.triton_planes import planes_gemm
 from kernels.moe.planes import PlanesMatrix, to_planes
 from kernels.moe.storage_lut4 import TABLES, Lut4Matrix
 from kernels.moe.triton_planes_decode import lut4_asm
@@ -22,7 +23,7 @@ from tests.unit.kernels.triton_cases.ragged import relative_error
 def _error(num_rows, n, k, kind, *, has_bias=False, **cut):
     weight, dense = planes_problem(n, k, kind)
     x, bias = torch.randn(num_rows, k), torch.randn(n) if has_bias else None
-    scratch = allocate_scratch(torch.device("cpu"))
+    scratch = SplitKScratch.allocate(torch.device("cpu"))
     scratch.partial.fill_(float("nan"))
     options = {"block_m": 16, "block_n": 32, "splits": 1, "num_warps": 4, "num_stages": 2, "prefetch": 0}
     out = planes_gemm(x, weight, bias, scratch, config=PlanesConfig(**options | cut))

@@ -9,13 +9,14 @@ import torch
 
 from kernels.linear import reference, triton_scaled8, w8a8
 from kernels.linear.scaled8_configs import Scaled8Config, scaled8_config
+from kernels.linear.splits import SplitKScratch
 
 FEW = Scaled8Config(8, 32, 128, 4, 2)
 TILED = Scaled8Config(32, 64, 128, 4, 2, is_few=False, group=2)
 
 
 def _scratch():
-    scratch = triton_scaled8.allocate_scratch(torch.device("cpu"))
+    scratch = SplitKScratch.allocate(torch.device("cpu"))
     scratch.partial.fill_(float("nan"))
     return scratch
 

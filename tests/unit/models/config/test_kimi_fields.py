@@ -14,7 +14,7 @@ from models.layers.kimi_delta import KimiDelta
 from models.parallel import TensorParallel
 from models.quantization.schemes import Unquantized
 from models.weights.weights import Weights
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.models_harness import CPU, PagedRunner, load
 from tests.support.reference import reference_logits, save_checkpoint
 
@@ -241,7 +241,7 @@ def with_flat_decays(tensors):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rewrite", [rename_as_published, rename_as_in_memory, with_flat_decays])
 def test_tensors_in_other_spellings_give_the_same_logits(rewrite, kind, tmp_path):
-    save_checkpoint(tmp_path, make_configs()[kind])
+    save_checkpoint(tmp_path, make_config(kind))
     expected = logits_of(tmp_path)
     path = tmp_path / "model.safetensors"
     stored = load_file(path)
@@ -256,7 +256,7 @@ def test_tensors_in_other_spellings_give_the_same_logits(rewrite, kind, tmp_path
 
 @pytest.mark.slow
 def test_a_missing_tensor_of_gates_is_named(tmp_path):
-    save_checkpoint(tmp_path, make_configs()["kimi_linear"])
+    save_checkpoint(tmp_path, make_config("kimi_linear"))
     path = tmp_path / "model.safetensors"
     for name in ("A_log", "f_b_proj.weight", "v_conv1d.weight"):
         stored = load_file(path)
@@ -268,7 +268,7 @@ def test_a_missing_tensor_of_gates_is_named(tmp_path):
 
 
 def test_ranks_have_their_shares_of_each_head(tmp_path):
-    save_checkpoint(tmp_path, make_configs()["kimi_linear"])
+    save_checkpoint(tmp_path, make_config("kimi_linear"))
     config = ModelConfig.from_folder(tmp_path)
 
     def mixer(tp):

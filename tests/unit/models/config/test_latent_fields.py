@@ -13,7 +13,7 @@ from models.errors import ModelError
 from models.layers.rotary import latent_score_factor
 from models.parallel import TensorParallel
 from models.weights.weights import Weights
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.models_harness import CPU, PagedRunner, load
 from tests.support.reference import reference_logits, save_checkpoint
 
@@ -206,7 +206,7 @@ def test_more_ranks_than_heads_are_refused():
 
 def test_layers_that_guess_tokens_are_not_read(tmp_path):
     """transformers writes none, so a tensor of one is added."""
-    save_checkpoint(tmp_path, make_configs()["deepseek_v3"])
+    save_checkpoint(tmp_path, make_config("deepseek_v3"))
     path = tmp_path / "model.safetensors"
     tensors = load_file(path) | {"model.layers.3.eh_proj.weight": torch.ones(2, 2)}
     save_file(tensors, path, metadata={"format": "pt"})
@@ -218,7 +218,7 @@ def test_layers_that_guess_tokens_are_not_read(tmp_path):
 
 def test_a_quantised_matrix_of_latents_is_expanded(tmp_path):
     """It then takes the bytes of the model's dtype, and the logits are near those of the whole model."""
-    save_checkpoint(tmp_path, make_configs()["deepseek_v2"])
+    save_checkpoint(tmp_path, make_config("deepseek_v2"))
     config = ModelConfig.from_folder(tmp_path).quantized("fp8")
     weights = Weights.from_folder(tmp_path, device=CPU, dtype=torch.float32)
     model = build(config, weights, TensorParallel())
@@ -243,7 +243,7 @@ def test_a_quantised_matrix_of_latents_is_expanded(tmp_path):
 
 @pytest.mark.parametrize("v_scale", [None, 9.0])
 def test_an_fp8_pool_has_one_scale_for_keys_and_the_values_in_them(v_scale, tmp_path):
-    save_checkpoint(tmp_path, make_configs()["deepseek_v3_halves"])
+    save_checkpoint(tmp_path, make_config("deepseek_v3_halves"))
     path = tmp_path / "model.safetensors"
     scales = {f"model.layers.{layer}.self_attn.k_scale": torch.tensor(0.02) for layer in range(3)}
     if v_scale is not None:

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from kernels.elementwise import reference as elementwise
 from models.config.model_config import ModelConfig
 from models.layers import attention, norm
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config, make_configs
 from tests.support.models_harness import PagedRunner, load
 from tests.support.reference import LOGITS_ERROR, reference_logits, save_checkpoint
 
@@ -22,7 +22,7 @@ OTHERS = [PROMPT[5:16], PROMPT[::-1], PROMPT[3:6]]
 @pytest.fixture(scope="module", params=KINDS)
 def checkpoint(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    save_checkpoint(folder, make_configs()[request.param])
+    save_checkpoint(folder, make_config(request.param))
     return folder
 
 
@@ -96,7 +96,7 @@ def test_ragged_rows_do_not_disturb_each_other(runner, expected, checkpoint, ass
 
 @pytest.mark.parametrize("kind", ["llama4", "llama4_no_norm"])
 def test_a_text_over_many_chunks_of_attention_matches_transformers(kind, tmp_path, assert_close):
-    config = make_configs()[kind]
+    config = make_config(kind)
     config.max_position_embeddings = 160
     save_checkpoint(tmp_path, config)
     text = torch.randint(0, 97, (150,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -128,7 +128,7 @@ EAGER = ["gemma2_uncapped", "gpt_oss"]
 def test_bf16_rounds_where_transformers_rounds(kind, tmp_path, monkeypatch):
     for module, name in ((norm, "rms_norm"), (norm, "add_rms_norm"), (attention, "norm_rope_write_kv")):
         monkeypatch.setattr(module, name, getattr(elementwise, name))  # the CPU's own round less often
-    save_checkpoint(tmp_path, make_configs()[kind])
+    save_checkpoint(tmp_path, make_config(kind))
     exact = reference_logits(tmp_path, PROMPT)
     expected = reference_logits(tmp_path, PROMPT, dtype=torch.bfloat16).float()
     runner = PagedRunner(load(tmp_path, dtype=torch.bfloat16), ModelConfig.from_folder(tmp_path), dtype=torch.bfloat16)
@@ -140,7 +140,7 @@ def test_bf16_rounds_where_transformers_rounds(kind, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ROUNDED_ELSEWHERE)
 @pytest.mark.table(most=2)
 def test_bf16_errs_no_more_than_transformers(kind, tmp_path):
-    save_checkpoint(tmp_path, make_configs()[kind])
+    save_checkpoint(tmp_path, make_config(kind))
     exact = reference_logits(tmp_path, PROMPT)
     expected = reference_logits(tmp_path, PROMPT, dtype=torch.bfloat16).float()
     runner = PagedRunner(load(tmp_path, dtype=torch.bfloat16), ModelConfig.from_folder(tmp_path), dtype=torch.bfloat16)

@@ -11,7 +11,7 @@ from models.config.model_config import ModelConfig
 from models.config.size import quantized_experts, quantized_matrices
 from models.errors import ModelError
 from models.registry import find_architecture, is_served
-from tests.support.checkpoints import TINY, make_configs
+from tests.support.checkpoints import TINY, make_config
 from tests.support.models_harness import PagedRunner, load
 from tests.support.packed_experts import save_fp8_blocks
 from tests.support.reference import reference_logits, save_checkpoint
@@ -262,7 +262,7 @@ def test_whole_fp8_checkpoints_of_minimax_m2_have_the_logits_of_what_they_mean(t
     ],
 )
 def test_layers_that_guess_tokens_are_not_read(kind, fields, name, tmp_path, caplog):
-    save_checkpoint(tmp_path, make_configs()[kind])
+    save_checkpoint(tmp_path, make_config(kind))
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     weights = tmp_path / "model.safetensors"

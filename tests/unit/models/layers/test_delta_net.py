@@ -8,7 +8,7 @@ import transformers
 
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.models_harness import PagedRunner, load
 from tests.support.reference import reference_logits, save_checkpoint
 
@@ -20,7 +20,7 @@ PROMPT = torch.randint(0, 97, (LENGTH,), generator=torch.Generator().manual_seed
 @pytest.fixture(scope="module", params=KINDS)
 def checkpoint(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    config = make_configs()[request.param]
+    config = make_config(request.param)
     config.max_position_embeddings = 640
     save_checkpoint(folder, config)
     return folder
@@ -38,6 +38,7 @@ def expected(checkpoint):
 
 @pytest.mark.parametrize("sizes", [(1,) * 70 + (490,), (64,) * 9, (63, 65, 2, 130, 300), (512, 48), (LENGTH,)])
 @pytest.mark.slow
+@pytest.mark.table
 def test_a_long_prompt_in_chunks(checkpoint, model, expected, sizes):
     runner = PagedRunner(model, ModelConfig.from_folder(checkpoint), block_size=16)
     row, start, logits = runner.add_row(), 0, []

@@ -12,7 +12,7 @@ from kernels.linear.ops import DenseLinear
 from models.build import build
 from models.config.model_config import ModelConfig
 from models.weights.weights import Weights
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.models_harness import CPU, SINGLE, PagedRunner
 from tests.support.reference import save_checkpoint
 
@@ -35,7 +35,7 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def _logits(kind: str, folder: Path) -> torch.Tensor:
-    config = make_configs()[kind]
+    config = make_config(kind)
     if not (folder / "config.json").exists():
         save_checkpoint(folder, config)
     model_config = ModelConfig.from_folder(folder)

@@ -15,7 +15,7 @@ from models.config.model_config import ModelConfig
 from models.layers import layer_loop
 from models.layers.layer_loop import LayerLoop
 from models.weights.weights import Weights
-from tests.support.checkpoints import TINY, make_configs
+from tests.support.checkpoints import TINY, make_config, make_configs
 from tests.support.models_harness import CPU, SINGLE, PagedRunner
 from tests.support.native_library import compiled_library
 from tests.support.reference import save_checkpoint
@@ -93,7 +93,7 @@ def both(model, config, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, 
 def test_every_family_has_the_same_bits(
     kind: str, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_checkpoint(tmp_path, make_configs()[kind])
+    save_checkpoint(tmp_path, make_config(kind))
     found, expected = both(*build_model(tmp_path), monkeypatch)
     assert torch.equal(found, expected)
     # a prompt of one token is such a step, too
@@ -103,7 +103,7 @@ def test_every_family_has_the_same_bits(
 
 @pytest.mark.parametrize("kind", TAKEN)
 def test_plain_layers_are_taken(kind: str, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    save_checkpoint(tmp_path, make_configs()[kind])
+    save_checkpoint(tmp_path, make_config(kind))
     found, expected = both(*build_model(tmp_path), monkeypatch)
     assert torch.equal(found, expected)
     assert not reads_small_matrices() or steps == [1, 3, 3, 2, 1, 3]
@@ -126,14 +126,14 @@ def test_quantised_layers_are_taken(
 
 
 def test_another_pool_is_read_anew(tmp_path: Path, steps: list[int]) -> None:
-    save_checkpoint(tmp_path, make_configs()["qwen3"])
+    save_checkpoint(tmp_path, make_config("qwen3"))
     model, config = build_model(tmp_path)
     assert torch.equal(decode(model, config), decode(model, config))
     assert len(steps) == (12 if reads_small_matrices() else 0)
 
 
 def test_many_rows_and_prompts_are_not_taken(tmp_path: Path, steps: list[int]) -> None:
-    save_checkpoint(tmp_path, make_configs()["qwen3"])
+    save_checkpoint(tmp_path, make_config("qwen3"))
     model, config = build_model(tmp_path)
     runner = PagedRunner(model, config, dtype=BF16)
     rows = [runner.add_row() for _ in range(40)]
@@ -143,7 +143,7 @@ def test_many_rows_and_prompts_are_not_taken(tmp_path: Path, steps: list[int]) -
 
 
 def test_fp32_models_are_not_taken(tmp_path: Path, steps: list[int]) -> None:
-    save_checkpoint(tmp_path, make_configs()["qwen3"])
+    save_checkpoint(tmp_path, make_config("qwen3"))
     config = ModelConfig.from_folder(tmp_path)
     decode_fp32 = PagedRunner(
         build(config, Weights.from_folder(tmp_path, device=CPU, dtype=torch.float32), SINGLE), config

@@ -13,7 +13,7 @@ from models.context import DraftRing, ForwardContext, StepStates
 from models.layers.kimi_delta import KimiDelta
 from models.layers.mamba2 import Mamba2
 from models.layers.short_conv import ShortConv
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.models_harness import PagedRunner, load
 from tests.support.reference import reference_logits, save_checkpoint
 
@@ -29,7 +29,7 @@ LAYERS = ("lfm2", "lfm2_biases", "granite_hybrid", "falcon_h1_norm_first", "nemo
 def model_of(kind: str) -> tuple[torch.nn.Module, ModelConfig, torch.Tensor]:
     """Return our model, its config, and transformers' logits of the prompt."""
     with tempfile.TemporaryDirectory() as name:
-        folder, config = Path(name), make_configs()[kind]
+        folder, config = Path(name), make_config(kind)
         config.max_position_embeddings = 640
         save_checkpoint(folder, config)
         return load(folder), ModelConfig.from_folder(folder), reference_logits(folder, PROMPT)
@@ -66,7 +66,7 @@ class Layer:
     """The first recurrent layer of a model over one request's state, and its ring of drafts."""
 
     def __init__(self, folder: Path, kind: str) -> None:
-        save_checkpoint(folder, make_configs()[kind])
+        save_checkpoint(folder, make_config(kind))
         config = ModelConfig.from_folder(folder)
         self.index = next(layer for layer, state in enumerate(config.states) if state is not None)
         state = config.states[self.index]

@@ -13,7 +13,7 @@ from models.lora.adapter import Adapter
 from models.lora.config import LoraConfig
 from models.lora.linear import check_adapters
 from models.parallel import TensorParallel
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.lora_adapters import adapter_config, make_tensors, modules, save_adapter
 from tests.support.reference import save_checkpoint
 
@@ -111,7 +111,7 @@ def test_unknown_fields_are_warned_of_only_where_they_are_set(caplog):
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
-    save_checkpoint(folder, make_configs()["llama3.1"])
+    save_checkpoint(folder, make_config("llama3.1"))
     return folder
 
 
@@ -184,7 +184,7 @@ def test_integers_are_no_weights(base, tmp_path):
 
 def test_an_adapter_of_a_wider_model_is_refused(base, tmp_path):
     other = tmp_path / "other"
-    save_checkpoint(other, make_configs()["mistral_nemo"])
+    save_checkpoint(other, make_config("mistral_nemo"))
     folder = save_adapter(tmp_path / "a", make_tensors(other, dict.fromkeys(QV, 4)), CONFIG)
     with pytest.raises(ModelError, match=r"lora_A\.weight has shape \[4, 40\].*\[4, 32\]"):
         check(folder, base)
@@ -215,7 +215,7 @@ def test_a_broken_folder_is_explained(base, tmp_path, break_it, words):
 
 
 def test_layers_of_nemotron_have_two_spellings(tmp_path):
-    save_checkpoint(tmp_path / "base", make_configs()["nemotron_h"])
+    save_checkpoint(tmp_path / "base", make_config("nemotron_h"))
     tensors = make_tensors(tmp_path / "base", {"backbone.layers.0.mixer.in_proj": 4})
     for prefix in ("backbone.", "model."):
         named = {name.replace("backbone.", prefix): tensor for name, tensor in tensors.items()}

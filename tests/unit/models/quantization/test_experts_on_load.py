@@ -19,7 +19,7 @@ from models.quantization.config import LayerNames, QuantizationConfig, Rule
 from models.quantization.schemes import ON_LOAD
 from models.weights.checkpoint import SafetensorsReader
 from models.weights.weights import Weights
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.models_harness import CPU, SINGLE, PagedRunner
 from tests.support.packed_experts import num_bytes
 from tests.support.quantized_checkpoints import PROMPT, load_model, logits_of
@@ -40,7 +40,7 @@ NF4 = "bitsandbytes-nf4"
 
 
 def _save(folder, kind):
-    config = make_configs()[kind]
+    config = make_config(kind)
     for name, size in SIZES.items():
         if name in config.to_dict():
             setattr(config, name, size)
@@ -178,7 +178,7 @@ def test_tensors_of_all_experts_are_read_one_expert_at_a_time(kind, tmp_path, mo
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
 def test_random_experts_are_rounded_alike(kind):
-    raw = make_configs()[kind].to_dict() | SIZES
+    raw = make_config(kind).to_dict() | SIZES
     architecture = {"qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss"}[kind]
     config = ModelConfig.from_json(raw | {"architectures": [f"{architecture}ForCausalLM"]})
     w = Weights.dummy(device=CPU, dtype=torch.float32)
@@ -198,7 +198,7 @@ def test_sizes_are_those_of_the_tensors(kind, flag, tmp_path):
 
 
 def test_experts_without_whole_blocks_are_refused_by_layer_and_scheme():
-    raw = make_configs()["mixtral"].to_dict() | {"architectures": ["MixtralForCausalLM"], "intermediate_size": 96}
+    raw = make_config("mixtral").to_dict() | {"architectures": ["MixtralForCausalLM"], "intermediate_size": 96}
     config = ModelConfig.from_json(raw | {"hidden_size": 64}).quantized(NF4)
     with pytest.raises(ModelError, match=r"experts\.0\.w2: 96 inputs are no multiple of 64, .*nf4"):
         config.check_tensor_parallel(1)

@@ -18,7 +18,7 @@ from models.parallel import TensorParallel
 from models.quantization import experts_scheme
 from models.weights.checkpoint import SafetensorsReader
 from models.weights.weights import Weights
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.float_experts import FP8_ROWS, NF4, NVFP4, SCHEMES, save_float_experts
 from tests.support.models_harness import CPU, PagedRunner, load
 from tests.support.packed_experts import num_bytes
@@ -157,7 +157,7 @@ def test_other_formats_are_refused_by_the_config(change, message):
 
 def _parse(kind, quantization, **sizes):
     architecture = {"qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss", "granite_moe": "GraniteMoe"}[kind]
-    raw = make_configs()[kind].to_dict() | {"architectures": [f"{architecture}ForCausalLM"]} | sizes
+    raw = make_config(kind).to_dict() | {"architectures": [f"{architecture}ForCausalLM"]} | sizes
     return ModelConfig.from_json(raw | {"quantization_config": quantization})
 
 

@@ -19,7 +19,7 @@ from models.parallel import TensorParallel
 from models.quantization.fp8 import Fp8, Fp8Block
 from models.quantization.linear_method import LinearPart
 from models.weights.weights import Weights
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.models_harness import CPU
 from tests.support.quantized_checkpoints import edit, load_model, logits_of, relative_error
 from tests.support.rank_group import run_ranks
@@ -148,7 +148,7 @@ NUM_ROUNDED = {"qwen3_5": 11, "kimi_linear": 6, "lfm2": 11, "granite_hybrid": 7,
 
 @pytest.mark.parametrize("kind", NUM_ROUNDED)
 def test_norms_before_recurrences_and_latents_round(kind, tmp_path, monkeypatch):
-    save_checkpoint(tmp_path, make_configs()[kind])
+    save_checkpoint(tmp_path, make_config(kind))
     logits = logits_of(tmp_path, "fp8")
     num_rounded = []
     round_before = rounding.round_rows

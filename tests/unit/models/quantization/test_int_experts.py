@@ -21,7 +21,7 @@ from models.quantization import experts_scheme
 from models.quantization.config import LayerNames
 from models.quantization.experts_scheme import expert_bytes
 from models.weights.weights import Weights
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config, make_configs
 from tests.support.int_checkpoints import AWQ, edit_config, gptq_config, packed_config
 from tests.support.int_experts import FAMILIES, FORMATS, save_int_experts
 from tests.support.models_harness import CPU, PagedRunner, load
@@ -186,7 +186,7 @@ def test_an_expert_without_scales_is_refused_before_its_weights_are_read(kind, s
 
 def parse(kind, quantization, **sizes):
     architecture = {"qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss", "granite_moe": "GraniteMoe", "mixtral": "Mixtral"}
-    raw = make_configs()[kind].to_dict() | sizes | {"quantization_config": quantization}
+    raw = make_config(kind).to_dict() | sizes | {"quantization_config": quantization}
     return ModelConfig.from_json(raw | {"architectures": [f"{architecture[kind]}ForCausalLM"]})
 
 

@@ -19,7 +19,7 @@ from models.parallel import TensorParallel
 from models.quantization import experts_scheme
 from models.quantization.mxfp4 import Mxfp4
 from models.weights.weights import Weights
-from tests.support.checkpoints import make_configs
+from tests.support.checkpoints import make_config
 from tests.support.models_harness import CPU, PagedRunner, load
 from tests.support.packed_experts import FP8_CONFIG, MXFP4_CONFIG, num_bytes, save_fp8_blocks, save_mxfp4
 from tests.support.rank_group import run_ranks
@@ -145,7 +145,7 @@ def test_a_missing_or_odd_tensor_is_named(kind, name, value, message, tmp_path):
 
 def test_a_scheme_that_experts_do_not_take_is_refused_by_layer_and_scheme():
     def parse(kind, architecture, quantization):
-        raw = make_configs()[kind].to_dict() | {"architectures": [architecture], "quantization_config": quantization}
+        raw = make_config(kind).to_dict() | {"architectures": [architecture], "quantization_config": quantization}
         return ModelConfig.from_json(raw)
 
     with pytest.raises(ModelError, match=r"layers\.0\.mlp\.experts\.0\.gate_proj is quantized as mxfp4 .*separate"):
@@ -181,14 +181,14 @@ def test_experts_of_one_layer_with_two_schemes_are_refused(tmp_path):
     ],
 )  # fmt: skip
 def test_ranks_that_would_cut_a_block_of_experts_are_refused(kind, architecture, sizes, quantization, message):
-    raw = make_configs()[kind].to_dict() | sizes
+    raw = make_config(kind).to_dict() | sizes
     config = ModelConfig.from_json(raw | {"architectures": [architecture], "quantization_config": quantization})
     with pytest.raises(ModelError, match=message):
         config.check_tensor_parallel(2)
 
 
 def test_random_packed_experts_are_one_model_however_it_is_split():
-    raw = make_configs()["gpt_oss"].to_dict() | {"architectures": ["GptOssForCausalLM"], "intermediate_size": 64}
+    raw = make_config("gpt_oss").to_dict() | {"architectures": ["GptOssForCausalLM"], "intermediate_size": 64}
     config = ModelConfig.from_json(raw | {"quantization_config": MXFP4_CONFIG})
     w = Weights.dummy(device=CPU, dtype=torch.float32)
     ranks = [TensorParallel(), *(TensorParallel(r, 2, distributed.GroupMember.NON_GROUP_MEMBER) for r in range(2))]
@@ -200,7 +200,7 @@ def test_random_packed_experts_are_one_model_however_it_is_split():
 
 
 def test_random_fp8_experts_have_the_width_of_others():
-    raw = make_configs()["qwen3_moe"].to_dict() | {"architectures": ["Qwen3MoeForCausalLM"]}
+    raw = make_config("qwen3_moe").to_dict() | {"architectures": ["Qwen3MoeForCausalLM"]}
     config = ModelConfig.from_json(raw | {"quantization_config": FP8_CONFIG})
     layers = build(config, Weights.dummy(device=CPU, dtype=torch.float32), TensorParallel()).layers
     assert isinstance(layers[1].mlp.weights.down, Fp8Matrix)

@@ -9,6 +9,8 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
@@ -87,6 +89,30 @@ def test_a_file_that_ends_too_early_is_refused(tmp_path: Path) -> None:
         file.truncate(size - 1)
     with pytest.raises(ModelError, match=rf"00002-of-00003.* has {size - 1} bytes, but its header says {size}"):
         check(tmp_path, config)
+
+
+class Operations(TorchDispatchMode):
+    """Keeps the names of what is computed of tensors without values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(torch.is_tensor(leaf) and leaf.is_meta for leaf in tree_leaves(args)):
+            self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("shape", "name"), [("qwen3-0.6b", "aten.cat.default"), ("gemma-2-9b", "aten.add.Tensor")])
+def test_headers_are_checked_without_torch_dynamo_which_takes_a_second_to_import(
+    tmp_path: Path, shape: str, name: str
+) -> None:
+    config = save(tmp_path, shape)
+    with Operations() as operations:
+        check(tmp_path, config)
+    assert operations.names
+    assert name not in operations.names
 
 
 def test_a_folder_without_weights_is_not_judged(tmp_path: Path) -> None:

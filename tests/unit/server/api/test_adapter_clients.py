@@ -94,6 +94,19 @@ def test_the_anthropic_client_creates_streams_and_counts(harness, anthropic_clie
     assert count.input_tokens == plain.usage.input_tokens
 
 
+# rule: Endpoints: Anthropic's clients get models in their form
+def test_the_anthropic_client_lists_models(harness, anthropic_client):
+    app = harness(TEXT)
+    client = anthropic_client(app)
+    models = list(client.models.list())
+    assert [model.id for model in models] == ["tiny", "alias/tiny"]
+    assert client.models.retrieve("alias/tiny") == models[1]
+    assert (models[0].type, models[0].display_name, models[0].max_input_tokens) == ("model", "tiny", 256)
+    assert models[0].created_at.timestamp() == app.get("/v1/models/tiny").json()["created"]
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("claude")
+
+
 def test_the_async_anthropic_client_streams(harness):
     async def ask(url):
         async with anthropic.AsyncAnthropic(base_url=url, api_key="x", max_retries=0) as client:

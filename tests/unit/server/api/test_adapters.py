@@ -2,7 +2,7 @@
 
 import pytest
 from anthropic.types import ErrorResponse, Message, MessageTokensCount, RawMessageStreamEvent
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import InputTokenCountResponse, Response, ResponseStreamEvent
 
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead
@@ -81,6 +81,33 @@ def test_a_count_is_what_the_message_will_cost(harness):
     long = [{"role": "user", "content": "Hello " * 500}]  # beyond the context: that is what one counts for
     assert app.post(COUNT, {"model": "tiny", "messages": long}).json()["input_tokens"] > 500
     check_anthropic_error(app.post(COUNT, {"model": "claude", "messages": long}), 404, "not_found_error")
+
+
+# rule: Endpoints: A count of Responses' input is what the response will cost
+def test_an_input_is_counted_as_the_response_will_count_it(harness):
+    app = harness(TEXT)
+    fields = {"input": "hi", "instructions": "be nice"}
+    path = f"{RESPONSES}/input_tokens"
+    reply = app.post(path, {"model": "tiny", **fields, "text": {"verbosity": "low"}, "foo": 1})
+    count = check_type(InputTokenCountResponse, reply.json())
+    assert reply.headers["x-quire-ignored"] == "foo, text.verbosity"
+    assert app.client.submitted == []
+    assert count.input_tokens == respond(app, **fields).json()["usage"]["input_tokens"]
+    assert app.post(path, {"input": "Hello " * 500}).json()["input_tokens"] > 500  # beyond the context
+    error = check_error(app.post(path, {"input": "hi", "previous_response_id": "r"}), 400, "unsupported_feature")
+    assert error["param"] == "previous_response_id"
+    assert check_error(app.post(path, {"input": []}), 400, "invalid_parameter")["param"] == "input"
+
+
+def test_a_count_names_what_has_no_effect_as_the_message_does(harness):
+    app = harness(TEXT)
+    fields = {"model": "tiny", "messages": [{**USER_HI[0], "foo": 1}]}
+    assert app.post(COUNT, {**fields, "foo": {"a": None}}).headers["x-quire-ignored"] == "messages[0].foo"
+    tools = [{"name": "f", "input_schema": {"type": "object"}}]
+    fields |= {"tools": tools, "tool_choice": {"type": "none"}}
+    for path in (COUNT, MESSAGES):
+        reply = app.post(path, {**fields, **({} if path == COUNT else {"max_tokens": 9})})
+        assert reply.headers["x-quire-ignored"] == "messages[0].foo, tools"
 
 
 def test_the_stop_sequence_that_was_found_is_told(harness):

@@ -136,3 +136,77 @@ def test_a_form_is_told_the_header_to_send(harness):
         reply = harness().request("POST", "/v1/chat/completions", content=b"{}", headers={"content-type": kind})
         message = check_error(reply, 415, "unsupported_media_type")["message"]
         assert message.endswith(f"got {kind}: send the header content-type: application/json.")
+
+
+def test_a_field_that_holds_parameters_is_refused_with_their_names_here(harness):
+    app = harness()
+    options = {"num_predict": 9, "temperature": 0, "repeat_penalty": 1.1, "num_ctx": 4096, "stop": None}
+    error = check_error(app.chat(options=options), 400, "unsupported_feature")
+    assert error["param"] == "options"
+    assert error["message"] == (
+        "options is not served: use its fields beside it, num_predict as max_tokens, repeat_penalty as "
+        "repetition_penalty, num_ctx as --max-model-len of quire serve."
+    )
+    inner = {"max_new_tokens": 5, "stop": ["x"]}
+    for path, body, names in (
+        ("/v1/completions", {"prompt": "a"}, ", max_new_tokens as max_tokens"),
+        (
+            "/v1/responses",
+            {"input": "a"},
+            ", max_new_tokens as max_output_tokens, stop as stop of POST /v1/chat/completions",
+        ),
+    ):
+        message = check_error(app.post(path, {**body, "sampling_params": inner}), 400, "unsupported_feature")["message"]
+        assert message == f"sampling_params is not served: use its fields beside it{names}."
+    body = {"model": "tiny", "max_tokens": 9, "messages": HI, "extra_body": {"top_k": 5, "stop": "x"}}
+    message = app.post("/v1/messages", body).json()["error"]["message"]
+    assert message == "extra_body is not served: use its fields beside it, stop as stop_sequences."
+    for empty in ({}, {"temperature": None}, None):
+        reply = app.chat(options=empty, sampling_params=empty)
+        assert (reply.status_code, reply.headers.get("x-quire-ignored")) == (200, None)
+
+
+def test_a_limit_by_another_name_is_refused_unless_the_request_has_its_own(harness):
+    app = harness()
+    for name in ("max_new_tokens", "n_predict", "max_output_tokens"):
+        error = check_error(app.chat(**{name: 5}), 400, "unsupported_feature")
+        assert error["message"] == f"{name} is not served: use max_tokens."
+        for own in ("max_tokens", "max_completion_tokens"):
+            assert app.chat(**{name: 5, own: 5}).headers["x-quire-ignored"] == name
+    error = check_error(app.post("/v1/responses", {"input": "a", "max_tokens": 5}), 400, "unsupported_feature")
+    assert error["message"] == "max_tokens is not served: use max_output_tokens."
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/chat/completions"])
+def test_an_object_of_nulls_asks_for_nothing(harness, path):
+    fields = {"/v1/responses": {"input": "a"}, "/v1/messages": {"model": "tiny", "max_tokens": 9, "messages": HI}}
+    body = fields.get(path, {"messages": HI})
+    reply = harness().post(path, {**body, "structured_outputs": {"json": None}, "what": {"a": None}})
+    assert (reply.status_code, reply.headers.get("x-quire-ignored")) == (200, None)
+    reply = harness().post(path, {**body, "structured_outputs": {"json": None, "other": 1}})
+    assert reply.status_code == 400
+
+
+def test_a_schema_of_responses_without_its_type_is_refused_not_lost(harness):
+    for kind in ("text", "json_object"):
+        format_ = {"type": kind, "schema": {"type": "object"}}
+        reply = harness().post("/v1/responses", {"input": "a", "text": {"format": format_}})
+        error = check_error(reply, 400, "invalid_parameter")
+        assert error["param"] == "text.format.schema"
+        assert error["message"] == f"text.format.schema needs the type json_schema, not {kind}."
+    format_ = {"type": "text", "name": "n", "strict": True, "schema": None}
+    reply = harness().post("/v1/responses", {"input": "a", "text": {"format": format_}})
+    assert reply.headers["x-quire-ignored"] == "text.format.name, text.format.strict"
+
+
+def test_false_is_named_where_other_servers_take_it_for_something(harness):
+    app = harness()
+    fields = {"enable_thinking": False, "do_sample": False, "foo": False}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": HI}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": HI}),
+    ):
+        assert app.post(path, {**body, **fields}).headers["x-quire-ignored"] == "do_sample, enable_thinking"
+    assert app.complete(add_special_tokens=False).headers["x-quire-ignored"] == "add_special_tokens"

@@ -16,12 +16,14 @@ from engine.interface.errors import InvalidParameter
 from server.api.chat.request import encode_chat
 from server.api.heavy_work import HeavyWork
 from server.api.large_bodies import LargeBodies, give_place
+from server.api.limits import LIMITS
 from server.api.schemas import ChatBody
 from server.api.strict_json import parse_body
-from server.text.tokenizer import load_tokenizer
+from server.text.tokenizer import Tokenizer, load_tokenizer
 from tests.support.fakes import READY, FakeLauncherChannel
 from tests.unit.server.conftest import (
     COMPLETIONS,
+    USER_HI,
     chat_text,
     check_error,
     stream_chunks,
@@ -202,6 +204,8 @@ def test_unknown_fields_are_named_in_a_header_or_refused(harness):
 def test_every_served_name_is_a_model(harness):
     app = harness()
     assert [card["id"] for card in app.get("/v1/models").json()["data"]] == ["tiny", "alias/tiny"]
+    said = check_error(app.get("/v1/models/"), 404, "not_found")["message"]
+    assert said == "There is no route /v1/models/: it is /v1/models on this server."
     card = app.get("/v1/models/alias/tiny").json()
     assert (card["id"], card["object"], card["max_model_len"]) == ("alias/tiny", "model", 256)
     assert app.chat(model="alias/tiny").json()["model"] == "alias/tiny"
@@ -278,6 +282,43 @@ def test_a_template_that_runs_too_long_is_a_400(harness, tmp_path, monkeypatch, 
     assert "2 s" in check_error(app.chat(), 400, "invalid_parameter")["message"]
 
 
+def rendering_threads(monkeypatch) -> list[tuple[bool, bool]]:
+    """Return the renders that begin from now on: whether each is to be brief, and whether it is on the event loop."""
+    renders, render_chat = [], Tokenizer.render_chat
+
+    def watched(self, *args, is_brief=False, **kwargs):
+        try:
+            asyncio.get_running_loop()
+            is_on_loop = True
+        except RuntimeError:
+            is_on_loop = False
+        renders.append((is_brief, is_on_loop))
+        return render_chat(self, *args, is_brief=is_brief, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, "render_chat", watched)
+    return renders
+
+
+def test_a_small_chat_is_rendered_on_the_event_loop_and_another_one_beside_it(harness, monkeypatch):
+    app, renders = harness("hi"), rendering_threads(monkeypatch)
+    small, large = USER_HI, [{"role": "user", "content": "hi " * LIMITS.brief_bytes}]
+    for messages in (small, large):
+        assert app.chat(messages=messages).status_code in (200, 400)  # the large one may exceed the context
+    assert renders == [(True, True), (False, False)]
+
+
+def test_a_small_chat_that_takes_long_is_rendered_beside_the_event_loop(harness, tmp_path, monkeypatch):
+    source = "{% for i in range(90000) %}{% endfor %}{{ messages[0].content }}"
+    app = harness("hi", folder=write_model_folder(tmp_path, chat_template=source))
+    renders = rendering_threads(monkeypatch)
+    monkeypatch.setattr("server.api.heavy_work._NO_BRIEF_S", 3600.0)
+    monkeypatch.setattr("server.text.tokenizer._BRIEF_S", 60.0)  # its steps alone are too many
+    for _ in range(2):
+        assert app.chat().status_code == 200
+    assert renders == [(True, True), (False, False), (False, False)]
+    assert len({bytes(request.prompt) for request in app.client.submitted}) == 1
+
+
 @pytest.mark.parametrize("is_late", [True, False], ids=["too late", "cancelled"])
 def test_a_render_that_fails_after_its_request_ended_is_not_reported_as_lost(model_folder, monkeypatch, is_late):
     reports, begun, go_on, ended = [], threading.Event(), threading.Event(), threading.Event()
@@ -308,6 +349,6 @@ def test_a_render_that_fails_after_its_request_ended_is_not_reported_as_lost(mod
     monkeypatch.setattr("server.text.tokenizer.Tokenizer.render_chat", render_chat)
     app_state = SimpleNamespace(tokenizer=load_tokenizer(model_folder), limits=lambda: READY, work=HeavyWork())
     of_client = Request({"type": "http"})
-    give_place(of_client.scope, LargeBodies(app_state.work))
+    give_place(of_client.scope, LargeBodies(app_state.work)).add(LIMITS.brief_bytes + 1)
     asyncio.run(abandon())
     assert reports == []

@@ -13,6 +13,7 @@ from server.launcher.standby import Standby
 class Process:
     """A child of which only the end is told."""
 
+    pid: int = 0
     returncode: int | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -32,7 +33,7 @@ class Starts:
         self.processes: list[Process] = []
 
     async def __call__(self) -> Process:
-        self.processes.append(Process())
+        self.processes.append(Process(100 + len(self.processes)))
         return self.processes[-1]
 
 
@@ -41,10 +42,11 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def run(scenario) -> None:
+def run(scenario, told: list[bool] | None = None) -> None:
     async def main() -> None:
         starts = Starts()
-        standby = Standby(starts, reason=lambda: EngineFailed("No room.", 3))
+        tell = (lambda is_loaded: None) if told is None else told.append
+        standby = Standby(starts, reason=lambda: EngineFailed("No room.", 3), tell=tell)
         task = asyncio.create_task(standby.run())
         await settle()
         await scenario(standby, starts)
@@ -163,3 +165,30 @@ def test_none_is_started_after_the_stop_even_if_one_is_wanted() -> None:
         assert starts.processes == []
 
     run(scenario)
+
+
+def test_it_is_told_when_one_is_loaded_and_when_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    sleep = asyncio.sleep
+    monkeypatch.setattr("server.launcher.standby.asyncio.sleep", lambda delay_s: sleep(0))
+
+    async def scenario(standby: Standby, starts: Starts) -> None:
+        standby.want()
+        await settle()
+        assert (told, standby.is_loaded) == ([False], False)
+        standby.load(100)
+        assert (told, standby.is_loaded) == ([False, True], True)
+        starts.processes[0].end(-9)
+        assert not standby.is_loaded  # its end is not noticed yet
+        await settle()
+        assert (told, standby.is_loaded) == ([False, True, False], False)
+        standby.load(100)  # said before its end
+        standby.load(101)
+        assert told[3:] == [False, True]
+        assert standby.take() is starts.processes[1]
+        assert not standby.is_loaded
+        standby.want()  # it is the engine, and ready
+        await settle()
+        assert told[5:] == [False]
+
+    run(scenario, told)

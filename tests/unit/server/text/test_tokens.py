@@ -121,6 +121,16 @@ def test_fields_without_effect_are_named_and_refused_if_strict(harness, path):
     check_error(harness().post(path, {**body, "model": "nobody"}), 404, "model_not_found")
 
 
+def test_fields_of_the_other_kind_of_prompt_and_of_messages_are_named(harness):
+    app = harness()
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"prompt": "a", "tools": tools, "tool_choice": "auto", "continue_final_message": False, "foo": None, "b": []}
+    assert app.post("/tokenize", body).headers["x-quire-ignored"] == "tool_choice, tools"
+    body = {"messages": [{**USER_HI[0], "foo": 1}], "tools": tools, "tool_choice": "none", "foo": False}
+    assert app.post("/tokenize", body).headers["x-quire-ignored"] == "tools, messages[0].foo"
+    assert "x-quire-ignored" not in app.post("/detokenize", {"tokens": [5], "foo": None}).headers
+
+
 # rule: Endpoints: Prompts can be rendered without generating
 def test_rendering_a_chat_gives_its_prompt_and_generates_nothing(harness):
     app = harness()

@@ -144,7 +144,9 @@ def test_a_last_message_of_the_assistant_is_gone_on_with():
 
 
 def test_tools_are_functions_and_anthropics_own_are_skipped():
-    equivalent = translate(tools=[BASH, TOOL | {"type": "custom", "strict": True, "cache_control": {}}])
+    equivalent = translate(
+        tools=[BASH, TOOL | {"type": "custom", "strict": True, "cache_control": {"type": "ephemeral"}}]
+    )
     function = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
     assert [tool.model_dump() for tool in equivalent.body.tools] == [{"type": "function", "function": function}]
     assert equivalent.ignored == ["tools[0]"]

@@ -47,13 +47,31 @@ def test_requests_wait_for_the_next_daemon_in_a_takeover(harness):
     launcher.state = State(Stage("weights", 1, 2), False, fault="restarting", lets_wait=True)
     assert app.get("/ready").status_code == 503
     assert (app.get("/health").status_code, app.get("/health").json()["status"]) == (200, "engine restarting")
-    assert "next daemon" in app.get("/health").json()["detail"]
+    assert "requests wait" in app.get("/health").json()["detail"]
     assert app.chat().status_code == 200  # a client of engines would wait
     for fault in ("stalled", "dead"):
         launcher.state = State(Stage("weights", 1, 2), False, fault=fault, lets_wait=True)
         check_error(app.chat(), 503, "not_ready")
     launcher.state = State(Stage("weights", 1, 2), True, fault="restarting", lets_wait=True)
     check_error(app.chat(), 503, "draining")
+
+
+@pytest.mark.parametrize("stage", ["ready", "restarting", "config"])  # the launcher hears of an end after this worker
+@pytest.mark.parametrize("is_greeted", [False, True])
+def test_a_request_that_comes_while_a_standby_takes_over_is_not_refused(harness, stage, is_greeted):
+    launcher = FakeLauncherChannel()
+    app = harness("Hello.", launcher=launcher)
+    if not is_greeted:
+        app.client.ready = None
+    launcher.state = State(Stage(stage), False, fault="" if stage == "ready" else "restarting", lets_wait=True)
+    assert app.chat().status_code == 200  # a client of engines would wait
+
+
+def test_a_request_that_may_not_wait_for_the_standby_is_refused(harness):
+    app = harness("Hello.", launcher=(launcher := FakeLauncherChannel()), max_replays=0)
+    app.client.ready = None
+    launcher.state = State(Stage("restarting"), False, fault="restarting", lets_wait=True)
+    check_error(app.chat(), 503, "not_ready")
 
 
 def test_a_request_waits_a_moment_for_an_engine_that_greets_this_worker_later_than_another(harness):
