@@ -23,7 +23,7 @@ from kernels.linear.reference import make_int_weight
 from kernels.native import library
 
 _SIZES = ((4096, 1024), (6144, 1024), (1024, 3072), (12288, 4096))  # outputs, inputs
-_ROWS = (1, 2, 4, 8, 31)
+_ROWS = (1, 2, 4, 8, 31, 64, 128)
 _FORMS = ("bf16", "int8", "int4")
 _GROUP_SIZE = 32
 _MEMORY = 128 * 2**20  # bytes of matrices that are read in turn: more than a core's share of the last cache
@@ -34,6 +34,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 def main() -> None:
     """Print a table; write all numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--forms", nargs="+", choices=_FORMS, default=_FORMS)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     options = parser.parse_args()
@@ -43,7 +44,7 @@ def main() -> None:
     if compilation is None or not compilation.finish() or not library.products_level():
         sys.exit("benchmarks.cpu_products needs a C compiler and a CPU with AVX-512 in BF16 and VNNI.")
     results: list[Report] = []
-    for form in _FORMS:
+    for form in options.forms:
         for size in _SIZES:
             results += time_matrix(form, *size, rounds=options.rounds)
             print(f"{form} {size[0]} x {size[1]}", file=sys.stderr)

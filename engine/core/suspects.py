@@ -49,7 +49,7 @@ class Suspects:
         self._current = ""  # the request_id of the suspect let in last; "": none
         self._is_gated = False  # nothing is let in until that one has a further token
         self._alone: tuple[int, str] | None = None  # for which others are set aside: its client id and request_id
-        self._set_aside: list[Request] = []  # they had begun
+        self._set_aside: dict[str, Request] = {}  # by request_id: they had begun
         self._refused: dict[bytes, float] = {}
 
     @property
@@ -106,7 +106,9 @@ class Suspects:
         (client_id, request_id), waiting = self._alone, self._scheduler.waiting
         if self._current != request_id or not self._is_unproven:
             self._go_on()
-        elif waiting.only != request_id and request_id in self._scheduler.requests:
+        elif waiting.only == request_id:
+            self._tell_set_aside(request_id)  # whose grammar has been compiled meanwhile
+        elif request_id in self._scheduler.requests:
             waiting.only = ""
             if self._scheduler.preempt_all():
                 waiting.only = request_id
@@ -146,13 +148,15 @@ class Suspects:
 
     def _tell_set_aside(self, request_id: str) -> None:
         """Tell the workers which requests have begun and are in no step any more: all but the one that is alone."""
-        self._set_aside = [
+        untold = [
             request
             for request in self._scheduler.requests.values()
-            if request.request_id != request_id and (request.first_scheduled_s is not None or request.matcher)
+            if request.first_scheduled_s is not None or request.matcher
+            if request.request_id != request_id and self._set_aside.get(request.request_id) is not request
         ]
         messages: dict[int, SetAside] = {}
-        for request in self._set_aside:
+        for request in untold:
+            self._set_aside[request.request_id] = request
             messages.setdefault(request.client_id, SetAside([])).request_ids.append(request.request_id)
         for client_id, message in messages.items():
             self._transport.send(client_id, message)
@@ -160,8 +164,8 @@ class Suspects:
     def _go_on(self) -> None:
         """Let those go on that were set aside."""
         self._alone = self._scheduler.waiting.only = None
-        set_aside, self._set_aside = self._set_aside, []
-        self._announce([request for request in set_aside if self._find(request.request_id) is request])
+        set_aside, self._set_aside = self._set_aside, {}
+        self._announce([request for name, request in set_aside.items() if self._find(name) is request])
 
     def _drop(self, is_dropped: Callable[[_Held], bool]) -> int:
         num_dropped = 0

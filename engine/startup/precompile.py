@@ -44,9 +44,10 @@ def keys_of(setup: Setup, *, max_num_seqs: int, takes_over: bool) -> tuple[str, 
 
     A standby keeps some memory, so with layers with states it may run one request less than the engine before. Its
     steps have the same sizes nevertheless, and nearly always the same kernels; any other compiles when it is launched.
+    The keys differ also where memory limits nothing: what is kept under both would seem to be measured twice.
     setup: as decided, before what differs from start to start.
     """
-    own, of_all = repr(setup.limited_to(max_num_seqs)), repr(setup)
+    own, of_all = repr(setup.limited_to(max_num_seqs)), f"{setup!r}, for takeovers"
     return (of_all, own) if takes_over else (own, of_all)
 
 

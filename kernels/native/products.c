@@ -18,6 +18,7 @@ enum {
     LANES = 16,      /* outputs of a vector */
     AHEAD = 2048,    /* bytes that are fetched before they are read: the hardware stops at the end of a page */
     INT4_ROWS = 4,   /* that share what unpacking costs */
+    INT4_PACKED_ROWS = 31, /* most for which a block is not unpacked as a whole, without tiles */
     INT4_AHEAD = 256 /* inputs whose scales are fetched before they are read: of a group at most */
 };
 
@@ -447,18 +448,22 @@ static void unpack_block(const Int4 *a, int64_t block, bf16 *out)
     }
 }
 
-/* A block that is unpacked once for all rows; false if there is no memory, or no tiles. */
+/* A block that is unpacked once for all rows; false if there is no memory, or too few rows. */
 static int unpacked_block(const Int4 *a, int64_t block)
 {
     Product product = {(const char *)a->x, 0, a->bias ? a->bias + block * 64 : 0, a->out + block * 64, a->rows, a->n,
                        a->k / 2, 64, 0, 0, 0};
-    bf16 *panel = takes_tiles(&product) ? malloc(a->k * 64 * sizeof(bf16)) : 0;
+    const int is_tiled = takes_tiles(&product);
+    bf16 *panel = a->rows > (is_tiled ? INT4_ROWS : INT4_PACKED_ROWS) ? malloc(a->k * 64 * sizeof(bf16)) : 0;
     if (!panel)
         return 0;
     unpack_block(a, block, panel);
     __asm__ volatile("" ::"r"(panel) : "memory"); /* gcc's loads of tiles do not say that they read memory */
     product.w = (const char *)panel;
-    amx_blocks(&product, 0, 1, 0);
+    if (is_tiled)
+        amx_blocks(&product, 0, 1, 0);
+    else
+        blocks(&product, 0, 1, 0);
     free(panel);
     return 1;
 }
@@ -467,7 +472,7 @@ static void int4_blocks(const void *data, int64_t first, int64_t last)
 {
     const Int4 *a = data;
     for (int64_t block = first; block < last; block++) {
-        if (a->rows > INT4_ROWS && unpacked_block(a, block))
+        if (unpacked_block(a, block))
             continue;
         for (int64_t row = 0; row < a->rows; row += INT4_ROWS)
             if (a->rows - row == 1)

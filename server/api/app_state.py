@@ -68,7 +68,7 @@ class AppState:
         state, ready = self.launcher.state, self.client.ready
         if state.is_draining:
             raise Draining("The server is shutting down; send the request to another one.")
-        if self._lets_wait:
+        if self.lets_wait:
             ready = ready or self.client.last_ready
             if ready is not None:
                 return ready
@@ -83,13 +83,14 @@ class AppState:
         """Return limits(); wait a moment for an engine that serves and has not greeted this worker. Raises the same."""
         end_s = time.monotonic() + _GREETING_S
         while self.client.ready is None and self._is_served and time.monotonic() < end_s:
-            if self._lets_wait and self.client.last_ready is not None:
+            if self.lets_wait and self.client.last_ready is not None:
                 break
             await asyncio.sleep(_GREETING_POLL_S)
         return self.limits()
 
     @property
-    def _lets_wait(self) -> bool:
+    def lets_wait(self) -> bool:
+        """True if requests that come while no engine serves wait for the next one (State.lets_wait)."""
         state = self.launcher.state
         return state.lets_wait and state.is_alive and self.config.max_replays > 0
 
@@ -183,8 +184,11 @@ class AppState:
             who = "all" if len(self.launcher.key_hashes or self.config.api_key_hashes) <= 1 else "off"
         return who == "all" or (who == "keys" and "priority" in record.key_roles)
 
-    async def encode_texts(self, texts: Sequence[str], *, param: str) -> list[list[int]]:
-        """Return the ids of prompts, up to the first that does not fit the context. Raises as encode_checked() does."""
+    async def encode_texts(self, texts: Sequence[str], *, num_bytes: int, param: str) -> list[list[int]]:
+        """Return the ids of prompts, up to the first that does not fit the context. Raises as encode_checked() does.
+
+        num_bytes: of the request's body, which counts many short texts, too.
+        """
         max_model_len = self.limits().max_model_len
         encode = partial(
             self.tokenizer.encode_checked,
@@ -194,7 +198,8 @@ class AppState:
             param=param,
         )
         num_chars = sum(map(len, texts))
-        return encode() if self.work.is_brief(num_chars) else await self.work.run(num_chars, encode)
+        is_brief = self.work.is_brief(max(num_bytes, num_chars))
+        return encode() if is_brief else await self.work.run(num_chars, encode)
 
     def request_context(self, record: RequestRecord) -> RequestContext:
         """Return the facts of a request besides its body, with a new seed."""

@@ -1,6 +1,7 @@
 """ignored_fields: accepted fields of a body that have no effect, for the x-quire-ignored header. Pure.
 
-A field is named if it has a value: null, empty and false values do not count. Imports server.api.schemas.
+A field is named if it has a value: null, empty and most false values do not count (server.api.known_fields.asks).
+Imports server.api.schemas.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from server.api.schemas import ChatBody, ChatMessage, CompletionBody
 from server.structured_output.grammar_spec import ResponseFormat
 
 _MESSAGE_FIELDS = ("annotations", "audio", "function_call", "refusal")
+_OF_TEXTS = "add_special_tokens"
 _PART_FIELDS = frozenset({"type", "text", "refusal", "prompt_cache_breakpoint"})
 
 
@@ -18,6 +20,8 @@ def ignored_fields(body: ChatBody | CompletionBody) -> list[str]:
     """Return the fields of a checked body that have no effect, e.g. "foo", "messages[0].cache_control"."""
     ignored = _with_value(body.model_extra)
     if isinstance(body, ChatBody):
+        if (body.model_extra or {}).get(_OF_TEXTS) is False:
+            ignored.remove(_OF_TEXTS)  # so it is: the template adds special tokens itself
         ignored += _ignored_in_chat(body)
     ignored += _ignored_in_format(body.response_format)
     options = body.stream_options

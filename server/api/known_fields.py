@@ -3,8 +3,8 @@
 A field that no API here has is reported (server/api/ignored_fields.py), with these exceptions: without one that
 constrains the answer or limits its length, or that has a part of the prompt or of the parameters, the answer would be
 another one than the client takes it for. They are refused with the field to send instead; another server's name of the
-limit is reported where the request has the limit by its name here, too, as those of clients for many servers. Null,
-empty values, objects of nulls and the format of plain text ask for nothing.
+limit is reported where the request has the limit by its name here, too, as those of clients for many servers, and where
+a prompt is only counted. Null, empty values, objects of nulls and the format of plain text ask for nothing.
 """
 
 import re
@@ -102,6 +102,7 @@ RESPONSES_FIELDS = (
         "system": "instructions",
         "reasoning_effort": "reasoning.effort",
         "stop": "stop of POST /v1/chat/completions",
+        "stop_sequences": "stop of POST /v1/chat/completions",
     }
 )
 MESSAGES_FIELDS = (
@@ -145,7 +146,7 @@ _PLAIN_TEXT = {"type": "text"}  # the default of response_format and of text.for
 def refuse_known(body: BaseModel, known: Mapping[str, str], *, at: str = "") -> None:
     """Refuse the first field of another server that asks for something. `at`: the path of the object `body`."""
     for name, value in (body.model_extra or {}).items():
-        if name not in known or not has_value(value) or value == _PLAIN_TEXT or _is_sent(body, known[name]):
+        if name not in known or not has_value(value) or value == _PLAIN_TEXT or _may_pass(body, known[name]):
             continue
         field = f"{at}.{name}" if at else name
         inner = _renamed(value, known) if name in _PARAMETERS and isinstance(value, dict) else ""
@@ -164,10 +165,14 @@ def has_value(value: Any) -> bool:
     return bool(value)
 
 
-def _is_sent(body: BaseModel, field: str) -> bool:
-    """Return whether a body has a limit of the answer, by any of this server's names."""
-    fields: Collection[str] = _LENGTHS if field in _LENGTHS else _STOPS & {field}
-    return any(getattr(body, name) is not None for name in fields if name in type(body).model_fields)
+def _may_pass(body: BaseModel, field: str) -> bool:
+    """Return whether a body may have a limit of the answer by another name than `field`.
+
+    It has the limit by one of this server's names, too, or it is of a count, which has no answer.
+    """
+    names: Collection[str] = _LENGTHS if field in _LENGTHS else _STOPS & {field}
+    values = [getattr(body, name) for name in names if name in type(body).model_fields]
+    return any(value is not None for value in values) if values else bool(names)
 
 
 def _renamed(values: Mapping[str, Any], known: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ time that one of its marks names.
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from engine.interface.errors import UnsupportedFeature
+from engine.interface.errors import InvalidParameter, UnsupportedFeature
 from server.api.strict_json import StrictModel
 
 # OpenAI's values, whose "in_memory" is 5 to 10 minutes without use, and Anthropic's
@@ -17,6 +17,7 @@ _SECONDS: dict[Retention, float] = {"5m": 300.0, "in_memory": 600.0, "in-memory"
 _SECONDS |= {"12h": 43_200.0, "24h": 86_400.0}
 _TTLS: dict[str, Retention] = {"30m": "30m", "12h": "12h"}  # of a breakpoint
 _DEFAULT_TTL: Retention = "30m"  # of prompt_cache_options, and of a breakpoint without them
+_BREAKPOINT = "prompt_cache_breakpoint"
 _CONTENT_KEYS = ("content", "output")  # of a tool's result: Anthropic's, OpenAI's
 
 
@@ -51,15 +52,32 @@ def longest_breakpoint(options: PromptCacheOptions | None, contents: Iterable[An
     """Return the longest time of prompt_cache_options and of the breakpoints in the parts; None: none is there.
 
     contents: as longest_mark()'s. The implicit breakpoint of the options is the end of the prompt.
-    Raises UnsupportedFeature for a prompt that is only to be cached.
+    Raises UnsupportedFeature for a prompt that is only to be cached, and InvalidParameter for an unknown breakpoint.
     """
     if options is not None and options.prewarm:
         field = "prompt_cache_options.prewarm"
         raise UnsupportedFeature(f"{field}: a prompt is cached with its answer; ask for one token.", param=field)
     default = (options.ttl if options is not None else None) or _DEFAULT_TTL
     is_implicit = options is not None and options.mode != "explicit"
-    marks = [mark for mark in _marks(contents, "prompt_cache_breakpoint") if isinstance(mark, dict)]
-    return longest_of(default if is_implicit else None, *(_TTLS.get(str(mark.get("ttl")), default) for mark in marks))
+    marks = [mark for mark in _marks(contents, _BREAKPOINT) if mark is not None]
+    return longest_of(default if is_implicit else None, *(_ttl_of(mark) or default for mark in marks))
+
+
+def _ttl_of(mark: Any) -> Retention | None:
+    """Return the time that a breakpoint names. Raises InvalidParameter."""
+    if not isinstance(mark, dict):
+        raise _unknown(_BREAKPOINT, "an object", mark)
+    if mark.get("mode") not in (None, "explicit"):
+        raise _unknown(f"{_BREAKPOINT}.mode", "explicit", mark["mode"])
+    ttl = mark.get("ttl")
+    if ttl is not None and (not isinstance(ttl, str) or ttl not in _TTLS):
+        raise _unknown(f"{_BREAKPOINT}.ttl", " or ".join(_TTLS), ttl)
+    return _TTLS[ttl] if ttl is not None else None
+
+
+def _unknown(field: str, known: str, value: Any) -> InvalidParameter:
+    shown = f", got {value[:40]!r}" if isinstance(value, str) else ""  # others may be large
+    return InvalidParameter(f"{field} must be {known}{shown}.", param=field)
 
 
 def _marks(contents: Iterable[Any], name: str) -> Iterator[Any]:

@@ -51,8 +51,11 @@ class Standby:
 
     def load(self, pid: int) -> None:
         """Record that the process waits for Activate, loaded as far as there is room."""
+        if self.process is not None and self.process.pid != pid:
+            return  # one that has ended said so
         self._loaded_pid = pid
-        self._tell(self.is_loaded)
+        if self.is_loaded:
+            self._tell(True)
 
     def want(self) -> None:
         """Ask for a standby, unless there is one."""

@@ -1,7 +1,11 @@
 """The rows of a long table that make test runs."""
 
+import ast
+import functools
 import itertools
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +13,8 @@ import pytest
 
 from tests.conftest import covering, pytest_collection_modifyitems
 
-GPU_TESTS = Path(__file__).parents[1] / "gpu"
+ROOT = Path(__file__).parents[2]
+GPU_TESTS = ROOT / "tests" / "gpu"
 GPU_MARK = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.gpu\b", re.MULTILINE)
 
 
@@ -17,6 +22,52 @@ def test_all_tests_in_the_folder_that_make_test_does_not_collect_need_a_gpu():
     files = [path for pattern in ("test_*.py", "*_test.py") for path in GPU_TESTS.rglob(pattern)]
     assert files
     assert [path.name for path in files if not GPU_MARK.search(path.read_text())] == []
+
+
+def test_what_gpu_tests_import_of_this_repository_exists():
+    """Also what they import in functions. Read from the sources: nothing else here imports these tests."""
+    imports = [
+        (path.name, node.module, alias.name)
+        for path in GPU_TESTS.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module is not None and is_folder(node.module.split(".")[0])
+        for alias in node.names
+    ]
+    assert len(imports) > 100
+    assert [each for each in imports if not has_name(*each[1:])] == []
+    assert not has_name("tests.conftest", "uncovering")
+    assert not has_name("tests.gone", "covering")
+
+
+def is_folder(module: str) -> bool:
+    return (ROOT / module.replace(".", "/")).is_dir()
+
+
+def has_name(module: str, name: str) -> bool:
+    return name in names_in(module) or is_folder(f"{module}.{name}") or bool(names_in(f"{module}.{name}"))
+
+
+@functools.cache
+def names_in(module: str) -> set[str]:
+    """Return what a module of this repository defines or imports; nothing if there is no such file."""
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())) if path.is_file() else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+    return names
+
+
+@pytest.mark.full
+def test_the_tests_for_gpus_are_collected_without_one():
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "--collect-only", "-q", str(GPU_TESTS)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stdout[-4000:]
 
 
 def test_each_value_is_in_a_row_and_few_rows_are_kept():

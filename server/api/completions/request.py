@@ -9,7 +9,7 @@ from server.api.app_state import AppState
 from server.api.generation_spec import check_completion, completion_spec
 from server.api.grammar_wait import checked_grammar
 from server.api.ignored_fields import ignored_fields
-from server.api.large_bodies import while_wanted, with_body
+from server.api.large_bodies import body_size, while_wanted, with_body
 from server.api.reply_options import PreparedReply, reply_options
 from server.api.request_record import record_of
 from server.api.sampling_fields import ModelFacts
@@ -33,7 +33,9 @@ async def prepare_completion(app_state: AppState, body: CompletionBody, request:
     grammar = await checked_grammar(app_state.grammars, constraint, request, timeout_s=context.timeout_of(body.timeout))
     prompts = body.prompt
     if isinstance(prompts[0], str):
-        prompts = await while_wanted(request, app_state.encode_texts(prompts, param="prompt"))
+        prompts = await while_wanted(
+            request, app_state.encode_texts(prompts, num_bytes=body_size(request), param="prompt")
+        )
     facts = ModelFacts(limits, app_state.defaults, app_state.tokenizer)
     spec = await with_body(
         request,

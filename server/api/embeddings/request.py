@@ -11,7 +11,7 @@ from server.api.app_state import AppState
 from server.api.as_chat import named_extras
 from server.api.embeddings.run import EmbeddingRun, EmbeddingSpec
 from server.api.embeddings.schema import EmbeddingBody
-from server.api.large_bodies import while_wanted, with_body
+from server.api.large_bodies import body_size, while_wanted, with_body
 from server.api.limits import LIMITS
 from server.api.request_record import record_of
 from server.api.sampling_fields import check_ids
@@ -44,7 +44,7 @@ async def prepare_embeddings(app_state: AppState, body: EmbeddingBody, request: 
     if isinstance(body.input[0], str):
         prefix = _prefix(body.prompt_name, embedding)
         texts = [prefix + text for text in body.input]
-        inputs = await while_wanted(request, app_state.encode_texts(texts, param="input"))
+        inputs = await while_wanted(request, app_state.encode_texts(texts, num_bytes=body_size(request), param="input"))
     else:
         if body.prompt_name:
             raise InvalidParameter("prompt_name is for texts: token ids are taken as they are.", param="prompt_name")

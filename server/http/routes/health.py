@@ -53,7 +53,7 @@ def health_routes(app_state: AppState) -> list[ApiRoute]:
         served = app_state.client.engines
         answer: dict[str, object] = {"status": f"engine {fault}" if fault else "ok"}
         if fault:
-            answer["detail"] = _DETAILS["waiting" if state.lets_wait and fault == "restarting" else fault]
+            answer["detail"] = _DETAILS["waiting" if app_state.lets_wait and fault == "restarting" else fault]
         # names of engines have the addresses of other hosts: nothing for those without a key, where there are keys
         if served and (record_of(request.scope).key_hash or not app_state.config.api_key_hashes):
             answer["engines"] = {name: "ready" if is_ready else "missing" for name, is_ready in served.items()}

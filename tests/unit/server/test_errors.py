@@ -26,7 +26,7 @@ JSON_TYPE = {"content-type": "application/json"}
 def test_errors_have_openais_form_on_every_path(harness):
     app = harness(max_body_bytes=1000)
     check_error(app.get("/nothing"), 404, "not_found")
-    check_error(app.get("/v1/models/"), 404, "model_not_found")
+    check_error(app.get("/v1/models/"), 404, "not_found")
     check_error(app.get("/v1/models/gpt-4"), 404, "model_not_found")
     check_error(app.chat(model="gpt-4"), 404, "model_not_found")
     check_error(app.get(CHAT), 405, "method_not_allowed")

@@ -8,6 +8,7 @@ import pytest
 from engine.grammar.compiler import GrammarCompiler
 from engine.interface.protocol import AddRequest, GrammarSpec, SamplingParams, pack_token_ids
 from engine.interface.replays import Journal
+from tests.support.daemon import wait_for
 from tests.support.engine_harness import Harness, Seen, drafters
 from tests.support.grammar_tokens import compiler
 from tests.unit.engine.core.test_replays import REQUESTS, run
@@ -136,6 +137,24 @@ def test_what_was_set_aside_is_no_suspect_when_the_isolated_request_ends_the_eng
     isolated = isolate(harness, 40)
     while running(harness) != {"isolated"}:
         harness.turn()
+    assert not isolated.token_ids
+    harness.crash(is_fault=True, max_replays=9)
+    assert suspects_sent(harness) == {"isolated"}
+
+
+@DEPTHS
+def test_what_has_its_grammar_while_others_are_set_aside_is_no_suspect(depth: int) -> None:
+    slow = SlowCompiler()
+    harness = Harness(depth=depth, num_pages=200, max_num_seqs=4, max_num_batched_tokens=4, get_compiler=slow)
+    harness.add("compiles", [2], 30, grammar=GrammarSpec("start: /[0-9]{6,40}/"))
+    isolated = isolate(harness, 40)
+    harness.turn(depth + 1)
+    assert running(harness) == {"isolated"}
+    slow.event.set()
+    wait_for(lambda: bool(harness.engine._grammars._done), timeout_s=60, what="a grammar")
+    harness.turn(2)
+    assert "compiles" in harness.scheduler.requests
+    assert running(harness) == {"isolated"}
     assert not isolated.token_ids
     harness.crash(is_fault=True, max_replays=9)
     assert suspects_sent(harness) == {"isolated"}

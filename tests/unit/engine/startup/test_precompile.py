@@ -67,6 +67,19 @@ def test_a_takeover_knows_what_an_engine_with_room_for_more_requests_has_kept() 
     assert precompile.known_times(other, is_settled=False) is None
 
 
+def test_an_engine_that_memory_does_not_limit_keeps_what_one_start_measured_once() -> None:
+    setup = _decide(EngineConfig(model=str(DEMO_FOLDER), device="cpu"), rank=0)
+    most = setup.limits.max_num_seqs
+    limited, whole = (precompile.keys_of(setup, max_num_seqs=num_seqs, takes_over=False) for num_seqs in (38, most))
+    compiling = precompile.precompile([lambda: None], keys=limited)
+    assert compiling is not None
+    compiling.wait(lambda done, total: None)
+    assert precompile.precompile([lambda: None], keys=whole) is not None  # not what one with less memory compiled
+    for is_settled in (False, True):
+        precompile.keep_times(whole, StepTimes({32: 1.0}, 2.0))
+        assert (precompile.known_times(whole, is_settled=True) is not None) == is_settled
+
+
 def test_what_runs_in_threads_ends_before_processes_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     loading, may_end = threading.Event(), threading.Event()
 

@@ -133,14 +133,15 @@ def test_4_bit_products(
         pytest.skip("torch packs 4-bit weights in another order on this CPU")
     pairs = matrix.scales_zeros.double().repeat_interleave(group_size, dim=0)
     w = (codes.double().T - 8) * pairs[..., 0] + pairs[..., 1]
-    for num_rows in rows:
+    all_rows = (*rows, 31, 32, 70)
+    for num_rows in all_rows:
         x = draw(num_rows, k)
         found, exact = int4_linear(x, matrix, bias), x.double() @ w + bias.double()
         # more rows multiply weights that are rounded to bf16
-        weights = 2.0**-18 if num_rows <= 4 or rows == ROWS else 2.0**-8
+        weights = 2.0**-18 if num_rows <= (31 if rows == ROWS else 4) else 2.0**-8
         bound = exact.abs() * 2.0**-8 + weights * (x.double().abs() @ w.abs())
         assert ((found.double() - exact).abs() <= bound).all()
-    assert calls == ["int4_linear"] * len(rows)
+    assert calls == ["int4_linear"] * len(all_rows)
 
 
 def test_numbers_that_are_not_finite_stay_so(rows: tuple[int, ...]) -> None:

@@ -173,8 +173,22 @@ def test_a_limit_by_another_name_is_refused_unless_the_request_has_its_own(harne
         assert error["message"] == f"{name} is not served: use max_tokens."
         for own in ("max_tokens", "max_completion_tokens"):
             assert app.chat(**{name: 5, own: 5}).headers["x-quire-ignored"] == name
-    error = check_error(app.post("/v1/responses", {"input": "a", "max_tokens": 5}), 400, "unsupported_feature")
-    assert error["message"] == "max_tokens is not served: use max_output_tokens."
+    for name, own in (("max_tokens", "max_output_tokens"), ("stop_sequences", "stop of POST /v1/chat/completions")):
+        error = check_error(app.post("/v1/responses", {"input": "a", name: [5]}), 400, "unsupported_feature")
+        assert error["message"] == f"{name} is not served: use {own}."
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reported"),
+    [
+        ("/v1/responses/input_tokens", {"input": "a", "max_tokens": 5}, "max_tokens"),
+        ("/v1/responses/input_tokens", {"input": "a", "n_predict": 5, "stream": True}, "n_predict, stream"),
+        ("/v1/messages/count_tokens", {"messages": HI, "stop": ["x"]}, "stop"),
+    ],
+)
+def test_a_count_which_has_no_limits_reports_them_by_any_name(harness, path, fields, reported):
+    reply = harness().post(path, {"model": "tiny", **fields})
+    assert (reply.status_code, reply.headers.get("x-quire-ignored")) == (200, reported)
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/chat/completions"])
@@ -210,3 +224,5 @@ def test_false_is_named_where_other_servers_take_it_for_something(harness):
     ):
         assert app.post(path, {**body, **fields}).headers["x-quire-ignored"] == "do_sample, enable_thinking"
     assert app.complete(add_special_tokens=False).headers["x-quire-ignored"] == "add_special_tokens"
+    assert "x-quire-ignored" not in app.chat(add_special_tokens=False).headers  # none are added to a template's text
+    assert app.chat(add_special_tokens=True).headers["x-quire-ignored"] == "add_special_tokens"

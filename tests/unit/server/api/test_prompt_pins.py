@@ -71,6 +71,24 @@ def test_options_that_cannot_be_followed_are_refused_or_named(harness, path):
         assert check_error(send(**options), 400, code)["param"] == f"prompt_cache_options.{name}"
 
 
+@pytest.mark.parametrize(
+    ("mark", "named"),
+    [
+        ("x", "prompt_cache_breakpoint must be an object, got 'x'."),
+        ({"ttl": "2h"}, "prompt_cache_breakpoint.ttl must be 30m or 12h, got '2h'."),
+        ({"ttl": ["30m"]}, "prompt_cache_breakpoint.ttl must be 30m or 12h."),
+        ({"mode": "implicit"}, "prompt_cache_breakpoint.mode must be explicit, got 'implicit'."),
+    ],
+)
+def test_a_breakpoint_that_asks_for_no_known_time_is_refused(harness, mark, named):
+    part = {"text": "a", "prompt_cache_breakpoint": mark}
+    chat = {"messages": [{"role": "user", "content": [part | {"type": "text"}]}]}
+    output = {"type": "function_call_output", "call_id": "c", "output": [part | {"type": "input_text"}]}
+    for path, body in ((CHAT, chat), (RESPONSES, {"input": [output]})):
+        error = check_error(harness().post(path, body), 400, "invalid_parameter")
+        assert (error["message"], error["param"]) == (named, named.partition(" ")[0])
+
+
 def test_a_mark_that_asks_for_no_known_time_is_refused(harness):
     for mark, named in (
         ("x", "cache_control"),

@@ -282,17 +282,20 @@ def test_a_template_that_runs_too_long_is_a_400(harness, tmp_path, monkeypatch, 
     assert "2 s" in check_error(app.chat(), 400, "invalid_parameter")["message"]
 
 
+def is_in_loop() -> bool:
+    """Return whether an event loop runs the caller."""
+    try:
+        return asyncio.get_running_loop() is not None
+    except RuntimeError:
+        return False
+
+
 def rendering_threads(monkeypatch) -> list[tuple[bool, bool]]:
     """Return the renders that begin from now on: whether each is to be brief, and whether it is on the event loop."""
     renders, render_chat = [], Tokenizer.render_chat
 
     def watched(self, *args, is_brief=False, **kwargs):
-        try:
-            asyncio.get_running_loop()
-            is_on_loop = True
-        except RuntimeError:
-            is_on_loop = False
-        renders.append((is_brief, is_on_loop))
+        renders.append((is_brief, is_in_loop()))
         return render_chat(self, *args, is_brief=is_brief, **kwargs)
 
     monkeypatch.setattr(Tokenizer, "render_chat", watched)
@@ -301,6 +304,7 @@ def rendering_threads(monkeypatch) -> list[tuple[bool, bool]]:
 
 def test_a_small_chat_is_rendered_on_the_event_loop_and_another_one_beside_it(harness, monkeypatch):
     app, renders = harness("hi"), rendering_threads(monkeypatch)
+    monkeypatch.setattr("server.text.tokenizer._BRIEF_S", 60.0)  # a collection of garbage takes longer than 5 ms
     small, large = USER_HI, [{"role": "user", "content": "hi " * LIMITS.brief_bytes}]
     for messages in (small, large):
         assert app.chat(messages=messages).status_code in (200, 400)  # the large one may exceed the context
@@ -317,6 +321,24 @@ def test_a_small_chat_that_takes_long_is_rendered_beside_the_event_loop(harness,
         assert app.chat().status_code == 200
     assert renders == [(True, True), (False, False), (False, False)]
     assert len({bytes(request.prompt) for request in app.client.submitted}) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_on_loop"),
+    [({"prompt": "hi"}, True), ({"prompt": "é" * 3000}, False), ({"prompt": ["a"] * 1024}, False)],
+)
+def test_prompts_of_a_small_body_are_encoded_on_the_event_loop_and_others_beside_it(
+    harness, monkeypatch, fields, is_on_loop
+):
+    app, places, encode_checked = harness("hi"), [], Tokenizer.encode_checked
+
+    def watched(self, *args, **kwargs):
+        places.append(is_in_loop())
+        return encode_checked(self, *args, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, "encode_checked", watched)
+    assert app.complete(**{"max_tokens": 1, **fields}).status_code in (200, 400, 429)  # many may be too many
+    assert places == [is_on_loop]
 
 
 @pytest.mark.parametrize("is_late", [True, False], ids=["too late", "cancelled"])

@@ -183,12 +183,29 @@ def test_it_is_told_when_one_is_loaded_and_when_it_is_gone(monkeypatch: pytest.M
         await settle()
         assert (told, standby.is_loaded) == ([False, True, False], False)
         standby.load(100)  # said before its end
+        assert told[3:] == []
         standby.load(101)
-        assert told[3:] == [False, True]
+        standby.load(100)
+        assert (told[3:], standby.is_loaded) == ([True], True)
         assert standby.take() is starts.processes[1]
         assert not standby.is_loaded
         standby.want()  # it is the engine, and ready
         await settle()
-        assert told[5:] == [False]
+        assert told[4:] == [False]
+
+    run(scenario, told)
+
+
+def test_one_that_is_loaded_when_it_is_ended_for_a_takeover_tells_nothing() -> None:
+    told: list[bool] = []
+
+    async def scenario(standby: Standby, starts: Starts) -> None:
+        standby.want()
+        await settle()
+        starts.processes[0].end(-9)
+        await standby.end()
+        told.clear()
+        standby.load(100)  # was on its way: requests wait for the next daemon now
+        assert told == []
 
     run(scenario, told)

@@ -72,6 +72,9 @@ def test_a_request_that_may_not_wait_for_the_standby_is_refused(harness):
     app.client.ready = None
     launcher.state = State(Stage("restarting"), False, fault="restarting", lets_wait=True)
     check_error(app.chat(), 503, "not_ready")
+    detail = app.get("/health").json()["detail"]
+    assert "requests wait" not in detail
+    assert "GET /ready" in detail
 
 
 def test_a_request_waits_a_moment_for_an_engine_that_greets_this_worker_later_than_another(harness):
