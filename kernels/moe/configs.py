@@ -235,29 +235,6 @@ _PAIRS_OF = {  # by kind and tokens, if each pair may be computed by itself
 
 
 @dataclass(frozen=True)
-class FewTile:
-    """Sizes of one product of few tokens by mma.sync."""
-
-    outputs: int  # of a program; gate and up have so many each. A multiple of 16 that divides all
-    num_warps: int  # at most a warp for 16 outputs of each split and, of the sum, of each expert
-    splits: int  # of the inputs; with the rows of a tile, or the experts of the sum, 8 or 16 columns
-    ahead: int  # groups of each split whose loads are in flight at once
-    max_registers: int | None = None  # of a thread
-
-
-@dataclass(frozen=True)
-class FewConfig:
-    """Settings of both products of a step of few tokens by mma.sync."""
-
-    block_m: int  # rows of a tile: (token, expert) pairs of one expert; 1: each pair is a tile of its own
-    up: FewTile
-    down: FewTile
-    sums: bool = False  # the second product sums over the experts; with tiles of one row
-    chooses: bool = False  # of sums: both products choose the experts themselves, if a softmax alone chooses them
-    chunk_tokens: int | None = 4  # as of GroupedConfig, unless tiles have one row; None: all are routed in one launch
-
-
-@dataclass(frozen=True)
 class Fp8Tile:
     """Tile sizes of one product of activations in FP8."""
 

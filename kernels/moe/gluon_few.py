@@ -19,7 +19,7 @@ from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 
 from kernels.gluon_common import grid_dependency
-from kernels.moe.configs import FewTile
+from kernels.moe.few_configs import FewTile
 from kernels.moe.gluon_few_codes import code_layout, row_layout
 from kernels.moe.gluon_few_route import LateRouting, rank_experts, take_all, take_expert
 from kernels.moe.gluon_few_sums import load_ahead, own_columns, place_rows, sources, sum_groups
@@ -39,6 +39,7 @@ def takes(x: torch.Tensor, gate_up: PlanesMatrix, down: PlanesMatrix, gate: Gate
     """Return True if the kernels support these experts, given a device of compute capability 9.0."""
     return (
         x.dtype == torch.bfloat16
+        and x.stride(0) % 8 == 0
         and gate.kind in ("silu", "clamped")
         and all(w.kind in FEW_KINDS and w.shape[2] % PLANE == 0 and w.shape[1] % 16 == 0 for w in (gate_up, down))
     )

@@ -1,20 +1,20 @@
 """Triton twin of kernels/moe/reference.py. Never syncs: grids depend only on the number of tokens, as graphs require.
 
-Few tokens: route, then two matrix-vector products per pair. Otherwise: route, lay out, gate and up joined, down, and
-the weighted sum over each token's experts in their order, so that results are equal in every run. Experts arranged in
-planes have kernels of their own for both products: of one token, of some, and of many in FP8.
+Few tokens: route, then two matrix-vector products per pair. Otherwise: route, lay out (in one launch for few tokens),
+gate and up joined, down, and the weighted sum over each token's experts in their order, so that results are equal in
+every run. Experts arranged in planes have kernels of their own for both products: of few tokens, and of many in FP8.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kernels.linear.triton_gemv import shared_bytes_of
 from kernels.moe.configs import (
-    FewConfig,
     Fp8Config,
     GroupedConfig,
     HopperFp8Config,
@@ -31,6 +31,7 @@ from kernels.moe.configs import (
     planes_config,
     uses_pairs,
 )
+from kernels.moe.few_configs import CHUNK_TOKENS, FewConfig, few_config
 from kernels.moe.planes import PlanesMatrix
 from kernels.moe.reference import SILU, Choice, ExpertBiases, ExpertSum, Gate
 from kernels.moe.storage import ExpertMatrix
@@ -39,7 +40,7 @@ from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
-from kernels.moe.triton_route_few import route_few
+from kernels.moe.triton_route_few import route_few, routes_once
 from kernels.moe.triton_sums import sum_experts
 
 try:
@@ -116,12 +117,7 @@ def fused_moe(
         "here": range(first_expert, first_expert + num_here),
         "pdl": pdl,
     }
-    tiles: RowTiles | Routing
-    if isinstance(config, FewConfig) and config.block_m > 1 and config.chunk_tokens is None:
-        routing, tiles = route_few(logits, block_m=config.block_m, **options)
-    else:
-        by_bits = isinstance(config, FewConfig) and config.chunk_tokens is None
-        tiles = routing = route(logits, chunk_tokens=_chunk_tokens(config), by_bits=by_bits, **options)
+    routing, tiles = _route(logits, config, options)
     if isinstance(config, PairsConfig):
         inner = pairs_gate_up(x, gate_up, routing, config.up, gate=gate, bias=up_bias, pdl=pdl)
         return pairs_down(
@@ -134,16 +130,38 @@ def fused_moe(
         return planes_pairs_down(
             inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
         )  # fmt: skip
-    if isinstance(config, FewConfig) and config.sums:
+    if isinstance(config, FewConfig) and config.block_m == 1:
         return _multiply_few(x, gate_up, down, routing, config, gate, biases, shared, shared_gate, pdl=pdl)
-    if _chunk_tokens(config) is not None:
-        is_hopper = isinstance(config, HopperFp8Config)
-        tiles = lay_out(routing, num_experts=num_here, block_m=config.block_m, has_positions=is_hopper, pdl=pdl)
     outputs = multiply(
-        x, gate_up, down, tiles, config, num_pairs=num_pairs, gate=gate, up_bias=up_bias, down_bias=down_bias, pdl=pdl
+        x, gate_up, down, tiles or routing, config,
+        num_pairs=num_pairs, gate=gate, up_bias=up_bias, down_bias=down_bias, pdl=pdl,
     )  # fmt: skip
     late = ExpertSum(outputs, routing.weights, routing.experts, routing.has_absent, shared, shared_gate)
     return late if is_late else sum_experts(late, pdl=pdl)
+
+
+def _route(logits: torch.Tensor, config: Config, options: Mapping[str, Any]) -> tuple[Routing, RowTiles | None]:
+    """Choose the experts and lay out their pairs; None: the products of a config take each pair by itself.
+
+    options: of kernels.moe.triton_route.route.
+    """
+    if isinstance(config, PairsConfig | PlanesPairsConfig):
+        return route(logits, chunk_tokens=None, **options), None
+    if isinstance(config, FewConfig):
+        chunk_tokens = None if config.block_m == 1 else CHUNK_TOKENS
+    else:
+        chunk_tokens = config.chunk_tokens
+    if chunk_tokens is None:
+        return route(logits, chunk_tokens=None, **options), None
+    num_experts, top_k, pdl = options["num_experts"], options["top_k"], options["pdl"]
+    has_positions = isinstance(config, HopperFp8Config)
+    if not has_positions and routes_once(num_tokens=logits.shape[0], top_k=top_k, num_experts=num_experts):
+        return route_few(logits, block_m=config.block_m, **options)
+    routing = route(logits, chunk_tokens=chunk_tokens, **options)
+    num_here = len(options["here"])
+    return routing, lay_out(
+        routing, num_experts=num_here, block_m=config.block_m, has_positions=has_positions, pdl=pdl
+    )
 
 
 def _multiply_few(
@@ -198,6 +216,7 @@ def multiply(
         sizes = {"block_m": config.block_m, "num_pairs": num_pairs}
         inner = planes_gemm(x, gate_up, tiles, config.up, gate=gate, bias=up_bias, pdl=pdl, **sizes)
         return planes_gemm(inner, down, tiles, config.down, gate=None, bias=down_bias, pdl=pdl, **sizes)
+    assert isinstance(tiles, RowTiles)
     if isinstance(config, FewConfig):
         assert gluon_few.takes(x, gate_up, down, gate)
         product = functools.partial(
@@ -205,7 +224,6 @@ def multiply(
         )  # fmt: skip
         inner = product(x, gate_up, tile=config.up, gate=gate, bias=up_bias)
         return product(inner, down, tile=config.down, gate=None, bias=down_bias)
-    assert isinstance(tiles, RowTiles)
     if isinstance(config, HopperFp8Config):
         assert gluon_fp8.takes(x, gate_up, down, gate)
         return gluon_fp8.multiply(x, gate_up, down, tiles, config, biases=(up_bias, down_bias), pdl=pdl)
@@ -243,19 +261,20 @@ def choose(
             hopper = hopper_planes_config(gate_up.kind, num_pairs=num_tokens * top_k, num_experts=num_experts)
             if hopper is not None:
                 return hopper
+        if can_round and _runs_on_hopper(x.device) and gluon_few.takes(x, gate_up, down, gate):
+            num_here, hidden_size, _ = down.shape
+            few = few_config(
+                gate_up.kind, num_here=num_here, hidden_size=hidden_size, intermediate_size=gate_up.shape[1] // 2,
+                expert_bytes=gate_up.expert_bytes + down.expert_bytes, **sizes,
+            )  # fmt: skip
+            if few is not None:
+                return few
         return planes_config(gate_up.kind, can_round=can_round, **sizes)
     if uses_pairs(**sizes):
         return pairs_config(intermediate_size=intermediate_size)
     config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)
     config = config if isinstance(down, torch.Tensor) else for_packed(config)
     return fitting(config, shared_bytes=shared_bytes_of(x.device)) if x.is_cuda else config
-
-
-def _chunk_tokens(config: Config) -> int | None:
-    """Return the tokens of a chunk of the routing; None: pairs are not laid out."""
-    if isinstance(config, PairsConfig | PlanesPairsConfig) or (isinstance(config, FewConfig) and config.block_m == 1):
-        return None
-    return config.chunk_tokens
 
 
 @functools.cache

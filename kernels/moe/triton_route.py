@@ -65,14 +65,13 @@ def route(
     expert_scales: torch.Tensor | None = None,
     choice: Choice | None = None,
     here: range | None = None,
-    by_bits: bool = False,
     pdl: bool = False,
 ) -> Routing:
     """Equal kernels.moe.reference.route on logits[:, :num_experts]. logits: [T, >= num_experts], last dimension dense.
 
     given: contiguous. chunk_tokens: approximate tokens per chunk; None: one token at a time, without ranks and counts.
     expert_scales: [num_experts] fp32. here: the experts whose products are computed; None: all. choice: computed in the
-    same launch; a token with a NaN among its scores has NaN for all its weights. by_bits: see choose_experts.
+    same launch; a token with a NaN among its scores has NaN for all its weights.
     """
     chosen_by = choice or Choice("softmax")
     bias, num_groups = chosen_by.bias, chosen_by.num_groups
@@ -98,7 +97,7 @@ def route(
         CHOOSES=choice is not None, IS_SIGMOID=chosen_by.kind == "sigmoid", HAS_BIAS=bias is not None,
         GROUPS=num_groups, GROUPS_PAD=triton.next_power_of_2(num_groups), OPEN_GROUPS=chosen_by.num_groups_per_tok,
         BEST_OF_GROUP=chosen_by.num_best_of_group,
-        HAS_COUNTS=has_counts, HAS_ABSENT=has_absent, BY_BITS=by_bits, PDL=pdl,
+        HAS_COUNTS=has_counts, HAS_ABSENT=has_absent, PDL=pdl,
         num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return Routing(weights, experts, ranks, counts, tokens, has_absent)
@@ -150,7 +149,7 @@ def _route_kernel(
     TOKENS: tl.constexpr, RENORMALIZE: tl.constexpr, HAS_GIVEN: tl.constexpr, HAS_SCALES: tl.constexpr,
     HAS_COUNTS: tl.constexpr, HAS_ABSENT: tl.constexpr, PDL: tl.constexpr,
     CHOOSES: tl.constexpr, IS_SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, GROUPS: tl.constexpr,
-    GROUPS_PAD: tl.constexpr, OPEN_GROUPS: tl.constexpr, BEST_OF_GROUP: tl.constexpr, BY_BITS: tl.constexpr,
+    GROUPS_PAD: tl.constexpr, OPEN_GROUPS: tl.constexpr, BEST_OF_GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """One chunk of tokens: the softmax if no weights are given, then top_k rounds, each taking the largest one left.
 
@@ -167,7 +166,7 @@ def _route_kernel(
     weights, experts, chosen = choose_experts(
         logits_ptr, given_ptr, bias_ptr, scales_ptr, tokens, is_live, columns, places, stride_logits, floor, added,
         factor, EXPERTS, EXPERTS_PAD, TOP_K, PLACES_PAD, TOKENS, RENORMALIZE, HAS_GIVEN, HAS_SCALES, CHOOSES,
-        IS_SIGMOID, HAS_BIAS, GROUPS, GROUPS_PAD, OPEN_GROUPS, BEST_OF_GROUP, BY_BITS,
+        IS_SIGMOID, HAS_BIAS, GROUPS, GROUPS_PAD, OPEN_GROUPS, BEST_OF_GROUP, not HAS_COUNTS,
     )  # fmt: skip
     pairs = tokens[:, None] * TOP_K + places
     is_pair = is_live[:, None] & (places < TOP_K)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.moe import reference as moe
-from kernels.moe.configs import FewConfig, FewTile
+from kernels.moe.few_configs import FewConfig, FewTile
 from kernels.moe.planes import to_planes
 from tests.unit.kernels.triton_cases.int_experts_problem import STORAGES, Integers, pack_integers
 from tests.unit.kernels.triton_cases.moe_problem import Problem, make_problem, pack_experts
@@ -26,12 +26,10 @@ STORAGE_NAMES = (
 )  # fmt: skip
 # (experts, top_k, hidden, intermediate): whole groups of inputs, and part of one
 SIZES = {"whole": (16, 8, 512, 256), "odd": (7, 3, 320, 192)}
+# Those that few_config returns
 CONFIGS = (
-    FewConfig(2, FewTile(16, 4, 4, 4), FewTile(32, 8, 4, 1)),
-    FewConfig(4, FewTile(32, 4, 2, 2), FewTile(64, 8, 2, 2), chunk_tokens=None),
-    FewConfig(8, FewTile(64, 4, 1, 2), FewTile(32, 2, 1, 3), chunk_tokens=None),
-    FewConfig(16, FewTile(64, 4, 1, 2), FewTile(64, 4, 1, 1)),
-    FewConfig(8, FewTile(64, 8, 2, 2), FewTile(64, 8, 2, 1)),
+    FewConfig(4, FewTile(32, 4, 2, 2), FewTile(32, 4, 2, 6)),
+    FewConfig(8, FewTile(64, 4, 1, 2), FewTile(64, 4, 1, 3)),
 )
 
 
@@ -40,10 +38,8 @@ def _configs(num_tokens: int, top_k: int) -> Iterator[FewConfig]:
         yield from CONFIGS
         return
     places = 1 << (top_k - 1).bit_length()
-    yield FewConfig(1, FewTile(16, 8, 8, 4), FewTile(16, 8, 8 // places, 6), sums=True)
-    down = FewTile(32, 16, 16 // places, 1)
-    yield FewConfig(1, FewTile(32, 8, 16, 1, 128), down, sums=True, chunk_tokens=None)
-    yield FewConfig(1, FewTile(16, 4, 8, 2), down, sums=True, chooses=True)
+    yield FewConfig(1, FewTile(16, 8, 8, 2, 128), FewTile(16, 8, 8 // places, 6))
+    yield FewConfig(1, FewTile(16, 8, 8, 3, 128), FewTile(16, 8 if top_k < 8 else 4, 8 // places, 3), chooses=True)
 
 
 def _problem(storage: str, sizes: str, num_tokens: int, **options) -> Problem:

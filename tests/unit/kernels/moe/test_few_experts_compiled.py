@@ -7,45 +7,56 @@ from tests.support.compiled_kernels import HOPPER_REGISTERS, compile_kernels, ne
 SCRIPT = """
 import sys
 
-from kernels.moe.configs import FewConfig, FewTile
+from kernels.moe.few_configs import few_config
 from kernels.moe.planes import to_planes
 from kernels.moe.reference import SILU, Gate
 from kernels.moe.triton import fused_moe
 from tests.unit.kernels.triton_cases.int_experts_problem import STORAGES, pack_integers
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 
-(storage,) = sys.argv[1:]
+storage, kind, sizes = sys.argv[1:]
+hidden_size, intermediate_size = map(int, sizes.split("x"))
+top_k = 4 if storage == "mxfp4" else 8
 is_clamped = storage == "mxfp4"
 gate = Gate("clamped", alpha=1.702, limit=7.0) if is_clamped else SILU
 problem = make_problem(
-    num_tokens=8, num_experts=4, top_k=4, hidden_size=2048, intermediate_size=768, dtype=torch.bfloat16,
-    has_biases=is_clamped, gate=gate,
+    num_tokens=16, num_experts=16, top_k=top_k, hidden_size=hidden_size, intermediate_size=intermediate_size,
+    dtype=torch.bfloat16, has_biases=is_clamped, gate=gate,
 )
 if storage in STORAGES:
     problem = pack_integers(problem, STORAGES[storage])
 else:
     problem = pack_experts(problem, storage, block=128)
-configs = (
-    FewConfig(1, FewTile(16, 8, 8, 4), FewTile(16, 8, 2, 6), sums=True, chunk_tokens=None),
-    FewConfig(1, FewTile(16, 8, 8, 4), FewTile(16, 8, 2, 6), sums=True, chooses=True),
-    FewConfig(8, FewTile(64, 4, 1, 3), FewTile(64, 4, 1, 3), chunk_tokens=None),
-)
+gate_up, down = to_planes(problem.gate_up), to_planes(problem.down)
 with collect_kernels() as kernels:
-    for config in configs:
+    for num_tokens, expert_bytes in ((1, 2**20), (1, 2**24), (2, 2**20), (16, 2**20)):
+        config = few_config(
+            kind, num_tokens=num_tokens, top_k=top_k, num_experts=16, num_here=16, hidden_size=hidden_size,
+            intermediate_size=intermediate_size, expert_bytes=expert_bytes,
+        )
         fused_moe(
-            problem.x, problem.logits, to_planes(problem.gate_up), to_planes(problem.down), config=config,
-            biases=problem.biases, gate=gate, top_k=4, renormalize=True, round_weights=True, pdl=True,
+            problem.x[:num_tokens], problem.logits[:num_tokens], gate_up, down, config=config, biases=problem.biases,
+            gate=gate, top_k=top_k, renormalize=True, round_weights=True, pdl=True,
         )
 """
 
 
 @pytest.mark.full
 @needs_triton
-@pytest.mark.parametrize("storage", ["mxfp4", "nvfp4", "fp8", "awq", "gptq", "packed", "packed_asymmetric"])
-def test_codes_go_from_memory_to_registers_without_spills(storage, tmp_path):
-    compiled = compile_kernels(SCRIPT, storage, cache=tmp_path)
+@pytest.mark.parametrize("sizes", ["2048x768", "4096x1408"])
+@pytest.mark.parametrize(
+    ("storage", "kind"),
+    [
+        ("mxfp4", "mxfp4"),
+        ("nvfp4", "nvfp4"),
+        ("fp8", "fp8"),
+        *((name, "int4") for name in ("awq", "gptq", "packed", "packed_asymmetric")),
+    ],
+)
+def test_codes_go_from_memory_to_registers_without_spills(storage, kind, sizes, tmp_path):
+    compiled = compile_kernels(SCRIPT, storage, kind, sizes, cache=tmp_path)
     products = [kernel for kernel in compiled if kernel.name in ("_product_kernel", "_sum_kernel")]
-    assert len(products) == 6
+    assert len(products) == 8
     assert all(kernel.has_wide_loads and kernel.local_bytes == 0 for kernel in products), products
     assert all(kernel.registers <= HOPPER_REGISTERS // 2 for kernel in products), products
     # of sums alone: values that went through it would take 16 KiB and more

@@ -10,7 +10,7 @@ import torch
 from kernels.moe import gluon_few, gluon_few_codes, gluon_few_route, gluon_few_sums, gluon_planes
 from kernels.moe import reference as moe
 from kernels.moe import triton as moe_triton
-from kernels.moe.configs import FewConfig, FewTile
+from kernels.moe.few_configs import FewConfig, FewTile, few_config
 from kernels.moe.planes import to_planes
 from kernels.moe.triton_route import lay_out, route
 from kernels.moe.triton_route_few import route_few
@@ -23,14 +23,13 @@ TOLERANCE = 1.5e-2  # values are rounded to bfloat16 between the ops, 0.4 % each
 INTEGERS = {**STORAGES, "32_fp16_zeros": Integers(), "64_fp16": Integers(group_size=64, has_zeros=False)}
 # tokens → configs
 ONE = (
-    FewConfig(1, FewTile(16, 8, 8, 2), FewTile(16, 8, 2, 6), sums=True),
-    FewConfig(1, FewTile(32, 4, 8, 1), FewTile(16, 8, 4, 1), sums=True, chooses=True),
+    FewConfig(1, FewTile(16, 8, 8, 2), FewTile(16, 8, 2, 6)),
+    FewConfig(1, FewTile(32, 4, 8, 1), FewTile(16, 8, 4, 1), chooses=True),
 )
 SOME = (
     FewConfig(2, FewTile(16, 4, 4, 4), FewTile(32, 8, 4, 1)),
     FewConfig(4, FewTile(32, 4, 4, 2), FewTile(16, 2, 2, 1)),
-    FewConfig(8, FewTile(32, 2, 1, 2), FewTile(32, 2, 1, 2), chunk_tokens=None),
-    FewConfig(1, FewTile(16, 8, 8, 2), FewTile(16, 8, 8, 2)),
+    FewConfig(8, FewTile(32, 2, 1, 2), FewTile(32, 2, 1, 2)),
 )
 
 
@@ -113,14 +112,14 @@ def test_the_largest_by_integers_are_the_largest(has_choice):
     logits[3] = torch.tensor([0.0, -0.0]).repeat(10)
     choice = moe.Choice("sigmoid", torch.tensor([0.25, -1.0, 0.0, -0.5]).repeat(5), 4, 2) if has_choice else None
     options = {"num_experts": 20, "top_k": 5, "renormalize": True, "weights_dtype": torch.float32, "choice": choice}
-    expected, found = (route(logits, chunk_tokens=None, by_bits=by_bits, **options) for by_bits in (False, True))
+    expected, found = (route(logits, chunk_tokens=chunk_tokens, **options) for chunk_tokens in (4, None))
     assert torch.equal(found.experts, expected.experts)
     torch.testing.assert_close(found.weights, expected.weights, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 def test_the_sum_over_any_number_of_experts_adds_the_shared_one(top_k):
-    config = FewConfig(1, FewTile(16, 8, 8, 1), FewTile(16, 4, 8 // top_k, 2), sums=True)
+    config = FewConfig(1, FewTile(16, 8, 8, 1), FewTile(16, 4, 8 // top_k, 2))
     late = dataclasses.replace(config, chooses=True)
     _check(_problem("nvfp4", 2, top_k=top_k, has_shared=True), [config, late])
 
