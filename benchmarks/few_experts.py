@@ -1,17 +1,15 @@
 """Checks, then times, layers of packed experts with few tokens, as served beside mma.sync.
 
-python -m benchmarks.few_experts [--shapes NAME …] [--tokens 1,8,2,4,16] [--seconds N] [--json FILE]
+python -m benchmarks.few_experts [--shapes NAME …] [--tokens 1,8,2,4,16] [--rule] [--seconds N]
+    [--json FILE]
 
 Both products are timed alone for each candidate tile of kernels/moe/gluon_few.py, with their routing done before; then
-whole layers, with routing and sum, of the fastest tiles for each number of rows, beside the layer that is served. A
-candidate is first compared with the specification in float32, and two runs with one another. The table comes last: the
-served layer, the fastest other one, and their shares of the floor, which is the chosen experts' bytes at 3.35 TB/s.
+whole layers, with routing and sum, of the fastest tiles for each number of rows, beside the layer of the other kernels
+and that of few_config. A candidate is first compared with the specification in float32, and two runs with one another.
+The table comes last: the layer of the other kernels, that of the rule, the fastest, and the floor, which is the chosen
+experts' bytes at 3.35 TB/s. A line "WRONG" or "FAILED" is a candidate to look at.
 
-What to decide: `kernels/moe/configs.py` has no rule that chooses a FewConfig. Where the new layer of the table is at
-least 3 % faster for a kind and number of tokens in all shapes of that kind, make a rule of the tiles in its last column
-(planes_config, for the same tokens as _PAIRS_OF and up to 16); where it loses everywhere, remove the kernels. A line
-"WRONG" or "FAILED" is a candidate to leave out, and to look at. Where the products gain and the layer does not, see the
-lines "routing": "one launch" is that of chunk_tokens=None, and so is "by bits" for one token; chooses=True has none.
+--rule: the layers of the first two alone.
 
 Times are of graphs over eight steps that choose other experts each time. Needs a Hopper GPU and Triton.
 """
@@ -22,7 +20,6 @@ import argparse
 import dataclasses
 import functools
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,14 +33,15 @@ from benchmarks.expert_layers import Layer, make_layer
 from benchmarks.kernel_timing import BF16_CUDA, machine_facts, nominal_rates, time_graph
 from benchmarks.moe_problem import SHAPES, MoeInputs, count_hit, floor_us, make_inputs
 from benchmarks.report import Report, format_table
-from kernels.moe.configs import FewConfig, FewTile, PlanesConfig, PlanesPairsConfig
+from kernels.moe.configs import PlanesConfig, PlanesPairsConfig, planes_config
+from kernels.moe.few_configs import FewConfig, FewTile
 from kernels.moe.gluon_few import few_product, few_sum
 from kernels.moe.planes import GROUP, PlanesMatrix
 from kernels.moe.triton import Config, choose
 from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
-from kernels.moe.triton_route_few import MOST_PAIRS, route_few
+from kernels.moe.triton_route_few import route_few, routes_once
 from kernels.precompile import Compilation, collect_kernels
 
 DEFAULT_SHAPES = (
@@ -86,6 +84,7 @@ def main() -> None:
     packed = [name for name, shape in SHAPES.items() if shape.storage != "dense"]
     parser.add_argument("--shapes", nargs="+", choices=packed, default=list(DEFAULT_SHAPES))
     parser.add_argument("--tokens", default="1,8,2,4,16", help="comma-separated, the most important first")
+    parser.add_argument("--rule", action="store_true", help="time no candidates")
     parser.add_argument("--seconds", type=float, default=75.0, help="begin no number of tokens after this time")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     options = parser.parse_args()
@@ -101,12 +100,12 @@ def main() -> None:
             continue
         layer = make_layer(SHAPES[name])
         problems = {tokens: Problem(layer, tokens) for tokens in counts}
-        _compile(list(problems.values()))
+        _compile(list(problems.values()), of_rule=options.rule)
         for tokens, problem in problems.items():
             if time.monotonic() > end_s:
                 print(f"# stopped after {options.seconds:.0f} s: {name} with {tokens} tokens is missing")
                 break
-            results.append({"shape": name, "tokens": tokens} | problem.measure(name))
+            results.append({"shape": name, "tokens": tokens} | problem.measure(name, of_rule=options.rule))
             if options.json:
                 options.json.write_text(json.dumps({"machine": machine_facts(), "results": results}, indent=1) + "\n")
         del layer, problems, problem
@@ -125,10 +124,9 @@ class Problem:
         assert isinstance(layer.weights.down, PlanesMatrix)
         self.gate_up, self.down = layer.weights.gate_up, layer.weights.down
         self.inner = [torch.randn(self.num_pairs, shape.intermediate_size, **BF16_CUDA) for _ in self.steps]
-        self.served = choose(
-            self.steps[0].x, self.gate_up, self.down,
-            top_k=shape.top_k, num_experts=shape.num_experts, gate=layer.gate,
-        )  # fmt: skip
+        sizes = {"top_k": shape.top_k, "num_experts": shape.num_experts}
+        self.other = planes_config(self.gate_up.kind, num_tokens=tokens, can_round=True, **sizes)
+        self.served = choose(self.steps[0].x, self.gate_up, self.down, gate=layer.gate, **sizes)
         self._routed: dict[int, list[Routing | RowTiles]] = {}
 
     def routed(self, block_m: int) -> list[Routing | RowTiles]:
@@ -144,8 +142,8 @@ class Problem:
             self._routed[block_m] = steps
         return self._routed[block_m]
 
-    def _route(self, step: MoeInputs, chunk_tokens: int | None, *, by_bits: bool = False) -> Routing:
-        return route(step.logits, chunk_tokens=chunk_tokens, by_bits=by_bits, **self._options())
+    def _route(self, step: MoeInputs, chunk_tokens: int | None) -> Routing:
+        return route(step.logits, chunk_tokens=chunk_tokens, **self._options())
 
     def _options(self) -> dict[str, Any]:
         shape = self.layer.shape
@@ -158,10 +156,7 @@ class Problem:
     def _routings(self) -> dict[str, Callable[[MoeInputs], object]]:
         """Return the ways from logits to tiles of 4 rows, or of one row for one token."""
         if self.tokens == 1:
-            return {
-                "served": lambda step: self._route(step, None),
-                "by bits": lambda step: self._route(step, None, by_bits=True),
-            }
+            return {"served": lambda step: self._route(step, None)}
         num_experts = self.layer.shape.num_experts
         ways: dict[str, Callable[[MoeInputs], object]] = {
             "two launches": lambda step: lay_out(
@@ -173,8 +168,8 @@ class Problem:
         return ways
 
     def _routes_once(self) -> bool:
-        padded = (1 << (size - 1).bit_length() for size in (self.tokens, self.layer.shape.top_k))
-        return math.prod(padded) <= MOST_PAIRS
+        shape = self.layer.shape
+        return routes_once(num_tokens=self.tokens, top_k=shape.top_k, num_experts=shape.num_experts)
 
     def products(self) -> Iterator[tuple[str, int, FewTile | None, Product]]:
         """Yield ("up" or "down", rows of a tile, tile, product) of each candidate; tile None: the one that serves."""
@@ -206,7 +201,7 @@ class Problem:
                         yield "down", 1, tile, functools.partial(self._sum, tile)
 
     def _served_products(self) -> Iterator[tuple[str, int, FewTile | None, Product]]:
-        config = self.served
+        config = self.other
         if isinstance(config, PlanesPairsConfig):
             yield "up", 0, None, functools.partial(self._pairs, config, "up")
             yield "down", 0, None, functools.partial(self._pairs, config, "down")
@@ -256,11 +251,11 @@ class Problem:
             pdl=True,
         )  # fmt: skip
 
-    def measure(self, name: str) -> Report:
-        """Time all products, then whole layers of the fastest tiles."""
+    def measure(self, name: str, *, of_rule: bool) -> Report:
+        """Time all products, then whole layers of the fastest tiles. of_rule: no candidates."""
         times: list[Report] = []
         steps = range(len(self.steps))
-        for part, block_m, tile, product in self.products():
+        for part, block_m, tile, product in () if of_rule else self.products():
             try:
                 us = time_graph([functools.partial(product, step) for step in steps], replays=9)
             except (AssertionError, RuntimeError, TritonError) as failure:
@@ -274,7 +269,7 @@ class Problem:
         layers: list[Report] = []
         rows = torch.arange(self.tokens, device=self.steps[0].x.device)
         expected = self.layer.specify(self.steps[0], rows, is_rounded=False)
-        candidates: list[Config] = [self.served, *self._configs(times)]
+        candidates: list[Config] = list(dict.fromkeys([self.other, self.served, *self._configs(times)]))
         for config in candidates:
             try:
                 error = self._check(config, expected)
@@ -283,7 +278,7 @@ class Problem:
             except (AssertionError, RuntimeError, TritonError) as failure:
                 print(f"WRONG {name} {self.tokens} {config}: {str(failure)[:200]}", flush=True)
                 continue
-            layers.append({"config": repr(config), "us": us, "error": error, "is_served": config is self.served})
+            layers.append({"config": repr(config), "us": us, "error": error} | self._roles(config))
         num_hit = sum(count_hit(self.layer.shape, step) for step in self.steps) / len(self.steps)
         bytes_s, flops_s = nominal_rates()
         floor, _ = floor_us(self.layer.shape, self.tokens, num_hit, bytes_s=bytes_s, flops_s=flops_s)
@@ -314,13 +309,13 @@ class Problem:
             )
             for up in ups[:2]:
                 for down in downs[: 2 if block_m == 1 else 1]:
-                    config = FewConfig(block_m, up["tile"], down["tile"], sums=block_m == 1)
+                    config = FewConfig(block_m, up["tile"], down["tile"])
                     yield config
-                    if up is ups[0] and down is downs[0]:
-                        if self._routes_once():
-                            yield dataclasses.replace(config, chunk_tokens=None)
-                        if config.sums:
-                            yield dataclasses.replace(config, chooses=True)
+                    if block_m == 1 and up is ups[0] and down is downs[0]:
+                        yield dataclasses.replace(config, chooses=True)
+
+    def _roles(self, config: Config) -> Report:
+        return {"is_other": config == self.other, "is_served": config == self.served}
 
     def _check(self, config: Config, expected: torch.Tensor) -> float:
         """Assert that two runs are equal, and near the specification; return the error."""
@@ -348,38 +343,39 @@ def _short(found: Report) -> str:
     return f"{found['block_m']}r {tile.outputs}o {tile.num_warps}w {tile.splits}s {tile.ahead}a{limit}"
 
 
-def _compile(problems: Sequence[Problem]) -> None:
+def _compile(problems: Sequence[Problem], *, of_rule: bool) -> None:
     """Compile what all candidates launch, in parallel."""
     with collect_kernels() as kernels:
         for problem in problems:
-            for block_m in UP:
+            for block_m in () if of_rule else UP:
                 problem.routed(block_m)
             problem._routed.clear()
-            for _, _, _, product in problem.products():
+            for _, _, _, product in () if of_rule else problem.products():
                 product(0)
             for choose_experts in problem._routings().values():
                 choose_experts(problem.steps[0])
-            for block_m in UP if problem.tokens > 1 and problem._routes_once() else ():
+            for block_m in UP if not of_rule and problem.tokens > 1 and problem._routes_once() else ():
                 route_few(problem.steps[0].logits, block_m=block_m, **problem._options())
             problem._routed.clear()
-            problem.layer.run(problem.steps[0], problem.served)
+            for config in dict.fromkeys((problem.other, problem.served)):
+                problem.layer.run(problem.steps[0], config)
     Compilation(list(kernels)).wait(lambda done, total: None)
 
 
 def make_table(results: Sequence[Report]) -> str:
     """Return a line per shape and number of tokens."""
-    rows = [["shape", "tokens", "floor", "served", "of floor", "new", "of floor", "speed", "config"]]
+    rows = [["shape", "tokens", "floor", "others", "of floor", "served", "of floor", "speed", "fastest", "config"]]
     for result in results:
         floor, layers = result["floor_us"], result["layers"]
-        served = next((each["us"] for each in layers if each["is_served"]), None)
-        new = min((each for each in layers if not each["is_served"]), key=lambda each: each["us"], default=None)
+        other, served = (
+            next((each["us"] for each in layers if each[role]), None) for role in ("is_other", "is_served")
+        )  # fmt: skip
         row = [result["shape"], str(result["tokens"]), f"{floor:.1f}"]
-        row += ["–", "–"] if served is None else [f"{served:.1f}", f"{floor / served:.0%}"]
-        if new is None:
-            rows.append([*row, "–", "–", "–", ""])
-            continue
-        speed = "–" if served is None else f"{served / new['us']:.2f}"
-        rows.append([*row, f"{new['us']:.1f}", f"{floor / new['us']:.0%}", speed, new["config"]])
+        for us in (other, served):
+            row += ["–", "–"] if us is None else [f"{us:.1f}", f"{floor / us:.0%}"]
+        row.append("–" if other is None or served is None else f"{other / served:.2f}")
+        best = min(layers, key=lambda each: each["us"], default=None)
+        rows.append([*row, *(["–", ""] if best is None else [f"{best['us']:.1f}", best["config"]])])
     return format_table(rows)
 
 

@@ -93,9 +93,7 @@ def few_config(
     return config
 
 
-def _of_one_token(
-    kind: str, *, top_k: int, intermediate_size: int, has_all: bool, num_bytes: int
-) -> FewConfig | None:
+def _of_one_token(kind: str, *, top_k: int, intermediate_size: int, has_all: bool, num_bytes: int) -> FewConfig | None:
     """Return the config if each expert has columns, and no column is without one: of others nothing was measured."""
     if top_k not in (4, 8) or not has_all:
         return None

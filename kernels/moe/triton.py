@@ -159,9 +159,7 @@ def _route(logits: torch.Tensor, config: Config, options: Mapping[str, Any]) -> 
         return route_few(logits, block_m=config.block_m, **options)
     routing = route(logits, chunk_tokens=chunk_tokens, **options)
     num_here = len(options["here"])
-    return routing, lay_out(
-        routing, num_experts=num_here, block_m=config.block_m, has_positions=has_positions, pdl=pdl
-    )
+    return routing, lay_out(routing, num_experts=num_here, block_m=config.block_m, has_positions=has_positions, pdl=pdl)
 
 
 def _multiply_few(

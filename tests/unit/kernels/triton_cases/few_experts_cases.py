@@ -10,7 +10,7 @@ import torch
 from kernels.moe import gluon_few, gluon_few_codes, gluon_few_route, gluon_few_sums, gluon_planes
 from kernels.moe import reference as moe
 from kernels.moe import triton as moe_triton
-from kernels.moe.few_configs import FewConfig, FewTile, few_config
+from kernels.moe.few_configs import FewConfig, FewTile
 from kernels.moe.planes import to_planes
 from kernels.moe.triton_route import lay_out, route
 from kernels.moe.triton_route_few import route_few
