@@ -46,6 +46,8 @@ _ROWS_4 = FewConfig(4, FewTile(32, 4, 2, 2), FewTile(32, 4, 2, 6))
 # Up to so many inputs of the second product, which are 4 groups: a layer of Qwen3.5-35B-A3B takes 123.8 us for 16
 # tokens with 4 rows and 126.9 with 8
 _FEW_INPUTS = 512
+# Of the first product of one token, of FP8; with more it spills, and was not measured
+_MOST_INPUTS_FP8 = 2048
 # Expected bytes of weights from which larger tiles have no loads to wait for, so that little is gained: a layer of
 # gpt-oss-120b with 16 tokens reads 684 MB (1.002 as fast), one of GLM-4.5-Air in int4 796 MB (1.008), and with 8 tokens
 # 507 MB (1.06)
@@ -80,6 +82,7 @@ def few_config(
         config = _of_one_token(
             kind,
             top_k=top_k,
+            hidden_size=hidden_size,
             intermediate_size=intermediate_size,
             has_all=num_here == num_experts,
             num_bytes=top_k * expert_bytes,
@@ -93,9 +96,13 @@ def few_config(
     return config
 
 
-def _of_one_token(kind: str, *, top_k: int, intermediate_size: int, has_all: bool, num_bytes: int) -> FewConfig | None:
+def _of_one_token(
+    kind: str, *, top_k: int, hidden_size: int, intermediate_size: int, has_all: bool, num_bytes: int
+) -> FewConfig | None:
     """Return the config if each expert has columns, and no column is without one: of others nothing was measured."""
     if top_k not in (4, 8) or not has_all:
+        return None
+    if kind == "fp8" and hidden_size > _MOST_INPUTS_FP8:
         return None
     up = FewTile(16, 8, 8, 3 if kind == "mxfp4" else 2, 128)
     if top_k == 4:

@@ -36,11 +36,11 @@ ROWS = {
     "mixtral-int4": ". 4 8 . .",
     "deepseek-v2-lite-fp8": ". 4 8 8 8",
     "glm-4.7-flash-fp8": "1 4 8 8 8",
-    "minimax-m2-fp8": "1 4 8 . .",
+    "minimax-m2-fp8": ". 4 8 . .",
     "ernie-int4": ". 4 8 8 8",
     "qwen3-next-fp8": ". 4 . 4 4",
     "gpt-oss-20b-on-two": "1c 4 4 4 .",
-    "odd": "1 . . . .",
+    "odd": ". . . . .",
 }
 
 
