@@ -25,10 +25,10 @@ from kernels.linear.triton_gemv import allocate_scratch, gated_gemv, gemv
 from kernels.linear.triton_rounded import add_rms_norm_rounded
 from kernels.linear.triton_row import normed_gemv, row_gemv
 from kernels.moe import reference as moe
-from kernels.moe.configs import PlanesConfig, PlanesPairsConfig
+from kernels.moe.configs import PlanesConfig, PlanesPairsConfig, planes_config
 from kernels.moe.planes import PlanesMatrix
 from kernels.moe.reference import ExpertSum
-from kernels.moe.triton import choose, multiply
+from kernels.moe.triton import multiply
 from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
 from kernels.moe.triton_route import lay_out, route
 from kernels.moe.triton_sums import sum_experts, sum_experts_add_rms_norm
@@ -177,7 +177,11 @@ class Chain:
         assert normed is not None
         experts, top_k, num_experts = self.experts[index % len(self.experts)], shape.top_k, shape.num_experts
         gate_up, down, biases = experts.gate_up, experts.down, self.expert_biases
-        config = _changed(choose(normed, gate_up, down, top_k=top_k, num_experts=num_experts), fused)
+        assert isinstance(gate_up, PlanesMatrix)
+        found = planes_config(
+            gate_up.kind, num_tokens=normed.shape[0], top_k=top_k, num_experts=num_experts, can_round=True
+        )  # fmt: skip
+        config = _changed(found, fused)
         routing = route(
             logits, num_experts=num_experts, top_k=top_k, renormalize=True, weights_dtype=normed.dtype,
             chunk_tokens=None if isinstance(config, PlanesPairsConfig) else config.chunk_tokens, pdl=True,

@@ -83,6 +83,7 @@ SHAPES = {
     "gpt-oss-20b-mxfp4": MoeShape(32, 4, 2880, 2880, round_weights=True, storage="mxfp4"),
     "gpt-oss-120b-mxfp4": MoeShape(128, 4, 2880, 2880, round_weights=True, storage="mxfp4"),
     "qwen3.5-35b-a3b": MoeShape(256, 8, 2048, 512, round_weights=True),
+    "qwen3.5-35b-a3b-fp8": MoeShape(256, 8, 2048, 512, round_weights=True, storage="fp8"),
     "qwen3-next-80b-a3b": MoeShape(512, 10, 2048, 512, round_weights=True),
     "deepseek-v2-lite": MoeShape(64, 6, 2048, 1408, round_weights=False),
     "glm-4.7-flash": MoeShape(64, 4, 2048, 1536, round_weights=False),

@@ -118,7 +118,7 @@ def multiply_tiles(problem, rings, work, SETTINGS: gl.constexpr, WHICH: gl.const
                 _store(sums_a.to(gl.bfloat16), problem, row_tile, num_rows, first)
                 _store(sums_b.to(gl.bfloat16), problem, row_tile, num_rows, second)
             else:
-                values = _activate(sums_a, sums_b, GATE, SETTINGS[3], SETTINGS[4])
+                values = activate(sums_a, sums_b, GATE, SETTINGS[3], SETTINGS[4])
                 _store(values, problem, row_tile, num_rows, first)
 
 
@@ -191,20 +191,20 @@ def _finish(sums, problem, expert, first, KIND: gl.constexpr, GATE: gl.constexpr
 
 
 @jit
-def _round(values):
+def round_bf16(values):
     return values.to(gl.bfloat16).to(gl.float32)
 
 
 @jit
-def _activate(gates, ups, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr):
+def activate(gates, ups, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr):
     """Join gates and ups as kernels.moe.triton_common.gate_and_mul does."""
-    gates, ups = _round(gates), _round(ups)
+    gates, ups = round_bf16(gates), round_bf16(ups)
     if GATE == "clamped":
         gates, ups = gl.minimum(gates, LIMIT), gl.minimum(gl.maximum(ups, -LIMIT), LIMIT)
-        sigmoids = _round(1.0 / (1.0 + gl.exp(-_round(gates * ALPHA))))
-        return (_round(ups + 1.0) * _round(gates * sigmoids)).to(gl.bfloat16)
+        sigmoids = round_bf16(1.0 / (1.0 + gl.exp(-round_bf16(gates * ALPHA))))
+        return (round_bf16(ups + 1.0) * round_bf16(gates * sigmoids)).to(gl.bfloat16)
     else:
-        return (_round(gates / (1.0 + gl.exp(-gates))) * ups).to(gl.bfloat16)
+        return (round_bf16(gates / (1.0 + gl.exp(-gates))) * ups).to(gl.bfloat16)
 
 
 @jit

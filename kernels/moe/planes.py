@@ -74,6 +74,11 @@ class PlanesMatrix:
         return self.words.shape[0], self.words.shape[3], self.in_features
 
     @property
+    def expert_bytes(self) -> int:
+        """The bytes of words and scales that an expert has."""
+        return (self.words.nbytes + self.scales.nbytes) // self.words.shape[0]
+
+    @property
     def constants(self) -> torch.Tensor | None:
         """What kernels read beside words and scales: factors, or the table; None: nothing."""
         return self.factors if self.table is None else self.table

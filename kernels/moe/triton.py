@@ -1,13 +1,15 @@
 """Triton twin of kernels/moe/reference.py. Never syncs: grids depend only on the number of tokens, as graphs require.
 
-Few tokens: route, then two matrix-vector products per pair. Otherwise: route, lay out, gate and up joined, down, and
-the weighted sum over each token's experts in their order, so that results are equal in every run. Experts arranged in
-planes have kernels of their own for both products: of one token, of some, and of many in FP8.
+Few tokens: route, then two matrix-vector products per pair. Otherwise: route, lay out (in one launch for few tokens),
+gate and up joined, down, and the weighted sum over each token's experts in their order, so that results are equal in
+every run. Experts arranged in planes have kernels of their own for both products: of few tokens, and of many in FP8.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,6 +31,7 @@ from kernels.moe.configs import (
     planes_config,
     uses_pairs,
 )
+from kernels.moe.few_configs import CHUNK_TOKENS, FewConfig, few_config
 from kernels.moe.planes import PlanesMatrix
 from kernels.moe.reference import SILU, Choice, ExpertBiases, ExpertSum, Gate
 from kernels.moe.storage import ExpertMatrix
@@ -37,17 +40,28 @@ from kernels.moe.triton_grouped import grouped_gemm, pairs_down, pairs_gate_up
 from kernels.moe.triton_planes import planes_gemm
 from kernels.moe.triton_planes_pairs import planes_pairs_down, planes_pairs_up
 from kernels.moe.triton_route import Routing, RowTiles, lay_out, route
+from kernels.moe.triton_route_few import route_few, routes_once
 from kernels.moe.triton_sums import sum_experts
 
 try:
-    from kernels.moe import gluon_fp8, gluon_planes
+    from kernels.moe import gluon_few, gluon_fp8, gluon_planes
 
     HAS_GLUON = True
 except ImportError:
     HAS_GLUON = False
 
+if TYPE_CHECKING:
+    from kernels.moe.gluon_few_route import LateRouting
+
 Config = (
-    GroupedConfig | PairsConfig | PlanesConfig | PlanesPairsConfig | Fp8Config | HopperFp8Config | HopperPlanesConfig
+    GroupedConfig
+    | PairsConfig
+    | PlanesConfig
+    | PlanesPairsConfig
+    | FewConfig
+    | Fp8Config
+    | HopperFp8Config
+    | HopperPlanesConfig
 )
 
 
@@ -80,26 +94,30 @@ def fused_moe(
     """
     num_experts, num_here = logits.shape[1] - (shared is not None), gate_up.shape[0]
     num_pairs = x.shape[0] * top_k
-    if config is None:
-        config = choose(x, gate_up, down, top_k=top_k, num_experts=num_experts, gate=gate)
-    routing = route(
-        logits,
-        num_experts=num_experts,
-        top_k=top_k,
-        renormalize=renormalize,
-        given=given,
-        floor=floor,
-        added=added,
-        factor=factor,
-        weights_dtype=x.dtype if round_weights else torch.float32,
-        chunk_tokens=None if isinstance(config, PairsConfig | PlanesPairsConfig) else config.chunk_tokens,
-        expert_scales=expert_scales,
-        choice=choice,
-        here=range(first_expert, first_expert + num_here),
-        pdl=pdl,
-    )
     shared_gate = None if shared is None else logits[:, -1]
     up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
+    if config is None:
+        config = choose(x, gate_up, down, top_k=top_k, num_experts=num_experts, gate=gate)
+    is_softmax = given is None and choice is None and expert_scales is None
+    if isinstance(config, FewConfig) and config.chooses and is_softmax and num_here == num_experts:
+        dtype = x.dtype if round_weights else torch.float32
+        choosing = gluon_few.LateRouting(logits, num_experts, top_k, renormalize, dtype, floor, added, factor)
+        return _multiply_few(x, gate_up, down, choosing, config, gate, biases, shared, shared_gate, pdl=pdl)
+    options: dict[str, Any] = {
+        "num_experts": num_experts,
+        "top_k": top_k,
+        "renormalize": renormalize,
+        "given": given,
+        "floor": floor,
+        "added": added,
+        "factor": factor,
+        "weights_dtype": x.dtype if round_weights else torch.float32,
+        "expert_scales": expert_scales,
+        "choice": choice,
+        "here": range(first_expert, first_expert + num_here),
+        "pdl": pdl,
+    }
+    routing, tiles = _route(logits, config, options)
     if isinstance(config, PairsConfig):
         inner = pairs_gate_up(x, gate_up, routing, config.up, gate=gate, bias=up_bias, pdl=pdl)
         return pairs_down(
@@ -112,15 +130,63 @@ def fused_moe(
         return planes_pairs_down(
             inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
         )  # fmt: skip
-    tiles: RowTiles | Routing = routing
-    if config.chunk_tokens is not None:
-        is_hopper = isinstance(config, HopperFp8Config)
-        tiles = lay_out(routing, num_experts=num_here, block_m=config.block_m, has_positions=is_hopper, pdl=pdl)
+    if isinstance(config, FewConfig) and config.block_m == 1:
+        return _multiply_few(x, gate_up, down, routing, config, gate, biases, shared, shared_gate, pdl=pdl)
     outputs = multiply(
-        x, gate_up, down, tiles, config, num_pairs=num_pairs, gate=gate, up_bias=up_bias, down_bias=down_bias, pdl=pdl
+        x, gate_up, down, tiles or routing, config,
+        num_pairs=num_pairs, gate=gate, up_bias=up_bias, down_bias=down_bias, pdl=pdl,
     )  # fmt: skip
     late = ExpertSum(outputs, routing.weights, routing.experts, routing.has_absent, shared, shared_gate)
     return late if is_late else sum_experts(late, pdl=pdl)
+
+
+def _route(logits: torch.Tensor, config: Config, options: Mapping[str, Any]) -> tuple[Routing, RowTiles | None]:
+    """Choose the experts and lay out their pairs; None: the products of a config take each pair by itself.
+
+    options: of kernels.moe.triton_route.route.
+    """
+    if isinstance(config, PairsConfig | PlanesPairsConfig):
+        return route(logits, chunk_tokens=None, **options), None
+    if isinstance(config, FewConfig):
+        chunk_tokens = None if config.block_m == 1 else CHUNK_TOKENS
+    else:
+        chunk_tokens = config.chunk_tokens
+    if chunk_tokens is None:
+        return route(logits, chunk_tokens=None, **options), None
+    num_experts, top_k, pdl = options["num_experts"], options["top_k"], options["pdl"]
+    has_positions = isinstance(config, HopperFp8Config)
+    if not has_positions and routes_once(num_tokens=logits.shape[0], top_k=top_k, num_experts=num_experts):
+        return route_few(logits, block_m=config.block_m, **options)
+    routing = route(logits, chunk_tokens=chunk_tokens, **options)
+    num_here = len(options["here"])
+    return routing, lay_out(routing, num_experts=num_here, block_m=config.block_m, has_positions=has_positions, pdl=pdl)
+
+
+def _multiply_few(
+    x: torch.Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
+    routing: Routing | LateRouting,
+    config: FewConfig,
+    gate: Gate,
+    biases: ExpertBiases | None,
+    shared: torch.Tensor | None,
+    shared_gate: torch.Tensor | None,
+    *,
+    pdl: bool,
+) -> torch.Tensor:
+    """Return both products and the sum over the experts, each pair by itself: [T, H]."""
+    assert isinstance(gate_up, PlanesMatrix)
+    assert isinstance(down, PlanesMatrix)
+    assert gluon_few.takes(x, gate_up, down, gate)
+    top_k = routing.top_k if isinstance(routing, gluon_few.LateRouting) else routing.experts.shape[1]
+    up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
+    inner = gluon_few.few_product(
+        x, gate_up, routing, config.up, block_m=1, num_pairs=x.shape[0] * top_k, gate=gate, bias=up_bias, pdl=pdl
+    )  # fmt: skip
+    return gluon_few.few_sum(
+        inner, down, routing, config.down, bias=down_bias, shared=shared, shared_gate=shared_gate, pdl=pdl
+    )  # fmt: skip
 
 
 def multiply(
@@ -128,7 +194,7 @@ def multiply(
     gate_up: ExpertMatrix,
     down: ExpertMatrix,
     tiles: RowTiles | Routing,
-    config: GroupedConfig | PlanesConfig | Fp8Config | HopperFp8Config | HopperPlanesConfig,
+    config: GroupedConfig | PlanesConfig | FewConfig | Fp8Config | HopperFp8Config | HopperPlanesConfig,
     *,
     num_pairs: int,
     gate: Gate,
@@ -149,6 +215,13 @@ def multiply(
         inner = planes_gemm(x, gate_up, tiles, config.up, gate=gate, bias=up_bias, pdl=pdl, **sizes)
         return planes_gemm(inner, down, tiles, config.down, gate=None, bias=down_bias, pdl=pdl, **sizes)
     assert isinstance(tiles, RowTiles)
+    if isinstance(config, FewConfig):
+        assert gluon_few.takes(x, gate_up, down, gate)
+        product = functools.partial(
+            gluon_few.few_product, routed=tiles, block_m=config.block_m, num_pairs=num_pairs, pdl=pdl
+        )  # fmt: skip
+        inner = product(x, gate_up, tile=config.up, gate=gate, bias=up_bias)
+        return product(inner, down, tile=config.down, gate=None, bias=down_bias)
     if isinstance(config, HopperFp8Config):
         assert gluon_fp8.takes(x, gate_up, down, gate)
         return gluon_fp8.multiply(x, gate_up, down, tiles, config, biases=(up_bias, down_bias), pdl=pdl)
@@ -186,6 +259,14 @@ def choose(
             hopper = hopper_planes_config(gate_up.kind, num_pairs=num_tokens * top_k, num_experts=num_experts)
             if hopper is not None:
                 return hopper
+        if can_round and _runs_on_hopper(x.device) and gluon_few.takes(x, gate_up, down, gate):
+            num_here, hidden_size, _ = down.shape
+            few = few_config(
+                gate_up.kind, num_here=num_here, hidden_size=hidden_size, intermediate_size=gate_up.shape[1] // 2,
+                expert_bytes=gate_up.expert_bytes + down.expert_bytes, **sizes,
+            )  # fmt: skip
+            if few is not None:
+                return few
         return planes_config(gate_up.kind, can_round=can_round, **sizes)
     if uses_pairs(**sizes):
         return pairs_config(intermediate_size=intermediate_size)

@@ -163,44 +163,11 @@ def _route_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    sources = logits_ptr + tokens.to(tl.int64)[:, None] * stride_logits + columns
-    logits = tl.load(sources, mask=is_live[:, None] & (columns < EXPERTS), other=0.0).to(tl.float32)
-    logits = tl.where(columns < EXPERTS, logits, -float("inf"))
-    if HAS_GIVEN:
-        given_places = tokens.to(tl.int64)[:, None] * EXPERTS + columns
-        given = tl.load(given_ptr + given_places, mask=is_live[:, None] & (columns < EXPERTS), other=0.0)
-        left = logits
-    elif CHOOSES:
-        given, left = _score(logits, bias_ptr, columns, logits_ptr.dtype.element_ty, EXPERTS, IS_SIGMOID, HAS_BIAS)
-    else:
-        powers = tl.exp(logits - tl.max(logits, 1)[:, None])
-        left = powers / tl.sum(powers, 1)[:, None]
-        given = left
-    # A token of NaN has experts too, whose weights are NaN
-    no_numbers = tl.max((left != left).to(tl.int32), 1) > 0
-    left = tl.where(columns < EXPERTS, tl.where(left == left, left, 0.0), -float("inf"))
-    if GROUPS > 1:
-        left = _open_groups(left, columns, EXPERTS // GROUPS, GROUPS, GROUPS_PAD, OPEN_GROUPS, BEST_OF_GROUP)
-    weights = tl.zeros([TOKENS, PLACES_PAD], tl.float32)
-    experts = tl.zeros([TOKENS, PLACES_PAD], tl.int32)
-    chosen = tl.zeros([TOKENS, EXPERTS_PAD], tl.int32)
-    total = tl.zeros([TOKENS], tl.float32)
-    for place in tl.static_range(TOP_K):
-        value, expert = tl.max(left, 1, return_indices=True, return_indices_tie_break_left=True)
-        is_expert = columns == expert[:, None]
-        left = tl.where(is_expert, -float("inf"), left)
-        if HAS_GIVEN or CHOOSES:
-            value = tl.sum(tl.where(is_expert, given, 0.0), 1)
-        chosen = tl.where(is_expert, 1, chosen)
-        weights = tl.where(places == place, value[:, None], weights)
-        experts = tl.where(places == place, expert[:, None], experts)
-        total += value
-    if RENORMALIZE:
-        weights = weights / (tl.maximum(total, floor) + added)[:, None]
-    weights = weights * factor
-    if HAS_SCALES:
-        weights = weights * tl.load(scales_ptr + experts)  # places that are none have expert 0
-    weights = tl.where(no_numbers[:, None], float("nan"), weights)
+    weights, experts, chosen = choose_experts(
+        logits_ptr, given_ptr, bias_ptr, scales_ptr, tokens, is_live, columns, places, stride_logits, floor, added,
+        factor, EXPERTS, EXPERTS_PAD, TOP_K, PLACES_PAD, TOKENS, RENORMALIZE, HAS_GIVEN, HAS_SCALES, CHOOSES,
+        IS_SIGMOID, HAS_BIAS, GROUPS, GROUPS_PAD, OPEN_GROUPS, BEST_OF_GROUP, not HAS_COUNTS,
+    )  # fmt: skip
     pairs = tokens[:, None] * TOP_K + places
     is_pair = is_live[:, None] & (places < TOP_K)
     tl.store(weights_ptr + pairs, weights.to(weights_ptr.dtype.element_ty), mask=is_pair)
@@ -221,6 +188,71 @@ def _route_kernel(
             expert = tl.sum(tl.where(places == place, experts, 0), 1)
             rank = tl.sum(tl.where(columns == expert[:, None], earlier, 0), 1)
             tl.store(ranks_ptr + tokens * TOP_K + place, rank, mask=is_live)
+
+
+@triton.jit
+def choose_experts(
+    logits_ptr, given_ptr, bias_ptr, scales_ptr, tokens, is_live, columns, places, stride_logits, floor, added, factor,
+    EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TOP_K: tl.constexpr, PLACES_PAD: tl.constexpr,
+    TOKENS: tl.constexpr, RENORMALIZE: tl.constexpr, HAS_GIVEN: tl.constexpr, HAS_SCALES: tl.constexpr,
+    CHOOSES: tl.constexpr, IS_SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, GROUPS: tl.constexpr,
+    GROUPS_PAD: tl.constexpr, OPEN_GROUPS: tl.constexpr, BEST_OF_GROUP: tl.constexpr, BY_BITS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """Return the weights and experts of some tokens, [TOKENS, PLACES_PAD], and 1 for each that is chosen, 0 for others.
+
+    is_live: [TOKENS]; columns: [1, EXPERTS_PAD]; places: [1, PLACES_PAD]. BY_BITS: the largest is found by integers,
+    for which a warp has an instruction.
+    """
+    sources = logits_ptr + tokens.to(tl.int64)[:, None] * stride_logits + columns
+    logits = tl.load(sources, mask=is_live[:, None] & (columns < EXPERTS), other=0.0).to(tl.float32)
+    logits = tl.where(columns < EXPERTS, logits, -float("inf"))
+    if HAS_GIVEN:
+        given_places = tokens.to(tl.int64)[:, None] * EXPERTS + columns
+        given = tl.load(given_ptr + given_places, mask=is_live[:, None] & (columns < EXPERTS), other=0.0)
+        left = logits
+    elif CHOOSES:
+        given, left = _score(logits, bias_ptr, columns, logits_ptr.dtype.element_ty, EXPERTS, IS_SIGMOID, HAS_BIAS)
+    else:
+        powers = tl.exp(logits - tl.max(logits, 1)[:, None])
+        left = powers / tl.sum(powers, 1)[:, None]
+        given = left
+    # A token of NaN has experts too, whose weights are NaN
+    no_numbers = tl.max((left != left).to(tl.int32), 1) > 0
+    left = tl.where(columns < EXPERTS, tl.where(left == left, left, 0.0), -float("inf"))
+    if GROUPS > 1:
+        left = _open_groups(left, columns, EXPERTS // GROUPS, GROUPS, GROUPS_PAD, OPEN_GROUPS, BEST_OF_GROUP)
+    ranks = left
+    if BY_BITS:  # integers in the order of the scores, of which none is NaN; -0 becomes 0
+        bits = (left + 0.0).to(tl.int32, bitcast=True)
+        ranks = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    weights = tl.zeros([TOKENS, PLACES_PAD], tl.float32)
+    experts = tl.zeros([TOKENS, PLACES_PAD], tl.int32)
+    chosen = tl.zeros([TOKENS, EXPERTS_PAD], tl.int32)
+    total = tl.zeros([TOKENS], tl.float32)
+    for place in tl.static_range(TOP_K):
+        if BY_BITS:
+            most = tl.max(ranks, 1)
+            expert = tl.min(tl.where(ranks == most[:, None], columns, EXPERTS_PAD), 1)
+            value = (most ^ ((most >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+            is_expert = columns == expert[:, None]
+            ranks = tl.where(is_expert, -0x80000000, ranks)
+        else:
+            value, expert = tl.max(ranks, 1, return_indices=True, return_indices_tie_break_left=True)
+            is_expert = columns == expert[:, None]
+            ranks = tl.where(is_expert, -float("inf"), ranks)
+        if HAS_GIVEN or CHOOSES:
+            value = tl.sum(tl.where(is_expert, given, 0.0), 1)
+        chosen = tl.where(is_expert, 1, chosen)
+        weights = tl.where(places == place, value[:, None], weights)
+        experts = tl.where(places == place, expert[:, None], experts)
+        total += value
+    if RENORMALIZE:
+        weights = weights / (tl.maximum(total, floor) + added)[:, None]
+    weights = weights * factor
+    if HAS_SCALES:
+        weights = weights * tl.load(scales_ptr + experts)  # places that are none have expert 0
+    weights = tl.where(no_numbers[:, None], float("nan"), weights)
+    return weights, experts, chosen
 
 
 @triton.jit

@@ -1,0 +1,254 @@
+"""Runs Gluon kernels on the CPU, program by program: tiles are tensors, layouts are nothing, PTX is executed.
+
+What layouts and the compiler make of a kernel is not tested so; the arithmetic of indices, masks and sums is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.runtime.jit import JITFunction
+
+_MASK = 0xFFFFFFFF
+_DTYPES = {
+    name: getattr(torch, name) for name in ("int16", "int32", "int64", "float16", "bfloat16", "float32")
+}  # fmt: skip
+
+
+class Tile:
+    """A tensor with the operators of Gluon's: integers wrap, and a bitcast keeps the bits."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    shape = property(lambda self: list(self.tensor.shape))
+    dtype = property(lambda self: self.tensor.dtype)
+    type = property(lambda self: SimpleNamespace(layout=None))
+
+    def to(self, dtype: torch.dtype, bitcast: bool = False) -> Tile:
+        return Tile(self.tensor.view(dtype) if bitcast else self.tensor.to(dtype))
+
+    def reshape(self, shape: list[int]) -> Tile:
+        return Tile(self.tensor.reshape(shape))
+
+    def permute(self, order: list[int]) -> Tile:
+        return Tile(self.tensor.permute(order))
+
+    def broadcast_to(self, shape: list[int]) -> Tile:
+        return Tile(self.tensor.broadcast_to(shape))
+
+    def __bool__(self) -> bool:
+        return bool(self.tensor)
+
+    def __index__(self) -> int:
+        return int(self.tensor)
+
+
+class Pointer:
+    """A place in a tensor's memory, or a tile of places."""
+
+    def __init__(self, memory: torch.Tensor, offset: Any = 0) -> None:
+        self.memory, self.offset = memory, offset
+
+    dtype = property(lambda self: SimpleNamespace(element_ty=self.memory.dtype))
+    type = property(lambda self: SimpleNamespace(layout=None))
+    shape = property(lambda self: self.offset.shape)
+
+    def __add__(self, offset: Any) -> Pointer:
+        return Pointer(self.memory, _tile(self.offset) + offset)
+
+
+def _pointer(tensor: torch.Tensor) -> Pointer:
+    """Return the place of a tensor's first value among all of its memory."""
+    size = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return Pointer(tensor.as_strided((size,), (1,), 0), tensor.storage_offset())
+
+
+def _tile(value: Any) -> Tile:
+    return value if isinstance(value, Tile) else Tile(torch.as_tensor(value))
+
+
+def _operator(name: str) -> Callable[[Tile, Any], Tile]:
+    def apply(self: Tile, other: Any) -> Tile:
+        return Tile(getattr(self.tensor, name)(other.tensor if isinstance(other, Tile) else other))
+
+    return apply
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "rshift", "lshift", "and", "or", "eq", "lt", "gt",
+              "ge", "le", "ne", "radd", "rsub", "rmul", "rtruediv"):  # fmt: skip
+    setattr(Tile, f"__{_name}__", _operator(f"__{_name}__"))
+Tile.__neg__ = lambda self: Tile(-self.tensor)
+
+
+def _load(pointer: Pointer, mask: Any = None, other: Any = 0, **_: object) -> Tile:
+    offset = _tile(pointer.offset).tensor.long()
+    is_here = torch.ones_like(offset, dtype=torch.bool)
+    if mask is not None:
+        is_here = torch.broadcast_to(mask.tensor, offset.shape)
+    if bool(is_here.any()):
+        assert 0 <= int(offset[is_here].min()) <= int(offset[is_here].max()) < pointer.memory.numel()
+    values = pointer.memory.view(-1)[torch.where(is_here, offset, 0)]
+    return Tile(torch.where(is_here, values, torch.tensor(other, dtype=values.dtype)))
+
+
+def _store(pointer: Pointer, value: Tile, mask: Tile | None = None) -> None:
+    offset, values = torch.broadcast_tensors(pointer.offset.tensor.long(), value.tensor)
+    is_here = torch.ones_like(offset, dtype=torch.bool) if mask is None else mask.tensor.broadcast_to(offset.shape)
+    pointer.memory.view(-1)[offset[is_here]] = values[is_here].to(pointer.memory.dtype)
+
+
+def _inline_asm(code: str, constraints: str, operands: list[Tile], *, dtype: Any, is_pure: bool, pack: int) -> Tile:
+    """Two neighbours at once: an int16 operand fills one register with both, an int32 one has two."""
+    assert pack == 2
+    assert dtype == torch.bfloat16
+    registers = ["$0"]
+    values = {}
+    for operand in operands:
+        pairs = operand.tensor.contiguous().unflatten(-1, (-1, 2)).long()
+        if operand.dtype == torch.int16:
+            values[f"${len(registers)}"] = (pairs[..., 0] & 0xFFFF) | (pairs[..., 1] & 0xFFFF) << 16
+            registers.append("")
+            continue
+        for index in range(2):
+            values[f"${len(registers)}"] = pairs[..., index] & _MASK
+            registers.append("")
+    assert constraints == ",".join(["=r", *["r"] * (len(registers) - 1)])
+    result = run_ptx(code, values)
+    halves = torch.stack((result & 0xFFFF, result >> 16), -1).flatten(-2)
+    return Tile(halves.to(torch.uint16).view(torch.bfloat16))
+
+
+def run_ptx(code: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Execute straight-line PTX on tensors of 32 bits; see ptx.py for single numbers."""
+    values: dict[str, Any] = dict(inputs)
+
+    def value(operand: str) -> Any:
+        return values[operand] if operand in values else int(operand, 0) & _MASK
+
+    for statement in code.strip().removeprefix("{").removesuffix("}").split(";"):
+        name, _, rest = statement.strip().partition(" ")
+        if not name or name == ".reg":
+            continue
+        target, *sources = [operand.strip() for operand in rest.split(",")]
+        s = [value(operand) for operand in sources]
+        match name:
+            case "mov.b32":
+                result = s[0]
+            case "shl.b32":
+                result = s[0] << s[1]
+            case "shr.u32":
+                result = s[0] >> s[1]
+            case "and.b32":
+                result = s[0] & s[1]
+            case "or.b32":
+                result = s[0] | s[1]
+            case "lop3.b32" if s[3] == 0xEA:
+                result = (s[0] & s[1]) | s[2]
+            case "fma.rn.bf16x2":
+                result = _multiply_add(*s)
+            case _:
+                raise ValueError(statement)
+        values[target] = result & _MASK
+    return values["$0"]
+
+
+def _multiply_add(*operands: Any) -> torch.Tensor:
+    shape = next(each.shape for each in operands if isinstance(each, torch.Tensor))
+    halves = []
+    for shift in (0, 16):
+        a, b, c = (
+            (torch.as_tensor(each).broadcast_to(shape) >> shift & 0xFFFF).to(torch.uint16).view(torch.bfloat16).double()
+            for each in operands
+        )
+        halves.append((a * b + c).bfloat16().view(torch.uint16).long())
+    return halves[0] | halves[1] << 16
+
+
+def _multiply_matrices(a: Tile, b: Tile, sums: Tile) -> Tile:
+    return Tile(sums.tensor + a.tensor.float() @ b.tensor.float())
+
+
+def _pairwise(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[Any, Any], Any]:
+    def apply(a: Any, b: Any) -> Any:
+        if not isinstance(a, Tile) and not isinstance(b, Tile):
+            return int(function(torch.as_tensor(a), torch.as_tensor(b)))
+        like = (a if isinstance(a, Tile) else b).tensor
+        x, y = (each.tensor if isinstance(each, Tile) else torch.tensor(each, dtype=like.dtype) for each in (a, b))
+        return Tile(function(x, y))
+
+    return apply
+
+
+def _where(condition: Tile, a: Any, b: Any) -> Tile:
+    is_integer = any(isinstance(each, Tile) and not each.dtype.is_floating_point for each in (a, b))
+    dtype = torch.int32 if is_integer else torch.float32
+    a, b = (each.tensor if isinstance(each, Tile) else torch.tensor(each, dtype=dtype) for each in (a, b))
+    return Tile(torch.where(condition.tensor, a, b))
+
+
+def _language(places: list[int], num_warps: int) -> SimpleNamespace:
+    nothing = dict.fromkeys(("SliceLayout", "DotOperandLayout", "BlockedLayout"), lambda *_, **__: None)
+    return SimpleNamespace(
+        **_DTYPES, **nothing,
+        program_id=lambda axis: Tile(torch.tensor(places[axis], dtype=torch.int32)),
+        num_warps=lambda: num_warps,
+        arange=lambda start, end, layout: Tile(torch.arange(start, end, dtype=torch.int32)),
+        zeros=lambda shape, dtype, layout: Tile(torch.zeros(shape, dtype=dtype)),
+        zeros_like=lambda tile: Tile(torch.zeros_like(tile.tensor)),
+        expand_dims=lambda tile, axis: (
+            Pointer(tile.memory, Tile(tile.offset.tensor.unsqueeze(axis)))
+            if isinstance(tile, Pointer) else Tile(tile.tensor.unsqueeze(axis))
+        ),
+        convert_layout=lambda value, layout, assert_trivial=False: value,
+        sum=lambda tile, axis: Tile(tile.tensor.sum(axis)),
+        max=lambda tile, axis: Tile(tile.tensor.amax(axis)), min=lambda tile, axis: Tile(tile.tensor.amin(axis)),
+        exp=lambda tile: Tile(tile.tensor.exp()),
+        where=_where, minimum=_pairwise(torch.minimum), maximum=_pairwise(torch.maximum),
+        load=_load, store=_store, inline_asm_elementwise=_inline_asm,
+        static_range=range, thread_barrier=lambda: None,
+    )  # fmt: skip
+
+
+class KernelOnCpu:
+    """Launches a kernel of a module as Gluon does: kernel[grid](...)."""
+
+    def __init__(self, kernel: JITFunction, modules: Iterable[types.ModuleType]) -> None:
+        self._kernel, self._modules = kernel, list(modules)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*arguments: Any, num_warps: int, launch_pdl: bool, maxnreg: int | None, **constants: Any) -> None:
+            values = [_pointer(each) if isinstance(each, torch.Tensor) else each for each in arguments]
+            places = list(grid)
+            function = _functions(self._modules, _language(places, num_warps))[self._kernel]
+            for places[:] in itertools.product(*map(range, grid)):
+                function(*values, **constants)
+
+        return launch
+
+
+def _functions(modules: Iterable[types.ModuleType], language: SimpleNamespace) -> dict[JITFunction, Callable]:
+    """Return the functions behind the kernels of the modules, with another language."""
+    found: dict[JITFunction, Callable] = {}
+    scopes = []
+    for module in modules:
+        scope = dict(vars(module)) | {"gl": language, "mma_v2": _multiply_matrices}
+        scope["grid_dependency"] = lambda instruction: None
+        scopes.append(scope)
+        for name, known in list(scope.items()):
+            value = known._kernel if isinstance(known, KernelOnCpu) else known
+            if isinstance(value, triton.language.constexpr):
+                scope[name] = value.value
+            elif isinstance(value, JITFunction) and value.fn.__module__ == module.__name__:
+                found[value] = types.FunctionType(value.fn.__code__, scope, name, value.fn.__defaults__)
+    for scope in scopes:
+        for name, value in list(scope.items()):
+            if isinstance(value, JITFunction) and value in found:
+                scope[name] = found[value]
+    return found
