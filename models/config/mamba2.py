@@ -33,6 +33,8 @@ _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 # Older names of Nemotron-H's fields, which win if they are there, as in transformers
 _OLD_NAMES = {"n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv", "use_conv_bias": "mamba_conv_bias"}
 
+_MAX_LEAST_STEP = 0.001  # of published files of Nemotron-H; steps of trained models are larger
+
 
 @dataclass(frozen=True)
 class Mamba2Config:
@@ -146,6 +148,7 @@ def _parse_nemotron(config: Fields) -> Mamba2Config:
     names = {name: old if config.get(old) is not None else name for name, old in _OLD_NAMES.items()}
     limits = "time_step_limit" if config.get("mamba_dt_limit") is None else "mamba_dt_limit"
     config.pass_over(*_OLD_NAMES, "time_step_limit")
+    _refuse_limits(config, limits)
     num_heads, has_bias = config.count("mamba_num_heads", default=128), config.flag("use_bias")
     return Mamba2Config(
         num_heads=num_heads,
@@ -158,8 +161,21 @@ def _parse_nemotron(config: Fields) -> Mamba2Config:
         has_conv_bias=config.flag(names["use_conv_bias"], default=True),
         has_in_bias=has_bias,
         has_out_bias=has_bias,
-        time_step_limits=_read_limits(config, limits),
     )
+
+
+def _refuse_limits(config: Fields, name: str) -> None:
+    """Raise ModelError for limits of Nemotron-H's time steps in which its implementations disagree.
+
+    The authors' code limits all steps by time_step_limit; transformers limits those of prompts alone, by time_step_min.
+    """
+    if _read_limits(config, name) != (0.0, math.inf):
+        raise ModelError(
+            f"{config.where}: {name} is not supported: served is [0, Infinity] or None, found {config.get(name)!r}"
+        )
+    least = config.number("time_step_min", default=_MAX_LEAST_STEP)
+    if least > _MAX_LEAST_STEP:
+        raise ModelError(f"{config.where}: time_step_min {least} is not supported: served is at most {_MAX_LEAST_STEP}")
 
 
 def _read_groups(config: Fields, name: str, *, default: int, num_heads: int) -> int:

@@ -72,14 +72,14 @@ def _read_hunyuan(config: Fields, experts: ExpertsConfig) -> ExpertsConfig:
 
 def _read_ernie(config: Fields, experts: ExpertsConfig) -> ExpertsConfig:
     floor, num_shared = config.positive("moe_norm_min", default=1e-12), config.get("moe_num_shared_experts")
+    shared = experts.intermediate_size * config.count("moe_num_shared_experts") if num_shared else 0
     return dataclasses.replace(
         experts,
         routing="softmax_bias",
         router_precision="fp32_stored",
         floor=floor,
-        shared_intermediate_size=(
-            experts.intermediate_size * config.count("moe_num_shared_experts") if num_shared else 0
-        ),
+        shared_intermediate_size=shared,
+        num_biases=2 * shared + config.count("hidden_size") if shared and config.flag("mlp_bias") else 0,
     )
 
 

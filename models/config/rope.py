@@ -19,6 +19,8 @@ _KNOWN = """
     attention_factor beta_fast beta_slow factor high_freq_factor long_factor low_freq_factor mscale mscale_all_dim
     original_max_position_embeddings partial_rotary_factor rope_theta rope_type short_factor truncate type
 """
+# Architecture.rope: rope_parameters has an object for each kind of layers
+_BY_KIND = ("gemma3", "gemma4", "olmo3", "mellum")
 # A note, the axes of a picture's positions, which are equal for text, and a copy of the field outside
 _HARMLESS = ("finetuned", "mrope_section", "mrope_interleaved", "max_position_embeddings")
 
@@ -77,7 +79,7 @@ def parse_ropes(
     shape = _Shape(architecture, head_dims[0], max_position_embeddings)
     if architecture.rope == "gemma4":
         return _parse_by_kind(config, shape, is_sliding=is_sliding, head_dims=head_dims)
-    if architecture.rope in ("gemma3", "olmo3", "mellum"):
+    if architecture.rope in _BY_KIND and architecture.rope != "gemma4":
         new, old = config.section("rope_parameters"), config.section("rope_scaling")
         if architecture.rope == "mellum" and new.raw:
             _refuse_missing(new, is_sliding)
@@ -150,6 +152,9 @@ def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> Ro
     theta = fields.positive("rope_theta", default=theta)
     partial = _partial_rotary_factor(fields, config, shape)
     rope_type = _rope_type(fields, shape.architecture)
+    if rope_type == "yarn" and shape.architecture.rope in _BY_KIND and not fields.flag("truncate", default=True):
+        # transformers does not look for it within the object of a kind of layers
+        raise ModelError(f"{config.where}: truncate False is not supported in rope_parameters of a kind of layers")
     if rope_type == "dynamic" and shape.architecture.rope == "hunyuan" and fields.get("alpha"):
         theta *= _ntk_factor(fields.positive("alpha"), shape.head_dim, config.where)
         rope_type = "default"
@@ -236,6 +241,11 @@ def _partial_rotary_factor(fields: Fields, config: Fields, shape: _Shape) -> flo
     factor = fields.positive("partial_rotary_factor", default=config.positive("partial_rotary_factor", default=default))
     if shape.architecture.rope == "mistral4":  # the share of the whole head, of which head_dim is the rotated part
         whole = config.count("qk_nope_head_dim") + config.count("qk_rope_head_dim")
+        if config.get("head_dim") not in (None, whole):  # transformers would rotate a share of this one
+            raise ModelError(
+                f"{config.where}: head_dim {config.get('head_dim')!r} is not supported: served is {whole}, the sum of"
+                " qk_nope_head_dim and qk_rope_head_dim"
+            )
         if fields.get("partial_rotary_factor") is not None and int(whole * factor) != shape.head_dim:
             raise ModelError(
                 f"{config.where}: partial_rotary_factor {factor!r} would rotate {int(whole * factor)} of {whole}"

@@ -121,9 +121,10 @@ class SafetensorsReader:
 
     def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
         """Unmap the files; see TensorReader.finish."""
+        unread = [name for name in self._unread if self._sizes[name] > 0] if self._unread else []
         self._files.clear()
         num_ignored = check_unread(
-            self._folder, self._unread, has_tied_embeddings=has_tied_embeddings, ignored_prefixes=ignored_prefixes
+            self._folder, unread, has_tied_embeddings=has_tied_embeddings, ignored_prefixes=ignored_prefixes
         )
         if num_ignored:
             logger.warning(

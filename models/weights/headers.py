@@ -154,7 +154,9 @@ class HeaderReader:
 
     def finish(self, *, has_tied_embeddings: bool, ignored_prefixes: tuple[str, ...] = ()) -> None:
         """See TensorReader.finish."""
-        unread = [name for name in self._tensors if name not in self._were_read]
+        unread = [
+            name for name, stored in self._tensors.items() if name not in self._were_read and stored.num_bytes > 0
+        ]
         check_unread(self._folder, unread, has_tied_embeddings=has_tied_embeddings, ignored_prefixes=ignored_prefixes)
 
     def _indexed(self, path_of: dict[str, Path]) -> dict[str, StoredTensor]:

@@ -116,6 +116,7 @@ def test_lists_of_equal_numbers_of_experts_are_one_number():
     assert config.experts.shared_intermediate_size == TINY["intermediate_size"]
 
 
+UNCUT_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "truncate": False}
 GLM = {"n_routed_experts": 8, "num_experts_per_tok": 3}
 
 
@@ -131,6 +132,9 @@ GLM = {"n_routed_experts": 8, "num_experts_per_tok": 3}
         ("Cohere2", {"logit_scale": "x"}, "logit_scale must be a positive number, found 'x'"),
         ("Olmo3", {"sliding_window": 0}, "sliding_window must be a positive integer, found 0"),
         ("Olmo3", {"rope_parameters": {"rope_theta": 5e5}}, "rope_theta 500000.0 is not supported"),
+        ("Olmo3", {"rope_parameters": {FULL: UNCUT_YARN}}, "truncate False is not supported in rope_parameters of"),
+        ("Gemma4", {"rope_parameters": {FULL: UNCUT_YARN, SLIDING: {}}}, "truncate False is not supported in rope_p"),
+        ("Mistral4", {"head_dim": 6}, "head_dim 6 is not supported: served is 128, the sum of qk_nope_head_dim and"),
         ("Ministral", {"layer_types": "full"}, "layer_types must be a list of names"),
         ("Ernie4_5", {"use_bias": 2}, "use_bias must be true or false, found 2"),
         ("SeedOss", {"attention_out_bias": "yes"}, "attention_out_bias must be true or false"),

@@ -100,8 +100,8 @@ def test_infinity_may_be_bare_or_an_object(limit, tmp_path):
 
 
 def test_the_older_names_of_nemotron_win_as_in_transformers():
-    old = nemotron(mamba_n_groups=4, mamba_d_conv=3, mamba_conv_bias=False, mamba_dt_limit=[0.1, 1.0])
-    new = nemotron(n_groups=4, conv_kernel=3, use_conv_bias=False, time_step_limit=[0.1, 1.0])
+    old = nemotron(mamba_n_groups=4, mamba_d_conv=3, mamba_conv_bias=False, mamba_dt_limit=[0.0, math.inf])
+    new = nemotron(n_groups=4, conv_kernel=3, use_conv_bias=False, time_step_limit=[0.0, math.inf])
     assert old.recurrence == new.recurrence
 
 
@@ -169,6 +169,16 @@ def test_attention_of_lfm2_is_listed_in_two_ways_and_its_width_is_adjusted():
         ("FalconH1", MAMBA | {"mamba_d_ssm": 64, "mlp_multipliers": [1, 0]}, "mlp_multipliers must be a positive"),
         ("FalconH1", MAMBA | {"mamba_d_ssm": 64, "key_multiplier": "x"}, "key_multiplier must be a positive number"),
         ("FalconH1", MAMBA | {"mamba_d_ssm": 64, "mamba_use_mlp": False}, "mamba_use_mlp is not supported"),
+        (
+            "NemotronH",
+            NEMOTRON | {"hybrid_override_pattern": "ME*", "time_step_limit": [0.1, 1]},
+            r"time_step_limit is not supported: served is \[0, Inf",
+        ),
+        (
+            "NemotronH",
+            NEMOTRON | {"hybrid_override_pattern": "ME*", "time_step_min": 0.5},
+            "time_step_min 0.5 is not supported: served is at most 0.001",
+        ),
         ("NemotronH", NEMOTRON, "layer_types must be a list with the kind of each layer, found None"),
         ("NemotronH", NEMOTRON | {"hybrid_override_pattern": "MX*"}, "must be letters of M[*]-E, found 'X'"),
         ("NemotronH", NEMOTRON | {"hybrid_override_pattern": 3}, "must be letters of M[*]-E, found 3"),

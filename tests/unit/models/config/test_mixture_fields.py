@@ -274,3 +274,27 @@ def test_layers_that_guess_tokens_are_not_read(kind, fields, name, tmp_path, cap
     save_file(tensors | {"model.layers.5.mlp.gate.weight": torch.ones(2)}, weights)
     with pytest.raises(ModelError, match=r"1 tensors have no place in the model: model\.layers\.5"):
         load(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("deepseek_v3", {"n_shared_experts": 0}),
+        ("glm4_moe", {"n_shared_experts": 0}),
+        ("granite_hybrid", {"shared_intermediate_size": 0}),
+        ("ernie4_5_moe", {"use_bias": True}),
+    ],
+)
+def test_shared_experts_may_have_no_width_or_biases(kind, fields, tmp_path):
+    """transformers saves shared experts without width as tensors without values."""
+    config = make_config(kind)
+    for name, value in fields.items():
+        setattr(config, name, value)
+    save_checkpoint(tmp_path, config)
+    parsed = ModelConfig.from_folder(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert parsed.num_parameters == sum(tensor.numel() for tensor in stored.values())
+    runner = PagedRunner(load(tmp_path), parsed)
+    logits = runner.step([(runner.add_row(), PROMPT)])[0]
+    torch.testing.assert_close(logits, reference_logits(tmp_path, PROMPT), atol=1e-4, rtol=0)
