@@ -1,7 +1,8 @@
 """TorchAttention: paged attention in plain torch, the oracle of every other backend, and the backend for CPU and MPS.
 
 Decode rows are computed by one gather and one SDPA call, or by kernels/native from the pool, without Python per row.
-The other rows are computed one by one; their lengths are read on the host, which syncs a GPU, so GPUs use others.
+The other rows are computed one by one, or by kernels/native where its products are the fastest on this CPU. Else their
+lengths are read on the host, which syncs a GPU, so GPUs use others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kernels.attention.base import AttentionMetadata, AttentionSpec
 from kernels.attention.torch_pages import Gathered, Rule, seen_blocks
 from kernels.attention.torch_shared import attend_by_groups
 from kernels.elementwise.reference import UNSCALED, KVScales
-from kernels.native.ops import attend, takes_attention
+from kernels.native.ops import attend, attend_prompts, takes_attention, takes_prompts
 
 _LARGE_TOKEN = 256  # numbers in a token's keys from which one row's attention takes longer than its call
 
@@ -69,6 +70,15 @@ class TorchAttention:
         rule = Rule(scale * k_scale, sliding_window, chunk, softcap, sinks)
         out = q.new_empty(*q.shape[:2], v_cache.shape[3])
         decodes, others = _split_rows(metadata)
+
+        def attend_natively(rows: range) -> None:
+            attend_prompts(
+                q, k_cache, v_cache, out, metadata.query_start_loc[rows.start : rows.stop + 1],
+                metadata.seq_lens[rows.start : rows.stop], metadata.block_table[rows.start : rows.stop], sinks,
+                scale=rule.scale, sliding_window=sliding_window, chunk=chunk, softcap=softcap,
+                max_seq_len=metadata.max_seq_len,
+            )  # fmt: skip
+
         if len(decodes) and metadata.shared is not None and rule.reach is None:
             first = 0 if decodes.start == 0 else q.shape[0] - len(decodes)
 
@@ -87,6 +97,8 @@ class TorchAttention:
                 q[first:], k_cache, v_cache, out[first:], metadata.seq_lens[rows], metadata.block_table[rows],
                 scale=rule.scale, sliding_window=sliding_window, chunk=chunk, max_seq_len=metadata.max_seq_len,
             )  # fmt: skip
+        elif len(decodes) and takes_prompts(q, k_cache, v_cache):
+            attend_natively(decodes)
         elif len(decodes) and _takes_rows_alone(q, k_cache, rule):
             first = 0 if decodes.start == 0 else q.shape[0] - len(decodes)
             blocks = self._read_rows(metadata, decodes, rule, k_cache.shape[1])
@@ -102,6 +114,9 @@ class TorchAttention:
             values = self._values.gather(v_cache, tables, num_tokens, q.dtype, v_scales)
             out[tokens] = _attend_decodes(q[tokens], keys, values, seq_lens, firsts, rule)
         if not len(others):
+            return _scaled(out, v_scale)
+        if takes_prompts(q, k_cache, v_cache):
+            attend_natively(others)
             return _scaled(out, v_scale)
         starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
         for row in others:
