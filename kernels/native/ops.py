@@ -16,6 +16,7 @@ from kernels.native.library import Library, loaded, products_level
 _MAX_HEAD = 256  # rows.c: MAX_HEAD
 _MAX_GROUP = 16  # rows.c: MAX_GROUP
 BY_AMX = 2  # of products_level()
+ANY_ROWS = 1 << 62  # as a bound of rows
 _TILE_WORDS = 16  # products.c: TILE
 _WORD_BYTES = 4
 # of the product's x: it is read for each block of outputs, so it must stay in a core's second cache. Beyond, oneDNN's

@@ -1,9 +1,9 @@
-/* Attention of prompts over the paged pool: products of pairs of bf16, sums and softmax in fp32, without gathered pages.
+/* Attention of prompts over the paged pool: products of pairs of bf16, sums and softmax in fp32, no gathered pages.
  *
- * kernels/attention/torch_ref.py is the specification. As in FlashAttention (Dao et al. 2022, arXiv:2205.14135) keys come
- * in blocks, and each query keeps the maximum and the sum of its softmax so far. Blocks begin at multiples of BLOCK in a
- * row's positions, so a query's numbers do not depend on how its prompt is cut, nor on the rows beside it. Weights are
- * rounded to bf16 before they are multiplied by values; their sum is not.
+ * kernels/attention/torch_ref.py is the specification. As in FlashAttention (Dao et al. 2022, arXiv:2205.14135) keys
+ * come in blocks, and each query keeps the maximum and the sum of its softmax so far. Blocks begin at multiples of BLOCK
+ * in a row's positions, so a query's numbers depend neither on how its prompt is cut nor on the rows beside it. Weights
+ * are rounded to bf16 before they are multiplied by values; their sum is not.
  */
 
 #include "threads.h"
@@ -89,7 +89,7 @@ static __m512 capped(__m512 x, float cap)
 
 static const bf16 ZEROS[MAX_HEAD];
 
-/* Where the keys, or the values, of a block lie: zeros for those that no query of the tile sees, which may be anything. */
+/* Where the keys, or the values, of a block lie; zeros for those that no query of the tile sees: they may be anything. */
 static void locate(const Tile *t, const bf16 *cache, int64_t block_stride, int64_t slot_stride, int64_t start,
                    int64_t first, int64_t end, const bf16 **found)
 {
@@ -301,7 +301,8 @@ static void attend_tile(const Prompts *a, int64_t row, int64_t token, int64_t kv
 {
     Tile t;
     const bf16 *found[BLOCK];
-    int64_t group = a->heads / a->kv_heads, width = whole(a->v_dim, LANES), num_tokens = a->starts[row + 1] - a->starts[row];
+    int64_t group = a->heads / a->kv_heads, width = whole(a->v_dim, LANES);
+    int64_t num_tokens = a->starts[row + 1] - a->starts[row];
     int64_t tokens = smaller(a->tokens, num_tokens - token);
     t.prompts = a;
     t.table = a->table + row * a->table_width;
@@ -311,7 +312,8 @@ static void attend_tile(const Prompts *a, int64_t row, int64_t token, int64_t kv
     t.position = a->lengths[row] - num_tokens + token;
     if (a->lengths[row] <= 0) {
         for (int64_t i = 0; i < tokens; i++)
-            memset(a->out + ((t.first + i) * a->heads + kv_head * group) * a->v_dim, 0, group * a->v_dim * sizeof(bf16));
+            memset(a->out + ((t.first + i) * a->heads + kv_head * group) * a->v_dim, 0,
+                   group * a->v_dim * sizeof(bf16));
         return;
     }
     int64_t padded = whole(t.queries, ROWS), first = oldest(a, t.position), end = t.position + tokens;
@@ -348,11 +350,11 @@ static void attend_items(const void *data, int64_t first, int64_t last)
     }
 }
 
-/* q: [tokens, heads, dim]; caches: [blocks, block_size, kv_heads, dim or v_dim] with strides of blocks and slots; starts:
- * [rows + 1], of each row's tokens in q and out; lengths: [rows] with these tokens, its last, 0 gives zeros; table: [rows,
- * table_width]; sinks: [heads] or NULL; out: [tokens, heads, v_dim]. A token sees itself and those before it, of these the
- * last `window` with itself, or those since the last multiple of `chunk`; both 0: all. cap: of logits, 0: none. dim is
- * even, a group of heads at most MAX_QUERIES. longest: a bound of lengths. */
+/* q: [tokens, heads, dim]; caches: [blocks, block_size, kv_heads, dim or v_dim] with strides of blocks and slots;
+ * starts: [rows + 1], of each row's tokens in q and out; lengths: [rows] with these tokens, its last, 0 gives zeros;
+ * table: [rows, table_width]; sinks: [heads] or NULL; out: [tokens, heads, v_dim]. A token sees itself and those before
+ * it: of all `window` at most, or those since the last multiple of `chunk`; both 0: all. cap: of logits, 0: none. dim is
+ * even and at most MAX_HEAD as v_dim is, heads of a group are at most 16. longest: a bound of lengths. */
 void attend_prompts(const bf16 *q, const bf16 *k_cache, const bf16 *v_cache, bf16 *out, const int32_t *starts,
                     const int32_t *lengths, const int32_t *table, const float *sinks, int64_t rows, int64_t heads,
                     int64_t kv_heads, int64_t dim, int64_t v_dim, int64_t table_width, int64_t block_size,
@@ -360,9 +362,9 @@ void attend_prompts(const bf16 *q, const bf16 *k_cache, const bf16 *v_cache, bf1
                     int64_t longest, float scale, float cap)
 {
     int64_t group = heads / kv_heads, queries = smaller(MAX_QUERIES, MAX_SUMS / whole(v_dim, LANES)), items = 0;
-    Prompts args = {q,      k_cache,     v_cache,    out,     starts, lengths, table,  sinks,  rows,  heads, kv_heads, dim,
-                    v_dim,  table_width, block_size, k_block, k_slot, v_block, v_slot, window, chunk, queries / group, 0,
-                    scale,  cap};
+    Prompts args = {q,        k_cache, v_cache, out,         starts,     lengths, table,  sinks,   rows,   heads,
+                    kv_heads, dim,     v_dim,   table_width, block_size, k_block, k_slot, v_block, v_slot, window,
+                    chunk,    queries / group, 0, scale, cap};
     for (int64_t row = 0; row < rows; row++)
         items += tiles_of(&args, row);
     args.items = items * kv_heads;
