@@ -70,6 +70,7 @@ class TorchAttention:
         rule = Rule(scale * k_scale, sliding_window, chunk, softcap, sinks)
         out = q.new_empty(*q.shape[:2], v_cache.shape[3])
         decodes, others = _split_rows(metadata)
+        is_native = q.dtype == torch.bfloat16 and takes_prompts(q, k_cache, v_cache)
 
         def attend_natively(rows: range) -> None:
             attend_prompts(
@@ -97,7 +98,7 @@ class TorchAttention:
                 q[first:], k_cache, v_cache, out[first:], metadata.seq_lens[rows], metadata.block_table[rows],
                 scale=rule.scale, sliding_window=sliding_window, chunk=chunk, max_seq_len=metadata.max_seq_len,
             )  # fmt: skip
-        elif len(decodes) and takes_prompts(q, k_cache, v_cache):
+        elif len(decodes) and is_native:
             attend_natively(decodes)
         elif len(decodes) and _takes_rows_alone(q, k_cache, rule):
             first = 0 if decodes.start == 0 else q.shape[0] - len(decodes)
@@ -115,7 +116,7 @@ class TorchAttention:
             out[tokens] = _attend_decodes(q[tokens], keys, values, seq_lens, firsts, rule)
         if not len(others):
             return _scaled(out, v_scale)
-        if takes_prompts(q, k_cache, v_cache):
+        if is_native:
             attend_natively(others)
             return _scaled(out, v_scale)
         starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
