@@ -1,4 +1,4 @@
-"""Times products of few rows in C on a CPU beside torch's: python -m benchmarks.cpu_products [--json FILE].
+"""Times products in C on a CPU beside torch's: python -m benchmarks.cpu_products [--json FILE].
 
 µs of CPU time of one thread, and GB/s of a matrix that comes from memory, by form, size and rows. In turns, the best of
 --rounds: other work on the cores lengthens the others. Needs a C compiler and a CPU with AVX-512 in BF16 and VNNI.
@@ -23,7 +23,7 @@ from kernels.linear.reference import make_int_weight
 from kernels.native import library
 
 _SIZES = ((4096, 1024), (6144, 1024), (1024, 3072), (12288, 4096))  # outputs, inputs
-_ROWS = (1, 2, 4, 8, 31, 64, 128)
+_ROWS = (1, 2, 4, 8, 31, 64, 128, 512)
 _FORMS = ("bf16", "int8", "int4")
 _GROUP_SIZE = 32
 _MEMORY = 128 * 2**20  # bytes of matrices that are read in turn: more than a core's share of the last cache

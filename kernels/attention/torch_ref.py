@@ -1,7 +1,8 @@
 """TorchAttention: paged attention in plain torch, the oracle of every other backend, and the backend for CPU and MPS.
 
 Decode rows are computed by one gather and one SDPA call, or by kernels/native from the pool, without Python per row.
-The other rows are computed one by one; their lengths are read on the host, which syncs a GPU, so GPUs use others.
+The other rows are computed one by one, or by kernels/native where its products are the fastest on this CPU. Else their
+lengths are read on the host, which syncs a GPU, so GPUs use others.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import torch
 from torch.nn import functional
 
 from kernels.attention.base import AttentionMetadata, AttentionSpec
+from kernels.attention.torch_pages import Gathered, Rule, seen_blocks
 from kernels.attention.torch_shared import attend_by_groups
-from kernels.elementwise.reference import FP8, INT8, UNSCALED, KVScales, from_fp8, from_int8
-from kernels.native.ops import attend, takes_attention
+from kernels.elementwise.reference import UNSCALED, KVScales
+from kernels.native.ops import attend, attend_prompts, takes_attention, takes_prompts
 
 _LARGE_TOKEN = 256  # numbers in a token's keys from which one row's attention takes longer than its call
 
@@ -29,8 +31,8 @@ class TorchAttention:
     is_graph_safe = False  # the gather is as wide as the bound, so a graph would always compute the longest length
 
     def __init__(self) -> None:
-        self._keys = _Scratch()
-        self._values = _Scratch()
+        self._keys = Gathered()
+        self._values = Gathered()
         self._step: AttentionMetadata | None = None
         self._row_blocks: dict[tuple[int | None, int | None, int], _RowBlocks] = {}
 
@@ -65,9 +67,19 @@ class TorchAttention:
         """
         k_scale, k_scales = _constant_and_others(kv_scales.k)
         v_scale, v_scales = _constant_and_others(kv_scales.v)
-        rule = _Rule(scale * k_scale, sliding_window, chunk, softcap, sinks)
+        rule = Rule(scale * k_scale, sliding_window, chunk, softcap, sinks)
         out = q.new_empty(*q.shape[:2], v_cache.shape[3])
         decodes, others = _split_rows(metadata)
+        is_native = q.dtype == torch.bfloat16 and takes_prompts(q, k_cache, v_cache)
+
+        def attend_natively(rows: range) -> None:
+            attend_prompts(
+                q, k_cache, v_cache, out, metadata.query_start_loc[rows.start : rows.stop + 1],
+                metadata.seq_lens[rows.start : rows.stop], metadata.block_table[rows.start : rows.stop], sinks,
+                scale=rule.scale, sliding_window=sliding_window, chunk=chunk, softcap=softcap,
+                max_seq_len=metadata.max_seq_len,
+            )  # fmt: skip
+
         if len(decodes) and metadata.shared is not None and rule.reach is None:
             first = 0 if decodes.start == 0 else q.shape[0] - len(decodes)
 
@@ -86,6 +98,8 @@ class TorchAttention:
                 q[first:], k_cache, v_cache, out[first:], metadata.seq_lens[rows], metadata.block_table[rows],
                 scale=rule.scale, sliding_window=sliding_window, chunk=chunk, max_seq_len=metadata.max_seq_len,
             )  # fmt: skip
+        elif len(decodes) and is_native:
+            attend_natively(decodes)
         elif len(decodes) and _takes_rows_alone(q, k_cache, rule):
             first = 0 if decodes.start == 0 else q.shape[0] - len(decodes)
             blocks = self._read_rows(metadata, decodes, rule, k_cache.shape[1])
@@ -94,13 +108,16 @@ class TorchAttention:
             first = 0 if decodes.start == 0 else q.shape[0] - len(decodes)  # of their tokens
             rows, tokens = slice(decodes.start, decodes.stop), slice(first, first + len(decodes))
             seq_lens = metadata.seq_lens[rows]
-            tables, firsts, num_tokens = _seen_blocks(
+            tables, firsts, num_tokens = seen_blocks(
                 metadata.block_table[rows], seq_lens, rule, block_size=k_cache.shape[1], bound=metadata.max_seq_len
             )
             keys = self._keys.gather(k_cache, tables, num_tokens, q.dtype, k_scales)
             values = self._values.gather(v_cache, tables, num_tokens, q.dtype, v_scales)
             out[tokens] = _attend_decodes(q[tokens], keys, values, seq_lens, firsts, rule)
         if not len(others):
+            return _scaled(out, v_scale)
+        if is_native:
+            attend_natively(others)
             return _scaled(out, v_scale)
         starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
         for row in others:
@@ -117,7 +134,7 @@ class TorchAttention:
             out[start:end] = _attend_row(q[start:end], keys, values, rule, seq_len=length)
         return _scaled(out, v_scale)
 
-    def _read_rows(self, metadata: AttentionMetadata, rows: range, rule: _Rule, block_size: int) -> _RowBlocks:
+    def _read_rows(self, metadata: AttentionMetadata, rows: range, rule: Rule, block_size: int) -> _RowBlocks:
         """Return the blocks that decode rows read; computed once a step for layers that see equally far."""
         if self._step is not metadata:
             self._step, self._row_blocks = metadata, {}
@@ -133,7 +150,7 @@ class TorchAttention:
         k: tuple[torch.Tensor, torch.Tensor | None],
         v: tuple[torch.Tensor, torch.Tensor | None],
         rows: _RowBlocks,
-        rule: _Rule,
+        rule: Rule,
     ) -> None:
         """Write the attention of one-token rows, the first of q and out, each over its own tokens.
 
@@ -163,7 +180,7 @@ class _RowBlocks:
     spans: list[tuple[int, int, int]]
 
     @classmethod
-    def read(cls, metadata: AttentionMetadata, rows: range, rule: _Rule, block_size: int) -> _RowBlocks:
+    def read(cls, metadata: AttentionMetadata, rows: range, rule: Rule, block_size: int) -> _RowBlocks:
         """Read rows' lengths and tables, on the CPU."""
         tables, spans, num_blocks = [], [], 0
         for row, length in zip(rows, metadata.seq_lens[rows.start : rows.stop].tolist(), strict=True):
@@ -176,40 +193,7 @@ class _RowBlocks:
         return cls(torch.cat(tables), spans)
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """Arguments of one call that decide which keys a query sees, and its softmax over them."""
-
-    scale: float
-    sliding_window: int | None
-    chunk: int | None
-    softcap: float
-    sinks: torch.Tensor | None
-
-    @property
-    def reach(self) -> int | None:
-        """Return the most keys that one query sees, or None."""
-        return self.chunk if self.sliding_window is None else self.sliding_window
-
-    @property
-    def is_plain(self) -> bool:
-        """True if SDPA computes the softmax: no cap, no sinks."""
-        return self.softcap == 0.0 and self.sinks is None
-
-    def oldest(self, position: int) -> int:
-        """Return the first key that a query at `position` sees."""
-        if self.sliding_window is not None:
-            return max(0, position - self.sliding_window + 1)
-        return 0 if self.chunk is None else position // self.chunk * self.chunk
-
-    def oldest_of(self, positions: torch.Tensor) -> torch.Tensor:
-        """Equal oldest, for each of the positions."""
-        if self.sliding_window is not None:
-            return (positions - self.sliding_window + 1).clamp(min=0)
-        return torch.zeros_like(positions) if self.chunk is None else positions // self.chunk * self.chunk
-
-
-def _takes_rows_alone(q: torch.Tensor, k_cache: torch.Tensor, rule: _Rule) -> bool:
+def _takes_rows_alone(q: torch.Tensor, k_cache: torch.Tensor, rule: Rule) -> bool:
     """Return True if decode rows, too, are computed one by one: each over its own length, without a mask.
 
     For bf16 on the CPU, whose models have heads large enough that a row takes longer than its call. Then no row's time
@@ -217,23 +201,6 @@ def _takes_rows_alone(q: torch.Tensor, k_cache: torch.Tensor, rule: _Rule) -> bo
     """
     is_small = k_cache.shape[2] * k_cache.shape[3] < _LARGE_TOKEN
     return q.device.type == "cpu" and q.dtype == torch.bfloat16 and not is_small and rule.is_plain
-
-
-def _seen_blocks(
-    tables: torch.Tensor, seq_lens: torch.Tensor, rule: _Rule, *, block_size: int, bound: int
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return the columns of decode rows' tables that they see, [N, m], the first token of each, [N], and tokens of m.
-
-    tables: [N, max_blocks]; bound: of the lengths. Never waits for the device.
-    """
-    firsts = torch.zeros_like(seq_lens)
-    if rule.reach is None or rule.reach + 2 * block_size > bound:
-        return tables, firsts, bound
-    num_blocks = -(-rule.reach // block_size) + 1
-    firsts = rule.oldest_of((seq_lens - 1).clamp(min=0)) // block_size
-    columns = firsts[:, None] + torch.arange(num_blocks, device=firsts.device)
-    tables = tables.gather(1, columns.clamp(max=tables.shape[1] - 1).long())  # a clamped one is past the row's end
-    return tables, firsts * block_size, num_blocks * block_size
 
 
 def _constant_and_others(scale: float | torch.Tensor) -> tuple[float, torch.Tensor | None]:
@@ -257,62 +224,8 @@ def _split_rows(metadata: AttentionMetadata) -> tuple[range, range]:
     return range(num_prefills, num_rows), range(num_prefills)
 
 
-class _Scratch:
-    """Buffer for gathered pages. Kept between calls on CPU, where fresh pages of memory cost more than the copy.
-
-    On other devices the caching allocator reuses memory. Under CUDA graphs a growing buffer would leave earlier graphs
-    with a dangling pointer.
-    """
-
-    def __init__(self) -> None:
-        self._buffer = torch.empty(0)
-
-    def gather(
-        self,
-        cache: torch.Tensor,
-        block_table: torch.Tensor,
-        num_tokens: int,
-        dtype: torch.dtype,
-        scales: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Gather the first num_tokens tokens of each row's blocks as dtype, as a view [N, Hkv, num_tokens, D].
-
-        cache: [num_blocks, block_size, Hkv, D]; block_table: [N, max_blocks]; scales: those of KVScales that are no
-        constants of the layer. Valid until the next call.
-        """
-        num_rows = block_table.shape[0]
-        _, block_size, num_kv_heads, head_dim = cache.shape
-        num_blocks = min(-(-num_tokens // block_size), block_table.shape[1])
-        block_ids = block_table[:, :num_blocks].flatten()
-        is_fp8, is_int8 = cache.dtype == FP8, cache.dtype == INT8
-        cache = cache.view(torch.uint8) if is_fp8 else cache  # some torch builds cannot gather fp8 on every device
-        if cache.device.type == "cpu":
-            pages = self._reserve(cache, block_ids.shape[0])
-            torch.index_select(cache, 0, block_ids, out=pages)
-        else:
-            pages = cache.index_select(0, block_ids)
-        if is_fp8:
-            pages = from_fp8(pages.view(FP8), dtype)
-            if scales is not None:
-                pages = (pages * scales[:, None]).to(dtype)
-        elif is_int8:
-            assert scales is not None
-            pages = from_int8(pages, scales.index_select(0, block_ids), dtype)
-        tokens = pages.view(num_rows, num_blocks * block_size, num_kv_heads, head_dim)
-        return tokens[:, :num_tokens].transpose(1, 2)
-
-    def _reserve(self, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
-        """Return [num_blocks, block_size, Hkv, D] of the buffer, growing it if necessary."""
-        num_elements = num_blocks * cache[0].numel()
-        if self._buffer.dtype != cache.dtype or self._buffer.numel() < num_elements:
-            # An ordinary tensor, so that it may be written inside and outside inference mode
-            with torch.inference_mode(False):
-                self._buffer = torch.empty(num_elements, dtype=cache.dtype)
-        return self._buffer[:num_elements].view(num_blocks, *cache.shape[1:])
-
-
 def _attend_decodes(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seq_lens: torch.Tensor, starts: torch.Tensor, rule: _Rule
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seq_lens: torch.Tensor, starts: torch.Tensor, rule: Rule
 ) -> torch.Tensor:
     """Attend one query token per row. q: [N, H, D]; keys, values: [N, Hkv, s, D]; seq_lens: [N], 0 yields zeros.
 
@@ -341,9 +254,7 @@ def _is_finite(out: torch.Tensor) -> bool:
     return bool(out.isfinite().all())
 
 
-def _attend_row(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: _Rule, *, seq_len: int
-) -> torch.Tensor:
+def _attend_row(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: Rule, *, seq_len: int) -> torch.Tensor:
     """Attend the last n of a row's seq_len tokens over its last s tokens, which are all that the queries see.
 
     q: [n, H, D]; keys, values: [Hkv, s, D]; returns [n, H, Dv].
@@ -366,7 +277,7 @@ def _attend_row(
     return out.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, -1)
 
 
-def _attend_one(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: _Rule) -> torch.Tensor:
+def _attend_one(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: Rule) -> torch.Tensor:
     """Attend one query over all keys given. q: [1, H, D]; keys, values: [1, Hkv, s, D]; returns [1, H, Dv]."""
     grouped = q.unflatten(1, (keys.shape[1], -1))
     return functional.scaled_dot_product_attention(grouped, keys, values, scale=rule.scale).flatten(1, 2)
@@ -378,7 +289,7 @@ def _masked_attention(
     values: torch.Tensor,
     *,
     visible: torch.Tensor | None,
-    rule: _Rule,
+    rule: Rule,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """SDPA over [A, B, n, D] and [A, B, s, D] with a bool mask (None: causal); explicit softmax for caps and sinks.

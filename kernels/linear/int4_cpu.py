@@ -22,8 +22,6 @@ _BLOCK_OUTPUTS = 64  # of torch's order on a CPU with AVX-512
 # Rows of x from which unpacking the matrix for a product in bf16 is faster than torch's product, which unpacks it again
 # for every four rows
 _UNPACKED_ROWS = 32
-# Rows up to which kernels/native/products.c, which unpacks a block at a time, is faster on a core without AMX
-_BLOCK_ROWS = 128
 _INNER_TILES = 2  # an argument of torch's packing that the CPU ignores
 
 
@@ -79,7 +77,7 @@ def int4_linear(x: torch.Tensor, weight: Int4Matrix, bias: torch.Tensor | None) 
         return x.new_empty(0, weight.out_features)
     x = x.contiguous() if weight.order is None else x.index_select(1, weight.order)
     is_native = weight.is_in_blocks and native.takes_rows(x, weight.scales_zeros)
-    few_rows = _UNPACKED_ROWS - 1 if products_level() == native.BY_AMX else _BLOCK_ROWS
+    few_rows = _UNPACKED_ROWS - 1 if products_level() == native.BY_AMX else native.ANY_ROWS
     if is_native and native.takes_products(x, bias, few_rows=few_rows, word_inputs=2):
         return native.int4_linear(x, weight.packed, weight.scales_zeros, bias, weight.group_size)
     if is_native and x.shape[0] >= _UNPACKED_ROWS:

@@ -1,8 +1,8 @@
 """Products on the CPU by oneDNN, which torch includes: packed bf16 matrices, and 8-bit integers.
 
 pack() stores a bf16 matrix in the order in which a product reads it. A product of the plain matrix reads it in pieces
-of whole rows, which took 1.3 times as long. Products of few rows, with AMX of some hundred, are those of
-kernels/native/products.c where it is loaded and the order is known.
+of whole rows, which took 1.3 times as long. Products of few rows, with AMX of some hundred, on other cores than Intel's
+of all rows, are those of kernels/native/products.c where it is loaded and the order is known.
 Int8Matrix holds integers for VNNI, whose instructions multiply unsigned by signed bytes: activations are stored as
 value + 128, and oneDNN subtracts 128 times the sum of each output's weights. Specifications: torch's linear, and
 kernels/linear/w8a8.py, whose sums are these exactly.
@@ -21,6 +21,7 @@ from kernels.dispatch import has_bf16_products, has_int8_products
 from kernels.linear.reference import MIN_SCALE
 from kernels.linear.w8a8 import INT8_MAX
 from kernels.native import ops as native
+from kernels.native.library import products_level
 
 _PACKED_FOR_ROWS = 32  # rows of x for which oneDNN chooses the order; others read the same order as fast
 # Rows of x from which a product in fp32, of a matrix that is unpacked for it, is faster on an Intel core without AMX:
@@ -29,7 +30,7 @@ _WIDE_ROWS = 192
 _WIDE_ELEMENTS = 1 << 26  # of a matrix that is unpacked at once, 256 MiB in fp32
 _MAX_INPUTS = 65_536  # sums of (255 * 127) fit in 32 bits
 _SHIFT = 128
-# Rows of x up to which kernels/native/products.c is faster without AMX, too
+# Rows of x up to which kernels/native/products.c is faster on every core that has its instructions
 FEW_ROWS = 8
 _FEW_INT8_ROWS = 32
 _WIDTHS = (16, 32, 48, 64)  # outputs of a block of oneDNN's orders
@@ -70,7 +71,7 @@ def pack(w: torch.Tensor) -> Bf16Matrix:
 
 def packed_linear(x: torch.Tensor, w: Bf16Matrix, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ w.T + bias. x: [T, K] bf16; w: [N, K] from pack(); bias: [N] or None; returns [T, N] bf16."""
-    if w.width is not None and native.takes_products(x, bias, few_rows=FEW_ROWS, word_inputs=2):
+    if w.width is not None and native.takes_products(x, bias, few_rows=_most_rows(FEW_ROWS), word_inputs=2):
         return native.bf16_linear(x, w.address, bias, w.packed.shape[0], w.width)
     if x.shape[0] >= _WIDE_ROWS and w.shape.numel() <= _WIDE_ELEMENTS and _is_wide_faster():
         wide_bias = None if bias is None else bias.float()
@@ -127,7 +128,7 @@ def int8_linear(
     """
     if x.shape[0] == 0:
         return x.new_empty(0, w.scales.shape[0])
-    if w.width is not None and native.takes_products(x, bias, few_rows=_FEW_INT8_ROWS, word_inputs=4):
+    if w.width is not None and native.takes_products(x, bias, few_rows=_most_rows(_FEW_INT8_ROWS), word_inputs=4):
         if input_scale is None:
             return native.rounded_int8_linear(x, w.address, w.scales, w.sums, bias, w.width, least=MIN_SCALE)
         scales = input_scale.expand(x.shape[0], 1).contiguous()
@@ -182,6 +183,11 @@ def _block_width(packed: torch.Tensor, w: torch.Tensor) -> int | None:
         )
     ]  # fmt: skip
     return widths[0] if len(widths) == 1 and widths[0] in _WIDTHS else None
+
+
+def _most_rows(few_rows: int) -> int:
+    """Return the rows up to which products.c is faster: all of them, but few on Intel's cores, and with AMX."""
+    return few_rows if products_level() == native.BY_AMX or _is_wide_faster() else native.ANY_ROWS
 
 
 @functools.cache

@@ -25,7 +25,9 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-_SOURCES = tuple(str(Path(__file__).with_name(name)) for name in ("threads.c", "rows.c", "products.c", "layers.c"))
+_SOURCES = tuple(
+    str(Path(__file__).with_name(name)) for name in ("threads.c", "rows.c", "products.c", "prompts.c", "layers.c")
+)
 _LIBRARY = "native.so"
 _COMPILERS = ("cc", "gcc", "clang")
 # Sums may be reordered, so that loops become vectors; numbers that are not finite keep their meaning
@@ -48,12 +50,13 @@ _FUNCTIONS = {
     "unpack_int4": (_P,) * 3 + (_N,) * 3,
     "scale_sums": (_P,) * 4 + (_N,) * 2,
 }
-# those of products.c and layers.c, if use_products() says so
+# those of products.c, prompts.c and layers.c, if use_products() says so
 _PRODUCTS = {
     "bf16_linear": (_P,) * 4 + (_N,) * 4,
     "int8_linear": (_P,) * 7 + (_N,) * 4,
     "rounded_int8_linear": (_P,) * 8 + (_N,) * 4 + (_F,),
     "int4_linear": (_P,) * 5 + (_N,) * 4,
+    "attend_prompts": (_P,) * 8 + (_N,) * 14 + (_F,) * 2,
     "layers_scratch": (_P,) + (_N,) * 3,
     "run_layers": (_P,) * 7,
 }

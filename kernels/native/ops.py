@@ -16,6 +16,7 @@ from kernels.native.library import Library, loaded, products_level
 _MAX_HEAD = 256  # rows.c: MAX_HEAD
 _MAX_GROUP = 16  # rows.c: MAX_GROUP
 BY_AMX = 2  # of products_level()
+ANY_ROWS = 1 << 62  # as a bound of rows
 _TILE_WORDS = 16  # products.c: TILE
 _WORD_BYTES = 4
 # of the product's x: it is read for each block of outputs, so it must stay in a core's second cache. Beyond, oneDNN's
@@ -88,6 +89,12 @@ def takes_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tenso
     heads, kv_heads = q.shape[1], k_cache.shape[2]
     is_small = max(k_cache.shape[3], v_cache.shape[3]) <= _MAX_HEAD and heads <= kv_heads * _MAX_GROUP
     return is_small and _has_dense_tokens(k_cache, v_cache) and takes_rows(q)
+
+
+def takes_prompts(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
+    """Return True if attend_prompts computes queries [N, H, D] over this pool, and is the fastest: without AMX."""
+    is_level = 0 < products_level() < BY_AMX
+    return is_level and q.shape[2] % 2 == 0 and takes_attention(q, k_cache, v_cache)
 
 
 def takes_products(x: torch.Tensor, bias: torch.Tensor | None, *, few_rows: int, word_inputs: int) -> bool:
@@ -182,6 +189,39 @@ def attend(
         block_table.data_ptr(), num_rows, num_heads, num_kv_heads, head_dim, v_cache.shape[3], block_table.shape[1],
         block_size, k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1), sliding_window or 0,
         chunk or 0, max_seq_len, scale,
+    )  # fmt: skip
+
+
+def attend_prompts(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    sinks: torch.Tensor | None,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    chunk: int | None,
+    softcap: float,
+    max_seq_len: int,
+) -> None:
+    """Write the attention of N rows of any number of tokens, each its row's last, to their places in out, [T, H, D].
+
+    out is dense; query_start_loc: [N + 1], of tokens in q; seq_lens: [N], 0 gives zeros; block_table: [N, max_blocks];
+    sinks: [H] or None. See AttentionBackend.forward.
+    """
+    (num_heads, head_dim), (block_size, num_kv_heads), num_rows = q.shape[1:], k_cache.shape[1:3], seq_lens.shape[0]
+    starts, seq_lens = query_start_loc.int().contiguous(), seq_lens.int().contiguous()
+    block_table = block_table.int().contiguous()
+    sinks = None if sinks is None else sinks.float().contiguous()
+    _library().attend_prompts(
+        q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), starts.data_ptr(), seq_lens.data_ptr(),
+        block_table.data_ptr(), _pointer(sinks), num_rows, num_heads, num_kv_heads, head_dim, v_cache.shape[3],
+        block_table.shape[1], block_size, k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1),
+        sliding_window or 0, chunk or 0, max_seq_len, scale, softcap,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-/* Products of few rows with a matrix that is read once, at the rate of the memory.
+/* Products of few rows with a matrix that is read once, at the rate of the memory, and of many at that of the core.
  *
  * kernels/linear/onednn.py and kernels/linear/int4_cpu.py are the specifications, and pack the matrices: in the orders of
  * oneDNN (bf16, bytes) and of torch (4 bits), which products of many rows read too. Blocks of outputs lie one behind the
@@ -17,6 +17,7 @@
 enum {
     LANES = 16,      /* outputs of a vector */
     AHEAD = 2048,    /* bytes that are fetched before they are read: the hardware stops at the end of a page */
+    MANY = 6,        /* rows of a tile with 64 outputs */
     INT4_ROWS = 4,   /* that share what unpacking costs */
     INT4_PACKED_ROWS = 31, /* most for which a block is not unpacked as a whole, without tiles */
     INT4_AHEAD = 256 /* inputs whose scales are fetched before they are read: of a group at most */
@@ -56,6 +57,20 @@ typedef struct {
     const int32_t *sums;
 } Product;
 
+/* Add the products of pairs of bf16 to sums in fp32, or of fours of bytes to sums of 32 bits. The compiler's own
+ * functions have other types: with casts gcc 12 keeps the sums of a tile in memory. */
+static inline __attribute__((always_inline)) __m512i add_pairs(__m512i sums, __m512i x, __m512i w)
+{
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(x), "v"(w));
+    return sums;
+}
+
+static inline __attribute__((always_inline)) __m512i add_bytes(__m512i sums, __m512i x, __m512i w)
+{
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(x), "v"(w));
+    return sums;
+}
+
 /* Scale, add the bias, round and store the sums of a row with 16 outputs from n on. */
 static inline __attribute__((always_inline)) void finish(const Product *a, int64_t row, int64_t n, __m512i sums,
                                                          const int is_bytes)
@@ -90,9 +105,8 @@ static inline __attribute__((always_inline)) void tile(const Product *a, int64_t
             memcpy(&word, x[r] + i * 4, 4);
             __m512i inputs = _mm512_set1_epi32(word);
             for (int c = 0; c < C; c++)
-                sums[r][c] = is_bytes ? _mm512_dpbusd_epi32(sums[r][c], inputs, weights[c])
-                                      : (__m512i)_mm512_dpbf16_ps((__m512)sums[r][c], (__m512bh)inputs,
-                                                                  (__m512bh)weights[c]);
+                sums[r][c] = is_bytes ? add_bytes(sums[r][c], inputs, weights[c])
+                                      : add_pairs(sums[r][c], inputs, weights[c]);
         }
     }
     int64_t first = block * a->width + column;
@@ -101,12 +115,12 @@ static inline __attribute__((always_inline)) void tile(const Product *a, int64_t
             finish(a, row + r, first + c * LANES, sums[r][c], is_bytes);
 }
 
-/* A block with R rows, 64 outputs at once up to four rows and 32 beyond: the sums stay in registers. */
+/* A block with R rows, 64 outputs at once up to MANY rows and 32 beyond: the sums stay in registers. */
 static inline __attribute__((always_inline)) void tiles(const Product *a, int64_t block, int64_t row, const int R,
                                                         const int is_bytes)
 {
     int64_t column = 0;
-    for (; R <= 4 && column + 4 * LANES <= a->width; column += 4 * LANES)
+    for (; R <= MANY && column + 4 * LANES <= a->width; column += 4 * LANES)
         tile(a, block, row, column, R, 4, is_bytes);
     for (; column + 2 * LANES <= a->width; column += 2 * LANES)
         tile(a, block, row, column, R, 2, is_bytes);
@@ -118,9 +132,10 @@ static inline __attribute__((always_inline)) void blocks(const Product *a, int64
                                                          const int is_bytes)
 {
     for (int64_t block = first; block < last; block++)
-        for (int64_t row = 0; row < a->rows; row += 8) {
-            int64_t rows = a->rows - row;
-            if (rows == 1)
+        for (int64_t row = 0, rows; (rows = a->rows - row) > 0; row += rows > 8 ? MANY : 8) {
+            if (rows > 8)
+                tiles(a, block, row, MANY, is_bytes);
+            else if (rows == 1)
                 tiles(a, block, row, 1, is_bytes);
             else if (rows == 2)
                 tiles(a, block, row, 2, is_bytes);

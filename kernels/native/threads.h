@@ -8,7 +8,7 @@
 
 typedef uint16_t bf16;
 
-/* products.c and layers.c are for CPUs with these */
+/* products.c, prompts.c and layers.c are for CPUs with these */
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define HAS_PRODUCTS 1
 #else

@@ -12,7 +12,7 @@ from engine.offline import OfflineEngine
 
 ROOT = Path(__file__).parents[3]
 PRODUCT = ("server", "engine", "models", "kernels")
-MAX_FILES = 36  # 25 are aimed at; keys' turns, forecast, suspects, late blocks and budgets have files of their own
+MAX_FILES = 37  # 25 are aimed at; turns, forecast, suspects, late blocks, budgets, gathered pages have their own files
 NUM_STEPS = 40  # more than a block has tokens, so blocks are allocated; none is published before it is looked for
 
 

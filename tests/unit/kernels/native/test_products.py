@@ -13,12 +13,12 @@ from kernels.linear.int4_cpu import int4_linear, pack_int4
 from kernels.linear.onednn import pack, pack_int8, packed_linear
 from kernels.linear.reference import make_int_weight
 from kernels.native import library, ops
-from kernels.native.library import loaded, unload
+from kernels.native.library import loaded, products_level, unload
 from tests.support.native_library import compiled_library
 
 BF16 = torch.bfloat16
 ROWS = (1, 2, 3, 4, 5, 7, 8)
-MANY_ROWS = (9, 16, 17, 31, 32, 33, 47, 64, 100)  # by AMX
+MANY_ROWS = (9, 13, 16, 17, 31, 32, 33, 47, 64, 100)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,15 +39,16 @@ def draw(*shape: int) -> torch.Tensor:
 
 
 @pytest.fixture(params=[1, 2], ids=["AVX-512", "AMX"])
-def rows(request: pytest.FixtureRequest) -> Iterator[tuple[int, ...]]:
-    """Numbers of rows that are computed by these instructions."""
+def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, ...]]:
+    """Numbers of rows that are computed by these instructions, on other cores than Intel's without AMX."""
+    monkeypatch.setattr(onednn, "_is_wide_faster", lambda: False)
     native = loaded()
     assert native is not None
     best = native.products_level
     native.products_level = native.use_products(request.param)
     if native.products_level != request.param:
         pytest.skip("this CPU has no AMX")
-    yield ROWS if request.param == 1 else ROWS + MANY_ROWS
+    yield ROWS + MANY_ROWS
     native.products_level = native.use_products(best)
 
 
@@ -138,7 +139,7 @@ def test_4_bit_products(
         x = draw(num_rows, k)
         found, exact = int4_linear(x, matrix, bias), x.double() @ w + bias.double()
         # more rows multiply weights that are rounded to bf16
-        weights = 2.0**-18 if num_rows <= (31 if rows == ROWS else 4) else 2.0**-8
+        weights = 2.0**-18 if num_rows <= (4 if products_level() == ops.BY_AMX else 31) else 2.0**-8
         bound = exact.abs() * 2.0**-8 + weights * (x.double().abs() @ w.abs())
         assert ((found.double() - exact).abs() <= bound).all()
     assert calls == ["int4_linear"] * len(all_rows)
@@ -190,9 +191,25 @@ def test_a_transposed_matrix_is_packed() -> None:
     torch.testing.assert_close(packed_linear(x, pack(w), None).float(), x.float() @ w.float().T, rtol=2**-7, atol=2**-5)
 
 
-def test_many_rows_and_other_dtypes_are_left_to_onednn(rows: tuple[int, ...], calls: list[str]) -> None:
-    values = torch.randint(-127, 128, (64, 64), dtype=torch.int8)
-    onednn.int8_linear(torch.randn(2, 64), pack_int8(values, torch.rand(64)), None)
+def test_rows_that_amx_does_not_take_are_left_to_onednn(rows: tuple[int, ...], calls: list[str]) -> None:
     packed_linear(draw(9, 80), pack(draw(64, 80)), None)  # 80 inputs are no whole tiles
     packed_linear(draw(1 << 15, 64), pack(draw(64, 64)), None)
+    assert calls == ([] if products_level() == ops.BY_AMX else ["bf16_linear"] * 2)
+
+
+def test_an_intel_core_without_amx_leaves_many_rows_to_onednn(
+    rows: tuple[int, ...], calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn, "_is_wide_faster", lambda: True)
+    matrix, values = pack(draw(64, 80)), pack_int8(torch.randint(-127, 128, (64, 96), dtype=torch.int8), torch.rand(64))
+    for num_rows in (8, 9):
+        packed_linear(draw(num_rows, 80), matrix, None)
+    for num_rows in (32, 33):
+        onednn.int8_linear(draw(num_rows, 96), values, None)
+    assert calls == ["bf16_linear", "rounded_int8_linear"]
+
+
+def test_other_dtypes_are_left_to_onednn(calls: list[str]) -> None:
+    values = torch.randint(-127, 128, (64, 64), dtype=torch.int8)
+    onednn.int8_linear(torch.randn(2, 64), pack_int8(values, torch.rand(64)), None)
     assert not calls
