@@ -58,7 +58,7 @@ class RowColumns:
             fields += (row.req_index, row.start, row.num_tokens, row.num_samples, row.num_drafts)
             ids += row.token_ids
             num_decodes += not row.token_ids
-        num_rows, sampled = num_steady + len(plan.singles), num_steady + sum(fields[3::5])
+        num_rows, sampled, drafted = num_steady + len(plan.singles), num_steady + sum(fields[3::5]), any(fields[4::5])
         num_prefills = num_rows - num_decodes + (sampled > num_rows)
         shape = MixedShape(num_steady + sum(fields[2::5]), max(num_rows, sampled), num_prefills)
         columns = np.array(fields, np.int32).reshape(len(plan.singles), 5).T
@@ -66,10 +66,9 @@ class RowColumns:
             steady = [np.frombuffer(column, np.int32) for column in (plan.steady.req_index, plan.steady.start)]
             ones = np.ones(num_steady, np.int32)
             columns = np.concatenate([[*steady, ones, ones, np.zeros_like(ones)], columns], axis=1)
-        has_drafts = any(fields[4::5])
-        once = sampled == num_rows and not has_drafts
+        once = sampled == num_rows and not drafted
         index, start, tokens, samples, drafts = columns
-        return cls(index, start, tokens, samples, drafts, num_decodes, np.array(ids, np.int32), shape, has_drafts, once)
+        return cls(index, start, tokens, samples, drafts, num_decodes, np.array(ids, np.int32), shape, drafted, once)
 
     @cached_property
     def ends(self) -> np.ndarray:
@@ -124,8 +123,15 @@ class PackedStep:
     shape: MixedShape
     rows: RowColumns | None  # None: a step with padding only
     inputs: PackedInputs
-    # its tensors are valid once mixed_batch() has gathered the inputs
-    sampling: SamplingMetadata
+    mixed: MixedInputs
+
+    @cached_property
+    def sampling(self) -> SamplingMetadata:
+        """Its sampled positions, whose tensors are valid once mixed_batch() has gathered the inputs."""
+        assert self.rows is not None
+        on_host, ends = self.rows.of_samples(self.rows.req_index), self.rows.of_samples(self.rows.ends)
+        mixed, count = self.mixed, len(ends)
+        return SamplingMetadata(on_host, ends, mixed.sample_req_index[:count], mixed.sample_positions[:count])
 
     @property
     def row_lens(self) -> list[tuple[int, int]]:
@@ -315,13 +321,7 @@ class InputBatchBuilder:
 
     def _packed_step(self, shape: MixedShape, rows: RowColumns | None) -> PackedStep:
         """Return the step of these rows, whose values are in the packed buffer or being copied to it."""
-        inputs = self._views(shape.num_tokens, shape.num_rows, has_drafts=self._has_drafts)
-        host_req_index = host_ends = np.zeros(0, np.int32)
-        if rows is not None:
-            host_req_index, host_ends = rows.of_samples(rows.req_index), rows.of_samples(rows.ends)
-        mixed, count = self._mixed, len(host_req_index)
-        req_index, positions = mixed.sample_req_index[:count], mixed.sample_positions[:count]
-        return PackedStep(shape, rows, inputs, SamplingMetadata(host_req_index, host_ends, req_index, positions))
+        return PackedStep(shape, rows, self._views(*shape[:2], has_drafts=self._has_drafts), self._mixed)
 
     def _send(self, rows: RowColumns, shape: MixedShape) -> None:
         """Fill the packed buffer with a plan's rows."""
