@@ -12,6 +12,8 @@ in flight, the older one has been read back, hence is complete, before its buffe
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -19,7 +21,24 @@ from engine.core.step import RequestInit, RequestShare
 from engine.device.memory import zeros
 
 _ALIGNMENT = 16  # bytes
-_DTYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
+_DTYPES: dict[np.dtype, torch.dtype] = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.bool_): torch.bool,
+}
+
+
+class _Pinned(NamedTuple):
+    """A pinned buffer as values of one type, for numpy and for torch."""
+
+    on_host: np.ndarray
+    tensor: torch.Tensor
+
+
+def _typed(buffer: torch.Tensor) -> dict[np.dtype, _Pinned]:
+    """Return the views of a buffer by the type of their values: to make one for each copy takes as long as a copy."""
+    return {known: _Pinned(buffer.view(dtype).numpy(), buffer.view(dtype)) for known, dtype in _DTYPES.items()}
 
 
 class Staging:
@@ -29,10 +48,11 @@ class Staging:
         self._device = device
         self._turn = 0
         self._used = 0
-        self._buffers: list[torch.Tensor] = []
+        self._num_bytes = num_bytes // _ALIGNMENT * _ALIGNMENT
+        self._buffers: list[dict[np.dtype, _Pinned]] = []  # by the type of values
         if device.type == "cuda":
-            self._buffers = [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._num_bytes, self._bytes = num_bytes, [buffer.numpy() for buffer in self._buffers]
+            buffers = [torch.empty(self._num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+            self._buffers = [_typed(buffer) for buffer in buffers]
 
     def begin_step(self) -> None:
         """Switch to the other buffer, and so overwrite the values of the step before the previous one."""
@@ -40,11 +60,11 @@ class Staging:
         self._used = 0
 
     def send(self, values: np.ndarray, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Copy values to the device, into the start of `out` if given; return a tensor of their shape and dtype."""
+        """Copy values to the device, into `out` of their shape if given; return a tensor of their shape and dtype."""
         source = self._stage(values)
         if out is None:
             return source.to(self._device, non_blocking=True)
-        return out[: source.shape[0]].copy_(source, non_blocking=True)
+        return out.copy_(source, non_blocking=True)
 
     def send_large(self, values: np.ndarray) -> torch.Tensor:
         """Copy values, usually larger than the buffer, to the device and leave the buffer to others. Does not block."""
@@ -58,12 +78,14 @@ class Staging:
         return torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source)
 
     def _stage(self, values: np.ndarray) -> torch.Tensor:
-        begin, end = self._used, self._used + values.nbytes
-        if not self._buffers or end > self._num_bytes:
+        begin, pinned = self._used, self._buffers[self._turn].get(values.dtype) if self._buffers else None
+        if pinned is None or begin + values.nbytes > self._num_bytes:
             return self._pin(values)
         self._used += -(-values.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._bytes[self._turn][begin:end] = values.reshape(-1).view(np.uint8)
-        staged = self._buffers[self._turn][begin:end].view(_DTYPES.get(values.dtype) or torch.from_numpy(values).dtype)
+        first = begin // values.itemsize
+        end = first + values.size
+        pinned.on_host[first:end] = values if values.ndim == 1 else values.reshape(-1)
+        staged = pinned.tensor[first:end]
         return staged if values.ndim == 1 else staged.view(values.shape)
 
 
@@ -159,7 +181,8 @@ class DeviceState:
 
     def write_columns(self, table: int, row: int, first: int, block_ids: list[int]) -> None:
         """Write block_tables[table, row, first + i] = block_ids[i]."""
-        self.staging.send(np.array(block_ids, dtype=np.int32), out=self.block_tables[table, row, first:])
+        columns = self.block_tables[table, row, first : first + len(block_ids)]
+        self.staging.send(np.array(block_ids, dtype=np.int32), out=columns)
 
     def write_blocks(self, tables: list[int], rows: list[int], columns: list[int], block_ids: list[int]) -> None:
         """Write block_tables[tables[i], rows[i], columns[i]] = block_ids[i]."""

@@ -13,7 +13,7 @@ take.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +45,9 @@ class RowColumns:
     num_drafts: np.ndarray
     num_decodes: int  # the first rows, whose token only the device knows
     token_ids: np.ndarray  # of the other rows
+    shape: MixedShape  # the smallest of a mixed step: without padding unless more positions are sampled than rows
+    has_drafts: bool
+    samples_once: bool  # every row
 
     @classmethod
     def of(cls, plan: StepPlan) -> RowColumns:
@@ -55,28 +58,26 @@ class RowColumns:
             fields += (row.req_index, row.start, row.num_tokens, row.num_samples, row.num_drafts)
             ids += row.token_ids
             num_decodes += not row.token_ids
+        num_rows, sampled, drafted = num_steady + len(plan.singles), num_steady + sum(fields[3::5]), any(fields[4::5])
+        num_prefills = num_rows - num_decodes + (sampled > num_rows)
+        shape = MixedShape(num_steady + sum(fields[2::5]), max(num_rows, sampled), num_prefills)
         columns = np.array(fields, np.int32).reshape(len(plan.singles), 5).T
         if num_steady:
             steady = [np.frombuffer(column, np.int32) for column in (plan.steady.req_index, plan.steady.start)]
             ones = np.ones(num_steady, np.int32)
             columns = np.concatenate([[*steady, ones, ones, np.zeros_like(ones)], columns], axis=1)
-        req_index, start, num_tokens, num_samples, num_drafts = columns
-        return cls(req_index, start, num_tokens, num_samples, num_drafts, num_decodes, np.array(ids, np.int32))
+        once = sampled == num_rows and not drafted
+        index, start, tokens, samples, drafts = columns
+        return cls(index, start, tokens, samples, drafts, num_decodes, np.array(ids, np.int32), shape, drafted, once)
 
-    @property
+    @cached_property
     def ends(self) -> np.ndarray:
         """The number of tokens of each row's request up to the row's end. [R]"""
         return self.start + self.num_tokens
 
-    @property
-    def shape(self) -> MixedShape:
-        """The smallest shape of a mixed step: without padding unless it has more sampled positions than rows."""
-        num_tokens, num_samples = int(self.num_tokens.sum()), int(self.num_samples.sum())
-        num_rows = len(self.req_index)
-        num_prefills = num_rows - self.num_decodes
-        if num_samples > num_rows:
-            return MixedShape(num_tokens, num_samples, num_prefills + 1)
-        return MixedShape(num_tokens, num_rows, num_prefills)
+    def of_samples(self, column: np.ndarray) -> np.ndarray:
+        """Return a column's [R] values once for each sampled position of its row."""
+        return column if self.samples_once else column.repeat(self.num_samples)
 
 
 @dataclass
@@ -122,8 +123,15 @@ class PackedStep:
     shape: MixedShape
     rows: RowColumns | None  # None: a step with padding only
     inputs: PackedInputs
-    # its tensors are valid once mixed_batch() has gathered the inputs
-    sampling: SamplingMetadata
+    mixed: MixedInputs
+
+    @cached_property
+    def sampling(self) -> SamplingMetadata:
+        """Its sampled positions, whose tensors are valid once mixed_batch() has gathered the inputs."""
+        assert self.rows is not None
+        on_host, ends = self.rows.of_samples(self.rows.req_index), self.rows.of_samples(self.rows.ends)
+        mixed, count = self.mixed, len(ends)
+        return SamplingMetadata(on_host, ends, mixed.sample_req_index[:count], mixed.sample_positions[:count])
 
     @property
     def row_lens(self) -> list[tuple[int, int]]:
@@ -313,19 +321,13 @@ class InputBatchBuilder:
 
     def _packed_step(self, shape: MixedShape, rows: RowColumns | None) -> PackedStep:
         """Return the step of these rows, whose values are in the packed buffer or being copied to it."""
-        inputs = self._views(shape.num_tokens, shape.num_rows, has_drafts=self._has_drafts)
-        host_req_index = host_ends = np.zeros(0, np.int32)
-        if rows is not None:
-            host_req_index, host_ends = (column.repeat(rows.num_samples) for column in (rows.req_index, rows.ends))
-        mixed, count = self._mixed, len(host_req_index)
-        req_index, positions = mixed.sample_req_index[:count], mixed.sample_positions[:count]
-        return PackedStep(shape, rows, inputs, SamplingMetadata(host_req_index, host_ends, req_index, positions))
+        return PackedStep(shape, rows, self._views(*shape[:2], has_drafts=self._has_drafts), self._mixed)
 
     def _send(self, rows: RowColumns, shape: MixedShape) -> None:
         """Fill the packed buffer with a plan's rows."""
         num_planned, num_paddings = len(rows.req_index), int(shape.num_rows > len(rows.req_index))
         lengths = _device_order(rows, rows.num_tokens)
-        num_surplus = shape.num_tokens - int(lengths.sum())  # tokens, all of the padding row
+        num_surplus = shape.num_tokens - rows.shape.num_tokens  # tokens, all of the padding row
         if num_paddings:
             lengths = np.concatenate([[num_surplus], lengths])
         sizes = (shape.num_tokens, shape.num_rows)
@@ -344,13 +346,12 @@ class InputBatchBuilder:
         starts[1:] = shape.num_tokens
         starts[1 : num_rows + 1] = lengths.cumsum()
         # in plan order, which starts with the decode rows
-        order = (np.arange(num_planned) - rows.num_decodes) % num_planned + num_paddings
-        counts = rows.num_samples
-        sampling = order.repeat(counts)
-        before_end = counts.cumsum().repeat(counts) - np.arange(len(sampling)) if rows.num_drafts.any() else 1
+        order, num_prefills = np.arange(num_paddings, num_rows), num_planned - rows.num_decodes
+        sampling = rows.of_samples(np.concatenate([order[num_prefills:], order[:num_prefills]]))
         sample_rows[: len(sampling)] = sampling
+        before_end = rows.of_samples(rows.num_samples.cumsum()) - np.arange(len(sampling)) if rows.has_drafts else 1
         sample_tokens[: len(sampling)] = starts[1:][sampling] - before_end
-        self._staging.send(packed, self._packed)
+        self._staging.send(packed, self._packed[: len(packed)])
 
     def _gather_loras(self, req_index: torch.Tensor, token_rows: torch.Tensor | None) -> None:
         """Gather the adapter of each token. Graph-safe."""
