@@ -1,12 +1,9 @@
 """Checks, then times, the kernels of recurrent layers' prompts for Hopper against Triton's, on one H100.
 
-python -m benchmarks.recurrent_hopper [--seconds 75] [--json FILE] [--shared]
+python -m benchmarks.recurrent_hopper [--seconds 75] [--json FILE]
 
 - "before" is Triton's way, "hopper" what is served; "one" and "two" are the delta rule's scan by one or two warpgroups
   of a program; "phase" rows are the first phase alone, "phase gluon" that of gluon_systems for any heads.
-- "shared", with --shared: Mamba-2 with two stages, so that two programs share a multiprocessor; not served. One program
-  has one warp for each scheduler, which waits 2 of 3 cycles. Expected of 8 x 1,024 tokens and more: 0.6 to 0.75 of
-  "hopper"; of one row nothing, as its 64 programs have a multiprocessor each.
 - "check" rows are tests of tests/gpu/test_gluon_scan_cuda.py, each in a process of its own, so that a deadlock or a
   fault costs only its own numbers. What fails its check is not timed.
 - % of floor counts each input and output once; the delta rule's systems are 268 MB more (1 x 16,384).
@@ -124,7 +121,7 @@ def launch_mamba2(problem: mamba2_kernels.Problem, variant: str, layer: int) -> 
     """Run the layer."""
 
     def scan(*arguments: Any, segment: object, config: object, **named: Any) -> None:
-        mamba2_systems.scan_on_hopper(*arguments, stages=2 if variant == "shared" else gluon_scan.STAGES, **named)
+        mamba2_systems.scan_on_hopper(*arguments, **named)
 
     kernel = gluon_scan._scan_kernel
     if "phase" in variant:
@@ -140,14 +137,12 @@ def launch_mamba2(problem: mamba2_kernels.Problem, variant: str, layer: int) -> 
 Case = tuple[Cell, Callable[[], Any], Callable[[Any, str, int], torch.Tensor], list[str]]
 
 
-def cases(failures: dict[str, str], *, shares: bool) -> Iterator[Case]:
+def cases(failures: dict[str, str]) -> Iterator[Case]:
     """Yield a cell without its configuration, its problem's maker, its launch, and the configurations to time."""
     delta = ["before", *(["hopper", "one", "two"] if "hopper" not in failures else []), "phase before"]
     if "systems" not in failures:
         delta += ["phase hopper", "phase gluon"]
     scan = ["before", *(["hopper", "phase hopper"] if "mamba2" not in failures else [])]
-    if shares and "mamba2" not in failures:
-        scan.insert(2, "shared")
     for number, (rows, tokens) in enumerate(SIZES):
         for heads in HEADS if number < 5 else HEADS[:1]:
             make = functools.partial(Problem, heads, rows=rows, tokens=tokens, device=DEVICE)
@@ -225,7 +220,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=75.0, help="begin no problem after this time")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
-    parser.add_argument("--shared", action="store_true", help="also time Mamba-2 with two programs on a multiprocessor")
     options = parser.parse_args()
     started_s = time.monotonic()
     delta_rule.HAS_GLUON = mamba2.HAS_GLUON = False  # so "before" is Triton's, which is replaced for the others
@@ -235,7 +229,7 @@ def main() -> None:
     cells: list[Cell] = []
     with torch.inference_mode():
         with collect_kernels() as kernels:
-            for _, make, launch, configs in cases({}, shares=options.shared):
+            for _, make, launch, configs in cases({}):
                 problem = make()
                 for config in configs:
                     launch(problem, config, 0)
@@ -243,7 +237,7 @@ def main() -> None:
         Compilation(list(kernels)).wait(lambda done, total: None)
         print(f"# {len(kernels)} kernels, {time.monotonic() - started_s:.0f} s", flush=True)
         failures = finish_checks(processes, started_s + CHECK_S)
-        for case in cases(failures, shares=options.shared):
+        for case in cases(failures):
             if time.monotonic() - started_s > options.seconds:
                 print("# out of time")
                 break

@@ -38,7 +38,7 @@ from kernels.states_triton import place, row_writes, state_offsets, step_row
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
 
 _BLOCK = 64  # rows of a state in a warpgroup
-STAGES = 3  # chunks in shared memory
+_STAGES = 3  # chunks in shared memory
 _D_K = 128
 _LINE = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 _CHUNK = gl.constexpr(CHUNK)
@@ -81,14 +81,12 @@ def scan_chunks(
     consumers: int,
     pdl: bool,
     d: torch.Tensor | None = None,
-    stages: int = STAGES,
 ) -> None:
     """Advance the states of rows of more than `short` tokens, and write what their tokens read to out.
 
     rows: the first that may be long, and how many there are from it on. Their chunks are numbered from it on.
     consumers: warpgroups of a program, 1 or 2; 64 * consumers divides d_v.
-    d: [heads] fp32, the share of its values that a token reads. stages: with two, two programs of Mamba-2 share a
-    multiprocessor.
+    d: [heads] fp32, the share of its values that a token reads.
     """
     (_, num_heads, d_v), (first_row, num_rows) = v.shape, rows
     matrices = (
@@ -104,8 +102,8 @@ def scan_chunks(
         *matrices, d, out, metadata.query_start_loc, metadata.seq_lens, metadata.req_index, metadata.writes, first_row,
         view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
         NUM_HEADS=num_heads, REPEAT=num_heads // q.shape[1], D_V=d_v, CONSUMERS=consumers,
-        STAGES=stages, SHORT=short, PDL=pdl,
-        num_warps=4, launch_pdl=pdl, maxnreg=168 if consumers == 2 else 144 if stages > 2 else 128,
+        STAGES=_STAGES, SHORT=short, PDL=pdl,
+        num_warps=4, launch_pdl=pdl, maxnreg=168 if consumers == 2 else 144,
     )  # fmt: skip
 
 

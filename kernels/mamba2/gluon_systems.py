@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from kernels.gluon_chunks import CHUNK, FACTORS, Systems, add, describe_rows, find_chunk
 from kernels.gluon_common import allocate_barriers, grid_dependency
-from kernels.gluon_scan import STAGES, scan_chunks
+from kernels.gluon_scan import scan_chunks
 from kernels.states import StateMetadata, StateView
 
 # ruff: noqa: ANN001  (Triton reads annotations as types)
@@ -44,10 +44,9 @@ def scan_on_hopper(
     *,
     rows: tuple[int, int],
     shortest: int,
-    stages: int = STAGES,
     pdl: bool = False,
 ) -> None:
-    """Equal triton_scan.scan_rows for c, b and x that gluon_scan.takes allows. stages: of scan_chunks."""
+    """Equal triton_scan.scan_rows for c, b and x that gluon_scan.takes allows. Its arguments."""
     (num_tokens, num_heads, _), num_rows = x.shape, rows[1] - rows[0]
     # Every row may have one chunk that is not full
     most = min(num_tokens // CHUNK + num_rows, num_rows * -(-metadata.max_query_len // CHUNK))
@@ -61,7 +60,7 @@ def scan_on_hopper(
     )  # fmt: skip
     scan_chunks(
         c, b, x, out, Systems(None, reads, factors), view, metadata,
-        rows=(rows[0], num_rows), short=shortest - 1, consumers=1, pdl=pdl, d=d, stages=stages,
+        rows=(rows[0], num_rows), short=shortest - 1, consumers=1, pdl=pdl, d=d,
     )  # fmt: skip
 
 

@@ -101,12 +101,12 @@ from tests.support.compiled_kernels import HOPPER_SHARED_BYTES, compile_kernels,
 from tests.unit.kernels.triton_cases.mamba2_problem import make_problem
 from tests.unit.kernels.triton_cases.recurrent_problem import Row, make_delta, make_metadata
 
-consumers, dtype, stages = int(sys.argv[1]), getattr(torch, sys.argv[2]), int(sys.argv[3])
+consumers, dtype = int(sys.argv[1]), getattr(torch, sys.argv[2])
 rows = [Row(300, 3), Row(70, 0, writes=False)]
 with collect_kernels() as kernels:
     metadata = make_metadata(rows)
     pool = torch.zeros(2, 9, 4096)
-    for key_heads, value_heads in ((16, 48), (8, 8)) if stages == 3 else ():
+    for key_heads, value_heads in ((16, 48), (8, 8)):
         sizes = {"key_heads": key_heads, "value_heads": value_heads, "d_k": 128, "d_v": 128}
         inputs = make_delta(metadata, **sizes, dtype=dtype)
         view = StateView(pool, 3, value_heads * 128, 128)
@@ -121,7 +121,7 @@ with collect_kernels() as kernels:
             x, b, c = (tokens.contiguous() for tokens in (problem.x, problem.b, problem.c))
             mamba2_systems.scan_on_hopper(
                 x, b, c, problem.dt, problem.a, problem.d, x, problem.view, problem.metadata, rows=(0, 1), shortest=17,
-                pdl=True, stages=stages,
+                pdl=True,
             )
 """
 
@@ -129,20 +129,17 @@ with collect_kernels() as kernels:
 @pytest.mark.full
 @needs_triton
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("consumers", "stages"), [(1, 3), (2, 3), (1, 2)])
-def test_kernels_for_hopper_compile_and_fit(consumers, stages, dtype, tmp_path):
-    compiled = compile_kernels(SCRIPT, str(consumers), dtype, str(stages), cache=tmp_path)
+@pytest.mark.parametrize("consumers", [1, 2])
+def test_kernels_for_hopper_compile_and_fit(consumers, dtype, tmp_path):
+    compiled = compile_kernels(SCRIPT, str(consumers), dtype, cache=tmp_path)
     scans = [kernel for kernel in compiled if kernel.name == "_scan_kernel"]
-    assert len(scans) == (2 if stages == 2 else 4 if consumers == 1 else 2)
-    others = {"_systems_kernel"} if stages == 2 else {"_systems_kernel", "_scalars_kernel"}
-    assert {kernel.name for kernel in compiled} == {"_scan_kernel", *others}
+    assert len(scans) == (4 if consumers == 1 else 2)
+    assert {kernel.name for kernel in compiled} == {"_scan_kernel", "_systems_kernel", "_scalars_kernel"}
     assert max(kernel.shared_bytes for kernel in compiled) <= HOPPER_SHARED_BYTES
     for kernel in scans:
         assert kernel.has_wgmma
         assert kernel.local_bytes == 0  # a state that spills would be read and written for each chunk
         # Memory of barriers that are not used to the end would be given to others
-        assert kernel.num_barriers == 2 * stages
+        assert kernel.num_barriers == 2 * gluon_scan._STAGES
         # A sum over warps leaves its result where the arguments of partitions go, with no barrier between
         assert kernel.start_barriers == 0
-        if stages == 2:  # two programs share a multiprocessor
-            assert kernel.shared_bytes <= HOPPER_SHARED_BYTES // 2 - 1024
