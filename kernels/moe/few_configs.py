@@ -115,6 +115,9 @@ def _of_one_token(
 def _of_some_tokens(
     kind: str, *, num_tokens: int, top_k: int, num_experts: int, intermediate_size: int
 ) -> FewConfig | None:
+    # Of FP8 the products of pairs are as fast, and with a scale for each row faster: 35.7 us instead of 39.1 for 2 tokens
+    if kind == "fp8" and num_tokens == 2:
+        return None
     is_short = intermediate_size <= _FEW_INPUTS
     # Products that lay nothing out are as fast: a layer of Qwen3.5-35B-A3B takes 45.5 us for 4 tokens, with 4 rows 46.3
     if (
