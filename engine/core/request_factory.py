@@ -138,8 +138,9 @@ class RequestFactory:
         """Raise InvalidParameter unless packed tokens are a whole number of token ids, and all exist."""
         if len(packed) % 4:
             raise InvalidParameter(f"The {name} has {len(packed)} bytes; token ids have 4 bytes each.", param=name)
-        ids = np.frombuffer(packed, np.int32)
-        if len(ids) and ids.view(np.uint32).max() >= self.vocab_size:  # negative ones are large without their sign
+        unsigned = np.frombuffer(packed, np.uint32)  # in which negative ids are large
+        if packed and np.maximum.reduce(unsigned) >= self.vocab_size:
+            ids = unsigned.view(np.int32)
             self._check_ids([int(ids.min()), int(ids.max())], name)
 
     def _check_thinking(self, budget: ThinkingBudget) -> None:
