@@ -168,6 +168,9 @@ async def _disconnected(receive: Callable[[], Awaitable[Mapping[str, Any]]]) -> 
 
 
 _encoder = msgspec.json.Encoder()
+# In UTF-8, what JSON leaves as it is and str.splitlines() takes for the end of a line: iter_lines() of httpx would cut an
+# event there
+_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
 class ReplyHead(msgspec.Struct, frozen=True):
@@ -207,9 +210,17 @@ class SseWriter(Protocol):
         ...
 
 
+def on_one_line(encoded: bytes) -> bytes:
+    """Return the JSON with U+0085, U+2028 and U+2029 escaped, so that clients that end lines there read it whole."""
+    if not encoded.isascii():
+        for character, escaped in _LINE_ENDS:
+            encoded = encoded.replace(character, escaped)
+    return encoded
+
+
 def data_events(*chunks: msgspec.Struct) -> bytes:
     """Return one server-sent event for each chunk, without a name: OpenAI's form. SSE_DONE ends such a stream."""
-    return b"".join([b"data: " + _encoder.encode(chunk) + b"\n\n" for chunk in chunks])
+    return b"".join([b"data: " + on_one_line(_encoder.encode(chunk)) + b"\n\n" for chunk in chunks])
 
 
 class TextEvent:
@@ -223,14 +234,14 @@ class TextEvent:
 
     def __call__(self, text: str) -> bytes:
         """Return the event with this text."""
-        return _encoder.encode(text).join(self._parts)
+        return on_one_line(_encoder.encode(text)).join(self._parts)
 
 
 def data_failure(error: ServiceError, *, request_id: str) -> bytes:
     """Return the end of a stream of data_events() that failed."""
-    return b"data: " + error_body(error, request_id=request_id) + b"\n\n" + SSE_DONE
+    return b"data: " + on_one_line(error_body(error, request_id=request_id)) + b"\n\n" + SSE_DONE
 
 
 def named_event(event: msgspec.Struct) -> bytes:
     """Return one server-sent event; its name is the struct's tag, which its JSON has as `type`."""
-    return f"event: {event.__struct_config__.tag}\ndata: ".encode() + _encoder.encode(event) + b"\n\n"
+    return f"event: {event.__struct_config__.tag}\ndata: ".encode() + on_one_line(_encoder.encode(event)) + b"\n\n"
