@@ -168,8 +168,7 @@ async def _disconnected(receive: Callable[[], Awaitable[Mapping[str, Any]]]) -> 
 
 
 _encoder = msgspec.json.Encoder()
-# In UTF-8, what JSON leaves as it is and str.splitlines() takes for the end of a line: iter_lines() of httpx would cut an
-# event there
+# In UTF-8, what JSON leaves as it is, though str.splitlines(), and so iter_lines() of httpx, ends a line there
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
