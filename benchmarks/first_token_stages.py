@@ -9,7 +9,7 @@ the whole. Requests whose first token has no text by itself are counted, and lef
 Other flags go to `quire serve` as they are.
 
 --against DIR: a daemon of another checkout runs, too, and the two have blocks of requests in turn; one waits meanwhile.
-Both need room on one GPU: --gpu-memory-utilization 0.4.
+Both need room on one GPU: --kv-cache-memory 4GiB.
 """
 
 import argparse
