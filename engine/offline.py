@@ -6,6 +6,7 @@ generations = engine.generate([[1, 2, 3]], [SamplingParams(max_tokens=16)])
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -126,26 +127,33 @@ class OfflineEngine:
 
     def run_workload(self) -> None:
         """Run batches and prompts of every size and kind, for precompilation. Discards the results."""
-        fitting = [size for size in _batch_sizes() if size <= self.loaded.scheduler_config.max_num_seqs]
-        prompt_lens = (*_PROMPT_LENS, *(_EXPERTS_PROMPT_LENS if self.loaded.model_config.experts is not None else ()))
-        longest = self.engine.scheduler.max_num_tokens - 2
-        if not self.loaded.model_config.has_lm_head:
-            for num_requests in fitting[::3]:
-                for num_tokens in prompt_lens:
-                    prompt = [0] * min(max(num_tokens // num_requests, 1), longest)
-                    self.embed([prompt] * num_requests, "last")
-            return
-        self.loaded.runner.run_masks()
-        for num_requests in fitting:
-            for kind in (*_KINDS, *_ADJUSTED_KINDS):
-                self.generate([[0]] * num_requests, [kind] * num_requests)
-        if self.loaded.speculative is not None:
-            for num_requests in fitting:
-                self.generate([_DRAFTED_PROMPT] * num_requests, [_DRAFTED_KIND] * num_requests)
-        for num_requests in fitting[::3]:
-            for num_tokens in prompt_lens:
-                prompt = [0] * min(max(num_tokens // num_requests, 2), longest)
-                self.generate([prompt] * num_requests, [_KINDS[0]] * num_requests)
+        sizes, sizes_of_prompts = _rehearsed_sizes(self.loaded.scheduler_config.max_num_seqs)
+        has_experts, has_lm_head = self.loaded.model_config.experts is not None, self.loaded.model_config.has_lm_head
+        if has_lm_head:
+            self.loaded.runner.run_masks()
+            for num_requests in sizes:
+                for kind in (*_KINDS, *_ADJUSTED_KINDS):
+                    self.generate([[0]] * num_requests, [kind] * num_requests)
+            if self.loaded.speculative is not None:
+                for num_requests in sizes:
+                    self.generate([_DRAFTED_PROMPT] * num_requests, [_DRAFTED_KIND] * num_requests)
+        longest, least = self.engine.scheduler.max_num_tokens - 2, 2 if has_lm_head else 1
+        lens = (*_PROMPT_LENS, *(_EXPERTS_PROMPT_LENS if has_experts else ()))
+        short = [size for size in _batch_sizes() if sizes[-1] < size < _WARM_UP_ROWS]  # tokens of no batch
+        firsts = itertools.cycle(range(self.loaded.model_config.vocab_size))
+        for num_requests in sizes_of_prompts:
+            prompt = [0]
+            for num_tokens in (*short, *lens) if num_requests == 1 else lens:
+                # Of its own first token: what the prefix cache has of a prompt would be no token of the step
+                prompt = [next(firsts)] + [0] * (min(max(num_tokens // num_requests, least), longest) - 1)
+                self._run_prompts([prompt] * num_requests)
+            self._run_prompts([prompt] * num_requests)  # from the prefix cache: rows that share their beginning
+
+    def _run_prompts(self, prompts: list[list[int]]) -> None:
+        if self.loaded.model_config.has_lm_head:
+            self.generate(prompts, [_KINDS[0]] * len(prompts))
+        else:
+            self.embed(prompts, "last")
 
     def _test(self, params: list[SamplingParams], lora_indices: list[int]) -> None:
         generations = self.generate([[0]] * len(params), params, lora_indices=lora_indices)
@@ -159,3 +167,14 @@ class OfflineEngine:
 def _batch_sizes() -> list[int]:
     """Return numbers of rows, ascending, that together launch every kernel that depends on them."""
     return sorted({size for power in range(12) for size in (2**power, 3 * 2**power // 2)})
+
+
+def _rehearsed_sizes(max_num_seqs: int) -> tuple[list[int], list[int]]:
+    """Return the numbers of rows of rehearsed batches, and those of prompts, which are fewer; both ascending.
+
+    Both end with the largest batch: a kernel may be chosen by rows from a number on that is no other size.
+    """
+    sizes = _batch_sizes()
+    smaller = [size for size in sizes if size < max_num_seqs]
+    most = min(max_num_seqs, sizes[-1])
+    return sorted({*smaller, most}), sorted({*smaller[::3], most})

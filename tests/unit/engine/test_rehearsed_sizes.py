@@ -1,8 +1,13 @@
 """The rehearsal before serving meets every configuration of the kernels that depend on a step's number of tokens."""
 
+from pathlib import Path
+
 import pytest
 
 from engine import offline
+from engine.core.step import StepPlan
+from engine.device.input_batch import RowColumns
+from engine.interface.config import EngineConfig
 from kernels.linear import dense
 from kernels.linear.planes_configs import MAX_ROWS
 from kernels.linear.planes_configs import planes_config as float4_config
@@ -15,6 +20,7 @@ from kernels.moe.configs import (
     planes_config,
     size_of_chunk,
 )
+from tests.support.tiny_llama import save_tiny_llama
 
 MOST_TOKENS = 8192
 ROWS = [size for size in offline._batch_sizes() if size <= 64]
@@ -84,3 +90,55 @@ def test_products_of_blocks_for_hopper() -> None:
     """Tiles of 64 rows have a kernel, and so has what more rows choose."""
     assert any(MAX_FEW_ROWS < size <= MAX_SMALL_TILES for size in REHEARSED)
     assert any(size > MAX_SMALL_TILES for size in REHEARSED)
+
+
+@pytest.mark.parametrize("num_heads", [8, 16, 32, 48, 64])
+def test_scans_of_prompts_for_hopper(num_heads: int) -> None:
+    """One or two warpgroups, by the prompts of a step, of which there are at most as many as requests at once."""
+    scan = pytest.importorskip("kernels.gluon_scan", reason="needs triton 3.6", exc_type=ImportError)
+
+    def consumers(num_rows: int) -> int:
+        return scan.choose_consumers(2 * num_heads * num_rows, d_v=128, num_sms=132)
+
+    for max_num_seqs in range(1, 140):
+        _, of_prompts = offline._rehearsed_sizes(max_num_seqs)
+        met = {consumers(num_rows) for num_rows in of_prompts}
+        assert [size for size in range(1, max_num_seqs + 1) if consumers(size) not in met] == [], max_num_seqs
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "of_batches", "of_prompts"),
+    [
+        (1, [1], [1]),
+        (3, [1, 2, 3], [1, 3]),
+        (11, [1, 2, 3, 4, 6, 8, 11], [1, 4, 11]),
+        (64, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64], [1, 4, 12, 32, 64]),
+    ],
+)
+def test_the_largest_batch_is_rehearsed(max_num_seqs: int, of_batches: list[int], of_prompts: list[int]) -> None:
+    assert offline._rehearsed_sizes(max_num_seqs) == (of_batches, of_prompts)
+
+
+def test_limits_beyond_all_sizes_add_none() -> None:
+    assert offline._rehearsed_sizes(16_384)[0] == offline._batch_sizes()
+
+
+def test_steps_have_all_tokens_of_their_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None are in the prefix cache, and steps of few tokens are those of one prompt where there are no such batches."""
+    config = EngineConfig(
+        model=str(save_tiny_llama(tmp_path)), device="cpu", max_num_seqs=2, max_num_batched_tokens=2048
+    )
+    engine = offline.OfflineEngine.load(config)
+    longest = engine.engine.scheduler.max_num_tokens - 2
+    met: set[tuple[int, int]] = set()
+    read = RowColumns.of
+
+    def of(plan: StepPlan) -> RowColumns:
+        rows = read(plan)
+        met.add((len(rows.req_index), int(rows.num_tokens.sum())))
+        return rows
+
+    monkeypatch.setattr(RowColumns, "of", of)
+    engine.run_workload()
+    assert met >= {(1, size) for size in (*ROWS[2:], *offline._PROMPT_LENS) if size <= longest}
+    assert met >= {(2, size // 2 * 2) for size in offline._PROMPT_LENS if size // 2 <= longest}
