@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -101,7 +102,10 @@ def read_mlp_width(config: Fields) -> int:
     width, multiple = int(2 * width / 3), config.count("block_multiple_of", default=256)
     if "block_ffn_dim_multiplier" in config.raw and config.get("block_ffn_dim_multiplier") is None:
         return _refuse_no_width(config, width, stated)  # transformers: null also switches the rounding off
-    width = int(config.positive("block_ffn_dim_multiplier", default=1.0) * width)
+    scaled = config.positive("block_ffn_dim_multiplier", default=1.0) * width
+    if math.isinf(scaled):
+        raise ModelError(f"{config.where}: block_ffn_dim_multiplier times {width} is no width")
+    width = int(scaled)
     return _refuse_no_width(config, -(-width // multiple) * multiple, stated)
 
 

@@ -239,6 +239,8 @@ def _partial_rotary_factor(fields: Fields, config: Fields, shape: _Shape) -> flo
     if shape.architecture.rope == "minimax" and config.get("rotary_dim") is not None:
         default = config.count("rotary_dim") / shape.head_dim
     factor = fields.positive("partial_rotary_factor", default=config.positive("partial_rotary_factor", default=default))
+    if factor > 2:  # one of 1e308 has no number of dimensions to name
+        raise ModelError(f"{config.where}: partial_rotary_factor {factor!r} is not supported: a share is at most 1")
     if shape.architecture.rope == "mistral4":  # the share of the whole head, of which head_dim is the rotated part
         whole = config.count("qk_nope_head_dim") + config.count("qk_rope_head_dim")
         if config.get("head_dim") not in (None, whole):  # transformers would rotate a share of this one

@@ -127,6 +127,7 @@ def test_attention_of_lfm2_is_listed_in_two_ways_and_its_width_is_adjusted():
     [
         ("Lfm2", KV_HEADS | {"conv_L_cache": 1}, "conv_L_cache must be at least 2, found 1"),
         ("Lfm2", KV_HEADS | {"conv_L_cache": 65}, "conv_L_cache 65 is larger than 64"),
+        ("Lfm2", KV_HEADS | {"block_ffn_dim_multiplier": 1e308}, "block_ffn_dim_multiplier times .* is no width"),
         (
             "Lfm2",
             KV_HEADS | {"layer_types": ["conv", "mamba", "conv"]},

@@ -303,6 +303,7 @@ def test_what_each_rank_has_of_an_expert_is_checked(tp_size, name, message):
         ("Gemma", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported: supported is 'gelu_pytorch_tanh'"),
         ("Phi3", {"partial_rotary_factor": 0.4}, "would rotate 3 of 8 dimensions"),
         ("Phi3", {"partial_rotary_factor": 1.5}, "would rotate 12 of 8 dimensions"),
+        ("Phi3", {"partial_rotary_factor": 1e308}, "partial_rotary_factor 1e[+]308 is not supported: a share"),
         ("Granite", {"logits_scaling": 0}, "logits_scaling must be a positive number, found 0"),
         ("Gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping must be a non-negative number"),
         ("Gemma3", {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
