@@ -40,6 +40,12 @@ def has_pdl(device: torch.device) -> bool:
 
 
 @functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Return True for a CUDA device of compute capability 9, whose kernels in Gluon run on no other."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+@functools.cache
 def has_bf16_products() -> bool:
     """Return True if this CPU multiplies bf16 in hardware: AVX-512 BF16 or AMX."""
     if not torch.backends.mkldnn.is_available():

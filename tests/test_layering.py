@@ -120,13 +120,13 @@ MAY_IMPORT = {
     "kernels.sampling": "kernels.attention",
     "kernels.linear": """kernels.attention kernels.dispatch kernels.e2m1 kernels.elementwise kernels.gluon_common
         kernels.native""",
-    "kernels.moe": "kernels.e2m1 kernels.elementwise kernels.gluon_common kernels.linear",
+    "kernels.moe": "kernels.dispatch kernels.e2m1 kernels.elementwise kernels.gluon_common kernels.linear",
     "kernels.attention": "kernels.dispatch kernels.elementwise kernels.gluon_common kernels.native",
     "kernels.all_reduce": "kernels.elementwise",
     "kernels.causal_conv": "kernels.states kernels.states_triton",
-    "kernels.delta_rule": """kernels.gluon_chunks kernels.gluon_common kernels.gluon_scan kernels.states
+    "kernels.delta_rule": """kernels.dispatch kernels.gluon_chunks kernels.gluon_common kernels.gluon_scan kernels.states
         kernels.states_triton""",
-    "kernels.mamba2": """kernels.gluon_chunks kernels.gluon_common kernels.gluon_scan kernels.states
+    "kernels.mamba2": """kernels.dispatch kernels.gluon_chunks kernels.gluon_common kernels.gluon_scan kernels.states
         kernels.states_triton""",
     "kernels.states": "",
     "kernels.states_triton": "kernels.states",

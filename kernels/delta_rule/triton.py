@@ -15,6 +15,7 @@ import triton.language as tl
 
 from kernels.delta_rule.triton_chunks import ChunkConfig, advance_by_chunks
 from kernels.delta_rule.triton_gates import log_decay
+from kernels.dispatch import is_hopper
 from kernels.states import StateMetadata, StateView
 from kernels.states_triton import place, row_writes, state_offsets, step_row
 
@@ -81,8 +82,7 @@ def gated_delta_rule(
 
 def runs_on_hopper(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> bool:
     """Return True if the kernels for Hopper serve prompts of these tensors."""
-    is_hopper = HAS_GLUON and q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9
-    return is_hopper and g.dim() == 2 and gluon_scan.takes(q, k, v)
+    return HAS_GLUON and is_hopper(q.device) and g.dim() == 2 and gluon_scan.takes(q, k, v)
 
 
 def gated_delta_step(

@@ -11,7 +11,6 @@ The number of chunks is bounded by the host; which row a chunk belongs to is fou
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels.delta_rule.triton_chunk_systems import CHUNK, ChunkSystems, count_chunks, prepare_chunks
+from kernels.dispatch import is_hopper
 from kernels.states import StateMetadata, StateView
 from kernels.states_triton import place, row_writes, state_offsets, step_row
 
@@ -71,7 +71,7 @@ def advance_by_chunks(
     systems = prepare_chunks(
         q, k, g, beta, step, (first_row, num_rows), most, sizes,
         scale=scale, eps=eps, num_warps=config.prepare_warps,
-        max_registers=_REGISTERS if k_pad <= 128 and q.element_size() == 2 and _is_hopper(q.device) else None,
+        max_registers=_REGISTERS if k_pad <= 128 and q.element_size() == 2 and _fits_hopper(q.device) else None,
     )  # fmt: skip
     stages = max(1, min(config.scan_stages, _SHARED_BYTES // stage_bytes))
     block = min(config.block, max(16, triton.next_power_of_2(d_v)))
@@ -118,16 +118,15 @@ def _sizes(q: torch.Tensor, num_heads: int, num_rows: int, *, short: int, pdl: b
 
 def _choose(q: torch.Tensor, num_heads: int, d_v: int, *, by_dimension: bool) -> ChunkConfig:
     """Choose by measurement on an H100, for so many heads of all rows, of 128 × 128; small tiles for other GPUs."""
-    if not _is_hopper(q.device):
+    if not _fits_hopper(q.device):
         return ChunkConfig(4, 32, 4, 2)
     has_few = num_heads * triton.cdiv(d_v, 32) <= _MULTIPROCESSORS
     return ChunkConfig(4, 32 if by_dimension or has_few else 64, 4, 3)
 
 
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
+def _fits_hopper(device: torch.device) -> bool:
     """Return True if tiles may take a Hopper multiprocessor's shared memory; also without a GPU, to compile for it."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+    return device.type != "cuda" or is_hopper(device)
 
 
 def rows_of_prompts(metadata: StateMetadata) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dispatch import is_hopper
 from kernels.mamba2.triton_scan import ScanConfig, scan_rows
 from kernels.states import StateMetadata, StateView
 from kernels.states_triton import row_writes, state_offsets, step_row
@@ -100,8 +101,7 @@ def mamba2(
 
 def runs_on_hopper(x: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> bool:
     """Return True if the kernels for Hopper serve prompts of these tensors."""
-    is_hopper = HAS_GLUON and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
-    return is_hopper and gluon_scan.takes(c, b, x)
+    return HAS_GLUON and is_hopper(x.device) and gluon_scan.takes(c, b, x)
 
 
 @triton.jit(do_not_specialize=["first_piece"])

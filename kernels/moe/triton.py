@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kernels.dispatch import is_hopper
 from kernels.linear.triton_gemv import shared_bytes_of
 from kernels.moe.configs import (
     Fp8Config,
@@ -249,17 +250,18 @@ def choose(
         if (
             can_round
             and gate_up.kind == "fp8"
-            and _runs_on_hopper(x.device)
+            and HAS_GLUON
+            and is_hopper(x.device)
             and gluon_fp8.takes(x, gate_up, down, gate)
         ):
             hopper_fp8 = hopper_fp8_config(num_pairs=num_tokens * top_k, num_experts=num_experts)
             if hopper_fp8 is not None:
                 return hopper_fp8
-        if can_round and _runs_on_hopper(x.device) and gluon_planes.takes(x, gate_up, down, gate):
+        if can_round and HAS_GLUON and is_hopper(x.device) and gluon_planes.takes(x, gate_up, down, gate):
             hopper = hopper_planes_config(gate_up.kind, num_pairs=num_tokens * top_k, num_experts=num_experts)
             if hopper is not None:
                 return hopper
-        if can_round and _runs_on_hopper(x.device) and gluon_few.takes(x, gate_up, down, gate):
+        if can_round and HAS_GLUON and is_hopper(x.device) and gluon_few.takes(x, gate_up, down, gate):
             num_here, hidden_size, _ = down.shape
             few = few_config(
                 gate_up.kind, num_here=num_here, hidden_size=hidden_size, intermediate_size=gate_up.shape[1] // 2,
@@ -273,9 +275,3 @@ def choose(
     config = grouped_config(num_pairs=num_tokens * top_k, num_experts=num_experts, itemsize=x.itemsize)
     config = config if isinstance(down, torch.Tensor) else for_packed(config)
     return fitting(config, shared_bytes=shared_bytes_of(x.device)) if x.is_cuda else config
-
-
-@functools.cache
-def _runs_on_hopper(device: torch.device) -> bool:
-    """Return True if kernels in Gluon for Hopper can be used on the device."""
-    return HAS_GLUON and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
