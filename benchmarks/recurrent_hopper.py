@@ -1,6 +1,6 @@
 """Checks, then times, the kernels of recurrent layers' prompts for Hopper against Triton's, on one H100.
 
-python -m benchmarks.recurrent_hopper [--seconds 75] [--json FILE]
+python -m benchmarks.recurrent_hopper [--seconds 130] [--json FILE]
 
 - "before" is Triton's way, "hopper" what is served; "one" and "two" are the delta rule's scan by one or two warpgroups
   of a program; "phase" rows are the first phase alone, "phase gluon" that of gluon_systems for any heads.
@@ -49,7 +49,7 @@ SHAPES = mamba2_kernels.SHAPES[:2]
 CHECKS = {
     "systems": "systems_equal", "scan": "scan_of_tritons", "hopper": "delta_rule", "mamba2": "mamba",
 }  # fmt: skip
-CHECK_S = 50.0
+CHECK_S = 90.0  # of which most is compiling
 DEVICE = torch.device("cuda")
 TESTS = "tests/gpu/test_gluon_scan_cuda.py"
 
@@ -218,7 +218,7 @@ def table(cells: list[Cell]) -> None:
 def main() -> None:
     """Check all, compile what passed, time it, and print the table last."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=75.0, help="begin no problem after this time")
+    parser.add_argument("--seconds", type=float, default=130.0, help="begin no problem after this time")
     parser.add_argument("--json", type=Path, help="where to write all numbers")
     options = parser.parse_args()
     started_s = time.monotonic()

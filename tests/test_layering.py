@@ -124,10 +124,10 @@ MAY_IMPORT = {
     "kernels.attention": "kernels.dispatch kernels.elementwise kernels.gluon_common kernels.native",
     "kernels.all_reduce": "kernels.elementwise",
     "kernels.causal_conv": "kernels.states kernels.states_triton",
-    "kernels.delta_rule": """kernels.dispatch kernels.gluon_chunks kernels.gluon_common kernels.gluon_scan kernels.states
-        kernels.states_triton""",
-    "kernels.mamba2": """kernels.dispatch kernels.gluon_chunks kernels.gluon_common kernels.gluon_scan kernels.states
-        kernels.states_triton""",
+    "kernels.delta_rule": """kernels.dispatch kernels.gluon_chunks kernels.gluon_common kernels.gluon_scan
+        kernels.states kernels.states_triton""",
+    "kernels.mamba2": """kernels.dispatch kernels.gluon_chunks kernels.gluon_common kernels.gluon_scan
+        kernels.states kernels.states_triton""",
     "kernels.states": "",
     "kernels.states_triton": "kernels.states",
     "kernels.inputs": "",
