@@ -1,5 +1,6 @@
 # ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
-"""Triton twin of kernels/delta_rule: rows of few tokens, one after the other; longer rows go to triton_chunks.
+"""Triton twin of kernels/delta_rule: rows of few tokens, one after the other; longer rows go to triton_chunks,
+or to gluon_systems on Hopper.
 
 A step of one token reads and writes a state of d_v * d_k numbers for each head, so it is limited by memory: a program
 holds some rows of one head's state in registers. `pdl`: see kernels/elementwise/triton.py.

@@ -1,4 +1,5 @@
-"""Matrix-vector products of experts as PlanesMatrix, for few tokens; one token is served so, and two of many experts.
+"""Matrix-vector products of experts as PlanesMatrix, for few tokens: one, and two of many experts, unless
+kernels/moe/gluon_few.py serves them.
 
 A tensor core's product of 16 rows costs one row as much time as 16, and the products of an output wait for one another.
 Here codes become bfloat16 as in kernels/moe/triton_planes_decode.py and are multiplied and summed in fp32 by the other
