@@ -18,12 +18,13 @@ from typing import Any
 import msgspec
 import torch
 
-from engine.device.memory import DeviceMemory, format_size, measure_memory
+from engine.device.memory import DeviceMemory, measure_memory
 from engine.device.page_plan import PagePlan
 from engine.grammar.compiler import CompilerLoader
 from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError, phrase_as_sentence, sentence
 from engine.interface.fit_report import Ask, Diagnosis, Gpu, LayersReport, Machine, ModelReport, Room, Stored
+from engine.interface.units import GIB, format_size
 from engine.startup.device_choice import gpu_bytes, resolve_device, resolve_dtype, resolve_kv_dtype, why_no_cuda
 from engine.startup.limits import choose_limits
 from engine.startup.load import BACKENDS
@@ -41,6 +42,9 @@ from models.weights.checkpoint import folder_stats
 # Request lengths, in tokens, for which the report has the number of concurrent requests, besides the full context
 _TYPICAL_LENS = (512, 2048, 8192, 32_768, 131_072)
 _CPU = torch.device("cpu")
+# Of a GPU: CUDA's context and the code of kernels. Pools on an H100 were so much, 0.8 to 1.2 GiB, smaller than weights
+# and a step alone would leave (21 offline runs with torch 2.11, 2026-11-26 to 28)
+_CONTEXT_BYTES = GIB
 
 
 def examine(ask: Ask) -> Diagnosis:
@@ -167,8 +171,7 @@ def _memory(ask: Ask, setup: Setup) -> DeviceMemory:
     if ask.gpu_memory is not None:
         size = format_size(ask.gpu_memory)
         name = f"A GPU of {size}" if ask.num_gpus == 1 else f"Each of {ask.num_gpus} GPUs of {size}"
-        usable = int(ask.gpu_memory * ask.gpu_memory_utilization)
-        return DeviceMemory(name, ask.gpu_memory, ask.gpu_memory, usable)
+        return _whole(ask, DeviceMemory(name, ask.gpu_memory, ask.gpu_memory, 0), is_cpu=False)
     if ask.num_gpus == 1:
         return setup.measure_memory()
     if setup.device.type == "cpu":
@@ -180,8 +183,8 @@ def _memory(ask: Ask, setup: Setup) -> DeviceMemory:
 
 def _whole(ask: Ask, memory: DeviceMemory, *, is_cpu: bool) -> DeviceMemory:
     """Return the memory of a device as if no other program held any of it."""
-    share = 1.0 if is_cpu else ask.gpu_memory_utilization
-    return dataclasses.replace(memory, free=memory.total, usable=int(memory.total * share))
+    usable = memory.total if is_cpu else int(memory.total * ask.gpu_memory_utilization) - _CONTEXT_BYTES
+    return dataclasses.replace(memory, free=memory.total, usable=usable)
 
 
 def _backend(
