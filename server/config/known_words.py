@@ -2,7 +2,7 @@
 
 One table for each kind: commands, names of models, routes; flags are in server/config/known_flags.py. A word that is in
 none gets no suggestion but a near miss, since a wrong one is worse than none. Reads the list of `quire models`, and
-imports the standard library and server.config.setting.
+imports the standard library, and server.config's known_flags and setting.
 """
 
 import json
@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from server.config.known_flags import FLAGS, about_flag
 from server.config.setting import nearest
 
 _SIMILARITY = 0.65  # of a typed command and one of ours, which are short
@@ -194,6 +195,19 @@ def about_command(word: str, rest: Sequence[str], known: Iterable[str]) -> str:
         sentence = about_model(word)
         return f"{word} is no command" + (f": {sentence}" if sentence else f": quire serve {word} serves a model")
     return f"{word} is no command{nearest(word, list(known), similarity=_SIMILARITY)}"
+
+
+def about_first_flag(flag: str, value: str) -> str | None:
+    """Return the sentence on another server's flag where a command is needed, without its full stop; None: in no table.
+
+    value: the word that followed it.
+    """
+    sentence = about_flag(flag, ())
+    if sentence is None:
+        return None
+    if FLAGS[flag] in (FLAGS["--model"], FLAGS["-hf"]) and value and not value.startswith("-"):
+        return f"{flag} is no flag here: {about_model(value) or f'a model is served with quire serve {value}'}"
+    return sentence if "quire serve" in sentence else f"{sentence}, and the command comes first: quire serve …"
 
 
 def about_model(model: str) -> str | None:

@@ -104,6 +104,12 @@ def test_names_of_ollama_are_hub_ids_that_are_served() -> None:
         ("info qwen3:4b", "quire doctor Qwen/Qwen3-4B"),
         ("login", "hf auth login"),
         ("launch-server", "quire serve MODEL"),
+        ("-m ./m", "-m is no flag here: a model is served with quire serve ./m"),
+        ("--model=Qwen/Qwen3-0.6B --port 1", "quire serve Qwen/Qwen3-0.6B"),
+        ("-m m.gguf", "GGUF is llama.cpp's format"),
+        ("-m", "quire serve MODEL"),
+        ("-c 4096", "-c is --max-model-len here, and the command comes first: quire serve"),
+        ("--frobnicate 5", "--frobnicate is no flag of quire, and a command comes first"),
     ],
 )
 def test_a_first_word_that_is_no_command(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,6 +119,13 @@ def test_a_first_word_that_is_no_command(line: str, said: str, capsys: pytest.Ca
     (error,) = capsys.readouterr().err.splitlines()
     assert said in error
     assert error.startswith("quire: error: ")
+
+
+@pytest.mark.parametrize(("kind", "here"), [("latency", "offline"), ("throughput", "offline"), ("online", "serve")])
+def test_kinds_of_measurements_have_other_names(kind: str, here: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", kind])
+    assert f": it is {here} here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["xyzzy", "q", "frobnicate", "merge"])
