@@ -59,7 +59,7 @@ def model_facts(folder: str) -> dict[str, str]:
 
 def check_folder(folder: Path, *, load_format: str = "auto") -> None:
     """Raise StartupError if config, weights or tokenizer are missing from a model folder."""
-    _read_json(folder / "config.json", _what_else(folder))
+    _read_json(folder / "config.json", what_else(folder))
     if load_format != "dummy":
         _check_weights(folder)
     check_names(folder, [path.name for path in folder.iterdir() if path.is_file()])
@@ -86,7 +86,7 @@ def local_folder(model: str, *, revision: str | None) -> Path | None:
     return path if is_there else None
 
 
-def _what_else(folder: Path) -> str:
+def what_else(folder: Path) -> str:
     """Return what a folder without config.json is, as far as its files tell."""
     if (folder / "model_index.json").is_file():
         return "it is a diffusion model, which makes pictures; text models are served."

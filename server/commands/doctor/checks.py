@@ -17,7 +17,7 @@ import msgspec
 from engine.interface.config import LaunchConfig
 from engine.interface.errors import StartupError
 from server.config.hub_download import fetch, list_files
-from server.config.model_source import check_folder, has_pickles, local_folder
+from server.config.model_source import check_folder, has_pickles, local_folder, what_else
 from server.config.packages import check_packages
 from server.config.tokenizer_files import TOKENIZER_FILES, check_names
 from server.config.version import package_version
@@ -78,7 +78,7 @@ def find_model(model: str, *, revision: str | None, scratch: Path) -> FoundModel
     path = local_folder(model, revision=revision)
     if path is not None:
         if not (path / "config.json").is_file():
-            raise StartupError(f"No config.json in {path}: is this a model folder in Hugging Face layout?")
+            raise StartupError(f"No config.json in {path}: {what_else(path)}")
         return FoundModel(path, path.name or "model", f"folder {path}", is_hub=False, needs_download=False)
     cached = _find_cached(model, revision)
     if cached is not None:

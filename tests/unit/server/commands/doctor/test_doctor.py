@@ -109,6 +109,10 @@ def test_an_incomplete_folder_is_refused_as_serving_would(here, capsys, llama):
     code, report = run(capsys, llama)
     assert code == 2
     assert "No config.json" in report["sentence"]
+    (llama / "model_index.json").write_text("{}")
+    code, report = run(capsys, llama)
+    assert code == 2
+    assert "it is a diffusion model" in report["sentence"]
 
 
 def test_pickled_weights_are_not_taken_for_none(here, capsys, llama):
