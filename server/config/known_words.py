@@ -216,11 +216,11 @@ def about_command(word: str, rest: Sequence[str], known: Iterable[str]) -> str:
     if word in COMMANDS:
         arguments = [argument for argument in rest if not argument.startswith("-")][:1]
         typed = arguments[0] if arguments and "{rest}" in COMMANDS[word] else None
-        known = None if typed is None or typed in MODELS else about_model(typed)
-        is_model = typed is not None and ("/" in typed or Path(typed).is_dir()) and known is None
+        about = None if typed is None or typed in MODELS else about_model(typed)
+        is_model = typed is not None and ("/" in typed or Path(typed).is_dir()) and about is None
         shown = MODELS.get(typed or "", typed if typed is not None and is_model else "MODEL")
-        sentence = f"{word} is no command here: {COMMANDS[word].format(rest=shown)}"
-        return sentence if known is None else f"{sentence}; {known}"
+        said = f"{word} is no command here: {COMMANDS[word].format(rest=shown)}"
+        return said if about is None else f"{said}; {about}"
     if word in MODELS or _HUB_URL.fullmatch(word) or "/" in word or Path(word).is_dir():
         sentence = about_model(word)
         return f"{word} is no command" + (f": {sentence}" if sentence else f": quire serve {word} serves a model")
