@@ -161,6 +161,7 @@ def test_a_request_longer_than_all_others_has_its_turn_beside_32_tenants_of_any_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.table(most=4)
 def test_whoever_comes_the_first_prompt_in_order_goes_on_in_half_of_the_steps_and_all_requests_end(seed: int) -> None:
     rng = random.Random(seed)
     crowd = Crowd(
