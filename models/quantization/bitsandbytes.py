@@ -9,6 +9,7 @@ per 256; they are dequantised here. An 8-bit matrix has `weight`, and `SCB`, the
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ import torch
 from kernels.linear.ops import Linear4Bit, linear_int8
 from kernels.linear.reference import (
     BLOCK,
-    NF4_TABLE,
     Lut4Weight,
     lut4_weight_bytes,
     make_lut4_weight,
@@ -111,8 +111,9 @@ class Bnb4Bit:
 
     def load_each(self, w: Weights, experts: range, parts: Sequence[LinearPart]) -> Lut4Matrix:
         """Read each part of each expert, all scales first; see EachExpert.load_each."""
-        if w.is_random:
-            return self.quantize_each(experts, lambda expert: [_checked(w / f"experts.{expert}", p) for p in parts])
+        if w.is_random:  # nf4's indices, of this scheme's table
+            made = self.quantize_each(experts, lambda expert: [_checked(w / f"experts.{expert}", p) for p in parts])
+            return dataclasses.replace(made, kind=self.kind)
         stored = [[StoredPart.locate(w / f"experts.{expert}", part) for part in parts] for expert in experts]
         n, k = parts[0].outputs, parts[0].inputs
         scales = torch.empty(len(experts), len(parts), n, k // BLOCK, dtype=torch.float32, device=w.device)
@@ -235,7 +236,7 @@ class Bnb4BitLinear:
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> Lut4Weight:
         """See LinearMethod.load."""
         if not self._scheme.is_stored or w.is_random:
-            table = torch.tensor(NF4_TABLE, device=w.device)
+            table = torch.tensor(TABLES[self._scheme.kind], device=w.device)  # random fp4 has nf4's indices
             codes = [Lut4Codes(*quantize_nf4(_checked(w, part)), table) for part in parts]
         else:
             codes = [self._read(StoredPart.locate(w, part)) for part in parts]
