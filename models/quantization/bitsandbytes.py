@@ -9,7 +9,6 @@ per 256; they are dequantised here. An 8-bit matrix has `weight`, and `SCB`, the
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,9 +110,9 @@ class Bnb4Bit:
 
     def load_each(self, w: Weights, experts: range, parts: Sequence[LinearPart]) -> Lut4Matrix:
         """Read each part of each expert, all scales first; see EachExpert.load_each."""
-        if w.is_random:  # nf4's indices, of this scheme's table
+        if w.is_random:
             made = self.quantize_each(experts, lambda expert: [_checked(w / f"experts.{expert}", p) for p in parts])
-            return dataclasses.replace(made, kind=self.kind)
+            return Lut4Matrix(_nearest(made.packed, self.kind), made.scales, self.kind)
         stored = [[StoredPart.locate(w / f"experts.{expert}", part) for part in parts] for expert in experts]
         n, k = parts[0].outputs, parts[0].inputs
         scales = torch.empty(len(experts), len(parts), n, k // BLOCK, dtype=torch.float32, device=w.device)
@@ -236,8 +235,10 @@ class Bnb4BitLinear:
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> Lut4Weight:
         """See LinearMethod.load."""
         if not self._scheme.is_stored or w.is_random:
-            table = torch.tensor(TABLES[self._scheme.kind], device=w.device)  # random fp4 has nf4's indices
-            codes = [Lut4Codes(*quantize_nf4(_checked(w, part)), table) for part in parts]
+            kind = self._scheme.kind  # of random weights; on load it is nf4
+            table = torch.tensor(TABLES[kind], device=w.device)
+            rounded = [quantize_nf4(_checked(w, part)) for part in parts]
+            codes = [Lut4Codes(_nearest(packed, kind), scales, table) for packed, scales in rounded]
         else:
             codes = [self._read(StoredPart.locate(w, part)) for part in parts]
         if not all(torch.equal(part.table, codes[0].table) for part in codes):
@@ -279,6 +280,15 @@ def parse(fields: Fields) -> QuantizationConfig:
         raise ModelError(f"{fields.where}: bnb_4bit_quant_storage {storage!r} is not supported: supported are {names}")
     scheme: Scheme = Bnb4Bit(kind, is_stored=True, storage=storage)
     return QuantizationConfig.of_all(f"bitsandbytes-{kind}", scheme, ignored=ignored)
+
+
+def _nearest(packed: torch.Tensor, kind: Literal["nf4", "fp4"]) -> torch.Tensor:
+    """Return the indices of a kind's values that are nearest to nf4's, two a byte."""
+    if kind == "nf4":
+        return packed
+    nf4, values = (torch.tensor(TABLES[each], device=packed.device) for each in ("nf4", kind))
+    index = (nf4[:, None] - values).abs().argmin(1).to(torch.uint8)
+    return (index[(packed >> 4).int()] << 4) | index[(packed & 15).int()]
 
 
 def _checked(w: Weights, part: LinearPart) -> torch.Tensor:

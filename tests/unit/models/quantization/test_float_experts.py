@@ -215,6 +215,8 @@ def test_random_weights_have_the_table_of_their_kind(kind):
     config = _parse("qwen3_moe", section, hidden_size=64, moe_intermediate_size=128, head_dim=32)
     layer = build(config, Weights.dummy(device=CPU, dtype=torch.float32), TensorParallel()).layers[1]
     assert layer.mlp.weights.down.kind == kind
+    values = torch.stack([dense_matrix(layer.mlp.weights.down, expert, torch.float32) for expert in range(4)])
+    assert values.mean().abs() < 0.03 * values.std()  # or tokens would grow alike, and choose the same experts
     (linear,) = [module for name, module in layer.named_modules() if name.endswith("o_proj")]
     assert torch.equal(linear.params.params[0].table, torch.tensor(TABLES[kind]))
 
