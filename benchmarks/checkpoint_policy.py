@@ -24,7 +24,7 @@ from engine.core.checkpoints import Checkpoints
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.step import StepPlan, StepResult
-from engine.interface.config import CacheGroup, SchedulerConfig
+from engine.interface.config import CacheGroup, HostTierConfig, SchedulerConfig
 from engine.interface.protocol import SamplingParams
 
 PAGE_BYTES = 320 << 10  # 16 tokens of the 10 attention layers of a Qwen3.5-35B-A3B, in 16 bits
@@ -149,7 +149,7 @@ def begin_sessions(rng: Random, sessions: list[Session], *, gap_s: float) -> lis
 class Simulation:
     """Sessions at one engine, which computes one step after another."""
 
-    def __init__(self, policy: Policy, *, num_pages: int, rng: Random) -> None:
+    def __init__(self, policy: Policy, *, num_pages: int, rng: Random, host_tier: HostTierConfig | None = None) -> None:
         """rng: draws what a session's waits need."""
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -160,6 +160,7 @@ class Simulation:
                 max_num_batched_tokens=8192,
                 max_decode_step_tokens=2048,
                 max_model_len=MAX_CONTEXT,
+                host_tier=host_tier,
             )
         )
         self.num_asked = self.num_found = 0  # prompt tokens

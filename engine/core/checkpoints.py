@@ -157,7 +157,7 @@ class Checkpoints:
                 if 0 < num_tokens <= len(request.block_hashes) * self._layout.unit:
                     block = self._pool.find(group.index, self._key(request, num_tokens))
                     if block is not None:
-                        self._pool.touch(block)
+                        self._pool.order.touch(block)
 
     def adopt(self, block: int) -> None:
         """Take note of a saved state that came from the host."""

@@ -106,22 +106,26 @@ class HostIndex:
     def take(self, count: int) -> list[int] | None:
         """Return `count` slots, of evicted blocks if needed; None and no change if copies read too many of them."""
         victims: list[HostBlock] = []
-        num_found = len(self._free)
-        if num_found < count:
+        slots: list[int] = []  # theirs, in the order in which they were filled: neighbours, mostly
+        num_missing = count - len(self._free)
+        if num_missing > 0:
             for block in chain(self._blocks.values(), self._kept.values()):
                 if not block.num_readers:
                     victims.append(block)
-                    num_found += len(block.slots)
-                    if num_found >= count:
+                    slots += block.slots
+                    if len(slots) >= num_missing:
                         break
             else:
                 return None
         for block in victims:
             del (self._blocks if block.name in self._blocks else self._kept)[block.name]
             self._tell_removed(block.name)
-            self.give_back(block.slots)
         self.num_evictions += len(victims)
-        return [self._free.pop() for _ in range(count)]
+        taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        if victims:
+            taken += slots[:num_missing]
+            self.give_back(slots[num_missing:])
+        return taken
 
     def add(self, name: Name, slots: list[int]) -> None:
         """Let a block be found, whose copy has ended."""

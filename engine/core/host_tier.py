@@ -2,11 +2,9 @@
 
 Blocks of any group are copied, named as in the prefix cache: keys and values, windows, saved states.
 
-To the host: PagePool lists the blocks that were published or that nobody holds any more (PagePool.news). Each step
-copies some of them (CopyCosts), first those that nobody holds, since they can be evicted. The step holds them until
-its commit, and they can be found in host memory from then on. The pool reuses blocks that wait for their turn after
-those that need no copy; one that is evicted nevertheless is lost. Spent blocks, and blocks of windows and states that a
-request still holds, are not copied: most of them are never looked for.
+To the host: each step copies some blocks (CopyCosts): first those that were asked for (want()), then those that leave
+the pool soon (LeavingBlocks), or all that were published (CopyQueue), as a disk and other engines need them. The
+step holds them until its commit, and they can be found in host memory from then on.
 
 From the host: when a request could be admitted, begin() looks for a longer hit with both tiers together. If it is worth
 it, the tier takes pages for the missing blocks, and holds them with the blocks that the pool has: the request waits at
@@ -15,14 +13,16 @@ the last one the tier releases all, as most recently used, and the request is ad
 not held until then: what waits for pages must hold none. A block that several requests wait for is copied once.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from engine.core.cache_layout import CacheLayout
 from engine.core.copy_costs import CopyCosts
-from engine.core.host_copies import Arrival, Gate, HostCopies, Store
+from engine.core.copy_queue import CopyQueue
+from engine.core.host_copies import Arrival, Gate, HostCopies
 from engine.core.host_index import ON_HOST, BothTiers, HostIndex
 from engine.core.kv_events import Name
+from engine.core.leaving_blocks import LeavingBlocks
 from engine.core.page_pool import PagePool
 from engine.core.prefix_hits import Hit, PrefixFinder, hit_names
 from engine.core.request import Request
@@ -36,7 +36,6 @@ class HostTier:
         self.index = HostIndex(num_slots=config.num_slots)
         self.gates: dict[Request, Gate] = {}
         self.num_stored = 0  # blocks
-        self.num_missed = 0  # blocks that were evicted before they could be copied
         self.num_asked = 0  # admissions that looked for a longer hit
         self.num_gates = 0  # of them: requests that began to wait for one
         self.num_found_tokens = 0  # by which hits were longer
@@ -50,16 +49,12 @@ class HostTier:
         self._layout = layout
         self._pool = pool
         self._finder = PrefixFinder(layout, self.both)
-        self._is_full = [group.kind == "full" for group in layout.groups]
-        self._released: OrderedDict[Name, int] = OrderedDict()  # blocks to copy that nobody holds: the next to go first
-        self._published: OrderedDict[Name, int] = OrderedDict()  # blocks to copy that requests hold
-        self._wanted: OrderedDict[Name, int] = OrderedDict()  # blocks to copy before all others, see want()
         self.storing: set[Name] = set()  # blocks on their way to host memory
-        self._lacked_at = -1  # HostIndex.num_freed when a copy to the host last found no slots
         self.arriving: dict[Name, Arrival] = {}  # blocks on their way to the pool, or due
         self._due: deque[Arrival] = deque()  # not in a step yet; some may have lost their waiters
         self.on_stored: Callable[[Name], None] | None = None  # called with the blocks that can be found from now on
-        pool.news = []
+        self._queue = CopyQueue(layout, pool, self.index, self.storing, has_published=not config.copies_leaving)
+        self.leaving = LeavingBlocks(config, layout, pool, self.index) if config.copies_leaving else None
 
     @property
     def both(self) -> BothTiers:
@@ -67,11 +62,19 @@ class HostTier:
         return BothTiers(self._pool, self.index)
 
     @property
+    def num_missed(self) -> int:
+        """Blocks that were evicted before they could be copied, or are about to be."""
+        return self._queue.num_missed if self.leaving is None else self.leaving.num_dropped + self._pool.order.num_lost
+
+    @property
     def has_copies(self) -> bool:
         """True if a step could carry copies."""
-        is_stuck = self._lacked_at == self.index.num_freed
-        is_left = self._wanted or self._released or self._published
-        return bool(self._pool.news or self.gates or (is_left and not is_stuck))
+        is_left = self._queue.is_left or (self.leaving is not None and self.leaving.is_due)
+        return bool(self._pool.news or self.gates or (is_left and not self._queue.is_stuck))
+
+    def would_copy(self, *, is_idle: bool) -> bool:
+        """Return whether plan() may have copies. is_idle: for a step without rows."""
+        return bool(self._due or self._queue.wanted or self.leaving is None or self.leaving.would_look(is_idle=is_idle))
 
     def want(self, name: Name) -> bool:
         """Copy a published block to the host before all others, whatever its kind; return False if it cannot come.
@@ -83,12 +86,12 @@ class HostTier:
         block = self._pool.find(*name)
         if block is None or len(self._pool.pages(block)) > self.index.num_slots:
             return False
-        self._wanted[name] = block
+        self._queue.wanted[name] = block
         return True
 
     def swap_out(self, request: Request) -> None:
         """Copy what a preempted request would find, and nobody else holds, before other blocks, if it is worth it."""
-        self.take_news()
+        self._queue.take_news()
         hit, pool = self._finder.find(request), self._pool
         if not hit.num_tokens:
             return
@@ -103,7 +106,7 @@ class HostTier:
 
     def is_coming(self, name: Name) -> bool:
         """Return whether a block that is not on the host yet is about to be copied there."""
-        return name in self.storing or (name in self._wanted and self._pool.find(*name) == self._wanted[name])
+        return name in self.storing or self._queue.wanted.get(name, -1) == self._pool.find(*name)
 
     def begin(self, request: Request, found: Hit, *, num_spare: int, now: float) -> bool:
         """Let a request wait for blocks if its hit becomes longer than `found` by enough; return whether it waits.
@@ -113,6 +116,8 @@ class HostTier:
         if request.has_waited:
             return False
         self.num_asked += 1
+        if not self.index.num_blocks or not self._finder.may_find_more(request, found):
+            return False
         hit = self._finder.find(request)
         gain = hit.num_tokens - found.num_tokens
         if gain <= 0:
@@ -167,11 +172,14 @@ class HostTier:
         gate.num_missing += 1
         return arrival.block
 
-    def plan(self, *, most: int, num_reserved: int, most_unasked: int | None = None) -> HostCopies | None:
+    def plan(
+        self, *, most: int, num_reserved: int, most_unasked: int | None = None, is_idle: bool = False
+    ) -> HostCopies | None:
         """Return the copies of the step that is about to be launched, or None. Call it when its rows are planned.
 
         most: pages in each direction, see CopyCosts. num_reserved: running requests; for each a block stays free.
-        most_unasked: pages to the host of blocks that nobody waits for; None: as many as of others.
+        most_unasked: pages to the host of blocks that nobody waits for; None: as many as of others; with LeavingBlocks
+        their credit is the bound. is_idle: the step has no rows.
         """
         copies = HostCopies()
         num_left = most
@@ -185,14 +193,15 @@ class HostTier:
             pages = self._pool.pages(arrival.block)
             copies.from_host += zip(arrival.source.slots, pages, strict=True)
             num_left -= len(pages)
-        self.take_news()
+        self._queue.take_news()
         num_left = most
-        num_unasked = most if most_unasked is None else most_unasked
-        while num_left > 0 and (self._wanted or num_unasked > 0):
-            is_wanted = bool(self._wanted)
-            store = self._next_store(num_reserved, is_wanted=is_wanted)
+        num_unasked = 0 if self.leaving is not None else most if most_unasked is None else most_unasked
+        num_kept = num_reserved * self._layout.reserve
+        while num_left > 0 and (self._queue.wanted or num_unasked > 0):
+            is_wanted = bool(self._queue.wanted)
+            store = self._queue.next_store(num_kept, is_wanted=is_wanted)
             if store is None:
-                if is_wanted and not self._wanted:
+                if is_wanted and not self._queue.wanted:
                     continue  # they need no copy any more
                 break
             copies.stores.append(store)
@@ -202,6 +211,14 @@ class HostTier:
             if not is_wanted:
                 num_unasked -= len(pages)
                 self.costs.spend(len(pages))
+        if self.leaving is not None:
+            num_spare = self._pool.num_free - num_kept
+            stores, is_lacking = self.leaving.look(self.storing, most=num_left, num_spare=num_spare, is_idle=is_idle)
+            copies.stores += stores
+            for store in stores:
+                copies.to_host += zip(self._pool.pages(store.block), store.slots, strict=True)
+            if is_lacking:
+                self._queue.note_lack()
         return copies if copies.stores or copies.arrivals else None
 
     def commit(self, copies: HostCopies, now: float) -> list[tuple[int, int]]:
@@ -223,10 +240,14 @@ class HostTier:
                 self._pool.taint([arrival.block])
             elif self._pool.find(group, key) is None:
                 self._pool.publish(group, key, arrival.block)
+                if self.leaving is not None:
+                    self.leaving.note_arrived(arrival.block)
                 arrived.append((group, arrival.block))
             self.num_pages_from_host += len(arrival.source.slots)
             self._end_arrival(arrival)
         self._pool.release(copies.blocks)
+        if self.leaving is not None:
+            self.leaving.end(copies.stores)
         for gate in [gate for arrival in copies.arrivals for gate in arrival.waiters]:
             gate.num_missing -= 1
             if not gate.num_missing:
@@ -235,9 +256,11 @@ class HostTier:
 
     def drop(self, copies: HostCopies) -> None:
         """Forget the copies of a step that was given up; the requests that wait for them compute instead."""
-        for name, _, slots in copies.stores:
-            self.storing.remove(name)
-            self.index.give_back(slots)
+        for store in copies.stores:
+            self.storing.remove(store.name)
+            self.index.give_back(store.slots)
+        if self.leaving is not None:
+            self.leaving.drop(copies.stores)
         for arrival in copies.arrivals:
             self._end_arrival(arrival)
             for gate in list(arrival.waiters):
@@ -300,58 +323,8 @@ class HostTier:
                     yield name
 
     def take_news(self) -> None:
-        """Queue the blocks that were published or released since the last call. Before the pool reuses blocks."""
-        pool = self._pool
-        news, pool.news = pool.news or [], []
-        for block in news:
-            key = pool.key_of(block)
-            if key is None:
-                continue  # evicted or tainted meanwhile
-            name = (pool.group_of(block), key)
-            if self.index.touch(name) or name in self.storing:
-                continue
-            if pool.is_cached(block):
-                self._published.pop(name, None)
-                self._released[name] = block
-                self._released.move_to_end(name)
-                pool.await_copy(block)
-            elif self._is_full[name[0]] and self._released.get(name) != block:
-                self._released.pop(name, None)  # of a block that was evicted
-                self._published[name] = block
-        if len(self._released) + len(self._published) > 2 * pool.num_usable:  # most of them are evicted
-            for queue in (self._released, self._published):
-                for name in [name for name, block in queue.items() if pool.find(*name) != block]:
-                    del queue[name]
-                    self.num_missed += 1
-
-    def _next_store(self, num_reserved: int, *, is_wanted: bool) -> Store | None:
-        """Take the next block to copy, of wanted ones or of the others, and slots for it; None: not now."""
-        pool = self._pool
-        while queue := self._wanted if is_wanted else self._released or self._published:
-            name, block = next(iter(queue.items()))
-            is_spent = queue is not self._wanted and pool.is_spent(block)
-            if pool.find(*name) != block or self.index.touch(name) or name in self.storing or is_spent:
-                del queue[name]
-                if pool.find(*name) == block:
-                    pool.settle(block)
-                self.num_missed += name[1] in pool.evicted[name[0]] and pool.find(*name) is None
-                continue
-            num_pages = len(pool.pages(block))
-            if num_pages > self.index.num_slots:
-                del queue[name]
-                pool.settle(block)
-                continue
-            if pool.is_cached(block) and num_pages > pool.num_free - num_reserved * self._layout.reserve:
-                return None
-            slots = self.index.take(num_pages)
-            if slots is None:  # all that host memory has is being read, as by a disk that hangs
-                self._lacked_at = self.index.num_freed
-                return None
-            del queue[name]
-            self.storing.add(name)
-            pool.hold([block])
-            return Store(name, block, slots)
-        return None
+        """Note what was published and released; before the pool reuses blocks."""
+        self._queue.take_news()
 
     def _end_arrival(self, arrival: Arrival) -> None:
         del self.arriving[arrival.source.name]

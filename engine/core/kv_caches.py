@@ -252,7 +252,7 @@ class KvCaches:
                 self._misses.note_published(request, range(first_of_answer, table.num_published))
             num_spent = max(table.end - max(-(-last // group.tokens), table.first), 0)  # that no hit can reach
             self.pool.release(table.blocks[: -num_spent - 1 : -1], is_spent=True)
-            self.pool.release(reversed(table.blocks[: len(table.blocks) - num_spent]))
+            self.pool.release(reversed(table.blocks[: len(table.blocks) - num_spent]), rank=request.copy_rank)
         self.pool.release(block for _, block in request.restores)
         request.tables, request.restores = [], []
         self.pins.keep(request)
@@ -390,7 +390,7 @@ class KvCaches:
         kept = [range(group.first_block(mark), mark // group.tokens) for mark in request.marks]
         for column in range(table.first, first):
             is_kept = any(column in columns for columns in kept)
-            self.pool.release((table.blocks[column - table.first],), is_spent=not is_kept)
+            self.pool.release((table.blocks[column - table.first],), is_spent=not is_kept, rank=request.copy_rank)
         del table.blocks[: first - table.first]
         table.first = first
 

@@ -121,6 +121,8 @@ class LowerTiers:
     def end_wait(self, request: Request, num_hit_tokens: int) -> TierTokens:
         """Return how many tokens of an admitted request's hit are owed to these tiers."""
         num_host = 0 if self.host is None else self.host.end_wait(request, num_hit_tokens)
+        if self.host is not None and self.host.leaving is not None:
+            request.copy_rank = self.host.leaving.rank(request, num_hit_tokens)
         num_disk = 0 if self.disk is None else self.disk.end_wait(request, num_hit_tokens)
         if request.num_preemptions:
             self.num_resumed["swapped" if num_host else "computed"] += 1
@@ -205,6 +207,11 @@ class LowerTiers:
         """True if a step could carry copies from or to the host, though nothing runs."""
         return self.host is not None and self.host.has_copies
 
+    def copy_pinned(self, names: Iterable[Name]) -> None:
+        """Copy pinned blocks to the host, which leave the pool after all others, and perhaps all at once."""
+        if self.host is not None and self.host.leaving is not None:
+            self.host.leaving.pinned.update(dict.fromkeys(names))
+
     def note_freed(self, request: Request) -> None:
         """Note a request whose blocks were released: one that was preempted may need them again soon."""
         if self.host is not None and request.finish_reason is None:
@@ -218,6 +225,8 @@ class LowerTiers:
             seconds, num_tokens = forecast.prompt_cost
             self.host.costs.observe_prompts(seconds=seconds, num_tokens=num_tokens)
             self.host.costs.observe_commit(now)
+            if self.host.leaving is not None:
+                self.host.leaving.observe_commit(now)
 
     def take_news(self) -> None:
         """Note what was published and released; before the pool lends pages of blocks that nobody holds."""
@@ -229,10 +238,14 @@ class LowerTiers:
         if self.host is None:
             return None
         num_prompt_tokens, num_decodes = step.num_tokens()
+        if self.host.leaving is not None:
+            self.host.leaving.observe_prompts(num_prompt_tokens)
+            if not self.host.would_copy(is_idle=not step.num_rows):
+                return None
         costs = self.host.costs
         most = costs.most_pages(num_prompt_tokens=num_prompt_tokens, num_decodes=num_decodes)
         unasked = costs.most_unasked(most=most, num_prompt_tokens=num_prompt_tokens, num_decodes=num_decodes)
-        return self.host.plan(most=most, most_unasked=unasked, num_reserved=num_reserved)
+        return self.host.plan(most=most, most_unasked=unasked, num_reserved=num_reserved, is_idle=not step.num_rows)
 
     def commit(self, copies: HostCopies | None, now: float) -> list[tuple[int, int]]:
         """Publish what a committed step has copied; return group and block of those that came from the host."""

@@ -10,31 +10,12 @@ A page that is lent to a kind of group other than before is dirty: its bytes may
 Blocks with values that are not finite are tainted: no longer published, and their pages dirty once they are free.
 """
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
-from itertools import islice
 
 from engine.core.kv_events import KvEvents, Medium
+from engine.core.recent_keys import RecentKeys
+from engine.core.reuse_order import ReuseOrder
 from engine.interface.config import CacheGroup
-
-_NUM_REMEMBERED = 1 << 15
-
-
-class RecentKeys:
-    """A bounded memory of keys: at least the last 32,768 that were added, at most twice as many."""
-
-    def __init__(self) -> None:
-        self._newer: set[bytes] = set()
-        self._older: set[bytes] = set()
-
-    def add(self, key: bytes) -> None:
-        """Remember a key."""
-        if len(self._newer) >= _NUM_REMEMBERED:
-            self._newer, self._older = set(), self._newer
-        self._newer.add(key)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._newer or key in self._older
 
 
 class PagePool:
@@ -54,21 +35,19 @@ class PagePool:
         self._kind_of = bytearray(num_pages)  # the kind that each page was last lent to; 0: none
         self._sizes = [group.pages_per_block for group in groups]
         self._blank = list(range(num_pages - 1, 0, -1))  # taken from the end
-        self._cached: OrderedDict[int, None] = OrderedDict()  # blocks, in order of reuse
         self.lost_pins: list[int] = []  # blocks whose pins ended with their place in the cache, until Pins takes it
-        self._awaited: OrderedDict[int, None] = OrderedDict()  # those that wait for a copy, reused after them
-        self._kept: OrderedDict[int, None] = OrderedDict()  # those that are pinned, reused after both
         self._pinned: set[int] = set()  # published blocks, held or cached
-        self._spent: set[int] = set()  # of these, the ones that are hardly worth keeping
-        self._num_spent = 0  # their pages
         self._ref_counts = [0] * num_pages  # by block
         self._group_of = [0] * num_pages  # by block
+        self.order = ReuseOrder(self._sizes, self._group_of)  # of cached blocks
         self._pages_of: dict[int, list[int]] = {}  # of the blocks of several pages that are not blank
         self._hash_of: list[bytes | None] = [None] * num_pages  # by block: its key in _published
         self._published: list[dict[bytes, int]] = [{} for _ in groups]
         self._tainted: set[int] = set()  # held blocks with values that are not finite, perhaps
         # Blocks that were published, or cached again, since HostTier took the list; None: there is no tier behind
         self.news: list[int] | None = None
+        # By block: the rank of its last holder. Cached blocks wait until LeavingBlocks looks at them. None: nobody does
+        self.ranks: list[float] | None = None
         self.events: KvEvents | None = None  # told of the blocks that can be found
 
     @property
@@ -79,7 +58,7 @@ class PagePool:
     @property
     def num_worthless(self) -> int:
         """Free pages that are blank or hardly worth keeping."""
-        return len(self._blank) + self._num_spent
+        return len(self._blank) + self.order.num_spent
 
     def num_holders(self) -> list[int]:
         """Return the number of holders of each page."""
@@ -118,19 +97,12 @@ class PagePool:
 
     def is_cached(self, block: int) -> bool:
         """Return whether nobody holds a block, which can be found."""
-        return block in self._cached or block in self._awaited or block in self._kept
+        return block in self.order
 
-    def await_copy(self, block: int) -> None:
-        """Let a cached block be reused after those that wait for no copy, until it is copied; a pinned one stays."""
-        if block in self._cached and block not in self._spent:
-            del self._cached[block]
-            self._awaited[block] = None
-
-    def settle(self, block: int) -> None:
-        """Let a block wait for no copy any longer, if it does."""
-        if block in self._awaited:
-            del self._awaited[block]
-            self._cached[block] = None
+    @property
+    def num_soon(self) -> int:
+        """Pages that are reused before those of blocks that wait for a copy."""
+        return len(self._blank) + self.order.num_settled
 
     @property
     def num_pinned(self) -> int:
@@ -146,21 +118,17 @@ class PagePool:
         if block in self._pinned:
             return
         if not self._ref_counts[block]:
-            self._uncache(block)
-            self._kept[block] = None
+            self.order.keep(block)
         self._pinned.add(block)
 
     def unpin(self, block: int) -> None:
         """Let a pinned block be reused like the others, before those that were used later."""
         self._pinned.remove(block)
-        if block in self._kept:
-            del self._kept[block]
-            self._cached[block] = None
-            self._cached.move_to_end(block, last=False)
+        self.order.let_go(block)
 
     def is_spent(self, block: int) -> bool:
         """Return whether a block is cached and hardly worth keeping."""
-        return block in self._spent
+        return block in self.order.spent
 
     def is_tainted(self, block: int) -> bool:
         """Return whether a held block may have values that are not finite."""
@@ -191,7 +159,11 @@ class PagePool:
         """Lend so many new blocks, as take() does one by one."""
         blank = self._blank
         num_missing = max(count - len(blank), 0)
-        can_evict = len(self._sizes) == 1 and self.events is None and num_missing <= len(self._cached)
+        can_evict = (
+            len(self._sizes) == 1
+            and self.events is None
+            and num_missing <= len(self.order.settled) + len(self.order.awaited)
+        )
         if self._is_mixed or self._sizes[group] > 1 or (num_missing and not can_evict):
             return [self.take(group) for _ in range(count)]
         blocks = blank[: -count - 1 : -1]
@@ -210,19 +182,20 @@ class PagePool:
         """Add a holder to each of these blocks, which are held or cached."""
         for block in blocks:
             if not self._ref_counts[block]:
-                self._uncache(block)
+                self.order.remove(block)
                 group = self._group_of[block]
                 self.num_free -= self._sizes[group]
                 self.num_held[group] += self._sizes[group]
                 self.num_cached[group] -= self._sizes[group]
             self._ref_counts[block] += 1
 
-    def release(self, blocks: Iterable[int], *, is_spent: bool = False) -> None:
+    def release(self, blocks: Iterable[int], *, is_spent: bool = False, rank: float | None = None) -> None:
         """Take a holder from each of these blocks. The first ones are reused first, unpublished ones before all.
 
         is_spent: they are hardly worth keeping: of the published blocks they are reused first.
+        rank: in `ranks`, if there are any; None: as they were.
         """
-        ref_counts, tainted = self._ref_counts, self._tainted
+        ref_counts, tainted, order = self._ref_counts, self._tainted, self.order
         for block in blocks:
             ref_counts[block] -= 1
             if ref_counts[block]:
@@ -236,7 +209,15 @@ class PagePool:
             if self._hash_of[block] is None:
                 self._blank += reversed(self._pages_of.pop(block, (block,)))
             else:
-                (self._kept if block in self._pinned else self._cached)[block] = None
+                if block in self._pinned:
+                    order.kept[block] = None
+                elif self.ranks is None:
+                    order.settled[block] = None
+                    order.num_settled += self._sizes[group]
+                else:
+                    order.awaited[block] = None
+                    if rank is not None:
+                        self.ranks[block] = rank
                 self.num_cached[group] += self._sizes[group]
                 if self.news is not None:
                     self.news.append(block)
@@ -245,18 +226,8 @@ class PagePool:
 
     def spend(self, block: int) -> None:
         """Let a cached block be reused first; one that is held or pinned stays as it is."""
-        if self._ref_counts[block] or block in self._pinned:
-            return
-        self.settle(block)
-        self._cached.move_to_end(block, last=False)
-        if block not in self._spent:
-            self._spent.add(block)
-            self._num_spent += self._sizes[self._group_of[block]]
-
-    def touch(self, block: int) -> None:
-        """Let a cached block be reused after those that were used earlier, unless it is hardly worth keeping."""
-        if block in self._cached and block not in self._spent:
-            self._cached.move_to_end(block)
+        if not self._ref_counts[block] and block not in self._pinned:
+            self.order.spend(block)
 
     def publish(self, group: int, key: bytes, block: int) -> None:
         """Make a held block findable, unless another one with this key is held or pinned, too.
@@ -307,7 +278,7 @@ class PagePool:
     def check(self, held: dict[int, int]) -> None:
         """Assert invariant 1 (docs/explanation/architecture.md). held: the number of holders, by block."""
         assert self._ref_counts == [held.get(block, 0) for block in range(len(self._ref_counts))]
-        cached = [*self._cached, *self._awaited, *self._kept]
+        cached = [*self.order.settled, *self.order.awaited, *self.order.kept]
         lent = self._blank.copy()
         for blocks, num_pages in ((held, self.num_held), (cached, self.num_cached)):
             counts = [0] * len(self._sizes)
@@ -324,9 +295,8 @@ class PagePool:
             assert all(self._group_of[block] == group for block in published.values())
         assert len(self.published) == sum(key is not None for key in self._hash_of)
         assert all(self._hash_of[block] is not None for block in [*cached, *self._pinned])
-        assert set(self._kept) == self._pinned.intersection(cached)
-        assert self._spent <= self._cached.keys()
-        assert self._num_spent == sum(len(self.pages(block)) for block in self._spent)
+        assert set(self.order.kept) == self._pinned.intersection(cached)
+        self.order.check()
         assert not any(self._hash_of[block] for block in self._tainted)
         assert all(self._ref_counts[block] for block in self._tainted)
 
@@ -338,8 +308,7 @@ class PagePool:
 
     def _evict(self) -> int:
         """Make the pages of a cached block blank, and take the first."""
-        block = next(iter(self._cached or self._awaited or self._kept))
-        self._uncache(block)
+        block = self.order.pop()
         group, key = self._group_of[block], self._hash_of[block]
         assert key is not None
         self.evicted[group].add(key)
@@ -352,17 +321,14 @@ class PagePool:
         return block
 
     def _evict_pages(self, count: int) -> list[int]:
-        """Do as _evict() so many times, where all blocks are a page, and so many are in self._cached."""
-        cached, spent, hash_of, published = self._cached, self._spent, self._hash_of, self._published[0]
-        blocks = list(islice(cached, count))
+        """Do as _evict() so many times, where all blocks are a page, and so many are cached and not pinned."""
+        hash_of, published = self._hash_of, self._published[0]
+        blocks = self.order.pop_pages(count)
         for block in blocks:
             key, hash_of[block] = hash_of[block], None
             assert key is not None
-            del cached[block], published[key]
+            del published[key]
             self.evicted[0].add(key)
-            if block in spent:
-                spent.remove(block)
-                self._num_spent -= 1
         self.num_evictions[0] += count
         self.num_cached[0] -= count
         return blocks
@@ -370,19 +336,9 @@ class PagePool:
     def _make_blank(self, block: int) -> None:
         """Take a block that is no longer published out of the cache."""
         group = self._group_of[block]
-        self._uncache(block)
+        self.order.remove(block)
         self.num_cached[group] -= self._sizes[group]
         self._blank += reversed(self._pages_of.pop(block, (block,)))
-
-    def _uncache(self, block: int) -> None:
-        for others in (self._kept, self._awaited):
-            if block in others:
-                del others[block]
-                return
-        del self._cached[block]
-        if block in self._spent:
-            self._spent.remove(block)
-            self._num_spent -= self._sizes[self._group_of[block]]
 
     def _unpublish(self, block: int) -> None:
         key, self._hash_of[block] = self._hash_of[block], None

@@ -79,6 +79,7 @@ class Pins:
             keys = [(self._pool.group_of(block), self._pool.key_of(block), num_pages) for block, num_pages in blocks]
             names = [((group, key), num_pages) for group, key, num_pages in keys if key is not None]
             self.host.keep(names, owner=owner, deadline_s=deadline_s)
+            self._tiers.copy_pinned(name for name, _ in names)
             if self._tiers.disk is not None:
                 self._tiers.disk.pin([name for name, _ in names], owner=owner, for_s=request.pin_s)
 

@@ -80,6 +80,19 @@ class PrefixFinder:
                 blocks[group.index] = [self._block(request, group, end // group.tokens - 1)]
         return Hit(end, blocks, most if layout.full else end, tuple(limits.items()), num_matched or end)
 
+    def may_find_more(self, request: Request, found: Hit) -> bool:
+        """Return False if find() has no longer hit than one that some of the blocks supply, as a link or two tell."""
+        end = found.num_tokens
+        if end + self._layout.step > request.num_cacheable_tokens:
+            return False
+        if end < found.num_full_tokens:
+            return True  # windows or states are missing, perhaps
+        for group in self._layout.full:
+            request.extend_hashes(end + group.tokens, unit=self._layout.unit)
+            if self._lookup(request, group, end // group.tokens) is None:
+                return False
+        return True
+
     def _find_full(self, request: Request, group: GroupLayout, most: int) -> list[int]:
         """Return the blocks of the longest prefix within `most` tokens."""
         hits: list[int] = []

@@ -143,6 +143,7 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)  # names of its prefixes in the prefix cache: a chain
     num_held_tokens: int = 0  # the first ones, for which all tables have blocks
     next_due_tokens: int = 0  # once so many are committed, its blocks have to be looked at
+    copy_rank: float = 0.0  # see engine/core/leaving_blocks.py
     late_prefix: bytes | None = None  # its place in LateBlocks; None: it is not there
     left_tokens: int = 0  # those behind its newest committed row, when it ceased to be steady
     marks: list[int] = field(default_factory=list)  # where others may go on: windows before them are worth keeping

@@ -169,6 +169,9 @@ class HostTierConfig(msgspec.Struct, frozen=True, kw_only=True):
     copies_per_token: float = 0.0  # for each prompt token of the step
     # Of the time beside decode rows, what copies to the host take for which nobody waits; None: as much as others
     unasked_share: float | None = None
+    # Of blocks that nobody waits for, those that leave the pool soon are copied (engine/core/leaving_blocks.py), and no
+    # others. False: all, once they are published, as a disk and other engines need them
+    copies_leaving: bool = False
     page_s: float = 0.0  # seconds to copy a page from the host
     token_s: float = 0.0  # seconds to compute a prompt token; 0: unknown
 

@@ -51,6 +51,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     transformers: str | None
     why_no_cuda: str | None
     gpus: list[Gpu]
+    host_memory: int = 0  # that quire serve takes behind the KV cache, unless a flag says otherwise
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):

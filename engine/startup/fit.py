@@ -26,6 +26,7 @@ from engine.interface.errors import StartupError, phrase_as_sentence, sentence
 from engine.interface.fit_report import Ask, Diagnosis, Gpu, LayersReport, Machine, ModelReport, Room, Stored
 from engine.interface.units import GIB, format_size
 from engine.startup.device_choice import gpu_bytes, resolve_device, resolve_dtype, resolve_kv_dtype, why_no_cuda
+from engine.startup.host_memory import auto_host_bytes
 from engine.startup.limits import choose_limits
 from engine.startup.load import BACKENDS
 from engine.startup.setup import Setup
@@ -49,7 +50,9 @@ _CONTEXT_BYTES = GIB
 
 def examine(ask: Ask) -> Diagnosis:
     """Examine the machine and, if requested, the model."""
-    return Diagnosis(machine=_machine(), model=None if ask.folder is None else _examine_model(ask, Path(ask.folder)))
+    return Diagnosis(
+        machine=_machine(ask.num_gpus), model=None if ask.folder is None else _examine_model(ask, Path(ask.folder))
+    )
 
 
 def _examine_model(ask: Ask, folder: Path) -> ModelReport:
@@ -100,6 +103,7 @@ def _fill_in(report: ModelReport, ask: Ask, model: ModelConfig, folder: Path) ->
         max_decode_step_tokens=ask.max_decode_step_tokens,
         block_size=ask.block_size,
         kv_cache_memory_bytes=ask.kv_cache_memory_bytes,
+        chooses_host_memory=True,  # as quire serve does by default
         gpu_memory_utilization=ask.gpu_memory_utilization,
     )
     device = resolve_device(ask.device, size=ask.num_gpus) if ask.gpu_memory is None else torch.device("cuda")
@@ -216,7 +220,7 @@ def _stored(folder: Path, model: ModelConfig | None) -> Stored | None:
     return Stored(num_parameters=found.num_parameters, num_bytes=found.num_bytes, dtypes=list(found.dtypes))
 
 
-def _machine() -> Machine:
+def _machine(num_gpus: int) -> Machine:
     reason, _ = why_no_cuda()
     gpus: list[Gpu] = []
     for index in range(torch.cuda.device_count() if reason is None else 0):
@@ -232,6 +236,7 @@ def _machine() -> Machine:
         transformers=_version("transformers"),
         why_no_cuda=reason,
         gpus=gpus,
+        host_memory=auto_host_bytes(num_gpus) if gpus else 0,
     )
 
 

@@ -248,6 +248,7 @@ class Setup:
             page_s=runner.measure_host_page_s(),
             tokens_per_s=None if times is None else times.tokens_at_best_rate(1.0),
             peer=config.peer,
+            has_disk=config.kv_disk is not None,
         )
         loaded = LoadedEngine(
             runner=runner,

@@ -9,8 +9,7 @@ import importlib.util
 from server.config.disaggregation import add_disaggregation_flags, shown_counts
 from server.config.value_types import UsageError, kv_events, size, size_or_word, text
 
-# not auto, whose size engine/startup/host_memory.py chooses: copies cost small models a tenth of their throughput
-DEFAULT_HOST_MEMORY = "off"
+DEFAULT_HOST_MEMORY = "auto"  # engine/startup/host_memory.py chooses the size
 
 
 def add_kv_flags(group: argparse._ArgumentGroup) -> None:
@@ -21,7 +20,7 @@ def add_kv_flags(group: argparse._ArgumentGroup) -> None:
         type=size_or_word,
         default=DEFAULT_HOST_MEMORY,
         metavar="SIZE",
-        help="host memory for blocks that leave the KV cache, e.g. 32GiB, or auto: a share of it on cuda",
+        help="host memory for blocks that leave the KV cache, e.g. 32GiB, off, or auto: a share of it on cuda (auto)",
     )
     add("--kv-disk", type=text, metavar="DIR", help="folder for blocks of host memory, found after a restart (off)")
     add("--kv-disk-size", type=size, metavar="SIZE", help="the most bytes of --kv-disk (64GiB)")

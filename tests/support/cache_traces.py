@@ -20,6 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine.core.cache_layout import CacheLayout
 from engine.core.speculative import Drafter
 from engine.interface.config import CacheGroup, HostTierConfig, SchedulerConfig, SharingRates
@@ -128,6 +130,10 @@ class Trace:
                 copies_per_token=bounds.choice([0.0, 0.3]),
                 **bounds.choice([{}, {"page_s": 0.001, "token_s": 0.0005}]),
             )
+        leaving = random.Random(seed + 4)
+        if trace.host_tier is not None and leaving.random() < 0.5:
+            share = leaving.choice([None, 0.01, 1.0])
+            trace.host_tier = msgspec.structs.replace(trace.host_tier, copies_leaving=True, unasked_share=share)
         trace.way = rng.choice(_WAYS)
         growing = random.Random(seed + 3)
         if trace.host_tier is not None and growing.random() < 0.5:

@@ -118,6 +118,9 @@ def _machine_rows(machine: Machine) -> Iterator[Row]:
         yield "GPU", f"{gpu.name}, {format_size(gpu.total)}, {format_size(gpu.free)} free, capability {gpu.capability}"
     if not machine.gpus:
         yield "GPU", f"none: {machine.why_no_cuda}"
+    if machine.host_memory:
+        taken = format_size(machine.host_memory)
+        yield "Host memory", f"{taken} for blocks that leave the KV cache (--kv-host-memory off: none)"
     yield "Driver", machine.driver or "none"
     yield "torch", f"{machine.torch}, {f'CUDA {machine.cuda}' if machine.cuda else 'without CUDA'}"
     yield "Triton", machine.triton or "none"

@@ -55,7 +55,7 @@ def test_serve_without_flags_has_the_documented_defaults(launched: list[Launched
     assert main(["serve"]) == 0
     (config,) = launched
     assert config.launch == LaunchConfig()
-    assert config.engine == EngineConfig(model=config.engine.model)
+    assert config.engine == EngineConfig(model=config.engine.model, chooses_host_memory=True)
     assert config.server == ServerConfig(model=config.engine.model, served_model_names=["quire-demo"], allowed_hosts=[])
     assert config.engine.model.endswith("models/demo/checkpoint")
 

@@ -99,7 +99,7 @@ def place_in_the_order_of_reuse(kv, tokens, num_tokens):
     """Return the place of the state saved after the first num_tokens."""
     request = Request("r", list(tokens), SamplingParams(max_tokens=1))
     request.extend_hashes(num_tokens, unit=kv.layout.unit)
-    return list(kv.pool._cached).index(kv.pool.find(1, request.block_hashes[num_tokens // 4 - 1]))
+    return list(kv.pool.order.settled).index(kv.pool.find(1, request.block_hashes[num_tokens // 4 - 1]))
 
 
 def test_a_state_with_a_later_one_is_reused_first_unless_others_hit_it(kv):
@@ -144,7 +144,7 @@ def test_blocks_behind_the_last_mark_are_reused_first(kv):
     request.output_token_ids += range(20)
     steps.row(request)
     kv.free(request)
-    order = list(kv.pool._cached)
+    order = list(kv.pool.order.settled)
     blocks = [kv.pool.find(0, key) for key in request.block_hashes[:16]]
     assert max(order.index(block) for block in blocks[10:]) < min(order.index(block) for block in blocks[:10])
 
@@ -224,9 +224,9 @@ def test_states_of_an_answer_supersede_each_other_and_not_that_of_the_prompt():
     while request.num_computed_tokens < 60:
         commit(scheduler, schedule(scheduler))
     scheduler.abort("a")
-    order, find = list(scheduler.kv.pool._cached), scheduler.kv.pool.find
+    order, find = list(scheduler.kv.pool.order.settled), scheduler.kv.pool.find
     blocks = {place: find(1, request.block_hashes[place // 4 - 1]) for place in (8, 16, 32, 48)}
-    assert {place for place, block in blocks.items() if block in scheduler.kv.pool._spent} == {16, 32}
+    assert {place for place, block in blocks.items() if block in scheduler.kv.pool.order.spent} == {16, 32}
     assert max(order.index(blocks[16]), order.index(blocks[32])) < min(order.index(blocks[8]), order.index(blocks[48]))
 
 
@@ -367,7 +367,7 @@ def test_what_a_turn_computes_again_is_not_reused_before_the_rest_of_it(kv):
     kv.free(turn)
     assert kv.checkpoints.saved_tokens(turn) == [88]
     others = steps.run([9] * 20)
-    while len(kv.pool._blank) or kv.pool._spent:
+    while len(kv.pool._blank) or kv.pool.order.spent:
         others.output_token_ids += [9]
         steps.row(others)
     kv.free(others)
@@ -394,6 +394,6 @@ def test_the_states_of_a_request_are_reused_right_before_its_blocks():
     while second.finish_reason is None:
         commit(scheduler, schedule(scheduler))
     scheduler.abort("a")
-    order = [(pool.group_of(block), pool.key_of(block) in first.block_hashes) for block in pool._cached]
-    useful = [entry for block, entry in zip(pool._cached, order, strict=True) if not pool.is_spent(block)]
+    order = [(pool.group_of(block), pool.key_of(block) in first.block_hashes) for block in pool.order.settled]
+    useful = [entry for block, entry in zip(pool.order.settled, order, strict=True) if not pool.is_spent(block)]
     assert useful == [(1, False), (0, False), (0, False), (1, True), (0, True), (0, True)]

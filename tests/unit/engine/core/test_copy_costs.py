@@ -92,9 +92,9 @@ def test_the_pool_reuses_blocks_that_wait_for_a_copy_after_others_and_before_pin
         pool.publish(0, bytes([number]), block)
     pool.release(blocks)
     pool.pin(blocks[0])
-    pool.await_copy(blocks[1])
-    pool.await_copy(blocks[0])  # pinned: it stays among those
-    pool.await_copy(blocks[3])
+    pool.order.await_copy(blocks[1])
+    pool.order.await_copy(blocks[0])  # pinned: it stays among those
+    pool.order.await_copy(blocks[3])
     pool.spend(blocks[3])
     pool.check({})
     assert [pool.take(0) for _ in range(4)] == [blocks[3], blocks[2], blocks[1], blocks[0]]
@@ -107,9 +107,9 @@ def test_a_block_that_waits_no_longer_is_reused_like_others():
         pool.publish(0, bytes([number]), block)
     pool.release(blocks)
     for block in blocks[:2]:
-        pool.await_copy(block)
-    pool.settle(blocks[1])
-    pool.settle(blocks[1])
+        pool.order.await_copy(block)
+    pool.order.settle([blocks[1]])
+    pool.order.settle([blocks[1]])
     pool.hold([blocks[0]])
     pool.check({blocks[0]: 1})
     assert [pool.take(0) for _ in range(2)] == [blocks[2], blocks[1]]

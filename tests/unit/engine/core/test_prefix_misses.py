@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.core import page_pool, prefix_misses
+from engine.core import prefix_misses, recent_keys
 from engine.core.kv_caches import KvCaches
-from engine.core.page_pool import RecentKeys
+from engine.core.recent_keys import RecentKeys
 from engine.core.request import EmbeddingAccumulator, Request
 from engine.interface.config import CacheGroup, SchedulerConfig
 from engine.interface.protocol import CacheReport, SamplingParams
@@ -143,7 +143,7 @@ def test_a_prompt_that_parts_from_another_has_no_state_there():
 def test_a_state_that_was_overwritten_was_evicted():
     kv = make_kv(FULL, STATE)
     run(kv, range(40))
-    for block in [block for block in kv.pool._cached if len(kv.pool.pages(block)) == 3]:
+    for block in [block for block in kv.pool.order.settled if len(kv.pool.pages(block)) == 3]:
         kv.pool.spend(block)
     taken = []
     while kv.pool._published[1]:
@@ -183,7 +183,7 @@ def test_a_model_without_full_groups_can_only_tell_of_its_states():
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(page_pool, "_NUM_REMEMBERED", 10)
+    monkeypatch.setattr(recent_keys, "_NUM_REMEMBERED", 10)
     monkeypatch.setattr(prefix_misses, "_NUM_CONTINUATIONS", 10)
     keys = RecentKeys()
     for number in range(105):

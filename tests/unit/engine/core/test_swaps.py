@@ -64,7 +64,7 @@ def test_what_a_preempted_request_alone_has_goes_to_the_host_first():
     request = harness.scheduler.requests["b"]
     assert request.num_preemptions == 1
     names = {(0, key) for key in request.block_hashes[:4]}
-    assert names <= tier._wanted.keys() | tier.storing or request in harness.scheduler.running
+    assert names <= tier._queue.wanted.keys() | tier.storing or request in harness.scheduler.running
     tier.costs = CopyCosts(HostTierConfig(num_slots=100, max_copies=1))
     harness.drain()
 

@@ -205,6 +205,7 @@ def test_the_machine_is_named_without_a_model() -> None:
     assert diagnosis.model is None
     assert diagnosis.machine.torch
     assert bool(diagnosis.machine.gpus) == (diagnosis.machine.why_no_cuda is None)
+    assert bool(diagnosis.machine.gpus) == (diagnosis.machine.host_memory > 0)
 
 
 GEMMA_3_27B = {

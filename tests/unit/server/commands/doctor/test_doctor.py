@@ -253,6 +253,18 @@ def test_a_gpu_without_a_compiler_cannot_serve(capsys, monkeypatch):
     assert "C compiler" in report["sentence"]
 
 
+def test_the_host_memory_that_a_server_takes_is_told(capsys, monkeypatch):
+    def with_host_memory(ask, problems):
+        diagnosis = examine(ask)
+        diagnosis.machine = msgspec.structs.replace(diagnosis.machine, host_memory=16 * 2**30)
+        return diagnosis
+
+    monkeypatch.setattr(doctor, "_ask_engine", with_host_memory)
+    main(["doctor"])
+    row = "Host memory     16 GiB for blocks that leave the KV cache (--kv-host-memory off: none)"
+    assert row in capsys.readouterr().out.splitlines()
+
+
 def test_an_engine_that_fails_is_said(capsys, monkeypatch):
     monkeypatch.setattr("server.config.fit_check.sys.executable", "/bin/false")
     code, report = run(capsys)
