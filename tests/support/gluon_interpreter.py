@@ -81,9 +81,9 @@ class Tile:
         return values.T.clone() if self.is_turned else values
 
     def store(self, values: torch.Tensor) -> None:
-        assert not self.has_panels
         assert values.dtype == self.dtype
-        self.memory.copy_(values.T if self.is_turned else values)
+        values = values.T if self.is_turned else values
+        self.memory.copy_(torch.stack(values.split(64, 1)) if self.has_panels else values)
 
 
 class Barrier:
