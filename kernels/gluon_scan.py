@@ -90,6 +90,7 @@ def scan_chunks(
     d: [heads] fp32, the share of its values that a token reads.
     """
     (_, num_heads, d_v), (first_row, num_rows) = v.shape, rows
+    consumers = 1 if split else consumers
     matrices = (
         *(describe_rows(x.flatten(1)) for x in (q, k, v)),
         None if systems.transform is None else describe_rows(systems.transform.view(-1, CHUNK)),
