@@ -28,7 +28,7 @@ from benchmarks.kernel_timing import machine_facts, nominal_rates, time_graph
 from benchmarks.recurrent_hopper import HEADS, Nothing
 from benchmarks.recurrent_kernels import Problem, _work
 from kernels import gluon_scan
-from kernels.delta_rule import chunks, gluon_systems
+from kernels.delta_rule import chunks, gluon_systems, gluon_warps
 from kernels.delta_rule import triton as delta_rule
 from kernels.mamba2 import gluon_systems as mamba2_systems
 from kernels.mamba2 import triton as mamba2
@@ -39,7 +39,7 @@ from tests.unit.kernels.triton_cases.ragged import relative_error
 from tests.unit.kernels.triton_cases.recurrent_problem import clone, states_after
 
 SCAN = gluon_scan.scan_chunks
-PREPARE = gluon_systems.prepare_systems
+PREPARE, TRITONS = gluon_systems.prepare_systems, gluon_systems.prepare_by_triton
 SIZES = [(1, 16384), (1, 2048), (8, 1024), (32, 512), (2, 8192), (8, 8192), (1, 512)]
 LIMIT_S = 62.0
 DEVICE = torch.device("cuda")
@@ -51,7 +51,8 @@ def served_as(variant: str, *, is_first_phase_alone: bool = False) -> Iterator[N
     scan = functools.partial(SCAN, split="split" in variant)
     gluon_systems.scan_chunks = mamba2_systems.scan_chunks = scan
     if "lines" in variant:
-        gluon_systems.prepare_systems = gluon_systems.prepare_by_warps
+        gluon_systems.prepare_systems = gluon_warps.prepare_by_warps
+        gluon_systems.prepare_by_triton = gluon_warps.prepare_by_warps
     kernel = gluon_scan._scan_kernel
     if is_first_phase_alone:
         gluon_scan._scan_kernel = Nothing()
@@ -59,7 +60,7 @@ def served_as(variant: str, *, is_first_phase_alone: bool = False) -> Iterator[N
         yield
     finally:
         gluon_systems.scan_chunks = mamba2_systems.scan_chunks = SCAN
-        gluon_systems.prepare_systems = PREPARE
+        gluon_systems.prepare_systems, gluon_systems.prepare_by_triton = PREPARE, TRITONS
         gluon_scan._scan_kernel = kernel
 
 
@@ -172,7 +173,7 @@ def run_part(part: str, variants: list[str], lock: Path, path: Path) -> None:
             for shape, rows, tokens, make in problems(part):
                 problem = make()
                 floor = floor_us(problem, shape, rows, tokens)
-                row = {"kernel": part, "shape": shape, "rows": rows, "tokens": tokens, "floor_us": floor, "us": {}}
+                row: dict[str, Any] = {"kernel": part, "shape": shape, "rows": rows, "tokens": tokens, "floor_us": floor, "us": {}}
                 for variant in ["served", *variants, "served again"]:
                     row["us"][variant] = time_variant(problem, part, variant, is_first_phase_alone=False)
                 if rows == 1:
@@ -185,7 +186,7 @@ def run_part(part: str, variants: list[str], lock: Path, path: Path) -> None:
     print(f"# {part} done", flush=True)
 
 
-PARTS = {"delta scan": ["split"], "mamba2": ["split"]}
+PARTS = {"delta scan": ["split"], "delta systems": ["lines", "split lines"], "mamba2": ["split"]}
 
 
 def main() -> None:
