@@ -173,7 +173,14 @@ def run_part(part: str, variants: list[str], lock: Path, path: Path) -> None:
             for shape, rows, tokens, make in problems(part):
                 problem = make()
                 floor = floor_us(problem, shape, rows, tokens)
-                row: dict[str, Any] = {"kernel": part, "shape": shape, "rows": rows, "tokens": tokens, "floor_us": floor, "us": {}}
+                row: dict[str, Any] = {
+                    "kernel": part,
+                    "shape": shape,
+                    "rows": rows,
+                    "tokens": tokens,
+                    "floor_us": floor,
+                    "us": {},
+                }
                 for variant in ["served", *variants, "served again"]:
                     row["us"][variant] = time_variant(problem, part, variant, is_first_phase_alone=False)
                 if rows == 1:
