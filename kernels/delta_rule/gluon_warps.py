@@ -65,21 +65,21 @@ def prepare_by_warps(
 
 
 @jit
-def _product(left, right, I: gl.constexpr, J: gl.constexpr):
-    """Return the products of rows 16 I and on of left with rows 16 J and on of right, [16, 16]; both in two panels."""
+def _product(left, right, ROW: gl.constexpr, COLUMN: gl.constexpr):
+    """Return a block of left times right transposed, [16, 16], each of two panels of 64 columns."""
     product = gl.full([_SIDE, _SIDE], 0.0, gl.float32, _BLOCK)
     for panel in gl.static_range(2):
-        rows = left.index(panel).slice(_SIDE * I, _SIDE).load(_LEFT)
-        columns = right.index(panel).slice(_SIDE * J, _SIDE).permute((1, 0)).load(_RIGHT)
+        rows = left.index(panel).slice(_SIDE * ROW, _SIDE).load(_LEFT)
+        columns = right.index(panel).slice(_SIDE * COLUMN, _SIDE).permute((1, 0)).load(_RIGHT)
         product = mma_v2(rows, columns, product)
     return product
 
 
 @jit
-def _norms(x, I: gl.constexpr, eps):
-    """Return 1 / sqrt(x.x + eps) of rows 16 I and on."""
+def _norms(x, ROW: gl.constexpr, eps):
+    """Return 1 / sqrt(x.x + eps) of a block of rows."""
     rows, columns = gl.arange(0, _SIDE, _ROWS)[:, None], gl.arange(0, _SIDE, _COLUMNS)[None, :]
-    return gl.rsqrt(gl.sum(gl.where(rows == columns, _product(x, x, I, I), 0.0), 1) + eps)
+    return gl.rsqrt(gl.sum(gl.where(rows == columns, _product(x, x, ROW, ROW), 0.0), 1) + eps)
 
 
 @jit
@@ -103,32 +103,34 @@ def _times_add(left, right, added):
 
 
 @jit
-def _read_block(queries, keys, lines, I: gl.constexpr, J: gl.constexpr):
+def _read_block(queries, keys, lines, ROW: gl.constexpr, COLUMN: gl.constexpr):
     """Return a block of what tokens read of updates before them; zeros above the diagonal."""
     block = gl.full([_SIDE, _SIDE], 0.0, gl.float32, _BLOCK)
-    if I >= J:
-        block = _product(queries, keys, I, J)
-        rows, columns = lines.index(0).slice(_SIDE * I, _SIDE), lines.index(0).slice(_SIDE * J, _SIDE)
+    if ROW >= COLUMN:
+        block = _product(queries, keys, ROW, COLUMN)
+        rows, columns = lines.index(0).slice(_SIDE * ROW, _SIDE), lines.index(0).slice(_SIDE * COLUMN, _SIDE)
         decay = gl.exp2(rows.load(_ROWS)[:, None] - columns.load(_COLUMNS)[None, :])
-        decay = decay * lines.index(2).slice(_SIDE * J, _SIDE).load(_COLUMNS)[None, :]
-        block = block * decay * lines.index(3).slice(_SIDE * I, _SIDE).load(_ROWS)[:, None]
-        if I == J:
+        decay = decay * lines.index(2).slice(_SIDE * COLUMN, _SIDE).load(_COLUMNS)[None, :]
+        block = block * decay * lines.index(3).slice(_SIDE * ROW, _SIDE).load(_ROWS)[:, None]
+        if ROW == COLUMN:
             places, others = gl.arange(0, _SIDE, _ROWS), gl.arange(0, _SIDE, _COLUMNS)
             block = gl.where(places[:, None] >= others[None, :], block, 0.0)
     return block
 
 
 @jit
-def _system_block(keys, lines, end, first, I: gl.constexpr, J: gl.constexpr):
+def _system_block(keys, lines, end, first, ROW: gl.constexpr, COLUMN: gl.constexpr):
     """Return a block of minus the system's matrix, on or below the diagonal."""
-    block = _product(keys, keys, I, J)
-    rows, columns = lines.index(0).slice(_SIDE * I, _SIDE), lines.index(0).slice(_SIDE * J, _SIDE)
+    block = _product(keys, keys, ROW, COLUMN)
+    rows, columns = lines.index(0).slice(_SIDE * ROW, _SIDE), lines.index(0).slice(_SIDE * COLUMN, _SIDE)
     decay = gl.exp2(rows.load(_ROWS)[:, None] - columns.load(_COLUMNS)[None, :])
-    decay = decay * lines.index(2).slice(_SIDE * J, _SIDE).load(_COLUMNS)[None, :]
-    strengths = lines.index(1).slice(_SIDE * I, _SIDE).load(_ROWS) * lines.index(2).slice(_SIDE * I, _SIDE).load(_ROWS)
+    decay = decay * lines.index(2).slice(_SIDE * COLUMN, _SIDE).load(_COLUMNS)[None, :]
+    strengths = lines.index(1).slice(_SIDE * ROW, _SIDE).load(_ROWS)
+    strengths = strengths * lines.index(2).slice(_SIDE * ROW, _SIDE).load(_ROWS)
     block = block * decay * (0.0 - strengths)[:, None]
     # Behind the row's end a product may be no number
-    places, others = _SIDE * I + gl.arange(0, _SIDE, _ROWS)[:, None], _SIDE * J + gl.arange(0, _SIDE, _COLUMNS)[None, :]
+    places = _SIDE * ROW + gl.arange(0, _SIDE, _ROWS)[:, None]
+    others = _SIDE * COLUMN + gl.arange(0, _SIDE, _COLUMNS)[None, :]
     return gl.where((places > others) & (first + places < end), block, 0.0)
 
 
@@ -140,8 +142,8 @@ def _start_inverse(negative):
 
 
 @jit
-def _store_row(tile, a, b, c, d, I: gl.constexpr) -> None:
-    tile.slice(_SIDE * I, _SIDE).store(_join(a, b, c, d).to(tile.dtype))
+def _store_row(tile, a, b, c, d, ROW: gl.constexpr) -> None:
+    tile.slice(_SIDE * ROW, _SIDE).store(_join(a, b, c, d).to(tile.dtype))
 
 
 @gluon.jit(do_not_specialize=["first_row", "num_rows"])
