@@ -30,7 +30,6 @@ from benchmarks.recurrent_kernels import Problem, _work
 from kernels import gluon_scan
 from kernels.delta_rule import chunks, gluon_systems, gluon_warps
 from kernels.delta_rule import triton as delta_rule
-from kernels.mamba2 import gluon_systems as mamba2_systems
 from kernels.mamba2 import triton as mamba2
 from kernels.precompile import Compilation, collect_kernels, settle_cache_keys
 from tests.gpu.test_gluon_scan_cuda import delta_problem, draw_rows, scan_problem
@@ -40,28 +39,54 @@ from tests.unit.kernels.triton_cases.recurrent_problem import clone, states_afte
 
 SCAN = gluon_scan.scan_chunks
 PREPARE, TRITONS = gluon_systems.prepare_systems, gluon_systems.prepare_by_triton
-SIZES = [(1, 16384), (1, 2048), (8, 1024), (32, 512), (2, 8192), (8, 8192), (1, 512)]
+ADVANCE = gluon_systems.advance_on_hopper
+SIZES = [(1, 16384), (1, 2048), (8, 1024), (32, 512), (2, 8192), (8, 8192), (1, 512), (32, 2048), (4, 2048)]
 LIMIT_S = 62.0
 DEVICE = torch.device("cuda")
 
 
 @contextlib.contextmanager
 def served_as(variant: str, *, is_first_phase_alone: bool = False) -> Iterator[None]:
-    """Let the ops run a variant: words of split, lines."""
-    scan = functools.partial(SCAN, split="split" in variant)
-    gluon_systems.scan_chunks = mamba2_systems.scan_chunks = scan
-    if "lines" in variant:
-        gluon_systems.prepare_systems = gluon_warps.prepare_by_warps
-        gluon_systems.prepare_by_triton = gluon_warps.prepare_by_warps
+    """Let the ops run a variant: words of lines, two, groups, behind."""
+    scan = functools.partial(SCAN, behind="behind" in variant)
+    gluon_systems.scan_chunks = scan
+    if "lines" in variant or "two" in variant:
+        prepare = gluon_warps.prepare_by_warps if "lines" in variant else gluon_warps.prepare_in_two
+        gluon_systems.prepare_systems = gluon_systems.prepare_by_triton = prepare
+    if "groups" in variant:
+        gluon_systems.advance_on_hopper = advance_by_groups
     kernel = gluon_scan._scan_kernel
     if is_first_phase_alone:
         gluon_scan._scan_kernel = Nothing()
     try:
         yield
     finally:
-        gluon_systems.scan_chunks = mamba2_systems.scan_chunks = SCAN
+        gluon_systems.scan_chunks = SCAN
+        gluon_systems.advance_on_hopper = ADVANCE
         gluon_systems.prepare_systems, gluon_systems.prepare_by_triton = PREPARE, TRITONS
         gluon_scan._scan_kernel = kernel
+
+
+def advance_by_groups(q, k, v, g, beta, out, view, metadata, *, scale, eps, short, pdl=False) -> None:  # noqa: ANN001
+    """Make the systems of some rows, then read them, so that they stay in the L2."""
+    first_row, num_rows = gluon_systems.rows_of_prompts(metadata)
+    num_tokens, num_heads, d_v = v.shape
+    num_bytes = num_tokens / 64 * num_heads * (4 * 64 * 64 + 16 * 64)
+    num_groups = max(1, round(num_bytes / 36e6))
+    group = max(1, -(-256 // (num_heads * d_v // 64)), -(-num_rows // num_groups))
+    group = group if group * num_bytes < 54e6 * num_rows else num_rows
+    step = (metadata.query_start_loc, metadata.seq_lens)
+    for first in range(first_row, first_row + num_rows, group):
+        rows = first, min(group, first_row + num_rows - first)
+        most = min(num_tokens // 64 + rows[1], rows[1] * -(-metadata.max_query_len // 64))
+        systems = gluon_systems.prepare_systems(
+            q, k, g, beta, step, rows, most, short=short, scale=scale, eps=eps, pdl=pdl
+        )
+        consumers = gluon_scan.choose_consumers(rows[1] * num_heads * (d_v // 64), d_v=d_v, num_sms=132)
+        gluon_systems.scan_chunks(
+            q, k, v, out, systems, view, metadata, rows=rows, short=short, consumers=consumers, pdl=pdl
+        )
+        del systems
 
 
 def run_delta(problem: Problem, layer: int) -> torch.Tensor:
@@ -184,7 +209,7 @@ def run_part(part: str, variants: list[str], lock: Path, path: Path) -> None:
                 for variant in ["served", *variants, "served again"]:
                     row["us"][variant] = time_variant(problem, part, variant, is_first_phase_alone=False)
                 if rows == 1:
-                    for variant in ["served", *[one for one in variants if "lines" in one]]:
+                    for variant in ["served", *[one for one in variants if one in ("lines", "two")]]:
                         us = time_variant(problem, part, variant, is_first_phase_alone=True)
                         row["us"][f"first phase of {variant}"] = us
                 report["results"].append(row)
@@ -193,7 +218,7 @@ def run_part(part: str, variants: list[str], lock: Path, path: Path) -> None:
     print(f"# {part} done", flush=True)
 
 
-PARTS = {"delta scan": ["split"], "delta systems": ["lines", "split lines"], "mamba2": ["split"]}
+PARTS = {"delta": ["lines", "two", "two groups", "two behind"]}
 
 
 def main() -> None:

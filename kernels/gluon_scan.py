@@ -81,7 +81,7 @@ def scan_chunks(
     consumers: int,
     pdl: bool,
     d: torch.Tensor | None = None,
-    split: bool = False,
+    behind: bool = False,
 ) -> None:
     """Advance the states of rows of more than `short` tokens, and write what their tokens read to out.
 
@@ -90,7 +90,6 @@ def scan_chunks(
     d: [heads] fp32, the share of its values that a token reads.
     """
     (_, num_heads, d_v), (first_row, num_rows) = v.shape, rows
-    consumers = 1 if split else consumers
     matrices = (
         *(describe_rows(x.flatten(1)) for x in (q, k, v)),
         None if systems.transform is None else describe_rows(systems.transform.view(-1, CHUNK)),
@@ -104,7 +103,7 @@ def scan_chunks(
         *matrices, d, out, metadata.query_start_loc, metadata.seq_lens, metadata.req_index, metadata.writes, first_row,
         view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
         NUM_HEADS=num_heads, REPEAT=num_heads // q.shape[1], D_V=d_v, CONSUMERS=consumers,
-        STAGES=_STAGES, SHORT=short, PDL=pdl, SPLIT=split,
+        STAGES=_STAGES, SHORT=short, PDL=pdl, BEHIND=behind,
         num_warps=4, launch_pdl=pdl, maxnreg=168 if consumers == 2 else 144,
     )  # fmt: skip
 
@@ -178,16 +177,20 @@ def advance(
 
 
 @jit
-def advance_states(
-    scanning, scope, shared, NUM_LANES: gl.constexpr, PIECE: gl.constexpr, ROW_SIZE: gl.constexpr,
-    HAS_ERRORS: gl.constexpr,
+def advance_behind(
+    scanning, scope, CONSUMERS: gl.constexpr, WHICH: gl.constexpr, NUM_LANES: gl.constexpr, PIECE: gl.constexpr,
+    ROW_SIZE: gl.constexpr,
 ):  # fmt: skip
-    """The warpgroup that holds 64 rows of one head's state: all chunks of a row, without what their tokens read."""
-    _d_ptr, _out_ptr, _out_tiles, rings, rest, _stride_out, _d_v = scanning
-    pool_ptr, pages_ptr, _first, num_tokens, num_chunks, column, has_state, may_write, first_piece, num_pages = scope
-    starts, held, started, updated, taken = shared
+    """One warpgroup of the delta rule: all chunks of a row, 64 rows of one head's state.
+
+    A chunk's outputs are finished in the next one: their product, and their way to memory, are where that chunk's chain
+    of products waits for errors and updates.
+    """
+    _d_ptr, out_ptr, out_tiles, rings, rest, stride_out, _d_v = scanning
+    pool_ptr, pages_ptr, first, num_tokens, num_chunks, column, has_state, may_write, first_piece, num_pages = scope
+    column = column + WHICH * _ROWS
     tiles, _loaded, free = rings
-    _q_tiles, k_tiles, v_tiles, transform_tiles, _read_tiles, factor_tiles = tiles
+    q_tiles, k_tiles, v_tiles, transform_tiles, read_tiles, factor_tiles = tiles
     STAGES: gl.constexpr = k_tiles.shape[0]
     dtype: gl.constexpr = k_tiles.dtype
     zeros = gl.full([_ROWS, _CHUNK], 0.0, gl.float32, _TOKENS)
@@ -199,84 +202,49 @@ def advance_states(
     state_ptrs = pool_ptr + offsets[:, None] + dims[None, :]
     in_state = (rows >= 0)[:, None] & (dims >= 0)[None, :]
     state = gl.load(state_ptrs, mask=in_state & has_state, other=0.0)
+    read = zeros
+    held = gl.convert_layout(zeros.to(dtype), _OPERAND)
+    out_tile = out_tiles.index(WHICH)
     for chunk in range(num_chunks):
-        stage, buffer = chunk % STAGES, chunk % 2
-        _wait_for(rings, rest, chunk, num_tokens - chunk * _CHUNK, 1, 0)
+        stage, before = chunk % STAGES, (chunk + STAGES - 1) % STAGES
+        _wait_for(rings, rest, chunk, num_tokens - chunk * _CHUNK, CONSUMERS, WHICH)
+        # Of the first chunk this is no number, and is not stored
+        reads = read_tiles.index(before).permute((1, 0))
+        within = hopper.warpgroup_mma(held, reads, zeros, use_acc=False, is_async=True)
+        start = gl.convert_layout(state.to(dtype), _OPERAND)
+        keys = k_tiles.index(stage).permute((1, 0))
+        errors = hopper.warpgroup_mma(start, keys, zeros, use_acc=False, is_async=True)
         factors = stage * _FACTORS
-        keys, v = k_tiles.index(stage), v_tiles.index(stage).permute((1, 0))
-        rounded = state.to(dtype)
-        if HAS_ERRORS:
-            start = gl.convert_layout(rounded, _OPERAND)
-            errors = hopper.warpgroup_mma(start, keys.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        mbarrier.wait(taken.index(buffer), ((chunk // 2) & 1) ^ 1)
-        starts.index(buffer).store(rounded)
-        hopper.fence_async_shared()
-        gl.thread_barrier()
-        mbarrier.arrive(started.index(buffer))
         state = state * factor_tiles.index(factors + 3).load(gl.SliceLayout(1, _STATE))[:, None]
-        values = v.load(_TOKENS).to(gl.float32)
-        if HAS_ERRORS:
-            k_first = factor_tiles.index(factors).load(gl.SliceLayout(0, _TOKENS))
-            errors, start = hopper.warpgroup_mma_wait(0, [errors, start])
-            errors = gl.convert_layout((values - errors * k_first[None, :]).to(dtype), _OPERAND)
-            transform = transform_tiles.index(stage).permute((1, 0))
-            updates = hopper.warpgroup_mma(errors, transform, zeros, use_acc=False, is_async=True)
-            k_last = factor_tiles.index(factors + 2).load(gl.SliceLayout(0, _TOKENS))
-            values, errors = hopper.warpgroup_mma_wait(0, [updates, errors])
-        else:
-            k_last = factor_tiles.index(factors + 2).load(gl.SliceLayout(0, _TOKENS))
-        added = gl.convert_layout((values * k_last[None, :]).to(dtype), _OPERAND_OF_STATE)
-        state = hopper.warpgroup_mma(added, keys, state, is_async=True)
-        if HAS_ERRORS:
-            mbarrier.wait(taken.index(1 - buffer), (((chunk + 1) // 2) & 1) ^ 1)
-            held.store(values.to(dtype))
-            hopper.fence_async_shared()
-            gl.thread_barrier()
-            mbarrier.arrive(updated.index(0))
+        within, held = hopper.warpgroup_mma_wait(1, [within, held])
+        left = gl.minimum(chunk, 1) * _CHUNK
+        _store(read + within, out_tile, out_ptr, stride_out, first + (chunk - 1) * _CHUNK, left, column)
+        mbarrier.arrive(free.index(before), pred=chunk > 0)
+        k_first = factor_tiles.index(factors).load(gl.SliceLayout(0, _TOKENS))
+        values = v_tiles.index(stage * CONSUMERS + WHICH).permute((1, 0)).load(_TOKENS).to(gl.float32)
+        errors = hopper.warpgroup_mma_wait(0, [errors])
+        errors = gl.convert_layout((values - errors * k_first[None, :]).to(dtype), _OPERAND)
+        transform = transform_tiles.index(stage).permute((1, 0))
+        updates = hopper.warpgroup_mma(errors, transform, zeros, use_acc=False, is_async=True)
+        queries = q_tiles.index(stage).permute((1, 0))
+        starts = hopper.warpgroup_mma(start, queries, zeros, use_acc=False, is_async=True)
+        k_last = factor_tiles.index(factors + 2).load(gl.SliceLayout(0, _TOKENS))
+        updates, errors = hopper.warpgroup_mma_wait(1, [updates, errors])
+        held = gl.convert_layout(updates.to(dtype), _OPERAND)
+        added = gl.convert_layout((updates * k_last[None, :]).to(dtype), _OPERAND_OF_STATE)
+        state = hopper.warpgroup_mma(added, k_tiles.index(stage), state, is_async=True)
+        q_first = factor_tiles.index(factors + 1).load(gl.SliceLayout(0, _TOKENS))
+        read, start = hopper.warpgroup_mma_wait(1, [starts, start])
+        read = read * q_first[None, :]
         state, added = hopper.warpgroup_mma_wait(0, [state, added])
-        mbarrier.arrive(free.index(stage))
-    gl.store(state_ptrs, state, mask=in_state & may_write)
-
-
-@jit
-def read_states(scanning, scope, shared, HAS_ERRORS: gl.constexpr):
-    """The warpgroup of outputs: what the tokens of each chunk read of its first state, and of its updates."""
-    d_ptr, out_ptr, out_tiles, rings, rest, stride_out, d_v = scanning
-    _pool, _pages, first, num_tokens, num_chunks, column, _has_state, _may_write, _first_piece, _num_pages = scope
-    starts, held, started, updated, taken = shared
-    tiles, loaded, free = rings
-    q_tiles, k_tiles, v_tiles, _transform_tiles, read_tiles, factor_tiles = tiles
-    STAGES: gl.constexpr = k_tiles.shape[0]
-    zeros = gl.full([_CHUNK, _ROWS], 0.0, gl.float32, _TOKENS)
-    for chunk in range(num_chunks):
-        stage, buffer = chunk % STAGES, chunk % 2
+    if num_chunks > 0:
+        chunk = num_chunks - 1
+        reads = read_tiles.index(chunk % STAGES).permute((1, 0))
+        within = hopper.warpgroup_mma(held, reads, zeros, use_acc=False, is_async=True)
+        within, held = hopper.warpgroup_mma_wait(0, [within, held])
         left = num_tokens - chunk * _CHUNK
-        factors = stage * _FACTORS
-        if HAS_ERRORS:
-            mbarrier.wait(loaded.index(stage), (chunk // STAGES) & 1)
-            q_first = factor_tiles.index(factors + 1).load(gl.SliceLayout(1, _TOKENS))
-        else:
-            _wait_for(rings, rest, chunk, left, 1, 0)
-            q_first = gl.exp2(factor_tiles.index(factors).load(gl.SliceLayout(1, _TOKENS)))
-            _decay_reads(read_tiles.index(stage), factor_tiles.index(factors), factor_tiles.index(factors + 1))
-        mbarrier.wait(started.index(buffer), (chunk // 2) & 1)
-        start = starts.index(buffer).permute((1, 0))
-        read = hopper.warpgroup_mma(q_tiles.index(stage), start, zeros, use_acc=False, is_async=True)
-        if HAS_ERRORS:
-            mbarrier.wait(updated.index(0), chunk & 1)
-            updates = held.permute((1, 0))
-        else:
-            updates = v_tiles.index(stage)
-        within = hopper.warpgroup_mma(read_tiles.index(stage), updates, zeros, use_acc=False, is_async=True)
-        read, within = hopper.warpgroup_mma_wait(0, [read, within])
-        out = read * q_first[:, None] + within
-        if not HAS_ERRORS:
-            out += v_tiles.index(stage).load(_TOKENS).to(gl.float32) * gl.load(d_ptr + column // d_v)
-        gl.thread_barrier()
-        mbarrier.arrive(taken.index(buffer))
-        mbarrier.arrive(free.index(stage))
-        out_tiles.index(0).store(out.to(out_tiles.dtype))
-        _write(out_tiles.index(0), out_ptr, stride_out, first + chunk * _CHUNK, left, column)
+        _store(read + within, out_tile, out_ptr, stride_out, first + chunk * _CHUNK, left, column)
+    gl.store(state_ptrs, state, mask=in_state & may_write)
 
 
 @jit
@@ -377,7 +345,7 @@ def _scan_kernel(
     pool_ptr, pages_ptr, stride_pages, first_piece, num_pages,
     NUM_LANES: gl.constexpr, PIECE: gl.constexpr, ROW_SIZE: gl.constexpr,
     NUM_HEADS: gl.constexpr, REPEAT: gl.constexpr, D_V: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
-    SHORT: gl.constexpr, PDL: gl.constexpr, SPLIT: gl.constexpr,
+    SHORT: gl.constexpr, PDL: gl.constexpr, BEHIND: gl.constexpr,
 ):  # fmt: skip
     """All chunks of one row, some rows of one head's state: set up shared memory, then specialise."""
     PANELS: gl.constexpr = ROW_SIZE // 64
@@ -395,15 +363,7 @@ def _scan_kernel(
     k_tiles = k_boxes._reinterpret(k_desc.dtype, [STAGES, _CHUNK, ROW_SIZE], k_desc.layout)
     factor_tiles = lines._reinterpret(gl.float32, [STAGES * _FACTORS, _CHUNK], FLAT)
     out_tiles = gl.allocate_shared_memory(out_ptr.dtype.element_ty, [CONSUMERS, _CHUNK, 64], v_desc.layout)
-    loaded, free = allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS + SPLIT)
-    shared = (q_tiles, v_tiles, loaded, loaded, loaded)  # unused
-    if SPLIT:
-        boxes = gl.allocate_shared_memory(k_desc.dtype, [2 * PANELS, 64, 64], k_desc.layout)
-        starts = boxes._reinterpret(k_desc.dtype, [2, 64, ROW_SIZE], k_desc.layout)
-        held = v_tiles.index(0)  # unused
-        if HAS_ERRORS:
-            held = gl.allocate_shared_memory(k_desc.dtype, [64, _CHUNK], v_desc.layout)
-        shared = (starts, held, allocate_barriers(2, 1), allocate_barriers(1, 1), allocate_barriers(2, 1))
+    loaded, free = allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS)
     hopper.fence_async_shared()  # barriers are set up, also for the copy engine
     if PDL:
         grid_dependency("griddepcontrol.wait;")
@@ -432,15 +392,21 @@ def _scan_kernel(
         (q_desc, k_desc, v_desc, transform_desc, reads_desc, factors_desc), (q_boxes, k_boxes), (loads, loaded, free),
         first, num_chunks, index, head, head * D_V + columns,
     )  # fmt: skip
-    if SPLIT:
+    if BEHIND:
         gl.warp_specialize(
             [
-                (advance_states, (scanning, scope, shared, NUM_LANES, PIECE, ROW_SIZE, HAS_ERRORS)),
-                (read_states, (scanning, scope, shared, HAS_ERRORS)),
+                (advance_behind, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE)),
+                (advance_behind, (scanning, scope, CONSUMERS, 1, NUM_LANES, PIECE, ROW_SIZE)),
+                (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS, HAS_ERRORS)),
+            ]
+            if CONSUMERS == 2
+            else [
+                (advance_behind, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE)),
                 (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS, HAS_ERRORS)),
             ],
-            [4, 1],
-            [152, 40],
+            [4, 1] if CONSUMERS == 2 else [1],
+            # Registers; the first warpgroup gets the rest
+            [232, 40] if CONSUMERS == 2 else [40],
         )
     else:
         gl.warp_specialize(

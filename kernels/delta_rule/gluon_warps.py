@@ -30,6 +30,10 @@ _RIGHT = gl.constexpr(gl.DotOperandLayout(1, gl.NVMMADistributedLayout([2, 0], [
 _ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])))
 _COLUMNS = gl.constexpr(gl.SliceLayout(0, gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])))
 _PAIRS = gl.constexpr(gl.BlockedLayout([2], [32], [1], [0]))
+_SQUARE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16]))
+_SQUARE_ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])))
+_SQUARE_COLUMNS = gl.constexpr(gl.SliceLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])))
+_PAIRS_OF_FOUR = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))
 _TILE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=32, element_bitwidth=16, rank=2))
 
 
@@ -61,6 +65,41 @@ def prepare_by_warps(
         NUM_HEADS=num_heads, REPEAT=num_heads // q.shape[1], SHORT=short, PDL=pdl,
         num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
+    return Systems(transform, reads, factors)
+
+
+def prepare_in_two(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    step: tuple[torch.Tensor, torch.Tensor],
+    rows: tuple[int, int],
+    most: int,
+    *,
+    short: int,
+    scale: float,
+    eps: float,
+    pdl: bool,
+) -> Systems:
+    """Launch for `most` chunks of tensors that gluon_scan.takes allows.
+
+    step: query_start_loc, seq_lens; rows: the first that may have more than `short` tokens, and how many there are.
+    """
+    num_heads, num_key_heads = beta.shape[1], q.shape[1]
+    transform = q.new_empty(most, num_heads, CHUNK, CHUNK)
+    reads = torch.empty_like(transform)
+    factors = q.new_empty(most, num_heads, FACTORS * CHUNK, dtype=torch.float32)
+    queries, keys, transforms, squares = (
+        describe_rows(x) for x in (q.flatten(1), k.flatten(1), transform.view(-1, CHUNK), reads.view(-1, CHUNK))
+    )
+    sizes = {"NUM_HEADS": num_heads, "REPEAT": num_heads // num_key_heads, "SHORT": short, "PDL": pdl}
+    _transform_kernel[(num_heads, most)](
+        keys, transforms, g, beta, eps, *step, *rows, **sizes, num_warps=1, launch_pdl=pdl
+    )
+    _reads_kernel[(num_key_heads, most)](
+        queries, keys, squares, g, factors, scale, eps, *step, *rows, **sizes, num_warps=4, launch_pdl=pdl, maxnreg=80
+    )
     return Systems(transform, reads, factors)
 
 
@@ -259,6 +298,186 @@ def _warp_kernel(
         hopper.fence_async_shared()
         gl.thread_barrier()
         tma.async_copy_shared_to_global(transform_desc, [system * _CHUNK, 0], transform)
+        tma.store_wait(0)
+    # Used to the end, so that its memory holds nothing else: see gluon_prefill
+    mbarrier.invalidate(loaded.index(0))
+
+
+@jit
+def _store_system(blocks, a, ROW: gl.constexpr, COLUMN: gl.constexpr) -> None:
+    blocks.index(4 * ROW + COLUMN).store(a.to(gl.float16))
+
+
+@gluon.jit(do_not_specialize=["first_row", "num_rows"])
+def _transform_kernel(
+    k_desc, transform_desc, g_ptr, beta_ptr, eps, query_start_ptr, seq_lens_ptr, first_row, num_rows,
+    NUM_HEADS: gl.constexpr, REPEAT: gl.constexpr, SHORT: gl.constexpr, PDL: gl.constexpr,
+) -> None:  # fmt: skip
+    """The transform of one chunk of one value head."""
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    dtype: gl.constexpr = k_desc.dtype
+    keys = gl.allocate_shared_memory(dtype, [2, _CHUNK, 64], k_desc.layout)
+    lines = gl.allocate_shared_memory(gl.float32, [3, _CHUNK], FLAT)  # sums of gates, betas, norms
+    # Four blocks lie where 16 keys were, in the first half; in the second, those of the inverse
+    blocks = keys._reinterpret(gl.float16, [32, _SIDE, _SIDE], _TILE)
+    loaded = allocate_barriers(1, 1)
+    if PDL:
+        grid_dependency("griddepcontrol.wait;")
+        grid_dependency("griddepcontrol.launch_dependents;")
+    head, index = gl.program_id(0), gl.program_id(1)
+    first, end = find_chunk(query_start_ptr, seq_lens_ptr, first_row, num_rows, index, SHORT)
+    if first < end:
+        hopper.fence_async_shared()  # the barrier is set up, also for the copy engine
+        gl.thread_barrier()
+        mbarrier.expect(loaded.index(0), 2 * _CHUNK * 128)
+        for panel in gl.static_range(2):
+            box = [first, head // REPEAT * 128 + panel * 64]
+            tma.async_copy_global_to_shared(k_desc, box, loaded.index(0), keys.index(panel))
+        places = gl.arange(0, _CHUNK, _PAIRS)
+        tokens = (first + places).to(gl.int64) * NUM_HEADS + head
+        is_token = first + places < end
+        lines.index(1).store(gl.load(beta_ptr + tokens, mask=is_token, other=0.0))
+        g = gl.load(g_ptr + tokens, mask=is_token, other=0.0) * _LOG2_E
+        lines.index(0).store(gl.associative_scan(g, 0, add))
+        mbarrier.wait(loaded.index(0), 0)
+        for i in gl.static_range(4):
+            lines.index(2).slice(_SIDE * i, _SIDE).store(_norms(keys, i, eps))
+        gl.thread_barrier()
+        n30, n31 = _system_block(keys, lines, end, first, 3, 0), _system_block(keys, lines, end, first, 3, 1)
+        n32, n3 = _system_block(keys, lines, end, first, 3, 2), _system_block(keys, lines, end, first, 3, 3)
+        gl.thread_barrier()  # these keys are read, and blocks take their place
+        _store_system(blocks, n30, 3, 0)
+        _store_system(blocks, n31, 3, 1)
+        _store_system(blocks, n32, 3, 2)
+        _store_system(blocks, n3, 3, 3)
+        n20, n21 = _system_block(keys, lines, end, first, 2, 0), _system_block(keys, lines, end, first, 2, 1)
+        n2, n10 = _system_block(keys, lines, end, first, 2, 2), _system_block(keys, lines, end, first, 1, 0)
+        n1, n0 = _system_block(keys, lines, end, first, 1, 1), _system_block(keys, lines, end, first, 0, 0)
+        gl.thread_barrier()
+        _store_system(blocks, n20, 2, 0)
+        _store_system(blocks, n21, 2, 1)
+        _store_system(blocks, n2, 2, 2)
+        _store_system(blocks, n10, 1, 0)
+        _store_system(blocks, n1, 1, 1)
+        _store_system(blocks, n0, 0, 0)
+        p0, p1, p2, p3 = _start_inverse(n0), _start_inverse(n1), _start_inverse(n2), _start_inverse(n3)
+        rows, columns = gl.arange(0, _SIDE, _ROWS)[:, None], gl.arange(0, _SIDE, _COLUMNS)[None, :]
+        for log in gl.static_range(1, 4):
+            gl.thread_barrier()
+            blocks.index(16).store(p0.to(gl.float16))
+            blocks.index(21).store(p1.to(gl.float16))
+            blocks.index(26).store(p2.to(gl.float16))
+            blocks.index(31).store(p3.to(gl.float16))
+            gl.thread_barrier()
+            m0, m1 = _times(p0, blocks.index(0)), _times(p1, blocks.index(5))
+            m2, m3 = _times(p2, blocks.index(10)), _times(p3, blocks.index(15))
+            m0, m1 = _times(m0, blocks.index(16)), _times(m1, blocks.index(21))
+            m2, m3 = _times(m2, blocks.index(26)), _times(m3, blocks.index(31))
+            is_pair = ((rows >> log) ^ (columns >> log)) == 1
+            p0, p1 = gl.where(is_pair, m0, p0), gl.where(is_pair, m1, p1)
+            p2, p3 = gl.where(is_pair, m2, p2), gl.where(is_pair, m3, p3)
+        gl.thread_barrier()
+        blocks.index(16).store(p0.to(gl.float16))
+        blocks.index(21).store(p1.to(gl.float16))
+        blocks.index(26).store(p2.to(gl.float16))
+        gl.thread_barrier()
+        x10 = _times(_times(p1, blocks.index(4)), blocks.index(16))
+        x32 = _times(_times(p3, blocks.index(14)), blocks.index(26))
+        blocks.index(20).store(x10.to(gl.float16))
+        m20, m21 = _times(p2, blocks.index(8)), _times(p2, blocks.index(9))
+        m30 = _times_add(p3, blocks.index(12), _times(x32, blocks.index(8)))
+        m31 = _times_add(p3, blocks.index(13), _times(x32, blocks.index(9)))
+        gl.thread_barrier()
+        x20 = _times_add(m21, blocks.index(20), _times(m20, blocks.index(16)))
+        x30 = _times_add(m31, blocks.index(20), _times(m30, blocks.index(16)))
+        x21, x31 = _times(m21, blocks.index(21)), _times(m31, blocks.index(21))
+        zeros = gl.full([_SIDE, _SIDE], 0.0, gl.float32, _BLOCK)
+        b0 = lines.index(1).slice(0, _SIDE).load(_COLUMNS)[None, :]
+        b1 = lines.index(1).slice(_SIDE, _SIDE).load(_COLUMNS)[None, :]
+        b2 = lines.index(1).slice(2 * _SIDE, _SIDE).load(_COLUMNS)[None, :]
+        b3 = lines.index(1).slice(3 * _SIDE, _SIDE).load(_COLUMNS)[None, :]
+        gl.thread_barrier()
+        _store_row(keys.index(0), p0 * b0, zeros, zeros, zeros, 0)
+        _store_row(keys.index(0), x10 * b0, p1 * b1, zeros, zeros, 1)
+        _store_row(keys.index(0), x20 * b0, x21 * b1, p2 * b2, zeros, 2)
+        _store_row(keys.index(0), x30 * b0, x31 * b1, x32 * b2, p3 * b3, 3)
+        hopper.fence_async_shared()
+        gl.thread_barrier()
+        tma.async_copy_shared_to_global(transform_desc, [(index * NUM_HEADS + head) * _CHUNK, 0], keys.index(0))
+        tma.store_wait(0)
+    # Used to the end, so that its memory holds nothing else: see gluon_prefill
+    mbarrier.invalidate(loaded.index(0))
+
+
+@gluon.jit(do_not_specialize=["first_row", "num_rows"])
+def _reads_kernel(
+    q_desc, k_desc, reads_desc, g_ptr, factors_ptr, scale, eps, query_start_ptr, seq_lens_ptr, first_row, num_rows,
+    NUM_HEADS: gl.constexpr, REPEAT: gl.constexpr, SHORT: gl.constexpr, PDL: gl.constexpr,
+) -> None:  # fmt: skip
+    """What tokens of one chunk read of its updates, and factors: all value heads of one key head."""
+    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    dtype: gl.constexpr = q_desc.dtype
+    boxes = gl.allocate_shared_memory(dtype, [4, _CHUNK, 64], q_desc.layout)
+    both = boxes._reinterpret(dtype, [2, _CHUNK, 128], q_desc.layout)
+    keys, queries = both.index(0), both.index(1)
+    lines = gl.allocate_shared_memory(gl.float32, [3, _CHUNK], FLAT)  # norms of keys and of queries, sums of gates
+    loaded = allocate_barriers(1, 1)
+    if PDL:
+        grid_dependency("griddepcontrol.wait;")
+        grid_dependency("griddepcontrol.launch_dependents;")
+    key_head, index = gl.program_id(0), gl.program_id(1)
+    first, end = find_chunk(query_start_ptr, seq_lens_ptr, first_row, num_rows, index, SHORT)
+    if first < end:
+        hopper.fence_async_shared()  # the barrier is set up, also for the copy engine
+        gl.thread_barrier()
+        mbarrier.expect(loaded.index(0), 4 * _CHUNK * 128)
+        for panel in gl.static_range(2):
+            box = [first, key_head * 128 + panel * 64]
+            tma.async_copy_global_to_shared(k_desc, box, loaded.index(0), boxes.index(panel))
+            tma.async_copy_global_to_shared(q_desc, box, loaded.index(0), boxes.index(2 + panel))
+        zeros = gl.full([_CHUNK, _CHUNK], 0.0, gl.float32, _SQUARE)
+        rows, columns = gl.arange(0, _CHUNK, _SQUARE_ROWS)[:, None], gl.arange(0, _CHUNK, _SQUARE_COLUMNS)[None, :]
+        places = gl.arange(0, _CHUNK, _PAIRS_OF_FOUR)
+        tokens = (first + places).to(gl.int64) * NUM_HEADS + key_head * REPEAT
+        is_token = first + places < end
+        mbarrier.wait(loaded.index(0), 0)
+        # One after the other, as more registers would leave fewer programs
+        products = hopper.warpgroup_mma(keys, keys.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        own = gl.where(rows == columns, hopper.warpgroup_mma_wait(0, [products]), 0.0)
+        lines.index(0).store(gl.rsqrt(gl.sum(own, 1) + eps))
+        products = hopper.warpgroup_mma(queries, queries.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        own = gl.where(rows == columns, hopper.warpgroup_mma_wait(0, [products]), 0.0)
+        lines.index(1).store(gl.rsqrt(gl.sum(own, 1) + eps) * scale)
+        products = hopper.warpgroup_mma(queries, keys.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        products = gl.where(rows >= columns, hopper.warpgroup_mma_wait(0, [products]), 0.0)
+        gl.thread_barrier()
+        products = products * lines.index(1).load(_SQUARE_ROWS)[:, None]
+        products = products * lines.index(0).load(_SQUARE_COLUMNS)[None, :]
+        # A key behind the row may be no number, and enters the state
+        k_norms = gl.where(is_token, lines.index(0).load(_PAIRS_OF_FOUR), 0.0)
+        q_norms = lines.index(1).load(_PAIRS_OF_FOUR)
+        for head in range(REPEAT):
+            system = index * NUM_HEADS + key_head * REPEAT + head
+            g = gl.load(g_ptr + tokens + head, mask=is_token, other=0.0) * _LOG2_E
+            sums, whole = gl.associative_scan(g, 0, add), gl.sum(g, 0)
+            tma.store_wait(3)  # keys and queries have room for four heads
+            gl.thread_barrier()
+            lines.index(2).store(sums)
+            factors = factors_ptr + system.to(gl.int64) * (_FACTORS * _CHUNK) + places
+            from_start = gl.exp2(sums)
+            gl.store(factors, k_norms * from_start)
+            gl.store(factors + _CHUNK, q_norms * from_start)
+            gl.store(factors + 2 * _CHUNK, k_norms * gl.exp2(whole - sums))
+            gl.store(factors + 3 * _CHUNK, gl.exp2(whole + 0.0 * sums))
+            gl.thread_barrier()
+            differences = lines.index(2).load(_SQUARE_ROWS)[:, None] - lines.index(2).load(_SQUARE_COLUMNS)[None, :]
+            # Above the diagonal the power may be infinite
+            reads = gl.where(rows >= columns, products * gl.exp2(differences), 0.0)
+            tile = boxes.index(head % 4)
+            tile.store(reads.to(dtype))
+            hopper.fence_async_shared()
+            gl.thread_barrier()
+            tma.async_copy_shared_to_global(reads_desc, [system * _CHUNK, 0], tile)
         tma.store_wait(0)
     # Used to the end, so that its memory holds nothing else: see gluon_prefill
     mbarrier.invalidate(loaded.index(0))

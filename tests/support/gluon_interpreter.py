@@ -224,9 +224,9 @@ def _specialise(partitions: Sequence[tuple[Callable[..., None], tuple[Any, ...]]
         raise errors[0]
 
 
-def _arrive(barrier: Barrier) -> None:
+def _arrive(barrier: Barrier, pred: Any = True) -> None:
     """Let whoever waited go on first: what this thread still reads of that stage is then overwritten."""
-    barrier.change(arrivals=1)
+    barrier.change(arrivals=int(pred))
     time.sleep(_PAUSE_S)
 
 
