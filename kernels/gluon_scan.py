@@ -81,7 +81,6 @@ def scan_chunks(
     consumers: int,
     pdl: bool,
     d: torch.Tensor | None = None,
-    behind: bool = False,
 ) -> None:
     """Advance the states of rows of more than `short` tokens, and write what their tokens read to out.
 
@@ -103,7 +102,7 @@ def scan_chunks(
         *matrices, d, out, metadata.query_start_loc, metadata.seq_lens, metadata.req_index, metadata.writes, first_row,
         view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
         NUM_HEADS=num_heads, REPEAT=num_heads // q.shape[1], D_V=d_v, CONSUMERS=consumers,
-        STAGES=_STAGES, SHORT=short, PDL=pdl, BEHIND=behind,
+        STAGES=_STAGES, SHORT=short, PDL=pdl,
         num_warps=4, launch_pdl=pdl, maxnreg=168 if consumers == 2 else 144,
     )  # fmt: skip
 
@@ -177,77 +176,6 @@ def advance(
 
 
 @jit
-def advance_behind(
-    scanning, scope, CONSUMERS: gl.constexpr, WHICH: gl.constexpr, NUM_LANES: gl.constexpr, PIECE: gl.constexpr,
-    ROW_SIZE: gl.constexpr,
-):  # fmt: skip
-    """One warpgroup of the delta rule: all chunks of a row, 64 rows of one head's state.
-
-    A chunk's outputs are finished in the next one: their product, and their way to memory, are where that chunk's chain
-    of products waits for errors and updates.
-    """
-    _d_ptr, out_ptr, out_tiles, rings, rest, stride_out, _d_v = scanning
-    pool_ptr, pages_ptr, first, num_tokens, num_chunks, column, has_state, may_write, first_piece, num_pages = scope
-    column = column + WHICH * _ROWS
-    tiles, _loaded, free = rings
-    q_tiles, k_tiles, v_tiles, transform_tiles, read_tiles, factor_tiles = tiles
-    STAGES: gl.constexpr = k_tiles.shape[0]
-    dtype: gl.constexpr = k_tiles.dtype
-    zeros = gl.full([_ROWS, _CHUNK], 0.0, gl.float32, _TOKENS)
-    dims = gl.arange(0, ROW_SIZE, gl.SliceLayout(0, _STATE))
-    rows = column + gl.arange(0, _ROWS, gl.SliceLayout(1, _STATE))
-    # A row that neither has nor writes a state may have no page
-    in_state = (rows >= 0) & (has_state | may_write)
-    offsets = state_offsets(pages_ptr, rows, in_state, first_piece, num_pages, NUM_LANES, PIECE, ROW_SIZE)
-    state_ptrs = pool_ptr + offsets[:, None] + dims[None, :]
-    in_state = (rows >= 0)[:, None] & (dims >= 0)[None, :]
-    state = gl.load(state_ptrs, mask=in_state & has_state, other=0.0)
-    read = zeros
-    held = gl.convert_layout(zeros.to(dtype), _OPERAND)
-    out_tile = out_tiles.index(WHICH)
-    for chunk in range(num_chunks):
-        stage, before = chunk % STAGES, (chunk + STAGES - 1) % STAGES
-        _wait_for(rings, rest, chunk, num_tokens - chunk * _CHUNK, CONSUMERS, WHICH)
-        # Of the first chunk this is no number, and is not stored
-        reads = read_tiles.index(before).permute((1, 0))
-        within = hopper.warpgroup_mma(held, reads, zeros, use_acc=False, is_async=True)
-        start = gl.convert_layout(state.to(dtype), _OPERAND)
-        keys = k_tiles.index(stage).permute((1, 0))
-        errors = hopper.warpgroup_mma(start, keys, zeros, use_acc=False, is_async=True)
-        factors = stage * _FACTORS
-        state = state * factor_tiles.index(factors + 3).load(gl.SliceLayout(1, _STATE))[:, None]
-        within, held = hopper.warpgroup_mma_wait(1, [within, held])
-        left = gl.minimum(chunk, 1) * _CHUNK
-        _store(read + within, out_tile, out_ptr, stride_out, first + (chunk - 1) * _CHUNK, left, column)
-        mbarrier.arrive(free.index(before), pred=chunk > 0)
-        k_first = factor_tiles.index(factors).load(gl.SliceLayout(0, _TOKENS))
-        values = v_tiles.index(stage * CONSUMERS + WHICH).permute((1, 0)).load(_TOKENS).to(gl.float32)
-        errors = hopper.warpgroup_mma_wait(0, [errors])
-        errors = gl.convert_layout((values - errors * k_first[None, :]).to(dtype), _OPERAND)
-        transform = transform_tiles.index(stage).permute((1, 0))
-        updates = hopper.warpgroup_mma(errors, transform, zeros, use_acc=False, is_async=True)
-        queries = q_tiles.index(stage).permute((1, 0))
-        starts = hopper.warpgroup_mma(start, queries, zeros, use_acc=False, is_async=True)
-        k_last = factor_tiles.index(factors + 2).load(gl.SliceLayout(0, _TOKENS))
-        updates, errors = hopper.warpgroup_mma_wait(1, [updates, errors])
-        held = gl.convert_layout(updates.to(dtype), _OPERAND)
-        added = gl.convert_layout((updates * k_last[None, :]).to(dtype), _OPERAND_OF_STATE)
-        state = hopper.warpgroup_mma(added, k_tiles.index(stage), state, is_async=True)
-        q_first = factor_tiles.index(factors + 1).load(gl.SliceLayout(0, _TOKENS))
-        read, start = hopper.warpgroup_mma_wait(1, [starts, start])
-        read = read * q_first[None, :]
-        state, added = hopper.warpgroup_mma_wait(0, [state, added])
-    if num_chunks > 0:
-        chunk = num_chunks - 1
-        reads = read_tiles.index(chunk % STAGES).permute((1, 0))
-        within = hopper.warpgroup_mma(held, reads, zeros, use_acc=False, is_async=True)
-        within, held = hopper.warpgroup_mma_wait(0, [within, held])
-        left = num_tokens - chunk * _CHUNK
-        _store(read + within, out_tile, out_ptr, stride_out, first + chunk * _CHUNK, left, column)
-    gl.store(state_ptrs, state, mask=in_state & may_write)
-
-
-@jit
 def _decay_reads(tile, sums, shifted) -> None:
     """Let a tile of Mamba-2's products c_i.b_j, zeros for j > i, be of reads: times the decay from j to i, and dt_j.
 
@@ -282,15 +210,9 @@ def _wait_for(rings, rest, chunk, left, CONSUMERS: gl.constexpr, WHICH: gl.const
 @jit
 def _store(out, tile, out_ptr, stride_out, first, left, column) -> None:
     """Write what a chunk's tokens read, [64 dimensions, CHUNK], by way of shared memory, 16 bytes a thread."""
+    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     gl.thread_barrier()  # all threads have read the chunk before
     tile.permute((1, 0)).store(out.to(tile.dtype))
-    _write(tile, out_ptr, stride_out, first, left, column)
-
-
-@jit
-def _write(tile, out_ptr, stride_out, first, left, column) -> None:
-    """Write what a chunk's tokens read from shared memory to out, as soon as all threads have put their parts there."""
-    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     gl.thread_barrier()
     tokens = gl.arange(0, _CHUNK, gl.SliceLayout(1, LINES))
     dims = column + gl.arange(0, _ROWS, gl.SliceLayout(0, LINES))
@@ -345,7 +267,7 @@ def _scan_kernel(
     pool_ptr, pages_ptr, stride_pages, first_piece, num_pages,
     NUM_LANES: gl.constexpr, PIECE: gl.constexpr, ROW_SIZE: gl.constexpr,
     NUM_HEADS: gl.constexpr, REPEAT: gl.constexpr, D_V: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
-    SHORT: gl.constexpr, PDL: gl.constexpr, BEHIND: gl.constexpr,
+    SHORT: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """All chunks of one row, some rows of one head's state: set up shared memory, then specialise."""
     PANELS: gl.constexpr = ROW_SIZE // 64
@@ -392,35 +314,18 @@ def _scan_kernel(
         (q_desc, k_desc, v_desc, transform_desc, reads_desc, factors_desc), (q_boxes, k_boxes), (loads, loaded, free),
         first, num_chunks, index, head, head * D_V + columns,
     )  # fmt: skip
-    if BEHIND:
-        gl.warp_specialize(
-            [
-                (advance_behind, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE)),
-                (advance_behind, (scanning, scope, CONSUMERS, 1, NUM_LANES, PIECE, ROW_SIZE)),
-                (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS, HAS_ERRORS)),
-            ]
-            if CONSUMERS == 2
-            else [
-                (advance_behind, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE)),
-                (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS, HAS_ERRORS)),
-            ],
-            [4, 1] if CONSUMERS == 2 else [1],
-            # Registers; the first warpgroup gets the rest
-            [232, 40] if CONSUMERS == 2 else [40],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (advance, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE, HAS_ERRORS)),
-                (advance, (scanning, scope, CONSUMERS, 1, NUM_LANES, PIECE, ROW_SIZE, HAS_ERRORS)),
-                (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS, HAS_ERRORS)),
-            ]
-            if CONSUMERS == 2
-            else [
-                (advance, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE, HAS_ERRORS)),
-                (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS, HAS_ERRORS)),
-            ],
-            [4, 1] if CONSUMERS == 2 else [1],
-            # Registers; the first warpgroup gets the rest
-            [232, 40] if CONSUMERS == 2 else [40],
-        )
+    gl.warp_specialize(
+        [
+            (advance, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE, HAS_ERRORS)),
+            (advance, (scanning, scope, CONSUMERS, 1, NUM_LANES, PIECE, ROW_SIZE, HAS_ERRORS)),
+            (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS, HAS_ERRORS)),
+        ]
+        if CONSUMERS == 2
+        else [
+            (advance, (scanning, scope, CONSUMERS, 0, NUM_LANES, PIECE, ROW_SIZE, HAS_ERRORS)),
+            (_load, (loading, NUM_HEADS, REPEAT, CONSUMERS, HAS_ERRORS)),
+        ],
+        [4, 1] if CONSUMERS == 2 else [1],
+        # Registers; the first warpgroup gets the rest
+        [232, 40] if CONSUMERS == 2 else [40],
+    )

@@ -85,9 +85,9 @@ class Tile:
         return values.T.clone() if self.is_turned else values
 
     def store(self, values: torch.Tensor) -> None:
+        assert not self.has_panels
         assert values.dtype == self.dtype
-        values = values.T if self.is_turned else values
-        self.memory.copy_(torch.stack(values.split(64, 1)) if self.has_panels else values)
+        self.memory.copy_(values.T if self.is_turned else values)
 
 
 class Barrier:
@@ -224,9 +224,9 @@ def _specialise(partitions: Sequence[tuple[Callable[..., None], tuple[Any, ...]]
         raise errors[0]
 
 
-def _arrive(barrier: Barrier, pred: Any = True) -> None:
+def _arrive(barrier: Barrier) -> None:
     """Let whoever waited go on first: what this thread still reads of that stage is then overwritten."""
-    barrier.change(arrivals=int(pred))
+    barrier.change(arrivals=1)
     time.sleep(_PAUSE_S)
 
 
