@@ -10,14 +10,20 @@ minute of load takes seconds. The server does not know how long an answer will b
 - goodput: requests in a second whose first token came within the limit, at a multiple of the capacity; once with
   --max-queue-wait and once without a limit of the wait.
 - fairness: the time to the first token of one key's requests, one a second, after another key has sent 500 at once,
-  divided by that time without them.
+  divided by that time without them; the median over six such floods, since each lasts for a dozen requests only.
+
+On the GPU a request waits for the rest of a step and for the next one, as where two steps are in flight.
+Fairness is measured on a simulated CPU as well: the demo model, 16 rows, short prompts, one step at a time; with the
+steps that leave out answers for newcomers (engine/core/step_budget.py) and without.
 """
 
 import argparse
 import heapq
+import itertools
+import math
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import NamedTuple
@@ -44,9 +50,25 @@ from engine.interface.tenant import Charge, Tenant
 NUM_ROWS = 64
 NUM_PAGES = 8192
 BLOCK_SIZE = 16
-STEP_S, ROW_S, PROMPT_TOKEN_S = 0.007, 0.00005, 0.00004
 _STOP, _OTHER = 1, 2
 _FLOOD = 500
+
+
+class Machine(NamedTuple):
+    """What a step takes, in seconds, and the scheduler's limits. is_blocking: the host waits where it launches one."""
+
+    step_s: float
+    row_s: float
+    prompt_token_s: float
+    num_rows: int = NUM_ROWS
+    num_tokens: int = 2048  # of a step
+    least_tokens: int | None = None  # SchedulerConfig.min_decode_step_tokens
+    is_blocking: bool = False
+    spares_newcomers: bool = False
+
+
+GPU = Machine(0.007, 0.00005, 0.00004)
+CPU = Machine(0.0075, 0.0005, 0.00022, 16, 512, 128, is_blocking=True, spares_newcomers=True)
 
 
 class Arrival(NamedTuple):
@@ -72,22 +94,29 @@ class Outcome(msgspec.Struct):
 class SimulatedExecutor:
     """Executor in simulated time. A request's seed is the length of its answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine, before_step: Callable[[], None]) -> None:
+        """before_step: called where the host waits for a step from its launch on, before its time passes."""
         self.now_s = 0.0
+        self._machine, self._before_step = machine, before_step
         self._rows: dict[int, tuple[int, int]] = {}  # by req_index: tokens of its prompt and answer
 
     def forward(self, plan: StepPlan) -> "_Step":
         """See Executor.forward."""
         for init in plan.inits:
             self._rows[init.req_index] = (init.num_prompt_tokens, init.params.seed)
-        return _Step(self, plan)
+        if not self._machine.is_blocking:
+            return _Step(lambda: self.run(plan))
+        self._before_step()
+        result = self.run(plan)
+        return _Step(lambda: result)
 
     def close(self) -> None:
         """See Executor.close."""
 
     def run(self, plan: StepPlan) -> StepResult:
         """Let the time of a step pass; return its tokens."""
-        self.now_s += STEP_S + ROW_S * plan.num_rows + PROMPT_TOKEN_S * (plan.num_tokens - plan.num_rows)
+        machine, num_more = self._machine, plan.num_tokens - plan.num_rows
+        self.now_s += machine.step_s + machine.row_s * plan.num_rows + machine.prompt_token_s * num_more
         token_ids = []
         for row in plan.rows:
             num_prompt, num_answer = self._rows[row.req_index]
@@ -99,9 +128,8 @@ class SimulatedExecutor:
 class _Step:
     """A step in flight."""
 
-    def __init__(self, executor: SimulatedExecutor, plan: StepPlan) -> None:
-        self._executor = executor
-        self._plan = plan
+    def __init__(self, result: Callable[[], StepResult]) -> None:
+        self._result = result
 
     def sample(self, masks: TokenMasks | None = None) -> None:
         """See StepHandle.sample."""
@@ -112,21 +140,26 @@ class _Step:
 
     def wait(self) -> StepResult:
         """See StepHandle.wait."""
-        return self._executor.run(self._plan)
+        return self._result()
 
 
 class Simulation:
     """One engine, its load and what became of each request. The load may be longer than the time that is simulated."""
 
-    def __init__(self, *, max_queue_wait_s: float | None, tenants: Sequence[Tenant] = ()) -> None:
+    def __init__(
+        self, *, max_queue_wait_s: float | None, tenants: Sequence[Tenant] = (), machine: Machine = GPU
+    ) -> None:
         config = SchedulerConfig(
             num_pages=NUM_PAGES,
             block_size=BLOCK_SIZE,
-            max_num_seqs=NUM_ROWS,
-            max_num_batched_tokens=2048,
+            max_num_seqs=machine.num_rows,
+            max_num_batched_tokens=machine.num_tokens,
+            min_decode_step_tokens=machine.least_tokens,
+            spares_newcomers=machine.spares_newcomers,
             max_model_len=2048,
         )
-        self.executor, self.transport, self.metrics = SimulatedExecutor(), LocalTransport(), Metrics()
+        self.executor = SimulatedExecutor(machine, self._receive)
+        self.transport, self.metrics = LocalTransport(), Metrics()
         self._tenants = {tenant.name: tenant for tenant in tenants}
         self.engine = Engine(
             EngineParts(
@@ -171,8 +204,8 @@ class Simulation:
 
     def _send(self, arrival: Arrival) -> None:
         request_id = f"{arrival.tenant}-{arrival.number}"
+        first = len(self.outcomes) * 7919 % 30_000  # prompts have no prefix in common, whatever their tenants
         self.outcomes[request_id] = Outcome(arrival)
-        first = arrival.number * 7919 % 30_000  # prompts have no prefix in common
         prompt = [first + 2 + i % 1000 for i in range(arrival.num_prompt)]
         params = SamplingParams(max_tokens=1024, seed=arrival.num_answer, stop_token_ids=[_STOP])
         message = AddRequest(
@@ -268,21 +301,26 @@ class Fairness(msgspec.Struct, kw_only=True):
     fairness_ratio: float
     alone_p95_s: float
     beside_p95_s: float
+    of_the_flood_answered: int
 
 
-def fairness(duration_s: float, *, seed: int) -> Fairness:
+def fairness(duration_s: float, *, seed: int, num_floods: int = 6, machine: Machine = GPU) -> Fairness:
     """Measure one key's requests, one a second, alone and after another key has sent 500 at once."""
-    times = []
-    for has_flood in (False, True):
-        rng = random.Random(seed)
-        guest = [Arrival(1.0 + i + rng.random(), i, "guest", 512, 32) for i in range(int(duration_s) - 1)]
+    times: tuple[list[float], list[float]] = [], []
+    num_prompt, prompts, most = (64, (12, 110), 48) if machine.is_blocking else (512, (32, 768), 224)
+    num_answered = 0
+    for number, has_flood in itertools.product(range(num_floods), (False, True)):
+        rng = random.Random(seed + number)
+        guest = [Arrival(1.0 + i + rng.random(), i, "guest", num_prompt, 32) for i in range(int(duration_s) - 1)]
         flood = [
-            Arrival(0.0, i, "flood", rng.randint(32, 768), 16 + rng.randint(0, 224)) for i in range(_FLOOD * has_flood)
+            Arrival(0.0, i, "flood", rng.randint(*prompts), 16 + rng.randint(0, most))
+            for i in range(_FLOOD * has_flood)
         ]
-        simulation = Simulation(max_queue_wait_s=None)
+        simulation = Simulation(max_queue_wait_s=None, machine=machine)
         outcomes = simulation.run(heapq.merge(flood, guest), until_s=duration_s + 10)
+        num_answered += sum(o.arrival.tenant == "flood" and (o.end_s or math.inf) <= duration_s for o in outcomes)
         found = [o.ttft_s for o in outcomes if o.arrival.tenant == "guest" and o.ttft_s is not None]
-        times.append(found)
+        times[has_flood].extend(found)
     alone, beside = times
     return Fairness(
         alone_p50_s=median(alone),
@@ -290,6 +328,7 @@ def fairness(duration_s: float, *, seed: int) -> Fairness:
         fairness_ratio=median(beside) / median(alone),
         alone_p95_s=quantiles(alone, n=20)[18],
         beside_p95_s=quantiles(beside, n=20)[18],
+        of_the_flood_answered=num_answered,
     )
 
 
@@ -302,6 +341,8 @@ class Report(msgspec.Struct, kw_only=True):
     limited: Overload
     unlimited: Overload
     fairness: Fairness
+    fairness_cpu: Fairness
+    fairness_cpu_with_all_answers: Fairness  # no step leaves out answers
 
 
 def measure(*, load: float, limit_s: float, duration_s: float, seed: int = 1) -> Report:
@@ -318,6 +359,8 @@ def measure(*, load: float, limit_s: float, duration_s: float, seed: int = 1) ->
         limited=limited,
         unlimited=unlimited,
         fairness=fairness(12.0, seed=seed + 2),
+        fairness_cpu=fairness(12.0, seed=seed + 2, machine=CPU),
+        fairness_cpu_with_all_answers=fairness(12.0, seed=seed + 2, machine=CPU._replace(spares_newcomers=False)),
     )
 
 

@@ -27,7 +27,7 @@ from server.commands.usage import add_usage
 from server.config.access_flags import add_access_flags, add_exposure_flags
 from server.config.help_format import HelpFormatter, add_short_help
 from server.config.host_links import host_links_of
-from server.config.known_words import about_command
+from server.config.known_words import about_command, about_first_flag
 from server.config.serve_flags import (
     add_address_flags,
     add_log_flags,
@@ -113,9 +113,13 @@ def _check_command(parser: SettingsParser, argv: Sequence[str]) -> None:
         return
     if not argv[0].startswith("-"):
         parser.error(about_command(argv[0], argv[1:], commands))
-    flag = argv[0].partition("=")[0]
-    if flag not in parser._option_string_actions and flag in commands["serve"]._option_string_actions:
+    flag, _, value = argv[0].partition("=")
+    if flag in parser._option_string_actions or flag == "--":
+        return
+    if flag in commands["serve"]._option_string_actions:
         parser.error(f"{flag} is a flag of serve, and the command comes first: quire serve {flag} …")
+    sentence = about_first_flag(flag, value or next(iter(argv[1:]), ""))
+    parser.error(sentence or f"{flag} is no flag of quire, and a command comes first, e.g. quire serve")
 
 
 def _end(number: int, _: FrameType | None) -> None:

@@ -3,13 +3,12 @@
     python -m tests.scheme_families --measure FILE     (a JSON of benchmarks/results)
     python -m tests.scheme_families                    (writes the table)
 Errors: the checkpoints of tests/support against what they mean, dequantised by others' code, in float32 on the CPU.
-Bytes come from benchmarks/shapes, speeds from the newest benchmarks/results/offline-SHAPE-*.json; the floor is these
-bytes at 3.01 TB/s, which an H100 was measured to read. What has no run is said to have none.
+Bytes come from benchmarks/shapes, speeds from the newest benchmarks/results/offline-SHAPE-CARD-*.json of each card, the
+floors beside them from benchmarks/floors.py. What has no run is said to have none.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import tempfile
@@ -20,20 +19,22 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.floors import CARDS, SHAPES, StepCosts
 from models.build import Model
 from models.config.model_config import ModelConfig
 from models.layers.moe import SparseMLP
 from models.parallel import whole
 from tests.models_page import MISSING, PAGE, RESULTS
+from tests.speed_cells import measured_cells, newest, read, unmeasured_cells
 from tests.support.float_experts import save_float_experts
 from tests.support.int_experts import FORMATS, save_int_experts
 from tests.support.models_harness import PagedRunner, load
 from tests.support.packed_experts import save_fp8_blocks, save_mxfp4
 from tests.support.quantized_checkpoints import PROMPT, relative_error
 
-SHAPES = Path("benchmarks/shapes")
 TABLE, ERRORS = "scheme families", "experts-errors-cpu-*.json"
-_BYTES_PER_S = 3.01e12
+# Shapes of published widths with fewer layers than are published, which one GPU holds
+LAYERS = {"deepseek-v3-8-layers-fp8": 61, "deepseek-v3-8-layers-int8": 61, "minimax-m2-16-layers-fp8": 62}
 Save = Callable[[Path, Path], None]  # (dense folder, packed folder)
 
 
@@ -43,29 +44,29 @@ class Row(NamedTuple):
     scheme: str
     kind: str  # checkpoint kind of tests/support/checkpoints.py
     family: str  # for people
-    shapes: tuple[str, ...] = ()
+    shapes: tuple[str, ...]
 
 
 ROWS = (
     Row("mxfp4", "gpt_oss", "gpt-oss", ("gpt-oss-20b-mxfp4", "gpt-oss-120b-mxfp4")),
     Row("fp8_blocks", "qwen3_moe", "Qwen3-MoE", ("qwen3-30b-a3b-fp8",)),
-    Row("fp8_blocks", "glm4_moe", "GLM-4.5"),
-    Row("fp8_blocks", "deepseek_v3", "DeepSeek-V3"),
-    Row("fp8_blocks", "minimax_m2", "MiniMax-M2"),
-    Row("fp8_blocks", "kimi_linear", "Kimi-Linear"),
-    Row("fp8_rows", "qwen3_moe", "Qwen3-MoE"),
-    Row("fp8_tensor", "qwen3_moe", "Qwen3-MoE"),
+    Row("fp8_blocks", "glm4_moe", "GLM-4.5", ("glm-4.5-air-fp8",)),
+    Row("fp8_blocks", "deepseek_v3", "DeepSeek-V3", ("deepseek-v3-8-layers-fp8",)),
+    Row("fp8_blocks", "minimax_m2", "MiniMax-M2", ("minimax-m2-16-layers-fp8",)),
+    Row("fp8_blocks", "kimi_linear", "Kimi-Linear", ("kimi-linear-48b-a3b-fp8",)),
+    Row("fp8_rows", "qwen3_moe", "Qwen3-MoE", ("qwen3-30b-a3b-fp8-rows",)),
+    Row("fp8_tensor", "qwen3_moe", "Qwen3-MoE", ("qwen3-30b-a3b-fp8-tensor",)),
     Row("awq", "qwen3_moe", "Qwen3-MoE", ("qwen3-30b-a3b-awq",)),
-    Row("awq", "qwen3_next", "Qwen3-Next"),
-    Row("gptq", "glm4_moe", "GLM-4.5"),
-    Row("gptq_8bit", "qwen3_moe", "Qwen3-MoE"),
+    Row("awq", "qwen3_next", "Qwen3-Next", ("qwen3-next-80b-a3b-awq",)),
+    Row("gptq", "glm4_moe", "GLM-4.5", ("glm-4.5-air-gptq",)),
+    Row("gptq_8bit", "qwen3_moe", "Qwen3-MoE", ("qwen3-30b-a3b-gptq-int8",)),
     Row("packed", "glm4_moe", "GLM-4.5", ("glm-4.5-air-int4",)),
-    Row("packed", "mixtral", "Mixtral"),
-    Row("packed_8bit", "deepseek_v3", "DeepSeek-V3"),
+    Row("packed", "mixtral", "Mixtral", ("mixtral-8x7b-int4",)),
+    Row("packed_8bit", "deepseek_v3", "DeepSeek-V3", ("deepseek-v3-8-layers-int8",)),
     Row("nvfp4", "qwen3_moe", "Qwen3-MoE", ("qwen3-30b-a3b-nvfp4",)),
-    Row("mxfp4_each", "qwen3_moe", "Qwen3-MoE"),
-    Row("nf4", "qwen3_moe", "Qwen3-MoE"),
-    Row("fp4", "qwen3_moe", "Qwen3-MoE"),
+    Row("mxfp4_each", "qwen3_moe", "Qwen3-MoE", ("qwen3-30b-a3b-mxfp4",)),
+    Row("nf4", "qwen3_moe", "Qwen3-MoE", ("qwen3-30b-a3b-nf4",)),
+    Row("fp4", "qwen3_moe", "Qwen3-MoE", ("qwen3-30b-a3b-fp4",)),
 )
 
 
@@ -96,39 +97,29 @@ def table_rows(results: Path = RESULTS) -> list[str]:
         error = errors.get(f"{row.scheme} {row.kind}")
         words = row.scheme if error is None else error["describe"]
         found = [MISSING] * 2 if error is None else [_rounded(error[name]) for name in ("layer_error", "logits_error")]
-        rows += [_join(words, row.family, *found, *_shape_cells(shape, results)) for shape in row.shapes or (None,)]
+        for shape in row.shapes:
+            rows += [_join(words, row.family, *found, *cells) for cells in _shape_cells(shape, words, results)]
     return rows
 
 
-def read_bytes(config: ModelConfig) -> int:
-    """Return the bytes of weights that one token reads: all but the embedding and the experts that are not chosen."""
-    experts = config.experts
-    if experts is not None:
-        config = dataclasses.replace(
-            config, experts=dataclasses.replace(experts, num_on_rank=experts.num_experts_per_tok)
-        )
-    embedding = 0 if config.tie_word_embeddings else 2 * config.vocab_size * config.hidden_size
-    return config.weight_bytes(torch.bfloat16) - embedding
-
-
-def _shape_cells(shape: str | None, results: Path) -> list[str]:
-    if shape is None:
-        return ["none", *[MISSING] * 3]
-    num_bytes = read_bytes(ModelConfig.from_folder(SHAPES / shape))
-    floor_ms = 1000 * num_bytes / _BYTES_PER_S
-    reports = list(results.glob(f"offline-{shape}-h100-????-??-??.json"))
-    read, floor = f"{num_bytes / 1e9:.2f}", f"{floor_ms:.2f}"
-    if not reports:
-        return [f"`{shape}`", read, f"{MISSING}, floor {floor}", MISSING]
-    path = max(reports)
-    workloads = json.loads(path.read_text())["workloads"]
-    single_ms = 1000 / workloads["single"]["output_tok_per_s"]
-    return [
-        f"[`{shape}`](../../{path})",
-        read,
-        f"{single_ms:.2f}, floor {floor} ({100 * floor_ms / single_ms:.0f} %)",
-        f"{workloads['mixed64']['output_tok_per_s']:,.0f}",
-    ]
+def _shape_cells(shape: str, scheme: str, results: Path) -> list[list[str]]:
+    """Return the cells of each card that a shape was run on, or those of its floors."""
+    config = ModelConfig.from_folder(SHAPES / shape)
+    assert config.quantization is not None
+    published = config.quantization.describe()
+    notes = [] if published == scheme else [published]
+    notes += [f"{config.num_layers} of {LAYERS[shape]} layers"] if shape in LAYERS else []
+    read_gb = f"{StepCosts(config).weight_bytes(1) / 1e9:.2f}"
+    rows = []
+    for card in CARDS.values():
+        path = newest(results, shape, card.name.lower())
+        if path is not None:
+            name = "; ".join([f"[`{shape}`](../../{path})", *notes])
+            rows.append([name, card.name, read_gb, *measured_cells([read(path)])])
+    if not rows:
+        card = next(card for card in CARDS.values() if config.weight_bytes(torch.bfloat16) < card.memory_bytes)
+        rows.append(["; ".join([f"`{shape}`", *notes]), card.name, read_gb, *unmeasured_cells(shape, card)])
+    return rows
 
 
 def _rounded(error: float) -> str:

@@ -49,7 +49,7 @@ class Scheduler:
         self._freed: list[int] = []  # req_indices to name in the next plan
         self._next_step_id = self._num_added = 0
         self.drafts = DraftCounts()  # of committed steps
-        self._running, self._lead = RunningRequests(config), Lead()
+        self._running, self._lead = RunningRequests(config), Lead(config)
         self._shares = TenantShares(self.kv, max_num_seqs=config.max_num_seqs)
         self._num_stalled = 0  # pages of rows that wait for promised ones in the current schedule()
         # The pool limits a request, as max_model_len does, so that a request that runs alone can always reach its end.
@@ -84,15 +84,13 @@ class Scheduler:
 
     def abort(self, request_id: str, reason: str = "abort") -> Request | None:
         """End a request now and return it, or None if it is unknown. Its tokens in flight are dropped."""
-        request = self.requests.get(request_id)
-        if request is not None:
+        if (request := self.requests.get(request_id)) is not None:
             self._finish(request, reason)
         return request
 
     def schedule(self, now: float) -> StepPlan | None:
         """Plan the next step, or return None if nothing can run before the next commit."""
-        inits: list[RequestInit] = []
-        self.begun = []
+        inits, self.begun = list[RequestInit](), []
         if now >= self.kv.pins.next_due_s:
             self.kv.pins.expire(now)
         step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step(), [], [])
@@ -116,14 +114,17 @@ class Scheduler:
     def _plan(self, inits: list[RequestInit], now: float, *, is_stuck: bool = False) -> PlannedStep:
         step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step(), [], [])
         self._num_stalled = 0
-        budget = self._plan_decodes(step, self.config.max_num_batched_tokens)
-        begun = [request for request in self._running.singles if not request.is_decoding]
-        budget = prompt_budget(self.config, budget, step.num_rows, begun, self.waiting, self.num_free_rows)
-        for requests, is_new in self._lead.parts(begun, step, self.waiting, is_stuck=is_stuck):
+        most = self.config.max_num_batched_tokens
+        is_alone = not is_stuck and self._lead.leaves_out_answers(self._running, self.waiting)
+        budget = most if is_alone else self._plan_decodes(step, most)
+        begun = self._running.begun
+        num_decodes = len(self.running) - len(begun) if is_alone else step.num_rows
+        budget = prompt_budget(self.config, budget, num_decodes, begun, self.waiting, self.num_free_rows)
+        for requests, is_new in self._lead.parts(begun, step, self.waiting, is_stuck=is_stuck, is_alone=is_alone):
             for request in requests:
                 budget -= self._plan_chunk(step, request, budget) if budget else 0
             budget = self._admit(step, inits, budget, now, is_new=is_new)
-        return step
+        return self._plan(inits, now, is_stuck=True) if is_alone and not step.num_rows else step
 
     def commit(self, result: StepResult, now: float) -> StepOutputs:
         """Commit the oldest step in flight: append its tokens, publish full blocks, end and release requests."""
@@ -205,8 +206,8 @@ class Scheduler:
         for step in reversed(self._in_flight):
             committed |= {request: start for request, start in step.starts() if request in committed}
         self.kv.check(committed, [step.kv for step in self._in_flight])
-        indices = [request.req_index for request in holders]
-        assert sorted(indices + self._free_req_indices) == list(range(self.config.max_num_seqs))
+        indices = [*(request.req_index for request in holders), *self._free_req_indices]
+        assert sorted(indices) == list(range(self.config.max_num_seqs))
         for request in holders:
             assert request.num_computed_tokens <= request.num_tokens <= request.max_num_tokens
         self._running.check()
@@ -277,8 +278,7 @@ class Scheduler:
     def _plan_chunk(self, step: PlannedStep, request: Request, budget: int) -> int:
         """Plan the next prefill tokens of a request, at most `budget` and as pages allow; return their number."""
         start = request.num_computed_tokens
-        end = min(start + budget, request.num_prefill_tokens)
-        end = self.kv.fit(request, end, num_reserved=len(self.running) - 1)
+        end = self.kv.fit(request, min(start + budget, request.num_prefill_tokens), num_reserved=len(self.running) - 1)
         if end == start:
             return 0
         samples = end == request.num_prefill_tokens and request.embedding is None

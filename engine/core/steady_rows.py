@@ -281,6 +281,11 @@ class RunningRequests:
         self._shared = SharedPrefixes.of(config)
         self._rows: dict[int, SteadyRows] = {}  # by client id, in the order of a plan's rows
 
+    @property
+    def begun(self) -> list[Request]:
+        """The requests whose prompt is partly computed, or not at all, in the same order."""
+        return [request for request in self.singles if not request.is_decoding]
+
     def add(self, request: Request) -> None:
         """Take in an admitted request, as a single one."""
         insort(self.requests, request, key=by_order)

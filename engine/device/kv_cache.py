@@ -70,6 +70,11 @@ class KVCachePlan:
         return self.pages.page_bytes
 
     @property
+    def bytes_per_block(self) -> int:
+        """The bytes of the largest block of any group, on one rank."""
+        return self.bytes_per_page * max(group.pages_per_block for group in self.groups)
+
+    @property
     def state_bytes(self) -> int:
         """The bytes of one request's state; 0: no layer has one."""
         return self.pages.state_pages * self.bytes_per_page

@@ -43,7 +43,7 @@ def check_host_memory(config: EngineConfig, plan: KVCachePlan, *, taken_bytes: i
         raise StartupError(
             f"{asked} keeps blocks of the prefix cache, which --no-prefix-caching disables: use one of the two."
         )
-    least = config.tensor_parallel_size * plan.bytes_per_page * max(group.pages_per_block for group in plan.groups)
+    least = config.tensor_parallel_size * plan.bytes_per_block
     if wanted < least:
         raise StartupError(
             f"{asked} is less than one block of this model's KV cache: use at least {format_size(least)}."
@@ -64,7 +64,7 @@ def choose_host_memory(config: EngineConfig, plan: KVCachePlan, *, device_type: 
     """
     if not config.chooses_host_memory or config.kv_host_memory_bytes is not None:
         return config
-    least = config.tensor_parallel_size * plan.bytes_per_page * max(group.pages_per_block for group in plan.groups)
+    least = config.tensor_parallel_size * plan.bytes_per_block
     num_ranks, num_gpus = config.tensor_parallel_size, num_host_gpus()
     share = AUTO_SHARE * min(num_ranks / num_gpus, 1.0)
     num_bytes = min(int(free_host_bytes() * share), AUTO_MOST_BYTES)

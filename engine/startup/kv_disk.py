@@ -23,7 +23,7 @@ from engine.interface.config import EngineConfig
 from engine.interface.errors import StartupError
 from engine.tensor_parallel.disk_shares import OtherShares
 from engine.tensor_parallel.ranks import Ranks
-from engine.tiers.block_folder import FOLDER_NAME, BlockFolder, check_folder
+from engine.tiers.block_folder import FOLDER_NAME, BlockFolder, bytes_on_disk, check_folder
 from engine.tiers.disk_store import DiskStore
 from engine.tiers.identity import (
     CacheIdentity,
@@ -72,8 +72,8 @@ def stamp_files(config: EngineConfig) -> dict[str, tuple[int, ...]]:
     return stamps_of(files)
 
 
-def check_kv_disk(config: EngineConfig) -> None:
-    """Raise StartupError if --kv-disk and --kv-disk-size cannot be met."""
+def check_kv_disk(config: EngineConfig, *, block_bytes: int) -> None:
+    """Raise StartupError if --kv-disk and --kv-disk-size cannot be met. block_bytes: of the largest, on one rank."""
     folder = config.kv_disk
     if folder is None:
         if config.kv_disk_bytes is not None:
@@ -84,6 +84,12 @@ def check_kv_disk(config: EngineConfig) -> None:
         return
     if config.kv_host_memory_bytes is None:
         raise StartupError(f"--kv-disk {folder} is behind host memory, and --kv-host-memory is off: give it a size.")
+    least = config.tensor_parallel_size * bytes_on_disk(block_bytes)
+    if _size_bytes(config) < least:
+        raise StartupError(
+            f"--kv-disk-size {format_size(_size_bytes(config))} is less than one block of this model's KV cache: use at"
+            f" least {format_size(least)}."
+        )
     check_folder(Path(folder), size_bytes=_size_bytes(config))
 
 

@@ -174,7 +174,7 @@ def _check(config: EngineConfig, on_stage: OnStage, loader: CompilerLoader | Non
     takes_over = takes_over and config.tensor_parallel_size == 1
     keys = keys_of(setup, max_num_seqs=plan.max_num_seqs, takes_over=takes_over)  # before what differs in each start
     config = choose_host_memory(config, plan, device_type=setup.device.type)
-    check_kv_disk(config)
+    check_kv_disk(config, block_bytes=plan.bytes_per_block)
     setup = dataclasses.replace(setup, config=config)
     # The model is built for the context that fits: it sets the length of rotary tables and the variant of longrope
     whole, setup = setup.model_config, setup.with_max_model_len(plan.max_model_len)

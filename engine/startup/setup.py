@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 # Target for the longest step with decode rows and prompt chunks: a pause that readers of a stream do not notice
 _LONG_STEP_S = 0.045
+# A step on a CPU with at least 85 % of the best token rate; longer ones, whose attention grows, are no faster
+_EFFICIENT_ON_CPU = 128
 
 
 class Captured(enum.Enum):
@@ -320,7 +322,11 @@ class Setup:
         """Return the scheduler's limits, from the times of its graphs, if any."""
         config = self.config
         longest = _longest_step(config, limits, times)
-        efficient = longest if times is None else min(times.efficient_tokens, longest)
+        is_cpu = self.device.type == "cpu"
+        efficient = (
+            times.efficient_tokens if times else max(_EFFICIENT_ON_CPU, limits.max_num_seqs) if is_cpu else longest
+        )
+        efficient = min(efficient, longest)
         max_cost = None if times is None else times.tokens_at_best_rate(_LONG_STEP_S)
         return SchedulerConfig(
             num_pages=plan.num_pages,
@@ -333,6 +339,7 @@ class Setup:
             step_sizes=[] if times is None else list(times.seconds),
             max_mixed_cost=config.max_decode_step_tokens or max_cost,
             costly_context=_costly_context(self.model_config),
+            spares_newcomers=is_cpu,
             max_model_len=plan.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
             sharing=self.sharing,

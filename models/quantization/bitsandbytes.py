@@ -19,7 +19,6 @@ import torch
 from kernels.linear.ops import Linear4Bit, linear_int8
 from kernels.linear.reference import (
     BLOCK,
-    NF4_TABLE,
     Lut4Weight,
     lut4_weight_bytes,
     make_lut4_weight,
@@ -112,7 +111,8 @@ class Bnb4Bit:
     def load_each(self, w: Weights, experts: range, parts: Sequence[LinearPart]) -> Lut4Matrix:
         """Read each part of each expert, all scales first; see EachExpert.load_each."""
         if w.is_random:
-            return self.quantize_each(experts, lambda expert: [_checked(w / f"experts.{expert}", p) for p in parts])
+            made = self.quantize_each(experts, lambda expert: [_checked(w / f"experts.{expert}", p) for p in parts])
+            return Lut4Matrix(_nearest(made.packed, self.kind), made.scales, self.kind)
         stored = [[StoredPart.locate(w / f"experts.{expert}", part) for part in parts] for expert in experts]
         n, k = parts[0].outputs, parts[0].inputs
         scales = torch.empty(len(experts), len(parts), n, k // BLOCK, dtype=torch.float32, device=w.device)
@@ -235,8 +235,10 @@ class Bnb4BitLinear:
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> Lut4Weight:
         """See LinearMethod.load."""
         if not self._scheme.is_stored or w.is_random:
-            table = torch.tensor(NF4_TABLE, device=w.device)
-            codes = [Lut4Codes(*quantize_nf4(_checked(w, part)), table) for part in parts]
+            kind = self._scheme.kind  # of random weights; on load it is nf4
+            table = torch.tensor(TABLES[kind], device=w.device)
+            rounded = [quantize_nf4(_checked(w, part)) for part in parts]
+            codes = [Lut4Codes(_nearest(packed, kind), scales, table) for packed, scales in rounded]
         else:
             codes = [self._read(StoredPart.locate(w, part)) for part in parts]
         if not all(torch.equal(part.table, codes[0].table) for part in codes):
@@ -278,6 +280,15 @@ def parse(fields: Fields) -> QuantizationConfig:
         raise ModelError(f"{fields.where}: bnb_4bit_quant_storage {storage!r} is not supported: supported are {names}")
     scheme: Scheme = Bnb4Bit(kind, is_stored=True, storage=storage)
     return QuantizationConfig.of_all(f"bitsandbytes-{kind}", scheme, ignored=ignored)
+
+
+def _nearest(packed: torch.Tensor, kind: Literal["nf4", "fp4"]) -> torch.Tensor:
+    """Return the indices of a kind's values that are nearest to nf4's, two a byte."""
+    if kind == "nf4":
+        return packed
+    nf4, values = (torch.tensor(TABLES[each], device=packed.device) for each in ("nf4", kind))
+    index = (nf4[:, None] - values).abs().argmin(1).to(torch.uint8)
+    return (index[(packed >> 4).int()] << 4) | index[(packed & 15).int()]
 
 
 def _checked(w: Weights, part: LinearPart) -> torch.Tensor:

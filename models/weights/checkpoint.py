@@ -229,8 +229,8 @@ class RandomReader:
         generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         if not dtype.is_floating_point:
             limits = torch.iinfo(dtype)
-            whole = torch.empty(shape, device=self.device, dtype=dtype)
-            return whole.random_(limits.min, limits.max, generator=generator)
+            end = min(limits.max + 1, torch.iinfo(torch.int64).max)  # without the last value 4-bit codes have a mean
+            return torch.empty(shape, device=self.device, dtype=dtype).random_(limits.min, end, generator=generator)
         drawn = torch.empty(shape, device=self.device, dtype=dtype if dtype.itemsize > 1 else torch.bfloat16)
         return drawn.normal_(0.0, self._std, generator=generator).to(dtype)
 

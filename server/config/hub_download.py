@@ -1,6 +1,6 @@
 """download(): a hub repository as a folder in the local cache, checked before its weights are fetched. Never torch.
 
-    files of the revision and their sizes → configuration, index, tokenizer → check → free space → weights, with a bar
+    files of the revision and their sizes → configuration, index, tokenizer → checks → free space → weights, with a bar
 What is refused costs no gigabytes. A download that was cut off goes on where it ended, at the next start. Without a
 connection the cache alone is asked. Imports huggingface_hub when called, engine.interface and server.config.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from engine.interface.errors import StartupError, first_line, sentence
 from engine.interface.units import format_size
+from server.config.tokenizer_files import check_tokenizer
 from server.config.value_types import UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def download(repo_id: str, revision: str | None, *, check: Check | None, load_fo
 
         return fetch(fetch_files, repo_id, revision=revision)
 
-    files = _files(repo_id, revision, HUB_FILES, HUB_SKIPPED)
+    files = list_files(repo_id, revision, HUB_FILES, HUB_SKIPPED)
     if files is None:
         return snapshot(HUB_FILES, HUB_SKIPPED)
     if load_format == "dummy":
@@ -59,6 +60,7 @@ def download(repo_id: str, revision: str | None, *, check: Check | None, load_fo
         raise StartupError(f"{repo_id} has no config.json, so it is no model in Hugging Face layout.")
     if check is not None:
         _checked(repo_id, folder, check)
+    _checked(repo_id, folder, check_tokenizer)
     num_bytes = sum(file.file_size or 0 for file in weights)
     _check_disk(repo_id, folder, num_bytes)
     print(f"Downloading {repo_id}: {format_size(num_bytes)} of weights to {folder}", file=sys.stderr)
@@ -95,7 +97,7 @@ def fetch(download: Callable[[], str], repo_id: str, *, revision: str | None) ->
         ) from error
 
 
-def _files(
+def list_files(
     repo_id: str, revision: str | None, patterns: Sequence[str], skipped: Sequence[str]
 ) -> "list[DryRunFileInfo] | None":
     """Return the files that a download would have; None where it could not begin, and says why itself."""
@@ -117,7 +119,7 @@ def _files(
 
 def _no_weights(repo_id: str, revision: str | None) -> str:
     """Return the sentence for a repository without weights that are read, whatever else it has."""
-    others = _files(repo_id, revision, [f"*{suffix}" for suffix in _OTHER_WEIGHTS], ()) or []
+    others = list_files(repo_id, revision, [f"*{suffix}" for suffix in _OTHER_WEIGHTS], ()) or []
     suffixes = sorted({Path(file.filename).suffix for file in others})
     held = f"only {', '.join(f'*{suffix}' for suffix in suffixes)}" if suffixes else "no weights"
     hint = " GGUF is llama.cpp's format: give the model's own repository." if ".gguf" in suffixes else ""

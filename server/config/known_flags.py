@@ -268,6 +268,8 @@ CHOICES = {
         "int8": "w8a8",
     },
 }  # fmt: skip
+# kinds of quire bench
+_KINDS = {"latency": "offline", "throughput": "offline", "server": "serve", "serving": "serve", "online": "serve"}
 
 
 def about_flag(flag: str, known: Iterable[str]) -> str | None:
@@ -323,11 +325,13 @@ def similar_flags(typed: str, known: Iterable[str]) -> dict[str, str]:
 
 def about_choice(message: str) -> str:
     """Return the end of argparse's message on a value that is no choice: what another server's value is here."""
-    found = re.search(r"(--[\w-]+): invalid choice: '([^']*)'", message)
+    found = re.search(r"(--[\w-]+|KIND): invalid choice: '([^']*)'", message)
     if not found:
         return ""
     typed = found[2].lower()
-    value = CHOICES.get(found[1], {}).get(typed) or (typed if f"'{typed}'" in message[found.end() :] else None)
+    value = (_KINDS if found[1] == "KIND" else CHOICES.get(found[1], {})).get(typed) or (
+        typed if f"'{typed}'" in message[found.end() :] else None
+    )
     return f": it is {value} here" if value else ""
 
 

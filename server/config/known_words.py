@@ -2,7 +2,7 @@
 
 One table for each kind: commands, names of models, routes; flags are in server/config/known_flags.py. A word that is in
 none gets no suggestion but a near miss, since a wrong one is worse than none. Reads the list of `quire models`, and
-imports the standard library and server.config.setting.
+imports the standard library, and server.config's known_flags and setting.
 """
 
 import json
@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from server.config.known_flags import FLAGS, about_flag
 from server.config.setting import nearest
 
 _SIMILARITY = 0.65  # of a typed command and one of ours, which are short
@@ -104,6 +105,32 @@ MODELS = {
     **{f"smollm2:{size.lower()}": f"HuggingFaceTB/SmolLM2-{size}-Instruct" for size in ("135M", "360M", "1.7B")},
     "tinyllama": "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama:1.1b": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
     "llava": "llava-hf/llava-1.5-7b-hf", "llava:7b": "llava-hf/llava-1.5-7b-hf",
+    "llama4": "meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4:scout": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    "gemma4": "google/gemma-4-E4B-it", "gemma4:e2b": "google/gemma-4-E2B-it", "gemma4:e4b": "google/gemma-4-E4B-it",
+    "gemma4:26b": "google/gemma-4-26B-A4B-it", "gemma4:31b": "google/gemma-4-31B-it",
+    "gemma3:270m": "google/gemma-3-270m-it",
+    "qwen3.5:4b": "Qwen/Qwen3.5-4B", "qwen3.5:27b": "Qwen/Qwen3.5-27B", "qwen3.5:35b": "Qwen/Qwen3.5-35B-A3B",
+    "qwen3.5:122b": "Qwen/Qwen3.5-122B-A10B", "qwen3.6:27b": "Qwen/Qwen3.6-27B", "qwen3.6:35b": "Qwen/Qwen3.6-35B-A3B",
+    "qwen3-vl": "Qwen/Qwen3-VL-8B-Instruct", "qwen3-vl:30b": "Qwen/Qwen3-VL-30B-A3B-Instruct",
+    "qwen3-vl:235b": "Qwen/Qwen3-VL-235B-A22B-Instruct",
+    **{f"qwen3-vl:{size}": f"Qwen/Qwen3-VL-{size.upper()}-Instruct" for size in ("2b", "4b", "8b", "32b")},
+    "qwen2.5vl:32b": "Qwen/Qwen2.5-VL-32B-Instruct", "qwen2.5vl:72b": "Qwen/Qwen2.5-VL-72B-Instruct",
+    "qwen3-coder:480b": "Qwen/Qwen3-Coder-480B-A35B-Instruct", "qwen3-next": "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    "qwen3-next:80b": "Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3-embedding": "Qwen/Qwen3-Embedding-8B",
+    **{f"qwen3-embedding:{size}": f"Qwen/Qwen3-Embedding-{size.upper()}" for size in ("0.6b", "4b", "8b")},
+    "deepseek-r1": "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", "deepseek-r1:8b": "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",
+    "deepseek-v3.1": "deepseek-ai/DeepSeek-V3.1", "deepseek-v3.1:671b": "deepseek-ai/DeepSeek-V3.1",
+    "ministral-3": "mistralai/Ministral-3-8B-Instruct-2512",
+    **{f"ministral-3:{size}": f"mistralai/Ministral-3-{size.upper()}-Instruct-2512" for size in ("3b", "8b", "14b")},
+    "mistral-small": "mistralai/Mistral-Small-24B-Instruct-2501",
+    "mistral-small:24b": "mistralai/Mistral-Small-24B-Instruct-2501",
+    "mistral-small3.1": "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+    "mixtral:8x22b": "mistralai/Mixtral-8x22B-Instruct-v0.1", "phi4-reasoning": "microsoft/Phi-4-reasoning",
+    "nemotron-3-nano": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "nemotron-3-nano:30b": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "glm-4.7-flash": "zai-org/GLM-4.7-Flash",
+    "granite3.3": "ibm-granite/granite-3.3-8b-instruct", "granite3.3:8b": "ibm-granite/granite-3.3-8b-instruct",
+    "hermes3": "NousResearch/Hermes-3-Llama-3.1-8B", "hermes3:8b": "NousResearch/Hermes-3-Llama-3.1-8B",
+    "zephyr": "HuggingFaceH4/zephyr-7b-beta", "zephyr:7b": "HuggingFaceH4/zephyr-7b-beta",
 }  # fmt: skip
 
 _NO_SPEECH, _NO_PICTURES = "speech is not served", "pictures are not served"
@@ -188,12 +215,29 @@ def about_command(word: str, rest: Sequence[str], known: Iterable[str]) -> str:
     """Return the sentence on a first word that is no command, without its full stop."""
     if word in COMMANDS:
         arguments = [argument for argument in rest if not argument.startswith("-")][:1]
-        shown = [MODELS.get(argument, argument) for argument in arguments] or ["MODEL"]
-        return f"{word} is no command here: {COMMANDS[word].format(rest=shown[0])}"
+        typed = arguments[0] if arguments and "{rest}" in COMMANDS[word] else None
+        about = None if typed is None or typed in MODELS else about_model(typed)
+        is_model = typed is not None and ("/" in typed or Path(typed).is_dir()) and about is None
+        shown = MODELS.get(typed or "", typed if typed is not None and is_model else "MODEL")
+        said = f"{word} is no command here: {COMMANDS[word].format(rest=shown)}"
+        return said if about is None else f"{said}; {about}"
     if word in MODELS or _HUB_URL.fullmatch(word) or "/" in word or Path(word).is_dir():
         sentence = about_model(word)
         return f"{word} is no command" + (f": {sentence}" if sentence else f": quire serve {word} serves a model")
     return f"{word} is no command{nearest(word, list(known), similarity=_SIMILARITY)}"
+
+
+def about_first_flag(flag: str, value: str) -> str | None:
+    """Return the sentence on another server's flag where a command is needed, without its full stop; None: in no table.
+
+    value: the word that followed it.
+    """
+    sentence = about_flag(flag, ())
+    if sentence is None:
+        return None
+    if FLAGS[flag] in (FLAGS["--model"], FLAGS["-hf"]) and value and not value.startswith("-"):
+        return f"{flag} is no flag here: {about_model(value) or f'a model is served with quire serve {value}'}"
+    return sentence if "quire serve" in sentence else f"{sentence}, and the command comes first: quire serve …"
 
 
 def about_model(model: str) -> str | None:

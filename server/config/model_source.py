@@ -14,6 +14,7 @@ from engine.interface.child_process import PROJECT_ROOT
 from engine.interface.errors import StartupError
 from server.config.hub_download import Check, download
 from server.config.known_words import about_model
+from server.config.tokenizer_files import check_names
 from server.config.value_types import UsageError
 
 DEMO_NAME = "quire-demo"
@@ -21,7 +22,6 @@ DEMO_FOLDER = PROJECT_ROOT / "models" / "demo" / "checkpoint"
 _DEMO_NOTE = "a tiny model to try the server with: knows Quire, capitals, small sums; often wrong, not for real work"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -59,11 +59,10 @@ def model_facts(folder: str) -> dict[str, str]:
 
 def check_folder(folder: Path, *, load_format: str = "auto") -> None:
     """Raise StartupError if config, weights or tokenizer are missing from a model folder."""
-    _read_json(folder / "config.json", _what_else(folder))
+    _read_json(folder / "config.json", what_else(folder))
     if load_format != "dummy":
         _check_weights(folder)
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise StartupError(f"No tokenizer in {folder}: tokenizer.json (or tokenizer.model) is missing.")
+    check_names(folder, [path.name for path in folder.iterdir() if path.is_file()])
 
 
 def local_folder(model: str, *, revision: str | None) -> Path | None:
@@ -87,7 +86,7 @@ def local_folder(model: str, *, revision: str | None) -> Path | None:
     return path if is_there else None
 
 
-def _what_else(folder: Path) -> str:
+def what_else(folder: Path) -> str:
     """Return what a folder without config.json is, as far as its files tell."""
     if (folder / "model_index.json").is_file():
         return "it is a diffusion model, which makes pictures; text models are served."

@@ -68,7 +68,6 @@ def create_app(
         lifespan=lambda app: app_state.grammars,
     )
     routes = _routes(app_state, open_requests)
-    public = router_of(route for route in routes if route.is_public)
     # Public ones before others, so that what KeyGuard finds to be public is answered by them; those that stream before
     # all, whose paths none of them has, as each is compared. All in the app's own router: one that is included would
     # be searched twice for each request.
@@ -87,7 +86,7 @@ def create_app(
                 tenants=config.api_key_tenants,
                 newer_tenants=lambda: launcher.key_tenants,
             ),
-            public=public.routes,
+            public=router_of(route for route in routes if route.is_public).routes,
             routes_of={role: router_of(route for route in routes if route.role == role).routes for role in ROLES},
             on_refusal=app_state.count_rejected,
         )

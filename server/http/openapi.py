@@ -14,7 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from server.api.embeddings.schema import EmbeddingBody
 from server.api.error_replies import AnthropicBody, ErrorBody, speaks_anthropic
 from server.http.field_notes import note_of
-from server.http.routes.api_route import ApiRoute
+from server.http.routes.api_route import ApiRoute, described_routes
 
 Schema = dict[str, Any]
 
@@ -54,7 +54,7 @@ def openapi_document(
     app: FastAPI, routes: Sequence[ApiRoute], *, needs_key: bool, vocab_size: int | None = None
 ) -> Schema:
     """Return the whole document. routes: the app's; needs_key: API keys are set; vocab_size: None if not known yet."""
-    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    document = get_openapi(title=app.title, version=app.version, routes=described_routes(routes))
     shown = {route.document_path: route for route in routes if route.summary}
     schemas = {**_body_schemas(shown.values()), **_answer_schemas(shown.values())}
     schemas = {name: _with_notes(schema, name) for name, schema in schemas.items()}

@@ -18,7 +18,7 @@ from engine.interface.errors import StartupError
 from engine.interface.fit_report import Ask, ModelReport
 from engine.interface.protocol import FromEngine, ToEngine
 from server.config.fit_check import ask_engine
-from server.config.model_source import TOKENIZER_FILES
+from server.config.tokenizer_files import TOKENIZER_FILES
 
 _ADAPTER_CONFIG = "adapter_config.json"
 _SAMPLE_BYTES = 1 << 16

@@ -8,9 +8,16 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.support.certificates import certificates_read_once
 from tests.support.daemon import Daemon, own_daemons
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_are_read_once() -> Iterator[None]:
+    with certificates_read_once():
+        yield
 
 
 @pytest.fixture(scope="session")

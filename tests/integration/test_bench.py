@@ -211,12 +211,12 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(arguments: tuple[str, ...],
 
 def test_offline_runs_a_workload_on_the_demo_model(tmp_path: Path) -> None:
     report_path = tmp_path / "offline.json"
-    arguments = ("offline", "single", "--device", "cpu", "--runs", "1")
+    arguments = ("offline", "eight", "--device", "cpu", "--runs", "1")
     result = bench(*arguments, "--json", str(report_path), "--html", str(tmp_path / "page.html"))
     assert result.returncode == 0, result.stderr
     assert "Tokens out per second" in (tmp_path / "page.html").read_text()
-    report = json.loads(report_path.read_text())["workloads"]["single"]
-    assert (report["num_input_tokens"], report["num_output_tokens"], report["num_steps"]) == (128, 512, 512)
+    report = json.loads(report_path.read_text())["workloads"]["eight"]
+    assert (report["num_input_tokens"], report["num_output_tokens"], report["num_steps"]) == (8 * 128, 8 * 32, 34)
     assert "peak VRAM not available: no CUDA device" in result.stdout
 
 

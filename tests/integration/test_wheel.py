@@ -120,19 +120,34 @@ print(llm.chat("What is a quire?", temperature=0))
 """
 
 
+def _installer(name: str, folder: Path) -> str:
+    """Return the path of uv or pipx. pipx comes from the package index if there is none here; its pip does the rest.
+
+    uv does not read pip's configuration, by which a machine may have a small torch or no way to the public index.
+    """
+    if (found := shutil.which(name)) is not None:
+        return found
+    if name == "uv":
+        pytest.skip("needs uv")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
+    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", name]
+    if subprocess.run(command, capture_output=True, timeout=600).returncode != 0:
+        pytest.skip(f"needs {name}, or a package index")
+    return str(folder / "bin" / name)
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("form", ["wheel", "checkout", "uv"])
+@pytest.mark.parametrize("form", ["wheel", "checkout", "uv", "pipx"])
 def test_one_line_installs_it_in_a_fresh_environment(wheel: Path, tmp_path: Path, form: str) -> None:
     """With all that it needs, from the package index: minutes. Then the command and the library work from anywhere."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     bin_folder, python = tmp_path / "venv" / "bin", tmp_path / "venv" / "bin" / "python"
-    if form == "uv":
-        uv = shutil.which("uv")
-        if uv is None:
-            pytest.skip("needs uv")
-        env |= {"UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
-        bin_folder, python = tmp_path / "bin", tmp_path / "tools" / "quire" / "bin" / "python"
-        install = [uv, "tool", "install", "--python", sys.executable, str(wheel.parent / "source")]
+    if form in ("uv", "pipx"):
+        env |= {"UV_TOOL_DIR": str(tmp_path / "venvs"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
+        env |= {"PIPX_HOME": str(tmp_path), "PIPX_BIN_DIR": str(tmp_path / "bin")}
+        bin_folder, python = tmp_path / "bin", tmp_path / "venvs" / "quire" / "bin" / "python"
+        tool = [_installer(form, tmp_path / "installer"), *(["tool"] if form == "uv" else [])]
+        install = [*tool, "install", "--python", sys.executable, str(wheel.parent / "source")]
     else:
         subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, env=env, timeout=120)
         install = [str(python), "-m", "pip", "install", str(wheel if form == "wheel" else wheel.parent / "source")]

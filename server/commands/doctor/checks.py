@@ -16,14 +16,10 @@ import msgspec
 
 from engine.interface.config import LaunchConfig
 from engine.interface.errors import StartupError
-from server.config.hub_download import fetch
-from server.config.model_source import (
-    TOKENIZER_FILES,
-    check_folder,
-    has_pickles,
-    local_folder,
-)
+from server.config.hub_download import fetch, list_files
+from server.config.model_source import check_folder, has_pickles, local_folder, what_else
 from server.config.packages import check_packages
+from server.config.tokenizer_files import TOKENIZER_FILES, check_names
 from server.config.version import package_version
 from server.launcher.listener import bind
 
@@ -71,6 +67,7 @@ class FoundModel(NamedTuple):
     origin: str  # for people
     is_hub: bool
     needs_download: bool
+    revision: str | None = None
 
 
 def find_model(model: str, *, revision: str | None, scratch: Path) -> FoundModel:
@@ -81,21 +78,33 @@ def find_model(model: str, *, revision: str | None, scratch: Path) -> FoundModel
     path = local_folder(model, revision=revision)
     if path is not None:
         if not (path / "config.json").is_file():
-            raise StartupError(f"No config.json in {path}: is this a model folder in Hugging Face layout?")
+            raise StartupError(f"No config.json in {path}: {what_else(path)}")
         return FoundModel(path, path.name or "model", f"folder {path}", is_hub=False, needs_download=False)
     cached = _find_cached(model, revision)
     if cached is not None:
         is_whole = _problem(lambda: check_folder(cached)) is None
         origin = "Hugging Face cache" if is_whole else "Hugging Face cache, without all of its files"
-        return FoundModel(cached, model, origin, is_hub=True, needs_download=not is_whole)
+        return FoundModel(cached, model, origin, is_hub=True, needs_download=not is_whole, revision=revision)
     folder = _fetch_config(model, revision, scratch)
-    return FoundModel(folder, model, "Hugging Face hub, configuration files alone", is_hub=True, needs_download=True)
+    return FoundModel(
+        folder,
+        model,
+        "Hugging Face hub, configuration files alone",
+        is_hub=True,
+        needs_download=True,
+        revision=revision,
+    )
 
 
 def check_files(found: FoundModel) -> list[str]:
     """Return notes on missing files. Raises StartupError if serving would fail without them."""
     if found.is_hub:
-        return ["Serving it downloads its weights first."] if found.needs_download else []
+        if not found.needs_download:
+            return []
+        files = list_files(found.name, found.revision, ["*"], ())
+        if files is not None:  # else it cannot be told
+            check_names(found.name, [file.filename for file in files])
+        return ["Serving it downloads its weights first."]
     has_weights = any(found.folder.glob("*.safetensors")) or has_pickles(found.folder)
     if not has_weights and not any((found.folder / name).is_file() for name in TOKENIZER_FILES):
         return [f"{found.folder} has a configuration alone: it is judged by that, and serving needs the rest."]

@@ -21,6 +21,7 @@ from server.config.version import package_version
 
 LIMIT_S = 120.0
 _GRACE_S = 180.0  # to load, and for a measurement that has begun
+_MOST_STEP_TOKENS = 32_768  # that --max-num-batched-tokens takes
 _GOOD_SHARE = 0.95  # of the best rate: the smallest size that has it is chosen
 
 
@@ -72,9 +73,13 @@ def choose(report: TuneReport, given: dict[str, str]) -> list[Choice]:
         step = _smallest_good(best.prompts, is_complete=report.is_complete)
         least = int(given["max-num-seqs"]) if "max-num-seqs" in given else requests
         reason = f"Prompt tokens per second by tokens a step: {_listed(best.prompts)}."
-        # a step has a token for each request
-        size = None if step is None or least is None else max(step, least)
-        choices.append(_choice("max-num-batched-tokens", size, reason))
+        # a step has a token for each request; as many are left for prompts, which would else wait for answers to end
+        size = None if step is None or least is None else max(step, min(2 * least, _MOST_STEP_TOKENS))
+        if size is not None and size != step:
+            reason += " Twice the requests at once, so that half of a step is left for prompts."
+            choices.append(Choice("max-num-batched-tokens", str(size), reason))
+        else:
+            choices.append(_choice("max-num-batched-tokens", size, reason))
     return choices
 
 

@@ -1,26 +1,30 @@
-"""ApiRoute: the description of one endpoint, defined beside its handler. Imports fastapi, msgspec, pydantic.
+"""ApiRoute: the description of one endpoint, defined beside its handler. Imports fastapi, starlette, msgspec, pydantic.
 
 The app registers these rows and the OpenAPI document describes them; neither names an endpoint itself.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
 
 
-class DirectRoute(APIRoute):
-    """Calls a handler of the request alone without FastAPI's search for parameters."""
+class DirectRoute(Route):
+    """Calls a handler of the request, or of nothing, without FastAPI's search for parameters at a start and later."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """See APIRoute.get_route_handler."""
-        takes_request_alone = list(inspect.signature(self.endpoint).parameters) == ["request"]
-        return self.endpoint if takes_request_alone else super().get_route_handler()
+    def __init__(self, path: str, handler: Callable[..., Awaitable[Response]], *, methods: Iterable[str]) -> None:
+        super().__init__(path, handler if inspect.signature(handler).parameters else _without_request(handler))
+        self.methods = set(methods)  # a GET of Starlette's own takes HEAD as well
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Name the route in the scope, as FastAPI's own do: logs, metrics and traces have its path."""
+        match, child_scope = super().matches(scope)
+        return match, child_scope if match is Match.NONE else {**child_scope, "route": self}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,7 @@ class ApiRoute:
     has_page: bool = False  # browsers get a page instead of the answer
     error_statuses: tuple[int, ...] = ()  # besides those that every route has, or every route with a body
     is_state: bool = False  # its 503 has the body of its 200
-    route_class: type[APIRoute] = DirectRoute
+    route_class: type[DirectRoute] = DirectRoute  # unless the handler takes more than the request
 
     @property
     def verbs(self) -> tuple[str, ...]:
@@ -59,19 +63,28 @@ def router_of(routes: Iterable[ApiRoute], *, router: APIRouter | None = None) ->
     """Return a router with all of the routes, in this order: a new one, or the given one with them added."""
     router = APIRouter() if router is None else router
     for route in routes:
-        if methods := [method for method in route.verbs if method != "HEAD"]:
-            _add(router, route, methods, is_shown=bool(route.summary))
-        if "HEAD" in route.verbs:
-            _add(router, route, ["HEAD"], is_shown=False)
+        is_direct = set(inspect.signature(route.handler).parameters) <= {"request"}
+        for methods in ([method for method in route.verbs if method != "HEAD"], ["HEAD"]):
+            if not set(methods) & set(route.verbs):
+                continue
+            if is_direct:
+                router.routes.append(route.route_class(route.path, route.handler, methods=methods))
+            else:
+                router.add_api_route(route.path, route.handler, methods=methods)
     return router
 
 
-def _add(router: APIRouter, route: ApiRoute, methods: list[str], *, is_shown: bool) -> None:
-    router.add_api_route(
-        route.path,
-        route.handler,
-        methods=methods,
-        summary=route.summary or None,
-        include_in_schema=is_shown,
-        route_class_override=route.route_class,
-    )
+def described_routes(routes: Iterable[ApiRoute]) -> list[BaseRoute]:
+    """Return what FastAPI describes in an OpenAPI document: the routes that have a title, in this order."""
+    router = APIRouter()
+    for route in routes:
+        if methods := [method for method in route.verbs if method != "HEAD" and route.summary]:
+            router.add_api_route(route.path, route.handler, methods=methods, summary=route.summary)
+    return router.routes
+
+
+def _without_request(handler: Callable[[], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    async def of_request(request: Request) -> Response:
+        return await handler()
+
+    return of_request

@@ -14,12 +14,11 @@ from pathlib import Path
 import msgspec
 from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
-from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
 from server.config.version import package_version
-from server.http.routes.api_route import ApiRoute
+from server.http.routes.api_route import ApiRoute, DirectRoute
 from server.http.routes.reply import json_reply
 
 _PAGES = Path(__file__).resolve().parent.parent.parent / "pages"
@@ -92,7 +91,7 @@ _LINKS = {"api": "/v1", "models": "/v1/models", "documentation": "/docs", "opena
 _LINKS |= {"health": "/health", "ready": "/ready", "metrics": "/metrics", "kv_cache": "/kv"}
 
 
-class _AtRoot(APIRoute):
+class _AtRoot(DirectRoute):
     """Matches the root behind a proxy's prefix also without its slash."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:

@@ -195,6 +195,8 @@ BAD = [
     ({"kv_disk": None}, r"--kv-disk-size .* there is no --kv-disk"),
     ({"kv_host_memory_bytes": None}, r"--kv-disk .* --kv-host-memory is off"),
     ({"kv_disk_bytes": 2**50}, r"--kv-disk-size 1048576\.0 GiB is larger than the disk"),
+    ({"kv_disk_bytes": 5000}, r"--kv-disk-size 4.9 KiB is less than one block .* use at least 8 KiB"),
+    ({"kv_disk_bytes": 12288, "tensor_parallel_size": 2}, r"--kv-disk-size 12 KiB is less .* at least 16 KiB"),
     ({"kv_disk": "/dev/null"}, r"--kv-disk /dev/null: the folder cannot be written: File exists"),
     ({"kv_disk": "/proc/quire"}, r"--kv-disk /proc/quire: the folder cannot be written"),
 ]
@@ -203,8 +205,9 @@ BAD = [
 @pytest.mark.parametrize(("changes", "sentence"), BAD)
 def test_a_disk_that_cannot_serve_is_refused(llama, tmp_path, changes, sentence):
     with pytest.raises(StartupError, match=sentence):
-        check_kv_disk(config_of(llama, tmp_path, **changes))
+        check_kv_disk(config_of(llama, tmp_path, **changes), block_bytes=5000)
 
 
 def test_without_a_disk_nothing_is_checked(llama, tmp_path):
-    check_kv_disk(config_of(llama, tmp_path, kv_disk=None, kv_disk_bytes=None, kv_host_memory_bytes=None))
+    config = config_of(llama, tmp_path, kv_disk=None, kv_disk_bytes=None, kv_host_memory_bytes=None)
+    check_kv_disk(config, block_bytes=5000)

@@ -24,6 +24,7 @@ from server.http.metrics import HttpMetrics
 from server.http.routes.pages import docs_routes, kv_page_routes, root_routes
 from server.http.tracing import Tracer
 from server.text.chat_template import ChatTemplate
+from tests.support.certificates import certificates_read_once
 from tests.support.fakes import FakeEngineClient, FakeLauncherChannel
 from tests.support.shared_grammars import CheckProcesses, SharedGrammarChecker
 from tests.support.templates import CHATML
@@ -86,7 +87,7 @@ def write_model_folder(folder: Path, *, chat_template: str | None = CHATML, toke
 
 @pytest.fixture(scope="session", autouse=True)
 def _what_apps_have_in_common_is_made_once() -> Iterator[None]:
-    """Share chat templates and pages, which do not change, and the processes that compile grammars.
+    """Share chat templates, pages and certificates, which do not change, and the processes that compile grammars.
 
     To make them is most of the time that it takes to make an app and to ask it for a grammar.
     """
@@ -100,7 +101,7 @@ def _what_apps_have_in_common_is_made_once() -> Iterator[None]:
             )
         return made[key]
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, certificates_read_once():
         patch.setattr("server.text.tokenizer.ChatTemplate", make_once)
         for make in (root_routes, kv_page_routes, docs_routes):
             patch.setattr(f"server.http.app.{make.__name__}", functools.cache(make))

@@ -294,15 +294,24 @@ def test_answers_with_many_log_probabilities_are_written_outside_the_event_loop(
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
-def test_every_route_that_reads_a_body_has_its_bounds_and_costliest_bodies_that_it_takes(harness, monkeypatch):
+@pytest.fixture
+def schemas(harness, monkeypatch):
+    """By path, the schema of the body that a route reads."""
     rows = []
     monkeypatch.setattr(
         "server.http.app.router_of",
         lambda routes, **options: router_of([rows.append(row) or row for row in routes], **options),
     )
     harness()
-    schemas = {row.path: row.body for row in rows if row.body is not None}
+    return {row.path: row.body for row in rows if row.body is not None}
+
+
+def test_every_route_that_reads_a_body_has_its_bounds_and_costliest_bodies(schemas):
     assert set(schemas) == set(ROUTE_COSTS) == {body.path for body in COSTLY_BODIES.values()}
+
+
+@pytest.mark.full  # the tests that send them are
+def test_every_route_takes_its_costliest_bodies(schemas):
     for name, body in COSTLY_BODIES.items():
         assert len(body.content) <= max_body_bytes(), name
         parse_body(schemas[body.path], parse_json(body.content))

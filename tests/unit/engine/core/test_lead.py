@@ -1,5 +1,6 @@
 """Newcomers' prompts go ahead of other tenants' prompts, and never keep them from more than half of the steps."""
 
+import itertools
 import random
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.step import StepPlan
-from engine.core.step_budget import MOST_AHEAD
+from engine.core.step_budget import MOST_AHEAD, STEPS_PER_PAUSE
 from engine.interface.protocol import SamplingParams
 from tests.support.stepping import commit, make_scheduler, schedule, step
 
@@ -15,12 +16,15 @@ from tests.support.stepping import commit, make_scheduler, schedule, step
 class Crowd:
     """A scheduler with much room, and requests of tenants, which arrive one after the other."""
 
-    def __init__(self, *, max_num_seqs: int = 64, max_num_batched_tokens: int = 128) -> None:
+    def __init__(
+        self, *, max_num_seqs: int = 64, max_num_batched_tokens: int = 128, spares_newcomers: bool = False
+    ) -> None:
         self.scheduler: Scheduler = make_scheduler(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             num_pages=8000,
             max_model_len=4096,
+            spares_newcomers=spares_newcomers,
         )
         self.num_asked = 0
 
@@ -67,11 +71,65 @@ def test_the_rest_of_a_newcomers_prompt_goes_ahead_too() -> None:
     assert guest.is_decoding
 
 
+def test_answers_miss_the_step_of_a_newcomers_prompt_and_get_the_tokens_that_they_would_have_had() -> None:
+    crowd = Crowd(spares_newcomers=True)
+    flood = [crowd.ask("flood", 4) for _ in range(20)]
+    step(crowd.scheduler)
+    assert [len(request.output_token_ids) for request in flood] == [1] * 20
+    guest = crowd.ask("guest", 30)
+    plan = schedule(crowd.scheduler)
+    assert crowd.prompts(plan) == {guest}
+    assert plan.num_rows == 1
+    commit(crowd.scheduler, plan)
+    plan = schedule(crowd.scheduler)
+    assert plan.num_rows == 21
+    commit(crowd.scheduler, plan)
+    assert [len(request.output_token_ids) for request in [*flood, guest]] == [2] * 21
+
+
+def test_answers_of_one_tenant_never_wait_for_its_own_prompts() -> None:
+    crowd = Crowd(spares_newcomers=True)
+    crowd.ask("guest", 4, 1)
+    crowd.ask("flood", 4, 40)
+    step(crowd.scheduler)
+    for _ in range(20):
+        crowd.ask("flood", 30)
+        assert step(crowd.scheduler).rows[0].num_tokens == 1
+
+
+def test_newcomers_without_end_take_one_step_of_eight_from_answers() -> None:
+    crowd = Crowd(spares_newcomers=True)
+    answer = crowd.ask("flood", 4, 200)
+    step(crowd.scheduler)
+    have = []
+    for number in range(10 * STEPS_PER_PAUSE):
+        crowd.ask(f"small{number}", 4, 1)
+        before = len(answer.output_token_ids)
+        step(crowd.scheduler)
+        have.append(len(answer.output_token_ids) > before)
+    assert have.count(False) == 10
+    missed = [number for number, has_token in enumerate(have) if not has_token]
+    assert all(later - earlier == STEPS_PER_PAUSE for earlier, later in itertools.pairwise(missed))
+
+
+def test_a_newcomer_without_room_keeps_no_answer_waiting() -> None:
+    crowd = Crowd(max_num_seqs=2, spares_newcomers=True)
+    answers = [crowd.ask("flood", 4, 40), crowd.ask("other", 4, 40)]
+    step(crowd.scheduler)
+    crowd.ask("guest", 4)
+    for _ in range(2 * STEPS_PER_PAUSE):
+        assert step(crowd.scheduler).num_rows == 2
+    assert {len(request.output_token_ids) for request in answers} == {1 + 2 * STEPS_PER_PAUSE}
+
+
 @pytest.mark.parametrize("num_prompt", [4, 20])
 @pytest.mark.parametrize("num_small", [1, 32])
-def test_small_tenants_without_end_at_most_double_a_large_prompts_steps(num_small: int, num_prompt: int) -> None:
+@pytest.mark.parametrize("spares", [False, True])
+def test_small_tenants_without_end_at_most_double_a_large_prompts_steps(
+    num_small: int, num_prompt: int, spares: bool
+) -> None:
     """None of them has a row when its next prompt comes, and 32 prompts of 20 tokens would fill every step."""
-    crowd = Crowd()
+    crowd = Crowd(spares_newcomers=spares)
     large = crowd.ask("large", 2000, 4)  # its turn comes first
     step(crowd.scheduler)
     num_steps = 1
@@ -103,9 +161,14 @@ def test_a_request_longer_than_all_others_has_its_turn_beside_32_tenants_of_any_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.table(most=4)
 def test_whoever_comes_the_first_prompt_in_order_goes_on_in_half_of_the_steps_and_all_requests_end(seed: int) -> None:
     rng = random.Random(seed)
-    crowd = Crowd(max_num_seqs=rng.choice([16, 64]), max_num_batched_tokens=rng.choice([64, 128, 512]))
+    crowd = Crowd(
+        max_num_seqs=rng.choice([16, 64]),
+        max_num_batched_tokens=rng.choice([64, 128, 512]),
+        spares_newcomers=rng.random() < 0.5,
+    )
     scheduler = crowd.scheduler
     weights = {f"tenant{place}": rng.choice([0.1, 1.0, 1.0, 8.0]) for place in range(rng.choice([2, 5, 33]))}
     crowd.ask("tenant0", 2000, 4, weight=weights["tenant0"])

@@ -123,6 +123,7 @@ def test_drafts_that_made_a_step_too_large_fail_nobody_and_come_no_more(depth, p
 @DEPTHS
 @pytest.mark.parametrize("num_drafts", [0, 3])
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.table
 def test_whatever_fails_every_request_ends_once_with_its_own_tokens(depth, seed, num_drafts):
     rng = random.Random(seed)
     harness = Harness(

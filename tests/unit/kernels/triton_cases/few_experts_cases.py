@@ -74,14 +74,14 @@ STORAGE_SIZES = {
 
 
 @pytest.mark.parametrize("storage", STORAGE_SIZES)
-@pytest.mark.table(most=4)
+@pytest.mark.table(most=2)
 def test_one_token_equals_its_specification(storage):
     _check(_problem(storage, 1, **STORAGE_SIZES[storage]), ONE)
 
 
 @pytest.mark.parametrize("num_tokens", [2, 5])
 @pytest.mark.parametrize("storage", STORAGE_SIZES)
-@pytest.mark.table(most=4)
+@pytest.mark.table(most=2)
 def test_some_tokens_equal_their_specification(storage, num_tokens):
     _check(_problem(storage, num_tokens, skew=2.0, **STORAGE_SIZES[storage]), SOME)
 

@@ -10,6 +10,7 @@ from torch import distributed
 
 from kernels.moe.planes import PlanesMatrix, to_planes
 from kernels.moe.storage import dense_matrix
+from kernels.moe.storage_lut4 import TABLES
 from models.build import build
 from models.config.model_config import ModelConfig
 from models.config.size import quantized_experts, quantized_matrices
@@ -206,6 +207,18 @@ def test_random_experts_are_one_model_however_it_is_split(section):
     gates, ups = zip(*(dense_matrix(part.gate_up, 5, torch.float32).chunk(2) for part in parts), strict=True)
     assert torch.equal(torch.cat(gates + ups), dense_matrix(whole.gate_up, 5, torch.float32))
     assert 0.01 < downs[0].std() < 0.04
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_random_weights_have_the_table_of_their_kind(kind):
+    section = NF4 | {"bnb_4bit_quant_type": kind, "llm_int8_skip_modules": ["lm_head", "mlp.gate"]}
+    config = _parse("qwen3_moe", section, hidden_size=64, moe_intermediate_size=128, head_dim=32)
+    layer = build(config, Weights.dummy(device=CPU, dtype=torch.float32), TensorParallel()).layers[1]
+    assert layer.mlp.weights.down.kind == kind
+    values = torch.stack([dense_matrix(layer.mlp.weights.down, expert, torch.float32) for expert in range(4)])
+    assert values.mean().abs() < 0.03 * values.std()  # or tokens would grow alike, and choose the same experts
+    (linear,) = [module for name, module in layer.named_modules() if name.endswith("o_proj")]
+    assert torch.equal(linear.params.params[0].table, torch.tensor(TABLES[kind]))
 
 
 def test_published_sizes():

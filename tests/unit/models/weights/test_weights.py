@@ -218,3 +218,12 @@ def test_a_merged_projection_of_another_size_is_named_as_the_checkpoint_names_it
         ModelError, match=r"attn\.qkv_proj\.weight has shape \[12, 6\], but config.json requires \[16, 6\]"
     ):
         (w / "k_proj").tensor("weight", (4, 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_random_integers_have_every_value_of_their_dtype(dtype: torch.dtype) -> None:
+    """Without byte 255, twice the code of -6, random MXFP4 has a mean, and tokens choose the same experts."""
+    w = Weights.dummy(device=torch.device("cpu"), dtype=torch.bfloat16)
+    found = w.stored("blocks", (1 << 16,), (dtype,)).view(torch.uint8)
+    counts = torch.bincount(found.int(), minlength=256)
+    assert counts.min() > 0.7 * counts.float().mean()

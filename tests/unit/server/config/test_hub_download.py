@@ -12,6 +12,7 @@ from huggingface_hub import constants
 
 from engine.interface.errors import StartupError
 from server.cli import serve_parser
+from server.commands.doctor.checks import check_files, find_model
 from server.config import hub_download
 from server.config.fit_check import check_fits
 from server.config.model_source import DEMO_FOLDER, resolve_model
@@ -26,6 +27,9 @@ REPOSITORIES = {
     "owner/foreign": FOREIGN,
     "owner/large": {**DEMO, "config.json": json.dumps(LARGE).encode()},
     "owner/gguf": {"README.md": b"", "model-Q4_K_M.gguf": b"GGUF", "config.json": b"{}"},
+    "owner/mute": {name: data for name, data in DEMO.items() if name != "tokenizer.json"}
+    | {"tiktoken.model": b"IQ== 0"},
+    "owner/torn": {**DEMO, "tokenizer.json": b"{"},
     "owner/empty": {"README.md": b"", "config.json": b"{}"},
 }
 
@@ -86,6 +90,25 @@ def test_a_model_that_does_not_fit_the_memory_costs_no_weights(hub: FakeHub) -> 
     message = refusal(hub, "owner/large", check=check())
     assert message.startswith("owner/large was not downloaded: this machine has ")
     assert "for its weights" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("owner/mute", "tokenizer.json (or tokenizer.model) is missing, and its tiktoken.model is for the model's own"),
+        ("owner/torn", "owner/torn was not downloaded: the tokenizer in "),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read_costs_no_weights(hub: FakeHub, name: str, said: str) -> None:
+    assert said in refusal(hub, name, check=check())
+
+
+def test_the_doctor_refuses_a_repository_without_a_tokenizer(hub: FakeHub, tmp_path: Path) -> None:
+    found = find_model("owner/mute", revision=None, scratch=tmp_path / "scratch")
+    with pytest.raises(StartupError, match="No tokenizer in owner/mute: "):
+        check_files(found)
+    assert check_files(find_model("owner/demo", revision=None, scratch=tmp_path / "scratch"))
+    assert hub.sent.keys() == {"config.json"}
 
 
 def test_too_little_disk_is_said_with_both_sizes(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from server.cli import _parser, main, serve_parser
 from server.config.known_flags import CHOICES, FLAGS, about_flag
 from server.config.known_words import COMMANDS, MODELS, ROUTES, about_command, about_model, about_route
 from server.config.model_source import resolve_model
-from tests.known_models import UNSERVED
+from tests.known_models import SERVED, UNSERVED
 
 
 def commands() -> set[str]:
@@ -86,6 +86,9 @@ def test_every_route_that_is_suggested_exists(harness) -> None:
 
 
 def test_names_of_ollama_are_hub_ids_that_are_served() -> None:
+    listed = {entry.model for entry in SERVED}
+    new = {"gemma4", "qwen3.5:4b", "qwen3-vl:2b", "ministral-3:14b", "llama4", "hermes3", "qwen3-embedding:0.6b"}
+    assert {MODELS[name] for name in new} <= listed
     assert [model for model in MODELS.values() if not re.fullmatch(r"[\w.-]+/[\w.-]+", model)] == []
     assert set(MODELS.values()).isdisjoint(entry.model for entry in UNSERVED)
 
@@ -96,6 +99,11 @@ def test_names_of_ollama_are_hub_ids_that_are_served() -> None:
         ("run llama3.2:1b", "quire chat meta-llama/Llama-3.2-1B-Instruct"),
         ("run", "quire chat MODEL"),
         ("pull qwen3:0.6b", "quire serve Qwen/Qwen3-0.6B"),
+        ("pull gemma4", "quire serve google/gemma-4-E4B-it"),
+        ("run deepseek-r1", "quire chat deepseek-ai/DeepSeek-R1-0528-Qwen3-8B"),
+        ("pull qwen3.5", "quire serve MODEL; models are named as on the hub, OWNER/NAME: quire models qwen3.5 lists"),
+        ("run owner/x-GGUF:Q4_K_M", "quire chat MODEL; GGUF is llama.cpp's format"),
+        ("pull xyzzy", "Type quire serve MODEL (see"),
         ("ps", "quire top"),
         ("sevre ./m", "serve is the nearest"),
         ("docter", "doctor is the nearest"),
@@ -104,6 +112,12 @@ def test_names_of_ollama_are_hub_ids_that_are_served() -> None:
         ("info qwen3:4b", "quire doctor Qwen/Qwen3-4B"),
         ("login", "hf auth login"),
         ("launch-server", "quire serve MODEL"),
+        ("-m ./m", "-m is no flag here: a model is served with quire serve ./m"),
+        ("--model=Qwen/Qwen3-0.6B --port 1", "quire serve Qwen/Qwen3-0.6B"),
+        ("-m m.gguf", "GGUF is llama.cpp's format"),
+        ("-m", "quire serve MODEL"),
+        ("-c 4096", "-c is --max-model-len here, and the command comes first: quire serve"),
+        ("--frobnicate 5", "--frobnicate is no flag of quire, and a command comes first"),
     ],
 )
 def test_a_first_word_that_is_no_command(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,6 +127,13 @@ def test_a_first_word_that_is_no_command(line: str, said: str, capsys: pytest.Ca
     (error,) = capsys.readouterr().err.splitlines()
     assert said in error
     assert error.startswith("quire: error: ")
+
+
+@pytest.mark.parametrize(("kind", "here"), [("latency", "offline"), ("throughput", "offline"), ("online", "serve")])
+def test_kinds_of_measurements_have_other_names(kind: str, here: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", kind])
+    assert f": it is {here} here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["xyzzy", "q", "frobnicate", "merge"])
@@ -161,7 +182,7 @@ def test_a_flag_of_another_server(line: str, said: str, capsys: pytest.CaptureFi
         ("newmodel:70b", "named as on the hub, OWNER/NAME."),
         ("llama3.2:latest", "quire serve meta-llama/Llama-3.2-3B-Instruct"),
         ("llama3.2:3b-instruct-q4_K_M", "quire models llama3.2 lists ids"),
-        ("deepseek-r1", "quire models deepseek-r1 lists ids"),
+        ("qwen3.5", "quire models qwen3.5 lists ids"),
         ("Qwen3-0.6B", "its owner before it: Qwen/Qwen3-0.6B"),
         ("hf://Qwen/Qwen3-0.6B", "quire serve Qwen/Qwen3-0.6B"),
         ("Qwen/Qwen3-0.6B:latest", "a hub id has no tag: quire serve Qwen/Qwen3-0.6B"),

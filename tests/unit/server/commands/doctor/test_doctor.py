@@ -26,8 +26,9 @@ ROOT = Path(__file__).parents[5]
 
 @pytest.fixture
 def here(monkeypatch):
-    """Ask the engine's part in this process: importing torch again for every test takes long."""
+    """Ask the engine's part in this process: importing torch again for every test takes long. No hub lists files."""
     monkeypatch.setattr(doctor, "_ask_engine", lambda ask, problems: examine(ask))
+    monkeypatch.setattr(doctor_host, "list_files", lambda *asked: None)
 
 
 @pytest.fixture
@@ -108,6 +109,10 @@ def test_an_incomplete_folder_is_refused_as_serving_would(here, capsys, llama):
     code, report = run(capsys, llama)
     assert code == 2
     assert "No config.json" in report["sentence"]
+    (llama / "model_index.json").write_text("{}")
+    code, report = run(capsys, llama)
+    assert code == 2
+    assert "it is a diffusion model" in report["sentence"]
 
 
 def test_pickled_weights_are_not_taken_for_none(here, capsys, llama):

@@ -35,9 +35,14 @@ def test_the_smallest_sizes_with_nearly_the_best_rate_of_the_faster_dtype_are_ch
     assert "1: 20, 8: 97, 32: 100." in reasons["max-num-seqs"]
 
 
-def test_what_was_given_is_kept_and_a_step_has_a_token_for_each_request() -> None:
-    chosen = {choice.key: choice.value for choice in choose(REPORT, {"max-num-seqs": "900"})}
-    assert chosen == {"dtype": "bfloat16", "max-num-batched-tokens": "900"}
+def test_what_was_given_is_kept_and_half_of_a_step_is_left_for_prompts() -> None:
+    chosen = {choice.key: choice for choice in choose(REPORT, {"max-num-seqs": "900"})}
+    assert {key: choice.value for key, choice in chosen.items()} == {
+        "dtype": "bfloat16", "max-num-batched-tokens": "1800",
+    }  # fmt: skip
+    assert chosen["max-num-batched-tokens"].reason.endswith("half of a step is left for prompts.")
+    (step,) = (choice.value for choice in choose(REPORT, {"max-num-seqs": "30000"}) if "tokens" in choice.key)
+    assert step == "32768"
 
 
 def test_the_file_is_one_that_serve_takes(tmp_path: Path) -> None:
