@@ -3,7 +3,7 @@
 python -m benchmarks.recurrent_hopper [--seconds 130] [--json FILE]
 
 - "before" is Triton's way, "hopper" what is served; "one" and "two" are the delta rule's scan by one or two warpgroups
-  of a program; "phase" rows are the first phase alone, "phase gluon" that of gluon_systems for any heads.
+  of a program; "phase" rows are the first phase alone.
 - "check" rows are tests of tests/gpu/test_gluon_scan_cuda.py, each in a process of its own, so that a deadlock or a
   fault costs only its own numbers. What fails its check is not timed.
 - % of floor counts each input and output once; the delta rule's systems are 268 MB more (1 x 16,384).
@@ -101,11 +101,8 @@ def launch_delta(problem: Problem, variant: str, layer: int) -> torch.Tensor:
     def advance(*arguments: Any, config: object, **named: Any) -> None:
         gluon_systems.advance_on_hopper(*arguments, consumers=CONSUMERS.get(variant), **named)
 
-    prepare = gluon_systems.prepare_by_triton
     scans = triton_chunks._scan_kernel, gluon_scan._scan_kernel
     delta_rule.advance_by_chunks = TRITONS_ADVANCE if "before" in variant else advance
-    if variant == "phase gluon":
-        gluon_systems.prepare_by_triton = gluon_systems.prepare_systems
     if "phase" in variant:
         triton_chunks._scan_kernel = gluon_scan._scan_kernel = Nothing()
     try:
@@ -113,7 +110,7 @@ def launch_delta(problem: Problem, variant: str, layer: int) -> torch.Tensor:
             *problem.qkv, problem.g, problem.beta, problem.views[layer][1], problem.metadata, scale=0.1, pdl=True
         )
     finally:
-        delta_rule.advance_by_chunks, gluon_systems.prepare_by_triton = TRITONS_ADVANCE, prepare
+        delta_rule.advance_by_chunks = TRITONS_ADVANCE
         triton_chunks._scan_kernel, gluon_scan._scan_kernel = scans
 
 
@@ -141,7 +138,7 @@ def cases(failures: dict[str, str]) -> Iterator[Case]:
     """Yield a cell without its configuration, its problem's maker, its launch, and the configurations to time."""
     delta = ["before", *(["hopper", "one", "two"] if "hopper" not in failures else []), "phase before"]
     if "systems" not in failures:
-        delta += ["phase hopper", "phase gluon"]
+        delta += ["phase hopper"]
     scan = ["before", *(["hopper", "phase hopper"] if "mamba2" not in failures else [])]
     for number, (rows, tokens) in enumerate(SIZES):
         for heads in HEADS if number < 5 else HEADS[:1]:

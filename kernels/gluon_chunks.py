@@ -24,8 +24,6 @@ CHUNK = 64
 FACTORS = 4
 _BOX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 _CHUNK = gl.constexpr(CHUNK)
-# The same in each warp, so that sums need no others
-_LANES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 _ROWS_BEFORE = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
 
 
@@ -62,7 +60,9 @@ def add(a, b):
 @jit
 def find_chunk(query_start_ptr, seq_lens_ptr, first_row, num_rows, index, SHORT: gl.constexpr):
     """Return the first token of chunk number `index` of the step, and its row's end; equal if there is none."""
-    lanes = gl.arange(0, 32, _LANES)
+    # The same in each warp, so that sums need no others
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    lanes = gl.arange(0, 32, LANES)
     before = 0
     num_before = 0
     own_start = 0

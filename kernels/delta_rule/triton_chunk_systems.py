@@ -30,8 +30,7 @@ class ChunkSystems(NamedTuple):
 
     transform: torch.Tensor  # [chunks, heads, CHUNK, CHUNK], as the inputs
     reads: torch.Tensor  # likewise
-    # [3, chunks, heads, CHUNK] fp32; in lines [chunks, heads, 4 * CHUNK], the decay CHUNK times behind them;
-    # by dimension [3, chunks, heads, CHUNK, d_k], as the inputs
+    # [3, chunks, heads, CHUNK] fp32; by dimension [3, chunks, heads, CHUNK, d_k], as the inputs
     factors: torch.Tensor
     decays: torch.Tensor  # [chunks, heads] fp32; by dimension [chunks, heads, d_k]
 
@@ -50,22 +49,20 @@ def prepare_chunks(
     eps: float,
     num_warps: int,
     max_registers: int | None,
-    in_lines: bool = False,
 ) -> ChunkSystems:
     """Launch the first phase for `most` chunks. step: query_start_loc, seq_lens; rows: the first one, their number.
 
-    max_registers, in_lines: of a thread, and of factors, with one gate for each token.
+    max_registers: of a thread, with one gate for each token.
     """
     num_heads, d_k = beta.shape[1], q.shape[2]
     transform = q.new_empty(most, num_heads, CHUNK, CHUNK)
     arguments = (q.stride(0), k.stride(0), scale, eps, *step, *rows, most)
     if g.dim() == 2:
-        shape = (most, num_heads, 4 * CHUNK) if in_lines else (3, most, num_heads, CHUNK)
-        factors = q.new_empty(shape, dtype=torch.float32)
+        factors = q.new_empty(3, most, num_heads, CHUNK, dtype=torch.float32)
         decays = q.new_empty(most, num_heads, dtype=torch.float32)
         systems = ChunkSystems(transform, torch.empty_like(transform), factors, decays)
         _scalars_kernel[(num_heads, most)](
-            q, k, g, beta, *systems, *arguments, **sizes, IN_LINES=in_lines, num_warps=num_warps, maxnreg=max_registers
+            q, k, g, beta, *systems, *arguments, **sizes, num_warps=num_warps, maxnreg=max_registers
         )
         return systems
     factors = q.new_empty(3, most, num_heads, CHUNK, d_k)
@@ -113,7 +110,7 @@ def _scalars_kernel(
     q_ptr, k_ptr, g_ptr, beta_ptr, transform_ptr, reads_ptr, factors_ptr, decays_ptr, stride_q, stride_k, scale, eps,
     query_start_ptr, seq_lens_ptr, first_row, num_rows, most,
     NUM_HEADS: tl.constexpr, REPEAT: tl.constexpr, D_K: tl.constexpr, K_PAD: tl.constexpr, CHUNK: tl.constexpr,
-    ROWS_PAD: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, IN_LINES: tl.constexpr,
+    ROWS_PAD: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """One head of one chunk, with one gate for each token."""
     head, index = tl.program_id(0), tl.program_id(1)
@@ -143,13 +140,8 @@ def _scalars_kernel(
         keys = tl.where(places[:, None] > places[None, :], keys * decay * (beta * k_norm)[:, None], 0.0)
         inverse = _invert(keys, CHUNK, k.dtype)
         _store_square(transform_ptr, place_of, inverse * beta[None, :], CHUNK)
-        if IN_LINES:
-            factors = factors_ptr + place_of * (4 * CHUNK) + places
-            stride = CHUNK
-            tl.store(factors + 3 * CHUNK, tl.exp(whole + 0.0 * sums))
-        else:
-            factors = factors_ptr + place_of * CHUNK + places
-            stride = most * NUM_HEADS * CHUNK
+        factors = factors_ptr + place_of * CHUNK + places
+        stride = most * NUM_HEADS * CHUNK
         from_start = tl.exp(sums)
         tl.store(factors, k_norm * from_start)
         tl.store(factors + stride, q_norm * from_start)

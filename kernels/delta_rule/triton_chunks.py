@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.delta_rule.triton_chunk_systems import CHUNK, ChunkSystems, count_chunks, prepare_chunks
+from kernels.delta_rule.triton_chunk_systems import CHUNK, count_chunks, prepare_chunks
 from kernels.dispatch import is_hopper
 from kernels.states import StateMetadata, StateView
 from kernels.states_triton import place, row_writes, state_offsets, step_row
@@ -81,28 +81,6 @@ def advance_by_chunks(
         view.pool, metadata.pages, metadata.pages.stride(0), *place(view),
         D_V=d_v, BLOCK=block, BY_DIMENSION=by_dimension, STAGES=stages, **sizes,
         num_warps=config.scan_warps, num_stages=stages,
-    )  # fmt: skip
-
-
-def prepare_lines(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    step: tuple[torch.Tensor, torch.Tensor],
-    rows: tuple[int, int],
-    most: int,
-    *,
-    short: int,
-    scale: float,
-    eps: float,
-    pdl: bool,
-) -> ChunkSystems:
-    """Launch the first phase with factors in lines, for the scan in kernels.gluon_scan. See prepare_chunks."""
-    sizes = _sizes(q, beta.shape[1], rows[1], short=short, pdl=pdl)
-    return prepare_chunks(
-        q, k, g, beta, step, rows, most, sizes,
-        scale=scale, eps=eps, num_warps=4, max_registers=_REGISTERS, in_lines=True,
     )  # fmt: skip
 
 

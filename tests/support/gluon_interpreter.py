@@ -66,6 +66,10 @@ class Tile:
     def index(self, place: Any) -> Tile:
         return Tile(self.memory[int(place)], has_panels=self.has_panels)
 
+    def slice(self, start: Any, length: int) -> Tile:
+        assert not self.has_panels
+        return Tile(self.memory[int(start) : int(start) + length])
+
     def permute(self, order: Sequence[int]) -> Tile:
         assert tuple(order) == (1, 0)
         return Tile(self.memory, has_panels=self.has_panels, is_turned=True)
@@ -161,6 +165,11 @@ def _multiply(left: Any, right: Tile, added: Any, *, use_acc: bool = True, is_as
     return _local.products[-1]
 
 
+def _multiply_block(left: torch.Tensor, right: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    assert left.dtype == right.dtype
+    return left.float() @ right.float() + added
+
+
 def _wait_products(num_left: int, deps: list[Any]) -> Any:
     unfinished = _local.products
     while len(unfinished) > num_left:
@@ -242,6 +251,8 @@ _LANGUAGE = types.SimpleNamespace(
     associative_scan=lambda x, axis, add: x.cumsum(axis, dtype=x.dtype),
     convert_layout=lambda x, layout, **_: x,
     permute=lambda x, order: x.permute(*order),
+    join=lambda a, b: torch.stack((a, b), -1),
+    num_warps=lambda: 4,
     static_range=range,
     thread_barrier=lambda: None,
     warp_specialize=_specialise,
@@ -264,6 +275,7 @@ _REPLACED: dict[str, Any] = {
         async_copy_global_to_shared=_load_box, async_copy_shared_to_global=_store_box, store_wait=lambda pendings: None
     ),
     "grid_dependency": lambda instruction: None,
+    "mma_v2": _multiply_block,
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import recurrent_kernels, recurrent_steps
-from kernels.delta_rule import chunks, triton_chunks
+from kernels.delta_rule import chunks
 from kernels.delta_rule import triton as twin
 from kernels.delta_rule.reference import recurrent_gated_delta_rule
 from tests.unit.kernels.triton_cases.recurrent_problem import (
@@ -180,23 +180,3 @@ def test_the_benchmark_of_steps_runs_and_writes_its_figures(monkeypatch, tmp_pat
     assert not any(cell["trouble"] for cell in results)
     assert max(cell["error"] for cell in results) < 6e-3
     assert "chain" in capsys.readouterr().out
-
-
-def test_factors_in_lines_are_those_of_the_scan():
-    metadata = make_metadata(LONG)
-    q, k, _v, g, beta = make_delta(metadata, key_heads=2, value_heads=2, d_k=16, d_v=16, dtype=torch.float16)
-    step, rows, most = (metadata.query_start_loc, metadata.seq_lens), (0, len(LONG)), len(q) // 64 + len(LONG)
-    options = {"short": 16, "pdl": False}
-    lines = triton_chunks.prepare_lines(q, k, g, beta, step, rows, most, scale=0.3, eps=1e-6, **options)
-    sizes = triton_chunks._sizes(q, 2, len(LONG), **options)
-    wanted = triton_chunks.prepare_chunks(
-        q, k, g, beta, step, rows, most, sizes, scale=0.3, eps=1e-6, num_warps=4, max_registers=None
-    )
-    chunks_of_rows = sum(-(-row.num_tokens // 64) for row in LONG if row.num_tokens > 16 and row.start != PADDING)
-    own = slice(0, chunks_of_rows)
-    assert chunks_of_rows > 2
-    factors = lines.factors.view(most, 2, 4, 64)[own]
-    assert torch.equal(factors[:, :, :3], wanted.factors[:, own].permute(1, 2, 0, 3))
-    assert torch.equal(factors[:, :, 3], wanted.decays[own, :, None].expand(-1, -1, 64))
-    assert torch.equal(lines.transform[own], wanted.transform[own])
-    assert torch.equal(lines.reads[own], wanted.reads[own])
