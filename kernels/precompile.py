@@ -109,6 +109,7 @@ class Compilation:
         context = multiprocessing.get_context("fork")
         self._num_taken: Synchronized[int] = context.Value("i", 0)
         self._num_done: Synchronized[int] = context.Value("i", 0)
+        self._seconds = context.Array("d", len(kernels), lock=False)  # each written once
         target = driver.active.get_current_target()
         num_processes = min(len(kernels), len(os.sched_getaffinity(0)))
         self._processes = [
@@ -129,12 +130,17 @@ class Compilation:
                     process.kill()
             time.sleep(_POLL_S)
         on_progress(self._num_done.value, total)
+        times = [(self._seconds[i], kernel.function.__name__) for i, kernel in enumerate(self._kernels)]
+        longest_s, longest = max(times, default=(0.0, ""))
         logger.info(
-            "kernels compiled=%d of=%d processes=%d seconds=%.1f",
+            "kernels compiled=%d of=%d processes=%d seconds=%.1f sum_s=%.1f longest=%s longest_s=%.1f",
             self._num_done.value,
             total,
             len(self._processes),
             time.monotonic() - self._started_s,
+            sum(self._seconds),
+            longest,
+            longest_s,
         )
         return self._num_done.value == total
 
@@ -148,9 +154,10 @@ class Compilation:
                 self._num_taken.value += 1
             if index >= len(self._kernels):
                 return
-            kernel = self._kernels[index]
+            kernel, started_s = self._kernels[index], time.monotonic()
             try:
                 kernel.compile(target)
+                self._seconds[index] = time.monotonic() - started_s
             except Exception as error:  # any error recurs, and is reported, when the kernel is launched
                 logger.warning("kernel=%s not compiled ahead error=%r", kernel.function.__name__, str(error)[:200])
                 continue

@@ -56,7 +56,8 @@ class HeadStart:
         return ", ".join(f"{name} {ended_s - self._started_s:.2f}" for name, ended_s in self._ended_s.copy().items())
 
     def _run(self, name: str, work: Callable[[], object]) -> None:
-        work()
+        with contextlib.suppress(Exception):
+            work()
         self._ended_s[name] = time.monotonic()
 
 
@@ -75,8 +76,10 @@ def begin_head_start(config: EngineConfig, *, may_use_device: bool = True) -> He
     link_torch = torch_linker()
 
     def link() -> None:
-        link_torch()
-        is_linked.set()
+        try:
+            link_torch()
+        finally:
+            is_linked.set()
 
     def hash_after() -> None:  # its import would wait for the linker, with the interpreter's lock
         is_linked.wait()
