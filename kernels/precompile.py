@@ -80,6 +80,14 @@ def collect_kernels() -> Iterator[list[Kernel]]:
         knobs.runtime.jit_cache_hook = hook
 
 
+def keep_binaries_alone() -> None:
+    """Let Triton write the binaries of kernels to its cache without the texts that it has made on the way.
+
+    They are six times as large, and each start would read those of every kernel that it launches.
+    """
+    knobs.compilation.store_binary_only = True
+
+
 def settle_cache_keys() -> None:
     """Make a kernel's key in Triton's cache depend on its source alone. Before the first key is asked for.
 

@@ -10,7 +10,7 @@ SCRIPT = """
 import triton
 
 from kernels.elementwise import triton as elementwise_triton
-from kernels.precompile import Compilation
+from kernels.precompile import Compilation, keep_binaries_alone
 
 
 def launch(size, *, pdl=False):
@@ -25,6 +25,7 @@ assert len(kernels) == 3
 assert not any(output.any() for output in outputs)
 assert triton.knobs.runtime.jit_cache_hook is None
 
+keep_binaries_alone()
 progress = []
 assert Compilation(kernels).wait(lambda done, total: progress.append((done, total)))
 assert progress[-1] == (3, 3)
@@ -48,3 +49,4 @@ assert Compilation([*others, kernels[0]]).wait(lambda done, total: None) is Fals
 def test_what_was_noted_is_compiled_elsewhere_and_then_found_in_the_cache(tmp_path: Path) -> None:
     run = run_script(SCRIPT, cache=tmp_path)
     assert run.stderr.count("not compiled ahead") == 1
+    assert {path.suffix for path in tmp_path.rglob("_rms_norm*") if path.is_file()} == {".cubin", ".json"}
