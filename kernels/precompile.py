@@ -81,7 +81,7 @@ def collect_kernels() -> Iterator[list[Kernel]]:
 
 
 def keep_binaries_alone() -> None:
-    """Let Triton write the binaries of kernels to its cache without the texts that it has made on the way.
+    """Let Triton write the binaries of kernels to its cache without the texts that it makes of the source on the way.
 
     They are six times as large, and each start would read those of every kernel that it launches.
     """
