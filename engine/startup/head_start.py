@@ -17,12 +17,14 @@ import ctypes
 import importlib.util
 import json
 import logging
+import mmap
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 
 from engine.interface.config import EngineConfig
 
@@ -148,10 +150,42 @@ def hash_triton() -> None:
     """Let Triton compute and keep the part of its cache keys that identifies its version, if there is CUDA. Blocks."""
     try:
         ctypes.CDLL("libcuda.so.1")
-        from triton.runtime.cache import triton_key
+        import triton.runtime.cache
     except (ImportError, OSError):  # no driver, no Triton, or another version, which computes it at the first launch
         return
-    triton_key()
+    with _whole_files(triton.runtime.cache):
+        triton.runtime.cache.triton_key()
+
+
+@contextlib.contextmanager
+def _whole_files(module: ModuleType) -> Iterator[None]:
+    """Let a module read files whole, however much it asks for: by the MiB, each wants the interpreter's lock again."""
+    namespace = vars(module)
+    namespace["open"] = lambda path, mode="r", **options: (_WholeFile if mode == "rb" else open)(path, mode, **options)
+    try:
+        yield
+    finally:
+        del namespace["open"]
+
+
+class _WholeFile:
+    """A file whose first read returns all of it, as pages of the page cache."""
+
+    def __init__(self, path: str, mode: str) -> None:
+        with open(path, mode) as file:
+            is_empty = os.fstat(file.fileno()).st_size == 0
+            self._rest: mmap.mmap | bytes = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __enter__(self) -> _WholeFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._rest = b""
+
+    def read(self, _: int = -1) -> mmap.mmap | bytes:
+        """Return what is left, more than was asked for."""
+        content, self._rest = self._rest, b""
+        return content
 
 
 def _available_bytes() -> int:

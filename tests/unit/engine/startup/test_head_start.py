@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from engine.interface.config import EngineConfig
 from engine.startup import head_start
+from tests.support.compiled_kernels import needs_triton
 
 
 def test_the_weights_are_read_once(tmp_path: Path) -> None:
@@ -104,6 +106,36 @@ def test_the_vocabulary_is_loaded_without_an_import_that_waits_for_the_linker() 
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_files_that_are_read_whole_have_their_content(tmp_path: Path) -> None:
+    (tmp_path / "some").write_bytes(b"0123456789")
+    (tmp_path / "empty").write_bytes(b"")
+    module = ModuleType("reader")
+    code = (
+        "def chunks(path):\n"
+        "    with open(path, 'rb') as file:\n"
+        "        while chunk := file.read(4):\n"
+        "            yield bytes(chunk)\n"
+        "def text(path):\n"
+        "    with open(path) as file:\n"
+        "        return file.read(4)\n"
+    )
+    exec(code, vars(module))
+    with head_start._whole_files(module):
+        assert list(module.chunks(tmp_path / "some")) == [b"0123456789"]
+        assert list(module.chunks(tmp_path / "empty")) == []
+        assert module.text(tmp_path / "some") == "0123"
+    assert list(module.chunks(tmp_path / "some")) == [b"0123", b"4567", b"89"]
+
+
+@needs_triton
+@pytest.mark.slow
+def test_the_hash_of_triton_is_its_own() -> None:
+    cache = pytest.importorskip("triton.runtime.cache")
+    with head_start._whole_files(cache):
+        whole = cache.triton_key.__wrapped__()
+    assert whole == cache.triton_key.__wrapped__()
 
 
 def test_a_machine_without_a_driver_has_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
