@@ -27,6 +27,15 @@ def test_a_single_file_is_read(tmp_path: Path) -> None:
     assert head_start.read_ahead(tmp_path) == 700
 
 
+def test_a_file_is_read_where_the_system_cannot_send_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*numbers: int) -> int:
+        raise OSError(22, "Invalid argument")
+
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 700)
+    monkeypatch.setattr(head_start.os, "sendfile", fail)
+    assert head_start.read_ahead(tmp_path) == 700
+
+
 def test_a_checkpoint_larger_than_memory_is_not_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
     monkeypatch.setattr(head_start, "_available_bytes", lambda: 1200)
