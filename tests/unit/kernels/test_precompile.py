@@ -24,6 +24,10 @@ with collect_kernels() as kernels:
 assert len(kernels) == 3
 assert not any(output.any() for output in outputs)
 assert triton.knobs.runtime.jit_cache_hook is None
+with collect_kernels() as again:  # what was skipped once is no kernel afterwards
+    launch(64)
+    launch(64)
+assert len(again) == 1
 
 keep_binaries_alone()
 progress = []
