@@ -135,7 +135,7 @@ def stage_table(starts: list[dict[str, object]]) -> str:
     rows = [["stage", *names]]
     rows += [[stage, *(str(column.get(stage, "")) for column in columns)] for stage in stages]
     for name in ("daemon_seconds", "all_graphs_seconds", "engine_restart_seconds"):
-        rows.append([name, *(str(start[name]) for start in starts)])
+        rows.append([name, *("" if start[name] is None else str(start[name]) for start in starts)])
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     for name, start in zip(names, starts, strict=True):
