@@ -1,7 +1,7 @@
 """GrammarCompiler: compiles a GrammarSpec into a Matcher and fills token masks. The only user of llguidance; no torch.
 
 GrammarCompiler has one tokenizer, loaded once per process. This takes a second with a large vocabulary and holds the
-interpreter lock, so it happens before serving begins, while another thread links torch. compile() releases the lock.
+interpreter lock, so it happens before serving begins. compile() releases the lock.
 Matcher is the state of one request's output in its grammar. Copies of a matcher share its lexer cache.
 A mask has one extra bit, for an end-of-grammar token appended to the vocabulary. No model can sample it, so the end of
 a grammar is never confused with the model's own end-of-sequence tokens.
@@ -9,7 +9,6 @@ a grammar is never confused with the model's own end-of-sequence tokens.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from pathlib import Path
@@ -128,7 +127,7 @@ class GrammarCompiler:
 
 
 class CompilerLoader:
-    """Loads a folder's GrammarCompiler once, in its own thread or in the first caller's of load() or get()."""
+    """Loads a folder's GrammarCompiler once, in its own thread or in the first caller's of get()."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -136,12 +135,6 @@ class CompilerLoader:
         self._thread: threading.Thread | None = None
         self._compiler: GrammarCompiler | None = None
         self._error: UnsupportedFeature | None = None
-
-    @staticmethod
-    def prepare() -> None:
-        """Import what load() needs. While a thread links, which excludes others from that, load() imports nothing."""
-        with contextlib.suppress(ImportError):
-            import llguidance  # noqa: F401
 
     def load(self) -> None:
         """Load in this thread, if that has not happened. Blocks, and holds the interpreter lock."""
