@@ -3,11 +3,16 @@
 Measured with an empty Triton cache and with a full one. A table of stages follows, and what the engine logs of them.
 
     python -m benchmarks.startup --shapes qwen3-0.6b llama-3.1-8b --warm-starts 2 --json out.json
+    python -m benchmarks.startup --trees /tmp/before . --restarts 1         # two checkouts in turns
 The first start of a machine also reads torch from its disk; warm starts measured without a cold one follow it. Random
-weights, a synthetic tokenizer (benchmarks/online.py). Other flags are passed to `quire serve`.
+weights, a synthetic tokenizer (benchmarks/online.py). Quire's modules are compiled to bytecode before, as an installed
+wheel's are, also where Python may write none. Trees share a kernel cache: the first one's cold start compiles what is
+the same in the others. Other flags are passed to `quire serve`.
 """
 
 import argparse
+import compileall
+import itertools
 import json
 import os
 import re
@@ -21,6 +26,7 @@ from pathlib import Path
 
 from benchmarks.online import write_model_folder
 
+_PACKAGES = ("engine", "kernels", "models", "server")
 _SHAPES = Path(__file__).parent / "shapes"
 _READY = re.compile(r"Ready in ([\d.]+) s")
 _AGAIN = re.compile(r"engine ready again after_s=([\d.]+)")
@@ -40,17 +46,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
     parser.add_argument("--shapes", nargs="+", default=["qwen3-0.6b", "llama-3.1-8b"])
     parser.add_argument("--warm-starts", type=int, default=2)
+    parser.add_argument("--restarts", type=int, default=1_000_000, help="starts of each tree whose engine is killed")
+    parser.add_argument("--trees", nargs="+", default=["."], help="checkouts to start in turns")
     parser.add_argument("--log", default="", help="where to append the daemons' logs")
     parser.add_argument("--json", default="")
     args, flags = parser.parse_known_args()
+    for tree in args.trees:
+        for package in _PACKAGES:
+            compileall.compile_dir(Path(tree, package), quiet=2, workers=0)
     starts = []
     for shape in args.shapes:
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:
             write_model_folder(_SHAPES / shape / "config.json", Path(folder))
-            for number in range(1 + args.warm_starts):
-                start = measure_start(folder, cache, flags, log=args.log)
-                start = {"shape": shape, "cache": "warm" if number else "cold", **start}
-                print(shape, start["cache"], start["seconds"], "again", start["engine_restart_seconds"], flush=True)
+            for number, tree in itertools.product(range(1 + args.warm_starts), args.trees):
+                start = measure_start(
+                    folder, cache, flags, log=args.log, tree=tree, kills_engine=number < args.restarts
+                )
+                name = shape if len(args.trees) == 1 else f"{shape} {Path(tree).resolve().name}"
+                start = {"shape": name, "cache": "warm" if number else "cold", **start}
+                print(name, start["cache"], start["seconds"], "again", start["engine_restart_seconds"], flush=True)
                 starts.append(start)
     print(stage_table(starts))
     if args.json:
@@ -59,15 +73,20 @@ def main() -> int:
     return 0
 
 
-def measure_start(folder: str, cache: str, flags: list[str], *, log: str = "") -> dict[str, object]:
+def measure_start(
+    folder: str, cache: str, flags: list[str], *, log: str = "", tree: str = ".", kills_engine: bool = True
+) -> dict[str, object]:
     """Start the daemon, wait until its log says that it is ready, kill its engine, wait for the next one, stop it.
 
     Returns the seconds by this process's clock, by the daemon's log, and per stage, the log's line on compiling
     kernels, and the seconds without an engine. Raises RuntimeError if the daemon exits before.
+    tree: the checkout to start. kills_engine: if False, the seconds of what follows are None.
     """
     command = [sys.executable, "-m", "server", "serve", folder, "--load-format", "dummy", "--port", "0", *flags]
     started_s = time.monotonic()
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TRITON_CACHE_DIR": cache})
+    server = subprocess.Popen(
+        command, cwd=tree, stderr=subprocess.PIPE, text=True, env={**os.environ, "TRITON_CACHE_DIR": cache}
+    )
     lines: list[str] = []
 
     def read_until(pattern: re.Pattern[str]) -> re.Match[str]:
@@ -80,11 +99,13 @@ def measure_start(folder: str, cache: str, flags: list[str], *, log: str = "") -
     try:
         ready = read_until(_READY)
         elapsed_s = time.monotonic() - started_s
-        if any(_LATER.search(line) for line in lines):
-            read_until(_ALL_CAPTURED)
-        all_captured_s = time.monotonic() - started_s
-        os.kill(engine_of(server.pid), signal.SIGKILL)
-        again = read_until(_AGAIN)
+        all_captured_s = again_s = None
+        if kills_engine:
+            if any(_LATER.search(line) for line in lines):
+                read_until(_ALL_CAPTURED)
+            all_captured_s = round(time.monotonic() - started_s, 2)
+            os.kill(engine_of(server.pid), signal.SIGKILL)
+            again_s = float(read_until(_AGAIN)[1])
     finally:
         if log:
             with Path(log).open("a") as file:
@@ -100,8 +121,8 @@ def measure_start(folder: str, cache: str, flags: list[str], *, log: str = "") -
         "stages": stages[1] if stages else "",
         "kernels": "; ".join(_COMPILED.findall(text)),
         "parts": _PARTS.findall(first),
-        "all_graphs_seconds": round(all_captured_s, 2),
-        "engine_restart_seconds": float(again[1]),
+        "all_graphs_seconds": all_captured_s,
+        "engine_restart_seconds": again_s,
         "restart_parts": _PARTS.findall(restarted),
     }
 
@@ -114,7 +135,7 @@ def stage_table(starts: list[dict[str, object]]) -> str:
     rows = [["stage", *names]]
     rows += [[stage, *(str(column.get(stage, "")) for column in columns)] for stage in stages]
     for name in ("daemon_seconds", "all_graphs_seconds", "engine_restart_seconds"):
-        rows.append([name, *(str(start[name]) for start in starts)])
+        rows.append([name, *("" if start[name] is None else str(start[name]) for start in starts)])
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     for name, start in zip(names, starts, strict=True):

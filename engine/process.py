@@ -1,11 +1,14 @@
 """The engine process: loads the model, runs a self-test and serves until the launcher exits. Imports no torch itself.
 
     python -m engine.process CONFIG.json        (an EngineProcessConfig; written by the launcher)
+It imports little until its head start has begun (engine/startup/head_start.py), and the rest beside that.
 Only the launcher ends this process. It ignores SIGINT and SIGTERM, which a terminal or an init system sends to the
 whole process group. It exits when the control connection closes and, on Linux, is killed when the launcher dies.
 One of several engines asks the launcher after SIGTERM whether it may leave, each second until it may: AskLeave → Leave
 → its requests end, other engines take what it lends them, and it exits; the launcher starts the next.
 """
+
+from __future__ import annotations
 
 import contextlib
 import gc
@@ -23,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.core.engine import Engine
 from engine.grammar.compiler import CompilerLoader
 from engine.interface.child_process import die_with_parent
 from engine.interface.config import EngineConfig, EngineProcessConfig
@@ -44,12 +46,13 @@ from engine.interface.errors import StartupError, first_line, phrase_as_sentence
 from engine.interface.logs import configure_logging
 from engine.interface.metrics import Metrics
 from engine.interface.transport import Connection, SocketTransport, encode_frame
-from engine.kv_publisher import EventEncoder, KvPublisher
 from engine.startup.head_start import begin_head_start
-from engine.tensor_parallel.ranks import RankHost, Ranks
 
 if TYPE_CHECKING:
+    from engine.core.engine import Engine
+    from engine.kv_publisher import KvPublisher
     from engine.offline import OfflineEngine
+    from engine.tensor_parallel.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -117,20 +120,23 @@ class EngineProcess:
 
     def _load(self) -> Engine:
         if self._config.engine.kv_events is not None:
+            from engine.kv_publisher import KvPublisher
+
             self._publisher = KvPublisher(self._config.engine.kv_events)  # what it refuses must not cost a load
-        threads = begin_head_start(self._config.engine, may_use_device=not self._config.is_standby)
+        compiler_loader = CompilerLoader(Path(self._config.engine.model))
+        head_start = begin_head_start(self._config.engine, may_use_device=not self._config.is_standby)
         gc.disable()  # an import makes hundreds of thousands of objects, and no garbage
         from engine.offline import OfflineEngine  # imports torch, after the launcher was notified
+        from engine.tensor_parallel.ranks import RankHost
 
         gc.freeze()
         gc.enable()
-        logger.info("imports done head_start=%d", sum(not thread.is_alive() for thread in threads))
+        logger.info("imports done head_start_s=%r", head_start.describe())
         takes_over = self._config.is_standby and not self._config.is_held
         loads_beside = takes_over and OfflineEngine.fits_beside(self._config.engine)
-        has_rehearsed, compiler_loader = False, CompilerLoader(Path(self._config.engine.model))
+        has_rehearsed = False
         if self._config.is_standby and not loads_beside:
-            for thread in threads:
-                thread.join()
+            head_start.join()
             compiler_loader.start()  # holds the interpreter lock for a second
             has_rehearsed = takes_over and self._rehearse(OfflineEngine.rehearse)
             self._stand_by()
@@ -164,7 +170,7 @@ class EngineProcess:
         loaded.pin_host_memory()
         return engine
 
-    def _connect(self, offline: "OfflineEngine") -> Engine:
+    def _connect(self, offline: OfflineEngine) -> Engine:
         """Return the loop over a loaded engine, with its socket, disk and peers."""
         loaded = offline.loaded
         sizes, limits = loaded.scheduler_config, self._config.engine
@@ -223,6 +229,8 @@ class EngineProcess:
         config = self._config.engine
         is_map = config.kv_events is not None and config.kv_events.event_format == "map"
         names = [source.name for source in config.loras]
+        from engine.kv_publisher import EventEncoder
+
         self._publisher.start(EventEncoder(engine.scheduler.config.cache_groups, names, is_map=is_map))
         engine.report_kv_events(self._publisher.publish)
 

@@ -61,10 +61,14 @@ def collect_kernels() -> Iterator[list[Kernel]]:
     """
     kernels: list[Kernel] = []
     seen: set[tuple[str, str]] = set()
+    caches: list[tuple[dict[str, Any], str]] = []  # with the keys that stand for no kernel
 
     def note(*, key: str, fn: Any, compile: Mapping[str, Any], **_: object) -> bool:  # noqa: A002 - Triton's name
         if (fn.name, key) not in seen:
             seen.add((fn.name, key))
+            cache = fn.jit_function.device_caches[compile["device"]][0]
+            cache[key] = _Skipped()  # the next launches need not be described again, which takes most of their time
+            caches.append((cache, key))
             options = json.loads(compile["specialization_data"])["options"]
             options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
             (attributes,) = compile["configs"]
@@ -78,6 +82,28 @@ def collect_kernels() -> Iterator[list[Kernel]]:
             yield kernels
     finally:
         knobs.runtime.jit_cache_hook = hook
+        for cache, key in caches:
+            cache.pop(key, None)
+
+
+class _Skipped:
+    """Stands for a kernel whose launches are skipped, as Triton's CompiledKernel."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: object) -> None:
+        """Do nothing."""
+
+    def run(self, *_: object) -> None:
+        """Do nothing."""
+
+
+def keep_binaries_alone() -> None:
+    """Let Triton write the binaries of kernels to its cache without the texts that it makes of the source on the way.
+
+    They are six times as large, and each start would read those of every kernel that it launches.
+    """
+    knobs.compilation.store_binary_only = True
 
 
 def settle_cache_keys() -> None:
@@ -109,6 +135,7 @@ class Compilation:
         context = multiprocessing.get_context("fork")
         self._num_taken: Synchronized[int] = context.Value("i", 0)
         self._num_done: Synchronized[int] = context.Value("i", 0)
+        self._seconds = context.Array("d", len(kernels), lock=False)  # each written once
         target = driver.active.get_current_target()
         num_processes = min(len(kernels), len(os.sched_getaffinity(0)))
         self._processes = [
@@ -129,12 +156,17 @@ class Compilation:
                     process.kill()
             time.sleep(_POLL_S)
         on_progress(self._num_done.value, total)
+        times = [(self._seconds[i], kernel.function.__name__) for i, kernel in enumerate(self._kernels)]
+        longest_s, longest = max(times, default=(0.0, ""))
         logger.info(
-            "kernels compiled=%d of=%d processes=%d seconds=%.1f",
+            "kernels compiled=%d of=%d processes=%d seconds=%.1f sum_s=%.1f longest=%s longest_s=%.1f",
             self._num_done.value,
             total,
             len(self._processes),
             time.monotonic() - self._started_s,
+            sum(self._seconds),
+            longest,
+            longest_s,
         )
         return self._num_done.value == total
 
@@ -148,9 +180,10 @@ class Compilation:
                 self._num_taken.value += 1
             if index >= len(self._kernels):
                 return
-            kernel = self._kernels[index]
+            kernel, started_s = self._kernels[index], time.monotonic()
             try:
                 kernel.compile(target)
+                self._seconds[index] = time.monotonic() - started_s
             except Exception as error:  # any error recurs, and is reported, when the kernel is launched
                 logger.warning("kernel=%s not compiled ahead error=%r", kernel.function.__name__, str(error)[:200])
                 continue

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from engine.interface.errors import GrammarError, UnsupportedFeature, sentence
 from engine.interface.protocol import GrammarSpec
 
 if TYPE_CHECKING:
+    import numpy as np
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 _END = "<|end of grammar|>"
@@ -111,6 +111,8 @@ class GrammarCompiler:
 
     def fill_masks(self, matchers: list[Matcher]) -> np.ndarray:
         """Return masks of the allowed tokens, [len(matchers), num_words] uint32; bit b of word w: token 32 * w + b."""
+        import numpy as np  # not before the head start of an engine's process has begun
+
         masks = np.zeros((len(matchers), self.num_words), dtype=np.uint32)
         num_bytes = self.num_words * 4
         if len(matchers) < _MIN_PARALLEL:
@@ -134,10 +136,19 @@ class CompilerLoader:
         self._compiler: GrammarCompiler | None = None
         self._error: UnsupportedFeature | None = None
 
+    def load(self) -> None:
+        """Load in this thread, if that has not happened. Blocks, and holds the interpreter lock."""
+        with self._lock:
+            if self._compiler is None and self._error is None:
+                try:
+                    self._compiler = GrammarCompiler.from_folder(self._folder)
+                except UnsupportedFeature as error:
+                    self._error = error
+
     def start(self) -> None:
         """Load in the background, if that has not begun."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._load, name="grammar-vocabulary", daemon=True)
+            self._thread = threading.Thread(target=self.load, name="grammar-vocabulary", daemon=True)
             self._thread.start()
 
     def settle(self) -> None:
@@ -147,19 +158,11 @@ class CompilerLoader:
 
     def get(self) -> GrammarCompiler:
         """Return the compiler. Blocks until it is loaded. Raises UnsupportedFeature."""
-        self._load()
+        self.load()
         if self._compiler is None:
             assert self._error is not None
             raise UnsupportedFeature(self._error.message)
         return self._compiler
-
-    def _load(self) -> None:
-        with self._lock:
-            if self._compiler is None and self._error is None:
-                try:
-                    self._compiler = GrammarCompiler.from_folder(self._folder)
-                except UnsupportedFeature as error:
-                    self._error = error
 
 
 def _with_end_token(tokenizer_json: bytes) -> tuple[str, int]:

@@ -332,9 +332,10 @@ def _decide(config: EngineConfig, *, rank: int, loader: CompilerLoader | None = 
     if device.type == "cpu":
         _prepare_cpu(model, tp)
     elif HAS_TRITON:
-        from kernels.precompile import settle_cache_keys  # imports Triton
+        from kernels.precompile import keep_binaries_alone, settle_cache_keys  # imports Triton
 
         settle_cache_keys()
+        keep_binaries_alone()
     backend = _select_backend(config, model, dtype, device, kv_dtype=kv_dtype)
     limits = choose_limits(config, gpu_bytes=gpu_bytes(device, size=tp.size))
     most = max_step_tokens(limits.max_num_seqs, limits.max_num_batched_tokens)

@@ -116,3 +116,10 @@ def test_an_engine_that_leaves_tells_what_it_counted_last(tmp_path):
         finally:
             process.kill()
             process.communicate()
+
+
+def test_the_process_imports_nothing_large_before_its_head_start():
+    large = ["numpy", "torch", "transformers", "tokenizers", "engine.core", "engine.tensor_parallel", "multiprocessing"]
+    code = f"import sys, engine.process; print([name for name in {large!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr

@@ -10,7 +10,7 @@ SCRIPT = """
 import triton
 
 from kernels.elementwise import triton as elementwise_triton
-from kernels.precompile import Compilation
+from kernels.precompile import Compilation, keep_binaries_alone
 
 
 def launch(size, *, pdl=False):
@@ -24,7 +24,12 @@ with collect_kernels() as kernels:
 assert len(kernels) == 3
 assert not any(output.any() for output in outputs)
 assert triton.knobs.runtime.jit_cache_hook is None
+with collect_kernels() as again:  # what was skipped once is no kernel afterwards
+    launch(64)
+    launch(64)
+assert len(again) == 1
 
+keep_binaries_alone()
 progress = []
 assert Compilation(kernels).wait(lambda done, total: progress.append((done, total)))
 assert progress[-1] == (3, 3)
@@ -48,3 +53,5 @@ assert Compilation([*others, kernels[0]]).wait(lambda done, total: None) is Fals
 def test_what_was_noted_is_compiled_elsewhere_and_then_found_in_the_cache(tmp_path: Path) -> None:
     run = run_script(SCRIPT, cache=tmp_path)
     assert run.stderr.count("not compiled ahead") == 1
+    kept = {path.suffix for path in tmp_path.rglob("_rms_norm*") if path.is_file()}
+    assert kept <= {".cubin", ".json", ".source"}, "a start reads all of it"

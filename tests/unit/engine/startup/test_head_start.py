@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from engine.interface.config import EngineConfig
 from engine.startup import head_start
+from tests.support.compiled_kernels import needs_triton
 
 
 def test_the_weights_are_read_once(tmp_path: Path) -> None:
@@ -23,6 +25,15 @@ def test_a_single_file_is_read(tmp_path: Path) -> None:
     assert head_start.read_ahead(tmp_path) == 700
 
 
+def test_a_file_is_read_where_the_system_cannot_send_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*numbers: int) -> int:
+        raise OSError(22, "Invalid argument")
+
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 700)
+    monkeypatch.setattr(head_start.os, "sendfile", fail)
+    assert head_start.read_ahead(tmp_path) == 700
+
+
 def test_a_checkpoint_larger_than_memory_is_not_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
     monkeypatch.setattr(head_start, "_available_bytes", lambda: 1200)
@@ -33,11 +44,43 @@ def test_a_folder_that_is_not_there_fails_where_it_is_loaded(tmp_path: Path) -> 
     assert head_start.read_ahead(tmp_path / "nothing") == 0
 
 
-def test_random_weights_on_a_cpu_need_no_head_start(tmp_path: Path) -> None:
-    assert head_start.begin_head_start(EngineConfig(model=str(tmp_path), device="cpu", load_format="dummy")) == []
-    (thread,) = head_start.begin_head_start(EngineConfig(model=str(tmp_path), device="cpu"))
-    thread.join(10)
-    assert not thread.is_alive()
+def test_each_part_of_a_head_start_is_named_when_it_has_ended(tmp_path: Path) -> None:
+    begun = head_start.begin_head_start(EngineConfig(model=str(tmp_path), device="cpu", load_format="dummy"))
+    begun.join()
+    assert begun.describe() == ""
+    begun = head_start.begin_head_start(EngineConfig(model=str(tmp_path), device="cpu"))
+    begun.join()
+    assert begun.describe().split()[0] == "weights"
+
+
+def test_files_that_are_read_whole_have_their_content(tmp_path: Path) -> None:
+    (tmp_path / "some").write_bytes(b"0123456789")
+    (tmp_path / "empty").write_bytes(b"")
+    module = ModuleType("reader")
+    code = (
+        "def chunks(path):\n"
+        "    with open(path, 'rb') as file:\n"
+        "        while chunk := file.read(4):\n"
+        "            yield bytes(chunk)\n"
+        "def text(path):\n"
+        "    with open(path) as file:\n"
+        "        return file.read(4)\n"
+    )
+    exec(code, vars(module))
+    with head_start._whole_files(module):
+        assert list(module.chunks(tmp_path / "some")) == [b"0123456789"]
+        assert list(module.chunks(tmp_path / "empty")) == []
+        assert module.text(tmp_path / "some") == "0123"
+    assert list(module.chunks(tmp_path / "some")) == [b"0123", b"4567", b"89"]
+
+
+@needs_triton
+@pytest.mark.slow
+def test_the_hash_of_triton_is_its_own() -> None:
+    cache = pytest.importorskip("triton.runtime.cache")
+    with head_start._whole_files(cache):
+        whole = cache.triton_key.__wrapped__()
+    assert whole == cache.triton_key.__wrapped__()
 
 
 def test_a_machine_without_a_driver_has_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
