@@ -31,11 +31,16 @@ class Tile:
     dtype = property(lambda self: self.tensor.dtype)
     type = property(lambda self: SimpleNamespace(layout=None))
 
-    def to(self, dtype: torch.dtype, bitcast: bool = False) -> Tile:
+    def to(self, dtype: torch.dtype | Addressed, bitcast: bool = False) -> Tile | Pointer:
+        if isinstance(dtype, Addressed):
+            return dtype.pointers[int(self)]
         return Tile(self.tensor.view(dtype) if bitcast else self.tensor.to(dtype))
 
     def reshape(self, shape: list[int]) -> Tile:
         return Tile(self.tensor.reshape(shape))
+
+    def __getitem__(self, places: Any) -> Tile:
+        return Tile(self.tensor[places])
 
     def permute(self, order: list[int]) -> Tile:
         return Tile(self.tensor.permute(order))
@@ -45,6 +50,9 @@ class Tile:
 
     def __bool__(self) -> bool:
         return bool(self.tensor)
+
+    def __int__(self) -> int:
+        return int(self.tensor)
 
     def __index__(self) -> int:
         return int(self.tensor)
@@ -62,6 +70,42 @@ class Pointer:
 
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.memory, _tile(self.offset) + offset)
+
+    def __getitem__(self, places: Any) -> Pointer:
+        return Pointer(self.memory, _tile(self.offset)[places])
+
+
+class Addressed:
+    """The type of a pointer that a kernel makes of a number: the address of one of the tensors."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self.pointers = {tensor.data_ptr(): _pointer(tensor) for tensor in tensors}
+
+
+class Shared:
+    """Shared memory, or a part of it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def store(self, values: Tile) -> None:
+        self.tensor.copy_(values.tensor)
+
+    def slice(self, start: int, length: int) -> Shared:
+        return Shared(self.tensor[start : start + length])
+
+    def index(self, place: int) -> Shared:
+        return Shared(self.tensor[place])
+
+    def load(self, layout: None) -> Tile:
+        return Tile(self.tensor.clone())
+
+
+_ASYNC_COPY = SimpleNamespace(
+    async_copy_global_to_shared=lambda shared, pointer: shared.store(_load(pointer)),
+    commit_group=lambda: None,
+    wait_group=lambda num_outstanding: None,
+)
 
 
 def _pointer(tensor: torch.Tensor) -> Pointer:
@@ -82,7 +126,7 @@ def _operator(name: str) -> Callable[[Tile, Any], Tile]:
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "rshift", "lshift", "and", "or", "eq", "lt", "gt",
-              "ge", "le", "ne", "radd", "rsub", "rmul", "rtruediv"):  # fmt: skip
+              "ge", "le", "ne", "radd", "rsub", "rmul", "rtruediv", "lshift"):  # fmt: skip
     setattr(Tile, f"__{_name}__", _operator(f"__{_name}__"))
 Tile.__neg__ = lambda self: Tile(-self.tensor)
 
@@ -91,15 +135,15 @@ def _load(pointer: Pointer, mask: Any = None, other: Any = 0, **_: object) -> Ti
     offset = _tile(pointer.offset).tensor.long()
     is_here = torch.ones_like(offset, dtype=torch.bool)
     if mask is not None:
-        is_here = torch.broadcast_to(mask.tensor, offset.shape)
+        offset, is_here = torch.broadcast_tensors(offset, mask.tensor)
     if bool(is_here.any()):
         assert 0 <= int(offset[is_here].min()) <= int(offset[is_here].max()) < pointer.memory.numel()
     values = pointer.memory.view(-1)[torch.where(is_here, offset, 0)]
     return Tile(torch.where(is_here, values, torch.tensor(other, dtype=values.dtype)))
 
 
-def _store(pointer: Pointer, value: Tile, mask: Tile | None = None) -> None:
-    offset, values = torch.broadcast_tensors(pointer.offset.tensor.long(), value.tensor)
+def _store(pointer: Pointer, value: Tile, mask: Tile | None = None, **_: object) -> None:
+    offset, values = torch.broadcast_tensors(_tile(pointer.offset).tensor.long(), _tile(value).tensor)
     is_here = torch.ones_like(offset, dtype=torch.bool) if mask is None else mask.tensor.broadcast_to(offset.shape)
     pointer.memory.view(-1)[offset[is_here]] = values[is_here].to(pointer.memory.dtype)
 
@@ -187,14 +231,15 @@ def _pairwise(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) ->
 
 
 def _where(condition: Tile, a: Any, b: Any) -> Tile:
-    is_integer = any(isinstance(each, Tile) and not each.dtype.is_floating_point for each in (a, b))
-    dtype = torch.int32 if is_integer else torch.float32
+    dtype = next((each.dtype for each in (a, b) if isinstance(each, Tile)), torch.float32)
     a, b = (each.tensor if isinstance(each, Tile) else torch.tensor(each, dtype=dtype) for each in (a, b))
-    return Tile(torch.where(condition.tensor, a, b))
+    return Tile(torch.where(_tile(condition).tensor, a, b))
 
 
-def _language(places: list[int], num_warps: int) -> SimpleNamespace:
-    nothing = dict.fromkeys(("SliceLayout", "DotOperandLayout", "BlockedLayout"), lambda *_, **__: None)
+def _language(places: list[int], num_warps: int, addressed: Addressed) -> SimpleNamespace:
+    nothing = dict.fromkeys(
+        ("SliceLayout", "DotOperandLayout", "BlockedLayout", "SwizzledSharedLayout"), lambda *_, **__: None
+    )
     return SimpleNamespace(
         **_DTYPES, **nothing,
         program_id=lambda axis: Tile(torch.tensor(places[axis], dtype=torch.int32)),
@@ -209,24 +254,34 @@ def _language(places: list[int], num_warps: int) -> SimpleNamespace:
         convert_layout=lambda value, layout, assert_trivial=False: value,
         sum=lambda tile, axis: Tile(tile.tensor.sum(axis)),
         max=lambda tile, axis: Tile(tile.tensor.amax(axis)), min=lambda tile, axis: Tile(tile.tensor.amin(axis)),
-        exp=lambda tile: Tile(tile.tensor.exp()),
+        exp=lambda tile: Tile(tile.tensor.exp()), exp2=lambda tile: Tile(tile.tensor.exp2()),
+        log2=lambda tile: Tile(tile.tensor.log2()), rsqrt=lambda tile: Tile(tile.tensor.rsqrt()),
+        cdiv=lambda a, b: (a + (b - 1)) // b,
+        multiple_of=lambda value, multiple: value,
+        reshape=lambda tile, shape: tile.reshape(shape),
+        broadcast=lambda tile, pointers: (Tile(tile.tensor.broadcast_to(pointers.shape)), pointers),
+        allocate_shared_memory=lambda dtype, shape, layout: Shared(torch.zeros(shape, dtype=dtype)),
         where=_where, minimum=_pairwise(torch.minimum), maximum=_pairwise(torch.maximum),
         load=_load, store=_store, inline_asm_elementwise=_inline_asm,
-        static_range=range, thread_barrier=lambda: None,
+        static_range=range, thread_barrier=lambda: None, pointer_type=lambda dtype: addressed,
     )  # fmt: skip
 
 
 class KernelOnCpu:
-    """Launches a kernel of a module as Gluon does: kernel[grid](...)."""
+    """Launches a kernel of a module as Gluon does: kernel[grid](...). addressed: tensors that it has as addresses."""
 
-    def __init__(self, kernel: JITFunction, modules: Iterable[types.ModuleType]) -> None:
-        self._kernel, self._modules = kernel, list(modules)
+    def __init__(
+        self, kernel: JITFunction, modules: Iterable[types.ModuleType], addressed: Iterable[torch.Tensor] = ()
+    ) -> None:
+        self._kernel, self._modules, self._addressed = kernel, list(modules), Addressed(addressed)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*arguments: Any, num_warps: int, launch_pdl: bool, maxnreg: int | None, **constants: Any) -> None:
+        def launch(
+            *arguments: Any, num_warps: int, launch_pdl: bool = False, maxnreg: int | None = None, **constants: Any
+        ) -> None:
             values = [_pointer(each) if isinstance(each, torch.Tensor) else each for each in arguments]
             places = list(grid)
-            function = _functions(self._modules, _language(places, num_warps))[self._kernel]
+            function = _functions(self._modules, _language(places, num_warps, self._addressed))[self._kernel]
             for places[:] in itertools.product(*map(range, grid)):
                 function(*values, **constants)
 
@@ -239,6 +294,7 @@ def _functions(modules: Iterable[types.ModuleType], language: SimpleNamespace) -
     scopes = []
     for module in modules:
         scope = dict(vars(module)) | {"gl": language, "mma_v2": _multiply_matrices}
+        scope["async_copy"] = _ASYNC_COPY
         scope["grid_dependency"] = lambda instruction: None
         scopes.append(scope)
         for name, known in list(scope.items()):
