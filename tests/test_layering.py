@@ -90,9 +90,9 @@ MAY_IMPORT = {
     "models.foreign": """kernels.attention kernels.elementwise models.config models.context models.errors
         models.registry""",
     "models.build": "models.config models.context models.parallel models.registry models.weights",
-    "models.layers": """kernels.attention kernels.elementwise kernels.linear kernels.moe kernels.native kernels.ops
-        kernels.states models.config models.context models.errors models.lora models.parallel models.quantization
-        models.weights""",
+    "models.layers": """kernels.attention kernels.dispatch kernels.elementwise kernels.linear kernels.moe kernels.native
+        kernels.ops kernels.row_layers kernels.states models.config models.context models.errors models.lora
+        models.parallel models.quantization models.weights""",
     "models.config": """kernels.attention kernels.elementwise models.architecture models.errors models.fields
         models.quantization models.registry models.registry_text""",
     "models.quantization": """kernels.e2m1 kernels.linear kernels.moe models.errors models.fields models.parallel
@@ -117,6 +117,7 @@ MAY_IMPORT = {
     "kernels.ops": """kernels.causal_conv kernels.delta_rule kernels.dispatch kernels.elementwise kernels.inputs
         kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.sampling""",
     "kernels.precompile": "",
+    "kernels.row_layers": "",
     "kernels.sampling": "kernels.attention",
     "kernels.linear": """kernels.attention kernels.dispatch kernels.e2m1 kernels.elementwise kernels.gluon_common
         kernels.native""",
@@ -140,12 +141,11 @@ MAY_IMPORT = {
     "kernels.gluon_chunks": "",
     "kernels.gluon_scan": "kernels.gluon_chunks kernels.gluon_common kernels.states kernels.states_triton",
     "benchmarks": """engine.core engine.device engine.interface engine.offline engine.startup engine.tensor_parallel
-        engine.tiers
-        kernels.all_reduce kernels.attention kernels.causal_conv kernels.delta_rule kernels.e2m1 kernels.elementwise
-        kernels.gluon_scan kernels.inputs kernels.linear kernels.lora kernels.mamba2 kernels.moe kernels.native
-        kernels.ops kernels.precompile kernels.sampling kernels.states models.build models.config models.context
-        models.errors models.layers models.parallel models.quantization models.weights server.config server.http
-        server.text""",
+        engine.tiers kernels.all_reduce kernels.attention kernels.causal_conv kernels.delta_rule kernels.e2m1
+        kernels.elementwise kernels.gluon_scan kernels.inputs kernels.linear kernels.lora kernels.mamba2 kernels.moe
+        kernels.native kernels.ops kernels.precompile kernels.row_layers kernels.sampling kernels.states models.build
+        models.config models.context models.errors models.layers models.parallel models.quantization models.weights
+        server.config server.http server.text""",
     "deploy": "engine.interface server.api server.hosted server.launcher",
 }
 # Packages that hold tensors; no other file of server, engine or deploy imports torch, or what imports it
