@@ -184,7 +184,7 @@ class CausalLM(nn.Module):
         hidden = self.embed_tokens(input_ids)
         if self.layer_inputs is not None:
             ctx = replace(ctx, layer_inputs=self.layer_inputs(input_ids, hidden))
-        if hidden.is_cpu and hidden.dtype == torch.bfloat16:
+        if hidden.dtype == torch.bfloat16:
             return add_and_norm(self.norm, *self._loop.run(hidden, ctx))[0]
         return add_and_norm(self.norm, *ctx.run(self.layers, hidden))[0]
 

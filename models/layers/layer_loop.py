@@ -1,4 +1,6 @@
-"""LayerLoop: the layers of a step, one after the other, or on a CPU of rows of one token all in one call in C.
+"""LayerLoop: the layers of a step, one after the other, or all at once: in one kernel, or on a CPU in one call in C.
+
+models/layers/row_loop.py has the kernel, for one row on a GPU; the rest of this file is for rows of one token on a CPU.
 
 A token alone spends a third of its time in Python between the kernels of 28 layers. kernels/native/layers.c computes
 plain decoder layers without: RMS norms of the model's dtype, attention without sinks and soft caps over a pool of that
@@ -28,6 +30,7 @@ from models.layers.attention import Attention, SelfAttention
 from models.layers.linear import ColumnLinear, RowLinear
 from models.layers.mlp import GatedMLP
 from models.layers.norm import RMSNorm, UnitRMSNorm
+from models.layers.row_loop import RowLoop
 from models.parallel import LayerOutput
 from models.quantization.int8 import Int8Params
 from models.quantization.integers import IntParams
@@ -37,27 +40,28 @@ _TILED_ROWS = 32  # that products with AMX take at once
 
 
 class LayerLoop:
-    """Runs a model's layers. plain: the class of those that C may compute, with causal_lm.DecoderLayer's parts."""
+    """Runs a model's layers. plain: the class of those that may run at once, with causal_lm.DecoderLayer's parts."""
 
     def __init__(self, layers: nn.ModuleList, plain: type[nn.Module]) -> None:
         self._layers = layers
         self._plain = plain
-        self._native: _Native | None = None
+        self._native: _Native | RowLoop | None = None
         self._built_for: Sequence[LayerKV | None] | None = None
 
     def run(self, hidden: torch.Tensor, ctx: ForwardContext) -> tuple[LayerOutput, torch.Tensor | None]:
-        """Run all layers; see ForwardContext.run. hidden: [T, hidden_size], bf16 on the CPU."""
-        if products_level():
+        """Run all layers; see ForwardContext.run. hidden: [T, hidden_size], bf16."""
+        if hidden.is_cuda or (hidden.is_cpu and products_level()):
             native = self._native_for(ctx)
             if native is not None and native.takes(hidden, ctx):
                 return native.run(hidden, ctx)
         return ctx.run(self._layers, hidden)
 
-    def _native_for(self, ctx: ForwardContext) -> _Native | None:
-        """Return the layers in C over this pool, or None; made anew for another pool."""
+    def _native_for(self, ctx: ForwardContext) -> _Native | RowLoop | None:
+        """Return the layers at once over this pool, or None; made anew for another pool."""
         if self._built_for is not ctx.kv_caches:
             self._built_for = ctx.kv_caches
-            self._native = _Native.of(self._layers, self._plain, ctx.kv_caches)
+            is_cpu = any(cache is not None and cache.keys.is_cpu for cache in ctx.kv_caches)
+            self._native = (_Native if is_cpu else RowLoop).of(self._layers, self._plain, ctx.kv_caches)
         return self._native
 
 

@@ -1,0 +1,126 @@
+"""Layers of one row in one kernel: which layers and steps have it, and that it is told what their own forward reads."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config
+
+from models.build import build
+from models.config.model_config import ModelConfig
+from models.layers import row_loop
+from models.layers.causal_lm import DecoderLayer
+from models.layers.layer_loop import LayerLoop
+from models.layers.row_loop import RowLoop
+from models.quantization import schemes
+from models.weights.weights import Weights
+from tests.support.checkpoints import TINY, make_config
+from tests.support.compiled_kernels import needs_triton
+from tests.support.models_harness import CPU, SINGLE, PagedRunner
+from tests.support.reference import save_checkpoint
+
+BF16 = torch.bfloat16
+PROMPT = list(range(3, 20))
+SIZES = TINY | {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+NOT_TAKEN = ("gemma2", "gemma3", "gpt_oss", "qwen3_moe", "qwen3_next", "deepseek_v2", "glm4", "cohere2", "olmo2",
+             "llama_all_biases", "qwen2", "qwen2_windows")  # fmt: skip
+
+pytestmark = [needs_triton, pytest.mark.slow]
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The layers of each step that the kernel computed: on the CPU, phase by phase."""
+    from kernels.row_layers import arithmetic, exchange, gluon_layers, phases
+    from tests.unit.kernels.triton_cases.gluon_on_cpu import KernelOnCpu
+
+    found: list[int] = []
+    row_layers, kernel = gluon_layers.row_layers, gluon_layers._layers_kernel
+
+    def by_phases(hidden: torch.Tensor, addresses: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        found.append(addresses.shape[0])
+        residual, out = torch.zeros_like(hidden), hidden
+        for row in addresses:
+            inputs = out + residual
+            results = [row_layers(inputs, row[None], *arguments, **options, phase=phase) for phase in range(5)]
+            out, residual = results[4][0], results[3][1]
+        return out, residual
+
+    def of(layers: Any, plain: Any, caches: Any) -> RowLoop | None:
+        loop = read(layers, plain, caches)
+        if loop is not None:
+            tensors = [*(p for layer in layers for p in _tensors(layer)), *(x for kv in caches for x in kv[:2])]
+            on_cpu = KernelOnCpu(kernel, (arithmetic, exchange, phases, gluon_layers), tensors)
+            monkeypatch.setattr(gluon_layers, "_layers_kernel", on_cpu)
+        return loop
+
+    read = RowLoop.of
+    shape = partial(gluon_layers.LayerShape, programs=4, output_parts=2)
+    monkeypatch.setattr(gluon_layers, "LayerShape", shape)
+    monkeypatch.setattr(gluon_layers, "row_layers", by_phases)
+    monkeypatch.setattr(gluon_layers, "is_measured", lambda shape, device: True)
+    monkeypatch.setattr(row_loop, "gluon_layers", gluon_layers)
+    monkeypatch.setattr(row_loop, "is_hopper", lambda device: True)
+    monkeypatch.setattr(row_loop, "on_triton", lambda hidden: True)
+    monkeypatch.setattr(row_loop, "_BACKEND", "torch")
+    monkeypatch.setattr(schemes, "can_pack", lambda weight: False)
+    monkeypatch.setattr("models.layers.layer_loop.products_level", lambda: 1)
+    monkeypatch.setattr("models.layers.layer_loop._Native.of", of)
+    return found
+
+
+def _tensors(layer: Any) -> list[torch.Tensor]:
+    attention, mlp = layer.self_attn, layer.mlp
+    matrices = [
+        part.params["weight"] for part in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+    ]
+    norms = (layer.attention_norm, layer.mlp_norm, attention.attention.q_norm, attention.attention.k_norm)
+    return [*matrices, *(norm.weight for norm in norms if norm is not None)]
+
+
+def build_model(folder: Path, hf_config: Any) -> tuple[Any, ModelConfig]:
+    save_checkpoint(folder, hf_config)
+    config = ModelConfig.from_folder(folder)
+    return build(config, Weights.from_folder(folder, device=CPU, dtype=BF16), SINGLE), config
+
+
+def decode(model: Any, config: ModelConfig) -> torch.Tensor:
+    """A prompt, then steps of its row alone, of two rows, and of a row and a prompt."""
+    runner = PagedRunner(model, config, dtype=BF16)
+    rows = [runner.add_row() for _ in range(3)]
+    logits = [*runner.step([(rows[0], PROMPT)]), *runner.step([(rows[0], [7])]), *runner.step([(rows[0], [8])])]
+    logits += runner.step([(rows[1], PROMPT[:3])])
+    logits += runner.step([(rows[0], [9]), (rows[1], [3])]) + runner.step([(rows[0], [4]), (rows[2], [5, 6])])
+    return torch.cat([each.float() for each in logits])
+
+
+def test_steps_of_one_row_are_computed_by_the_kernel(tmp_path: Path, steps: list[int]) -> None:
+    model, config = build_model(tmp_path, Qwen3Config(**SIZES, head_dim=16))
+    found = decode(model, config)
+    assert steps == [config.num_layers] * 2
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LayerLoop, "_native_for", lambda self, ctx: None)
+        expected = decode(model, config)
+    assert steps == [config.num_layers] * 2
+    assert (found - expected).abs().max() < 0.1 * expected.std()  # roundings of bf16 add up over the layers
+
+
+@pytest.mark.parametrize("kind", NOT_TAKEN)
+@pytest.mark.table(most=4)
+def test_other_layers_are_not_taken(kind: str, tmp_path: Path, steps: list[int]) -> None:
+    model, config = build_model(tmp_path, make_config(kind))
+    runner = PagedRunner(model, config, dtype=BF16)
+    assert RowLoop.of(model.layers, DecoderLayer, runner.kv_caches) is None
+
+
+def test_chosen_layers_are_those_of_the_step(tmp_path: Path, steps: list[int]) -> None:
+    model, config = build_model(tmp_path, Qwen3Config(**SIZES, head_dim=16))
+    loop = RowLoop.of(model.layers, DecoderLayer, PagedRunner(model, config, dtype=BF16).kv_caches)
+    assert loop is not None
+    whole = loop._addresses_of(None)
+    assert loop._addresses_of([0]).tolist() == whole[:1].tolist()
+    assert loop._addresses_of([0]) is loop._addresses_of([0])
