@@ -1,6 +1,12 @@
-"""Layers of one row in one kernel, whose Gluon runs on the CPU phase by phase, against their specification."""
+"""Layers of one row in one kernel, whose Gluon runs on the CPU, against their specification.
+
+One layer runs phase by phase; several run as on a GPU, where all programs are there at once and wait for words.
+"""
 
 from __future__ import annotations
+
+import threading
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +15,8 @@ from torch.nn import functional
 from kernels.elementwise import reference as elementwise
 from kernels.row_layers import arithmetic, exchange, gluon_layers, phases
 from kernels.row_layers.gluon_layers import LayerShape, RowScratch, row_layers
-from tests.unit.kernels.triton_cases.gluon_on_cpu import KernelOnCpu
+from tests.unit.kernels.triton_cases import gluon_on_cpu
+from tests.unit.kernels.triton_cases.gluon_on_cpu import KernelOnCpu, Pointer, Tile
 
 BF16 = torch.bfloat16
 BLOCK, EPS = 16, 1e-6
@@ -18,13 +25,14 @@ SHAPES = {
     "groups_of_two": LayerShape(64, 4, 2, 16, 64, programs=4, output_parts=2),
     "one_head_each": LayerShape(64, 4, 4, 16, 128, programs=4, output_parts=4),
 }
+MODULES = (arithmetic, exchange, phases, gluon_layers)
 
 
 class Problem:
     """A layer of random weights and a row of some length, with its newest token."""
 
     def __init__(self, shape: LayerShape, length: int, *, has_head_norms: bool) -> None:
-        self.shape, self.length, self.has_head_norms = shape, length, has_head_norms
+        self.shape, self.has_head_norms = shape, has_head_norms
         num_blocks = -(-length // BLOCK)
         width = shape.num_heads * shape.head_dim
         self.caches = torch.randn(2, num_blocks + 1, BLOCK, shape.num_kv_heads, shape.head_dim, dtype=BF16).unbind()
@@ -34,11 +42,17 @@ class Problem:
             _matrix(shape.hidden, shape.intermediate), *self.caches,
         )  # fmt: skip
         self.table = torch.randperm(num_blocks)[None, :].int() + 1
-        self.positions = torch.tensor([length - 1])
-        self.slots = self.table[0, -1:].long() * BLOCK + (length - 1) % BLOCK
+        self.set_length(length)
         angles = torch.outer(torch.arange(length), 100.0 ** -torch.linspace(0, 1, shape.head_dim // 2))
         self.angles = torch.cat((angles.cos(), angles.sin()), 1).to(BF16)
         self.hidden = torch.randn(1, shape.hidden, dtype=BF16)
+
+    def set_length(self, length: int) -> None:
+        """Let the row be so long, at most as long as it was at first."""
+        self.length = length
+        block, place = divmod(length - 1, BLOCK)
+        self.positions = torch.tensor([length - 1])
+        self.slots = self.table[0, block : block + 1].long() * BLOCK + place
 
     def specification(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what the layer adds and the residual stream; writes the caches."""
@@ -78,8 +92,7 @@ class Problem:
 @pytest.mark.table(most=4)
 def test_a_layer_equals_its_specification(kind, length, monkeypatch):
     problem = Problem(SHAPES[kind], length, has_head_norms=length != 66)
-    modules = (arithmetic, exchange, phases, gluon_layers)
-    kernel = KernelOnCpu(gluon_layers._layers_kernel, modules, problem.tensors)
+    kernel = KernelOnCpu(gluon_layers._layers_kernel, MODULES, problem.tensors)
     monkeypatch.setattr(gluon_layers, "_layers_kernel", kernel)
     scratch = RowScratch.allocate(problem.shape, torch.device("cpu"))
     scratch.words.fill_(0x7FC00000)  # NaN: no phase may read a word that none has written
@@ -91,6 +104,129 @@ def test_a_layer_equals_its_specification(kind, length, monkeypatch):
     assert scratch.epochs.tolist() == [1]
     for a, b in zip((*found, *found_caches), (*expected, *problem.caches), strict=True):
         assert float((a.float() - b.float()).abs().max() / b.float().std()) < TOLERANCE
+
+
+class Words:
+    """The words of programs that run as threads. A wait that can have no end raises an error in every program."""
+
+    def __init__(self, num_programs: int) -> None:
+        self._changed = threading.Condition()
+        self._num_programs = num_programs  # that have not ended
+        self._num_waiting = 0  # since the last post
+        self._num_posts = 0
+        self._is_over = False
+
+    def post(self, pointers: Pointer, values: Tile, epoch: Tile) -> None:
+        """See kernels.row_layers.exchange.post."""
+        words = values.tensor.contiguous().view(torch.int32).long() & 0xFFFFFFFF | int(epoch) << 32
+        with self._changed:
+            gluon_on_cpu._store(pointers, Tile(words))
+            self._num_posts += 1
+            self._num_waiting = 0
+            self._changed.notify_all()
+
+    def receive(self, pointers: Pointer, mask: Tile, epoch: Tile, PACK: int, WAITS: bool) -> Tile:
+        """See kernels.row_layers.exchange.receive."""
+        assert WAITS
+        with self._changed:
+            words = gluon_on_cpu._load(pointers, mask, int(epoch) << 32).tensor
+            while bool((words >> 32 != int(epoch)).any()):
+                self._wait()
+                words = gluon_on_cpu._load(pointers, mask, int(epoch) << 32).tensor
+        return Tile(words.int().view(torch.float32))
+
+    def receive_pairs(self, pointers: Pointer, others: Pointer, *arguments: Any) -> tuple[Tile, Tile]:
+        """See kernels.row_layers.exchange.receive_pairs."""
+        return self.receive(pointers, *arguments), self.receive(others, *arguments)
+
+    def end(self) -> None:
+        """A program has ended."""
+        with self._changed:
+            self._num_programs -= 1
+            self._check()
+
+    def _wait(self) -> None:
+        """Wait for another post."""
+        known = self._num_posts
+        self._num_waiting += 1
+        self._check()
+        while self._num_posts == known and not self._is_over:
+            self._changed.wait()
+        if self._num_posts == known:
+            raise TimeoutError("all programs wait for words that nobody posts")
+
+    def _check(self) -> None:
+        if self._num_waiting == self._num_programs:
+            self._is_over = True
+            self._changed.notify_all()
+
+
+class ProgramsAtOnce(KernelOnCpu):
+    """Launches a kernel whose programs wait for each other's words: each in a thread."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*arguments: Any, num_warps: int, launch_cooperative_grid: bool, **constants: Any) -> None:
+            assert launch_cooperative_grid
+            values = [gluon_on_cpu._pointer(each) if isinstance(each, torch.Tensor) else each for each in arguments]
+            words, errors = Words(grid[0]), []
+            known = {"fresh_zero": lambda: 0, "prefetch_bytes": lambda *_: None, "prefetch_lines": lambda *_: None}
+            known |= {name: getattr(words, name) for name in ("post", "receive", "receive_pairs")}
+
+            def run(program: int) -> None:
+                language = gluon_on_cpu._language([program], num_warps, self._addressed)
+                functions = gluon_on_cpu._functions(self._modules, language)
+                for function in functions.values():
+                    function.__globals__.update(known)
+                try:
+                    functions[self._kernel](*values, **constants)
+                except BaseException as error:  # raised again below
+                    errors.append(error)
+                finally:
+                    words.end()
+
+            threads = [threading.Thread(target=run, args=(program,)) for program in range(grid[0])]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            if errors:
+                raise errors[0]
+
+        return launch
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("length", [66, 600])
+def test_programs_that_wait_for_each_other_compute_all_layers_launch_after_launch(kind, length, monkeypatch):
+    layers = [Problem(SHAPES[kind], length, has_head_norms=True) for _ in range(3)]
+    first = layers[0]
+    for layer in layers[1:]:
+        layer.table, layer.angles = first.table, first.angles
+    tensors = [tensor for layer in layers for tensor in layer.tensors]
+    kernel = ProgramsAtOnce(gluon_layers._layers_kernel, MODULES, tensors)
+    monkeypatch.setattr(gluon_layers, "_layers_kernel", kernel)
+    addresses = torch.tensor([[tensor.data_ptr() for tensor in layer.tensors] for layer in layers])
+    scratch = RowScratch.allocate(first.shape, torch.device("cpu"))
+    scratch.words.fill_(0x7FC00000)
+    scratch.epochs.fill_(2**31 - 3)  # epochs go on below zero
+    for num_launches, num_tokens in enumerate((length, 20), 1):  # the second one leaves splits without keys
+        for layer in layers:
+            layer.set_length(num_tokens)
+        first.hidden = torch.randn(1, first.shape.hidden, dtype=BF16)
+        found = row_layers(
+            first.hidden, addresses, first.shape, first.caches[0], first.table, torch.tensor([num_tokens]).int(),
+            first.positions, first.slots, first.angles, scratch, scale=0.25, eps=EPS, head_eps=EPS,
+            has_head_norms=True,
+        )  # fmt: skip
+        assert scratch.epochs.tolist() == [2**31 - 3 + 3 * num_launches - 2**32]
+        found_caches = [cache.clone() for layer in layers for cache in layer.caches]
+        expected = first.specification()
+        for layer in layers[1:]:
+            layer.hidden = sum(expected)
+            expected = layer.specification()
+        expected_caches = [cache for layer in layers for cache in layer.caches]
+        for a, b in zip((*found, *found_caches), (*expected, *expected_caches), strict=True):
+            assert float((a.float() - b.float()).abs().max() / b.float().std()) < 2 * TOLERANCE
 
 
 def _norm(size: int) -> torch.Tensor:
