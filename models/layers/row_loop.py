@@ -60,7 +60,7 @@ class RowLoop:
             intermediate=layer.mlp.down_proj.params["weight"].shape[1],
         )  # fmt: skip
         device = first.keys.device
-        if not gluon_layers.is_measured(shape, device):
+        if not gluon_layers.is_measured(shape, device) or not _has_sizes(layer, shape):
             return None
         addresses = torch.tensor([row.addresses for row in rows if row is not None], dtype=torch.int64, device=device)
         scratch = gluon_layers.RowScratch.allocate(shape, device)
@@ -133,6 +133,17 @@ def _read_layer(layer: Any, caches: Sequence[LayerKV | None]) -> _Layer | None:
     )  # fmt: skip
     addresses = [tensor.data_ptr() for tensor in tensors if tensor is not None]
     return _Layer(addresses, kind) if all(address % 16 == 0 for address in addresses) else None
+
+
+def _has_sizes(layer: Any, shape: Any) -> bool:
+    """Return True if a layer's matrices have the sizes that the kernel trusts. shape: LayerShape."""
+    width = shape.num_heads * shape.head_dim
+    wanted = (
+        (layer.self_attn.qkv_proj, (shape.num_qkv, shape.hidden)), (layer.self_attn.o_proj, (shape.hidden, width)),
+        (layer.mlp.gate_up_proj, (2 * shape.intermediate, shape.hidden)),
+        (layer.mlp.down_proj, (shape.hidden, shape.intermediate)),
+    )  # fmt: skip
+    return all(linear.params["weight"].shape == size for linear, size in wanted)
 
 
 def _is_plain(attention: Attention, kv: LayerKV) -> bool:

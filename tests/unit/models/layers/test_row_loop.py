@@ -124,3 +124,13 @@ def test_chosen_layers_are_those_of_the_step(tmp_path: Path, steps: list[int]) -
     whole = loop._addresses_of(None)
     assert loop._addresses_of([0]).tolist() == whole[:1].tolist()
     assert loop._addresses_of([0]) is loop._addresses_of([0])
+
+
+def test_layers_whose_matrices_have_other_sizes_are_not_taken(tmp_path: Path, steps: list[int]) -> None:
+    model, config = build_model(tmp_path, Qwen3Config(**SIZES, head_dim=16))
+    caches = PagedRunner(model, config, dtype=BF16).kv_caches
+    assert RowLoop.of(model.layers, DecoderLayer, caches) is not None
+    for layer in model.layers:  # as where keys are values, too
+        params = layer.self_attn.qkv_proj.params
+        params["weight"] = params["weight"][:-32]
+    assert RowLoop.of(model.layers, DecoderLayer, caches) is None
