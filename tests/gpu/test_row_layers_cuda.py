@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 from benchmarks.row_layers import Problem
 from kernels.dispatch import is_hopper
+from kernels.row_layers.gluon_layers import RowScratch
 
 pytestmark = pytest.mark.gpu
 NUM_LAYERS = 3
@@ -41,3 +44,19 @@ def test_replays_of_a_graph_give_the_same_bits(problem: Problem) -> None:
             torch.randn(2048, 2048, device="cuda").sum()
         graph.replay()
         assert all(torch.equal(a, b) for a, b in zip(first, outputs, strict=True))
+
+
+def test_two_kernels_at_once_do_not_wait_for_each_others_multiprocessors(problem: Problem) -> None:
+    problem.set_length(600)
+    expected = [x.clone() for x in problem.one_kernel(NUM_LAYERS)]
+    other = copy.copy(problem)
+    other.scratch = RowScratch.allocate(problem.shape, problem.hidden.device)
+    torch.cuda.synchronize()
+    streams = [(torch.cuda.Stream(), each) for each in (problem, other)]
+    for _ in range(200):
+        found = []
+        for stream, each in streams:
+            with torch.cuda.stream(stream):
+                found += each.one_kernel(NUM_LAYERS)
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip([*expected, *expected], found, strict=True))
