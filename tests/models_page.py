@@ -299,7 +299,11 @@ def newest(benchmark: str, folder: Path) -> dict[str, Any]:
     """Return of each scheme what the newest report of a benchmark that has it says; none: {}."""
     reports = [json.loads(path.read_text()) for path in folder.glob("quantization*.json")]
     found = [report for report in reports if report["benchmark"] == benchmark]
-    return {name: seen for report in sorted(found, key=itemgetter("date")) for name, seen in report["schemes"].items()}
+    return {
+        name: {**seen, "gpu": report.get("versions", {}).get("gpu", "")}
+        for report in sorted(found, key=itemgetter("date"))
+        for name, seen in report["schemes"].items()
+    }
 
 
 def scheme_rows(folder: Path = RESULTS) -> list[str]:
@@ -330,9 +334,10 @@ def trained_cells(result: dict[str, Any], words: str) -> list[str]:
 
 
 def timed_cells(result: dict[str, Any]) -> list[str]:
-    """Return the size and speed of a scheme."""
+    """Return the size and speed of a scheme, and the card if it is no H100."""
     rates = " / ".join(format(rate, ",.0f") for rate in result["decode_tok_per_s"].values())
-    return [f"{result['weights_gib']:.2f}", rates]
+    card = " (H200)" if "H200" in result.get("gpu", "") else ""
+    return [f"{result['weights_gib']:.2f}", rates + card]
 
 
 def percent(share: float) -> str:
