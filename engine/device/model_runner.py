@@ -7,6 +7,7 @@ their copy to the host; wait() is the only sync.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,7 +43,7 @@ from kernels.attention.base import AttentionBackend, AttentionMetadata
 from kernels.ops import LoraTokens, allow_only
 from models.build import Model
 from models.config.model_config import ModelConfig
-from models.context import ForwardContext
+from models.context import ForwardContext, LayerKV
 from models.parallel import TensorParallel
 
 
@@ -121,6 +122,11 @@ class ModelRunner:
         self._decode_graphs: DecodeGraphs | None = None
         self.mixed_graphs: MixedGraphs | None = None
         self._interruption = Interruption()
+
+    @property
+    def kv_layers(self) -> Sequence[LayerKV | None]:
+        """Each layer's part of the pool; None: a layer without attention."""
+        return self._kv_pool.layers
 
     def plan_graphs(self, device: GraphDevice, *, layers: Layers) -> GraphCaptures:
         """Return the captures of decode and mixed steps, for replay_graphs(). layers: one of each kind."""
