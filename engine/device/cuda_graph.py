@@ -217,6 +217,7 @@ class DecodeGraphs:
         self._captured: list[DecodeSize] = []  # ascending
         self._graphs: dict[DecodeSize, Graph] = {}
         self._hidden: dict[DecodeSize, torch.Tensor] = {}
+        self.device: GraphDevice  # with the first capture
 
     @property
     def first_sizes(self) -> list[DecodeSize]:
@@ -233,12 +234,17 @@ class DecodeGraphs:
 
     def capture(self, size: DecodeSize, device: GraphDevice) -> None:
         """Capture a size."""
+        self.device = device
         rows = self._req_index[: size.num_rows]
         self._graphs[size], self._hidden[size] = device.capture(lambda: self._run_decode(rows, size.is_grouped, None))
         self._captured = sorted(self._graphs)
 
-    def replay(self, req_index: torch.Tensor, *, is_grouped: bool) -> torch.Tensor:
-        """Launch the step of these rows ([R] int64); return hidden [R, hidden_size], valid until the next replay."""
+    def output(self, size: DecodeSize) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where a captured size leaves hidden [B, hidden_size], and its rows [B] int64, padding included."""
+        return self._hidden[size][: size.num_rows], self._req_index[: size.num_rows]
+
+    def replay(self, req_index: torch.Tensor, *, is_grouped: bool) -> DecodeSize:
+        """Launch the step of these rows ([R] int64); return its size, whose output() is valid until the next replay."""
         num_rows = req_index.shape[0]
         size = self._captured_size(num_rows, is_grouped=is_grouped)
         if self._loaded is not req_index:
@@ -247,7 +253,7 @@ class DecodeGraphs:
                 self._req_index[num_rows : self._num_rows].fill_(self._padding_row)
             self._num_rows, self._loaded = num_rows, req_index
         self._graphs[size].replay()
-        return self._hidden[size][:num_rows]
+        return size
 
     def _captured_size(self, num_rows: int, *, is_grouped: bool) -> DecodeSize:
         """Return the smallest captured size for these rows: one that is not grouped serves rows with groups, too."""
