@@ -215,6 +215,7 @@ class DecodeGraphs:
         self._num_rows = 0
         self._loaded: torch.Tensor | None = None  # the tensor whose values are in the buffer
         self._captured: list[DecodeSize] = []  # ascending
+        self._size_of: dict[tuple[int, bool], DecodeSize] = {}  # by rows and is_grouped, among the captured ones
         self._graphs: dict[DecodeSize, Graph] = {}
         self._hidden: dict[DecodeSize, torch.Tensor] = {}
         self.device: GraphDevice  # with the first capture
@@ -238,6 +239,7 @@ class DecodeGraphs:
         rows = self._req_index[: size.num_rows]
         self._graphs[size], self._hidden[size] = device.capture(lambda: self._run_decode(rows, size.is_grouped, None))
         self._captured = sorted(self._graphs)
+        self._size_of.clear()
 
     def output(self, size: DecodeSize) -> tuple[torch.Tensor, torch.Tensor]:
         """Return where a captured size leaves hidden [B, hidden_size], and its rows [B] int64, padding included."""
@@ -246,7 +248,7 @@ class DecodeGraphs:
     def replay(self, req_index: torch.Tensor, *, is_grouped: bool) -> DecodeSize:
         """Launch the step of these rows ([R] int64); return its size, whose output() is valid until the next replay."""
         num_rows = req_index.shape[0]
-        size = self._captured_size(num_rows, is_grouped=is_grouped)
+        size = self._size_of.get((num_rows, is_grouped)) or self._captured_size(num_rows, is_grouped=is_grouped)
         if self._loaded is not req_index:
             self._req_index[:num_rows].copy_(req_index)
             if self._num_rows > num_rows:
@@ -259,7 +261,9 @@ class DecodeGraphs:
         """Return the smallest captured size for these rows: one that is not grouped serves rows with groups, too."""
         fitting = [size for size in self._captured if size.num_rows >= num_rows]
         plain = next(size for size in fitting if not size.is_grouped)
-        return next((size for size in fitting if size.is_grouped), plain) if is_grouped else plain
+        size = next((size for size in fitting if size.is_grouped), plain) if is_grouped else plain
+        self._size_of[num_rows, is_grouped] = size
+        return size
 
 
 class MixedGraphs:
