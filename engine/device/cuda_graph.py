@@ -8,8 +8,9 @@ MixedGraphs: rows of any length, one graph per padded number of tokens and rows;
 sent to the device.
 Some sizes of both have a second version, for steps whose rows are grouped by shared prefixes (is_grouped); a step with
 groups replays the other version, which reads each row's whole table, until that one is captured.
-Both end at the last hidden states: logits are a hundred times larger, and each graph would keep its own. A step replays
-the smallest graph that fits among those captured so far; engine/device/graph_captures.py captures them.
+Both end at the last hidden states: logits are a hundred times larger, and each graph would keep its own (graphs of
+engine/device/decode_tails.py keep their tokens alone). A step replays the smallest graph that fits among those captured
+so far; engine/device/graph_captures.py captures them.
 """
 
 from __future__ import annotations
