@@ -103,7 +103,7 @@ def test_steps_of_one_row_are_computed_by_the_kernel(tmp_path: Path, steps: list
     found = decode(model, config)
     assert steps == [config.num_layers] * 2
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(LayerLoop, "_native_for", lambda self, ctx: None)
+        patched.setattr(LayerLoop, "_native_for", lambda self, caches: None)
         expected = decode(model, config)
     assert steps == [config.num_layers] * 2
     assert (found - expected).abs().max() < 0.1 * expected.std()  # roundings of bf16 add up over the layers
@@ -115,6 +115,14 @@ def test_other_layers_are_not_taken(kind: str, tmp_path: Path, steps: list[int])
     model, config = build_model(tmp_path, make_config(kind))
     runner = PagedRunner(model, config, dtype=BF16)
     assert RowLoop.of(model.layers, DecoderLayer, runner.kv_caches) is None
+
+
+def test_a_model_says_which_steps_the_kernel_computes(tmp_path: Path, steps: list[int]) -> None:
+    model, config = build_model(tmp_path / "plain", Qwen3Config(**SIZES, head_dim=16))
+    caches = PagedRunner(model, config, dtype=BF16).kv_caches
+    assert model.describe_decode(caches) == "steps of one row have all layers in one kernel"
+    other, config = build_model(tmp_path / "other", make_config("gemma2"))
+    assert other.describe_decode(PagedRunner(other, config, dtype=BF16).kv_caches) is None
 
 
 def test_chosen_layers_are_those_of_the_step(tmp_path: Path, steps: list[int]) -> None:
