@@ -36,7 +36,7 @@ pytestmark = [needs_triton, pytest.mark.slow]
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The layers of each step that the kernel computed: on the CPU, phase by phase."""
     from kernels.row_layers import arithmetic, exchange, gluon_layers, phases
-    from tests.unit.kernels.triton_cases.gluon_on_cpu import KernelOnCpu
+    from tests.support.gluon_on_cpu import KernelOnCpu
 
     found: list[int] = []
     row_layers, kernel = gluon_layers.row_layers, gluon_layers._layers_kernel
