@@ -16,6 +16,8 @@ whose prompt was found follows an earlier one: it has half of its rank, so the l
 it is kept, whatever comes once.
 """
 
+from collections.abc import Iterable
+
 from engine.core.cache_layout import CacheLayout
 from engine.core.host_copies import Store
 from engine.core.host_index import HostIndex
@@ -40,7 +42,7 @@ class LeavingBlocks:
         self._block_tokens = layout.groups[0].tokens
         self._sizes = [group.pages for group in layout.groups]
         self.num_dropped = 0  # blocks that were looked at and are not copied
-        self.pinned: dict[Name, None] = {}  # blocks to copy though they leave the pool last
+        self.pinned: dict[Name, None] = {}  # blocks to copy though they leave the pool last; some pins may have ended
         self._config = config
         self._pool = pool
         self._index = index
@@ -67,6 +69,15 @@ class LeavingBlocks:
         """Rank a block that came from the host."""
         assert self._pool.ranks is not None
         self._pool.ranks[block] = 2 * _FOLLOWING_RANK  # the request's own is half of it
+
+    def want_pinned(self, names: Iterable[Name]) -> None:
+        """Copy blocks that the pool or host memory has pinned before others, if they are pinned when it is their turn.
+
+        O(1) per name in the mean.
+        """
+        self.pinned.update(dict.fromkeys(names))
+        if len(self.pinned) > 2 * self._pool.num_usable:  # pins end sooner than copies earn their time
+            self.pinned = {name: None for name in self.pinned if self._find_pinned(name) is not None}
 
     def observe_commit(self, now: float) -> None:
         """Let time pass, in seconds of the engine's clock."""
@@ -99,7 +110,7 @@ class LeavingBlocks:
         pool, num_left = self._pool, most
         while self.pinned and num_left > 0 and (is_idle or self._credit_s > 0 or not self._is_bounded):
             name = next(iter(self.pinned))
-            block = pool.find(*name)
+            block = self._find_pinned(name)
             if block is not None and not self._index.touch(name) and name not in storing:
                 num_pages = len(pool.pages(block))
                 if pool.is_cached(block) and num_pages > num_spare:
@@ -181,6 +192,11 @@ class LeavingBlocks:
         """Let blocks be looked at again whose step was given up."""
         for store in stores:
             self._num_copying -= self._copying.pop(store.block, 0)
+
+    def _find_pinned(self, name: Name) -> int | None:
+        block = self._pool.find(*name)
+        is_pinned = block is not None and (self._pool.is_pinned(block) or self._index.is_pinned(name))
+        return block if is_pinned else None
 
     @property
     def _num_soon(self) -> int:

@@ -210,7 +210,7 @@ class LowerTiers:
     def copy_pinned(self, names: Iterable[Name]) -> None:
         """Copy pinned blocks to the host, which leave the pool after all others, and perhaps all at once."""
         if self.host is not None and self.host.leaving is not None:
-            self.host.leaving.pinned.update(dict.fromkeys(names))
+            self.host.leaving.want_pinned(names)
 
     def note_freed(self, request: Request) -> None:
         """Note a request whose blocks were released: one that was preempted may need them again soon."""

@@ -193,6 +193,25 @@ def test_pinned_blocks_are_copied_though_they_leave_last():
     assert harness.engine.is_idle
 
 
+def test_blocks_that_are_not_pinned_after_all_are_not_copied_before_others():
+    harness = make(num_pages=65, num_slots=60, pin_share=0.05)  # three pages of either tier
+    harness.add("first", PROMPT, 4, pin_s=1000.0)
+    harness.drain()
+    host, pool = harness.scheduler.kv.tiers.host, harness.scheduler.kv.pool
+    assert host.num_stored == pool.num_pinned == 3
+
+
+def test_pins_that_end_before_their_copy_are_forgotten():
+    host, pool, names = tier(num_blocks=6, page_s=0.01, unasked_share=0.0)  # no credit
+    pool.pin(pool.find(*names[5]))
+    for number in range(20):
+        host.leaving.want_pinned([*names[5:], (0, bytes([100 + number]))])  # one that is evicted meanwhile
+        assert host.plan(most=8, num_reserved=0) is None
+        assert len(host.leaving.pinned) <= 2 * pool.num_usable
+    assert names[5] in host.leaving.pinned
+    assert stored(host.plan(most=8, num_reserved=0, is_idle=True))[0] == names[5]
+
+
 def test_an_unknown_prompt_costs_a_lookup_one_link_of_its_hashes():
     harness = make(num_pages=17, num_slots=60)
     for number, prompt in enumerate(OTHERS):
