@@ -142,7 +142,8 @@ class LeavingBlocks:
         chosen: list[tuple[Name, int, int]] = []  # with their pages
         settled: list[int] = []
         is_lacking = False
-        for block in pool.order.first_awaited(_MOST_LOOKS):
+        blocks = pool.order.first_awaited(_MOST_LOOKS)
+        for block in blocks:
             if num_missing <= 0 or most <= 0:
                 break
             group = pool.group_of(block) if has_groups else 0
@@ -167,7 +168,8 @@ class LeavingBlocks:
                 credit_s -= max(num_pages * cost_s, _LEAST_BLOCK_S)
                 below = credit_s * paid
         else:
-            num_missing = 0  # all that there are
+            if len(blocks) < _MOST_LOOKS:
+                num_missing = 0  # all that there are
         pool.order.settle(settled)
         self._is_filling = num_missing > 0
         if not chosen:

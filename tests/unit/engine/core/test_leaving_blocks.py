@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.core import leaving_blocks
 from engine.core.cache_layout import CacheLayout
 from engine.core.host_index import HostIndex
 from engine.core.host_tier import HostTier
@@ -99,6 +100,14 @@ def test_a_step_fills_the_lead_with_the_blocks_that_leave_first():
     assert pool.find(*names[0]) is None
     assert host.index.find(names[0]) is not None
     assert pool.order.num_lost == 0
+
+
+def test_a_lead_of_more_blocks_than_a_step_looks_at_is_filled_by_several(monkeypatch):
+    monkeypatch.setattr(leaving_blocks, "_MOST_LOOKS", 3)
+    host, _, names = tier(num_blocks=8, num_slots=16)  # a lead of four, of which three are enough for the time being
+    copies = host.plan(most=8, num_reserved=0)
+    assert stored(copies) == names[:3]
+    assert stored(host.plan(most=8, num_reserved=0)) == names[3:4]
 
 
 def test_a_block_that_the_host_has_is_not_copied_again():
