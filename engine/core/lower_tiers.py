@@ -121,8 +121,6 @@ class LowerTiers:
     def end_wait(self, request: Request, num_hit_tokens: int) -> TierTokens:
         """Return how many tokens of an admitted request's hit are owed to these tiers."""
         num_host = 0 if self.host is None else self.host.end_wait(request, num_hit_tokens)
-        if self.host is not None and self.host.leaving is not None:
-            request.copy_rank = self.host.leaving.rank(request, num_hit_tokens)
         num_disk = 0 if self.disk is None else self.disk.end_wait(request, num_hit_tokens)
         if request.num_preemptions:
             self.num_resumed["swapped" if num_host else "computed"] += 1

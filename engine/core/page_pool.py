@@ -122,7 +122,7 @@ class PagePool:
         self._pinned.add(block)
 
     def unpin(self, block: int) -> None:
-        """Let a pinned block be reused like the others, before those that were used later."""
+        """Let a pinned block be reused like the others, and, if it is cached, before them."""
         self._pinned.remove(block)
         self.order.let_go(block)
 
