@@ -63,7 +63,7 @@ class HostTier:
 
     @property
     def num_missed(self) -> int:
-        """Blocks that were evicted before they could be copied, or are about to be."""
+        """Blocks that were evicted without a copy, or will be: their copy came too late or exceeded the credit."""
         return self._queue.num_missed if self.leaving is None else self.leaving.num_dropped + self._pool.order.num_lost
 
     @property
