@@ -1,5 +1,7 @@
 """Blocks that leave the pool soon go to host memory: when, which of them, and how many."""
 
+from functools import partial
+
 import pytest
 
 from engine.core import leaving_blocks
@@ -11,38 +13,26 @@ from engine.core.page_pool import PagePool
 from engine.core.request import Request
 from engine.interface.config import CacheGroup, HostTierConfig, SchedulerConfig
 from engine.interface.protocol import SamplingParams
-from tests.support.engine_harness import Harness
-from tests.support.layered_model import LayeredExecutor, LayeredModel
+from tests.support.layered_harness import (
+    FULL,
+    GROUPS,
+    NUM_PAGES,
+    OTHERS,
+    PROMPT,
+    evict_first,
+    host_harness,
+    next_turn,
+)
 
-FULL = (CacheGroup("full", 4),)
-GROUPS = {
-    "full": FULL,
-    "window": (CacheGroup("full", 4), CacheGroup("window", 4, 2, window=8)),
-    "state": (CacheGroup("full", 4), CacheGroup("state", 8, 3)),
-}
-PROMPT = list(range(20))
-OTHERS = [[30 + number] * 28 for number in range(4)]
-
-
-def make(*, groups=FULL, num_pages=17, num_slots=60, **settings):
-    bounds = {name: settings.pop(name) for name in ("page_s", "unasked_share") if name in settings}
-    host_tier = HostTierConfig(num_slots=num_slots, max_copies=2, copies_leaving=True, **bounds)
-    harness = Harness(groups=groups, num_pages=num_pages, executor=LayeredExecutor, host_tier=host_tier, **settings)
-    harness.expected_tokens = LayeredModel(groups).expected_tokens
-    return harness
+make = partial(host_harness, copies_leaving=True)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("kind", GROUPS)
 def test_the_next_turn_of_an_evicted_conversation_is_found(kind, depth):
-    num_pages = {"full": 17, "window": 33, "state": 29}[kind]
-    harness = make(groups=GROUPS[kind], num_pages=num_pages, num_slots=200, depth=depth)
-    harness.add("first", PROMPT, 4)
-    harness.drain()
-    for number, prompt in enumerate(OTHERS):
-        harness.add(f"other{number}", prompt, 4)
-        harness.drain()
-    harness.add("again", [*PROMPT, *harness.seen["first"].token_ids, 7, 8, 9], 4)
+    harness = make(groups=GROUPS[kind], num_pages=NUM_PAGES[kind], num_slots=200, depth=depth)
+    evict_first(harness)
+    harness.add("again", next_turn(harness), 4)
     harness.drain()
     assert harness.seen["again"].num_cached_tokens >= 16
     assert harness.scheduler.kv.tiers.host.num_found_tokens > 0
@@ -186,7 +176,7 @@ def test_a_request_that_follows_another_has_half_of_its_rank_and_others_are_spre
     harness.drain()
     kv = harness.scheduler.kv
     first = {kv.pool.ranks[block] for block in kv.pool.published}
-    harness.add("again", [*PROMPT, *harness.seen["first"].token_ids, 7, 8, 9], 4)
+    harness.add("again", next_turn(harness), 4)
     harness.drain()
     assert {kv.pool.ranks[block] for block in kv.pool.published} == {rank / 2 for rank in first}
 
@@ -223,9 +213,7 @@ def test_pins_that_end_before_their_copy_are_forgotten():
 
 def test_an_unknown_prompt_costs_a_lookup_one_link_of_its_hashes():
     harness = make(num_pages=17, num_slots=60)
-    for number, prompt in enumerate(OTHERS):
-        harness.add(f"other{number}", prompt, 4)
-        harness.drain()
+    evict_first(harness)
     assert harness.scheduler.kv.tiers.host.index.num_blocks
     harness.add("new", [5] * 40, 4)
     harness.turn()
