@@ -1,5 +1,9 @@
 """LowerTiers: what is behind the pool of pages, host memory and a disk, as KvCaches and the scheduler see it.
 
+    KvCaches → LowerTiers ┬ HostTier ┬ HostIndex        what host memory has, and in which slots
+                          │          ├ CopyQueue        what goes there: what was asked for, or all that is published,
+                          │          └ LeavingBlocks    or what leaves the pool soon
+                          └ DiskTier, Arrivals, Offers  a disk, and other engines
 Plain Python; never torch. Both tiers may be missing; a disk needs host memory, through which its blocks pass. A
 decode engine takes blocks of prefill engines into its host memory, too. A request that could be admitted waits first
 for blocks of another engine or from the disk, then for blocks from the host, and is then admitted with an ordinary hit:
