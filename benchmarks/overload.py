@@ -39,10 +39,12 @@ from engine.interface.config import SchedulerConfig
 from engine.interface.metrics import Metrics
 from engine.interface.protocol import (
     AddRequest,
+    ClientGone,
     QueueCosts,
     RequestFailed,
     SamplingParams,
     StepEvents,
+    ToEngine,
     pack_token_ids,
 )
 from engine.interface.tenant import Charge, Tenant
@@ -65,9 +67,11 @@ class Machine(NamedTuple):
     least_tokens: int | None = None  # SchedulerConfig.min_decode_step_tokens
     is_blocking: bool = False
     spares_newcomers: bool = False
+    host_s: float = 0.0
+    jitter: float = 0.0
 
 
-GPU = Machine(0.007, 0.00005, 0.00004)
+GPU = Machine(0.007, 0.00005, 0.00004, host_s=0.001)
 CPU = Machine(0.0075, 0.0005, 0.00022, 16, 512, 128, is_blocking=True, spares_newcomers=True)
 
 
@@ -92,31 +96,39 @@ class Outcome(msgspec.Struct):
 
 
 class SimulatedExecutor:
-    """Executor in simulated time. A request's seed is the length of its answer."""
+    """Executor in simulated time. A request's seed is the length of its answer.
+
+    The device begins a step when it is launched and the one before has ended. Launching takes the host's time.
+    """
 
     def __init__(self, machine: Machine, before_step: Callable[[], None]) -> None:
         """before_step: called where the host waits for a step from its launch on, before its time passes."""
-        self.now_s = 0.0
+        self.now_s = self.idle_s = 0.0
         self._machine, self._before_step = machine, before_step
+        self._end_s = 0.0  # of the last step that was launched
+        self._rng = random.Random(5)
         self._rows: dict[int, tuple[int, int]] = {}  # by req_index: tokens of its prompt and answer
 
     def forward(self, plan: StepPlan) -> "_Step":
         """See Executor.forward."""
         for init in plan.inits:
             self._rows[init.req_index] = (init.num_prompt_tokens, init.params.seed)
-        if not self._machine.is_blocking:
-            return _Step(lambda: self.run(plan))
-        self._before_step()
-        result = self.run(plan)
-        return _Step(lambda: result)
+        if self._machine.is_blocking:
+            self._before_step()
+        machine, num_more = self._machine, plan.num_tokens - plan.num_rows
+        self.now_s += machine.host_s
+        self.idle_s += max(self.now_s - self._end_s, 0.0)
+        step_s = machine.step_s + machine.row_s * plan.num_rows + machine.prompt_token_s * num_more
+        step_s *= 1 + machine.jitter * self._rng.random()
+        self._end_s = max(self.now_s, self._end_s) + step_s
+        if machine.is_blocking:
+            self.now_s = self._end_s
+        return _Step(self, self._end_s, self._result(plan))
 
     def close(self) -> None:
         """See Executor.close."""
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Let the time of a step pass; return its tokens."""
-        machine, num_more = self._machine, plan.num_tokens - plan.num_rows
-        self.now_s += machine.step_s + machine.row_s * plan.num_rows + machine.prompt_token_s * num_more
+    def _result(self, plan: StepPlan) -> StepResult:
         token_ids = []
         for row in plan.rows:
             num_prompt, num_answer = self._rows[row.req_index]
@@ -128,19 +140,34 @@ class SimulatedExecutor:
 class _Step:
     """A step in flight."""
 
-    def __init__(self, result: Callable[[], StepResult]) -> None:
-        self._result = result
+    def __init__(self, executor: SimulatedExecutor, end_s: float, result: StepResult) -> None:
+        self._executor, self._end_s, self._result = executor, end_s, result
 
     def sample(self, masks: TokenMasks | None = None) -> None:
         """See StepHandle.sample."""
 
     def is_done(self) -> bool:
         """See StepHandle.is_done."""
-        return True
+        return self._executor.now_s >= self._end_s
 
     def wait(self) -> StepResult:
         """See StepHandle.wait."""
-        return self._result()
+        self._executor.now_s = max(self._executor.now_s, self._end_s)
+        return self._result
+
+
+class _Transport(LocalTransport):
+    """A transport in simulated time."""
+
+    def __init__(self, wait: Callable[[float], None]) -> None:
+        super().__init__()
+        self._wait = wait
+
+    def receive(self, timeout_s: float | None) -> list[tuple[int, ToEngine | ClientGone]]:
+        """Return what has come; if nothing has, let time pass until something comes."""
+        if timeout_s and not self.inbox:
+            self._wait(timeout_s)
+        return super().receive(0)
 
 
 class Simulation:
@@ -159,7 +186,10 @@ class Simulation:
             max_model_len=2048,
         )
         self.executor = SimulatedExecutor(machine, self._receive)
-        self.transport, self.metrics = LocalTransport(), Metrics()
+        self.transport, self.metrics = _Transport(self._wait), Metrics()
+        self._load: Iterator[Arrival] = iter(())
+        self._following: Arrival | None = None
+        self._num_open: int | None = None
         self._tenants = {tenant.name: tenant for tenant in tenants}
         self.engine = Engine(
             EngineParts(
@@ -169,7 +199,7 @@ class Simulation:
                 metrics=self.metrics,
                 clock=lambda: self.executor.now_s,
                 vocab_size=32_000,
-                overlap_depth=1,
+                overlap_depth=1 if machine.is_blocking else 2,
                 max_queued_requests=1_000_000,
                 max_queue_wait_s=max_queue_wait_s,
             )
@@ -182,20 +212,32 @@ class Simulation:
 
         num_open: send a request whenever fewer are open, whatever its time of arrival.
         """
-        executor = self.executor
-        following = next(load, None)
+        executor, self._load, self._num_open = self.executor, load, num_open
+        self._following = next(load, None)
         while executor.now_s < until_s:
-            while following is not None and self._is_due(following, num_open):
-                self._send(following if num_open is None else following._replace(at_s=executor.now_s))
-                following = next(load, None)
+            self._send_due()
             if self.engine.is_idle and not self.transport.inbox:
-                if following is None:
+                if self._following is None:
                     break
-                executor.now_s = max(following.at_s, executor.now_s)
+                executor.now_s = max(self._following.at_s, executor.now_s)
                 continue
             self.engine.run_once(0)
             self._receive()
         return list(self.outcomes.values())
+
+    def _send_due(self) -> None:
+        while self._following is not None and self._is_due(self._following, self._num_open):
+            at_s = self._following.at_s if self._num_open is None else self.executor.now_s
+            self._send(self._following._replace(at_s=at_s))
+            self._following = next(self._load, None)
+
+    def _wait(self, timeout_s: float) -> None:
+        """Let time pass, at most until the next request comes."""
+        end_s = self.executor.now_s + timeout_s
+        if self._following is not None and self._num_open is None:
+            end_s = min(end_s, max(self._following.at_s, self.executor.now_s))
+        self.executor.now_s = end_s
+        self._send_due()
 
     def _is_due(self, arrival: Arrival, num_open: int | None) -> bool:
         if num_open is None:

@@ -16,6 +16,7 @@ from engine.core.engine_parts import EngineParts
 from engine.core.grammars import Grammars, no_compiler
 from engine.core.kv_events import KvEvent, KvEvents
 from engine.core.kv_snapshot import KvView
+from engine.core.launch_delay import LaunchDelay
 from engine.core.outputs import EngineStats, Outbox
 from engine.core.queue_forecast import QueueForecast
 from engine.core.queue_limits import TOO_LATE, QueueLimits, QueueNews, failure_of
@@ -95,7 +96,7 @@ class Engine:
         )
         self._queue_news = QueueNews(self._limits, self.forecast, self._transport)
         self._is_speculative = parts.make_drafter is not None
-        self._launched_s = self._committed_s = 0.0  # the step in flight, and the last commit
+        self._delay = LaunchDelay(parts.scheduler, parts.transport, parts.clock)
         self._stats = EngineStats(
             parts.metrics,
             self.scheduler,
@@ -142,6 +143,8 @@ class Engine:
         for client_id, message in self._transport.receive(patience_s):
             was_idle = False
             self._handle(client_id, message)
+        if self._in_flight is not None and self.scheduler.waiting.has_several_tenants and self.overlap_depth > 1:
+            self._delay.receive(self._in_flight, self.scheduler.newest, self._handle)
         self._end_leaving()
         self._let_in()
         if self._grammars.pending or self._grammars.compiling:
@@ -200,11 +203,12 @@ class Engine:
         if self.scheduler.begun:
             self._outbox.announce(self.scheduler.begun)
         step = self._executor.forward(plan) if plan else None
+        self._delay.note_launch(self._in_flight)
         if self.overlap_depth > 1:
             self._commit()
         if step is not None and plan is not None:
             step.sample(self._masks(plan) if self._grammars.live else None)
-        self._in_flight, self._launched_s = step, now
+        self._in_flight, self._delay.launched_s = step, now
         self._is_at_tier = plan is None and self.scheduler.kv.tiers.is_polled
         return plan
 
@@ -385,10 +389,10 @@ class Engine:
         # No token waits for the books, nor for sampling to be launched, with whose layers the device is busy
         self._send_events()
         if self.scheduler.committed is not None:
-            step_s = now - max(self._committed_s, self._launched_s)
+            step_s = self._delay.note_commit(self.scheduler.committed, now)
             self.forecast.observe_step(self.scheduler.committed, step_s)
             self.tenants.record_step(self.scheduler.committed, step_s)
-        self._committed_s = now
+        self._delay.committed_s = now
         self._stats.record_commit(outputs.num_tokens, now)
         self.scheduler.kv.tiers.end_commit(now, self.forecast)
 

@@ -66,6 +66,11 @@ class Scheduler:
         return bool(self.waiting or self.running or self._in_flight or self.kv.tiers.has_copies)
 
     @property
+    def newest(self) -> PlannedStep | None:
+        """The step that was planned last, if it is not committed."""
+        return self._in_flight[-1] if self._in_flight else None
+
+    @property
     def num_free_rows(self) -> int:
         """The number of free rows of device state: requests that could start now."""
         return len(self._free_req_indices)
