@@ -67,7 +67,8 @@ class Machine(NamedTuple):
     least_tokens: int | None = None  # SchedulerConfig.min_decode_step_tokens
     is_blocking: bool = False
     spares_newcomers: bool = False
-    host_s: float = 0.0
+    host_s: float = 0.0  # to plan and launch a step
+    delays_launches: bool = True
     jitter: float = 0.0
 
 
@@ -204,6 +205,8 @@ class Simulation:
                 max_queue_wait_s=max_queue_wait_s,
             )
         )
+        if self.engine.launch_delay is not None:
+            self.engine.launch_delay.is_on = machine.delays_launches
         self.outcomes: dict[str, Outcome] = {}
         self.told: list[QueueCosts] = []  # what the next engine would be told
 

@@ -1,12 +1,15 @@
-"""LaunchDelay: launches a step shortly before the one in flight ends, so that the newest requests are in it. Never torch.
+"""LaunchDelay: has a step launched shortly before the one in flight ends, so that the newest requests are in it.
 
-A step that is launched as soon as the one before it begins leaves out the requests of the meantime: these wait for the
-rest of the step in flight and for the whole step behind it. The device needs the next step only when this one ends. So
-with several tenants (engine/core/waiting_queue.py) the loop goes on to receive messages meanwhile.
+Never torch. With two steps in flight a step could be launched when the one before it begins. It would leave out the
+requests of the meantime: these would wait for the rest of the step in flight and for the whole step behind it, which
+is full of another tenant's prompts, perhaps. But the device needs it only when the step in flight ends. So once there
+are several tenants (WaitingQueue.has_several_tenants), the loop receives messages until then. With one tenant this
+does nothing.
 
-The end is predicted from the shortest of the last steps of the same size, and a step that was launched too late, so
-that the device had nothing to do, makes the following ones be launched earlier. While the loop waits it asks the device
-every millisecond, so a wrong prediction costs about as much.
+The end is predicted: a step takes at least the shortest time of the last steps of its size. The host launches the next
+one earlier by the time that it needs for that, and by more after each step that came too late, when the device had
+nothing to do. While the loop receives, it asks the device every millisecond whether the step has ended, so that a
+wrong prediction costs about as much.
 """
 
 import math
@@ -18,80 +21,90 @@ from engine.core.outputs import Transport
 from engine.core.planned_step import PlannedStep
 from engine.core.scheduler import Scheduler
 from engine.core.step import StepHandle
-from engine.interface.protocol import ToEngine
-from engine.interface.protocol import ClientGone
+from engine.interface.protocol import ClientGone, ToEngine
 
 _NUM_TIMES = 8  # steps of a size from which its time is predicted
-_LEAST_TIMES = 3
-_RATIO = 1.1  # of neighbouring sizes, where the scheduler has none
-_POLL_S = 0.001
-_SPARE_S = 0.0005  # by which a step is launched early, beside what the host needs for it
-_MAX_EARLIER_S = 0.02
-_EARLIER_STEP_S = 0.0005  # more of it after a step that was launched too late
-_KEPT = 0.99  # of it, and of the longest time of the host, after each launch
+_LEAST_TIMES = 3  # the first step of a size may compile kernels
+_RATIO = 1.1  # between sizes where the scheduler has none
+_POLL_S = 0.001  # shorter delays are not worth the calls
+_SPARE_S = 0.0005  # by which a step is launched earlier than the host needs
+_EARLIER_S = 0.0005  # by how much earlier after a step that was launched too late
+_MOST_S = 0.02  # of the host's time, and of what late launches add to it
+_KEPT = 0.99  # of both at each launch
 
 
 class LaunchDelay:
-    """Owns the times of steps by size, and when the step in flight was launched. All times in seconds of `clock`."""
+    """Predicts when the step in flight ends. All times are in seconds of `clock`.
+
+    The engine calls receive(), note_launch() and note_commit() in this order, once for each step.
+    """
 
     def __init__(self, scheduler: Scheduler, transport: Transport, clock: Callable[[], float]) -> None:
-        self.launched_s = 0.0  # when the step in flight was planned
-        self.committed_s = 0.0
-        self.num_late = self.num_delayed = 0
+        self.is_on = True  # benchmarks turn it off
+        self.num_delayed = self.num_late = 0  # launches; and of these, those that came too late
         self._scheduler, self._transport, self._clock = scheduler, transport, clock
-        self._sizes = scheduler.config.step_sizes
-        self._times: dict[int, deque[float]] = {}
+        self._times: dict[int, deque[float]] = {}  # by size
         self._host_s = self._earlier_s = 0.0
-        self._begun_s: float | None = None  # when the last delay ended
+        self._is_delayed = False  # whether the step that is about to be launched was
+        self._received_s: float | None = None  # when receive() returned
         self._ended_s: float | None = None  # when the step in flight was found to have ended
 
-    def receive(self, step: StepHandle, planned: PlannedStep, handle: Callable[[int, ToEngine | ClientGone], None]) -> None:
-        """Handle messages until the next step is to be launched."""
-        expected_s = self._expected_s(planned)
-        if expected_s is None:
+    def receive(self, step: StepHandle, begun_s: float, handle: Callable[[int, ToEngine | ClientGone], None]) -> None:
+        """Pass messages to `handle` until the next step is to be launched. step: in flight, begun at begun_s."""
+        self._received_s = None
+        if not (self.is_on and self._scheduler.waiting.has_several_tenants):
             return
-        due_s = max(self.committed_s, self.launched_s) + expected_s
-        due_s -= self._host_s + self._earlier_s + _SPARE_S
-        if due_s - self._clock() < _POLL_S:
-            return
-        self._scheduler.kv.late.publish_while(lambda: self._clock() < due_s and not step.is_done())
-        self.num_delayed += 1
+        due_s = begun_s + self._least_s() - self._host_s - self._earlier_s - _SPARE_S
+        self._is_delayed = due_s - self._clock() >= _POLL_S
+        if self._is_delayed:
+            self.num_delayed += 1
+            self._receive_until(due_s, step, handle)
+        self._received_s = self._clock()
+
+    def _receive_until(
+        self, due_s: float, step: StepHandle, handle: Callable[[int, ToEngine | ClientGone], None]
+    ) -> None:
+        kv = self._scheduler.kv
+        kv.late.publish_while(lambda: self._clock() < due_s)
         while (left_s := due_s - self._clock()) > 0:
             if step.is_done():
                 self._ended_s = self._clock()
-                break
+                return
             for client_id, message in self._transport.receive(min(left_s, _POLL_S)):
                 handle(client_id, message)
-        self._begun_s = self._clock()
+            if kv.tiers.is_polled:  # receive() returns at once while one of its sockets is unread
+                kv.tiers.poll(self._clock())
 
     def note_launch(self, before: StepHandle | None) -> None:
-        """Learn from a step that has just been launched. before: the step in flight."""
-        if self._begun_s is None or before is None:
+        """Learn from the launch of a step, which has just returned. before: the step that was in flight, if any."""
+        if self._received_s is None:
             return
-        self._host_s = max(self._host_s * _KEPT, self._clock() - self._begun_s)
-        self._earlier_s *= _KEPT
-        if before.is_done():
+        host_s = min(self._clock() - self._received_s, _MOST_S)
+        self._host_s, self._earlier_s = max(self._host_s * _KEPT, host_s), self._earlier_s * _KEPT
+        if self._is_delayed and before is not None and before.is_done():
             self.num_late += 1
-            self._earlier_s = min(self._earlier_s + _EARLIER_STEP_S, _MAX_EARLIER_S)
-        self._begun_s = None
+            self._earlier_s = min(self._earlier_s + _EARLIER_S, _MOST_S)
+        self._received_s = None
 
-    def note_commit(self, planned: PlannedStep, now: float) -> float:
-        """Learn from a committed step; return the time that it took."""
-        ended_s = now if self._ended_s is None else self._ended_s
-        step_s = ended_s - max(self.committed_s, self.launched_s)
-        self._ended_s = None
-        self._times.setdefault(self._size(planned), deque(maxlen=_NUM_TIMES)).append(step_s)
-        return step_s
+    def note_commit(self, step: PlannedStep, begun_s: float, now: float) -> None:
+        """Learn from a step that ran from begun_s until now, or until receive() found that it had ended."""
+        ended_s, self._ended_s = self._ended_s, None
+        if self._scheduler.waiting.has_several_tenants:
+            times = self._times.setdefault(self._size(step), deque(maxlen=_NUM_TIMES))
+            times.append((now if ended_s is None else ended_s) - begun_s)
 
-    def _size(self, planned: PlannedStep) -> int:
-        total = sum(planned.num_tokens())
-        if self._sizes and total <= self._sizes[-1]:
-            return bisect_left(self._sizes, total)
-        return 1000 + round(math.log(max(total, 1), _RATIO))
+    def _least_s(self) -> float:
+        """Return the time that the step in flight takes at least, as far as steps of its size or less tell; or 0."""
+        step = self._scheduler.newest
+        if step is None:
+            return 0.0
+        size = self._size(step)
+        known = max((n for n, times in self._times.items() if n <= size and len(times) >= _LEAST_TIMES), default=None)
+        return 0.0 if known is None else min(self._times[known])
 
-    def _expected_s(self, planned: PlannedStep) -> float | None:
-        size = self._size(planned)
-        for known in sorted(self._times, reverse=True):
-            if known <= size and len(self._times[known]) >= _LEAST_TIMES:
-                return min(self._times[known])
-        return None
+    def _size(self, step: PlannedStep) -> int:
+        """Return the number of the step's size: steps of one number take about as long."""
+        sizes, num_tokens = self._scheduler.config.step_sizes, sum(step.num_tokens())
+        if sizes and num_tokens <= sizes[-1]:
+            return bisect_left(sizes, num_tokens)
+        return len(sizes) + round(math.log(max(num_tokens, 1), _RATIO))
