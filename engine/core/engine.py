@@ -201,7 +201,7 @@ class Engine:
             self._outbox.announce(self.scheduler.begun)
         step = self._executor.forward(plan) if plan else None
         if self.launch_delay is not None:
-            self.launch_delay.note_launch(self._in_flight)
+            self.launch_delay.note_launch(self._in_flight, plan)
             self._commit()
         if step is not None and plan is not None:
             step.sample(self._masks(plan) if self._grammars.live else None)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from engine.core.outputs import Transport
 from engine.core.planned_step import PlannedStep
 from engine.core.scheduler import Scheduler
-from engine.core.step import StepHandle
+from engine.core.step import StepHandle, StepPlan
 from engine.interface.protocol import ClientGone, ToEngine
 
 _NUM_TIMES = 8  # steps of a size from which its time is predicted
@@ -45,6 +45,7 @@ class LaunchDelay:
         self._scheduler, self._transport, self._clock = scheduler, transport, clock
         self._times: dict[int, deque[float]] = {}  # by size
         self._host_s = self._earlier_s = 0.0
+        self._num_tokens = 0  # of the step in flight; 0: unknown
         self._is_delayed = False  # whether the step that is about to be launched was
         self._received_s: float | None = None  # when receive() returned
         self._ended_s: float | None = None  # when the step in flight was found to have ended
@@ -75,36 +76,37 @@ class LaunchDelay:
             if kv.tiers.is_polled:  # receive() returns at once while one of its sockets is unread
                 kv.tiers.poll(self._clock())
 
-    def note_launch(self, before: StepHandle | None) -> None:
+    def note_launch(self, before: StepHandle | None, plan: StepPlan | None) -> None:
         """Learn from the launch of a step, which has just returned. before: the step that was in flight, if any."""
-        if self._received_s is None:
-            return
-        host_s = min(self._clock() - self._received_s, _MOST_S)
-        self._host_s, self._earlier_s = max(self._host_s * _KEPT, host_s), self._earlier_s * _KEPT
-        if self._is_delayed and before is not None and before.is_done():
-            self.num_late += 1
-            self._earlier_s = min(self._earlier_s + _EARLIER_S, _MOST_S)
-        self._received_s = None
+        self._num_tokens = 0
+        if self._received_s is not None:
+            host_s = min(self._clock() - self._received_s, _MOST_S)
+            self._host_s, self._earlier_s = max(self._host_s * _KEPT, host_s), self._earlier_s * _KEPT
+            if self._is_delayed and before is not None and before.is_done():
+                self.num_late += 1
+                self._earlier_s = min(self._earlier_s + _EARLIER_S, _MOST_S)
+            self._received_s = None
+        if plan is not None and self._scheduler.waiting.has_several_tenants:
+            self._num_tokens = plan.num_tokens
 
     def note_commit(self, step: PlannedStep, begun_s: float, now: float) -> None:
         """Learn from a step that ran from begun_s until now, or until receive() found that it had ended."""
         ended_s, self._ended_s = self._ended_s, None
         if self._scheduler.waiting.has_several_tenants:
-            times = self._times.setdefault(self._size(step), deque(maxlen=_NUM_TIMES))
+            times = self._times.setdefault(self._size(sum(step.num_tokens())), deque(maxlen=_NUM_TIMES))
             times.append((now if ended_s is None else ended_s) - begun_s)
 
     def _least_s(self) -> float:
         """Return the time that the step in flight takes at least, as far as steps of its size or less tell; or 0."""
-        step = self._scheduler.newest
-        if step is None:
+        if not self._num_tokens:
             return 0.0
-        size = self._size(step)
+        size = self._size(self._num_tokens)
         known = max((n for n, times in self._times.items() if n <= size and len(times) >= _LEAST_TIMES), default=None)
         return 0.0 if known is None else min(self._times[known])
 
-    def _size(self, step: PlannedStep) -> int:
-        """Return the number of the step's size: steps of one number take about as long."""
-        sizes, num_tokens = self._scheduler.config.step_sizes, sum(step.num_tokens())
+    def _size(self, num_tokens: int) -> int:
+        """Return the number of a step's size: steps of one number take about as long."""
+        sizes = self._scheduler.config.step_sizes
         if sizes and num_tokens <= sizes[-1]:
             return bisect_left(sizes, num_tokens)
         return len(sizes) + round(math.log(max(num_tokens, 1), _RATIO))

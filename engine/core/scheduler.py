@@ -66,11 +66,6 @@ class Scheduler:
         return bool(self.waiting or self.running or self._in_flight or self.kv.tiers.has_copies)
 
     @property
-    def newest(self) -> PlannedStep | None:
-        """The step that was planned last, if it is not committed."""
-        return self._in_flight[-1] if self._in_flight else None
-
-    @property
     def num_free_rows(self) -> int:
         """The number of free rows of device state: requests that could start now."""
         return len(self._free_req_indices)
@@ -300,11 +295,11 @@ class Scheduler:
         """Admit waiting requests, strictly in order, each with blocks for all its tokens; return the remaining budget.
 
         One block per running request stays free, so that no request is admitted only to be preempted soon after.
-        Requests at the gate are passed over, and a row is kept for each. is_new: of tenants that have no rows.
+        Requests at the gate are passed over, and a row is kept for each. is_new: newcomers alone (step_budget.py).
         """
         tiers, self.is_short_of_pages = self.kv.tiers, False
         while self.waiting and budget and (num_free := self.num_free_rows - tiers.num_waiting) > 0:
-            holder = self._shares.holder(self.waiting, self.running, 0 if is_new else num_free)
+            holder = self._shares.holder(self.waiting, self.running, num_free, is_new=is_new)
             request = self.waiting.next(is_passed=tiers.is_waiting, is_held=holder)
             if request is None:
                 return budget

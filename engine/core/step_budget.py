@@ -61,8 +61,8 @@ def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending:
 class Lead:
     """Decides which steps compute the prompts of newcomers alone, so that nothing else delays their first tokens.
 
-    A newcomer is a request that started while its tenant had no other row, until its prompt is computed. A step that
-    goes ahead computes newcomers' prompts and no others. Every other step computes prompts in the order of service, in
+    A newcomer is a request that started while its tenant had few rows (engine/core/tenants.py), until its prompt is
+    computed. A step that goes ahead computes newcomers' prompts and no others. Every other step computes prompts in the order of service, in
     which newcomers have no advantage.
 
     Bound: steps that go ahead while others' prompts wait are counted, every other step with prompts takes one off, and

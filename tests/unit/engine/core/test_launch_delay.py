@@ -11,7 +11,7 @@ import pytest
 from benchmarks.simulation import GPU, Arrival, Machine, Simulation
 from engine.core.launch_delay import LaunchDelay
 from engine.core.planned_step import PlannedStep
-from engine.core.step import StepHandle
+from engine.core.step import StepHandle, StepPlan
 from engine.interface.protocol import ClientGone, ToEngine
 
 _FLOOD = [Arrival(0.0, i, "flood", 40 + 97 * i % 700, 16 + 31 * i % 200) for i in range(300)]
@@ -97,20 +97,14 @@ class Device:
         self.coming = list(coming)
         self.received: list[str] = []
         self.num_polls = 0
-        self.step = self.sized(100)
+        self.num_tokens = self.num_next_tokens = 100  # of the step in flight, and of the next one
         kv = SimpleNamespace(late=self, tiers=SimpleNamespace(is_polled=False))
         scheduler = SimpleNamespace(
             kv=kv,
             waiting=SimpleNamespace(has_several_tenants=num_tenants > 1),
             config=SimpleNamespace(step_sizes=[64, 128, 256]),
-            newest=self.step,
         )
-        self.scheduler = scheduler
         self.delay = LaunchDelay(cast(Any, scheduler), cast(Any, self), lambda: self.now_s)
-
-    @staticmethod
-    def sized(num_tokens: int) -> PlannedStep:
-        return cast(PlannedStep, SimpleNamespace(num_tokens=lambda: (num_tokens, 0)))
 
     def publish_while(self, has_time: Callable[[], bool]) -> None:
         assert has_time()
@@ -135,9 +129,11 @@ class Device:
         self.delay.receive(cast(StepHandle, self), begun_s, self.handle)
         early_s = self.end_s - self.now_s
         self.now_s += host_s
-        self.delay.note_launch(cast(StepHandle, self))
+        num_tokens, self.num_tokens = self.num_tokens, self.num_next_tokens
+        self.delay.note_launch(cast(StepHandle, self), cast(StepPlan, SimpleNamespace(num_tokens=self.num_tokens)))
         self.now_s = max(self.now_s, self.end_s)
-        self.delay.note_commit(self.scheduler.newest, begun_s, self.now_s)
+        step = SimpleNamespace(num_tokens=lambda: (num_tokens, 0))
+        self.delay.note_commit(cast(PlannedStep, step), begun_s, self.now_s)
         return early_s
 
 
@@ -182,12 +178,11 @@ def test_a_step_takes_as_long_as_a_smaller_one_at_least() -> None:
     device = Device()
     for _ in range(3):
         device.run_step(0.02)
-    device.scheduler.newest = device.sized(200)
-    assert device.run_step(0.05) == pytest.approx(0.03 + 0.0005)
-    device.scheduler.newest = device.sized(60)
-    assert device.run_step(0.01) == pytest.approx(0.01)
-    device.scheduler.newest = device.sized(1000)
-    assert device.run_step(0.05) == pytest.approx(0.03 + 0.0005)
+    for num_tokens, seconds, early_s in ((200, 0.05, 0.0305), (60, 0.01, 0.01), (1000, 0.05, 0.0305)):
+        device.num_next_tokens = num_tokens
+        device.run_step(0.02)
+        device.num_next_tokens = 100
+        assert device.run_step(seconds) == pytest.approx(early_s)
 
 
 def test_a_host_that_was_slow_once_delays_launches_again_soon() -> None:

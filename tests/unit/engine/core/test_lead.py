@@ -71,6 +71,37 @@ def test_the_rest_of_a_newcomers_prompt_goes_ahead_too() -> None:
     assert guest.is_decoding
 
 
+def test_a_prompt_goes_ahead_beside_one_answer_of_its_tenant() -> None:
+    crowd = Crowd()
+    answer = crowd.ask("guest", 4, 40)
+    step(crowd.scheduler)
+    for _ in range(20):
+        crowd.ask("flood", 60)
+    step(crowd.scheduler)
+    guest = crowd.ask("guest", 30)
+    assert crowd.prompts(step(crowd.scheduler)) == {guest}
+    assert answer.is_decoding
+    late = crowd.ask("guest", 30)  # its tenant has two of 64 rows
+    assert late not in crowd.prompts(step(crowd.scheduler))
+
+
+def test_half_of_the_kept_rows_are_for_tenants_without_any() -> None:
+    crowd = Crowd(max_num_batched_tokens=1024)
+    for tenant in ("flood", "some"):
+        crowd.ask(tenant, 4, 400)
+        step(crowd.scheduler)
+    for _ in range(80):
+        crowd.ask("flood", 4, 400)
+    for _ in range(8):
+        step(crowd.scheduler)
+    assert crowd.scheduler.num_free_rows == 4
+    for tenant, num_free in (("some", 3), ("some", 3), ("new", 2), ("new", 2), ("newer", 1), ("newest", 0)):
+        crowd.ask(tenant, 4, 400)
+        for _ in range(4):
+            step(crowd.scheduler)
+        assert crowd.scheduler.num_free_rows == num_free
+
+
 def test_answers_miss_the_step_of_a_newcomers_prompt_and_get_the_tokens_that_they_would_have_had() -> None:
     crowd = Crowd(spares_newcomers=True)
     flood = [crowd.ask("flood", 4) for _ in range(20)]
