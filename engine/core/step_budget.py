@@ -62,8 +62,8 @@ class Lead:
     """Decides which steps compute the prompts of newcomers alone, so that nothing else delays their first tokens.
 
     A newcomer is a request that started while its tenant had few rows (engine/core/tenants.py), until its prompt is
-    computed. A step that goes ahead computes newcomers' prompts and no others. Every other step computes prompts in the order of service, in
-    which newcomers have no advantage.
+    computed. A step that goes ahead computes newcomers' prompts and no others. Every other step computes prompts in the
+    order of service, in which newcomers have no advantage.
 
     Bound: steps that go ahead while others' prompts wait are counted, every other step with prompts takes one off, and
     at MOST_AHEAD none goes ahead. So at most MOST_AHEAD do in a row, and of any n steps with prompts at most
