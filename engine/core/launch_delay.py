@@ -26,7 +26,7 @@ from engine.interface.protocol import ClientGone, ToEngine
 _NUM_TIMES = 8  # steps of a size from which its time is predicted
 _LEAST_TIMES = 3  # the first step of a size may compile kernels
 _RATIO = 1.1  # between sizes where the scheduler has none
-_POLL_S = 0.001  # shorter delays are not worth the calls
+_POLL_S = 0.001  # epoll waits for whole milliseconds, rounded up
 _SPARE_S = 0.0005  # by which a step is launched earlier than the host needs
 _EARLIER_S = 0.0005  # by how much earlier after a step that was launched too late
 _MOST_S = 0.02  # of the host's time, and of what late launches add to it
@@ -67,11 +67,11 @@ class LaunchDelay:
     ) -> None:
         kv = self._scheduler.kv
         kv.late.publish_while(lambda: self._clock() < due_s)
-        while (left_s := due_s - self._clock()) > 0:
+        while due_s - self._clock() >= _POLL_S:
             if step.is_done():
                 self._ended_s = self._clock()
                 return
-            for client_id, message in self._transport.receive(min(left_s, _POLL_S)):
+            for client_id, message in self._transport.receive(_POLL_S):
                 handle(client_id, message)
             if kv.tiers.is_polled:  # receive() returns at once while one of its sockets is unread
                 kv.tiers.poll(self._clock())

@@ -138,19 +138,28 @@ class Device:
 
 
 def test_messages_are_handled_until_the_launch_and_the_later_ones_left() -> None:
-    device = Device((10.065, "first"), (10.075, "second"), (10.0799, "third"))
+    device = Device((10.065, "first"), (10.075, "second"), (10.0797, "third"))
     for _ in range(3):
         assert device.run_step(0.02) == pytest.approx(0.02)  # its time is not known yet
-    assert device.run_step(0.02) == pytest.approx(0.0005)
+    assert 0.0005 < device.run_step(0.02) <= 0.0015 + 1e-9
     assert device.received == ["first", "second"]
     assert [name for _, name in device.coming] == ["third"]
+
+
+def test_the_loop_waits_for_whole_milliseconds_since_epoll_rounds_up() -> None:
+    device = Device()
+    receive, timeouts_s = device.receive, list[float]()
+    device.receive = lambda timeout_s: timeouts_s.append(timeout_s) or receive(timeout_s)  # type: ignore[method-assign]
+    for _ in range(4):
+        device.run_step(0.0207)
+    assert set(timeouts_s) == {0.001}
 
 
 def test_a_launch_comes_earlier_by_what_the_host_needs() -> None:
     device = Device()
     for _ in range(4):
         device.run_step(0.02, host_s=0.003)
-    assert device.run_step(0.02, host_s=0.003) == pytest.approx(0.0035)
+    assert 0.0035 < device.run_step(0.02, host_s=0.003) <= 0.0045 + 1e-9
 
 
 def test_a_step_that_ends_early_delays_the_next_one_by_a_millisecond_and_later_launches_come_earlier() -> None:
@@ -162,7 +171,7 @@ def test_a_step_that_ends_early_delays_the_next_one_by_a_millisecond_and_later_l
     assert device.run_step(0.02) > 0.009  # the shortest step of its size counts
     for _ in range(8):
         device.run_step(0.02)
-    assert 0.0005 < device.run_step(0.02) < 0.002
+    assert 0.0009 < device.run_step(0.02) <= 0.002
 
 
 def test_a_long_first_step_of_a_size_is_not_believed() -> None:
@@ -178,11 +187,11 @@ def test_a_step_takes_as_long_as_a_smaller_one_at_least() -> None:
     device = Device()
     for _ in range(3):
         device.run_step(0.02)
-    for num_tokens, seconds, early_s in ((200, 0.05, 0.0305), (60, 0.01, 0.01), (1000, 0.05, 0.0305)):
+    for num_tokens, seconds, early_s in ((200, 0.05, 0.031), (60, 0.01, 0.01), (1000, 0.05, 0.031)):
         device.num_next_tokens = num_tokens
         device.run_step(0.02)
         device.num_next_tokens = 100
-        assert device.run_step(seconds) == pytest.approx(early_s)
+        assert device.run_step(seconds) == pytest.approx(early_s, abs=0.0006)
 
 
 def test_a_host_that_was_slow_once_delays_launches_again_soon() -> None:
