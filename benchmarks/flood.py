@@ -1,21 +1,22 @@
 """Measures on a device how one key's requests delay another key's first tokens: python -m benchmarks.flood.
 
-[--shape NAME] [--rows 64] [--seconds 8] [--rounds 2] [--device cpu] [--json FILE]
+[--shape NAME] [--rows 64] [--seconds 7] [--rounds 2] [--device cpu] [--json FILE]
 
 As the fairness of benchmarks/overload.py, with a model of random weights in place of the simulation: the engine's loop
-without HTTP, and a load in real time. A key sends requests of 512 tokens, some each second, first alone and then after
-another key has sent 500 at once, whose rate of tokens is counted. In each round once with launches as soon as the step
-before begins, and once with launches shortly before it ends (engine/core/launch_delay.py).
+without HTTP, and a load in real time. A key sends requests of 512 tokens, two a second, alone and then after another
+key has sent 500 at once, whose rate of tokens is counted: in each round once with launches as soon as the step before
+begins, and once with launches shortly before it ends (engine/core/launch_delay.py). All floods have the same lengths.
 """
 
 import argparse
 import contextlib
-import itertools
 import random
 import sys
 import time
 from collections import deque
 from statistics import median, quantiles
+
+import msgspec
 
 from benchmarks.offline import versions
 from benchmarks.online import SHAPES
@@ -37,7 +38,7 @@ from engine.startup.load import load_engine
 from engine.startup.loaded_engine import LoadedEngine
 from server.config.value_types import integer
 
-_FLOOD, _PAUSE_S = 500, 0.25
+_FLOOD, _PAUSE_S = 500, 0.5
 _CLIENTS = {"guest": 1, "flood": 2}
 _SETTLE_S = 1.0  # from the flood to the first request that counts
 
@@ -63,23 +64,25 @@ class TimedTransport(LocalTransport):
 class Flood:
     """One engine and its two keys."""
 
-    def __init__(self, loaded: LoadedEngine, *, seed: int) -> None:
+    def __init__(self, loaded: LoadedEngine) -> None:
         self.transport = TimedTransport()
         self.engine = loaded.engine(self.transport, Metrics(), max_queued_requests=1_000_000)
-        self._random, self._vocab_size, self._number = random.Random(seed), loaded.model_config.vocab_size, 0
+        self._random, self._vocab_size, self._number = random.Random(1), loaded.model_config.vocab_size, 0
 
-    def run(self, seconds: float, *, has_flood: bool, delays_launches: bool) -> Report:
-        """Measure one key's first tokens, and tokens of the other one, after which nothing runs."""
+    def run(self, seconds: float, *, has_flood: bool, delays_launches: bool, seed: int) -> Report:
+        """Measure one key's first tokens, and tokens of the other one, after which nothing runs. seed: of lengths."""
         assert self.engine.launch_delay is not None
         self.engine.launch_delay.is_on = delays_launches
-        transport, begun_s = self.transport, time.monotonic()
-        for _ in range(_FLOOD * has_flood):
-            transport.coming.append(self._request("flood", begun_s, self._random.randint(32, 768), 16, 240))
+        transport, rng = self.transport, random.Random(seed)
+        sizes = [(rng.randint(32, 768), rng.randint(16, 240)) for _ in range(_FLOOD * has_flood)]
+        requests = [self._request("flood", 0.0, *each) for each in sizes]
+        begun_s = time.monotonic()
+        transport.coming.extend(msgspec.structs.replace(request, arrival_s=begun_s) for request in requests)
         counted_s = begun_s + _SETTLE_S * has_flood
         at_s, end_s = counted_s, counted_s + seconds
         sent_s: dict[str, float] = {}
-        while at_s < end_s - 2 * _PAUSE_S:
-            request = self._request("guest", at_s + _PAUSE_S * self._random.random(), 512, 32, 32)
+        while at_s < end_s - _PAUSE_S:
+            request = self._request("guest", at_s + _PAUSE_S * rng.random(), 512, 32)
             transport.coming.append(request)
             sent_s[request.request_id] = request.arrival_s
             at_s += _PAUSE_S
@@ -120,9 +123,8 @@ class Flood:
         self.transport.outbox.clear()
         return ttfts_s, num_tokens
 
-    def _request(self, tenant: str, at_s: float, num_prompt: int, least: int, most: int) -> AddRequest:
+    def _request(self, tenant: str, at_s: float, num_prompt: int, num_tokens: int) -> AddRequest:
         self._number += 1
-        num_tokens = self._random.randint(least, most)
         prompt = [self._random.randrange(100, self._vocab_size) for _ in range(num_prompt)]
         params = SamplingParams(max_tokens=num_tokens, min_tokens=num_tokens, temperature=0.0)
         return AddRequest(
@@ -137,12 +139,13 @@ class Flood:
 
 def measure(loaded: LoadedEngine, *, seconds: float, rounds: int) -> list[Report]:
     """Return all runs, in their order, after one that is not counted."""
-    flood, runs = Flood(loaded, seed=1), []
-    flood.run(2.0, has_flood=True, delays_launches=True)
-    for _, delays_launches, has_flood in itertools.product(range(rounds), (False, True), (False, True)):
-        length_s = seconds if has_flood else seconds / 2
-        runs.append(flood.run(length_s, has_flood=has_flood, delays_launches=delays_launches))
-        print(runs[-1], file=sys.stderr, flush=True)
+    flood, runs = Flood(loaded), []
+    flood.run(2.0, has_flood=True, delays_launches=True, seed=0)
+    for number in range(1, rounds + 1):
+        for has_flood, delays_launches in ((False, True), (True, False), (True, True)):
+            length_s = seconds if has_flood else seconds / 2
+            runs.append(flood.run(length_s, has_flood=has_flood, delays_launches=delays_launches, seed=number))
+            print(runs[-1], file=sys.stderr, flush=True)
     return runs
 
 
@@ -151,7 +154,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.flood", description=__doc__)
     parser.add_argument("--shape", default="llama-3.1-8b", help="sizes of the model (llama-3.1-8b)")
     parser.add_argument("--rows", type=integer(1, 1024), default=64, help="requests that run at once (64)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each flood (8)")
+    parser.add_argument("--seconds", type=float, default=7.0, help="of each flood (7)")
     parser.add_argument("--rounds", type=integer(1, 100), default=2, help="of both kinds of launches (2)")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--json", help="file for the results")

@@ -6,6 +6,7 @@ with two steps in flight the host plans one while another runs. A request's seed
 engine does not know.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -49,11 +50,24 @@ class Machine(NamedTuple):
     is_blocking: bool = False  # the host waits where it launches a step: one at a time, else two in flight
     spares_newcomers: bool = False
     host_s: float = 0.0  # of the host, to plan and launch a step
+    step_sizes: tuple[int, ...] = ()  # SchedulerConfig.step_sizes
+    prompts_s: tuple[tuple[int, float], ...] = ()  # of so many prompt tokens, ascending; else prompt_token_s each
     unevenness: float = 0.0  # steps take longer at random, by up to this share
     delays_launches: bool = True  # engine/core/launch_delay.py
 
 
 GPU = Machine(0.007, 0.00005, 0.00004, host_s=0.001)
+# results/steps-llama-3.1-8b-h100-2026-11-22.json, and the scheduler's limits there
+H100 = Machine(
+    0.0054,
+    0.000035,
+    0.0,
+    num_tokens=2048,
+    least_tokens=384,
+    step_sizes=(32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048),
+    prompts_s=((127, 0.0015), (255, 0.0027), (511, 0.0076), (1023, 0.019), (2047, 0.0448)),
+    host_s=0.001,
+)
 CPU = Machine(0.0075, 0.0005, 0.00022, 16, 512, 128, is_blocking=True, spares_newcomers=True)
 
 
@@ -95,10 +109,10 @@ class SimulatedExecutor:
             self._rows[init.req_index] = (init.num_prompt_tokens, init.params.seed)
         if self._machine.is_blocking:
             self._before_step()
-        machine, num_more = self._machine, plan.num_tokens - plan.num_rows
+        machine = self._machine
         self.now_s += machine.host_s
         self.idle_s += max(self.now_s - self._end_s, 0.0)
-        step_s = machine.step_s + machine.row_s * plan.num_rows + machine.prompt_token_s * num_more
+        step_s = machine.step_s + machine.row_s * plan.num_rows + self._prompts_s(plan.num_tokens - plan.num_rows)
         step_s *= 1 + machine.unevenness * self._random.random()
         self._end_s = max(self.now_s, self._end_s) + step_s
         if machine.is_blocking:
@@ -107,6 +121,15 @@ class SimulatedExecutor:
 
     def close(self) -> None:
         """See Executor.close."""
+
+    def _prompts_s(self, num_tokens: int) -> float:
+        points = self._machine.prompts_s
+        if not points:
+            return self._machine.prompt_token_s * num_tokens
+        (few, few_s), (many, many_s) = next(
+            (pair for pair in itertools.pairwise([(0, 0.0), *points]) if pair[1][0] >= num_tokens), points[-2:]
+        )
+        return few_s + (many_s - few_s) * (num_tokens - few) / (many - few)
 
     def _result(self, plan: StepPlan) -> StepResult:
         token_ids = []
@@ -162,6 +185,7 @@ class Simulation:
             max_num_seqs=machine.num_rows,
             max_num_batched_tokens=machine.num_tokens,
             min_decode_step_tokens=machine.least_tokens,
+            step_sizes=list(machine.step_sizes),
             spares_newcomers=machine.spares_newcomers,
             max_model_len=2048,
         )

@@ -61,13 +61,24 @@ class TenantShares:
                 param="max_tokens",
             )
 
-    def holder(
-        self, queue: WaitingQueue, running: Sequence[Request], num_free_rows: int, *, is_new: bool = False
-    ) -> Callable[[Request], bool] | None:
-        """Return whether a tenant must wait until one of its running requests has ended; None: none must.
+    def next(
+        self, queue: WaitingQueue, running: Sequence[Request], num_free_rows: int, *, is_new: bool
+    ) -> Request | None:
+        """Return the queued request that may start now, in the order of service; None: none may. Changes nothing.
 
-        The result holds until the next request starts. is_new: only newcomers may start (engine/core/step_budget.py).
+        Requests at the gate of host memory are passed over, and a row is kept for each. is_new: only newcomers may
+        start (engine/core/step_budget.py).
         """
+        num_free_rows -= self._kv.tiers.num_waiting
+        if not queue or num_free_rows <= 0:
+            return None
+        holder = self._holder(queue, running, num_free_rows, is_new=is_new)
+        return queue.next(is_passed=self._kv.tiers.is_waiting, is_held=holder)
+
+    def _holder(
+        self, queue: WaitingQueue, running: Sequence[Request], num_free_rows: int, *, is_new: bool
+    ) -> Callable[[Request], bool] | None:
+        """Return whether a tenant must wait until one of its running requests has ended; None: none must."""
         is_shared = queue.has_several_tenants
         if not is_shared and queue.tenants[0].requests[0].kv_share == 1.0:
             return None

@@ -17,11 +17,17 @@ class Crowd:
     """A scheduler with much room, and requests of tenants, which arrive one after the other."""
 
     def __init__(
-        self, *, max_num_seqs: int = 64, max_num_batched_tokens: int = 128, spares_newcomers: bool = False
+        self,
+        *,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 128,
+        least_tokens: int | None = None,
+        spares_newcomers: bool = False,
     ) -> None:
         self.scheduler: Scheduler = make_scheduler(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            min_decode_step_tokens=least_tokens,
             num_pages=8000,
             max_model_len=4096,
             spares_newcomers=spares_newcomers,
@@ -69,6 +75,22 @@ def test_the_rest_of_a_newcomers_prompt_goes_ahead_too() -> None:
     assert crowd.prompts(step(crowd.scheduler)) == {guest}
     assert crowd.prompts(step(crowd.scheduler)) == {guest}
     assert guest.is_decoding
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_newcomers_prompt_is_computed_in_one_step_beside_answers(is_running: bool) -> None:
+    crowd = Crowd(max_num_batched_tokens=1024, least_tokens=128)
+    if is_running:
+        crowd.ask("guest", 4, 40)
+    for _ in range(20):
+        crowd.ask("flood", 4, 40)
+        step(crowd.scheduler)
+    for _ in range(20):
+        crowd.ask("flood", 60, 40)
+    guest = crowd.ask("guest", 200)
+    assert crowd.prompts(step(crowd.scheduler)) == {guest}
+    assert guest.is_decoding
+    assert sum(row.num_tokens for row in step(crowd.scheduler).rows) <= 160 + 21
 
 
 def test_a_prompt_goes_ahead_beside_one_answer_of_its_tenant() -> None:
