@@ -19,7 +19,6 @@ import re
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ import msgspec
 from benchmarks import latency
 from benchmarks.client_processes import run_shares, split
 from benchmarks.load_client import LoadConfig, LoadResult
-from benchmarks.online import SHAPES, model_name, start_server, stop_server, write_model_folder
+from benchmarks.online import SHAPES, metrics_page, model_name, start_server, stop_server, write_model_folder
 from benchmarks.report import Report, format_table, host_facts, now
 
 _STREAM_SEED, _LONG_SEED, _WARM_UP_SEED = 0, 10_000_000, 20_000_000
@@ -202,9 +201,7 @@ def _figures(of_streams: Sequence[LoadResult], of_longs: Sequence[LoadResult]) -
 
 def _hand_overs(port: int) -> Iterator[tuple[str, float]]:
     """Yield what the server counted of blocks between its engines."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:  # nosec B310
-        page = reply.read().decode()
-    for name, labels, value in _HAND_OVER.findall(page):
+    for name, labels, value in _HAND_OVER.findall(metrics_page(port)):
         label = ",".join(part for part in labels.strip("{}").split(",") if part and not part.startswith("model_name"))
         yield f"{name}{{{label}}}" if label else name, float(value)
 
