@@ -194,3 +194,15 @@ def test_new_pages_reach_each_table_as_units() -> None:
     assert window.slot_mapping.tolist()[0] == 8 * BLOCK_SIZE + 1
     builder.pack_decodes(StepPlan(1, [RowPlan(2, 14, 1, new_blocks=[(0, 0, [3, 1, 9])])]))
     assert state.block_tables[0, 2, :6].tolist() == [3, 53, 1, 51, 9, 59]
+
+
+def test_columns_of_steady_rows_are_those_of_the_same_rows_one_by_one() -> None:
+    rows = [RowPlan(4, 17, 1), RowPlan(0, 3, 1), RowPlan(2, 40, 1)]
+    columns = [array("i", column).tobytes() for column in ([r.req_index for r in rows], [r.start for r in rows])]
+    steady, single = RowColumns.of(StepPlan(0, [], steady=SteadyRowsPlan(*columns))), RowColumns.of(StepPlan(0, rows))
+    for name in ("req_index", "start", "num_tokens", "num_samples", "num_drafts", "token_ids", "ends"):
+        found, wanted = getattr(steady, name), getattr(single, name)
+        assert found.dtype == wanted.dtype
+        assert found.tolist() == wanted.tolist()
+    assert (steady.num_decodes, steady.shape) == (single.num_decodes, single.shape) == (3, MixedShape(3, 3, 0))
+    assert (steady.has_drafts, steady.samples_once) == (single.has_drafts, single.samples_once) == (False, True)
