@@ -89,7 +89,13 @@ def write_model_folder(config: Path, folder: Path) -> None:
 
 
 def start_server(
-    folder: str, port: int, flags: list[str], *, gpus: str | None = None, log: IO[bytes] | None = None
+    folder: str,
+    port: int,
+    flags: list[str],
+    *,
+    gpus: str | None = None,
+    log: IO[bytes] | None = None,
+    timeout_s: float = 600.0,
 ) -> tuple[subprocess.Popen[bytes], float]:
     """Start the daemon; return it and the seconds until GET /ready was 200. Raises BenchError as wait_until_ready does.
 
@@ -98,7 +104,7 @@ def start_server(
     started_s = time.monotonic()
     server = launch_server(folder, port, flags, gpus=gpus, log=log)
     try:
-        wait_until_ready(server, port)
+        wait_until_ready(server, port, timeout_s=timeout_s)
     except BaseException:
         stop_server(server)
         raise
