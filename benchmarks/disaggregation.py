@@ -33,6 +33,7 @@ import msgspec
 
 from benchmarks import latency
 from benchmarks.client_processes import run_shares, split
+from benchmarks.gpu_memory import gpu_names
 from benchmarks.load_client import LoadConfig, LoadResult
 from benchmarks.online import SHAPES, model_name, start_server, stop_server, write_model_folder
 from benchmarks.report import BenchError, Report, format_table, host_facts, now
@@ -84,6 +85,7 @@ def main() -> int:
     chosen = [each for each in arrangements(args.ranks) if args.only is None or each.name in args.only]
     end_s = time.monotonic() + args.max_seconds
     report: Report = {"benchmark": "disaggregation", "date": now(), "host": host_facts(), "shape": args.shape}
+    report["gpus"] = gpu_names()
     report |= {"ranks": args.ranks, "server_flags": server_flags, "load": _describe_load(args)}
     report |= {"runs": {}, "failed": {}, "left_out": []}
     with tempfile.TemporaryDirectory() as folder:
