@@ -90,6 +90,8 @@ class Server:
 async def measure(server: Server, *, num_streams: int, num_kills: int) -> dict[str, object]:
     """Run streams and kill engines; return the kills and what became of the streams. Raises RuntimeError."""
     numbers = range(num_streams)
+    standbys = _Standbys(server)
+    watching = asyncio.create_task(standbys.watch())
     once, twice = [
         await asyncio.gather(*(server.ask_undisturbed(number) for number in numbers)) for _ in range(2)
     ]  # one run after the other
@@ -104,10 +106,10 @@ async def measure(server: Server, *, num_streams: int, num_kills: int) -> dict[s
     clients = [asyncio.create_task(keep_asking(number)) for number in numbers]
     kills: list[Killed] = []
     try:
-        while len(kills) < num_kills and (loaded_s := await _standby_loaded(server, len(kills))) is not None:
+        while len(kills) < num_kills and (loaded_s := await standbys.wait(kills)) is not None:
             await asyncio.sleep(_SETTLE_S)
             kills.append(await _kill(server, streams))
-            kills[-1].standby_loaded_s = round(loaded_s, 3)
+            kills[-1].standby_loaded_s = loaded_s
     finally:
         is_over.set()
         _, pending = await asyncio.wait(clients, timeout=max(server.end_s - time.monotonic(), 5.0))
@@ -115,10 +117,11 @@ async def measure(server: Server, *, num_streams: int, num_kills: int) -> dict[s
             task.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
     alone = {
-        name: await _alone(server, number, kills)
+        name: await _alone(server, number, kills, standbys)
         for number, name in enumerate(_KINDS)
         if time.monotonic() < server.end_s
     }
+    watching.cancel()
     ended = [each for each in streams if each.is_whole or each.error]
     return {
         "kills": [{**msgspec.to_builtins(kill), "at_s": round(kill.at_s - kills[0].at_s, 3)} for kill in kills],
@@ -159,11 +162,11 @@ def _replayed_from(stream: TokenStream, kills: Sequence[Killed]) -> int:
     return stream.num_tokens_at(last_s + _IN_FLIGHT_S)
 
 
-async def _alone(server: Server, number: int, kills: list[Killed]) -> dict[str, object]:
+async def _alone(server: Server, number: int, kills: list[Killed], standbys: "_Standbys") -> dict[str, object]:
     """Kill the engine under one stream; compare its tokens with undisturbed ones and with those of the long prompt."""
     once, twice = [await server.ask_undisturbed(number) for _ in range(2)]
     found: dict[str, object] = {"undisturbed_again": summary([compared(twice, once)])}
-    loaded_s = await _standby_loaded(server, len(kills))
+    loaded_s = await standbys.wait(kills)
     if loaded_s is None:
         return found
     stream = TokenStream(str(number), time.monotonic())
@@ -171,7 +174,7 @@ async def _alone(server: Server, number: int, kills: list[Killed]) -> dict[str, 
     while not asking.done() and len(stream.token_ids) < server.num_tokens // 4:
         await asyncio.sleep(_POLL_S)
     kills.append(await _kill(server, [stream], sends_request=False))
-    kills[-1].standby_loaded_s = round(loaded_s, 3)
+    kills[-1].standby_loaded_s = loaded_s
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(asking, max(server.end_s - time.monotonic(), 5.0))
     found |= {"cut": int(not stream.is_whole), "replays": stream.num_replays}
@@ -185,11 +188,29 @@ async def _alone(server: Server, number: int, kills: list[Killed]) -> dict[str, 
     return found | {"as_a_prompt": summary([compared(long, stream, ahead=begin)])}
 
 
-async def _standby_loaded(server: Server, num_kills: int) -> float | None:
-    """Wait for the standby after so many kills; return the seconds, or None if the time is over before."""
-    begun_s = time.monotonic()
-    told_s = await _told(server.log, _STANDBY_WAITS, num_kills, server.end_s)
-    return None if told_s is None or told_s > server.end_s else told_s - begun_s
+class _Standbys:
+    """When each standby was loaded, by the launcher's log, and which kill waits for which."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self._begun_s = server, time.monotonic()
+        self._loaded_s: list[float] = []
+
+    async def watch(self) -> None:
+        """Note every standby, until the server's end_s."""
+        log, end_s = self._server.log, self._server.end_s
+        while (told_s := await _told(log, _STANDBY_WAITS, len(self._loaded_s), end_s)) is not None:
+            self._loaded_s.append(told_s)
+
+    async def wait(self, kills: Sequence[Killed]) -> float | None:
+        """Wait for the standby after these kills; return its seconds from the engine's readiness, or None: too late."""
+        ready_s: float | None = self._begun_s
+        if kills:
+            ready_s = None if kills[-1].ready_s is None else kills[-1].at_s + kills[-1].ready_s
+        while len(self._loaded_s) <= len(kills) and time.monotonic() < self._server.end_s:
+            await asyncio.sleep(_POLL_S)
+        if ready_s is None or len(self._loaded_s) <= len(kills) or time.monotonic() > self._server.end_s:
+            return None
+        return round(self._loaded_s[len(kills)] - ready_s, 3)
 
 
 async def _kill(server: Server, streams: Sequence[Streamed], *, sends_request: bool = True) -> Killed:
