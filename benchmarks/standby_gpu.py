@@ -130,16 +130,16 @@ async def measure(server: Server, *, num_streams: int, num_kills: int) -> dict[s
         "cut": sum(not each.is_whole for each in ended),
         "errors": sorted({each.error for each in ended if each.error}),
         "gap_of_two_most_likely_p50": typical_gap(once),
-        "at_once": _at_once(once, twice, [each for each in ended if each.is_whole], kills),
+        "at_once": at_once(once, twice, [each for each in ended if each.is_whole], kills),
         "alone": alone,
     }
 
 
-def _at_once(
+def at_once(
     once: Sequence[TokenStream], twice: Sequence[TokenStream], streams: Sequence[TokenStream], kills: Sequence[Killed]
-) -> dict[str, dict[str, object]]:
+) -> dict[str, dict[str, dict[str, Any]]]:
     """Compare streams with the first undisturbed run: the second one, and those with and without a replay."""
-    found: dict[str, dict[str, object]] = {}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for parity, name in enumerate(_KINDS):
         mine = [each for each in streams if int(each.kind) % 2 == parity]
         found[name] = {
@@ -147,7 +147,7 @@ def _at_once(
             "not_replayed": summary([compared(each, once[int(each.kind)]) for each in mine if not each.num_replays]),
             "replayed": summary(
                 [
-                    compared(each, once[int(each.kind)], begin=_replayed_from(each, kills))
+                    compared(each, once[int(each.kind)], begin=replayed_from(each, kills))
                     for each in mine
                     if each.num_replays
                 ]
@@ -156,7 +156,7 @@ def _at_once(
     return found
 
 
-def _replayed_from(stream: TokenStream, kills: Sequence[Killed]) -> int:
+def replayed_from(stream: TokenStream, kills: Sequence[Killed]) -> int:
     """Return the number of tokens that a stream had when its last replay began."""
     last_s = max((each.at_s for each in kills if stream.begun_s < each.at_s <= stream.arrivals_s[-1]), default=0.0)
     return stream.num_tokens_at(last_s + _IN_FLIGHT_S)
@@ -180,7 +180,7 @@ async def _alone(server: Server, number: int, kills: list[Killed], standbys: "_S
     found |= {"cut": int(not stream.is_whole), "replays": stream.num_replays}
     if not (stream.is_whole and stream.num_replays):
         return found
-    begin = _replayed_from(stream, kills[-1:])
+    begin = replayed_from(stream, kills[-1:])
     prompt = [*stream.prompt_ids, *stream.token_ids[:begin]]
     salt = f"nothing cached {number}"
     long = await server.ask_undisturbed(number, prompt=prompt, max_tokens=server.num_tokens - begin, cache_salt=salt)
