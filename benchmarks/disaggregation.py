@@ -22,7 +22,6 @@ import re
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from benchmarks import latency
 from benchmarks.client_processes import run_shares, split
 from benchmarks.gpu_memory import gpu_names
 from benchmarks.load_client import LoadConfig, LoadResult
-from benchmarks.online import SHAPES, model_name, start_server, stop_server, write_model_folder
+from benchmarks.online import SHAPES, metrics_page, model_name, start_server, stop_server, write_model_folder
 from benchmarks.report import BenchError, Report, format_table, host_facts, now
 
 _LOADS = ("steady", "full")
@@ -266,9 +265,7 @@ def _figures(args: argparse.Namespace, of_streams: Sequence[LoadResult], of_long
 
 def _hand_overs(port: int) -> Iterator[tuple[str, float]]:
     """Yield what the server counted of blocks between its engines."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:  # nosec B310
-        page = reply.read().decode()
-    for name, labels, value in _HAND_OVER.findall(page):
+    for name, labels, value in _HAND_OVER.findall(metrics_page(port)):
         label = ",".join(part for part in labels.strip("{}").split(",") if part and not part.startswith("model_name"))
         yield f"{name}{{{label}}}" if label else name, float(value)
 

@@ -70,7 +70,7 @@ _FAIRNESS = """\
 
 One key sends 500 requests at once; another one sends a request each second.
 Less than twice the time alone is wanted.
-On the simulated H100 a request [waits](../explanation/queues.md#figures) for two steps that were launched before.
+On the simulated H100 a request [waits](../explanation/queues.md#figures) for the step in flight and its own.
 The simulated CPU has steps [without answers](../explanation/queues.md#turns), which the daemon's run did not have yet.
 """
 _FUZZ = """\
