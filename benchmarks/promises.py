@@ -53,8 +53,13 @@ PARTS = {
         "kills-200-streams-cpu", "python -m benchmarks.kills --streams 200 --seconds 120 --every 5"
     ),
     "kills-gpu": Part("standby-gpu-llama-3.1-8b", "python -m benchmarks.standby_gpu --tokens 512", needs_gpu=True),
+    "kills-gpu-eager": Part(
+        "standby-gpu-eager-llama-3.1-8b",
+        "python -m benchmarks.standby_gpu --kills 0 --streams 2 --tokens 128 --enforce-eager",
+        needs_gpu=True,
+    ),
     "kills-gpu-demo": Part(
-        "standby-gpu-demo", "python -m benchmarks.standby_gpu --shape demo --kills 2", needs_gpu=True
+        "standby-gpu-demo", "python -m benchmarks.standby_gpu --shape demo --kills 1 --tokens 600", needs_gpu=True
     ),
     "drain": Part("drain-cpu", "python -m benchmarks.drain --streams 40 --rounds 5"),
     "overload": Part("overload-simulated", "python -m benchmarks.overload"),

@@ -8,7 +8,8 @@ goes on, until all do, and until a request that is sent at the kill has its firs
 without its last event. Each one's tokens are compared with those of its first undisturbed run (replayed_tokens.py).
 Then one greedy and one sampled stream run alone, undisturbed twice and with a kill. So every step has one row; but the
 replay computes the earlier tokens in one step. A request with these tokens as its prompt does so as well, without a
-kill, and must get the replayed stream's tokens and log-probabilities to the last bit.
+kill. With --enforce-eager both have the same steps, so tokens and log-probabilities must be equal to the last bit. With
+graphs they need not be: a step is padded to the smallest that is captured, and few are soon after a takeover.
 Other flags are passed to `quire serve`. A run ends after --max-seconds at the latest, with the kills it had until then.
 """
 

@@ -36,15 +36,20 @@ In this time the next engine starts, and computes prompts and answers of all ope
 _KILLS_GPU = """\
 ### On a GPU
 
-With `--standby`, under {streams} streams at once of {tokens} tokens, half greedy and half sampled with a seed.
-A replay computes the tokens that a client has in one step, where the earlier engine computed them one by one, \
-and its rows share steps with others.
-Sums are rounded in another order then, so where two tokens are about equally likely another one may be chosen.
-That is so without a kill as well, whenever other requests share a step.
-Random weights make it frequent: the two most likely tokens are {flat:.2g} apart in log-probability (median), \
-those of the demo model's trained weights {trained:.2g}.
-"As a prompt" is a request without a kill whose prompt has the tokens before the replay: \
-it is computed in the same steps as a stream that was replayed alone, and must agree with it to the last bit.
+With `--standby`, under streams of which half are greedy and half are sampled with a seed.
+A replay computes the tokens that a client has in one step, where the earlier engine computed them one by one.
+Sums are rounded in another order then, and where two tokens are about equally likely another one may be chosen.
+Without a kill that happens as well, whenever other requests share a step.
+The tables have how often, with random weights, which make it frequent: \
+their two most likely tokens are apart by {gaps} in log-probability (median), \
+and bf16 rounds logits of this size to steps of 0.03.
+"""
+_TEXTS_GPU = """
+Of each stream the tokens are compared with those of an undisturbed run, from the replay on.
+A cell has the equal streams, of those that were equal until the replay, and tokens for each difference.
+A stream that is replayed alone is also compared with a request without a kill whose prompt has its tokens until then.
+Without graphs (`--enforce-eager`) that has the same steps, and so must have the same bits.
+With graphs a step is padded to the smallest that is captured, of which there are few soon after a takeover.
 """
 _DRAIN = """\
 ## A drain cuts nobody
@@ -152,9 +157,11 @@ def kill_rows(reports: Sequence[Report]) -> Iterator[str]:
 def gpu_kill_rows(reports: Sequence[Report]) -> Iterator[str]:
     """Yield a table with a column for each run of benchmarks.standby_gpu."""
     kills = [report["kills"] for report in reports]
-    yield _row(["", *(f"{_model(report)}, {report['gpus'][0]}" for report in reports)])
+    yield _row(["", *(f"{_model(report)}, {report['gpus'][0].removeprefix('NVIDIA ')}" for report in reports)])
     yield _row(["---"] * (1 + len(reports)))
     yield _row(["kills", *(f"{len(each)}" for each in kills)])
+    yield _row(["streams at once", *(f"{report['settings']['streams']}" for report in reports)])
+    yield _row(["tokens of each", *(f"{report['settings']['tokens']}" for report in reports)])
     yield _row(["streams", *(f"{report['streams'] + len(report['alone']):,}" for report in reports)])
     cut = [report["cut"] + sum(kind["cut"] for kind in report["alone"].values()) for report in reports]
     yield _row(["streams that were cut", *(f"**{each}**" for each in cut)])
@@ -162,19 +169,16 @@ def gpu_kill_rows(reports: Sequence[Report]) -> Iterator[str]:
         ("ready_s", "without an engine, least / most, s"),
         ("first_stream_s", "until the first stream goes on, least / most, s"),
         ("last_stream_s", "until the last stream goes on, least / most, s"),
-        ("standby_loaded_s", "until the next standby is loaded, most, s"),
+        ("standby_loaded_s", "until the next standby is loaded, least / most, s"),
     ):
         seconds = [[kill[field] for kill in each] for each in kills]
-        least = label.split(",")[1].startswith(" least")
-        yield _row(
-            [label, *(f"{min(each):.2f} / {max(each):.2f}" if least else f"{max(each):.1f}" for each in seconds)]
-        )
+        yield _row([label, *(f"{min(each):.2f} / {max(each):.2f}" for each in seconds)])
 
 
 def gpu_text_rows(reports: Sequence[Report]) -> Iterator[str]:
     """Yield a table of the tokens beside undisturbed ones, with two columns for each run of benchmarks.standby_gpu."""
     columns = [(report, kind) for report in reports for kind in ("greedy", "sampled")]
-    yield _row(["equal streams; tokens for a difference", *(f"{_model(report)}, {kind}" for report, kind in columns)])
+    yield _row(["", *(f"{_model(report)}, {kind}" for report, kind in columns)])
     yield _row(["---"] * (1 + len(columns)))
     for place, group, label in (
         ("at_once", "undisturbed_again", "at once, undisturbed again"),
@@ -187,7 +191,7 @@ def gpu_text_rows(reports: Sequence[Report]) -> Iterator[str]:
         yield _row([label, *(_equal(report[place][kind][group]) for report, kind in columns)])
     yield _row(
         [
-            "alone, as a prompt: equal log-probabilities",
+            "the same, equal log-probabilities",
             *(_share(report["alone"][kind]["as_a_prompt"]["share_of_logprobs_equal"]) for report, kind in columns),
         ]
     )
@@ -285,29 +289,32 @@ def attack_rows(report: Report) -> Iterator[str]:
 
 
 def _kills_on_a_gpu() -> list[str]:
-    names = ("kills-gpu", "kills-gpu-demo")
-    if not all(PARTS[name].has_file() for name in names):
+    names = [name for name in PARTS if name.startswith("kills-gpu") and PARTS[name].has_file()]
+    if not names:
         return []
     reports = [_report(name) for name in names]
-    flat, trained = (report["gap_of_two_most_likely_p50"] for report in reports)
-    text = _KILLS_GPU.format(
-        streams=reports[0]["settings"]["streams"],
-        tokens=" and ".join(f"{report['settings']['tokens']:,}" for report in reports),
-        flat=flat,
-        trained=trained,
-    )
-    return [text, *gpu_kill_rows(reports), "", *gpu_text_rows(reports), *_sources(*names)]
+    gaps = " and ".join(f"{each['gap_of_two_most_likely_p50']:.2g} ({_model(each)})" for each in reports)
+    return [
+        _KILLS_GPU.format(gaps=gaps),
+        *gpu_kill_rows(reports),
+        _TEXTS_GPU,
+        *gpu_text_rows(reports),
+        *_sources(*names),
+    ]
 
 
 def _model(report: Report) -> str:
-    return "demo model" if report["shape"] == "demo" else f"{report['shape']}, random weights"
+    flags = "".join(f", `{flag}`" for flag in report["server_flags"])
+    return f"{'demo model' if report['shape'] == 'demo' else report['shape']}{flags}"
 
 
 def _equal(figures: Report) -> str:
     """Return how many streams are equal, of those that were until the replay, and tokens for each that is not."""
     num_kept = figures["streams"] - figures["differed_before"]
     per_difference = figures["tokens_for_a_difference"]
-    return f"{figures['equal']} of {num_kept}{f'; {per_difference:,.0f}' if per_difference else ''}"
+    return (
+        f"{figures['equal']} of {num_kept}{f'; {per_difference:,.0f}' if per_difference else ''}" if num_kept else "–"
+    )
 
 
 def _report(name: str) -> Report:
