@@ -56,6 +56,7 @@ def test_logit_bias_is_declared_as_it_arrives_by_token_id():
         ({5: 1}, "logit_bias[5].[key] should be a valid string, got 5."),
         ({"5": "1"}, "logit_bias.5 should be a valid number, got '1'."),
         ({"x": "1"}, "logit_bias.x should be a valid number, got '1'."),
+        ({"5": 1, "05": 2}, "logit_bias has the token 5 twice."),
         ({"5": 101}, "logit_bias has the value 101.0 for token 5, values are from -100 to 100."),
     ],
 )
@@ -239,6 +240,11 @@ def ignored(**fields):
             {"messages": [*HI, {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": 1}]}]},
             ["messages[1].content[0].cache_control"],
         ),
+        ({"messages": [{"role": "assistant", "content": "x", "reasoning": "a", "reasoning_content": "b"}]},
+         ["messages[0].reasoning"]),
+        ({"messages": [{"role": "assistant", "content": "x", "reasoning": "a", "reasoning_content": "a"}]}, []),
+        ({"prompt_logprobs": 0, "n_probs": 0, "top_a": 0, "temperature_last": 0, "length_penalty": 0.0},
+         ["length_penalty", "temperature_last"]),
     ],
 )  # fmt: skip
 def test_known_fields_without_effect_are_named(fields, names):
