@@ -40,6 +40,16 @@ def completion(**fields):
     return completion_spec(body, prompts, model=MODEL, context=CONTEXT)
 
 
+def test_a_chat_of_tokens_that_the_model_lacks_is_refused_by_its_own_field():
+    """The tokenizer's vocabulary is larger than the model's: one that was made without its added tokens."""
+    small = msgspec.structs.replace(READY, vocab_size=MODEL.tokenizer.vocab_size - 1)
+    body = parse_body(ChatBody, {"messages": HI})
+    with pytest.raises(InvalidParameter) as info:
+        chat_spec(body, [5, small.vocab_size], model=MODEL._replace(limits=small), context=CONTEXT)
+    assert info.value.param == "messages"
+    assert str(small.vocab_size) in info.value.message
+
+
 def test_logit_bias_is_declared_as_it_arrives_by_token_id():
     body = parse_body(ChatBody, {"messages": HI, "logit_bias": {"5": 1}})
     assert body.logit_bias == {5: 1.0}
