@@ -177,6 +177,8 @@ def _ignored(body: CountTokensBody) -> list[str]:
     ignored = named_extras(body.model_extra or {}, known=set(), at="")
     parts: dict[str, StrictModel | None]
     parts = {"thinking": body.thinking, "tool_choice": body.tool_choice, "output_config": body.output_config}
+    if body.output_config is not None:
+        parts["output_config.format"] = body.output_config.format
     if isinstance(body, MessagesBody):
         parts["metadata"] = body.metadata
     for name, options in parts.items():

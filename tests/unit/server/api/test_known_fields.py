@@ -233,9 +233,12 @@ def test_0_is_named_where_it_asks_for_something(harness):
     assert reply.headers["x-quire-ignored"] == "parallel_tool_calls, skip_special_tokens"
 
 
-def test_metadata_of_a_message_without_effect_is_named(harness):
+def test_metadata_and_fields_of_a_format_of_a_message_without_effect_are_named(harness):
     body = {"model": "tiny", "max_tokens": 9, "messages": HI, "metadata": {"user_id": "a", "b": "1"}}
-    assert harness().post("/v1/messages", body).headers["x-quire-ignored"] == "metadata.b"
+    body["output_config"] = {"format": {"type": "json_schema", "schema": {"type": "integer"}, "strict": True}}
+    assert (
+        harness("1").post("/v1/messages", body).headers["x-quire-ignored"] == "output_config.format.strict, metadata.b"
+    )
 
 
 def test_template_variables_that_no_template_of_the_model_reads_are_named(harness):
