@@ -79,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
         weights = "random weights" if config.load_format == "dummy" else "its own weights"
         print(f"{name} with {weights}, loaded in {report['load_s']:.1f} s on {loaded.facts['Device']}")
         print(f"attention: {loaded.facts['Attention']}; KV cache: {loaded.facts['KV cache']}")
+        if "Decode" in loaded.facts:
+            print(f"decode: {loaded.facts['Decode']}")
         fitted = {workload_name: _fit(loaded, workload_name, requests) for workload_name, requests in workloads.items()}
         for workload_name, requests in fitted.items():
             print(f"{workload_name} …", file=sys.stderr, flush=True)

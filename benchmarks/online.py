@@ -89,7 +89,13 @@ def write_model_folder(config: Path, folder: Path) -> None:
 
 
 def start_server(
-    folder: str, port: int, flags: list[str], *, gpus: str | None = None, log: IO[bytes] | None = None
+    folder: str,
+    port: int,
+    flags: list[str],
+    *,
+    gpus: str | None = None,
+    log: IO[bytes] | None = None,
+    timeout_s: float = 600.0,
 ) -> tuple[subprocess.Popen[bytes], float]:
     """Start the daemon; return it and the seconds until GET /ready was 200. Raises BenchError as wait_until_ready does.
 
@@ -98,7 +104,7 @@ def start_server(
     started_s = time.monotonic()
     server = launch_server(folder, port, flags, gpus=gpus, log=log)
     try:
-        wait_until_ready(server, port)
+        wait_until_ready(server, port, timeout_s=timeout_s)
     except BaseException:
         stop_server(server)
         raise
@@ -106,29 +112,46 @@ def start_server(
 
 
 def launch_server(
-    folder: str, port: int, flags: list[str], *, gpus: str | None = None, log: IO[bytes] | None = None
+    folder: str,
+    port: int,
+    flags: list[str],
+    *,
+    gpus: str | None = None,
+    log: IO[bytes] | None = None,
+    checkout: str | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start the daemon, and do not wait for it.
 
     gpus: its CUDA_VISIBLE_DEVICES; None: those of this process. log: a file for its output; None: this process's.
+    checkout: whose server it is; None: this one's.
     """
     command = [sys.executable, "-m", "server", "serve", folder, "--load-format", "dummy", "--port", str(port)]
     command += ["--max-queue-wait", "0"]  # the load may be more than it serves, and is to be measured whole
-    env = None if gpus is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpus}
-    return subprocess.Popen([*command, "--log-level", "warning", *flags], stdout=log, stderr=log, env=env)
+    env = os.environ | ({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus})
+    if checkout is not None:
+        env["PYTHONPATH"] = os.pathsep.join([checkout, *filter(None, [env.get("PYTHONPATH")])])
+    command += ["--log-level", "warning", *flags]
+    return subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=checkout)
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], port: int, *, timeout_s: float = 600.0) -> None:
-    """Block until GET /ready of a daemon is 200. Raises BenchError if it ends or `timeout_s` pass before."""
+    """Block until GET /ready of a daemon is 200. Raises BenchError if it ends or `timeout_s` pass before.
+
+    The error has the daemon's last reply, which tells what it waits for.
+    """
     end_s = time.monotonic() + timeout_s
+    last = "it did not reply"
     while server.poll() is None:
-        if time.monotonic() > end_s:
-            raise BenchError(f"The daemon was not ready within {timeout_s:g} s.")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):  # nosec B310
                 return
+        except urllib.error.HTTPError as error:
+            last = error.read(500).decode(errors="replace").strip()
         except (urllib.error.URLError, TimeoutError, ConnectionError):
-            time.sleep(0.05)
+            pass
+        if time.monotonic() > end_s:
+            raise BenchError(f"The daemon was not ready within {timeout_s:g} s: {last}.")
+        time.sleep(0.05)
     raise BenchError(f"The daemon ended with {server.returncode} before it was ready.")
 
 
@@ -151,10 +174,15 @@ def _measure(args: argparse.Namespace, concurrency: int, *, seed: int) -> dict:
     return result
 
 
+def metrics_page(port: int) -> str:
+    """Return a server's GET /metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:  # nosec B310
+        return reply.read().decode()
+
+
 def host_bytes(port: int) -> dict[str, int]:
     """Ask the server how much host memory behind the KV cache can be used, and how much is."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:  # nosec B310
-        lines = reply.read().decode().splitlines()
+    lines = metrics_page(port).splitlines()
     return {
         use: int(float(line.split()[-1]))
         for use in ("total", "used")
@@ -182,6 +210,14 @@ def stop_server(*servers: subprocess.Popen[bytes]) -> None:
             server.wait()
 
 
+def add_load_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a closed loop of clients, but for their number."""
+    parser.add_argument("--rounds", type=int, default=8, help="requests per concurrent client (default: 8)")
+    parser.add_argument("--input-len", type=int, default=512)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--processes", type=int, default=4, help="client processes (default: 4)")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.online", description="Other flags go to `quire serve` as they are."
@@ -189,10 +225,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", default="qwen3-0.6b", choices=sorted(path.name for path in SHAPES.iterdir()))
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--settle", type=float, default=0.0, help="seconds between ready and the first request")
-    parser.add_argument("--rounds", type=int, default=8, help="requests per concurrent client")
-    parser.add_argument("--input-len", type=int, default=512)
-    parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--processes", type=int, default=4, help="client processes")
+    add_load_flags(parser)
     parser.add_argument("--starts", type=int, default=1, help="start the daemon so often, to time warm starts")
     parser.add_argument("--port", type=int, default=8400)
     parser.add_argument("--json", default="")

@@ -11,24 +11,31 @@ what went to host memory and came back.
 
 import argparse
 import json
-import os
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from benchmarks.load import LoadConfig
-from benchmarks.online import SHAPES, model_name, stop_server, wait_until_ready, write_model_folder
+from benchmarks.online import (
+    SHAPES,
+    add_load_flags,
+    host_bytes,
+    launch_server,
+    metrics_page,
+    model_name,
+    stop_server,
+    wait_until_ready,
+    write_model_folder,
+)
 from benchmarks.report import format_table, host_facts, now
 from benchmarks.serve import measure
 
 _COUNTERS = ("quire_kv_host_blocks_total", "quire_kv_host_copied_bytes_total", "quire_kv_host_hit_tokens_total")
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_CPU_S = re.compile(r"^quire_process_cpu_seconds_total\{.*\} ([\d.e+-]+)$", re.MULTILINE)
 
 
 def main() -> None:
@@ -39,15 +46,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_model_folder(SHAPES / args.shape / "config.json", Path(folder))
         try:
-            for place, (name, checkout, flags) in enumerate(args.server):
-                servers[name] = (_launch(folder, args.port + place, [*flags, *args.flags.split()], checkout), place)
-            for server, place in servers.values():
-                wait_until_ready(server, args.port + place, timeout_s=args.start_s)
+            for port, (name, checkout, flags) in enumerate(args.server, args.port):
+                server = launch_server(folder, port, [*flags, *args.flags.split()], checkout=checkout or None)
+                servers[name] = server, port
+            for server, port in servers.values():
+                wait_until_ready(server, port, timeout_s=args.start_s)
             print(f"ready: {', '.join(servers)}", flush=True)
-            _await_pins([args.port + place for _, place in servers.values()], most_s=args.settle)
+            _await_pins([port for _, port in servers.values()], most_s=args.settle)
             for turn in range(args.turns + 1):  # the first one warms up
-                for name, (server, place) in servers.items():
-                    load = _load(args, args.port + place, server.pid, turn=turn, place=place)
+                for name, (_, port) in servers.items():
+                    load = _load(args, port, turn=turn)
                     if turn:
                         loads.setdefault(name, []).append(load)
                     print(f"{turn} {name}: {load['output_throughput_tok_per_s']:,.0f} tok/s, {load}", flush=True)
@@ -63,15 +71,7 @@ def main() -> None:
         Path(args.json).write_text(json.dumps(report | {"loads": loads}, indent=1) + "\n")
 
 
-def _launch(folder: str, port: int, flags: list[str], checkout: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "server", "serve", folder, "--load-format", "dummy", "--port", str(port)]
-    command += ["--max-queue-wait", "0", "--log-level", "warning", *flags]
-    root = checkout or os.getcwd()
-    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(command, cwd=root, env={**os.environ, "PYTHONPATH": paths})
-
-
-def _load(args: argparse.Namespace, port: int, pid: int, *, turn: int, place: int) -> dict[str, Any]:
+def _load(args: argparse.Namespace, port: int, *, turn: int) -> dict[str, Any]:
     config = LoadConfig(
         host="127.0.0.1",
         port=port,
@@ -80,55 +80,34 @@ def _load(args: argparse.Namespace, port: int, pid: int, *, turn: int, place: in
         num_requests=args.concurrency * (args.rounds if turn else max(args.rounds // 4, 1)),
         input_len=args.input_len,
         output_len=args.output_len,
-        seed=1_000_000 * turn + 10_000_000 * place,
+        seed=1_000_000 * turn + 10_000_000 * (port - args.port),
     )
-    before, cpu_s = _counters(port), _cpu_s(pid)
+    before = _counters(port)
     result = measure(config, num_processes=min(args.concurrency, args.processes))
-    after, cpu_s = _counters(port), _cpu_s(pid) - cpu_s
     names = ["output_throughput_tok_per_s", "duration_s", "num_completed", "num_failed", "num_cached_tokens"]
     names += ["median_itl_ms", "p99_itl_ms", "median_ttft_ms", "p99_ttft_ms"]
-    counts = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    return {name: result.get(name, 0) for name in names} | {"cpu_s": cpu_s} | counts
+    counts = {name: value - before.get(name, 0.0) for name, value in _counters(port).items()}
+    return {name: result.get(name, 0) for name in names} | counts
 
 
 def _counters(port: int) -> dict[str, float]:
-    """Return the counters of host memory by their names and labels."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:  # nosec B310
-        lines = [line.rsplit(" ", 1) for line in reply.read().decode().splitlines() if line.startswith(_COUNTERS)]
-    return {re.sub(r'quire_kv_host_|,?model_name="[^"]*"|_total', "", name): float(value) for name, value in lines}
+    """Return the counters of host memory by their names and labels, and the CPU seconds of all processes."""
+    page = metrics_page(port)
+    lines = [line.rsplit(" ", 1) for line in page.splitlines() if line.startswith(_COUNTERS)]
+    found = {re.sub(r'quire_kv_host_|,?model_name="[^"]*"|_total', "", name): float(value) for name, value in lines}
+    return {"cpu_s": sum(map(float, _CPU_S.findall(page)))} | found
 
 
 def _await_pins(ports: list[int], *, most_s: float) -> None:
     """Wait until host memory no longer grows in any server."""
-    end_s, last = time.monotonic() + most_s, [-1.0] * len(ports)
+    end_s, last = time.monotonic() + most_s, [-1] * len(ports)
     while time.monotonic() < end_s:
-        sizes = []
-        for port in ports:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:  # nosec B310
-                lines = reply.read().decode().splitlines()
-            found = [line for line in lines if line.startswith("quire_kv_host_bytes{") and 'use="total"' in line]
-            sizes.append(sum(float(line.rsplit(" ", 1)[1]) for line in found))
+        sizes = [host_bytes(port)["total"] for port in ports]
         print("host memory (GiB):", *(f"{size / 2**30:.2f}" for size in sizes), flush=True)
         if sizes == last:
             return
         last = sizes
         time.sleep(1.5)
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process and its descendants."""
-    parents: dict[int, tuple[int, float]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended
-        parents[int(path.parent.name)] = (int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
-    ours, added = {pid}, True
-    while added:
-        more = {child for child, (parent, _) in parents.items() if parent in ours} - ours
-        ours, added = ours | more, bool(more)
-    return sum(parents[process][1] for process in ours if process in parents)
 
 
 def _rows(loads: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
@@ -160,11 +139,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--flags", default="", help="of all servers")
     parser.add_argument("--shape", default="qwen3-0.6b", help="folder of benchmarks/shapes, or a path (%(default)s)")
     parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=8, help="requests per concurrent client (default: 8)")
+    add_load_flags(parser)
     parser.add_argument("--turns", type=int, default=3, help="loads of each server (default: 3)")
-    parser.add_argument("--input-len", type=int, default=512)
-    parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--processes", type=int, default=4, help="client processes")
     parser.add_argument("--settle", type=float, default=20.0, help="seconds at most for the pinning (default: 20)")
     parser.add_argument("--start-s", type=float, default=60.0, help="seconds at most until all are ready (default: 60)")
     parser.add_argument("--port", type=int, default=8440)

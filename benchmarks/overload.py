@@ -2,9 +2,9 @@
 
     python -m benchmarks.overload [--load 3] [--max-queue-wait 2] [--json FILE]
 
-The real engine loop runs over an executor without a model, in simulated time: a step takes a fixed time, and a time for
-each row and prompt token, as on one H100 with 8 billion parameters. So the figures do not depend on the machine, and a
-minute of load takes seconds. The server does not know how long an answer will be.
+The real engine loop runs over an executor without a model, in simulated time (benchmarks/simulation.py): a step takes a
+fixed time, and a time for each row and prompt token, as on one H100 with 8 billion parameters. So the figures do not
+depend on the machine, and a minute of load takes seconds.
 
 - capacity: requests answered in a second while twice as many are open as there are rows.
 - goodput: requests in a second whose first token came within the limit, at a multiple of the capacity; once with
@@ -12,9 +12,10 @@ minute of load takes seconds. The server does not know how long an answer will b
 - fairness: the time to the first token of one key's requests, one a second, after another key has sent 500 at once,
   divided by that time without them; the median over six such floods, since each lasts for a dozen requests only.
 
-On the GPU a request waits for the rest of a step and for the next one, as where two steps are in flight.
-Fairness is measured on a simulated CPU as well: the demo model, 16 rows, short prompts, one step at a time; with the
-steps that leave out answers for newcomers (engine/core/step_budget.py) and without.
+Fairness is measured with steps that are launched shortly before the one in flight ends (engine/core/launch_delay.py),
+and with steps that are launched when it begins; both again with steps that take up to 30 % longer, at random.
+It is measured on a simulated CPU as well: the demo model, 16 rows, short prompts, one step at a time; with the steps
+that leave out answers for newcomers (engine/core/step_budget.py) and without.
 """
 
 import argparse
@@ -23,218 +24,15 @@ import itertools
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median, quantiles
-from typing import NamedTuple
 
 import msgspec
 
-from engine.core.engine import Engine
-from engine.core.engine_parts import EngineParts
-from engine.core.local_client import LocalTransport
-from engine.core.scheduler import Scheduler
-from engine.core.step import StepPlan, StepResult, TokenMasks
-from engine.interface.config import SchedulerConfig
-from engine.interface.metrics import Metrics
-from engine.interface.protocol import (
-    AddRequest,
-    QueueCosts,
-    RequestFailed,
-    SamplingParams,
-    StepEvents,
-    pack_token_ids,
-)
-from engine.interface.tenant import Charge, Tenant
+from benchmarks.simulation import CPU, GPU, NUM_ROWS, Arrival, Machine, Simulation
 
-NUM_ROWS = 64
-NUM_PAGES = 8192
-BLOCK_SIZE = 16
-_STOP, _OTHER = 1, 2
 _FLOOD = 500
-
-
-class Machine(NamedTuple):
-    """What a step takes, in seconds, and the scheduler's limits. is_blocking: the host waits where it launches one."""
-
-    step_s: float
-    row_s: float
-    prompt_token_s: float
-    num_rows: int = NUM_ROWS
-    num_tokens: int = 2048  # of a step
-    least_tokens: int | None = None  # SchedulerConfig.min_decode_step_tokens
-    is_blocking: bool = False
-    spares_newcomers: bool = False
-
-
-GPU = Machine(0.007, 0.00005, 0.00004)
-CPU = Machine(0.0075, 0.0005, 0.00022, 16, 512, 128, is_blocking=True, spares_newcomers=True)
-
-
-class Arrival(NamedTuple):
-    """A request of the load. num_answer: tokens after which it stops, which the engine does not know."""
-
-    at_s: float
-    number: int
-    tenant: str
-    num_prompt: int
-    num_answer: int
-
-
-class Outcome(msgspec.Struct):
-    """What became of a request; times from its arrival, in seconds."""
-
-    arrival: Arrival
-    ttft_s: float | None = None
-    end_s: float | None = None
-    refused_s: float | None = None
-    retry_after_s: int | None = None
-
-
-class SimulatedExecutor:
-    """Executor in simulated time. A request's seed is the length of its answer."""
-
-    def __init__(self, machine: Machine, before_step: Callable[[], None]) -> None:
-        """before_step: called where the host waits for a step from its launch on, before its time passes."""
-        self.now_s = 0.0
-        self._machine, self._before_step = machine, before_step
-        self._rows: dict[int, tuple[int, int]] = {}  # by req_index: tokens of its prompt and answer
-
-    def forward(self, plan: StepPlan) -> "_Step":
-        """See Executor.forward."""
-        for init in plan.inits:
-            self._rows[init.req_index] = (init.num_prompt_tokens, init.params.seed)
-        if not self._machine.is_blocking:
-            return _Step(lambda: self.run(plan))
-        self._before_step()
-        result = self.run(plan)
-        return _Step(lambda: result)
-
-    def close(self) -> None:
-        """See Executor.close."""
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """Let the time of a step pass; return its tokens."""
-        machine, num_more = self._machine, plan.num_tokens - plan.num_rows
-        self.now_s += machine.step_s + machine.row_s * plan.num_rows + machine.prompt_token_s * num_more
-        token_ids = []
-        for row in plan.rows:
-            num_prompt, num_answer = self._rows[row.req_index]
-            if row.samples:
-                token_ids.append(_STOP if row.start + row.num_tokens - num_prompt + 1 >= num_answer else _OTHER)
-        return StepResult(plan.step_id, token_ids)
-
-
-class _Step:
-    """A step in flight."""
-
-    def __init__(self, result: Callable[[], StepResult]) -> None:
-        self._result = result
-
-    def sample(self, masks: TokenMasks | None = None) -> None:
-        """See StepHandle.sample."""
-
-    def is_done(self) -> bool:
-        """See StepHandle.is_done."""
-        return True
-
-    def wait(self) -> StepResult:
-        """See StepHandle.wait."""
-        return self._result()
-
-
-class Simulation:
-    """One engine, its load and what became of each request. The load may be longer than the time that is simulated."""
-
-    def __init__(
-        self, *, max_queue_wait_s: float | None, tenants: Sequence[Tenant] = (), machine: Machine = GPU
-    ) -> None:
-        config = SchedulerConfig(
-            num_pages=NUM_PAGES,
-            block_size=BLOCK_SIZE,
-            max_num_seqs=machine.num_rows,
-            max_num_batched_tokens=machine.num_tokens,
-            min_decode_step_tokens=machine.least_tokens,
-            spares_newcomers=machine.spares_newcomers,
-            max_model_len=2048,
-        )
-        self.executor = SimulatedExecutor(machine, self._receive)
-        self.transport, self.metrics = LocalTransport(), Metrics()
-        self._tenants = {tenant.name: tenant for tenant in tenants}
-        self.engine = Engine(
-            EngineParts(
-                executor=self.executor,
-                scheduler=Scheduler(config),
-                transport=self.transport,
-                metrics=self.metrics,
-                clock=lambda: self.executor.now_s,
-                vocab_size=32_000,
-                overlap_depth=1,
-                max_queued_requests=1_000_000,
-                max_queue_wait_s=max_queue_wait_s,
-            )
-        )
-        self.outcomes: dict[str, Outcome] = {}
-        self.told: list[QueueCosts] = []  # what the next engine would be told
-
-    def run(self, load: Iterator[Arrival], *, until_s: float, num_open: int | None = None) -> list[Outcome]:
-        """Send a load in its order, and return the outcomes at the end.
-
-        num_open: send a request whenever fewer are open, whatever its time of arrival.
-        """
-        executor = self.executor
-        following = next(load, None)
-        while executor.now_s < until_s:
-            while following is not None and self._is_due(following, num_open):
-                self._send(following if num_open is None else following._replace(at_s=executor.now_s))
-                following = next(load, None)
-            if self.engine.is_idle and not self.transport.inbox:
-                if following is None:
-                    break
-                executor.now_s = max(following.at_s, executor.now_s)
-                continue
-            self.engine.run_once(0)
-            self._receive()
-        return list(self.outcomes.values())
-
-    def _is_due(self, arrival: Arrival, num_open: int | None) -> bool:
-        if num_open is None:
-            return arrival.at_s <= self.executor.now_s
-        return len(self.engine.scheduler.requests) + len(self.transport.inbox) < num_open
-
-    def _send(self, arrival: Arrival) -> None:
-        request_id = f"{arrival.tenant}-{arrival.number}"
-        first = len(self.outcomes) * 7919 % 30_000  # prompts have no prefix in common, whatever their tenants
-        self.outcomes[request_id] = Outcome(arrival)
-        prompt = [first + 2 + i % 1000 for i in range(arrival.num_prompt)]
-        params = SamplingParams(max_tokens=1024, seed=arrival.num_answer, stop_token_ids=[_STOP])
-        message = AddRequest(
-            request_id,
-            pack_token_ids(prompt),
-            params,
-            arrival_s=arrival.at_s,
-            tenant=self._tenants.get(arrival.tenant, Tenant(name=arrival.tenant)),
-            charge=Charge(len(prompt), len(prompt) + params.max_tokens),
-        )
-        self.transport.inbox.append((0, message))
-
-    def _receive(self) -> None:
-        now_s = self.executor.now_s
-        while self.transport.outbox:
-            message = self.transport.outbox.popleft()
-            if isinstance(message, RequestFailed):
-                outcome = self.outcomes[message.request_id]
-                outcome.refused_s = now_s - outcome.arrival.at_s
-                outcome.retry_after_s = message.retry_after_s
-            elif isinstance(message, StepEvents):
-                for started in message.started:
-                    outcome = self.outcomes[message.request_ids[started.row]]
-                    outcome.ttft_s = now_s - outcome.arrival.at_s
-                for finished in message.finished:
-                    outcome = self.outcomes[message.request_ids[finished.row]]
-                    outcome.end_s = now_s - outcome.arrival.at_s
-            elif isinstance(message, QueueCosts):
-                self.told.append(message)
 
 
 def poisson(rate: float, *, seed: int, tenant: str = "load") -> Iterator[Arrival]:
@@ -341,12 +139,20 @@ class Report(msgspec.Struct, kw_only=True):
     limited: Overload
     unlimited: Overload
     fairness: Fairness
+    fairness_launched_at_once: Fairness
+    fairness_uneven: Fairness  # steps take up to 30 % longer
+    fairness_uneven_launched_at_once: Fairness
     fairness_cpu: Fairness
     fairness_cpu_with_all_answers: Fairness  # no step leaves out answers
 
 
-def measure(*, load: float, limit_s: float, duration_s: float, seed: int = 1) -> Report:
+def measure(*, load: float, limit_s: float, duration_s: float, seed: int = 1, num_floods: int = 6) -> Report:
     """Run all three parts."""
+    uneven, sparing_none = GPU._replace(unevenness=0.3), CPU._replace(spares_newcomers=False)
+
+    def fair(machine: Machine) -> Fairness:
+        return fairness(12.0, seed=seed + 2, num_floods=num_floods, machine=machine)
+
     base = capacity(duration_s, seed=seed)
     limited, unlimited = (
         overload(duration_s, rate=load * base, limit_s=limit_s, max_queue_wait_s=max_wait_s, base=base, seed=seed + 1)
@@ -358,9 +164,12 @@ def measure(*, load: float, limit_s: float, duration_s: float, seed: int = 1) ->
         capacity_per_s=base,
         limited=limited,
         unlimited=unlimited,
-        fairness=fairness(12.0, seed=seed + 2),
-        fairness_cpu=fairness(12.0, seed=seed + 2, machine=CPU),
-        fairness_cpu_with_all_answers=fairness(12.0, seed=seed + 2, machine=CPU._replace(spares_newcomers=False)),
+        fairness=fair(GPU),
+        fairness_launched_at_once=fair(GPU._replace(delays_launches=False)),
+        fairness_uneven=fair(uneven),
+        fairness_uneven_launched_at_once=fair(uneven._replace(delays_launches=False)),
+        fairness_cpu=fair(CPU),
+        fairness_cpu_with_all_answers=fair(sparing_none),
     )
 
 

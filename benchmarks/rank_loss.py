@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.load import LoadConfig
-from benchmarks.online import SHAPES, model_name, start_server, stop_server, write_model_folder
+from benchmarks.online import SHAPES, add_load_flags, model_name, start_server, stop_server, write_model_folder
 from benchmarks.report import Report, now
 from benchmarks.serve import format_report, measure
 
@@ -141,12 +141,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(path.name for path in SHAPES.iterdir()))
     parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=8, help="requests per concurrent client")
-    parser.add_argument("--input-len", type=int, default=512)
-    parser.add_argument("--output-len", type=int, default=128)
+    add_load_flags(parser)
     parser.add_argument("--cut-len", type=int, default=1024, help="tokens of an answer while a rank is killed")
     parser.add_argument("--kill-after", type=float, default=2.0, metavar="S", help="seconds after the load begins")
-    parser.add_argument("--processes", type=int, default=4, help="client processes")
     parser.add_argument("--port", type=int, default=8400)
     parser.add_argument("--json", type=Path)
     return parser

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,7 +28,16 @@ import msgspec
 from benchmarks import router
 from benchmarks.client_processes import run_shares, split
 from benchmarks.load import LoadConfig
-from benchmarks.online import SHAPES, launch_server, model_name, stop_server, wait_until_ready, write_model_folder
+from benchmarks.online import (
+    SHAPES,
+    add_load_flags,
+    launch_server,
+    metrics_page,
+    model_name,
+    stop_server,
+    wait_until_ready,
+    write_model_folder,
+)
 from benchmarks.report import BenchError, Report, now
 from benchmarks.router import RouterProgram, running_router
 from benchmarks.serve import make_report
@@ -166,8 +174,7 @@ def _write(report: Report, path: Path | None) -> None:
 
 def _num_finished(port: int) -> int:
     """Return how many requests a server has ended."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:  # nosec B310
-        return int(sum(float(value) for value in _FINISHED.findall(reply.read().decode())))
+    return int(sum(float(value) for value in _FINISHED.findall(metrics_page(port))))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -178,10 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--router", default=router.VLLM_ROUTER, metavar="NAME|PATH|none", help=router.HELP)
     parser.add_argument("--concurrency", type=int, default=64, help="clients of each server")
-    parser.add_argument("--rounds", type=int, default=8, help="requests per concurrent client")
-    parser.add_argument("--input-len", type=int, default=512)
-    parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--processes", type=int, default=4, help="client processes of each server")
+    add_load_flags(parser)
     parser.add_argument(
         "--port", type=int, default=8500, help="of the first server; the router's follows the last one's"
     )

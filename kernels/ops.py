@@ -100,10 +100,16 @@ class TokenSampler:
         )
 
     def __call__(
-        self, logits: torch.Tensor, *, req_index: torch.Tensor, positions: torch.Tensor, has_truncation: bool
+        self,
+        logits: torch.Tensor,
+        *,
+        req_index: torch.Tensor,
+        positions: torch.Tensor,
+        has_truncation: bool,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return [S] int64 token ids, also written to last_token[req_index]; logits: [S, V]."""
-        out = torch.empty_like(req_index)
+        """Return [S] int64 token ids, in `out` if given, also written to last_token[req_index]; logits: [S, V]."""
+        out = torch.empty_like(req_index) if out is None else out
         triton_draw.sample(
             logits,
             req_index=req_index,

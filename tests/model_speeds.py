@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.report import Report
-from tests.models_page import RESULTS
+from tests.models_page import RESULTS, with_tables
 from tests.speed_cells import measured_cells, newest, read
 
 PAGE = Path("docs/explanation/performance.md")
@@ -107,10 +107,7 @@ def _date(path: Path) -> str:
 
 def page(results: Path = RESULTS) -> str:
     """Return docs/explanation/performance.md with the table."""
-    lines = PAGE.read_text().splitlines()
-    start, end = lines.index(f"<!-- {TABLE} -->"), lines.index(f"<!-- end of {TABLE} -->")
-    lines[start + 3 : end] = table_rows(results)
-    return "\n".join(lines) + "\n"
+    return with_tables(PAGE, {TABLE: table_rows(results)})
 
 
 if __name__ == "__main__":

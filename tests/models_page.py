@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -347,10 +347,14 @@ def percent(share: float) -> str:
 
 def page(seen: Recorder) -> str:
     """Return docs/reference/models.md."""
-    lines = PAGE.read_text().splitlines()
     templates = {path.stem: path for path in published_templates()}
     memory = memory_rows(family.architecture for family in FAMILIES)
-    tables = {"families": family_rows(seen, templates), "memory": memory, "schemes": scheme_rows()}
+    return with_tables(PAGE, {"families": family_rows(seen, templates), "memory": memory, "schemes": scheme_rows()})
+
+
+def with_tables(path: Path, tables: Mapping[str, Sequence[str]]) -> str:
+    """Return a page with other rows in its tables, each between comments that name it."""
+    lines = path.read_text().splitlines()
     for name, rows in tables.items():
         start, end = lines.index(f"<!-- {name} -->"), lines.index(f"<!-- end of {name} -->")
         lines[start + 3 : end] = rows  # after the heading and the rule

@@ -24,7 +24,7 @@ from models.build import Model
 from models.config.model_config import ModelConfig
 from models.layers.moe import SparseMLP
 from models.parallel import whole
-from tests.models_page import MISSING, PAGE, RESULTS
+from tests.models_page import MISSING, PAGE, RESULTS, with_tables
 from tests.speed_cells import measured_cells, newest, read, unmeasured_cells
 from tests.support.float_experts import save_float_experts
 from tests.support.int_experts import FORMATS, save_int_experts
@@ -158,10 +158,7 @@ def _logits_of(model: Model, config: ModelConfig) -> torch.Tensor:
 
 def page(results: Path = RESULTS) -> str:
     """Return docs/reference/models.md with the table."""
-    lines = PAGE.read_text().splitlines()
-    start, end = lines.index(f"<!-- {TABLE} -->"), lines.index(f"<!-- end of {TABLE} -->")
-    lines[start + 3 : end] = table_rows(results)
-    return "\n".join(lines) + "\n"
+    return with_tables(PAGE, {TABLE: table_rows(results)})
 
 
 def main(arguments: list[str]) -> None:

@@ -16,6 +16,7 @@ from engine.core.engine_parts import EngineParts
 from engine.core.grammars import Grammars, no_compiler
 from engine.core.kv_events import KvEvent, KvEvents
 from engine.core.kv_snapshot import KvView
+from engine.core.launch_delay import LaunchDelay
 from engine.core.outputs import EngineStats, Outbox
 from engine.core.queue_forecast import QueueForecast
 from engine.core.queue_limits import TOO_LATE, QueueLimits, QueueNews, failure_of
@@ -24,13 +25,7 @@ from engine.core.request_factory import RequestFactory
 from engine.core.step import StepHandle, StepPlan, TokenMasks
 from engine.core.suspects import Suspects
 from engine.core.tenants import Tenants
-from engine.interface.errors import (
-    InvalidParameter,
-    ModelOutputInvalid,
-    OutOfMemory,
-    Overloaded,
-    ServiceError,
-)
+from engine.interface.errors import InvalidParameter, ModelOutputInvalid, OutOfMemory, Overloaded, ServiceError
 from engine.interface.protocol import (
     AbortRequest,
     Accepted,
@@ -96,6 +91,8 @@ class Engine:
         self._queue_news = QueueNews(self._limits, self.forecast, self._transport)
         self._is_speculative = parts.make_drafter is not None
         self._launched_s = self._committed_s = 0.0  # the step in flight, and the last commit
+        delay = LaunchDelay(parts.scheduler, parts.transport, parts.clock)
+        self.launch_delay = delay if parts.overlap_depth > 1 else None
         self._stats = EngineStats(
             parts.metrics,
             self.scheduler,
@@ -142,6 +139,9 @@ class Engine:
         for client_id, message in self._transport.receive(patience_s):
             was_idle = False
             self._handle(client_id, message)
+        if self._in_flight is not None and self.launch_delay is not None:
+            begun_s = max(self._committed_s, self._launched_s)
+            self.launch_delay.receive(self._in_flight, begun_s, self._handle)
         self._end_leaving()
         self._let_in()
         if self._grammars.pending or self._grammars.compiling:
@@ -200,7 +200,8 @@ class Engine:
         if self.scheduler.begun:
             self._outbox.announce(self.scheduler.begun)
         step = self._executor.forward(plan) if plan else None
-        if self.overlap_depth > 1:
+        if self.launch_delay is not None:
+            self.launch_delay.note_launch(self._in_flight, plan)
             self._commit()
         if step is not None and plan is not None:
             step.sample(self._masks(plan) if self._grammars.live else None)
@@ -385,7 +386,10 @@ class Engine:
         # No token waits for the books, nor for sampling to be launched, with whose layers the device is busy
         self._send_events()
         if self.scheduler.committed is not None:
-            step_s = now - max(self._committed_s, self._launched_s)
+            begun_s = max(self._committed_s, self._launched_s)
+            step_s = now - begun_s
+            if self.launch_delay is not None:
+                self.launch_delay.note_commit(self.scheduler.committed, begun_s, now)
             self.forecast.observe_step(self.scheduler.committed, step_s)
             self.tenants.record_step(self.scheduler.committed, step_s)
         self._committed_s = now

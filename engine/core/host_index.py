@@ -95,6 +95,10 @@ class HostIndex:
             self._blocks[name] = block
             self._blocks.move_to_end(name, last=False)
 
+    def is_pinned(self, name: Name) -> bool:
+        """Return whether a block leaves after all others, be it here or not."""
+        return name in self._pinned
+
     def touch(self, name: Name) -> bool:
         """Make a block the most recently used one; return False if it is not here."""
         for blocks in (self._blocks, self._kept):

@@ -63,7 +63,7 @@ class HostTier:
 
     @property
     def num_missed(self) -> int:
-        """Blocks that were evicted before they could be copied, or are about to be."""
+        """Blocks that were evicted without a copy, or will be: their copy came too late or exceeded the credit."""
         return self._queue.num_missed if self.leaving is None else self.leaving.num_dropped + self._pool.order.num_lost
 
     @property
@@ -75,6 +75,10 @@ class HostTier:
     def would_copy(self, *, is_idle: bool) -> bool:
         """Return whether plan() may have copies. is_idle: for a step without rows."""
         return bool(self._due or self._queue.wanted or self.leaving is None or self.leaving.would_look(is_idle=is_idle))
+
+    def take_news(self) -> None:
+        """Note what was published and released; before the pool reuses blocks."""
+        self._queue.take_news()
 
     def want(self, name: Name) -> bool:
         """Copy a published block to the host before all others, whatever its kind; return False if it cannot come.
@@ -137,7 +141,9 @@ class HostTier:
         return True
 
     def end_wait(self, request: Request, num_hit_tokens: int) -> int:
-        """Return how many tokens of an admitted request's hit are owed to the host."""
+        """Return how many tokens of an admitted request's hit are owed to the host; rank its blocks."""
+        if self.leaving is not None:
+            request.copy_rank = self.leaving.rank(request, num_hit_tokens)
         if not request.has_waited:
             return 0
         request.has_waited = False
@@ -321,10 +327,6 @@ class HostTier:
             for block, name in zip(blocks, names, strict=True):
                 if block == ON_HOST and name not in self.arriving:
                     yield name
-
-    def take_news(self) -> None:
-        """Note what was published and released; before the pool reuses blocks."""
-        self._queue.take_news()
 
     def _end_arrival(self, arrival: Arrival) -> None:
         del self.arriving[arrival.source.name]

@@ -3,18 +3,20 @@
 Most blocks are asked for again while the pool has them, or never. So a block is looked at once, when the pool is about
 to reuse it: it is copied, or left to be lost. A pool that is not full costs nothing.
 
-The pool reuses cached blocks in two parts: those that wait for nothing, and behind them, in order of use, those that
-have not been looked at (PagePool.first_awaited). When blank pages and the first part become fewer than a lead, steps
-look at the next blocks until they are as many again. The lead is a quarter of host memory: what an admission may take
-at once, while most of host memory has blocks that the pool has lost. A step without rows fills one of half of it.
+The pool first reuses cached blocks that wait for nothing, and then, in order of use, those that have not been looked at
+(ReuseOrder.awaited). When the pages of the first ones, and blank pages, become fewer than a lead, steps look at the
+next blocks until they are as many again. The lead is a quarter of host memory: what an admission may take at once,
+while most of host memory has blocks that the pool has lost. For a step without rows the lead is half of host memory.
 
-Copies earn and spend a credit in seconds: a share of the time, and of that of prompt tokens. If more blocks leave the
-pool than it pays for, whole conversations are dropped, not some blocks of each, since a hit needs all blocks before its
-end. For that each request has a rank, 0 ≤ rank < 1, and its blocks are copied if the rank is below what is left of the
-credit, as a share. So the credit settles where the copies are what it earns. Ranks are spread evenly. A request most of
-whose prompt was found follows an earlier one: it has half of its rank, so the longer a conversation goes on, the surer
-it is kept, whatever comes once.
+Copies spend a credit in seconds, which a share of the time fills, and a share of what prompt tokens take. If more
+blocks leave the pool than it pays for, whole requests are dropped, not some blocks of each, since a hit needs all
+blocks before its end. For that each request has a rank, 0 ≤ rank < 1, and its blocks are copied if the rank is below
+twice the share of the credit that is left. So the credit settles where copies take what it earns. Ranks are spread
+evenly. A request most of whose prompt was found follows an earlier one, and has half of its rank: the longer a
+conversation goes on, the surer it is kept before what comes once.
 """
+
+from collections.abc import Iterable
 
 from engine.core.cache_layout import CacheLayout
 from engine.core.host_copies import Store
@@ -24,7 +26,7 @@ from engine.core.page_pool import PagePool
 from engine.core.request import Request
 from engine.interface.config import HostTierConfig
 
-_CREDIT_S = 5.0  # of time without copies, which fill the credit; half of it pays for all blocks
+_CREDIT_S = 5.0  # of time without copies, after which the credit is full; with half of it all blocks are copied
 _LEAST_BLOCK_S = 140e-6  # that a block costs: the host takes 10 to 15 µs for it, whatever its bytes
 _LOW_SHARE = 0.75  # of the lead, below which steps begin to look, so that few steps do
 _MOST_LOOKS = 512  # in a step
@@ -40,7 +42,7 @@ class LeavingBlocks:
         self._block_tokens = layout.groups[0].tokens
         self._sizes = [group.pages for group in layout.groups]
         self.num_dropped = 0  # blocks that were looked at and are not copied
-        self.pinned: dict[Name, None] = {}  # blocks to copy though they leave the pool last
+        self.pinned: dict[Name, None] = {}  # blocks to copy though they leave the pool last; some pins may have ended
         self._config = config
         self._pool = pool
         self._index = index
@@ -67,6 +69,15 @@ class LeavingBlocks:
         """Rank a block that came from the host."""
         assert self._pool.ranks is not None
         self._pool.ranks[block] = 2 * _FOLLOWING_RANK  # the request's own is half of it
+
+    def want_pinned(self, names: Iterable[Name]) -> None:
+        """Copy blocks that the pool or host memory has pinned before others, if they are pinned when it is their turn.
+
+        O(1) per name in the mean.
+        """
+        self.pinned.update(dict.fromkeys(names))
+        if len(self.pinned) > 2 * self._pool.num_usable:  # pins end sooner than copies earn their time
+            self.pinned = {name: None for name in self.pinned if self._find_pinned(name) is not None}
 
     def observe_commit(self, now: float) -> None:
         """Let time pass, in seconds of the engine's clock."""
@@ -99,7 +110,7 @@ class LeavingBlocks:
         pool, num_left = self._pool, most
         while self.pinned and num_left > 0 and (is_idle or self._credit_s > 0 or not self._is_bounded):
             name = next(iter(self.pinned))
-            block = pool.find(*name)
+            block = self._find_pinned(name)
             if block is not None and not self._index.touch(name) and name not in storing:
                 num_pages = len(pool.pages(block))
                 if pool.is_cached(block) and num_pages > num_spare:
@@ -118,20 +129,49 @@ class LeavingBlocks:
             return stores, is_lacking
         return stores, False
 
+    def end(self, stores: list[Store]) -> None:
+        """Let the pool reuse blocks soon whose copies were committed, and which were released."""
+        copied = [store.block for store in stores if store.block in self._copying]
+        for block in copied:
+            self._num_copying -= self._copying.pop(block)
+        self._pool.order.settle(copied)
+
+    def drop(self, stores: list[Store]) -> None:
+        """Let blocks be looked at again whose step was given up."""
+        for store in stores:
+            self._num_copying -= self._copying.pop(store.block, 0)
+
     def _fill(self, stores: list[Store], storing: set[Name], *, num_left: int, num_spare: int, is_idle: bool) -> bool:
         """Look at blocks until the lead is full; return whether host memory has no slots left."""
+        chosen, is_lacking = self._choose(storing, num_left=num_left, num_spare=num_spare, is_idle=is_idle)
+        if not chosen:
+            return is_lacking
+        slots = self._index.take(sum(num_pages for _, _, num_pages in chosen))
+        if slots is None:
+            return True
+        first = 0
+        for name, block, num_pages in chosen:
+            self._store(Store(name, block, slots[first : first + num_pages]), stores, storing)
+            first += num_pages
+        return False
+
+    def _choose(
+        self, storing: set[Name], *, num_left: int, num_spare: int, is_idle: bool
+    ) -> tuple[list[tuple[Name, int, int]], bool]:
+        """Return the blocks to copy, with their pages, and whether the next one lacks slots. Settles those to drop."""
         pool, index, ranks, sizes = self._pool, self._index, self._pool.ranks, self._sizes
         assert ranks is not None
         num_missing = self._lead(is_idle=is_idle) - self._num_soon
         is_free = is_idle or not self._is_bounded
-        credit_s, cost_s, paid = self._credit_s, self._config.page_s, 2 / (self._most_s or 1.0)
+        credit_s, paid = self._credit_s, 2 / (self._most_s or 1.0)
         below = 1.0 if is_free else credit_s * paid
         has_groups = len(sizes) > 1
         most = min(num_left, num_spare, index.num_ready)
-        chosen: list[tuple[Name, int, int]] = []  # with their pages
+        chosen: list[tuple[Name, int, int]] = []
         settled: list[int] = []
         is_lacking = False
-        for block in pool.order.first_awaited(_MOST_LOOKS):
+        blocks = pool.order.first_awaited(_MOST_LOOKS)
+        for block in blocks:
             if num_missing <= 0 or most <= 0:
                 break
             group = pool.group_of(block) if has_groups else 0
@@ -153,34 +193,19 @@ class LeavingBlocks:
             chosen.append((name, block, num_pages))
             most -= num_pages
             if not is_free:
-                credit_s -= max(num_pages * cost_s, _LEAST_BLOCK_S)
+                credit_s -= self._cost_s(num_pages)
                 below = credit_s * paid
         else:
-            num_missing = 0  # all that there are
+            if len(blocks) < _MOST_LOOKS:
+                num_missing = 0  # all that there are
         pool.order.settle(settled)
         self._is_filling = num_missing > 0
-        if not chosen:
-            return is_lacking
-        slots = index.take(sum(num_pages for _, _, num_pages in chosen))
-        if slots is None:
-            return True
-        first = 0
-        for name, block, num_pages in chosen:
-            self._store(Store(name, block, slots[first : first + num_pages]), stores, storing)
-            first += num_pages
-        return False
+        return chosen, is_lacking
 
-    def end(self, stores: list[Store]) -> None:
-        """Let the pool reuse blocks soon whose copies were committed, and which were released."""
-        copied = [store.block for store in stores if store.block in self._copying]
-        for block in copied:
-            self._num_copying -= self._copying.pop(block)
-        self._pool.order.settle(copied)
-
-    def drop(self, stores: list[Store]) -> None:
-        """Let blocks be looked at again whose step was given up."""
-        for store in stores:
-            self._num_copying -= self._copying.pop(store.block, 0)
+    def _find_pinned(self, name: Name) -> int | None:
+        block = self._pool.find(*name)
+        is_pinned = block is not None and (self._pool.is_pinned(block) or self._index.is_pinned(name))
+        return block if is_pinned else None
 
     @property
     def _num_soon(self) -> int:
@@ -199,4 +224,8 @@ class LeavingBlocks:
         storing.add(store.name)
         stores.append(store)
         if self._is_bounded:
-            self._credit_s = max(self._credit_s - max(len(store.slots) * self._config.page_s, _LEAST_BLOCK_S), 0.0)
+            self._credit_s = max(self._credit_s - self._cost_s(len(store.slots)), 0.0)
+
+    def _cost_s(self, num_pages: int) -> float:
+        """Return what a block takes of the credit."""
+        return max(num_pages * self._config.page_s, _LEAST_BLOCK_S)

@@ -1,5 +1,9 @@
 """LowerTiers: what is behind the pool of pages, host memory and a disk, as KvCaches and the scheduler see it.
 
+    KvCaches → LowerTiers ┬ HostTier ┬ HostIndex        what host memory has, and in which slots
+                          │          ├ CopyQueue        what goes there: what was asked for, or all that is published,
+                          │          └ LeavingBlocks    or what leaves the pool soon
+                          └ DiskTier, Arrivals, Offers  a disk, and other engines
 Plain Python; never torch. Both tiers may be missing; a disk needs host memory, through which its blocks pass. A
 decode engine takes blocks of prefill engines into its host memory, too. A request that could be admitted waits first
 for blocks of another engine or from the disk, then for blocks from the host, and is then admitted with an ordinary hit:
@@ -121,8 +125,6 @@ class LowerTiers:
     def end_wait(self, request: Request, num_hit_tokens: int) -> TierTokens:
         """Return how many tokens of an admitted request's hit are owed to these tiers."""
         num_host = 0 if self.host is None else self.host.end_wait(request, num_hit_tokens)
-        if self.host is not None and self.host.leaving is not None:
-            request.copy_rank = self.host.leaving.rank(request, num_hit_tokens)
         num_disk = 0 if self.disk is None else self.disk.end_wait(request, num_hit_tokens)
         if request.num_preemptions:
             self.num_resumed["swapped" if num_host else "computed"] += 1
@@ -210,7 +212,7 @@ class LowerTiers:
     def copy_pinned(self, names: Iterable[Name]) -> None:
         """Copy pinned blocks to the host, which leave the pool after all others, and perhaps all at once."""
         if self.host is not None and self.host.leaving is not None:
-            self.host.leaving.pinned.update(dict.fromkeys(names))
+            self.host.leaving.want_pinned(names)
 
     def note_freed(self, request: Request) -> None:
         """Note a request whose blocks were released: one that was preempted may need them again soon."""

@@ -3,9 +3,8 @@
 Plain Python; never torch. A block is the pages_per_block pages of one group that are held, cached and reused together;
 its number is that of its first page. Page 0 belongs to padding rows and is never lent.
 A page's life: blank → of a held block (count 1) → of a published block, which others may hold, too (count 2, 3, …) → of
-a cached block: held by nobody and still findable, reused in least-recently-used order → blank again. Cached blocks that
-are about to be copied to host memory are reused after those that need no copy, and pinned blocks after all others
-(engine/core/pins.py).
+a cached block: held by nobody and still findable, reused in the order of ReuseOrder, mostly the least recently used one
+first → blank again.
 A page that is lent to a kind of group other than before is dirty: its bytes may be no finite numbers of this kind.
 Blocks with values that are not finite are tainted: no longer published, and their pages dirty once they are free.
 """
@@ -122,7 +121,7 @@ class PagePool:
         self._pinned.add(block)
 
     def unpin(self, block: int) -> None:
-        """Let a pinned block be reused like the others, before those that were used later."""
+        """Let a pinned block be reused like the others, and, if it is cached, before them."""
         self._pinned.remove(block)
         self.order.let_go(block)
 

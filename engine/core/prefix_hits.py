@@ -81,7 +81,7 @@ class PrefixFinder:
         return Hit(end, blocks, most if layout.full else end, tuple(limits.items()), num_matched or end)
 
     def may_find_more(self, request: Request, found: Hit) -> bool:
-        """Return False if find() has no longer hit than one that some of the blocks supply, as a link or two tell."""
+        """Return False if find() has no longer hit than `found`, of fewer blocks, for sure. Hashes a link or two."""
         end = found.num_tokens
         if end + self._layout.step > request.num_cacheable_tokens:
             return False

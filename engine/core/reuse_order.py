@@ -69,7 +69,7 @@ class ReuseOrder:
         self.kept[block] = None
 
     def let_go(self, block: int) -> None:
-        """Let a block that is pinned no longer be reused before those that were used later, if it is cached."""
+        """Let a block that was pinned be reused before all others, if it is cached."""
         if block in self.kept:
             del self.kept[block]
             self.settled[block] = None
@@ -77,7 +77,7 @@ class ReuseOrder:
             self.num_settled += self._sizes[self._group_of[block]]
 
     def remove(self, block: int) -> None:
-        """Remove a block that is held, or blank, from now on."""
+        """Remove a block, which is held or blank from now on."""
         for others in (self.kept, self.awaited):
             if block in others:
                 del others[block]

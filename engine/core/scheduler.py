@@ -113,13 +113,13 @@ class Scheduler:
 
     def _plan(self, inits: list[RequestInit], now: float, *, is_stuck: bool = False) -> PlannedStep:
         step = PlannedStep(self._next_step_id, [], self._freed, self.kv.begin_step(), [], [])
-        self._num_stalled = 0
-        most = self.config.max_num_batched_tokens
+        self._num_stalled, most = 0, self.config.max_num_batched_tokens
         is_alone = not is_stuck and self._lead.leaves_out_answers(self._running, self.waiting)
         budget = most if is_alone else self._plan_decodes(step, most)
         begun = self._running.begun
         num_decodes = len(self.running) - len(begun) if is_alone else step.num_rows
-        budget = prompt_budget(self.config, budget, num_decodes, begun, self.waiting, self.num_free_rows)
+        first = None if is_stuck else self._lead.first(begun, self.waiting, lambda: self._next(is_new=True))
+        budget = prompt_budget(self.config, budget, num_decodes, begun, self.waiting, self.num_free_rows, first)
         for requests, is_new in self._lead.parts(begun, step, self.waiting, is_stuck=is_stuck, is_alone=is_alone):
             for request in requests:
                 budget -= self._plan_chunk(step, request, budget) if budget else 0
@@ -295,20 +295,16 @@ class Scheduler:
         """Admit waiting requests, strictly in order, each with blocks for all its tokens; return the remaining budget.
 
         One block per running request stays free, so that no request is admitted only to be preempted soon after.
-        Requests at the gate are passed over, and a row is kept for each. is_new: of tenants that have no rows.
+        Requests at the gate are passed over, and a row is kept for each. is_new: newcomers alone (step_budget.py).
         """
-        tiers, self.is_short_of_pages = self.kv.tiers, False
-        while self.waiting and budget and (num_free := self.num_free_rows - tiers.num_waiting) > 0:
-            holder = self._shares.holder(self.waiting, self.running, 0 if is_new else num_free)
-            request = self.waiting.next(is_passed=tiers.is_waiting, is_held=holder)
-            if request is None:
-                return budget
+        self.is_short_of_pages = False
+        while budget and (request := self._next(is_new=is_new)) is not None:
             if now > request.latest_start_s and request.first_scheduled_s is None:
                 self.late.append(request)
                 self._finish(request, "error")
                 continue
             if not self.kv.admit(request, num_reserved=len(self.running), now=now):
-                if tiers.is_waiting(request):
+                if self.kv.tiers.is_waiting(request):
                     continue
                 self.is_short_of_pages = True
                 return budget
@@ -325,6 +321,10 @@ class Scheduler:
             inits.append(request.init())
             budget -= self._plan_chunk(step, request, budget)
         return budget
+
+    def _next(self, *, is_new: bool) -> Request | None:
+        """Return the waiting request that would start now, if any. is_new: newcomers alone."""
+        return self._shares.next(self.waiting, self.running, self.num_free_rows, is_new=is_new)
 
     def _make_room(self, request: Request) -> bool:
         """Preempt requests until its next token has room; return False if it must wait, or was itself preempted.

@@ -6,7 +6,7 @@ that end meanwhile, and to fill the batch soon after a burst.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from engine.core.planned_step import PlannedStep
 from engine.core.request import Request
@@ -28,25 +28,31 @@ def prompt_budget(
     begun: Sequence[Request],
     waiting: WaitingQueue,
     num_free_rows: int,
+    newcomer: Request | None = None,
 ) -> int:
     """Return the prompt tokens of a step with num_decodes decode rows, of the `budget` that these left.
 
     begun: the requests whose prompt is partly computed. Decode rows wait for the prompts; without either all is left.
+    newcomer: the first one in this step, see mixed_step_tokens().
     """
     if not num_decodes or not (begun or waiting):
         return budget
     pending = waiting.num_tokens_of_first(num_free_rows)
     pending += sum(request.num_prefill_tokens for request in begun)  # whole, so that chunks do not shrink
     context = max((request.num_computed_tokens for request in begun), default=0)
-    most = mixed_step_tokens(config, num_decodes=num_decodes, num_pending=pending, context=context)
+    num_whole = 0 if newcomer is None else newcomer.num_tokens - newcomer.num_computed_tokens
+    most = mixed_step_tokens(config, num_decodes=num_decodes, num_pending=pending, context=context, num_whole=num_whole)
     return max(min(budget, most - num_decodes), 0)
 
 
-def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending: int, context: int = 0) -> int:
+def mixed_step_tokens(
+    config: SchedulerConfig, *, num_decodes: int, num_pending: int, context: int = 0, num_whole: int = 0
+) -> int:
     """Return the token limit of a step with num_decodes decode rows and prompt chunks, decode rows included.
 
     num_pending: prompt tokens of the requests that could start now, and of those whose prompt is partly computed.
     context: the longest context of the latter. The limit is one of time, and a token takes longer after more context.
+    num_whole: tokens of a prompt that is not cut, if a step of at most twice the tokens has room for it.
     """
     most = config.max_decode_step_tokens or config.max_num_batched_tokens
     least = config.min_decode_step_tokens or most
@@ -55,15 +61,17 @@ def mixed_step_tokens(config: SchedulerConfig, *, num_decodes: int, num_pending:
         sizes = [size for size in config.step_sizes if size <= most] or [most]
         most = max(least, min(sizes, key=lambda size: abs(math.log(size / fitting))))
     wanted = max(least, _TOKENS_PER_DECODE * num_decodes, num_decodes + num_pending // _STEPS_PER_BURST)
+    if num_whole and num_decodes + num_whole <= 2 * wanted:
+        wanted = max(wanted, num_decodes + num_whole)
     return min(next((size for size in config.step_sizes if size >= wanted), wanted), most)
 
 
 class Lead:
     """Decides which steps compute the prompts of newcomers alone, so that nothing else delays their first tokens.
 
-    A newcomer is a request that started while its tenant had no other row, until its prompt is computed. A step that
-    goes ahead computes newcomers' prompts and no others. Every other step computes prompts in the order of service, in
-    which newcomers have no advantage.
+    A newcomer is a request that started while its tenant had few rows (engine/core/tenants.py), until its prompt is
+    computed. A step that goes ahead computes newcomers' prompts and no others. Every other step computes prompts in the
+    order of service, in which newcomers have no advantage.
 
     Bound: steps that go ahead while others' prompts wait are counted, every other step with prompts takes one off, and
     at MOST_AHEAD none goes ahead. So at most MOST_AHEAD do in a row, and of any n steps with prompts at most
@@ -78,6 +86,15 @@ class Lead:
         self._spares_newcomers = config.spares_newcomers
         self._num_ahead = 0
         self._num_with_answers = STEPS_PER_PAUSE  # steps since one left out the answers
+
+    def first(
+        self, begun: list[Request], waiting: WaitingQueue, next_newcomer: Callable[[], Request | None]
+    ) -> Request | None:
+        """Return the first newcomer of a step that may go ahead: one whose prompt is begun, or that starts next."""
+        if not waiting.has_several_tenants or self._num_ahead >= MOST_AHEAD:
+            return None
+        first = next((request for request in begun if request in self.newcomers), None)
+        return next_newcomer() if first is None and waiting else first
 
     def leaves_out_answers(self, running: RunningRequests, waiting: WaitingQueue) -> bool:
         """Return whether the next step has no answers if it computes newcomers' prompts. parts() must follow."""

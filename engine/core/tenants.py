@@ -9,7 +9,8 @@ what they generate, and is refused until that has left the window. The ledger co
 their usage, and splits the time of a step by the tokens of its rows.
 
 TenantShares limits what running requests may take. Once requests of several tenants have been seen, one row in sixteen
-is kept for tenants that have none, so that nobody waits for the end of another tenant's answer. With a kv_share, a
+is kept for tenants that have few, so that nobody waits for the end of another tenant's answer: half of them for tenants
+without a row, half also for those that have fewer than one in 32. With a kv_share, a
 tenant's running requests may never come to hold more pages than that part of the pool, even if all of them generate
 max_tokens; blocks that they share count for each.
 """
@@ -34,6 +35,7 @@ _MAX_NAMES = 1024  # that are counted by themselves, over all key files since th
 _OTHERS = "others"  # the name under which the rest is counted
 
 _ROWS_PER_KEPT_ROW = 16
+_ROWS_PER_FEW = 32  # a tenant with fewer than one in so many rows may take half of those that are kept
 
 _name_of = attrgetter("tenant_name")
 
@@ -44,6 +46,7 @@ class TenantShares:
     def __init__(self, kv: KvCaches, *, max_num_seqs: int) -> None:
         self._kv = kv
         self._num_kept_rows = max_num_seqs // _ROWS_PER_KEPT_ROW
+        self._num_few_rows = max(max_num_seqs // _ROWS_PER_FEW, 1)
 
     def check(self, request: Request) -> None:
         """Raise InvalidParameter for a request that exceeds its tenant's share by itself."""
@@ -58,24 +61,38 @@ class TenantShares:
                 param="max_tokens",
             )
 
-    def holder(
-        self, queue: WaitingQueue, running: Sequence[Request], num_free_rows: int
-    ) -> Callable[[Request], bool] | None:
-        """Return whether a tenant must wait until one of its running requests has ended; None: none must.
+    def next(
+        self, queue: WaitingQueue, running: Sequence[Request], num_free_rows: int, *, is_new: bool
+    ) -> Request | None:
+        """Return the queued request that may start now, in the order of service; None: none may. Changes nothing.
 
-        The result holds until the next request starts.
+        Requests at the gate of host memory are passed over, and a row is kept for each. is_new: only newcomers may
+        start (engine/core/step_budget.py).
         """
+        num_free_rows -= self._kv.tiers.num_waiting
+        if not queue or num_free_rows <= 0:
+            return None
+        holder = self._holder(queue, running, num_free_rows, is_new=is_new)
+        return queue.next(is_passed=self._kv.tiers.is_waiting, is_held=holder)
+
+    def _holder(
+        self, queue: WaitingQueue, running: Sequence[Request], num_free_rows: int, *, is_new: bool
+    ) -> Callable[[Request], bool] | None:
+        """Return whether a tenant must wait until one of its running requests has ended; None: none must."""
         is_shared = queue.has_several_tenants
         if not is_shared and queue.tenants[0].requests[0].kv_share == 1.0:
             return None
         num_running = Counter(request.tenant_id for request in running)
-        is_scarce = is_shared and num_free_rows <= self._num_kept_rows
+        is_scarce = is_shared and (is_new or num_free_rows <= self._num_kept_rows)
+        is_scarce_for_few = is_shared and num_free_rows <= self._num_kept_rows // 2
 
         def is_held(request: Request) -> bool:
-            if not num_running[request.tenant_id]:
+            num_rows = num_running[request.tenant_id]
+            if not num_rows:
                 return False
-            if is_scarce or request.kv_share == 1.0:
-                return is_scarce
+            has_no_row_left = is_scarce_for_few if num_rows < self._num_few_rows else is_scarce
+            if has_no_row_left or request.kv_share == 1.0:
+                return has_no_row_left
             held = sum(self._num_pages(other) for other in running if other.tenant_id == request.tenant_id)
             return held + self._num_pages(request) > self._most_pages(request)
 

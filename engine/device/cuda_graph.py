@@ -8,8 +8,9 @@ MixedGraphs: rows of any length, one graph per padded number of tokens and rows;
 sent to the device.
 Some sizes of both have a second version, for steps whose rows are grouped by shared prefixes (is_grouped); a step with
 groups replays the other version, which reads each row's whole table, until that one is captured.
-Both end at the last hidden states: logits are a hundred times larger, and each graph would keep its own. A step replays
-the smallest graph that fits among those captured so far; engine/device/graph_captures.py captures them.
+Both end at the last hidden states: logits are a hundred times larger, and each graph would keep its own (graphs of
+engine/device/decode_tails.py keep their tokens alone). A step replays the smallest graph that fits among those captured
+so far; engine/device/graph_captures.py captures them.
 """
 
 from __future__ import annotations
@@ -215,8 +216,10 @@ class DecodeGraphs:
         self._num_rows = 0
         self._loaded: torch.Tensor | None = None  # the tensor whose values are in the buffer
         self._captured: list[DecodeSize] = []  # ascending
+        self._size_of: dict[tuple[int, bool], DecodeSize] = {}  # by rows and is_grouped, among the captured ones
         self._graphs: dict[DecodeSize, Graph] = {}
         self._hidden: dict[DecodeSize, torch.Tensor] = {}
+        self.device: GraphDevice  # with the first capture
 
     @property
     def first_sizes(self) -> list[DecodeSize]:
@@ -233,27 +236,35 @@ class DecodeGraphs:
 
     def capture(self, size: DecodeSize, device: GraphDevice) -> None:
         """Capture a size."""
+        self.device = device
         rows = self._req_index[: size.num_rows]
         self._graphs[size], self._hidden[size] = device.capture(lambda: self._run_decode(rows, size.is_grouped, None))
         self._captured = sorted(self._graphs)
+        self._size_of.clear()
 
-    def replay(self, req_index: torch.Tensor, *, is_grouped: bool) -> torch.Tensor:
-        """Launch the step of these rows ([R] int64); return hidden [R, hidden_size], valid until the next replay."""
+    def output(self, size: DecodeSize) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where a captured size leaves hidden [B, hidden_size], and its rows [B] int64, padding included."""
+        return self._hidden[size][: size.num_rows], self._req_index[: size.num_rows]
+
+    def replay(self, req_index: torch.Tensor, *, is_grouped: bool) -> DecodeSize:
+        """Launch the step of these rows ([R] int64); return its size, whose output() is valid until the next replay."""
         num_rows = req_index.shape[0]
-        size = self._captured_size(num_rows, is_grouped=is_grouped)
+        size = self._size_of.get((num_rows, is_grouped)) or self._captured_size(num_rows, is_grouped=is_grouped)
         if self._loaded is not req_index:
             self._req_index[:num_rows].copy_(req_index)
             if self._num_rows > num_rows:
                 self._req_index[num_rows : self._num_rows].fill_(self._padding_row)
             self._num_rows, self._loaded = num_rows, req_index
         self._graphs[size].replay()
-        return self._hidden[size][:num_rows]
+        return size
 
     def _captured_size(self, num_rows: int, *, is_grouped: bool) -> DecodeSize:
         """Return the smallest captured size for these rows: one that is not grouped serves rows with groups, too."""
         fitting = [size for size in self._captured if size.num_rows >= num_rows]
         plain = next(size for size in fitting if not size.is_grouped)
-        return next((size for size in fitting if size.is_grouped), plain) if is_grouped else plain
+        size = next((size for size in fitting if size.is_grouped), plain) if is_grouped else plain
+        self._size_of[num_rows, is_grouped] = size
+        return size
 
 
 class MixedGraphs:

@@ -5,9 +5,7 @@ DeviceState: while the same requests decode, no tensor is made from a Python lis
 host sends all its values in one packed copy. There are three index spaces: req_index (row of DeviceState), row
 (position in this step), slot (block_id * block_size + offset). Plans number pages; block tables on the device hold the
 units of attention in them, which the builder writes (engine/device/page_plan.py).
-
-A step begins with pack() or pack_decodes(). Each brings the plan into DeviceState and returns what later calls
-take.
+A step begins with pack() or pack_decodes(), which bring the plan into DeviceState and return what later calls take.
 """
 
 from __future__ import annotations
@@ -53,19 +51,21 @@ class RowColumns:
     def of(cls, plan: StepPlan) -> RowColumns:
         """Make the columns of a plan."""
         num_decodes = num_steady = plan.steady.num_rows
+        index, start = (np.frombuffer(column, np.int32) for column in (plan.steady.req_index, plan.steady.start))
+        ones, zeros = np.ones(num_steady, np.int32), np.zeros(num_steady, np.int32)
+        if not plan.singles:  # most steps, in which the device may wait for the host
+            shape = MixedShape(num_steady, num_steady, 0)
+            return cls(index, start, ones, ones, zeros, num_steady, zeros[:0], shape, False, True)
         fields, ids = list[int](), list[int]()
         for row in plan.singles:
             fields += (row.req_index, row.start, row.num_tokens, row.num_samples, row.num_drafts)
             ids += row.token_ids
             num_decodes += not row.token_ids
         num_rows, sampled, drafted = num_steady + len(plan.singles), num_steady + sum(fields[3::5]), any(fields[4::5])
-        num_prefills = num_rows - num_decodes + (sampled > num_rows)
-        shape = MixedShape(num_steady + sum(fields[2::5]), max(num_rows, sampled), num_prefills)
+        num_tokens, num_prefills = num_steady + sum(fields[2::5]), num_rows - num_decodes + (sampled > num_rows)
+        shape = MixedShape(num_tokens, max(num_rows, sampled), num_prefills)
         columns = np.array(fields, np.int32).reshape(len(plan.singles), 5).T
-        if num_steady:
-            steady = [np.frombuffer(column, np.int32) for column in (plan.steady.req_index, plan.steady.start)]
-            ones = np.ones(num_steady, np.int32)
-            columns = np.concatenate([[*steady, ones, ones, np.zeros_like(ones)], columns], axis=1)
+        columns = np.concatenate([[index, start, ones, ones, zeros], columns], axis=1) if num_steady else columns
         once = sampled == num_rows and not drafted
         index, start, tokens, samples, drafts = columns
         return cls(index, start, tokens, samples, drafts, num_decodes, np.array(ids, np.int32), shape, drafted, once)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,10 @@ from models.config.model_config import ModelConfig
 
 # By default, the KV pool on a CPU takes this share of the memory that is free at start
 _HOST_SHARE = 0.4
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# A cgroup's files: its limit, its use, and in memory.stat the files that are not in use, those of children included
+_NAMES = ("memory.max", "memory.current", "inactive_file")
+_NAMES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 # Quantization schemes to suggest, the fastest first
 _SMALLER = ("fp8", "bitsandbytes-nf4")
 
@@ -155,21 +159,45 @@ def _what_fits(
 
 
 def _host_memory_bytes() -> tuple[int, int]:
-    """Return total and available memory: the system's, or its cgroup's if that is less."""
+    """Return total and available memory: the system's, or that of a cgroup of this process if it is less."""
     total = available = 4 * GIB
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        total = min(total, int(text))
+    for limit, used, cached in _cgroup_bytes():
+        total = min(total, limit)
         # Files that were read count as used until the system needs their memory, which it then takes
-        taken = int(used.read_text()) - _inactive_file_bytes(limit.with_name("memory.stat"))
-        available = min(available, max(int(text) - taken, 0))
+        available = min(available, max(limit - used + cached, 0))
     return total, available
 
 
-def _inactive_file_bytes(stat: Path) -> int:
-    lines = stat.read_text().splitlines() if stat.exists() else []
-    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+def _cgroup_bytes() -> Iterator[tuple[int, int, int]]:
+    """Yield limit, use, and files in it that are not in use, of this process's cgroup and each one around it."""
+    for folder, (limit_name, used_name, cached_name) in _cgroups():
+        limit, used = _read(folder / limit_name).strip(), _read(folder / used_name).strip()
+        if limit.isdecimal() and used.isdecimal():  # not "max", nor missing
+            fields = dict(line.partition(" ")[::2] for line in _read(folder / "memory.stat").splitlines())
+            yield int(limit), int(used), int(fields.get(cached_name, 0))
+
+
+def _cgroups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """Yield folders, which may not be there, and the names in them. A container sees its own cgroup as the first one.
+
+    A limit may be that of any cgroup on the way: of a service (MemoryMax=), a batch job, a container.
+    """
+    lines = [line.split(":", 2) for line in _read(_OWN_CGROUPS).splitlines()]
+    paths = {line[1]: line[2] for line in lines if len(line) == 3}
+    of_memory = next((path for names, path in paths.items() if "memory" in names.split(",")), "/")
+    for root, path, names in ((_CGROUP, paths.get("", "/"), _NAMES), (_CGROUP / "memory", of_memory, _NAMES_V1)):
+        parts = path.strip("/").split("/")
+        for count in range(1 if ".." in parts else len(parts) + 1):  # "..": outside of this container
+            yield root.joinpath(*parts[:count]), names
+
+
+def _read(path: Path) -> str:
+    """Return a file's text; "" if it is missing or not for this process to read: then nothing is known of a limit."""
+    try:
+        return path.read_text(errors="surrogateescape")
+    except OSError:
+        return ""

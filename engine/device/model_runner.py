@@ -7,12 +7,13 @@ their copy to the host; wait() is the only sync.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from engine.core.step import StepPlan, StepResult, TokenMasks
+from engine.core.step import StepHandle, StepPlan, StepResult, TokenMasks
 from engine.device.cuda_graph import (
     DecodeGraphs,
     GraphDevice,
@@ -22,6 +23,7 @@ from engine.device.cuda_graph import (
     max_step_tokens,
     mixed_shapes,
 )
+from engine.device.decode_tails import DecodeStep, DecodeTails
 from engine.device.device_state import DeviceState, Staging
 from engine.device.graph_captures import GraphCaptures
 from engine.device.host_pages import HostPages
@@ -34,7 +36,7 @@ from engine.device.input_batch import (
     SamplingMetadata,
 )
 from engine.device.kv_cache import KVCachePlan, KVPool
-from engine.device.prompt_outputs import PoolSums, PromptLogprobs, PromptLogprobsComputer, pool
+from engine.device.prompt_outputs import PromptLogprobsComputer, PromptOutputs, pool
 from engine.device.sampler import Sampled, Sampler
 from engine.device.step_states import StateRows
 from engine.tensor_parallel.process_group import agree
@@ -42,7 +44,7 @@ from kernels.attention.base import AttentionBackend, AttentionMetadata
 from kernels.ops import LoraTokens, allow_only
 from models.build import Model
 from models.config.model_config import ModelConfig
-from models.context import ForwardContext
+from models.context import ForwardContext, LayerKV
 from models.parallel import TensorParallel
 
 
@@ -119,8 +121,14 @@ class ModelRunner:
         self._prompt_logprobs = PromptLogprobsComputer(staging, vocab_size=config.vocab_size, max_num_seqs=max_num_seqs)
         self.host_pages = host_pages
         self._decode_graphs: DecodeGraphs | None = None
+        self._tails: DecodeTails | None = None
         self.mixed_graphs: MixedGraphs | None = None
         self._interruption = Interruption()
+
+    @property
+    def kv_layers(self) -> Sequence[LayerKV | None]:
+        """Each layer's part of the pool; None: a layer without attention."""
+        return self._kv_pool.layers
 
     def plan_graphs(self, device: GraphDevice, *, layers: Layers) -> GraphCaptures:
         """Return the captures of decode and mixed steps, for replay_graphs(). layers: one of each kind."""
@@ -153,19 +161,21 @@ class ModelRunner:
     def replay_graphs(self, captures: GraphCaptures) -> None:
         """Let forward() replay graphs of plan_graphs(), after captures.capture()."""
         self._decode_graphs, self.mixed_graphs = captures.decode, captures.mixed
+        if self._tp.size == 1:  # else every rank has its share of the logits
+            self._tails = DecodeTails(self._run_tail, captures.decode, device=self.device)
 
     def measure_host_page_s(self) -> float:
         """Return the seconds in which a page comes from host memory; 0 without it. Before the first step; blocks."""
         with torch.inference_mode():
             return 0.0 if self.host_pages is None else self.host_pages.measure_page_s(self._state.staging)
 
-    def forward(self, plan: StepPlan) -> _Step:
+    def forward(self, plan: StepPlan) -> StepHandle:
         """See Executor.forward."""
         with torch.inference_mode():
             if plan.zeroed:
                 self._kv_pool.zero(plan.zeroed, self._state.staging)
             if plan.num_rows:
-                step = self._forward(plan)
+                step: StepHandle = self._forward(plan)
             else:
                 self._begin_copies(plan)
                 step = self._empty_step(plan)
@@ -184,7 +194,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Release the pool, the graphs and the weights."""
-        self._decode_graphs = self.mixed_graphs = None
+        self._decode_graphs = self.mixed_graphs = self._tails = None
         if self.host_pages is not None:
             self.host_pages.close()
         del self._model, self._kv_pool
@@ -203,9 +213,8 @@ class ModelRunner:
         sampling = SamplingMetadata(on_host, on_host, nothing, nothing)
         return _Step(plan.step_id, sampling, nothing, self._sampler, self.device)
 
-    def _forward(self, plan: StepPlan) -> _Step:
+    def _forward(self, plan: StepPlan) -> StepHandle:
         """Launch the layers of a step with rows."""
-        of_prompts = _OfPrompts()
         # Before states are settled: no row from whose start a state is saved follows a row with drafts
         if plan.copies_in:
             self._kv_pool.copy(plan.copies_in, self._state.staging)
@@ -214,24 +223,47 @@ class ModelRunner:
         if plan.inits:
             self._prompt_logprobs.init(plan.inits)
         rows = RowColumns.of(plan)
+        step: StepHandle
         if rows.num_decodes == plan.num_rows:
-            req_index = self._builder.pack_decodes(plan)
-            self._begin_copies(plan)
-            if self._decode_graphs is not None:
-                hidden = self._decode_graphs.replay(req_index, is_grouped=plan.is_grouped)
-            else:
-                hidden = self._run_decode(req_index, int(rows.ends.max()), is_grouped=plan.is_grouped)
-            positions = self._state.num_computed[req_index]
-            sampling = SamplingMetadata(rows.req_index, rows.ends, req_index, positions)
+            step = self._forward_decodes(plan, rows)
         elif any(row.needs_hidden for row in plan.singles):
-            hidden, sampling, of_prompts = self._forward_whole(plan, rows)
+            step = self._make_step(plan.step_id, *self._forward_whole(plan, rows))
         else:
-            hidden, sampling = self._forward_mixed(plan, rows)
-        logits = self._model.compute_logits(hidden) if len(sampling.req_index) else hidden
+            step = self._make_step(plan.step_id, *self._forward_mixed(plan, rows))
         if plan.inits:  # behind what they are not needed for
             self._sampler.init(plan.inits)
             self._state.init_sampling(plan.inits)
-        return _Step(plan.step_id, sampling, logits, self._sampler, self.device, of_prompts)
+        return step
+
+    def _make_step(
+        self, step_id: int, hidden: torch.Tensor, sampling: SamplingMetadata, of_prompts: PromptOutputs | None = None
+    ) -> _Step:
+        """Launch the logits of hidden [S, hidden_size]; return the step, to be sampled kernel by kernel."""
+        logits = self._model.compute_logits(hidden) if len(sampling.req_index) else hidden
+        return _Step(step_id, sampling, logits, self._sampler, self.device, of_prompts)
+
+    def _forward_decodes(self, plan: StepPlan, rows: RowColumns) -> StepHandle:
+        """Launch the layers of a step of decode rows; by a graph with a tail, also the logits when it is sampled."""
+        req_index = self._builder.pack_decodes(plan)
+        self._begin_copies(plan)
+        graphs, tails = self._decode_graphs, self._tails
+
+        def as_kernels(hidden: torch.Tensor) -> _Step:
+            positions = self._state.num_computed[req_index]
+            sampling = SamplingMetadata(rows.req_index, rows.ends, req_index, positions)
+            return self._make_step(plan.step_id, hidden, sampling)
+
+        if graphs is None:
+            return as_kernels(self._run_decode(req_index, int(rows.ends.max()), is_grouped=plan.is_grouped))
+        size = graphs.replay(req_index, is_grouped=plan.is_grouped)
+        if tails is None or not tails.takes(size):
+            return as_kernels(graphs.output(size)[0][: plan.num_rows])
+        return DecodeStep(plan.step_id, rows.req_index, size, tails, self._sampler, as_kernels)
+
+    def _run_tail(self, hidden: torch.Tensor, req_index: torch.Tensor, has_truncation: bool, out: torch.Tensor) -> None:
+        """See engine.device.decode_tails.RunTail."""
+        positions, logits = self._state.num_computed[req_index], self._model.compute_logits(hidden)
+        self._sampler.sample_plain(logits, req_index, positions, has_truncation=has_truncation, out=out)
 
     def _run_decode(
         self, req_index: torch.Tensor, max_seq_len: int, *, is_grouped: bool, layers: Layers = None
@@ -265,14 +297,16 @@ class ModelRunner:
         row_lens = list(zip(rows.num_tokens.tolist(), rows.ends.tolist(), strict=True))
         return self._latent.expands(row_lens, is_cuda=self.device.type == "cuda")
 
-    def _forward_whole(self, plan: StepPlan, columns: RowColumns) -> tuple[torch.Tensor, SamplingMetadata, _OfPrompts]:
+    def _forward_whole(
+        self, plan: StepPlan, columns: RowColumns
+    ) -> tuple[torch.Tensor, SamplingMetadata, PromptOutputs]:
         """As _forward_mixed, with prompt outputs. Never uses a graph, since graphs return only last hidden states."""
         rows = plan.rows
         packed = self._builder.pack(plan, columns, columns.shape)
         self._begin_copies(plan)
         batch = self._exact_batch(packed, is_grouped=plan.is_grouped)
         hidden = self._run_layers(batch)
-        of_prompts = _OfPrompts()
+        of_prompts = PromptOutputs()
         if any(row.prompt_logprobs is not None for row in rows):
             of_prompts.logprobs = self._prompt_logprobs.compute(rows, hidden, self._model.compute_logits)
         if any(row.pool_span is not None for row in rows):
@@ -327,14 +361,6 @@ class ModelRunner:
         return self._model(batch.input_ids, ctx)
 
 
-@dataclass
-class _OfPrompts:
-    """A step's outputs for prompts: log-probabilities and sums for embeddings."""
-
-    logprobs: PromptLogprobs | None = None
-    sums: PoolSums | None = None
-
-
 @dataclass(eq=False)
 class _Step:
     """The StepHandle of a ModelRunner."""
@@ -344,7 +370,7 @@ class _Step:
     logits: torch.Tensor
     sampler: Sampler
     device: torch.device
-    of_prompts: _OfPrompts = field(default_factory=_OfPrompts)
+    of_prompts: PromptOutputs | None = None
     _sampled: Sampled | None = None
     _done: torch.cuda.Event | None = None
 
@@ -369,8 +395,6 @@ class _Step:
         result = StepResult(self.step_id, [])
         if self._sampled is not None:
             result.token_ids, result.logprobs = self._sampled.to_lists()
-        if self.of_prompts.logprobs is not None:
-            result.prompt_logprobs = self.of_prompts.logprobs.to_lists()
-        if self.of_prompts.sums is not None:
-            result.pooled = self.of_prompts.sums.to_bytes()
+        if self.of_prompts is not None:
+            self.of_prompts.add_to(result)
         return result

@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from engine.core.step import RequestInit, RowPlan
+from engine.core.step import RequestInit, RowPlan, StepResult
 from engine.device.device_state import Staging
 from engine.device.sampler import to_host
 from engine.interface.protocol import TokenLogprobs
@@ -133,3 +133,18 @@ def pool(rows: list[RowPlan], hidden: torch.Tensor, staging: Staging) -> PoolSum
     else:
         sums = torch.stack([hidden[first:end].sum(dim=0, dtype=torch.float32) for first, end in spans])
     return PoolSums(places, to_host(sums))
+
+
+@dataclass
+class PromptOutputs:
+    """A step's outputs for prompts."""
+
+    logprobs: PromptLogprobs | None = None
+    sums: PoolSums | None = None
+
+    def add_to(self, result: StepResult) -> None:
+        """Add them to a step's result, once its stream is complete."""
+        if self.logprobs is not None:
+            result.prompt_logprobs = self.logprobs.to_lists()
+        if self.sums is not None:
+            result.pooled = self.sums.to_bytes()

@@ -122,9 +122,38 @@ class Sampler:
         self._tp.broadcast(self._state.last_token)
         return sampled
 
+    def truncates_plain(self, host_req_index: np.ndarray) -> bool | None:
+        """Return whether rows without masks have top-k, top-p or min-p; None: sample_plain() cannot sample them all.
+
+        host_req_index: [R] int32, on the host.
+        """
+        layout = self._layout_of(host_req_index, [])
+        if layout.adjusted is not None or layout.logprob_rows is not None:
+            return None
+        has_truncation = layout.everyone.has_truncation
+        return None if has_truncation and self._token_sampler is None else has_truncation
+
+    def sample_plain(
+        self,
+        logits: torch.Tensor,
+        req_index: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        has_truncation: bool,
+        out: torch.Tensor,
+    ) -> None:
+        """As sample(), of rows for which truncates_plain() is not None, and padding rows. Graph-safe with Triton.
+
+        out: [S] int64, the tokens, which are also in the state. Only with one rank.
+        """
+        if self._token_sampler is None:
+            out.copy_(self._choose(logits, req_index, positions, _Group(False, False, None)))
+            return
+        self._token_sampler(logits, req_index=req_index, positions=positions, has_truncation=has_truncation, out=out)
+
     def _sample(self, logits: torch.Tensor, sampling: SamplingMetadata, masks: TokenMasks | None) -> Sampled:
-        layout, req_index = self._layout_of(sampling, masks.req_indices if masks else []), sampling.req_index
-        adjusted = layout.adjusted
+        layout = self._layout_of(sampling.host_req_index, masks.req_indices if masks else [])
+        req_index, adjusted = sampling.req_index, layout.adjusted
         if adjusted is None:
             token_ids = self._choose(logits, req_index, sampling.positions, layout.everyone)
         else:
@@ -212,10 +241,10 @@ class Sampler:
         send = self._state.staging.send
         return send(np.array(rows)), send(np.array(token_ids)), send(np.array(values, dtype=np.float32))
 
-    def _layout_of(self, sampling: SamplingMetadata, constrained: list[int]) -> _Layout:
-        key, layout = sampling.host_req_index.tobytes(), self._layout
+    def _layout_of(self, host_req_index: np.ndarray, constrained: list[int]) -> _Layout:
+        key, layout = host_req_index.tobytes(), self._layout
         if layout is None or layout.req_index != key or layout.constrained != constrained:
-            layout = self._layout = self._make_layout(sampling.host_req_index.tolist(), constrained, key=key)
+            layout = self._layout = self._make_layout(host_req_index.tolist(), constrained, key=key)
         return layout
 
     def _make_layout(self, req_indices: list[int], constrained: list[int], *, key: bytes) -> _Layout:

@@ -119,7 +119,7 @@ METRICS: dict[str, Metric] = {
         Metric("prefix_cache_states_total", "counter", "Saved states of recurrent layers, by event; skipped ones found no free pages.", label="event",
                label_values=("saved", "skipped", "restored", "evicted")),
         Metric("kv_host_bytes", "gauge", "Host memory behind the KV pool (--kv-host-memory): what blocks take of it, what those that requests asked to keep may take, and all that can be used, which grows while memory is pinned after the start; of all ranks together.", label="use", label_values=("used", "pinned", "total")),
-        Metric("kv_host_blocks_total", "counter", "Blocks by what became of them in host memory: copied there, overwritten there, or overwritten in the pool before their copy.", label="event",
+        Metric("kv_host_blocks_total", "counter", "Blocks by what became of them in host memory: copied there, overwritten there, or missed: the pool reused them without a copy, which came too late or would have exceeded the time for copies.", label="event",
                label_values=("stored", "evicted", "missed")),
         Metric("kv_host_lookups_total", "counter", "Admissions that asked host memory for a longer prefix: it had one, it had none, or copying it would have cost more than computing it.", label="result",
                label_values=("longer", "none", "too_costly")),

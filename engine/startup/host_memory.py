@@ -11,9 +11,9 @@ from engine.interface.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# What `auto` takes, on CUDA: this share of what is free, within the cgroup's limit, and at most so much; of both, the
-# part of this engine's GPUs among the machine's, since others may have an engine, too. It is pinned after the start,
-# and is lost for other programs
+# What `auto` takes, on CUDA: this share of what is free, within the cgroup's limit, of which an engine takes the part
+# of its GPUs among the machine's, since the others may have engines, too; and at most so much. It is pinned after the
+# start, and is lost for other programs
 AUTO_SHARE = 0.25
 AUTO_MOST_BYTES = 16 * 2**30
 # Copies of so long in each direction, in a step without decode rows and in one with them, for which they wait
@@ -59,8 +59,7 @@ def check_host_memory(config: EngineConfig, plan: KVCachePlan, *, taken_bytes: i
 
 def auto_host_bytes(num_ranks: int) -> int:
     """Return the bytes that `auto` takes on CUDA for so many GPUs together."""
-    share = AUTO_SHARE * min(num_ranks / num_host_gpus(), 1.0)
-    return min(int(free_host_bytes() * share), AUTO_MOST_BYTES)
+    return min(int(free_host_bytes() * _auto_share(num_ranks, num_gpus=num_host_gpus())), AUTO_MOST_BYTES)
 
 
 def choose_host_memory(config: EngineConfig, plan: KVCachePlan, *, device_type: str) -> EngineConfig:
@@ -72,7 +71,7 @@ def choose_host_memory(config: EngineConfig, plan: KVCachePlan, *, device_type: 
         return config
     least = config.tensor_parallel_size * plan.bytes_per_block
     num_ranks, num_gpus = config.tensor_parallel_size, num_host_gpus()
-    share = AUTO_SHARE * min(num_ranks / num_gpus, 1.0)
+    share = _auto_share(num_ranks, num_gpus=num_gpus)
     num_bytes = auto_host_bytes(num_ranks)
     if not config.enable_prefix_caching:
         num_bytes, reason = 0, "--no-prefix-caching leaves nothing to keep"
@@ -131,6 +130,11 @@ def host_tier_config(
         page_s=page_s,
         token_s=token_s,
     )
+
+
+def _auto_share(num_ranks: int, *, num_gpus: int) -> float:
+    """Return the share of free memory for so many GPUs of a machine's."""
+    return AUTO_SHARE * min(num_ranks / num_gpus, 1.0)
 
 
 def _num_copies(copies_s: float, page_s: float, num_slots: int) -> int:

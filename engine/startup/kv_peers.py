@@ -20,12 +20,12 @@ from engine.device.kv_cache import KVCachePlan
 from engine.device.memory import format_size, free_host_bytes
 from engine.interface.config import EngineConfig, PeerConfig
 from engine.interface.errors import StartupError
-from engine.interface.units import GIB
 from engine.peers.kv_transport import KvTransport
 from engine.peers.links import DecodeLinks, OnSocket, PrefillLinks
 from engine.peers.messages import PeerHello
 from engine.peers.nixl import NixlTransport, import_nixl
 from engine.peers.shared_memory import HAS_MEMFD, SharedMemory
+from engine.startup.host_memory import AUTO_MOST_BYTES, AUTO_SHARE
 from engine.startup.kv_disk import DUMMY_SEED, DiskFacts, cache_identity
 from engine.tensor_parallel.peer_shares import OtherRanks, RankedTransport
 from engine.tensor_parallel.ranked_links import ConnectingLinks, FencedLinks
@@ -38,9 +38,7 @@ from models.weights.checkpoint import weight_files
 
 logger = logging.getLogger(__name__)
 
-_MOST_HOST_BYTES = 16 * GIB  # by default, of each engine
 _IDENTITY_BYTES = 16
-_HOST_PART = 4  # by default all engines together take one part in so many of free memory
 
 
 def check_peers(config: EngineConfig) -> None:
@@ -62,7 +60,7 @@ def with_host_memory(config: EngineConfig) -> EngineConfig:
     if config.peer is None or config.kv_host_memory_bytes is not None:
         return config
     num_engines = config.peer.num_engines
-    size = min(free_host_bytes() // (_HOST_PART * num_engines), _MOST_HOST_BYTES)
+    size = min(int(free_host_bytes() * AUTO_SHARE / num_engines), AUTO_MOST_BYTES)  # all engines share the share
     logger.info("host memory for blocks of other engines size=%r", format_size(size))
     return msgspec.structs.replace(config, kv_host_memory_bytes=size)
 

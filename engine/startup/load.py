@@ -40,7 +40,7 @@ from engine.startup.kv_disk import DiskFacts, KvDisk, check_kv_disk, digest_weig
 from engine.startup.kv_peers import KvPeers, check_peers, with_host_memory
 from engine.startup.limits import choose_limits
 from engine.startup.loaded_engine import LoadedEngine
-from engine.startup.panel import describe_setup, name_of
+from engine.startup.panel import describe_decode, describe_setup, name_of
 from engine.startup.precompile import Precompilation, keep_times, keys_of, known_times, precompile
 from engine.startup.rehearsal import Serve, rehearse_beside, serve_small
 from engine.startup.setup import Captured, Setup
@@ -241,6 +241,7 @@ def _load(checked: _Checked, order: _Order, ranks: Ranks | None) -> LoadedEngine
         model, plan, on_graph, facts, graphs=graphs, known=known, ranks=ranks,
         num_host_slots=num_host_slots(config, plan), pins_later=order.pins_later,
     )  # fmt: skip
+    facts |= describe_decode(model, loaded.runner)  # of which `loaded` was given the dict
     if known is None and loaded.captures is not None:
         keep_times(checked.keys, loaded.captures.mixed.times)
     host_pages = loaded.runner.host_pages

@@ -9,6 +9,7 @@ import torch
 
 from engine.device.kv_cache import KVCachePlan
 from engine.device.memory import format_size
+from engine.device.model_runner import ModelRunner
 from engine.interface.config import EngineConfig
 from engine.startup.device_choice import describe_device
 from engine.startup.host_memory import describe_tiers
@@ -21,6 +22,7 @@ from models.build import Model
 from models.config.model_config import ModelConfig
 from models.foreign.choose import describe_class
 from models.layers.attention import SelfAttention
+from models.layers.causal_lm import CausalLM
 from models.registry import whole_of_text_part
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,12 @@ def describe_setup(
     if setup.device.type == "cuda" and not HAS_TRITON:
         facts["Attention"] += "; all kernels in torch, since triton cannot be imported"
     return facts
+
+
+def describe_decode(model: Model, runner: ModelRunner) -> dict[str, str]:
+    """Return the panel's row of decode steps that have all layers at once, if there are any. runner: of this model."""
+    described = model.describe_decode(runner.kv_layers) if isinstance(model, CausalLM) else None
+    return {} if described is None else {"Decode": described}
 
 
 def name_of(dtype: torch.dtype) -> str:

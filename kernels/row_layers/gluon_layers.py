@@ -3,8 +3,8 @@
 
 A layer of one row is five phases, and each needs what all programs made in the one before: products of queries, keys
 and values | attention over a split of the keys | output product, of a part of the heads | gates and ups | down product.
-Weights depend on nothing. So a program asks L2 for its share of a matrix some phases ahead, and loads a phase's rows to
-registers before it waits for the values that they are multiplied with (kernels/row_layers/exchange.py).
+Weights depend on nothing. So a program begins to copy its rows of them to shared memory up to a layer ahead, those of
+the output product to L2, before it waits for the values that they are multiplied with (kernels/row_layers/exchange.py).
 
 No word is overwritten early: a program begins a layer when it has the down product of all programs, and each of them
 posts that after it has read everything else of its layer; the down product itself is read before the next gates.
@@ -39,12 +39,16 @@ from kernels.row_layers.phases import (
     stage_up,
 )
 
-NUM_ADDRESSES = 10  # of a layer, as row_layers has them
+_NUM_ADDRESSES = gl.constexpr(10)  # of a layer, as row_layers has them
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Sizes of every layer. programs: how many share a layer, at most one of each multiprocessor."""
+    """Sizes of every layer.
+
+    programs: how many share a layer, at most one of each multiprocessor. All have equally many outputs of a product,
+    gates in whole tiles of UP_ROWS, and all KV heads equally many programs. intermediate is a multiple of hidden.
+    """
 
     hidden: int
     num_heads: int
@@ -79,7 +83,7 @@ _MEASURED = (LayerShape(hidden=1024, num_heads=16, num_kv_heads=8, head_dim=128,
 class RowScratch:
     """The words that programs hand to each other, and the epochs that have passed. One per stream."""
 
-    words: torch.Tensor  # int64, zeros at first
+    words: torch.Tensor  # [sum of LayerShape.num_words()] int64, zeros at first
     epochs: torch.Tensor  # [1] int32
 
     @classmethod
@@ -183,8 +187,8 @@ def _layers_kernel(
         zero = fresh_zero() if ALL else 0
         program = gl.program_id(0) + zero
         kv_head = program // SPLITS
-        row_ptr = addresses_ptr + layer * 10
-        next_ptr = addresses_ptr + gl.minimum(layer + 1, num_layers - 1) * 10
+        row_ptr = addresses_ptr + layer * _NUM_ADDRESSES
+        next_ptr = addresses_ptr + gl.minimum(layer + 1, num_layers - 1) * _NUM_ADDRESSES
         has_next = ALL and layer + 1 < num_layers
         # All at once, and the first one a layer ahead: who waits for an address waits with all that comes after it
         q_norm_ptr, k_norm_ptr, output_ptr = _address(row_ptr, 2), _address(row_ptr, 3), _address(row_ptr, 4)

@@ -13,7 +13,7 @@ on the last ranks are zeros, and their logits are cut off.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from models.config.model_config import ModelConfig
-from models.context import ForwardContext
+from models.context import ForwardContext, LayerKV
 from models.layers.attention import Attention, SelfAttention
 from models.layers.layer_loop import LayerLoop
 from models.layers.linear import HeadProduct, make_linear_method
@@ -187,6 +187,10 @@ class CausalLM(nn.Module):
         if hidden.dtype == torch.bfloat16:
             return add_and_norm(self.norm, *self._loop.run(hidden, ctx))[0]
         return add_and_norm(self.norm, *ctx.run(self.layers, hidden))[0]
+
+    def describe_decode(self, caches: Sequence[LayerKV | None]) -> str | None:
+        """Return which decode steps over this pool have all layers at once, in words; None: none have."""
+        return self._loop.describe(caches)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, hidden_size] → [N, vocab_size]."""

@@ -51,17 +51,23 @@ class LayerLoop:
     def run(self, hidden: torch.Tensor, ctx: ForwardContext) -> tuple[LayerOutput, torch.Tensor | None]:
         """Run all layers; see ForwardContext.run. hidden: [T, hidden_size], bf16."""
         if hidden.is_cuda or (hidden.is_cpu and products_level()):
-            native = self._native_for(ctx)
+            native = self._native_for(ctx.kv_caches)
             if native is not None and native.takes(hidden, ctx):
                 return native.run(hidden, ctx)
         return ctx.run(self._layers, hidden)
 
-    def _native_for(self, ctx: ForwardContext) -> _Native | RowLoop | None:
+    def describe(self, caches: Sequence[LayerKV | None]) -> str | None:
+        """Return which steps over this pool have all layers at once, and by what, in words; None: none have."""
+        is_cpu = any(cache is not None and cache.keys.is_cpu for cache in caches)
+        native = None if is_cpu and not products_level() else self._native_for(caches)
+        return None if native is None else native.words
+
+    def _native_for(self, caches: Sequence[LayerKV | None]) -> _Native | RowLoop | None:
         """Return the layers at once over this pool, or None; made anew for another pool."""
-        if self._built_for is not ctx.kv_caches:
-            self._built_for = ctx.kv_caches
-            is_cpu = any(cache is not None and cache.keys.is_cpu for cache in ctx.kv_caches)
-            self._native = (_Native if is_cpu else RowLoop).of(self._layers, self._plain, ctx.kv_caches)
+        if self._built_for is not caches:
+            self._built_for = caches
+            is_cpu = any(cache is not None and cache.keys.is_cpu for cache in caches)
+            self._native = (_Native if is_cpu else RowLoop).of(self._layers, self._plain, caches)
         return self._native
 
 
@@ -83,10 +89,15 @@ class _Native:
             found.append(read)
         return cls((native.Layer * len(found))(*found), 1 + max(layer.table for layer in found)) if found else None
 
+    @property
+    def words(self) -> str:
+        """See LayerLoop.describe."""
+        return f"steps of up to {_most_rows()} rows have all layers in one call in C"
+
     def takes(self, hidden: torch.Tensor, ctx: ForwardContext) -> bool:
         """Return True if this step has one token a row, few rows, and nothing beside them."""
         num_rows = hidden.shape[0]
-        if not 0 < num_rows <= (_TILED_ROWS if products_level() == native.BY_AMX else FEW_ROWS):
+        if not 0 < num_rows <= _most_rows():
             return False
         is_plain = ctx.only_layers is None and ctx.layer_inputs is None and ctx.states is None
         if not is_plain or not hidden.is_contiguous() or not isinstance(ctx.backend, TorchAttention):
@@ -108,6 +119,11 @@ class _Native:
         longest = max(table.max_seq_len for table in ctx.attention[: self.num_tables])
         positions = ctx.positions.long().contiguous()
         return native.run_layers(self.layers, tables, positions, hidden, longest=longest, least=MIN_SCALE)
+
+
+def _most_rows() -> int:
+    """Return the rows of one token that C computes at once on this CPU."""
+    return _TILED_ROWS if products_level() == native.BY_AMX else FEW_ROWS
 
 
 def _read_layer(layer: Any, caches: Sequence[LayerKV | None]) -> native.Layer | None:

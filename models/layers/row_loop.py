@@ -68,6 +68,11 @@ class RowLoop:
             layer.self_attn, layer.attention_norm.eps, first.keys, first.table, shape, scratch, {None: addresses}
         )
 
+    @property
+    def words(self) -> str:
+        """See LayerLoop.describe."""
+        return "steps of one row have all layers in one kernel"
+
     def takes(self, hidden: torch.Tensor, ctx: ForwardContext) -> bool:
         """Return True if this step is one token of one row that decodes, and nothing beside it."""
         if hidden.shape[0] != 1 or not on_triton(hidden) or ctx.layer_inputs is not None or ctx.states is not None:

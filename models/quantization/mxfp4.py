@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.e2m1 import MXFP4_BLOCK
+from kernels.e2m1 import E8M0_NAN, MXFP4_BLOCK
 from kernels.moe.planes import mxfp4_planes_bytes
 from kernels.moe.storage import Mxfp4Matrix
 from models.errors import ModelError
@@ -67,6 +67,8 @@ class Mxfp4:
         scales = w.stored(f"{part.name}_scales", shape, (torch.uint8,), dim=dim, start=start, stop=stop)
         if w.is_random:
             scales.fill_(_RANDOM_SCALE)
+        elif w.headers is None and bool((scales == E8M0_NAN).any()):
+            raise ModelError(f"tensor {name}_scales has scales that are not a number")
         blocks = w.stored(f"{part.name}_blocks", (*shape, _BYTES), (torch.uint8,), dim=dim, start=start, stop=stop)
         blocks = blocks.flatten(2)
         if takes_turns:

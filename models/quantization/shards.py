@@ -52,11 +52,10 @@ def check_scales(
     scales: [N, …], of N matrices, each that of part_of(its index), which has the first of `names` that is stored.
     is_signed: negative ones are let in: AutoRound writes them for symmetric integers. Waits for the device once.
     """
-    lowest = -math.inf if is_signed else -math.ulp(0.0)
     least, largest = scales.aminmax()  # NaN if one is
-    if bool((least > lowest) & (largest < math.inf)):
+    if bool((least > -math.inf if is_signed else least >= 0.0) & (largest < math.inf)):
         return
-    is_number = (scales > lowest) & (scales < math.inf)
+    is_number = scales.isfinite() if is_signed else (scales >= 0.0) & (scales < math.inf)
     index = int(is_number.flatten(1).all(1).logical_not().nonzero()[0])
     part, wrong = part_of(index), scales[index][is_number[index].logical_not()]
     fault = "no finite numbers" if is_signed else "negative or no finite numbers"

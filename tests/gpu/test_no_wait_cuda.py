@@ -1,12 +1,15 @@
 """Launching a step never waits for the device, as a copy from pageable memory does: one a step costs 5 % of prompts."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from engine.core.local_client import generate
-from engine.core.step import StepPlan, TokenMasks
+from engine.core.step import StepHandle, StepPlan, TokenMasks
+from engine.device.decode_tails import DecodeStep
 from engine.device.model_runner import ModelRunner, _Step
 from engine.offline import OfflineEngine
 from tests.gpu.test_engine_cuda import LENGTHS, checkpoint  # noqa: F401  a fixture
@@ -22,24 +25,28 @@ pytestmark = pytest.mark.gpu
 def waits_are_errors(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """From the first element on, launching a step raises where it would wait. It may when kernels are compiled."""
     is_strict: list[int] = []
-    forward, sample = ModelRunner.forward, _Step.sample
+    forward = ModelRunner.forward
 
-    def strict_forward(self: ModelRunner, plan: StepPlan) -> _Step:
+    def strict_forward(self: ModelRunner, plan: StepPlan) -> StepHandle:
         torch.cuda.set_sync_debug_mode("error" if is_strict else "default")
         try:
             return forward(self, plan)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    def strict_sample(self: _Step, masks: TokenMasks | None = None) -> None:
-        torch.cuda.set_sync_debug_mode("error" if is_strict else "default")
-        try:
-            sample(self, masks)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    def strictly(sample: Callable[[Any, TokenMasks | None], None]) -> Callable[..., None]:
+        def strict_sample(self: Any, masks: TokenMasks | None = None) -> None:
+            torch.cuda.set_sync_debug_mode("error" if is_strict else "default")
+            try:
+                sample(self, masks)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        return strict_sample
 
     monkeypatch.setattr(ModelRunner, "forward", strict_forward)
-    monkeypatch.setattr(_Step, "sample", strict_sample)
+    for kind in (_Step, DecodeStep):
+        monkeypatch.setattr(kind, "sample", strictly(kind.sample))
     return is_strict
 
 

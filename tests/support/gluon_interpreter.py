@@ -205,17 +205,28 @@ def _allocate(dtype: torch.dtype, shape: Sequence[int], layout: object) -> Tile 
 
 
 def _specialise(partitions: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_: object) -> None:
-    program, errors = _local.program, []
+    program = _local.program
 
-    def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    def run(partition: int) -> None:
         _local.program, _local.products = program, []
+        function, arguments = partitions[partition]
+        function(*arguments)
+        assert not _local.products, "a product is never waited for"
+
+    run_at_once(run, len(partitions))
+
+
+def run_at_once(run: Callable[[int], None], count: int) -> None:
+    """Call run(0) to run(count - 1), each in a thread; when all have ended, raise the first error, if any."""
+    errors: list[BaseException] = []
+
+    def catch(number: int) -> None:
         try:
-            function(*arguments)
-            assert not _local.products, "a product is never waited for"
-        except BaseException as error:  # raised again by the program's thread
+            run(number)
+        except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=partition) for partition in partitions]
+    threads = [threading.Thread(target=catch, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:

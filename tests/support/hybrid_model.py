@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from engine.core.step import StepPlan
+from engine.device.cuda_graph import DecodeSize
 from engine.device.input_batch import MixedShape, PackedStep
 from engine.device.model_runner import ModelRunner
 from engine.interface.config import EngineConfig
@@ -117,11 +118,15 @@ class PaddedDecodes:
 
     runner: ModelRunner
 
-    def replay(self, req_index: torch.Tensor, *, is_grouped: bool) -> torch.Tensor:
+    def replay(self, req_index: torch.Tensor, *, is_grouped: bool) -> DecodeSize:
         padding = self.runner._state.padding_row
         num_rows = min(len(req_index) + 3, self.runner._max_num_seqs)
-        padded = functional.pad(req_index, (0, num_rows - len(req_index)), value=padding)
-        return self.runner._run_decode(padded, self.runner._max_model_len, is_grouped=is_grouped)[: len(req_index)]
+        self.padded = functional.pad(req_index, (0, num_rows - len(req_index)), value=padding)
+        self.hidden = self.runner._run_decode(self.padded, self.runner._max_model_len, is_grouped=is_grouped)
+        return DecodeSize(num_rows, is_grouped)
+
+    def output(self, size: DecodeSize) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.hidden, self.padded
 
 
 @dataclass

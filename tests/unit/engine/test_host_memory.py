@@ -192,6 +192,7 @@ def test_engines_of_several_gpus_share_what_is_free(
 
 def test_memory_of_files_that_were_read_is_free_in_a_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_CGROUPS", tmp_path / "none")
     for name, text in (("max", "500000"), ("current", "400000"), ("stat", "active_file 1\ninactive_file 150000\n")):
         (tmp_path / f"memory.{name}").write_text(text)
     assert memory.free_host_bytes() == 250000
@@ -199,6 +200,61 @@ def test_memory_of_files_that_were_read_is_free_in_a_cgroup(tmp_path: Path, monk
     assert memory.free_host_bytes() == 100000
     (tmp_path / "memory.max").write_text("max")
     assert memory.free_host_bytes() > 500000
+
+
+def write_cgroup(folder: Path, *, limit: str, used: int, cached: int, version: int = 2) -> None:
+    limit_name, used_name, cached_name = {
+        2: ("max", "current", "inactive_file"), 1: ("limit_in_bytes", "usage_in_bytes", "total_inactive_file")
+    }[version]  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"memory.{limit_name}").write_text(f"{limit}\n")
+    (folder / f"memory.{used_name}").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"active_file 1\ninactive_file 9\n{cached_name} {cached}\n")
+
+
+def test_the_limit_of_a_service_or_a_job_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in a folder of the process's own, or between that and the root."""
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_CGROUPS", tmp_path / "own")
+    write_cgroup(tmp_path / "system.slice", limit="max", used=10**9, cached=0)
+    write_cgroup(tmp_path / "system.slice" / "quire.service", limit="500000", used=400000, cached=150000)
+    write_cgroup(tmp_path / "system.slice" / "quire.service" / "engine", limit="max", used=300000, cached=0)
+    (tmp_path / "own").write_text("0::/system.slice/quire.service/engine\n")
+    assert memory.free_host_bytes() == 250000
+    (tmp_path / "own").write_text("0::/system.slice/other.service\n")
+    assert memory.free_host_bytes() > 500000
+    (tmp_path / "own").write_text("0::/../system.slice/quire.service\n")  # outside of this container: nothing is known
+    assert memory.free_host_bytes() > 500000
+
+
+def test_what_is_odd_or_may_not_be_read_of_a_cgroup_is_no_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_CGROUPS", tmp_path / "own")
+    (tmp_path / "own").write_bytes(b"\n0\n0:\nname=systemd:/\n0::/jobs/a..b/\xff:1 (deleted)\n")
+    (tmp_path / "jobs" / "memory.max").mkdir(parents=True)  # as what may not be read, an OSError
+    assert memory.free_host_bytes() > 500000
+    write_cgroup(tmp_path / "jobs" / "a..b", limit="500000", used=400000, cached=150000)
+    assert memory.free_host_bytes() == 250000
+    (tmp_path / "jobs" / "a..b" / "memory.current").write_text("")
+    assert memory.free_host_bytes() > 500000
+    (tmp_path / "own").unlink()
+    write_cgroup(tmp_path, limit="500000", used=400000, cached=0)
+    assert memory.free_host_bytes() == 100000
+
+
+def test_limits_of_the_first_version_of_cgroups_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_CGROUPS", tmp_path / "own")
+    (tmp_path / "own").write_text("5:cpu,cpuacct:/\n4:memory:/docker/abc\n0::/\n")
+    unlimited = str(2**63 - 4096)
+    write_cgroup(tmp_path / "memory", limit=unlimited, used=10**9, cached=0, version=1)
+    assert memory.free_host_bytes() > 500000
+    write_cgroup(tmp_path / "memory" / "docker" / "abc", limit="500000", used=400000, cached=150000, version=1)
+    assert memory.free_host_bytes() == 250000
+    write_cgroup(tmp_path / "memory", limit="300000", used=100000, cached=0, version=1)  # as in a container
+    assert memory.free_host_bytes() == 200000
 
 
 def test_a_given_size_and_off_are_kept(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,23 +1,15 @@
 """What a step copies follows the step: little beside decode rows, more with a long prompt; and what waits is kept."""
 
+from functools import partial
+
 from engine.core.copy_costs import CopyCosts
 from engine.core.page_pool import PagePool
 from engine.interface.config import CacheGroup, HostTierConfig, PeerConfig
 from engine.startup.host_memory import host_tier_config
-from tests.support.engine_harness import Harness, decode_plan
-from tests.support.layered_model import LayeredExecutor, LayeredModel
+from tests.support.engine_harness import decode_plan
+from tests.support.layered_harness import PROMPT, host_harness
 
-GROUPS = (CacheGroup("full", 4),)
-PROMPT = list(range(20))
-
-
-def make(*, max_copies=4, num_pages=65, num_slots=100, **settings):
-    names = ("max_copies_beside", "copies_per_token")
-    bounds = {name: settings.pop(name) for name in names if name in settings}
-    host_tier = HostTierConfig(num_slots=num_slots, max_copies=max_copies, **bounds)
-    harness = Harness(groups=GROUPS, num_pages=num_pages, executor=LayeredExecutor, host_tier=host_tier, **settings)
-    harness.expected_tokens = LayeredModel(GROUPS).expected_tokens
-    return harness
+make = partial(host_harness, num_pages=65, num_slots=100, max_copies=4)
 
 
 def plans_of(harness):

@@ -7,13 +7,11 @@ import pytest
 from engine.core.disk_tier import STALL_S
 from engine.tiers.disk_state import DiskStatus
 from tests.support.fake_disk import FakeDisk
-from tests.unit.engine.core.test_host_tier import GROUPS, PROMPT, make
-
-NUM_PAGES = {"full": 17, "window": 33, "state": 29}
+from tests.support.layered_harness import GROUPS, NUM_PAGES, PROMPT, host_harness
 
 
 def with_disk(kind="full", *, blocks=None, num_slots=200, **settings):
-    harness = make(groups=GROUPS[kind], num_pages=NUM_PAGES[kind], num_slots=num_slots, **settings)
+    harness = host_harness(groups=GROUPS[kind], num_pages=NUM_PAGES[kind], num_slots=num_slots, **settings)
     return harness, FakeDisk(harness, blocks)
 
 

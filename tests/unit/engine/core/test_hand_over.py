@@ -6,7 +6,6 @@ import pytest
 
 from engine.core.arrivals import STALL_S, Arrivals
 from engine.core.offers import GIVE_UP_S
-from engine.interface.config import CacheGroup, HostTierConfig
 from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import HandOver, RequestFailed, SamplingParams, pack_token_ids
 from engine.interface.tenant import Charge, Tenant
@@ -14,25 +13,16 @@ from engine.peers.messages import Taken
 from engine.tensor_parallel.ranked_links import FencedLinks
 from tests.support.engine_harness import Harness
 from tests.support.fake_peers import FakePeers
-from tests.support.layered_model import LayeredExecutor, LayeredModel
+from tests.support.layered_harness import FULL, GROUPS, host_harness, layered_harness
 
-FULL = (CacheGroup("full", 4),)
-GROUPS = {
-    "full": FULL,
-    "window": (CacheGroup("full", 4), CacheGroup("window", 4, 2, window=8)),
-    "state": (CacheGroup("full", 4), CacheGroup("state", 8, 3)),
-}
 PROMPT = list(range(30))
 
 
 def make(*, groups=FULL, depth=2, num_slots=400, prefill_slots=None, num_pages=120, turns_late=None, **settings):
     def engine(num_slots):
-        tier = HostTierConfig(num_slots=num_slots, max_copies=8)
-        harness = Harness(
-            groups=groups, num_pages=num_pages, executor=LayeredExecutor, host_tier=tier, depth=depth, **settings
+        return host_harness(
+            groups=groups, num_pages=num_pages, num_slots=num_slots, max_copies=8, depth=depth, **settings
         )
-        harness.expected_tokens = LayeredModel(groups).expected_tokens
-        return harness
 
     return FakePeers(engine(prefill_slots or num_slots), engine(num_slots), turns_late=turns_late)
 
@@ -270,8 +260,7 @@ def test_penalties_and_seeds_go_on_exactly():
 
 
 def test_a_request_goes_on_behind_any_number_of_tokens():
-    harness = Harness(executor=LayeredExecutor, groups=FULL, num_pages=120)
-    harness.expected_tokens = LayeredModel(FULL).expected_tokens
+    harness = layered_harness(num_pages=120)
     whole = harness.expected_tokens(PROMPT, SamplingParams(max_tokens=12), max_num_tokens=64, lora_index=0)
     for count in (1, 3, 8, 11):
         harness.add(f"r{count}", PROMPT, 12, output=pack_token_ids(whole[:count]), hand_over=HandOver(0))

@@ -6,51 +6,32 @@ from engine.core.copy_costs import CopyCosts
 from engine.core.host_tier import HostTier
 from engine.core.kv_snapshot import _tiers_of
 from engine.core.page_pool import PagePool
-from engine.interface.config import CacheGroup, HostTierConfig, SharingRates
+from engine.interface.config import HostTierConfig, SharingRates
 from tests.support.cache_traces import GrowingSlots
-from tests.support.engine_harness import Harness, decode_plan
-from tests.support.layered_model import LayeredExecutor, LayeredModel
-
-FULL = (CacheGroup("full", 4),)
-GROUPS = {
-    "full": FULL,
-    "window": (CacheGroup("full", 4), CacheGroup("window", 4, 2, window=8)),
-    "state": (CacheGroup("full", 4), CacheGroup("state", 8, 3)),
-}
-PROMPT = list(range(20))
-OTHERS = [[30 + number] * 28 for number in range(4)]
-
-
-def make(*, groups=FULL, num_pages=17, num_slots=60, max_copies=2, depth=2, **settings):
-    costs = {name: settings.pop(name) for name in ("page_s", "token_s") if name in settings}
-    host_tier = HostTierConfig(num_slots=num_slots, max_copies=max_copies, **costs)
-    harness = Harness(
-        groups=groups, num_pages=num_pages, executor=LayeredExecutor, host_tier=host_tier, depth=depth, **settings
-    )
-    harness.expected_tokens = LayeredModel(groups).expected_tokens
-    return harness
+from tests.support.engine_harness import decode_plan
+from tests.support.layered_harness import (
+    FULL,
+    GROUPS,
+    NUM_PAGES,
+    OTHERS,
+    PROMPT,
+    evict_first,
+    host_harness,
+    next_turn,
+)
 
 
 def evicted(**settings):
     """Return an engine that has answered PROMPT and has evicted all its blocks from the pool since."""
-    harness = make(**settings)
-    harness.add("first", PROMPT, 4)
-    harness.drain()
-    for number, prompt in enumerate(OTHERS):
-        harness.add(f"other{number}", prompt, 4)
-        harness.drain()
+    harness = host_harness(**settings)
+    evict_first(harness)
     return harness
-
-
-def next_turn(harness):
-    return [*PROMPT, *harness.seen["first"].token_ids, 7, 8, 9]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("kind", GROUPS)
 def test_the_next_turn_of_an_evicted_conversation_is_found(kind, depth):
-    num_pages = {"full": 17, "window": 33, "state": 29}[kind]
-    harness = evicted(groups=GROUPS[kind], num_pages=num_pages, num_slots=200, depth=depth)
+    harness = evicted(groups=GROUPS[kind], num_pages=NUM_PAGES[kind], num_slots=200, depth=depth)
     tier = harness.scheduler.kv.tiers.host
     harness.add("again", next_turn(harness), 4)
     harness.drain()
@@ -212,7 +193,7 @@ def test_rates_decide_what_is_worth_a_copy():
 
 
 def test_an_engine_without_requests_copies_what_is_left():
-    harness = make(max_copies=1)
+    harness = host_harness(max_copies=1)
     harness.add("first", PROMPT, 4)
     harness.drain()
     assert any(not plan.num_rows for plan in map(decode_plan, harness.executor.plans))
@@ -221,7 +202,7 @@ def test_an_engine_without_requests_copies_what_is_left():
 
 
 def test_a_preempted_request_finds_its_blocks_again():
-    harness = make(num_pages=19, num_slots=100, max_copies=8, max_num_seqs=3)
+    harness = host_harness(num_pages=19, num_slots=100, max_copies=8, max_num_seqs=3)
     for name, first in (("a", 1), ("b", 2), ("c", 3)):
         harness.add(name, [first] * 12, 40)
     harness.drain()
@@ -230,7 +211,7 @@ def test_a_preempted_request_finds_its_blocks_again():
 
 
 def test_values_that_are_not_finite_are_found_in_no_tier():
-    harness = make()
+    harness = host_harness()
     harness.add("first", PROMPT, 4)
     harness.drain()
     kv = harness.scheduler.kv
@@ -246,7 +227,7 @@ def test_values_that_are_not_finite_are_found_in_no_tier():
 
 
 def test_a_tier_smaller_than_a_block_stays_empty():
-    harness = make(groups=GROUPS["state"], num_pages=29, num_slots=2)
+    harness = host_harness(groups=GROUPS["state"], num_pages=29, num_slots=2)
     harness.add("first", PROMPT, 4)
     harness.drain()
     assert harness.engine.is_idle
@@ -254,14 +235,14 @@ def test_a_tier_smaller_than_a_block_stays_empty():
 
 
 def test_without_a_prefix_cache_there_is_no_tier():
-    harness = make(enable_prefix_caching=False)
+    harness = host_harness(enable_prefix_caching=False)
     assert harness.scheduler.kv.tiers.host is None
 
 
 def tier_with_a_replaced_block():
     """Return a tier whose block `name` was wanted and released, then evicted, and published anew in another block."""
     pool = PagePool(FULL, num_pages=6)
-    tier = HostTier(HostTierConfig(num_slots=8, max_copies=8), make().scheduler.kv.layout, pool)
+    tier = HostTier(HostTierConfig(num_slots=8, max_copies=8), host_harness().scheduler.kv.layout, pool)
     name = (0, b"name")
     first = pool.take(0)
     pool.publish(*name, first)
@@ -306,7 +287,7 @@ def test_blocks_that_nobody_waits_for_have_a_bound_of_their_own():
 
 def growing(*, first, last, **settings):
     """Return an engine whose slots become ready one by one, for each time that its loop asks."""
-    harness = make(**settings)
+    harness = host_harness(**settings)
     harness.scheduler.kv.tiers.follow(GrowingSlots(first=first, step=1, last=last))
     return harness
 
@@ -353,7 +334,7 @@ def test_an_engine_none_of_whose_slots_become_ready_computes():
 
 
 def test_a_block_of_more_pages_than_will_be_ready_is_let_go():
-    harness = make(groups=GROUPS["state"], num_pages=29)
+    harness = host_harness(groups=GROUPS["state"], num_pages=29)
     harness.scheduler.kv.tiers.follow(GrowingSlots(first=1, step=1, last=2))  # a state has three
     harness.add("first", PROMPT, 4)
     harness.drain()

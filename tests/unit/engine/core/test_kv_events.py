@@ -9,8 +9,8 @@ from engine.core.request import root_hash
 from tests.support.cache_traces import Trace
 from tests.support.engine_harness import Harness
 from tests.support.kv_subscriber import HeldBlocks, truth
+from tests.support.layered_harness import PROMPT, host_harness
 from tests.unit.engine.core.test_disk_tier import GROUPS, settle, with_disk
-from tests.unit.engine.core.test_host_tier import PROMPT, make
 
 
 def watch(harness):
@@ -124,7 +124,7 @@ def test_blocks_of_one_prompt_are_one_event_and_their_hash_is_the_end_of_their_k
 
 
 def test_blocks_of_adapters_and_other_groups_have_hashes_of_their_own():
-    harness = make(groups=GROUPS["window"], num_pages=33)
+    harness = host_harness(groups=GROUPS["window"], num_pages=33)
     batches = []
     harness.engine.report_kv_events(batches.extend)
     harness.add("plain", PROMPT, 1)

@@ -17,11 +17,17 @@ class Crowd:
     """A scheduler with much room, and requests of tenants, which arrive one after the other."""
 
     def __init__(
-        self, *, max_num_seqs: int = 64, max_num_batched_tokens: int = 128, spares_newcomers: bool = False
+        self,
+        *,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 128,
+        least_tokens: int | None = None,
+        spares_newcomers: bool = False,
     ) -> None:
         self.scheduler: Scheduler = make_scheduler(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            min_decode_step_tokens=least_tokens,
             num_pages=8000,
             max_model_len=4096,
             spares_newcomers=spares_newcomers,
@@ -69,6 +75,53 @@ def test_the_rest_of_a_newcomers_prompt_goes_ahead_too() -> None:
     assert crowd.prompts(step(crowd.scheduler)) == {guest}
     assert crowd.prompts(step(crowd.scheduler)) == {guest}
     assert guest.is_decoding
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_newcomers_prompt_is_computed_in_one_step_beside_answers(is_running: bool) -> None:
+    crowd = Crowd(max_num_batched_tokens=1024, least_tokens=128)
+    if is_running:
+        crowd.ask("guest", 4, 40)
+    for _ in range(20):
+        crowd.ask("flood", 4, 40)
+        step(crowd.scheduler)
+    for _ in range(20):
+        crowd.ask("flood", 60, 40)
+    guest = crowd.ask("guest", 200)
+    assert crowd.prompts(step(crowd.scheduler)) == {guest}
+    assert guest.is_decoding
+    assert sum(row.num_tokens for row in step(crowd.scheduler).rows) <= 160 + 21
+
+
+def test_a_prompt_goes_ahead_beside_one_answer_of_its_tenant() -> None:
+    crowd = Crowd()
+    answer = crowd.ask("guest", 4, 40)
+    step(crowd.scheduler)
+    for _ in range(20):
+        crowd.ask("flood", 60)
+    step(crowd.scheduler)
+    guest = crowd.ask("guest", 30)
+    assert crowd.prompts(step(crowd.scheduler)) == {guest}
+    assert answer.is_decoding
+    late = crowd.ask("guest", 30)  # its tenant has two of 64 rows
+    assert late not in crowd.prompts(step(crowd.scheduler))
+
+
+def test_half_of_the_kept_rows_are_for_tenants_without_any() -> None:
+    crowd = Crowd(max_num_batched_tokens=1024)
+    for tenant in ("flood", "some"):
+        crowd.ask(tenant, 4, 400)
+        step(crowd.scheduler)
+    for _ in range(80):
+        crowd.ask("flood", 4, 400)
+    for _ in range(8):
+        step(crowd.scheduler)
+    assert crowd.scheduler.num_free_rows == 4
+    for tenant, num_free in (("some", 3), ("some", 3), ("new", 2), ("new", 2), ("newer", 1), ("newest", 0)):
+        crowd.ask(tenant, 4, 400)
+        for _ in range(4):
+            step(crowd.scheduler)
+        assert crowd.scheduler.num_free_rows == num_free
 
 
 def test_answers_miss_the_step_of_a_newcomers_prompt_and_get_the_tokens_that_they_would_have_had() -> None:

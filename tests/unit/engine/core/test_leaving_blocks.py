@@ -1,7 +1,10 @@
 """Blocks that leave the pool soon go to host memory: when, which of them, and how many."""
 
+from functools import partial
+
 import pytest
 
+from engine.core import leaving_blocks
 from engine.core.cache_layout import CacheLayout
 from engine.core.host_index import HostIndex
 from engine.core.host_tier import HostTier
@@ -10,38 +13,26 @@ from engine.core.page_pool import PagePool
 from engine.core.request import Request
 from engine.interface.config import CacheGroup, HostTierConfig, SchedulerConfig
 from engine.interface.protocol import SamplingParams
-from tests.support.engine_harness import Harness
-from tests.support.layered_model import LayeredExecutor, LayeredModel
+from tests.support.layered_harness import (
+    FULL,
+    GROUPS,
+    NUM_PAGES,
+    OTHERS,
+    PROMPT,
+    evict_first,
+    host_harness,
+    next_turn,
+)
 
-FULL = (CacheGroup("full", 4),)
-GROUPS = {
-    "full": FULL,
-    "window": (CacheGroup("full", 4), CacheGroup("window", 4, 2, window=8)),
-    "state": (CacheGroup("full", 4), CacheGroup("state", 8, 3)),
-}
-PROMPT = list(range(20))
-OTHERS = [[30 + number] * 28 for number in range(4)]
-
-
-def make(*, groups=FULL, num_pages=17, num_slots=60, **settings):
-    bounds = {name: settings.pop(name) for name in ("page_s", "unasked_share") if name in settings}
-    host_tier = HostTierConfig(num_slots=num_slots, max_copies=2, copies_leaving=True, **bounds)
-    harness = Harness(groups=groups, num_pages=num_pages, executor=LayeredExecutor, host_tier=host_tier, **settings)
-    harness.expected_tokens = LayeredModel(groups).expected_tokens
-    return harness
+make = partial(host_harness, copies_leaving=True)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("kind", GROUPS)
 def test_the_next_turn_of_an_evicted_conversation_is_found(kind, depth):
-    num_pages = {"full": 17, "window": 33, "state": 29}[kind]
-    harness = make(groups=GROUPS[kind], num_pages=num_pages, num_slots=200, depth=depth)
-    harness.add("first", PROMPT, 4)
-    harness.drain()
-    for number, prompt in enumerate(OTHERS):
-        harness.add(f"other{number}", prompt, 4)
-        harness.drain()
-    harness.add("again", [*PROMPT, *harness.seen["first"].token_ids, 7, 8, 9], 4)
+    harness = make(groups=GROUPS[kind], num_pages=NUM_PAGES[kind], num_slots=200, depth=depth)
+    evict_first(harness)
+    harness.add("again", next_turn(harness), 4)
     harness.drain()
     assert harness.seen["again"].num_cached_tokens >= 16
     assert harness.scheduler.kv.tiers.host.num_found_tokens > 0
@@ -99,6 +90,14 @@ def test_a_step_fills_the_lead_with_the_blocks_that_leave_first():
     assert pool.find(*names[0]) is None
     assert host.index.find(names[0]) is not None
     assert pool.order.num_lost == 0
+
+
+def test_a_lead_of_more_blocks_than_a_step_looks_at_is_filled_by_several(monkeypatch):
+    monkeypatch.setattr(leaving_blocks, "_MOST_LOOKS", 3)
+    host, _, names = tier(num_blocks=8, num_slots=16)  # a lead of four, of which three are enough for the time being
+    copies = host.plan(most=8, num_reserved=0)
+    assert stored(copies) == names[:3]
+    assert stored(host.plan(most=8, num_reserved=0)) == names[3:4]
 
 
 def test_a_block_that_the_host_has_is_not_copied_again():
@@ -177,7 +176,7 @@ def test_a_request_that_follows_another_has_half_of_its_rank_and_others_are_spre
     harness.drain()
     kv = harness.scheduler.kv
     first = {kv.pool.ranks[block] for block in kv.pool.published}
-    harness.add("again", [*PROMPT, *harness.seen["first"].token_ids, 7, 8, 9], 4)
+    harness.add("again", next_turn(harness), 4)
     harness.drain()
     assert {kv.pool.ranks[block] for block in kv.pool.published} == {rank / 2 for rank in first}
 
@@ -193,11 +192,28 @@ def test_pinned_blocks_are_copied_though_they_leave_last():
     assert harness.engine.is_idle
 
 
+def test_blocks_that_are_not_pinned_after_all_are_not_copied_before_others():
+    harness = make(num_pages=65, num_slots=60, pin_share=0.05)  # three pages of either tier
+    harness.add("first", PROMPT, 4, pin_s=1000.0)
+    harness.drain()
+    host, pool = harness.scheduler.kv.tiers.host, harness.scheduler.kv.pool
+    assert host.num_stored == pool.num_pinned == 3
+
+
+def test_pins_that_end_before_their_copy_are_forgotten():
+    host, pool, names = tier(num_blocks=6, page_s=0.01, unasked_share=0.0)  # no credit
+    pool.pin(pool.find(*names[5]))
+    for number in range(20):
+        host.leaving.want_pinned([*names[5:], (0, bytes([100 + number]))])  # one that is evicted meanwhile
+        assert host.plan(most=8, num_reserved=0) is None
+        assert len(host.leaving.pinned) <= 2 * pool.num_usable
+    assert names[5] in host.leaving.pinned
+    assert stored(host.plan(most=8, num_reserved=0, is_idle=True))[0] == names[5]
+
+
 def test_an_unknown_prompt_costs_a_lookup_one_link_of_its_hashes():
     harness = make(num_pages=17, num_slots=60)
-    for number, prompt in enumerate(OTHERS):
-        harness.add(f"other{number}", prompt, 4)
-        harness.drain()
+    evict_first(harness)
     assert harness.scheduler.kv.tiers.host.index.num_blocks
     harness.add("new", [5] * 40, 4)
     harness.turn()

@@ -8,7 +8,7 @@ from engine.interface.config import SchedulerConfig
 SIZES = [64, 128, 256, 512, 1024, 2048]
 
 
-def limit(num_decodes: int, num_pending: int, context: int = 0, **changes: int) -> int:
+def limit(num_decodes: int, num_pending: int, context: int = 0, num_whole: int = 0, **changes: int) -> int:
     config = SchedulerConfig(
         num_pages=9,
         block_size=16,
@@ -20,7 +20,9 @@ def limit(num_decodes: int, num_pending: int, context: int = 0, **changes: int) 
         step_sizes=SIZES,
         **changes,
     )
-    return mixed_step_tokens(config, num_decodes=num_decodes, num_pending=num_pending, context=context)
+    return mixed_step_tokens(
+        config, num_decodes=num_decodes, num_pending=num_pending, context=context, num_whole=num_whole
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,25 @@ def limit(num_decodes: int, num_pending: int, context: int = 0, **changes: int) 
 )
 def test_the_largest_of_three_values_as_a_step_size(num_decodes: int, num_pending: int, expected: int) -> None:
     assert limit(num_decodes, num_pending) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_whole", "expected"),
+    [
+        (100, 512),  # it fits anyway
+        (500, 1024),  # else it would take two steps
+        (960, 1024),
+        (961, 512),  # the answers would wait for a step of more than twice the tokens
+    ],
+)
+def test_a_newcomers_prompt_is_not_cut_if_a_step_of_twice_the_tokens_has_room_for_it(
+    num_whole: int, expected: int
+) -> None:
+    assert limit(64, 1000, num_whole=num_whole) == expected
+
+
+def test_the_longest_step_limits_a_newcomers_prompt_as_well() -> None:
+    assert limit(100, 1000, num_whole=1400, max_mixed_cost=1024, costly_context=1000) == 1024
 
 
 def test_steps_get_smaller_as_the_context_grows() -> None:

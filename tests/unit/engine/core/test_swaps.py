@@ -4,12 +4,12 @@ import pytest
 
 from engine.core.copy_costs import CopyCosts
 from engine.interface.config import HostTierConfig
-from tests.unit.engine.core.test_host_tier import make
+from tests.support.layered_harness import host_harness
 
 
 def preempted(**settings):
     """Return an engine after three requests of which two preempt the third, more than once."""
-    harness = make(num_pages=19, num_slots=100, max_num_seqs=3, **{"max_copies": 8} | settings)
+    harness = host_harness(num_pages=19, num_slots=100, max_num_seqs=3, **{"max_copies": 8} | settings)
     for name, first in (("a", 1), ("b", 2), ("c", 3)):
         harness.add(name, [first] * 12, 40)
     harness.drain()
@@ -51,7 +51,7 @@ def test_without_host_memory_all_is_computed():
 
 
 def test_what_a_preempted_request_alone_has_goes_to_the_host_first():
-    harness = make(num_pages=40, num_slots=100, max_copies=1, max_num_seqs=3)
+    harness = host_harness(num_pages=40, num_slots=100, max_copies=1, max_num_seqs=3)
     tier = harness.scheduler.kv.tiers.host
     tier.costs = CopyCosts(HostTierConfig(num_slots=100, max_copies=0))
     for name, first in (("a", 1), ("b", 2)):

@@ -14,7 +14,7 @@ from kernels.moe.few_configs import FewConfig, FewTile
 from kernels.moe.planes import to_planes
 from kernels.moe.triton_route import lay_out, route
 from kernels.moe.triton_route_few import route_few
-from tests.unit.kernels.triton_cases.gluon_on_cpu import KernelOnCpu
+from tests.support.gluon_on_cpu import KernelOnCpu
 from tests.unit.kernels.triton_cases.int_experts_problem import STORAGES, Integers, pack_integers
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 from tests.unit.kernels.triton_cases.ragged import relative_error

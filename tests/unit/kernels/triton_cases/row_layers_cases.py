@@ -15,8 +15,9 @@ from torch.nn import functional
 from kernels.elementwise import reference as elementwise
 from kernels.row_layers import arithmetic, exchange, gluon_layers, phases
 from kernels.row_layers.gluon_layers import LayerShape, RowScratch, row_layers
-from tests.unit.kernels.triton_cases import gluon_on_cpu
-from tests.unit.kernels.triton_cases.gluon_on_cpu import KernelOnCpu, Pointer, Tile
+from tests.support import gluon_on_cpu
+from tests.support.gluon_interpreter import run_at_once
+from tests.support.gluon_on_cpu import KernelOnCpu, Pointer, Tile
 
 BF16 = torch.bfloat16
 BLOCK, EPS = 16, 1e-6
@@ -168,7 +169,7 @@ class ProgramsAtOnce(KernelOnCpu):
         def launch(*arguments: Any, num_warps: int, launch_cooperative_grid: bool, **constants: Any) -> None:
             assert launch_cooperative_grid
             values = [gluon_on_cpu._pointer(each) if isinstance(each, torch.Tensor) else each for each in arguments]
-            words, errors = Words(grid[0]), []
+            words = Words(grid[0])
             known = {"fresh_zero": lambda: 0, "prefetch_bytes": lambda *_: None, "prefetch_lines": lambda *_: None}
             known |= {name: getattr(words, name) for name in ("post", "receive", "receive_pairs")}
 
@@ -179,18 +180,10 @@ class ProgramsAtOnce(KernelOnCpu):
                     function.__globals__.update(known)
                 try:
                     functions[self._kernel](*values, **constants)
-                except BaseException as error:  # raised again below
-                    errors.append(error)
                 finally:
                     words.end()
 
-            threads = [threading.Thread(target=run, args=(program,)) for program in range(grid[0])]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            if errors:
-                raise errors[0]
+            run_at_once(run, grid[0])
 
         return launch
 

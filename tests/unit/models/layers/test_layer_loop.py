@@ -84,7 +84,7 @@ def both(model, config, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, 
     """Return the logits with the layers in C, where they are taken, and without."""
     found = decode(model, config)
     with monkeypatch.context() as patched:
-        patched.setattr(LayerLoop, "_native_for", lambda self, ctx: None)
+        patched.setattr(LayerLoop, "_native_for", lambda self, caches: None)
         return found, decode(model, config)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,13 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
+from kernels.attention.base import AttentionMetadata
+from kernels.attention.torch_ref import TorchAttention
+from kernels.attention.triton_backend import TritonAttention
+from kernels.states import StateMetadata
 from models.build import build
 from models.config.model_config import ModelConfig
+from models.context import ForwardContext, StepStates
 from models.layers import row_loop
 from models.layers.causal_lm import DecoderLayer
 from models.layers.layer_loop import LayerLoop
@@ -29,6 +35,31 @@ SIZES = TINY | {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads
 NOT_TAKEN = ("gemma2", "gemma3", "gpt_oss", "qwen3_moe", "qwen3_next", "deepseek_v2", "glm4", "cohere2", "olmo2",
              "llama_all_biases", "qwen2", "qwen2_windows")  # fmt: skip
 
+# What one layer of a model may have beyond those of the kernel: the part, its attribute, another value
+MORE: dict[str, tuple[str, str, Any]] = {
+    "window": ("self_attn.attention", "sliding_window", 8),
+    "chunk": ("self_attn.attention", "chunk", 8),
+    "soft cap": ("self_attn.attention", "softcap", 30.0),
+    "sinks": ("self_attn.attention", "sinks", torch.zeros(4)),
+    "factors of queries": ("self_attn.attention", "query_factors", torch.ones(4)),
+    "neighbours as pairs": ("self_attn.attention", "is_interleaved", True),
+    "norms behind the rotation": ("self_attn.attention", "norms_rotated", True),
+    "another scale": ("self_attn.attention", "scale", 0.5),
+    "another epsilon of heads": ("self_attn.attention", "eps", 0.5),
+    "an output gate": ("self_attn", "has_output_gate", True),
+    "a bias": ("self_attn.qkv_proj", "bias", torch.zeros(128, dtype=BF16)),
+    "another method": ("mlp.gate_up_proj", "method", None),
+    "a partial sum": ("self_attn.o_proj", "is_partial", True),
+    "gelu": ("mlp", "is_gelu", True),
+    "a factor of gates": ("mlp", "gate_factor", 2.0),
+    "another epsilon": ("mlp_norm", "eps", 0.5),
+    "an address between": (
+        "mlp.down_proj",
+        "params",
+        {"weight": torch.zeros(64 * 64 + 1, dtype=BF16)[1:].view(64, 64)},
+    ),
+}
+
 pytestmark = [needs_triton, pytest.mark.slow]
 
 
@@ -36,7 +67,7 @@ pytestmark = [needs_triton, pytest.mark.slow]
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The layers of each step that the kernel computed: on the CPU, phase by phase."""
     from kernels.row_layers import arithmetic, exchange, gluon_layers, phases
-    from tests.unit.kernels.triton_cases.gluon_on_cpu import KernelOnCpu
+    from tests.support.gluon_on_cpu import KernelOnCpu
 
     found: list[int] = []
     row_layers, kernel = gluon_layers.row_layers, gluon_layers._layers_kernel
@@ -103,7 +134,7 @@ def test_steps_of_one_row_are_computed_by_the_kernel(tmp_path: Path, steps: list
     found = decode(model, config)
     assert steps == [config.num_layers] * 2
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(LayerLoop, "_native_for", lambda self, ctx: None)
+        patched.setattr(LayerLoop, "_native_for", lambda self, caches: None)
         expected = decode(model, config)
     assert steps == [config.num_layers] * 2
     assert (found - expected).abs().max() < 0.1 * expected.std()  # roundings of bf16 add up over the layers
@@ -115,6 +146,50 @@ def test_other_layers_are_not_taken(kind: str, tmp_path: Path, steps: list[int])
     model, config = build_model(tmp_path, make_config(kind))
     runner = PagedRunner(model, config, dtype=BF16)
     assert RowLoop.of(model.layers, DecoderLayer, runner.kv_caches) is None
+
+
+def test_a_model_says_which_steps_the_kernel_computes(tmp_path: Path, steps: list[int]) -> None:
+    model, config = build_model(tmp_path / "plain", Qwen3Config(**SIZES, head_dim=16))
+    caches = PagedRunner(model, config, dtype=BF16).kv_caches
+    assert model.describe_decode(caches) == "steps of one row have all layers in one kernel"
+    other, config = build_model(tmp_path / "other", make_config("gemma2"))
+    assert other.describe_decode(PagedRunner(other, config, dtype=BF16).kv_caches) is None
+
+
+def test_layers_are_not_taken_if_one_has_something_more(
+    tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, config = build_model(tmp_path, Qwen3Config(**SIZES, head_dim=16))
+    caches = PagedRunner(model, config, dtype=BF16).kv_caches
+    taken = []
+    for name, (part, attribute, value) in MORE.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(model.layers[-1].get_submodule(part), attribute, value)
+            taken += [] if RowLoop.of(model.layers, DecoderLayer, caches) is None else [name]
+    assert taken == []
+    assert RowLoop.of(model.layers, DecoderLayer, caches) is not None
+
+
+def test_steps_with_something_beside_the_row_are_not_taken(tmp_path: Path, steps: list[int]) -> None:
+    model, config = build_model(tmp_path, Qwen3Config(**SIZES, head_dim=16))
+    loop = RowLoop.of(model.layers, DecoderLayer, PagedRunner(model, config, dtype=BF16).kv_caches)
+    assert loop is not None
+    hidden, one = torch.zeros(1, 64, dtype=BF16), torch.ones(1, dtype=torch.int32)
+    decode = AttentionMetadata(
+        query_start_loc=torch.tensor([0, 1]), seq_lens=one, block_table=one[None], slot_mapping=one, max_query_len=1,
+        max_seq_len=1, num_decodes=1,
+    )  # fmt: skip
+    ctx = ForwardContext(one, [decode], TorchAttention(), [])
+    assert loop.takes(hidden, ctx)
+    others = {
+        "a prompt of one token": replace(ctx, attention=[replace(decode, num_decodes=None)]),
+        "a row without tokens": replace(ctx, attention=[replace(decode, seq_lens=torch.ones(2, dtype=torch.int32))]),
+        "inputs of each layer": replace(ctx, layer_inputs=torch.zeros(1, 2, 4)),
+        "states": replace(ctx, states=StepStates([], StateMetadata(one, one, one, one, None, 1, 1), None)),
+        "another pool": replace(ctx, backend=TritonAttention()),
+    }
+    assert [name for name, other in others.items() if loop.takes(hidden, other)] == []
+    assert not loop.takes(torch.zeros(2, 64, dtype=BF16), ctx)
 
 
 def test_chosen_layers_are_those_of_the_step(tmp_path: Path, steps: list[int]) -> None:

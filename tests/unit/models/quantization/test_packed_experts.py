@@ -122,6 +122,12 @@ def test_a_layer_that_is_not_converted_has_16_bits(tmp_path):
             torch.zeros(8, 96, 3, dtype=torch.uint8),
             r"down_proj_scales has shape \[8, 96, 3\], but config.json requires \[8, 96, 2\]",
         ),
+        (
+            "mxfp4",
+            f"{EXPERTS}.down_proj_scales",
+            torch.full((8, 96, 2), 255, dtype=torch.uint8),
+            r"down_proj_scales has scales that are not a number",
+        ),
         ("mxfp4", f"{EXPERTS}.down_proj_blocks", torch.zeros(8, 96, 2, 16), r"down_proj_blocks is float32"),
         ("fp8", f"{EXPERTS}.3.up_proj.weight_scale_inv", None, r"experts\.3\.up_proj\.weight_scale_inv is missing"),
         (

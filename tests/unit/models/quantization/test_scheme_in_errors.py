@@ -212,6 +212,14 @@ def test_a_scale_that_no_format_has_is_an_error_that_names_its_tensor(tmp_path, 
         load_layer(tmp_path, config_of(kind), tensors | {scales: wrong})
 
 
+@pytest.mark.parametrize("kind", ["fp8_blocks", "fp8_rows", "w8a8", "pack-quantized", "nf4", "bitsandbytes-int8"])
+def test_a_block_of_zeros_may_have_the_scale_0(tmp_path, kind):
+    _, tensors, scales, _ = SCHEMES[kind]
+    zero = tensors[scales].clone()
+    zero.view(-1)[-1] = 0.0
+    load_layer(tmp_path, config_of(kind), tensors | {scales: zero})
+
+
 @pytest.mark.parametrize("kind", ["mxfp4", "nvfp4"])
 def test_scales_that_are_no_numbers_are_an_error_that_names_layer_and_scheme(tmp_path, kind):
     _, tensors, scales, _ = SCHEMES[kind]
