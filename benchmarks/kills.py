@@ -43,7 +43,7 @@ _STANDBY_WAITS = "standby waits"
 _RETRY_S = 0.25
 _POLL_S = 0.02
 _LONGEST_S = 300.0  # of a load of an engine
-_ENDS = {b"[DONE]", "response.completed", "response.incomplete", "message_stop"}
+ENDS = {b"[DONE]", "response.completed", "response.incomplete", "message_stop"}
 _TEXTS = ("content", "reasoning", "text", "delta", "arguments", "partial_json", "thinking")
 _STORY = [{"role": "user", "content": "Tell me a short story about a fox."}]
 _SCHEMA = {
@@ -92,13 +92,13 @@ class Streamed:
     def take(self, payload: bytes, now_s: float) -> None:
         """Add one event."""
         self.arrivals_s.append(now_s)
-        if payload in _ENDS:
+        if payload in ENDS:
             self.is_whole = not self.error
             return
         event = json.loads(payload)
         if event.get("error"):
             self.error = str(event["error"].get("code") or event["error"].get("type"))
-        elif event.get("type") in _ENDS:
+        elif event.get("type") in ENDS:
             self.is_whole = not self.error
         elif event.get("type") not in ("message_start", "response.created", "response.in_progress"):
             self._fold(event, "")

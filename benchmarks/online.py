@@ -89,7 +89,13 @@ def write_model_folder(config: Path, folder: Path) -> None:
 
 
 def start_server(
-    folder: str, port: int, flags: list[str], *, gpus: str | None = None, log: IO[bytes] | None = None
+    folder: str,
+    port: int,
+    flags: list[str],
+    *,
+    gpus: str | None = None,
+    log: IO[bytes] | None = None,
+    timeout_s: float = 600.0,
 ) -> tuple[subprocess.Popen[bytes], float]:
     """Start the daemon; return it and the seconds until GET /ready was 200. Raises BenchError as wait_until_ready does.
 
@@ -98,7 +104,7 @@ def start_server(
     started_s = time.monotonic()
     server = launch_server(folder, port, flags, gpus=gpus, log=log)
     try:
-        wait_until_ready(server, port)
+        wait_until_ready(server, port, timeout_s=timeout_s)
     except BaseException:
         stop_server(server)
         raise
@@ -129,16 +135,23 @@ def launch_server(
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], port: int, *, timeout_s: float = 600.0) -> None:
-    """Block until GET /ready of a daemon is 200. Raises BenchError if it ends or `timeout_s` pass before."""
+    """Block until GET /ready of a daemon is 200. Raises BenchError if it ends or `timeout_s` pass before.
+
+    The error has the daemon's last reply, which tells what it waits for.
+    """
     end_s = time.monotonic() + timeout_s
+    last = "it did not reply"
     while server.poll() is None:
-        if time.monotonic() > end_s:
-            raise BenchError(f"The daemon was not ready within {timeout_s:g} s.")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):  # nosec B310
                 return
+        except urllib.error.HTTPError as error:
+            last = error.read(500).decode(errors="replace").strip()
         except (urllib.error.URLError, TimeoutError, ConnectionError):
-            time.sleep(0.05)
+            pass
+        if time.monotonic() > end_s:
+            raise BenchError(f"The daemon was not ready within {timeout_s:g} s: {last}.")
+        time.sleep(0.05)
     raise BenchError(f"The daemon ended with {server.returncode} before it was ready.")
 
 

@@ -33,6 +33,24 @@ A stream is cut if it ends without its last event; it differs if its text is not
 A stream's pause is from the kill until its first event by the next engine.
 In this time the next engine starts, and computes prompts and answers of all open requests once more.
 """
+_KILLS_GPU = """\
+### On a GPU
+
+With `--standby`, under streams of which half are greedy and half are sampled with a seed.
+A replay computes the tokens that a client has in one step, where the earlier engine computed them one by one.
+Sums are rounded in another order then, and where two tokens are about equally likely another one may be chosen.
+Without a kill that happens as well, whenever other requests share a step.
+The tables have how often, with random weights, which make it frequent: \
+their two most likely tokens are apart by {gaps} in log-probability (median), \
+and bf16 rounds logits of this size to steps of 0.03.
+"""
+_TEXTS_GPU = """
+Of each stream the tokens are compared with those of an undisturbed run, from the replay on.
+A cell has the equal streams, of those that were equal until the replay, and tokens for each difference.
+A stream that is replayed alone is also compared with a request without a kill whose prompt has its tokens until then.
+Without graphs (`--enforce-eager`) that has the same steps, and so must have the same bits.
+With graphs a step is padded to the smallest that is captured, of which there are few soon after a takeover.
+"""
 _DRAIN = """\
 ## A drain cuts nobody
 
@@ -52,7 +70,8 @@ _FAIRNESS = """\
 
 One key sends 500 requests at once; another one sends a request each second.
 Less than twice the time alone is wanted.
-On the simulated H100 a request [waits](../explanation/queues.md#figures) for the step in flight and its own.
+On the simulated H100 a request [waits](../explanation/queues.md#figures) for the step in flight and its own; \
+measured steps are those of Llama-3.1-8B.
 The simulated CPU has steps [without answers](../explanation/queues.md#turns), which the daemon's run did not have yet.
 """
 _FUZZ = """\
@@ -90,6 +109,7 @@ def page() -> str:
             _KILLS.format(kinds=kinds),
             *kill_rows(list(killed.values())),
             *_sources("kills-200-streams", "kills", "kills-standby"),
+            *_kills_on_a_gpu(),
             _DRAIN.format(timeout=timeout),
             *drain_rows(drained),
             *_sources("drain"),
@@ -132,6 +152,49 @@ def kill_rows(reports: Sequence[Report]) -> Iterator[str]:
         spreads = [each.get(field) for each in figures]
         yield _row([label, *(f"{each['p50']:.2f} / {each['p99']:.2f}" if each else "–" for each in spreads)])
     yield _row(["cores, and processes that wanted one", *map(_load, reports)])
+
+
+def gpu_kill_rows(reports: Sequence[Report]) -> Iterator[str]:
+    """Yield a table with a column for each run of benchmarks.standby_gpu."""
+    kills = [report["kills"] for report in reports]
+    yield _row(["", *(f"{_model(report)}, {report['gpus'][0].removeprefix('NVIDIA ')}" for report in reports)])
+    yield _row(["---"] * (1 + len(reports)))
+    yield _row(["kills", *(f"{len(each)}" for each in kills)])
+    yield _row(["streams at once", *(f"{report['settings']['streams']}" for report in reports)])
+    yield _row(["tokens of each", *(f"{report['settings']['tokens']}" for report in reports)])
+    yield _row(["streams", *(f"{report['streams'] + len(report['alone']):,}" for report in reports)])
+    cut = [report["cut"] + sum(kind["cut"] for kind in report["alone"].values()) for report in reports]
+    yield _row(["streams that were cut", *(f"**{each}**" for each in cut)])
+    for field, label in (
+        ("ready_s", "without an engine, least / most, s"),
+        ("first_stream_s", "until the first stream goes on, least / most, s"),
+        ("last_stream_s", "until the last stream goes on, least / most, s"),
+        ("standby_loaded_s", "until the next standby is loaded, least / most, s"),
+    ):
+        seconds = [[kill[field] for kill in each] for each in kills]
+        yield _row([label, *(f"{min(each):.2f} / {max(each):.2f}" for each in seconds)])
+
+
+def gpu_text_rows(reports: Sequence[Report]) -> Iterator[str]:
+    """Yield a table of the tokens beside undisturbed ones, with two columns for each run of benchmarks.standby_gpu."""
+    columns = [(report, kind) for report in reports for kind in ("greedy", "sampled")]
+    yield _row(["", *(f"{_model(report)}, {kind}" for report, kind in columns)])
+    yield _row(["---"] * (1 + len(columns)))
+    for place, group, label in (
+        ("at_once", "undisturbed_again", "at once, undisturbed again"),
+        ("at_once", "not_replayed", "beside replays, not replayed"),
+        ("at_once", "replayed", "replayed, of those equal until then"),
+        ("alone", "undisturbed_again", "alone, undisturbed again"),
+        ("alone", "replayed", "alone, replayed"),
+        ("alone", "as_a_prompt", "alone, replayed, beside the same as a prompt"),
+    ):
+        yield _row([label, *(_equal(report[place][kind][group]) for report, kind in columns)])
+    yield _row(
+        [
+            "the same, equal log-probabilities",
+            *(_share(report["alone"][kind]["as_a_prompt"]["share_of_logprobs_equal"]) for report, kind in columns),
+        ]
+    )
 
 
 def drain_rows(report: Report) -> Iterator[str]:
@@ -177,7 +240,9 @@ def overload_rows(reports: dict[str, Report], limit_s: float) -> Iterator[str]:
 def fairness_rows(reports: dict[str, Report]) -> Iterator[str]:
     """Yield a table with a column for each run."""
     runs = {name: report["fairness"] for name, report in reports.items()}
-    runs["simulated CPU"] = reports["simulated H100"]["fairness_cpu"]
+    simulated = reports["simulated H100"]
+    runs["simulated H100, measured steps"] = simulated["fairness_measured_steps"]
+    runs["simulated CPU"] = simulated["fairness_cpu"]
     fairness = list(runs.values())
     yield _row(["time to the first token", *runs])
     yield _row(["---"] * (1 + len(runs)))
@@ -221,6 +286,35 @@ def attack_rows(report: Report) -> Iterator[str]:
     yield _row(["streams cut, all by a SIGKILL of their HTTP worker", f"{cut}"])
     yield _row(["replies with 500", f"**{wrong}**"])
     yield _row(["restart after SIGKILL, longest, s", f"{max(act['restart_s'] or 0 for act in acts):.1f}"])
+
+
+def _kills_on_a_gpu() -> list[str]:
+    names = [name for name in PARTS if name.startswith("kills-gpu") and PARTS[name].has_file()]
+    if not names:
+        return []
+    reports = [_report(name) for name in names]
+    gaps = " and ".join(f"{each['gap_of_two_most_likely_p50']:.2g} ({_model(each)})" for each in reports)
+    return [
+        _KILLS_GPU.format(gaps=gaps),
+        *gpu_kill_rows(reports),
+        _TEXTS_GPU,
+        *gpu_text_rows(reports),
+        *_sources(*names),
+    ]
+
+
+def _model(report: Report) -> str:
+    flags = "".join(f", `{flag}`" for flag in report["server_flags"])
+    return f"{'demo model' if report['shape'] == 'demo' else report['shape']}{flags}"
+
+
+def _equal(figures: Report) -> str:
+    """Return how many streams are equal, of those that were until the replay, and tokens for each that is not."""
+    num_kept = figures["streams"] - figures["differed_before"]
+    per_difference = figures["tokens_for_a_difference"]
+    return (
+        f"{figures['equal']} of {num_kept}{f'; {per_difference:,.0f}' if per_difference else ''}" if num_kept else "–"
+    )
 
 
 def _report(name: str) -> Report:

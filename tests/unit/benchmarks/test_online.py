@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import pytest
 
@@ -39,7 +41,25 @@ def test_a_daemon_that_ends_before_it_is_ready_is_named_with_its_status() -> Non
 def test_the_wait_for_a_daemon_that_never_is_ready_is_bounded() -> None:
     server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        with pytest.raises(BenchError, match=r"not ready within 0\.1 s"):
+        with pytest.raises(BenchError, match=r"not ready within 0\.1 s: it did not reply\."):
             online.wait_until_ready(server, 1, timeout_s=0.1)
     finally:
         online.stop_server(server)
+
+
+def test_a_daemon_that_is_not_ready_in_time_tells_what_it_waits_for() -> None:
+    class Loading(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503)
+            self.end_headers()
+            self.wfile.write(b'{"stage": "kernels"}')
+
+    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with HTTPServer(("127.0.0.1", 0), Loading) as replies:
+        Thread(target=replies.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(BenchError, match=r'not ready within 0\.1 s: \{"stage": "kernels"\}\.'):
+                online.wait_until_ready(server, replies.server_port, timeout_s=0.1)
+        finally:
+            online.stop_server(server)
+            replies.shutdown()

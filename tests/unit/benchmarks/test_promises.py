@@ -51,3 +51,16 @@ def test_a_drain_is_judged_by_its_streams_and_its_end() -> None:
     assert found["exit_codes"] == {"0": 2}
     assert found["new_requests"] == {"503": 6}
     assert json.dumps(found)
+
+
+@pytest.mark.parametrize(("gpus", "asked", "is_measured"), [([], [], False), (["A GPU"], [], True), ([], None, True)])
+def test_what_needs_a_gpu_is_measured_where_there_is_one_or_when_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[str], asked: list[str] | None, is_measured: bool
+) -> None:
+    measured: list[Part] = []
+    monkeypatch.setattr(promises, "gpu_names", lambda: gpus)
+    monkeypatch.setattr(promises, "run", lambda part, folder: measured.append(part))
+    monkeypatch.setattr(sys, "argv", ["promises", *(["kills-gpu"] if asked is None else asked)])
+    assert promises.main() == 0
+    assert (PARTS["kills-gpu"] in measured) is is_measured
+    assert (PARTS["drain"] in measured) is (asked is not None)
