@@ -72,6 +72,7 @@ One key sends 500 requests at once; another one sends a request each second.
 Less than twice the time alone is wanted.
 On the simulated H100 a request [waits](../explanation/queues.md#figures) for the step in flight and its own; \
 measured steps are those of Llama-3.1-8B.
+With that model on an H200 the ratio was [2.2 and 1.9](../explanation/queues.md#figures), by another command.
 The simulated CPU has steps [without answers](../explanation/queues.md#turns), which the daemon's run did not have yet.
 """
 _FUZZ = """\
