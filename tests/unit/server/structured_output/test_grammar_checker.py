@@ -122,14 +122,16 @@ def test_a_grammar_that_takes_too_long_is_refused_and_its_fork_killed(model_fold
     async def steps(checker):
         await checker.check(GOOD)
         pid = checker._process.pid
+        checker._deadline_s = 0.3  # for this one alone: on a busy machine the others take longer
         message = await refusal(checker, SLOW)
-        assert message == "field takes longer to compile than 0.5 s, the limit."
+        checker._deadline_s = 60.0
+        assert message == "field takes longer to compile than 0.3 s, the limit."
         assert not forks_of(pid)
         await checker.check(regex_grammar("a"))
         assert await refusal(checker, SLOW) == message  # remembered
         assert checker._process.pid == pid
 
-    run(model_folder, steps, deadline_s=0.5)
+    run(model_folder, steps, deadline_s=60)
 
 
 def test_a_grammar_that_crashes_the_process_is_refused(model_folder):
