@@ -61,16 +61,16 @@ UP: dict[int, list[tuple[int, ...]]] = {
         (16, 16, 16, 2),
     ],
     2: [(16, 4, 4, 4), (16, 4, 4, 2), (16, 8, 8, 4), (32, 8, 4, 4)],
-    4: [(32, 4, 2, 4), (32, 4, 2, 2), (16, 4, 4, 4), (16, 2, 2, 4)],
-    8: [(64, 4, 1, 4), (64, 4, 1, 3), (64, 4, 1, 2), (32, 2, 1, 4), (64, 8, 2, 2)],
-    16: [(64, 4, 1, 3), (64, 4, 1, 2)],
+    4: [(32, 4, 2, 4), (32, 4, 2, 2), (32, 4, 2, 3), (16, 4, 4, 4), (16, 2, 2, 4)],
+    8: [(64, 4, 1, 4), (64, 4, 1, 3), (64, 4, 1, 2), (32, 2, 1, 4), (64, 8, 2, 2), (32, 4, 2, 3)],
+    16: [(64, 4, 1, 3), (64, 4, 1, 2), (32, 2, 1, 3)],
 }
 # and of the second
 DOWN: dict[int, list[tuple[int, ...]]] = {
     2: [(32, 8, 4, 4), (64, 8, 4, 2), (16, 4, 4, 6)],
     4: [(64, 8, 2, 4), (32, 4, 2, 6), (64, 8, 4, 2)],
-    8: [(64, 4, 1, 6), (64, 4, 1, 3), (64, 8, 2, 4), (128, 8, 1, 6)],
-    16: [(64, 4, 1, 6)],
+    8: [(64, 4, 1, 6), (64, 4, 1, 3), (64, 8, 2, 4), (128, 8, 1, 6), (32, 4, 2, 3)],
+    16: [(64, 4, 1, 6), (64, 4, 1, 3), (32, 2, 1, 4)],
 }
 # Of the sum over the experts with 8 columns, and with 16 twice the warps: (outputs, warps, groups of a split at once)
 SUMS = [(16, 8, 6), (16, 8, 12), (16, 8, 3), (16, 4, 6), (32, 8, 6)]
@@ -94,22 +94,17 @@ def main() -> None:
     end_s = time.monotonic() + options.seconds
     counts = [int(tokens) for tokens in options.tokens.split(",")]
     results: list[Report] = []
-    for name in options.shapes:
+    layers = {name: make_layer(SHAPES[name]) for name in options.shapes}
+    problems = {(name, tokens): Problem(layer, tokens) for name, layer in layers.items() for tokens in counts}
+    _compile(list(problems.values()), of_rule=options.rule)
+    print(f"# compiled {end_s - time.monotonic():.0f} s before the end", flush=True)
+    for tokens, name in ((tokens, name) for tokens in counts for name in options.shapes):
         if time.monotonic() > end_s:
-            print(f"# stopped after {options.seconds:.0f} s: {name} is missing")
+            print(f"# stopped after {options.seconds:.0f} s: {name} with {tokens} tokens is missing")
             continue
-        layer = make_layer(SHAPES[name])
-        problems = {tokens: Problem(layer, tokens) for tokens in counts}
-        _compile(list(problems.values()), of_rule=options.rule)
-        for tokens, problem in problems.items():
-            if time.monotonic() > end_s:
-                print(f"# stopped after {options.seconds:.0f} s: {name} with {tokens} tokens is missing")
-                break
-            results.append({"shape": name, "tokens": tokens} | problem.measure(name, of_rule=options.rule))
-            if options.json:
-                options.json.write_text(json.dumps({"machine": machine_facts(), "results": results}, indent=1) + "\n")
-        del layer, problems, problem
-        torch.cuda.empty_cache()
+        results.append({"shape": name, "tokens": tokens} | problems[name, tokens].measure(name, of_rule=options.rule))
+        if options.json:
+            options.json.write_text(json.dumps({"machine": machine_facts(), "results": results}, indent=1) + "\n")
     print(make_table(results))
 
 
@@ -184,7 +179,7 @@ class Problem:
 
     def _candidates(self) -> Iterator[tuple[str, int, FewTile, Product]]:
         for block_m, cuts in UP.items():
-            if block_m > 2 * self.tokens or (block_m == 1) != (self.tokens == 1):
+            if (block_m == 1) != (self.tokens == 1) or not self._may_gain(block_m):
                 continue
             for tile in (FewTile(*cut) for cut in cuts):
                 if _suits(tile, self.gate_up, rows=block_m, combinations=tile.splits, halves=2):
@@ -199,6 +194,11 @@ class Problem:
                     tile = FewTile(outputs, warps * columns // 8, columns // places, ahead)
                     if tile.splits and _suits(tile, self.down, rows=1, combinations=columns, halves=1):
                         yield "down", 1, tile, functools.partial(self._sum, tile)
+
+    def _may_gain(self, block_m: int) -> bool:
+        """Return False for tiles with room for more rows than there are, or for fewer than an expert has."""
+        average = self.num_pairs / self.layer.shape.num_experts
+        return block_m == 1 or (average / 2 <= block_m <= 2 * self.tokens and (block_m > 2 or self.tokens <= 4))
 
     def _served_products(self) -> Iterator[tuple[str, int, FewTile | None, Product]]:
         config = self.other

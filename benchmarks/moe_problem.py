@@ -68,6 +68,7 @@ class MoeShape:
 
 
 _AWQ = IntStorage(4, 128, has_zeros=True)
+_GPTQ = IntStorage(4, 128, has_zeros=False)
 _GPTQ_8BIT = IntStorage(8, 128, has_zeros=False)
 _INT4_BY_32 = IntStorage(4, 32, has_zeros=False)
 SHAPES = {
@@ -82,6 +83,16 @@ SHAPES = {
     "qwen3-30b-a3b-nf4": MoeShape(128, 8, 2048, 768, round_weights=True, storage="nf4"),
     "gpt-oss-20b-mxfp4": MoeShape(32, 4, 2880, 2880, round_weights=True, storage="mxfp4"),
     "gpt-oss-120b-mxfp4": MoeShape(128, 4, 2880, 2880, round_weights=True, storage="mxfp4"),
+    "qwen3-30b-a3b-mxfp4": MoeShape(128, 8, 2048, 768, round_weights=True, storage="mxfp4"),
+    "qwen3-next-80b-a3b-mxfp4": MoeShape(512, 10, 2048, 512, round_weights=True, storage="mxfp4"),
+    "qwen3-next-80b-a3b-awq": MoeShape(512, 10, 2048, 512, round_weights=True, storage="int", integers=_AWQ),
+    "glm-4.5-air-mxfp4": MoeShape(128, 8, 4096, 1408, round_weights=False, storage="mxfp4"),
+    "glm-4.5-air-gptq": MoeShape(128, 8, 4096, 1408, round_weights=False, storage="int", integers=_GPTQ),
+    "mixtral-8x7b-mxfp4": MoeShape(8, 2, 4096, 14336, round_weights=False, storage="mxfp4"),
+    "deepseek-v3-mxfp4": MoeShape(256, 8, 7168, 2048, round_weights=False, storage="mxfp4"),
+    "minimax-m2-mxfp4": MoeShape(256, 8, 3072, 1536, round_weights=False, storage="mxfp4"),
+    "deepseek-v2-lite-mxfp4": MoeShape(64, 6, 2048, 1408, round_weights=False, storage="mxfp4"),
+    "glm-4.7-flash-awq": MoeShape(64, 4, 2048, 1536, round_weights=False, storage="int", integers=_AWQ),
     "qwen3.5-35b-a3b": MoeShape(256, 8, 2048, 512, round_weights=True),
     "qwen3.5-35b-a3b-fp8": MoeShape(256, 8, 2048, 512, round_weights=True, storage="fp8"),
     "qwen3-next-80b-a3b": MoeShape(512, 10, 2048, 512, round_weights=True),

@@ -2,7 +2,7 @@
 
 Matrix-vector products by the other units take five instructions a weight, as long as the bytes of 4 bits take; tensor
 cores fed through shared memory wait for one product after the other. Here codes go from memory to the registers of
-mma.sync's first operand, 16 bytes a load, and become bfloat16 there. An instruction multiplies 16 outputs by 8 columns:
+mma.sync's first operand, 16 bytes a load, and become bfloat16, or float16, there. An instruction multiplies 16 outputs by 8 columns:
 the rows of x of one tile, once for each part of the inputs that a warp of its own reads. The parts are then summed in
 their order, so that results are equal in every run.
 
@@ -23,7 +23,7 @@ from kernels.moe.few_configs import FewTile
 from kernels.moe.gluon_few_codes import code_layout, row_layout
 from kernels.moe.gluon_few_route import LateRouting, rank_experts, take_all, take_expert
 from kernels.moe.gluon_few_sums import load_ahead, own_columns, place_rows, sources, sum_groups
-from kernels.moe.gluon_planes import activate, round_bf16
+from kernels.moe.gluon_planes import activate, round_to
 from kernels.moe.planes import GROUP, PLANE, PlanesMatrix
 from kernels.moe.reference import Gate
 from kernels.moe.triton_planes import kind_of
@@ -38,7 +38,7 @@ _GROUP = gl.constexpr(GROUP)
 def takes(x: torch.Tensor, gate_up: PlanesMatrix, down: PlanesMatrix, gate: Gate) -> bool:
     """Return True if the kernels support these experts, given a device of compute capability 9.0."""
     return (
-        x.dtype == torch.bfloat16
+        (x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and gate_up.kind == down.kind == "int4"))
         and x.stride(0) % 8 == 0
         and gate.kind in ("silu", "clamped")
         and all(w.kind in FEW_KINDS and w.shape[2] % PLANE == 0 and w.shape[1] % 16 == 0 for w in (gate_up, down))
@@ -103,7 +103,7 @@ def few_sum(
         top_k, dtype = routing.experts.shape[1], routing.weights.dtype
         experts, weights = routing.experts, routing.weights
     num_tokens, n = experts.shape[0], down.shape[1]
-    assert dtype in (torch.bfloat16, torch.float32)
+    assert dtype in (inner.dtype, torch.float32)
     out = torch.empty(num_tokens, n, dtype=inner.dtype, device=inner.device)
     places = triton.next_power_of_2(top_k)
     _check(inner, down, n, tile, places * tile.splits)
@@ -113,7 +113,7 @@ def few_sum(
         0 if shared_gate is None else shared_gate.stride(0), 0 if late is None else late.logits.stride(0),
         *((0.0, 0.0, 1.0) if late is None else (late.floor, late.added, late.factor)),
         EXPERTS=0 if late is None else late.num_experts, PADDED=0 if late is None else late.padded,
-        RENORMALIZE=late is not None and late.renormalize, ROUNDS_WEIGHTS=dtype == torch.bfloat16,
+        RENORMALIZE=late is not None and late.renormalize, ROUNDS_WEIGHTS=dtype != torch.float32,
         K=down.shape[2], KIND=kind_of(down), ROWS=down.rows, COLUMNS=down.columns, HAS_BIAS=bias is not None,
         HAS_SHARED=shared is not None, TOP_K=top_k, PLACES=places, OUTPUTS=tile.outputs, SPLITS=tile.splits,
         AHEAD=_ahead(down, tile), PDL=pdl, num_warps=tile.num_warps, launch_pdl=pdl, maxnreg=tile.max_registers,
@@ -147,6 +147,7 @@ def _product_kernel(
     """OUTPUTS values of one tile of rows. IS_DIRECT: tile i is the pair i alone. EXPERTS: experts_ptr is of logits."""
     tile = gl.program_id(1)
     first = gl.program_id(0) * OUTPUTS
+    DTYPE: gl.constexpr = out_ptr.dtype.element_ty
     HALVES: gl.constexpr = 1 if GATE == "" else 2
     SETTINGS: gl.constexpr = (K, KIND, COLUMNS, SPLITS, AHEAD, HALVES)
     TILES: gl.constexpr = SPLITS * OUTPUTS // 16
@@ -196,10 +197,10 @@ def _product_kernel(
         values = _finish(sums, constants, OUTPUTS, SPLITS, KIND, HAS_BIAS, OUT)
         if HALVES == 2:
             ups = _finish(ups, constants_of_ups, OUTPUTS, SPLITS, KIND, HAS_BIAS, OUT)
-            values = activate(values, ups, GATE, ALPHA, LIMIT)
+            values = activate(values, ups, GATE, ALPHA, LIMIT, DTYPE)
         out_features = first + gl.arange(0, OUTPUTS, gl.SliceLayout(1, OUT))
         targets = out_ptr + gl.expand_dims(out_pairs * n, 0) + gl.expand_dims(out_features, 1)
-        gl.store(targets, values.to(gl.bfloat16), mask=gl.expand_dims(is_out, 0).broadcast_to([OUTPUTS, MEMBERS]))
+        gl.store(targets, values.to(DTYPE), mask=gl.expand_dims(is_out, 0).broadcast_to([OUTPUTS, MEMBERS]))
 
 
 @jit
@@ -258,6 +259,7 @@ def _sum_kernel(
     """
     token = gl.program_id(1)
     first = gl.program_id(0) * OUTPUTS
+    DTYPE: gl.constexpr = out_ptr.dtype.element_ty
     SETTINGS: gl.constexpr = (K, KIND, COLUMNS, SPLITS, AHEAD, 1)
     N: gl.constexpr = PLACES * SPLITS
     TILES: gl.constexpr = N * OUTPUTS // 16
@@ -315,15 +317,15 @@ def _sum_kernel(
     else:
         weights = weights.to(gl.float32)
     if ROUNDS_WEIGHTS:
-        weights = round_bf16(weights)
-    weighed = round_bf16(values) * gl.expand_dims(weights, 1)
+        weights = round_to(weights, DTYPE)
+    weighed = round_to(values, DTYPE) * gl.expand_dims(weights, 1)
     if ROUNDS_WEIGHTS:
-        weighed = round_bf16(weighed)
+        weighed = round_to(weighed, DTYPE)
     is_here = gl.expand_dims((places < TOP_K) & (place_experts >= 0), 1)
-    mixed = gl.sum(gl.where(is_here, weighed, 0.0), 0).to(gl.bfloat16)
+    mixed = gl.sum(gl.where(is_here, weighed, 0.0), 0).to(DTYPE)
     if HAS_SHARED:
         gate = gl.load(shared_gate_ptr + token * stride_gate).to(gl.float32)
         shared = gl.load(shared_ptr + token * stride_shared + features).to(gl.float32)
-        scale = round_bf16(1.0 / (1.0 + gl.exp(-gate)))
-        mixed = (mixed.to(gl.float32) + round_bf16(scale * shared)).to(gl.bfloat16)
+        scale = round_to(1.0 / (1.0 + gl.exp(-gate)), DTYPE)
+        mixed = (mixed.to(gl.float32) + round_to(scale * shared, DTYPE)).to(DTYPE)
     gl.store(out_ptr + token.to(gl.int64) * n + features, mixed)

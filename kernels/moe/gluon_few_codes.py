@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from kernels.linear.triton_e2m1 import e2m1_asm
 from kernels.moe.planes import GROUP, PLANE
-from kernels.moe.triton_planes_decode import e4m3_asm, has_zeros, int4_asm, is_bf16
+from kernels.moe.triton_planes_decode import bits_of_zero, e4m3_asm, has_zeros, int4_asms, is_bf16
 
 # ruff: noqa: ANN001, ANN201, ANN202, RUF005  (Triton reads annotations as types, and knows no * in tuples)
 
@@ -23,8 +23,8 @@ _GROUP = gl.constexpr(GROUP)
 _PLANE = gl.constexpr(PLANE)
 _E2M1 = gl.constexpr(tuple(e2m1_asm(plane) for plane in range(4)))
 _E4M3 = gl.constexpr(tuple(e4m3_asm(plane) for plane in range(2)))
-_INT4 = gl.constexpr(tuple(int4_asm(plane, has_zero_points=False) for plane in range(4)))
-_INT4_ZEROS = gl.constexpr(tuple(int4_asm(plane, has_zero_points=True) for plane in range(4)))
+_INT4 = gl.constexpr(int4_asms(has_zero_points=False))
+_INT4_ZEROS = gl.constexpr(int4_asms(has_zero_points=True))
 
 
 @triton.constexpr_function
@@ -140,7 +140,7 @@ def add_group(sums, words, scales, planes, KIND: gl.constexpr, COLUMNS: gl.const
     if KIND == "mxfp4":
         for plane in gl.static_range(4):
             factors = gl.expand_dims(((scales[0] >> (8 * plane)) & 255) * 0x00800080 + 0x3F003F00, 1)
-            sums = _multiply(_decode(words[0], factors, _E2M1, plane), planes[plane], sums)
+            sums = _multiply(_decode(words[0], factors, _E2M1, plane, planes[plane]), planes[plane], sums)
         return sums
     elif KIND == "nvfp4":
         ROWS: gl.constexpr = scales[0].shape[0]
@@ -148,13 +148,13 @@ def add_group(sums, words, scales, planes, KIND: gl.constexpr, COLUMNS: gl.const
             factors = ((scales[0] >> (8 * plane)) & 255) * 0x00100010 + 0x75807580
             factors = gl.expand_dims(factors, 2).broadcast_to([ROWS, 2, 16]).reshape([ROWS, 32])
             factors = gl.convert_layout(factors, words[0].type.layout, assert_trivial=True)
-            sums = _multiply(_decode(words[0], factors, _E2M1, plane), planes[plane], sums)
+            sums = _multiply(_decode(words[0], factors, _E2M1, plane, planes[plane]), planes[plane], sums)
         return sums
     elif KIND == "fp8":
         part = gl.zeros_like(sums)
         unread = gl.expand_dims(scales[0].to(gl.int32, bitcast=True), 1)
         for plane in gl.static_range(4):
-            part = _multiply(_decode(words[plane // 2], unread, _E4M3, plane % 2), planes[plane], part)
+            part = _multiply(_decode(words[plane // 2], unread, _E4M3, plane % 2, planes[plane]), planes[plane], part)
         return sums + part * _of_rows(scales[0], sums)
     else:
         PARTS: gl.constexpr = _parts(KIND, COLUMNS)
@@ -163,20 +163,21 @@ def add_group(sums, words, scales, planes, KIND: gl.constexpr, COLUMNS: gl.const
             word = scales[of // PER_WORD]
             part = gl.zeros_like(sums)
             for plane in gl.static_range(of * 4 // PARTS, (of + 1) * 4 // PARTS):
-                part = _multiply(_integers(words[0], word, plane, KIND), planes[plane], part)
+                part = _multiply(_integers(words[0], word, plane, planes[plane], KIND), planes[plane], part)
             sums += part * _of_rows(_scale(word, of % PER_WORD, KIND), sums)
         return sums
 
 
 @jit
-def _integers(words, word, PLANE_INDEX: gl.constexpr, KIND: gl.constexpr):
+def _integers(words, word, PLANE_INDEX: gl.constexpr, like, KIND: gl.constexpr):
     """Return a plane of integers less their zero points, which words of scales have in their upper halves."""
+    IS_HALF: gl.constexpr = like.dtype == gl.float16
     if has_zeros(KIND):
         zeros = word >> 16
-        zeros = (zeros | (zeros << 16)) | -0x3CFF3D00  # 0xC300C300: a bfloat16 of -(128 + zero), twice
-        return _decode(words, gl.expand_dims(zeros, 1), _INT4_ZEROS, PLANE_INDEX)
+        zeros = (zeros | (zeros << 16)) | bits_of_zero(IS_HALF)
+        return _decode(words, gl.expand_dims(zeros, 1), _INT4_ZEROS, 4 * IS_HALF + PLANE_INDEX, like)
     else:
-        return _decode(words, gl.expand_dims(word, 1), _INT4, PLANE_INDEX)
+        return _decode(words, gl.expand_dims(word, 1), _INT4, 4 * IS_HALF + PLANE_INDEX, like)
 
 
 @jit
@@ -195,11 +196,11 @@ def _of_rows(scales, sums):
 
 
 @jit
-def _decode(words, operand, CODE: gl.constexpr, PLANE_INDEX: gl.constexpr):
-    """Return a plane of words as bfloat16, by PTX for two neighbours. operand: of the PTX, [M, 1 or 32]."""
+def _decode(words, operand, CODE: gl.constexpr, PLANE_INDEX: gl.constexpr, like):
+    """Return a plane of words in like's dtype, by PTX for two neighbours. operand: of the PTX, [M, 1 or 32]."""
     ASM: gl.constexpr = CODE[PLANE_INDEX]
     return gl.inline_asm_elementwise(
-        ASM, "=r,r,r,r", [words, operand.broadcast_to(words.shape)], dtype=gl.bfloat16, is_pure=True, pack=2
+        ASM, "=r,r,r,r", [words, operand.broadcast_to(words.shape)], dtype=like.dtype, is_pure=True, pack=2
     )  # fmt: skip
 
 

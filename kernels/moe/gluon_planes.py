@@ -1,11 +1,11 @@
 """Grouped products with experts as PlanesMatrix for many tokens on Hopper, in Gluon: triton_planes.py's, with wgmma.
 
 A tile is 128 rows of one expert by 256 outputs, or by 128 gates and their ups. The weights are the first operand and
-stay in registers: each of two warpgroups turns the codes of its 128 outputs into bfloat16 once for all 128 rows, while
+stay in registers: each of two warpgroups turns the codes of its 128 outputs into 16-bit floats once for all 128 rows, while
 the tensor cores work for the other. The codes arrive by TMA; the rows are gathered by the four warps that load. A
 program goes from tile to tile, so that its loads run ahead into the next one.
 
-Every value is rounded to bfloat16 once, as the specification in bfloat16 rounds: scales of integers too are part of
+Every value is rounded to x's dtype once, as the specification in that dtype rounds: scales of integers too are part of
 the values, where triton_planes.py multiplies sums by them in float32.
 """
 
@@ -39,11 +39,16 @@ _LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=
 def takes(x: torch.Tensor, gate_up: PlanesMatrix, down: PlanesMatrix, gate: Gate) -> bool:
     """Return True if the kernels support these experts, given a device of compute capability 9.0."""
     return (
-        x.dtype == torch.bfloat16
+        (x.dtype == torch.bfloat16 or _takes_half(x, gate_up, down))
         and gate.kind in ("silu", "clamped")
         and all(w.kind in HOPPER_PLANES_KINDS and w.shape[2] % PLANE == 0 for w in (gate_up, down))
         and down.shape[1] % 16 == 0  # rows of the output are aligned to 32 bytes
     )
+
+
+def _takes_half(x: torch.Tensor, *matrices: PlanesMatrix) -> bool:
+    """Return True for float16 if all values are integers times scales of it: as a bfloat16 a scale may be too large."""
+    return x.dtype == torch.float16 and all(w.kind == "int4" and w.scale_dtype == torch.float16 for w in matrices)
 
 
 def multiply(
@@ -60,7 +65,7 @@ def multiply(
 ) -> torch.Tensor:
     """Return both products of each pair, [num_pairs, H], of x's dtype; undefined for pairs in no tile.
 
-    x: [num_pairs / n, H] bf16, each row used by n successive pairs, dense in H; biases: of gate_up [E, 2 * N] and down
+    x: [num_pairs / n, H], each row used by n successive pairs, dense in H; biases: of gate_up [E, 2 * N] and down
     [E, H], contiguous.
     """
     if x.stride(0) % 16 or x.data_ptr() % 16:  # rows are read in 16 bytes
@@ -103,6 +108,7 @@ def multiply_tiles(problem, rings, work, SETTINGS: gl.constexpr, WHICH: gl.const
     KIND: gl.constexpr = SETTINGS[0]
     GATE: gl.constexpr = SETTINGS[2]
     GROUP_M: gl.constexpr = SETTINGS[5]
+    DTYPE: gl.constexpr = problem[3].dtype.element_ty
     n = problem[5]
     done = 0  # groups of inputs
     for tile in range(gl.program_id(0), num_tiles * column_tiles, gl.num_programs(0)):
@@ -115,10 +121,10 @@ def multiply_tiles(problem, rings, work, SETTINGS: gl.constexpr, WHICH: gl.const
             sums_a = _finish(sums_a, problem, expert, first, KIND, GATE, SETTINGS[7])
             sums_b = _finish(sums_b, problem, expert, second, KIND, GATE, SETTINGS[7])
             if GATE == "":
-                _store(sums_a.to(gl.bfloat16), problem, row_tile, num_rows, first)
-                _store(sums_b.to(gl.bfloat16), problem, row_tile, num_rows, second)
+                _store(sums_a.to(DTYPE), problem, row_tile, num_rows, first)
+                _store(sums_b.to(DTYPE), problem, row_tile, num_rows, second)
             else:
-                values = activate(sums_a, sums_b, GATE, SETTINGS[3], SETTINGS[4])
+                values = activate(sums_a, sums_b, GATE, SETTINGS[3], SETTINGS[4], DTYPE)
                 _store(values, problem, row_tile, num_rows, first)
 
 
@@ -161,11 +167,11 @@ def _sum(problem, rings, expert, first, second, done, SETTINGS: gl.constexpr, WH
         codes_a = w_tiles.index(stage * 4 + WHICH).load(CODES)
         codes_b = w_tiles.index(stage * 4 + 2 + WHICH).load(CODES)
         for plane in gl.static_range(_PLANES):
-            values = values_of(codes_a, scales_a, table, group, plane, KIND, COLUMNS, CODES)
+            values = values_of(codes_a, scales_a, table, group, x_tiles, plane, KIND, COLUMNS, CODES)
             rows_of = x_tiles.index(stage * _PLANES + plane).permute((1, 0))
             sums_a = hopper.warpgroup_mma(values, rows_of, sums_a, is_async=True)
         for plane in gl.static_range(_PLANES):
-            values = values_of(codes_b, scales_b, table, group, plane, KIND, COLUMNS, CODES)
+            values = values_of(codes_b, scales_b, table, group, x_tiles, plane, KIND, COLUMNS, CODES)
             rows_of = x_tiles.index(stage * _PLANES + plane).permute((1, 0))
             sums_b = hopper.warpgroup_mma(values, rows_of, sums_b, is_async=True)
         following = gl.minimum(group + 1, num_groups - 1)  # its scales, while the tensor cores work
@@ -191,20 +197,21 @@ def _finish(sums, problem, expert, first, KIND: gl.constexpr, GATE: gl.constexpr
 
 
 @jit
-def round_bf16(values):
-    return values.to(gl.bfloat16).to(gl.float32)
+def round_to(values, DTYPE: gl.constexpr):
+    """Round fp32 values to those of 16 bits."""
+    return values.to(DTYPE).to(gl.float32)
 
 
 @jit
-def activate(gates, ups, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr):
+def activate(gates, ups, GATE: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, DTYPE: gl.constexpr):
     """Join gates and ups as kernels.moe.triton_common.gate_and_mul does."""
-    gates, ups = round_bf16(gates), round_bf16(ups)
+    gates, ups = round_to(gates, DTYPE), round_to(ups, DTYPE)
     if GATE == "clamped":
         gates, ups = gl.minimum(gates, LIMIT), gl.minimum(gl.maximum(ups, -LIMIT), LIMIT)
-        sigmoids = round_bf16(1.0 / (1.0 + gl.exp(-round_bf16(gates * ALPHA))))
-        return (round_bf16(ups + 1.0) * round_bf16(gates * sigmoids)).to(gl.bfloat16)
+        sigmoids = round_to(1.0 / (1.0 + gl.exp(-round_to(gates * ALPHA, DTYPE))), DTYPE)
+        return (round_to(ups + 1.0, DTYPE) * round_to(gates * sigmoids, DTYPE)).to(DTYPE)
     else:
-        return (round_bf16(gates / (1.0 + gl.exp(-gates))) * ups).to(gl.bfloat16)
+        return (round_to(gates / (1.0 + gl.exp(-gates)), DTYPE) * ups).to(DTYPE)
 
 
 @jit
@@ -271,7 +278,7 @@ def _kernel(
     PDL: gl.constexpr,
 ):  # fmt: skip
     """Set up shared memory, then specialise: two warpgroups that multiply, and four warps that load."""
-    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES * _PLANES, BLOCK_M, _PLANE], w_desc.layout)
+    x_tiles = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES * _PLANES, BLOCK_M, _PLANE], w_desc.layout)
     w_tiles = gl.allocate_shared_memory(w_desc.dtype, [STAGES * 4, 64, _PLANE], w_desc.layout)
     rings = (x_tiles, w_tiles, allocate_barriers(STAGES, 129), allocate_barriers(STAGES, 2))
     if PDL:

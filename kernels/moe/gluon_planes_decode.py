@@ -2,7 +2,8 @@
 
 As kernels/linear/triton_e2m1.py and kernels/moe/triton_planes_decode.py do, two neighbours at once by PTX on 32 bits.
 A scale of integers or tables becomes two bfloat16 whose sum it is. fp16's 11 bits are 8 and 3: an integer less its zero
-point times the lower one is exact, and the multiply-add with the higher one rounds once.
+point times the lower one is exact, and the multiply-add with the higher one rounds once. Values in float16 are integers
+times such a scale as it is.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ from triton.experimental.gluon import language as gl
 
 from kernels.linear.triton_e2m1 import e2m1_asm
 from kernels.moe.planes import GROUP
-from kernels.moe.triton_planes_decode import has_zeros, is_bf16, lut4_asm
+from kernels.moe.triton_planes_decode import bits_of_zero, has_zeros, is_bf16, lut4_asm
 
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types: kernel arguments carry none)
 
 
-def _int4_asm(plane: int, *, has_rest: bool) -> str:
-    """PTX for two neighbours of a plane. $1: words; $2: -(128 + zero), twice; $4, $6: the scale's parts, twice."""
-    product = "fma.rn.bf16x2 rest, size, $6, nothing;" if has_rest else "mov.b32 rest, nothing;"
+def _int4_asm(plane: int, *, has_rest: bool, is_half: bool = False) -> str:
+    """PTX for two neighbours of a plane. $1: words; $2: -(128 + zero), twice; $4, $6: the scale's parts, twice.
+
+    is_half: in float16, with 1024 instead of 128.
+    """
+    one, first, kind = ("3C00", "6400", "f16") if is_half else ("3F80", "4300", "bf16")
+    product = f"fma.rn.{kind}x2 rest, size, $6, nothing;" if has_rest else "mov.b32 rest, nothing;"
     return (
-        "{ .reg .b32 size, one, nothing, rest; mov.b32 one, 0x3F803F80; mov.b32 nothing, 0x80008000;"
-        f" shr.u32 size, $1, {4 * plane}; lop3.b32 size, size, 0x000F000F, 0x43004300, 0xEA;"
-        f" fma.rn.bf16x2 size, size, one, $2; {product} fma.rn.bf16x2 $0, size, $4, rest; }}"
+        f"{{ .reg .b32 size, one, nothing, rest; mov.b32 one, 0x{one}{one}; mov.b32 nothing, 0x80008000;"
+        f" shr.u32 size, $1, {4 * plane}; lop3.b32 size, size, 0x000F000F, 0x{first}{first}, 0xEA;"
+        f" fma.rn.{kind}x2 size, size, one, $2; {product} fma.rn.{kind}x2 $0, size, $4, rest; }}"
     )
 
 
@@ -36,6 +41,7 @@ _SCALED = gl.constexpr(
 )
 _E2M1 = gl.constexpr(tuple(e2m1_asm(plane) for plane in range(4)))
 _INT4 = gl.constexpr(tuple(_int4_asm(plane, has_rest=False) for plane in range(4)))
+_INT4_HALF = gl.constexpr(tuple(_int4_asm(plane, has_rest=False, is_half=True) for plane in range(4)))
 _INT4_REST = gl.constexpr(tuple(_int4_asm(plane, has_rest=True) for plane in range(4)))
 
 
@@ -88,11 +94,12 @@ def load_table(ptr, KIND: gl.constexpr):
 
 @jit
 def values_of(
-    codes, scales, table, group, PLANE: gl.constexpr, KIND: gl.constexpr, COLUMNS: gl.constexpr, CODES: gl.constexpr
-):
-    """Return a plane of codes [64, 32] times its scales, bf16, in the layout CODES.
+    codes, scales, table, group, like,
+    PLANE: gl.constexpr, KIND: gl.constexpr, COLUMNS: gl.constexpr, CODES: gl.constexpr,
+):  # fmt: skip
+    """Return a plane of codes [64, 32] times its scales, in the layout CODES.
 
-    scales, table: from load_scales and load_table.
+    scales, table: from load_scales and load_table. like: of the dtype; bf16, and of integers with scales in fp16 that.
     """
     if KIND == "mxfp4":
         factors = ((scales[0] >> (8 * PLANE)) & 255) * 0x00800080 + 0x3F003F00
@@ -108,7 +115,7 @@ def values_of(
     elif KIND == "nf4" or KIND == "fp4":
         return _lut4(codes, scales[PLANE // 2], table, PLANE)
     else:
-        return _int4(codes, scales, group, PLANE, KIND, COLUMNS)
+        return _int4(codes, scales, group, like, PLANE, KIND, COLUMNS)
 
 
 @jit
@@ -122,31 +129,33 @@ def _e2m1(codes, factors, PLANE: gl.constexpr):
 
 
 @jit
-def _int4(codes, scales, group, PLANE: gl.constexpr, KIND: gl.constexpr, COLUMNS: gl.constexpr):
+def _int4(codes, scales, group, like, PLANE: gl.constexpr, KIND: gl.constexpr, COLUMNS: gl.constexpr):
     """Return a plane of integers, less their zero points, times their scales."""
     PARTS: gl.constexpr = _parts(COLUMNS)
     PART: gl.constexpr = PLANE * PARTS // 4
+    IS_HALF: gl.constexpr = like.dtype == gl.float16
     if has_zeros(KIND):
         word = scales[PART]
         zeros = word >> 16
-        zeros = (zeros | (zeros << 16)) | -0x3CFF3D00  # 0xC300C300: a bfloat16 of -(128 + zero), twice
+        zeros = (zeros | (zeros << 16)) | bits_of_zero(IS_HALF)
         bits = word & 0xFFFF
     else:
         word = scales[PART // 2]
-        zeros = gl.zeros_like(word) + -0x3CF73CF8  # 0xC308C308: -136, twice
+        zeros = gl.zeros_like(word) + (bits_of_zero(IS_HALF) + 0x00080008)
         if PARTS == 1:  # noqa: SIM108 - Gluon decides it while it compiles
             bits = (word >> (group * _GROUP // COLUMNS % 2 * 16)) & 0xFFFF
         else:
             bits = (word >> (PART % 2 * 16)) & 0xFFFF
-    ASM: gl.constexpr = _INT4[PLANE] if is_bf16(KIND) else _INT4_REST[PLANE]
-    if is_bf16(KIND):
+    HAS_REST: gl.constexpr = not (IS_HALF or is_bf16(KIND))
+    ASM: gl.constexpr = (_INT4_HALF if IS_HALF else (_INT4_REST if HAS_REST else _INT4))[PLANE]
+    if not HAS_REST:
         high = bits * 0x00010001
         rest = high
     else:
         high, rest = _parts_of(bits.to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32))
     return gl.inline_asm_elementwise(
         ASM, "=r,r,r,r,r,r,r,r", [codes, _across(zeros, codes), _across(high, codes), _across(rest, codes)],
-        dtype=gl.bfloat16, is_pure=True, pack=2,
+        dtype=like.dtype, is_pure=True, pack=2,
     )  # fmt: skip
 
 

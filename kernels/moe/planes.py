@@ -6,7 +6,7 @@ by side hold two inputs side by side of every plane, which is how a thread holds
 few operations on 32 bits two codes become two values, and none has to move to another thread.
 
 For products in bfloat16, to which every value of a code times its scale, and every 4-bit integer less its zero point,
-is exact. The 16 values of NF4 and FP4 are rounded to it.
+is exact. The 16 values of NF4 and FP4 are rounded to it. Integers are as exact in float16, whose models they have too.
 """
 
 from __future__ import annotations
@@ -113,12 +113,13 @@ class PlanesMatrix:
         return Nvfp4Matrix(packed, from_e5m3(octets)[None], (self.factors[expert] / NVFP4_REST)[None])
 
 
-def takes_planes(dtype: torch.dtype, device: torch.device) -> bool:
+def takes_planes(dtype: torch.dtype, device: torch.device, *, is_integer: bool) -> bool:
     """Return True for products in bfloat16 on the GPUs whose shared memory the tiles are made for: Hopper.
 
-    The CUDA device of a plan counts as one where this process has none: planes take no fewer bytes.
+    is_integer: of integers, also in float16. The CUDA device of a plan counts as one where this process has none:
+    planes take no fewer bytes.
     """
-    if dtype != torch.bfloat16 or device.type != "cuda":
+    if device.type != "cuda" or not (dtype == torch.bfloat16 or (is_integer and dtype == torch.float16)):
         return False
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] == 9
 

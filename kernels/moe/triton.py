@@ -247,21 +247,21 @@ def choose(
     if isinstance(gate_up, PlanesMatrix):
         assert isinstance(down, PlanesMatrix)
         can_round = x.dtype == torch.bfloat16
+        has_kernels = HAS_GLUON and x.dtype in (torch.bfloat16, torch.float16) and is_hopper(x.device)
         if (
             can_round
             and gate_up.kind == "fp8"
-            and HAS_GLUON
-            and is_hopper(x.device)
+            and has_kernels
             and gluon_fp8.takes(x, gate_up, down, gate)
         ):
             hopper_fp8 = hopper_fp8_config(num_pairs=num_tokens * top_k, num_experts=num_experts)
             if hopper_fp8 is not None:
                 return hopper_fp8
-        if can_round and HAS_GLUON and is_hopper(x.device) and gluon_planes.takes(x, gate_up, down, gate):
+        if has_kernels and gluon_planes.takes(x, gate_up, down, gate):
             hopper = hopper_planes_config(gate_up.kind, num_pairs=num_tokens * top_k, num_experts=num_experts)
             if hopper is not None:
                 return hopper
-        if can_round and HAS_GLUON and is_hopper(x.device) and gluon_few.takes(x, gate_up, down, gate):
+        if has_kernels and gluon_few.takes(x, gate_up, down, gate):
             num_here, hidden_size, _ = down.shape
             few = few_config(
                 gate_up.kind, num_here=num_here, hidden_size=hidden_size, intermediate_size=gate_up.shape[1] // 2,

@@ -54,7 +54,7 @@ def planes_gemm(
     num_tiles = experts.shape[0]
     _planes_kernel[(num_tiles * triton.cdiv(n, tile.block_n),)](
         x, w.words, w.scales, w.constants, bias, out, pairs, experts, rows, num_tiles, n, w.shape[2], x.stride(0),
-        w.scales.stride(0), KIND=kind_of(w), ROWS=w.rows, COLUMNS=w.columns, HAS_PTX=has_ptx(x),
+        w.scales.stride(0), KIND=kind_of(w), ROWS=w.rows, COLUMNS=w.columns, HAS_PTX=has_ptx(x, w),
         GROUP_K=GROUP, PLANE_K=PLANE, PAIRS_PER_ROW=num_pairs // x.shape[0],
         IS_DIRECT=isinstance(routed, Routing), HAS_BIAS=bias is not None,
         GATE="" if gate is None else gate.kind, ALPHA=0.0 if gate is None else gate.alpha,
@@ -73,9 +73,9 @@ def kind_of(w: PlanesMatrix) -> str:
     return f"int4_{'bf16' if w.scale_dtype == torch.bfloat16 else 'fp16'}" + ("_zeros" if w.has_zeros else "")
 
 
-def has_ptx(x: torch.Tensor) -> bool:
-    """Return True if codes become values by PTX, which knows bfloat16 only."""
-    return x.is_cuda and x.dtype == torch.bfloat16
+def has_ptx(x: torch.Tensor, w: PlanesMatrix) -> bool:
+    """Return True if codes become values by PTX, which knows bfloat16, and of integers float16."""
+    return x.is_cuda and (x.dtype == torch.bfloat16 or (w.kind == "int4" and x.dtype == torch.float16))
 
 
 @triton.jit(do_not_specialize=["num_tiles"])

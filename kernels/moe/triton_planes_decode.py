@@ -1,9 +1,9 @@
 """Codes of PlanesMatrix become values: e4m3, int4 and lut4 take planes out of a tile of words.
 
-In bfloat16 on CUDA a pair of codes becomes a pair of values by PTX on 32 bits. Of floats, sign, exponent and mantissa
+In bfloat16 on CUDA, and of integers in float16, a pair of codes becomes a pair of values by PTX on 32 bits. Of floats, sign, exponent and mantissa
 move to their places in two bfloat16, which are then the values times a power of two below 1, and one multiplication
-restores it (4-bit floats: kernels/linear/triton_e2m1.py). An integer becomes the lowest bits of a bfloat16 mantissa,
-which is then 128 more, and one addition takes away that and the zero point. Codes of a table look up four bytes at
+restores it (4-bit floats: kernels/linear/triton_e2m1.py). An integer becomes the lowest bits of a mantissa, which is
+then 128 more, in float16 1,024, and one addition takes away that and the zero point. Codes of a table look up four bytes at
 once by permutations of eight, which are in registers.
 The PTX takes two neighbours of a row at once, so it relies on Triton passing neighbours: it does in the layouts in
 which tensor cores take 16-bit operands. tests/gpu/test_packed_experts_cuda.py fails if that changes.
@@ -24,6 +24,12 @@ from kernels.moe.triton_storage import look_up
 def has_zeros(kind):
     """Return True if words of scales have zero points: of "int4_fp16_zeros", not of "int4_fp16"."""
     return kind.endswith("_zeros")
+
+
+@triton.constexpr_function
+def bits_of_zero(is_half):
+    """Return the bits of -1024 as float16, or of -128 as bfloat16, twice, to which a zero point of 4 bits is added."""
+    return -0x1BFF1C00 if is_half else -0x3CFF3D00
 
 
 @triton.constexpr_function
@@ -57,14 +63,15 @@ def int4(words, scales, x, PLANE_INDEX: tl.constexpr, KIND: tl.constexpr, HAS_PT
     scales: [N] int32, with the zero points in their upper halves; else those are 8, and scales an operand as in e4m3.
     """
     if HAS_PTX:
-        ASM: tl.constexpr = _INT4_ZEROS[PLANE_INDEX] if has_zeros(KIND) else _INT4[PLANE_INDEX]
+        IS_HALF: tl.constexpr = x.dtype == tl.float16
+        ASM: tl.constexpr = (_INT4_ZEROS if has_zeros(KIND) else _INT4)[4 * IS_HALF + PLANE_INDEX]
         operand = scales
         if has_zeros(KIND):
             zeros = scales >> 16
-            operand = (zeros | (zeros << 16)) | -0x3CFF3D00  # 0xC300C300: a bfloat16 of -(128 + zero), twice
+            operand = (zeros | (zeros << 16)) | bits_of_zero(IS_HALF)
         return tl.inline_asm_elementwise(
             ASM, "=r,r,r,r", [words, tl.broadcast_to(operand[:, None], words.shape)],
-            dtype=tl.bfloat16, is_pure=True, pack=2,
+            dtype=x.dtype, is_pure=True, pack=2,
         )  # fmt: skip
     else:
         codes = (words.to(tl.int32) >> (4 * PLANE_INDEX)) & 15
@@ -124,13 +131,26 @@ def e4m3_asm(plane: int) -> str:
     )
 
 
-def int4_asm(plane: int, *, has_zero_points: bool) -> str:
-    """PTX for two neighbours of a plane. $1: their words; $2: -(128 + zero), twice. 0xC308: -136; 0x3F80: 1."""
+def int4_asm(plane: int, *, has_zero_points: bool, is_half: bool) -> str:
+    """PTX for two neighbours of a plane. $1: their words; $2: -(128 + zero), twice. 0xC308: -136; 0x3F80: 1.
+
+    is_half: in float16, with 1024 instead of 128: 0x6400.
+    """
     operand = "$2" if has_zero_points else "zero"
+    one, zero, first, kind = ("3C00", "E408", "6400", "f16") if is_half else ("3F80", "C308", "4300", "bf16")
     return (
-        "{ .reg .b32 size, one, zero; mov.b32 one, 0x3F803F80; mov.b32 zero, 0xC308C308;"
-        f" shr.u32 size, $1, {4 * plane}; lop3.b32 size, size, 0x000F000F, 0x43004300, 0xEA;"
-        f" fma.rn.bf16x2 $0, size, one, {operand}; }}"
+        f"{{ .reg .b32 size, one, zero; mov.b32 one, 0x{one}{one}; mov.b32 zero, 0x{zero}{zero};"
+        f" shr.u32 size, $1, {4 * plane}; lop3.b32 size, size, 0x000F000F, 0x{first}{first}, 0xEA;"
+        f" fma.rn.{kind}x2 $0, size, one, {operand}; }}"
+    )
+
+
+def int4_asms(*, has_zero_points: bool) -> tuple[str, ...]:
+    """Return the PTX of each plane in bfloat16, then in float16."""
+    return tuple(
+        int4_asm(plane, has_zero_points=has_zero_points, is_half=is_half)
+        for is_half in (False, True)
+        for plane in range(4)
     )
 
 
@@ -152,6 +172,6 @@ def lut4_asm(run: int) -> str:
 
 _DECLARED = "{ .reg .b32 sign, size, zero; mov.b32 zero, 0x80008000; "
 _E4M3 = tl.constexpr(tuple(e4m3_asm(plane) for plane in range(2)))
-_INT4 = tl.constexpr(tuple(int4_asm(plane, has_zero_points=False) for plane in range(4)))
-_INT4_ZEROS = tl.constexpr(tuple(int4_asm(plane, has_zero_points=True) for plane in range(4)))
+_INT4 = tl.constexpr(int4_asms(has_zero_points=False))
+_INT4_ZEROS = tl.constexpr(int4_asms(has_zero_points=True))
 _LUT4 = tl.constexpr(tuple(lut4_asm(run) for run in range(2)))

@@ -43,7 +43,7 @@ def planes_pairs_up(
     _planes_pairs_up_kernel[(triton.cdiv(n, tile.block_n), num_pairs)](
         x, gate_up.words, gate_up.scales, gate_up.constants, bias, routing.experts, out, n, k, x.stride(0),
         gate_up.scales.stride(0),
-        KIND=kind_of(gate_up), ROWS=gate_up.rows, COLUMNS=gate_up.columns, HAS_PTX=has_ptx(x),
+        KIND=kind_of(gate_up), ROWS=gate_up.rows, COLUMNS=gate_up.columns, HAS_PTX=has_ptx(x, gate_up),
         GROUP_K=GROUP, PLANE_K=PLANE, HAS_BIAS=bias is not None,
         GATE=gate.kind, ALPHA=gate.alpha, LIMIT=gate.limit, HALVES=gate.num_halves, HAS_ABSENT=routing.has_absent,
         TOP_K=top_k, BLOCK_N=tile.block_n, SPLITS=tile.splits, UNROLL=tile.unroll, EVEN_N=n % tile.block_n == 0,
@@ -72,7 +72,7 @@ def planes_pairs_down(
         inner, down.words, down.scales, down.constants, bias, routing.experts, routing.weights, shared, shared_gate,
         out, n, k, down.scales.stride(0), 0 if shared is None else shared.stride(0),
         0 if shared_gate is None else shared_gate.stride(0),
-        KIND=kind_of(down), ROWS=down.rows, COLUMNS=down.columns, HAS_PTX=has_ptx(inner),
+        KIND=kind_of(down), ROWS=down.rows, COLUMNS=down.columns, HAS_PTX=has_ptx(inner, down),
         GROUP_K=GROUP, PLANE_K=PLANE, HAS_BIAS=bias is not None, HAS_SHARED=shared is not None,
         HAS_ABSENT=routing.has_absent or places > top_k, TOP_K=top_k, PLACES=places, BLOCK_N=tile.block_n,
         SPLITS=tile.splits, UNROLL=tile.unroll, EVEN_N=n % tile.block_n == 0,

@@ -14,6 +14,7 @@ from torch import nn
 
 from kernels.linear.late_norm import LateNorm
 from kernels.moe.planes import PlanesMatrix, takes_planes, to_planes
+from kernels.moe.storage_int import IntMatrix
 from kernels.moe.reference import ExpertBiases, ExpertSum, Gate
 from kernels.moe.storage import ExpertMatrix
 from kernels.ops import fused_moe, sums_late
@@ -161,7 +162,7 @@ class SparseMLP(nn.Module):
 
 def _arrange(weights: ExpertWeights, w: Weights) -> ExpertWeights:
     """Arrange packed experts for the kernels of this device and dtype, if they take both matrices."""
-    if not takes_planes(w.dtype, w.device):
+    if not takes_planes(w.dtype, w.device, is_integer=isinstance(weights.gate_up, IntMatrix)):
         return weights
     gate_up = to_planes(weights.gate_up)
     w.give_back_unused()  # or small matrices that stay would lie in the large pieces of memory that arranging used

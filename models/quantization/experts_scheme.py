@@ -17,6 +17,7 @@ from kernels.moe.storage import ExpertMatrix, Mxfp4Matrix
 from models.errors import ModelError
 from models.parallel import ExpertShare
 from models.quantization.config import QuantizationConfig, Scheme, check_blocks
+from models.quantization.integers import IntScheme
 from models.quantization.linear_method import LinearPart, ReadExpert
 from models.quantization.shards import StoredPart, expected_dense, read_dense
 from models.weights.weights import Weights
@@ -203,7 +204,12 @@ def expert_bytes(
 
     dtype: the model's. device: which may take PlanesMatrix, if both of a layer's matrices allow it; None: none does.
     """
-    if device is not None and takes_planes(dtype, device) and isinstance(scheme, ArrangedExperts):
+    is_integer = isinstance(scheme, IntScheme)
+    if (
+        device is not None
+        and isinstance(scheme, ArrangedExperts)
+        and takes_planes(dtype, device, is_integer=is_integer)
+    ):
         arranged = scheme.planes_bytes(out_features, in_features)
         if arranged is not None and scheme.planes_bytes(in_features, out_features) is not None:
             return arranged

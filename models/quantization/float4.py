@@ -159,7 +159,7 @@ class Float4Method:
             read = [self._read(part) for part in stored]
         factors = [each.factor.expand(each.packed.shape[0]) for each in read]
         packed, scales = merge_outputs([each.packed for each in read]), merge_outputs([each.scales for each in read])
-        if takes_planes(w.dtype, w.device) and can_arrange_float4(scales):
+        if takes_planes(w.dtype, w.device, is_integer=False) and can_arrange_float4(scales):
             return make_float4_planes(packed, scales, torch.cat(factors))
         return make_float4_weight(packed, scales, torch.cat(factors), w.dtype)
 

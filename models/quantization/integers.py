@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -48,6 +48,7 @@ class IntPart:
     bias: torch.Tensor | None = None
 
 
+@runtime_checkable
 class IntScheme(Protocol):
     """A Scheme whose matrices are stored as integers."""
 

@@ -151,7 +151,7 @@ def _store(pointer: Pointer, value: Tile, mask: Tile | None = None, **_: object)
 def _inline_asm(code: str, constraints: str, operands: list[Tile], *, dtype: Any, is_pure: bool, pack: int) -> Tile:
     """Two neighbours at once: an int16 operand fills one register with both, an int32 one has two."""
     assert pack == 2
-    assert dtype == torch.bfloat16
+    assert f"fma.rn.{'bf16' if dtype == torch.bfloat16 else 'f16'}x2 $0" in code
     registers = ["$0"]
     values = {}
     for operand in operands:
@@ -166,7 +166,7 @@ def _inline_asm(code: str, constraints: str, operands: list[Tile], *, dtype: Any
     assert constraints == ",".join(["=r", *["r"] * (len(registers) - 1)])
     result = run_ptx(code, values)
     halves = torch.stack((result & 0xFFFF, result >> 16), -1).flatten(-2)
-    return Tile(halves.to(torch.uint16).view(torch.bfloat16))
+    return Tile(halves.to(torch.uint16).view(dtype))
 
 
 def run_ptx(code: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -196,22 +196,24 @@ def run_ptx(code: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
             case "lop3.b32" if s[3] == 0xEA:
                 result = (s[0] & s[1]) | s[2]
             case "fma.rn.bf16x2":
-                result = _multiply_add(*s)
+                result = _multiply_add(*s, dtype=torch.bfloat16)
+            case "fma.rn.f16x2":
+                result = _multiply_add(*s, dtype=torch.float16)
             case _:
                 raise ValueError(statement)
         values[target] = result & _MASK
     return values["$0"]
 
 
-def _multiply_add(*operands: Any) -> torch.Tensor:
+def _multiply_add(*operands: Any, dtype: torch.dtype) -> torch.Tensor:
     shape = next(each.shape for each in operands if isinstance(each, torch.Tensor))
     halves = []
     for shift in (0, 16):
         a, b, c = (
-            (torch.as_tensor(each).broadcast_to(shape) >> shift & 0xFFFF).to(torch.uint16).view(torch.bfloat16).double()
+            (torch.as_tensor(each).broadcast_to(shape) >> shift & 0xFFFF).to(torch.uint16).view(dtype).double()
             for each in operands
         )
-        halves.append((a * b + c).bfloat16().view(torch.uint16).long())
+        halves.append((a * b + c).to(dtype).view(torch.uint16).long())
     return halves[0] | halves[1] << 16
 
 

@@ -119,7 +119,7 @@ def test_each_expert_is_on_one_rank_and_no_other(kind):
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
 def test_experts_in_planes_are_those_of_their_rank(kind, monkeypatch):
     """The arrangement of bfloat16 on a Hopper GPU, which needs no GPU itself."""
-    monkeypatch.setattr(moe, "takes_planes", lambda dtype, device: device.type == "cuda")
+    monkeypatch.setattr(moe, "takes_planes", lambda dtype, device, is_integer: device.type == "cuda")
     sizes = {"hidden_size": 128, "intermediate_size" if kind == "gpt_oss" else "moe_intermediate_size": 128}
     raw = CONFIGS[kind].to_dict() | {"architectures": [type_of(kind)]} | sizes
     config = ModelConfig.from_json(raw | {"quantization_config": MXFP4_CONFIG if kind == "gpt_oss" else FP8_CONFIG})

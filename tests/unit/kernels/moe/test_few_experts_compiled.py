@@ -14,14 +14,14 @@ from kernels.moe.triton import fused_moe
 from tests.unit.kernels.triton_cases.int_experts_problem import STORAGES, pack_integers
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 
-storage, kind, sizes = sys.argv[1:]
+storage, kind, sizes, dtype = sys.argv[1:]
 hidden_size, intermediate_size = map(int, sizes.split("x"))
 top_k = 4 if storage == "mxfp4" else 8
 is_clamped = storage == "mxfp4"
 gate = Gate("clamped", alpha=1.702, limit=7.0) if is_clamped else SILU
 problem = make_problem(
     num_tokens=16, num_experts=16, top_k=top_k, hidden_size=hidden_size, intermediate_size=intermediate_size,
-    dtype=torch.bfloat16, has_biases=is_clamped, gate=gate,
+    dtype=getattr(torch, dtype), has_biases=is_clamped, gate=gate,
 )
 if storage in STORAGES:
     problem = pack_integers(problem, STORAGES[storage])
@@ -47,16 +47,17 @@ with collect_kernels() as kernels:
 @needs_triton
 @pytest.mark.parametrize("sizes", ["2048x768", "4096x1408"])
 @pytest.mark.parametrize(
-    ("storage", "kind"),
+    ("storage", "kind", "dtype"),
     [
-        ("mxfp4", "mxfp4"),
-        ("nvfp4", "nvfp4"),
-        ("fp8", "fp8"),
-        *((name, "int4") for name in ("awq", "gptq", "packed", "packed_asymmetric")),
+        ("mxfp4", "mxfp4", "bfloat16"),
+        ("nvfp4", "nvfp4", "bfloat16"),
+        ("fp8", "fp8", "bfloat16"),
+        *((name, "int4", "bfloat16") for name in ("awq", "gptq", "packed", "packed_asymmetric")),
+        *((name, "int4", "float16") for name in ("awq", "packed")),
     ],
 )
-def test_codes_go_from_memory_to_registers_without_spills(storage, kind, sizes, tmp_path):
-    compiled = compile_kernels(SCRIPT, storage, kind, sizes, cache=tmp_path)
+def test_codes_go_from_memory_to_registers_without_spills(storage, kind, dtype, sizes, tmp_path):
+    compiled = compile_kernels(SCRIPT, storage, kind, sizes, dtype, cache=tmp_path)
     products = [kernel for kernel in compiled if kernel.name in ("_product_kernel", "_sum_kernel")]
     assert len(products) == (4 if (kind, sizes) == ("fp8", "4096x1408") else 8)
     assert all(kernel.has_wide_loads and kernel.local_bytes == 0 for kernel in products), products

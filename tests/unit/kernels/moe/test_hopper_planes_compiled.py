@@ -16,11 +16,11 @@ from kernels.moe.triton import fused_moe
 from tests.unit.kernels.triton_cases.int_experts_problem import STORAGES, pack_integers
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 
-(storage,) = sys.argv[1:]
+storage, dtype = sys.argv[1:]
 gate = Gate("clamped", alpha=1.702, limit=7.0) if storage == "mxfp4" else SILU
 with collect_kernels() as kernels:
     problem = make_problem(
-        num_tokens=64, num_experts=4, top_k=4, hidden_size=1024, intermediate_size=768, dtype=torch.bfloat16,
+        num_tokens=64, num_experts=4, top_k=4, hidden_size=1024, intermediate_size=768, dtype=getattr(torch, dtype),
         has_biases=storage == "mxfp4", gate=gate,
     )
     if storage in STORAGES:
@@ -37,9 +37,18 @@ with collect_kernels() as kernels:
 
 @pytest.mark.full
 @needs_triton
-@pytest.mark.parametrize("storage", ["mxfp4", "nvfp4", "nf4", "awq", "gptq", "packed", "packed_asymmetric"])
-def test_products_run_on_the_tensor_cores_and_spill_next_to_nothing(storage, tmp_path):
-    compiled = compile_kernels(SCRIPT, storage, cache=tmp_path)
+@pytest.mark.parametrize(
+    ("storage", "dtype"),
+    [
+        *(
+            (name, "bfloat16")
+            for name in ("mxfp4", "nvfp4", "nf4", "awq", "gptq", "packed", "packed_asymmetric")
+        ),
+        *((name, "float16") for name in ("awq", "gptq")),
+    ],
+)
+def test_products_run_on_the_tensor_cores_and_spill_next_to_nothing(storage, dtype, tmp_path):
+    compiled = compile_kernels(SCRIPT, storage, dtype, cache=tmp_path)
     products = [kernel for kernel in compiled if kernel.name == "_kernel"]
     assert len(products) == 4
     # twelve words at the ends of the loop; the accumulators alone are 512 bytes

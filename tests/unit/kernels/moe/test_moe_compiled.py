@@ -28,7 +28,7 @@ if sys.argv[2] == "planes":
 
     gate_up, down = to_planes(gate_up), to_planes(down)
     for module in (triton_planes, triton_planes_pairs):
-        module.has_ptx = lambda x: True  # though the tensors are on the CPU
+        module.has_ptx = lambda x, w: True  # though the tensors are on the CPU
 with collect_kernels() as kernels:
     for num_tokens in (1, 4, 16, 64, 1024):
         fused_moe(
@@ -64,7 +64,7 @@ from kernels.moe.planes import to_planes
 from kernels.moe.triton import fused_moe
 from tests.unit.kernels.triton_cases.moe_problem import make_problem, pack_experts
 
-triton_planes_pairs.has_ptx = lambda x: True  # though the tensors are on the CPU
+triton_planes_pairs.has_ptx = lambda x, w: True  # though the tensors are on the CPU
 storage, kind, num_tokens = sys.argv[1], sys.argv[2], int(sys.argv[3])
 problem = make_problem(
     num_tokens=num_tokens, num_experts=4, top_k=4, hidden_size=2048, intermediate_size=768, dtype=torch.bfloat16,

@@ -116,14 +116,16 @@ def test_bytes_of_planes_are_those_of_their_tensors(k: int) -> None:
             assert matrix.words.nbytes + matrix.scales.nbytes + factors == 3 * size
 
 
-def test_planes_are_for_bfloat16_on_hopper(monkeypatch) -> None:
+def test_planes_are_for_bfloat16_and_of_integers_for_float16_on_hopper(monkeypatch) -> None:
     gpu, found = torch.device("cuda", 0), {}
     for is_here, capability in ((False, None), (True, (9, 0)), (True, (8, 0)), (True, (10, 0))):
         monkeypatch.setattr(torch.cuda, "is_available", lambda is_here=is_here: is_here)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, version=capability: version)
-        found[capability] = takes_planes(torch.bfloat16, gpu)
-        assert not takes_planes(torch.float16, gpu)
-        assert not takes_planes(torch.bfloat16, torch.device("cpu"))
+        found[capability] = takes_planes(torch.bfloat16, gpu, is_integer=False)
+        assert takes_planes(torch.float16, gpu, is_integer=True) == found[capability]
+        assert not takes_planes(torch.float16, gpu, is_integer=False)
+        assert not takes_planes(torch.float32, gpu, is_integer=True)
+        assert not takes_planes(torch.bfloat16, torch.device("cpu"), is_integer=True)
     # a GPU of a plan, which this process lacks, may be one
     assert found == {None: True, (9, 0): True, (8, 0): False, (10, 0): False}
 

@@ -44,11 +44,11 @@ def _on_cpu(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def _problem(storage, num_tokens, **options):
+def _problem(storage, num_tokens, dtype=torch.bfloat16, **options):
     is_clamped = storage == "mxfp4"
     sizes = {"num_experts": 6, "top_k": 3, "hidden_size": 320, "intermediate_size": 96} | options
     problem = make_problem(
-        num_tokens=num_tokens, dtype=torch.bfloat16, has_biases=is_clamped,
+        num_tokens=num_tokens, dtype=dtype, has_biases=is_clamped,
         gate=moe.Gate("clamped", alpha=1.702, limit=7.0) if is_clamped else moe.SILU, **sizes,
     )  # fmt: skip
     problem = (
@@ -57,12 +57,12 @@ def _problem(storage, num_tokens, **options):
     return dataclasses.replace(problem, gate_up=to_planes(problem.gate_up), down=to_planes(problem.down))
 
 
-def _check(problem, configs):
+def _check(problem, configs, tolerance=TOLERANCE):
     biases = problem.biases and moe.ExpertBiases(problem.biases.gate_up.float(), problem.biases.down.float())
     expected = dataclasses.replace(problem, x=problem.x.float(), biases=biases).call(moe.fused_moe)
     for config in configs:
         out = problem.call(moe_triton.fused_moe, config=config)
-        assert relative_error(out, expected) < TOLERANCE, config
+        assert relative_error(out, expected) < tolerance, config
 
 
 STORAGE_SIZES = {
@@ -84,6 +84,15 @@ def test_one_token_equals_its_specification(storage):
 @pytest.mark.table(most=2)
 def test_some_tokens_equal_their_specification(storage, num_tokens):
     _check(_problem(storage, num_tokens, skew=2.0, **STORAGE_SIZES[storage]), SOME)
+
+
+@pytest.mark.parametrize(("num_tokens", "configs"), [(1, ONE), (5, SOME)])
+@pytest.mark.parametrize("storage", ["awq", "gptq", "packed", "packed_asymmetric", "64_fp16", "32_fp16_zeros"])
+@pytest.mark.table(most=2)
+def test_integers_equal_their_specification_in_float16(storage, num_tokens, configs):
+    sizes = STORAGE_SIZES[storage]
+    problem = _problem(storage, num_tokens, torch.float16, has_shared=num_tokens == 1, **sizes)
+    _check(problem, configs, tolerance=2e-3)
 
 
 @pytest.mark.parametrize("here", [range(20), range(3, 11)])

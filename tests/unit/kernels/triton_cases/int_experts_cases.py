@@ -15,7 +15,7 @@ from kernels.moe.configs import GroupedConfig, PairsConfig, PairTile, PlanesTile
 from kernels.moe.planes import PlanesMatrix, to_planes
 from kernels.moe.storage_int import IntMatrix, pack_codes, pack_groups
 from kernels.moe.triton_planes import planes_gemm
-from kernels.moe.triton_planes_decode import int4_asm
+from kernels.moe.triton_planes_decode import bits_of_zero, int4_asm
 from kernels.moe.triton_route import lay_out, route
 from kernels.moe.triton_storage import StoredTensors, load_tile
 from tests.unit.kernels.triton_cases.int_experts_problem import STORAGES, Integers, pack_integers, random_integers
@@ -113,16 +113,18 @@ def test_integers_in_planes_equal_the_specification(storage, gate, num_tokens):
     torch.testing.assert_close(arranged.call(moe_triton.fused_moe), problem.call(moe.fused_moe), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("has_zeros", [False, True])
 @pytest.mark.parametrize("plane", range(4))
-def test_the_ptx_of_a_plane_gives_each_code_less_each_zero_point(plane, has_zeros):
-    code = int4_asm(plane, has_zero_points=has_zeros)
+def test_the_ptx_of_a_plane_gives_each_code_less_each_zero_point(plane, has_zeros, dtype):
+    is_half = dtype == torch.float16
+    code = int4_asm(plane, has_zero_points=has_zeros, is_half=is_half)
     for first in range(16):
         for zero in range(16) if has_zeros else (8,):
             second = (5 * first + zero) % 16
             others = 0xA53C96F0 & ~(0x000F000F << (4 * plane))
-            inputs = {"$1": others | (first | second << 16) << (4 * plane), "$2": 0xC300C300 | zero | zero << 16}
-            pair = torch.tensor([run_ptx(code, inputs, {})], dtype=torch.uint32).view(torch.bfloat16)
+            inputs = {"$1": others | (first | second << 16) << (4 * plane), "$2": bits_of_zero(is_half) & 0xFFFFFFFF | zero | zero << 16}
+            pair = torch.tensor([run_ptx(code, inputs, {})], dtype=torch.uint32).view(dtype)
             assert pair.tolist() == [first - zero, second - zero]
 
 

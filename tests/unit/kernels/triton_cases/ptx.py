@@ -58,6 +58,8 @@ def _execute(name: str, s: list[int], memory: Mapping[int, int]) -> int:
             return _multiply_pairs(s[0], s[1], torch.float16)
         case "fma.rn.bf16x2":
             return _multiply_pairs(s[0], s[1], torch.bfloat16, s[2])
+        case "fma.rn.f16x2":
+            return _multiply_pairs(s[0], s[1], torch.float16, s[2])
         case "prmt":
             return _permute(s[0], s[1], s[2])
     raise ValueError(name)

@@ -82,7 +82,7 @@ def test_weights_stay_packed_and_sizes_are_those_of_their_tensors(scheme, tmp_pa
     dense, packed = (ModelConfig.from_folder(tmp_path / name) for name in ("dense", "packed"))
     saved = dense.weight_bytes(torch.bfloat16) - packed.weight_bytes(torch.bfloat16)
     assert saved == 2 * num_weights - num_bytes(matrices)
-    monkeypatch.setattr(experts_scheme, "takes_planes", lambda dtype, device: device.type == "cuda")
+    monkeypatch.setattr(experts_scheme, "takes_planes", lambda dtype, device, is_integer: device.type == "cuda")
     arranged = [to_planes(matrix) for matrix in matrices]
     assert {isinstance(matrix, PlanesMatrix) for matrix in arranged} == {True}
     more = packed.weight_bytes(torch.bfloat16, torch.device("cuda")) - packed.weight_bytes(torch.bfloat16, CPU)

@@ -113,7 +113,7 @@ def test_weights_stay_packed_in_the_bytes_that_the_config_says(kind, has_zeros, 
     config = ModelConfig.from_folder(packed)
     weights = load(packed).layers[1].mlp.weights
     assert (weights.gate_up.has_zeros, weights.gate_up.bits) == (has_zeros, bits)
-    monkeypatch.setattr(experts_scheme, "takes_planes", lambda dtype, device: device.type == "cuda")
+    monkeypatch.setattr(experts_scheme, "takes_planes", lambda dtype, device, is_integer: device.type == "cuda")
     found = [weights.gate_up, weights.down]
     said, planes = [], []
     for matrix, scheme, count in quantized_experts(config):

@@ -81,7 +81,7 @@ def test_weights_stay_packed(tmp_path, monkeypatch):
         torch.bfloat16
     )
     assert saved == config.num_layers * (8 * 3 * 96 * 64 * 2 - num_bytes(matrices))
-    monkeypatch.setattr(experts_scheme, "takes_planes", lambda dtype, device: device.type == "cuda")
+    monkeypatch.setattr(experts_scheme, "takes_planes", lambda dtype, device, is_integer: device.type == "cuda")
     more = config.weight_bytes(torch.bfloat16, torch.device("cuda")) - config.weight_bytes(torch.bfloat16, CPU)
     arranged = [to_planes(matrix) for matrix in matrices]
     assert more == config.num_layers * (num_bytes(arranged) - num_bytes(matrices)) > 0
