@@ -2,9 +2,9 @@
 
 Matrix-vector products by the other units take five instructions a weight, as long as the bytes of 4 bits take; tensor
 cores fed through shared memory wait for one product after the other. Here codes go from memory to the registers of
-mma.sync's first operand, 16 bytes a load, and become bfloat16, or float16, there. An instruction multiplies 16 outputs by 8 columns:
-the rows of x of one tile, once for each part of the inputs that a warp of its own reads. The parts are then summed in
-their order, so that results are equal in every run.
+mma.sync's first operand, 16 bytes a load, and become 16-bit floats there. An instruction multiplies 16 outputs by 8
+columns: the rows of x of one tile, once for each part of the inputs that a warp of its own reads. The parts are then
+summed in their order, so that results are equal in every run.
 
 few_product: a tile of rows of one expert and some outputs a program. few_sum: one token and some outputs, over all of
 its experts, whose weights are read before the wait for the first product.

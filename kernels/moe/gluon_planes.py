@@ -1,8 +1,8 @@
 """Grouped products with experts as PlanesMatrix for many tokens on Hopper, in Gluon: triton_planes.py's, with wgmma.
 
 A tile is 128 rows of one expert by 256 outputs, or by 128 gates and their ups. The weights are the first operand and
-stay in registers: each of two warpgroups turns the codes of its 128 outputs into 16-bit floats once for all 128 rows, while
-the tensor cores work for the other. The codes arrive by TMA; the rows are gathered by the four warps that load. A
+stay in registers: each of two warpgroups turns the codes of its 128 outputs into 16-bit floats once for all 128 rows,
+while the tensor cores work for the other. The codes arrive by TMA; the rows are gathered by the four warps that load. A
 program goes from tile to tile, so that its loads run ahead into the next one.
 
 Every value is rounded to x's dtype once, as the specification in that dtype rounds: scales of integers too are part of

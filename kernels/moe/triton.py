@@ -248,12 +248,7 @@ def choose(
         assert isinstance(down, PlanesMatrix)
         can_round = x.dtype == torch.bfloat16
         has_kernels = HAS_GLUON and x.dtype in (torch.bfloat16, torch.float16) and is_hopper(x.device)
-        if (
-            can_round
-            and gate_up.kind == "fp8"
-            and has_kernels
-            and gluon_fp8.takes(x, gate_up, down, gate)
-        ):
+        if can_round and gate_up.kind == "fp8" and has_kernels and gluon_fp8.takes(x, gate_up, down, gate):
             hopper_fp8 = hopper_fp8_config(num_pairs=num_tokens * top_k, num_experts=num_experts)
             if hopper_fp8 is not None:
                 return hopper_fp8

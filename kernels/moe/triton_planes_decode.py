@@ -1,10 +1,10 @@
 """Codes of PlanesMatrix become values: e4m3, int4 and lut4 take planes out of a tile of words.
 
-In bfloat16 on CUDA, and of integers in float16, a pair of codes becomes a pair of values by PTX on 32 bits. Of floats, sign, exponent and mantissa
-move to their places in two bfloat16, which are then the values times a power of two below 1, and one multiplication
-restores it (4-bit floats: kernels/linear/triton_e2m1.py). An integer becomes the lowest bits of a mantissa, which is
-then 128 more, in float16 1,024, and one addition takes away that and the zero point. Codes of a table look up four bytes at
-once by permutations of eight, which are in registers.
+In bfloat16 on CUDA, and of integers in float16, a pair of codes becomes a pair of values by PTX on 32 bits. Of floats,
+sign, exponent and mantissa move to their places in two bfloat16, which are then the values times a power of two below
+1, and one multiplication restores it (4-bit floats: kernels/linear/triton_e2m1.py). An integer becomes the lowest bits
+of a mantissa, which is then 128 more, in float16 1,024, and one addition takes away that and the zero point. Codes of a
+table look up four bytes at once by permutations of eight, which are in registers.
 The PTX takes two neighbours of a row at once, so it relies on Triton passing neighbours: it does in the layouts in
 which tensor cores take 16-bit operands. tests/gpu/test_packed_experts_cuda.py fails if that changes.
 Otherwise, and in Triton's interpreter, the same is done by arithmetic in fp32.

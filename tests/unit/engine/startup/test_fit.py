@@ -81,7 +81,9 @@ def test_a_published_model_on_a_gpu_that_is_not_here(llama: Path, memory: int) -
 def test_experts_are_counted_as_the_device_arranges_them(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(__file__).parents[4] / "benchmarks" / "shapes" / "gpt-oss-20b-mxfp4"
     monkeypatch.setattr(
-        experts_scheme, "takes_planes", lambda dtype, device, is_integer: dtype == torch.bfloat16 and device.type == "cuda"
+        experts_scheme,
+        "takes_planes",
+        lambda dtype, device, is_integer: dtype == torch.bfloat16 and device.type == "cuda",
     )
     weights = ModelConfig.from_folder(folder).weight_bytes(torch.bfloat16)
     assert look(folder, gpu_memory=80 * GIB, dtype="float16").weights == weights

@@ -40,10 +40,7 @@ with collect_kernels() as kernels:
 @pytest.mark.parametrize(
     ("storage", "dtype"),
     [
-        *(
-            (name, "bfloat16")
-            for name in ("mxfp4", "nvfp4", "nf4", "awq", "gptq", "packed", "packed_asymmetric")
-        ),
+        *((name, "bfloat16") for name in ("mxfp4", "nvfp4", "nf4", "awq", "gptq", "packed", "packed_asymmetric")),
         *((name, "float16") for name in ("awq", "gptq")),
     ],
 )

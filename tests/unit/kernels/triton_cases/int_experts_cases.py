@@ -123,7 +123,10 @@ def test_the_ptx_of_a_plane_gives_each_code_less_each_zero_point(plane, has_zero
         for zero in range(16) if has_zeros else (8,):
             second = (5 * first + zero) % 16
             others = 0xA53C96F0 & ~(0x000F000F << (4 * plane))
-            inputs = {"$1": others | (first | second << 16) << (4 * plane), "$2": bits_of_zero(is_half) & 0xFFFFFFFF | zero | zero << 16}
+            inputs = {
+                "$1": others | (first | second << 16) << (4 * plane),
+                "$2": bits_of_zero(is_half) & 0xFFFFFFFF | zero | zero << 16,
+            }
             pair = torch.tensor([run_ptx(code, inputs, {})], dtype=torch.uint32).view(dtype)
             assert pair.tolist() == [first - zero, second - zero]
 
