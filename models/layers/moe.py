@@ -14,9 +14,9 @@ from torch import nn
 
 from kernels.linear.late_norm import LateNorm
 from kernels.moe.planes import PlanesMatrix, takes_planes, to_planes
-from kernels.moe.storage_int import IntMatrix
 from kernels.moe.reference import ExpertBiases, ExpertSum, Gate
 from kernels.moe.storage import ExpertMatrix
+from kernels.moe.storage_int import IntMatrix
 from kernels.ops import fused_moe, sums_late
 from models.config.experts import ExpertsConfig
 from models.config.model_config import ModelConfig
