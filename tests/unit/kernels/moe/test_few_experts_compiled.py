@@ -34,7 +34,7 @@ with collect_kernels() as kernels:
             kind, num_tokens=num_tokens, top_k=top_k, num_experts=16, num_here=16, hidden_size=hidden_size,
             intermediate_size=intermediate_size, expert_bytes=expert_bytes,
         )
-        if config is None:  # one token of FP8 with many inputs
+        if config is None:  # other products serve
             continue
         fused_moe(
             problem.x[:num_tokens], problem.logits[:num_tokens], gate_up, down, config=config, biases=problem.biases,
@@ -59,7 +59,8 @@ with collect_kernels() as kernels:
 def test_codes_go_from_memory_to_registers_without_spills(storage, kind, dtype, sizes, tmp_path):
     compiled = compile_kernels(SCRIPT, storage, kind, sizes, dtype, cache=tmp_path)
     products = [kernel for kernel in compiled if kernel.name in ("_product_kernel", "_sum_kernel")]
-    assert len(products) == (4 if (kind, sizes) == ("fp8", "4096x1408") else 8)
+    # of FP8, 2 tokens are served by other products, and with many inputs 1 is
+    assert len(products) == ({"2048x768": 6, "4096x1408": 2}[sizes] if kind == "fp8" else 8)
     assert all(kernel.has_wide_loads and kernel.local_bytes == 0 for kernel in products), products
     # The sum of FP8 has six groups of twice the bytes in flight, which is faster than two programs a multiprocessor
     halves = [kernel for kernel in products if (kind, kernel.name) != ("fp8", "_sum_kernel")]
