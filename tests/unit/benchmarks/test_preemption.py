@@ -9,7 +9,7 @@ from benchmarks import preemption
 
 
 def test_preempted_requests_are_computed_without_host_memory_and_swapped_with_it(tmp_path, monkeypatch, capsys):
-    asked = [([i] * 200, 300) for i in range(12)]
+    asked = [([i] * 200, 100) for i in range(12)]
     monkeypatch.setattr(preemption, "workload", lambda name: asked)
     file = tmp_path / "found.json"
     flags = ["--shape", "tiny", "--pool", "1200KiB", "--host-memory", "8MiB", "--runs", "1", "--device", "cpu"]

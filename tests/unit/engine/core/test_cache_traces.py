@@ -84,7 +84,7 @@ def test_all_that_can_happen_to_a_request_happens_to_states(num_traces):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_traces", "first_seed"),
-    [(60, FIRST_SEED), pytest.param(200, FULL_FIRST_SEED, marks=pytest.mark.full)],
+    [(30, FIRST_SEED), pytest.param(200, FULL_FIRST_SEED, marks=pytest.mark.full)],
     ids=["", "more"],
 )
 def test_blocks_that_were_in_host_memory_give_the_same_tokens(num_traces, first_seed):

@@ -130,7 +130,7 @@ def test_traces_with_ends_of_the_engine_give_the_models_tokens(kinds) -> None:
     logging.disable(logging.CRITICAL)
     num_replays = num_begun_again = 0
     try:
-        for seed in range(50):
+        for seed in range(25):
             trace = Trace.draw(seed, kinds)
             for depth, num_drafts in ((2, 0), (1, 0), (1 + seed % 2, trace.num_drafts)):
                 try:
@@ -142,8 +142,8 @@ def test_traces_with_ends_of_the_engine_give_the_models_tokens(kinds) -> None:
                 num_begun_again += sum(bool(journal.num_replays and journal._num_submitted) for journal in journals)
     finally:
         logging.disable(logging.NOTSET)
-    assert num_replays > 200
-    assert num_begun_again > 50
+    assert num_replays > 100
+    assert num_begun_again > 10
 
 
 def test_what_earlier_engines_made_is_not_counted_again() -> None:
