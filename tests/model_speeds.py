@@ -37,7 +37,7 @@ class Split(NamedTuple):
 
 
 ROWS = (
-    Row("Qwen3-30B-A3B", "H100", ("qwen3-30b-a3b",)),
+    Row("Qwen3-30B-A3B", "H100", ("qwen3-30b-a3b", "qwen3-30b-a3b-rows")),
     Row("Qwen3-30B-A3B, FP8 blocks", "H100", ("qwen3-30b-a3b-fp8", "qwen3-30b-a3b-fp8-few-tokens")),
     Row("Qwen3-30B-A3B, FP8 blocks", "H200", ("qwen3-30b-a3b-fp8",)),
     Row("Qwen3-30B-A3B, AWQ", "H100", ("qwen3-30b-a3b-awq",)),

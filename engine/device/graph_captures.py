@@ -112,7 +112,7 @@ class GraphCaptures:
             captured_s = time.perf_counter()
             self.mixed.times = self._measure(launch_s)
             measured_s = time.perf_counter()
-            common = {self.mixed.times.efficient_tokens, self.mixed.times.fitting_tokens(long_step_s)}
+            common = {self.mixed.times.efficient_tokens(long_step_s), self.mixed.times.fitting_tokens(long_step_s)}
             for size in self._largest_first([self.mixed.of_tokens(num_tokens) for num_tokens in sorted(common)], []):
                 if size not in first:
                     self._capture_or_warm_up(size)
@@ -161,7 +161,8 @@ class GraphCaptures:
     def _first_needed(self, times: StepTimes, long_step_s: float) -> list[MixedSize]:
         """Return the mixed sizes of capture_few(), ascending."""
         common = [
-            self.mixed.of_tokens(tokens) for tokens in (times.efficient_tokens, times.fitting_tokens(long_step_s))
+            self.mixed.of_tokens(tokens)
+            for tokens in (times.efficient_tokens(long_step_s), times.fitting_tokens(long_step_s))
         ]
         first = self.mixed.first_sizes
         cheap = [size for size in first if times.seconds[size.shape.num_tokens] <= times.launch_s]

@@ -35,11 +35,15 @@ class StepTimes:
         """Return the padded number of tokens whose step time is closest to `seconds`."""
         return min(self.seconds, key=lambda num_tokens: abs(math.log(self.seconds[num_tokens] / seconds)))
 
-    @property
-    def efficient_tokens(self) -> int:
-        """The smallest padded number of tokens with nearly the best rate of tokens per second."""
-        rates = self._rates()
-        return min(num_tokens for num_tokens, rate in rates.items() if rate >= _NEARLY * max(rates.values()))
+    def efficient_tokens(self, long_step_s: float) -> int:
+        """Return the smallest padded number of tokens with nearly the best rate of steps up to long_step_s.
+
+        Longer steps do not count: prompts beside answers have none, and their rate may be better by kernels of their
+        own, which would make short steps long.
+        """
+        longest, rates = self.fitting_tokens(long_step_s), self._rates()
+        best = max(rate for num_tokens, rate in rates.items() if num_tokens <= longest)
+        return min(num_tokens for num_tokens, rate in rates.items() if rate >= _NEARLY * best)
 
     def tokens_at_best_rate(self, seconds: float) -> int:
         """Return the number of tokens computed in `seconds` at the best measured rate."""

@@ -324,10 +324,11 @@ class Setup:
         config = self.config
         longest = _longest_step(config, limits, times)
         is_cpu = self.device.type == "cpu"
-        efficient = (
-            times.efficient_tokens if times else max(_EFFICIENT_ON_CPU, limits.max_num_seqs) if is_cpu else longest
-        )
-        efficient = min(efficient, longest)
+        efficient = longest
+        if times is not None:
+            efficient = min(times.efficient_tokens(_LONG_STEP_S), longest)
+        elif is_cpu:
+            efficient = min(max(_EFFICIENT_ON_CPU, limits.max_num_seqs), longest)
         max_cost = None if times is None else times.tokens_at_best_rate(_LONG_STEP_S)
         return SchedulerConfig(
             num_pages=plan.num_pages,
