@@ -6,6 +6,7 @@ after one warm-up of the same kind; the report has its best run and the times of
 
 import argparse
 import contextlib
+import gc
 import math
 import platform
 import sys
@@ -52,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     check_outputs(json_path=arguments.json, plot_path=arguments.plot, html_path=arguments.html)
     old = read_old(arguments.compare, "offline") if arguments.compare else None
     workloads = {name: _requests(name) for name in arguments.workloads if name != AGENT}
-    name, config = engine_config(arguments)
+    longest = max((len(prompt) + n for requests in workloads.values() for prompt, n in requests), default=0)
+    name, config = engine_config(arguments, longest=longest)
     config = msgspec.structs.replace(
         config,
         is_offline=True,
@@ -117,7 +119,7 @@ def measure_agents(loaded: LoadedEngine, *, runs: int) -> Report:
     """
     limit = loaded.scheduler_config.max_model_len
     if limit < LONGEST:
-        raise BenchError(f"Workload agent needs a context of {LONGEST:,} tokens, and this model has {limit:,} here.")
+        raise _too_long(AGENT, LONGEST, loaded)
     results = []
     for seed in range(runs):
         offline = OfflineEngine(loaded)
@@ -189,13 +191,24 @@ def _fit(loaded: LoadedEngine, name: str, requests: Requests) -> Requests:
     """Fit the requests to this model: prompts are drawn below 10,000, and a smaller vocabulary folds the ids."""
     longest, limit = max(len(prompt) + n for prompt, n in requests), loaded.scheduler_config.max_model_len
     if longest > limit:
-        raise BenchError(f"Workload {name} needs a context of {longest:,} tokens, and this model has {limit:,} here.")
+        raise _too_long(name, longest, loaded)
     vocab_size = loaded.model_config.vocab_size
     return [([token % vocab_size for token in prompt], num_tokens) for prompt, num_tokens in requests]
 
 
-def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
-    """Return the measured model's name and configuration."""
+def _too_long(name: str, longest: int, loaded: LoadedEngine) -> BenchError:
+    limit, most = loaded.scheduler_config.max_model_len, loaded.model_config.max_context_len
+    remedy = f"give it --max-model-len {longest}" if most >= longest else "choose a model with a longer one"
+    return BenchError(
+        f"Workload {name} needs a context of {longest:,} tokens, and this model has {limit:,} here: {remedy}."
+    )
+
+
+def engine_config(arguments: argparse.Namespace, *, longest: int = 0) -> tuple[str, EngineConfig]:
+    """Return the measured model's name and configuration.
+
+    longest: tokens of the longest request, for which the default context has room if the model does.
+    """
     has_whole_experts = is_expert_parallel(arguments)  # before a model is downloaded
     shape = arguments.shape
     if shape is None and arguments.model is None and arguments.device != "cpu" and torch.cuda.is_available():
@@ -216,7 +229,7 @@ def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
         quantization=arguments.quantization,
         dtype=arguments.dtype,
         attention_backend=arguments.attention_backend,
-        max_model_len=arguments.max_model_len or _model_len(folder),
+        max_model_len=arguments.max_model_len or _model_len(folder, max(_DEFAULT_MODEL_LEN, longest)),
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         kv_cache_memory_bytes=arguments.kv_cache_memory,
@@ -228,10 +241,10 @@ def engine_config(arguments: argparse.Namespace) -> tuple[str, EngineConfig]:
     )
 
 
-def _model_len(folder: Path) -> int | None:
-    """Return the context that all workloads need, if the model supports it. None: loading will report the problem."""
+def _model_len(folder: Path, wanted: int) -> int | None:
+    """Return the context that the workloads need, if the model supports it. None: loading will report the problem."""
     try:
-        return min(_DEFAULT_MODEL_LEN, ModelConfig.from_folder(folder).max_context_len)
+        return min(wanted, ModelConfig.from_folder(folder).max_context_len)
     except ModelError:
         return None
 
@@ -239,6 +252,7 @@ def _model_len(folder: Path) -> int | None:
 def _run(loaded: LoadedEngine, requests: Requests) -> Report:
     offline = OfflineEngine(loaded)
     params = [SamplingParams(max_tokens=num_tokens, temperature=0.0) for _, num_tokens in requests]
+    gc.collect()  # the engine of the run before, which would take up to 12 ms of this one
     started_s = time.perf_counter()
     generations = offline.generate([prompt for prompt, _ in requests], params)
     seconds = time.perf_counter() - started_s

@@ -13,7 +13,8 @@ depend on the machine, and a minute of load takes seconds.
   divided by that time without them; the median over six such floods, since each lasts for a dozen requests only.
 
 Fairness is measured with steps that are launched shortly before the one in flight ends (engine/core/launch_delay.py),
-and with steps that are launched when it begins; both again with steps that take up to 30 % longer, at random.
+and with steps that are launched when it begins; both again with the step times and limits that `quire bench steps`
+found for Llama-3.1-8B on an H100, and with steps that take up to 30 % longer, at random.
 It is measured on a simulated CPU as well: the demo model, 16 rows, short prompts, one step at a time; with the steps
 that leave out answers for newcomers (engine/core/step_budget.py) and without.
 """
@@ -30,7 +31,7 @@ from statistics import median, quantiles
 
 import msgspec
 
-from benchmarks.simulation import CPU, GPU, NUM_ROWS, Arrival, Machine, Simulation
+from benchmarks.simulation import CPU, GPU, H100, NUM_ROWS, Arrival, Machine, Simulation
 
 _FLOOD = 500
 
@@ -140,6 +141,8 @@ class Report(msgspec.Struct, kw_only=True):
     unlimited: Overload
     fairness: Fairness
     fairness_launched_at_once: Fairness
+    fairness_measured_steps: Fairness  # step times and limits that were measured on an H100
+    fairness_measured_steps_launched_at_once: Fairness
     fairness_uneven: Fairness  # steps take up to 30 % longer
     fairness_uneven_launched_at_once: Fairness
     fairness_cpu: Fairness
@@ -150,8 +153,8 @@ def measure(*, load: float, limit_s: float, duration_s: float, seed: int = 1, nu
     """Run all three parts."""
     uneven, sparing_none = GPU._replace(unevenness=0.3), CPU._replace(spares_newcomers=False)
 
-    def fair(machine: Machine) -> Fairness:
-        return fairness(12.0, seed=seed + 2, num_floods=num_floods, machine=machine)
+    def fair(machine: Machine, flood_s: float = 12.0) -> Fairness:
+        return fairness(flood_s, seed=seed + 2, num_floods=num_floods, machine=machine)
 
     base = capacity(duration_s, seed=seed)
     limited, unlimited = (
@@ -166,6 +169,8 @@ def measure(*, load: float, limit_s: float, duration_s: float, seed: int = 1, nu
         unlimited=unlimited,
         fairness=fair(GPU),
         fairness_launched_at_once=fair(GPU._replace(delays_launches=False)),
+        fairness_measured_steps=fair(H100, 8.0),
+        fairness_measured_steps_launched_at_once=fair(H100._replace(delays_launches=False), 8.0),
         fairness_uneven=fair(uneven),
         fairness_uneven_launched_at_once=fair(uneven._replace(delays_launches=False)),
         fairness_cpu=fair(CPU),

@@ -90,6 +90,7 @@ def scripts() -> Iterator[Script]:
     yield _offline("llama-3.1-8b", "long", "longctx", flags=("--max-model-len", "32768"), suffix="-long")
     yield _offline("llama-3.1-8b", "long128k", flags=("--max-model-len", "131072"), suffix="-128k")
     yield from _variants()
+    yield _offline("qwen2.5-7b", "single", "mixed128", "prefill16")
     for shape in ("qwen3-30b-a3b", "qwen3-30b-a3b-fp8", "qwen3-30b-a3b-awq", "qwen3-30b-a3b-nvfp4"):
         yield _offline(shape, *_LATE)
     for shape in ("gpt-oss-20b-mxfp4", "gpt-oss-120b-mxfp4", "gemma-2-9b", "gemma-4-31b"):
@@ -120,7 +121,9 @@ def scripts() -> Iterator[Script]:
 def _variants() -> Iterator[Script]:
     """Yield the dense shapes with 8-bit keys and values, and with 8- and 4-bit weights."""
     for shape in ("qwen3-0.6b", "llama-3.1-8b"):
+        online = ["benchmarks.online", "--shape", shape, "--concurrency", "256", *_SERVER_FLAGS]
         for kind in ("fp8", "int8"):
+            yield Script("online", f"{shape}-{kind}-kv", [*online, "--kv-cache-dtype", kind])
             yield _offline(shape, "mixed256", flags=("--kv-cache-dtype", kind), suffix=f"-{kind}-kv")
     yield _offline("llama-3.1-8b", *_LATE, "mixed256", flags=("--quantization", "fp8"), suffix="-fp8")
     for scheme in ("fp8-blocks", "w8a8", "awq", "mxfp4", "nvfp4"):

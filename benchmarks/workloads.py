@@ -7,8 +7,8 @@ from random import Random
 
 AGENT = "agent"
 NAMES = (
-    "single", "batch8", "mixed64", "mixed256", "seed64", "prefill", "prefill16", "long", "longctx", "long128k",
-    "repeat", "repeat16", "alone", "prompt512", "eight", "shared", AGENT,
+    "single", "batch8", "mixed64", "mixed128", "mixed256", "seed64", "prefill", "prefill16", "long", "longctx",
+    "long128k", "repeat", "repeat16", "alone", "prompt512", "eight", "shared", AGENT,
 )  # fmt: skip
 WITH_PREFIX_CACHE = ("shared", AGENT)  # the others would find their own prompts in it
 
@@ -29,19 +29,19 @@ def workload(name: str, seed: int = 0) -> list[tuple[list[int], int]]:
         return [(tokens(512), 256) for _ in range(8)]
     if name == "mixed256":  # the field's usual small bench: 256 requests, in and out uniform in 100…1024
         return [(tokens(rng.randint(100, 1024)), rng.randint(100, 1024)) for _ in range(256)]
-    if name == "mixed64":
-        return [(tokens(rng.randint(100, 1024)), rng.randint(100, 1024)) for _ in range(64)]
+    if name in ("mixed64", "mixed128"):  # the first of them
+        return [(tokens(rng.randint(100, 1024)), rng.randint(100, 1024)) for _ in range(int(name[5:]))]
     if name == "seed64":  # 64 at a time (max_num_seqs 64), about 180k tokens generated
         return [(tokens(32), 720) for _ in range(256)]
     if name == "prefill":  # 64 prompts of 4,096 tokens, one token out
         return [(tokens(4096), 1) for _ in range(64)]
     if name == "prefill16":
         return [(tokens(4096), 1) for _ in range(16)]
-    if name == "long":  # 4 long prompts; needs --max-model-len 32768
+    if name == "long":  # 4 long prompts
         return [(tokens(30_000), 128) for _ in range(4)]
     if name == "longctx":
         return [(tokens(16_000), 256) for _ in range(16)]
-    if name == "long128k":  # one context of 128k; needs --max-model-len 131072
+    if name == "long128k":  # one context of 128k
         return [(tokens(130_816), 256)]
     if name == "alone":  # the next three: what two cores of a CPU compute in seconds
         return [(tokens(128), 64)]

@@ -99,6 +99,8 @@ def chat_spec(
     `format_stops`: tokens that end an answer in the format of the model's chats.
     """
     limits = model.limits
+    if model.tokenizer.vocab_size > limits.vocab_size:  # a template may write tokens that the model lacks
+        check_ids(token_ids, "messages", limits)
     _check_choices(body.n or 1, limits)
     name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     asked = body.max_completion_tokens or body.max_tokens

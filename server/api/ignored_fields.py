@@ -87,6 +87,8 @@ def _ignored_in_message(message: ChatMessage) -> Iterator[str]:
     yield from _with_value(message.model_extra)
     values = (message.annotations, message.audio, message.function_call, message.refusal)
     yield from (name for name, value in zip(_MESSAGE_FIELDS, values, strict=True) if value)
+    if message.reasoning is not None and message.reasoning_content not in (None, message.reasoning):
+        yield "reasoning"  # two names of one text
     parts: list[Any] = message.content if isinstance(message.content, list) else []
     for i, part in enumerate(parts):
         if isinstance(part, dict):

@@ -4,7 +4,8 @@ A field that no API here has is reported (server/api/ignored_fields.py), with th
 constrains the answer or limits its length, or that has a part of the prompt or of the parameters, the answer would be
 another one than the client takes it for. They are refused with the field to send instead; another server's name of the
 limit is reported where the request has the limit by its name here, too, as those of clients for many servers, and where
-a prompt is only counted. Null, empty values, objects of nulls and the format of plain text ask for nothing.
+a prompt is only counted. Null, empty values, objects of nulls and the format of plain text ask for nothing; false and
+0 do where another server's default is not them.
 """
 
 import re
@@ -137,7 +138,12 @@ _MISSING = {
     "response_format.json_schema.schema": {"type": 'a schema is a field of json_schema: {"name": …, "schema": {…}}'},
 }
 # of other servers: true by default, so that false asks for something
-_OFF = frozenset({"add_special_tokens", "do_sample", "enable_thinking", "parse_special"})
+_OFF = frozenset({"add_special_tokens", "cache_prompt", "do_sample", "enable_thinking", "include_reasoning"})
+_OFF |= {"normalize", "parallel_tool_calls", "parse_special", "separate_reasoning", "skip_special_tokens"}
+_OFF |= {"spaces_between_special_tokens", "think", "truncate"}
+# 0 by default, here or there, so that 0 asks for nothing
+_ZERO = frozenset({"dry_multiplier", "dynatemp_range", "frequency_penalty", "min_p", "min_tokens", "mirostat"})
+_ZERO |= {"n_keep", "n_probs", "presence_penalty", "priority", "top_a", "top_logprobs", "xtc_probability"}
 _MAX_RENAMED = 8  # in one message
 _PLACES = re.compile(r"\[\d+\]")
 _PLAIN_TEXT = {"type": "text"}  # the default of response_format and of text.format
@@ -155,14 +161,16 @@ def refuse_known(body: BaseModel, known: Mapping[str, str], *, at: str = "") -> 
 
 def asks(name: str, value: Any) -> bool:
     """Return whether an unknown field asks for something."""
-    return has_value(value) or (value is False and name in _OFF)
+    if value is False:
+        return name in _OFF
+    return has_value(value) and not (name in _ZERO and value == 0)
 
 
 def has_value(value: Any) -> bool:
-    """Return whether a value asks for something: null, empty values, false, 0 and objects of nulls do not."""
+    """Return whether a value asks for something: null, empty values, false and objects of nulls do not."""
     if isinstance(value, dict):
         return any(inner is not None for inner in value.values())
-    return bool(value)
+    return bool(value) or type(value) in (int, float)
 
 
 def _may_pass(body: BaseModel, field: str) -> bool:

@@ -61,6 +61,8 @@ def _logit_bias(value: dict[str, float]) -> dict[int, float]:
             raise ValueError(f"has the key {key[:40]!r}, keys are token ids")
         if not -100 <= number <= 100:
             raise ValueError(f"has the value {number} for token {key}, values are from -100 to 100")
+        if int(key) in bias:
+            raise ValueError(f"has the token {int(key)} twice")
         bias[int(key)] = number
     return bias
 

@@ -1,9 +1,15 @@
 """parse_json: a request body as a JSON object, with bounds on depth and text. parse_body: that object by a schema.
 
+JSON leaves open which of two fields of one name in an object counts; parsers, and gateways before this server, take
+the first or the last. So a body that has both is refused.
+
 StrictModel is the base of all schemas of request bodies. Imports pydantic and server.
 """
 
+import json
+import math
 import re
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,6 +35,10 @@ _NOT_JSON = (
     ((b"NaN", b"Infinity", b"-Infinity"), "JSON has finite numbers only"),
     ((b"\n", b"\r", b"\t"), "within a text a line break is written \\n, a tab \\t"),
 )
+_NUMBER = re.compile(rb"-?[0-9][0-9.eE+-]*")
+_TOO_LARGE = re.compile(r"(?:Number|Integer value) out of range")  # of msgspec, which names no place
+_MAX_SHOWN_CHARS = 40
+_MAX_SEARCHED_BYTES = 2**20  # more take longer than a refusal may
 _OBJECT = re.compile(r"a valid dictionary(?: or instance of \w+)?")  # pydantic's name of a JSON object
 _LIST_LIMIT = re.compile(r"list should have at (?P<bound>least|most) (?P<number>\d+) items? after validation")
 
@@ -53,9 +63,12 @@ def any_of(*models: type[BaseModel], but: tuple[str, ...] = ()) -> dict[str, Any
     return {"anyOf": [*schemas, {"type": "object", "properties": {"type": other}, "required": ["type"]}]}
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
-    """Parse strictly: no NaN, no Infinity, no lone surrogates, no deep nesting. Raises MalformedBody."""
-    _check_size(body)
+def parse_json(body: bytes, *, takes_last: bool = False) -> dict[str, Any]:
+    """Parse strictly: no NaN, no Infinity, no lone surrogates, no deep nesting, no name twice in one object.
+
+    takes_last: of fields of one name the last one counts, as in a text that a model wrote. Raises MalformedBody.
+    """
+    bare = _without_strings(body)
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
@@ -66,11 +79,14 @@ def parse_json(body: bytes) -> dict[str, Any]:
             raise MalformedBody(
                 f"The body contains a lone surrogate, {surrogate}, which is not valid Unicode text."
             ) from None
-        raise MalformedBody(_not_json(body, str(error)[:200])) from None
+        raise MalformedBody(_not_json(body, bare, str(error)[:200])) from None
     if not isinstance(value, dict):
         raise MalformedBody("The body must be a JSON object.")
     if body.count(b"{") + body.count(b"[") > MAX_JSON_DEPTH and is_deeper_than(value, MAX_JSON_DEPTH):
         raise _too_deep()
+    if not takes_last and _has_repeated_name(value, bare.count(b":")):
+        which = "a field" if len(body) > _MAX_SEARCHED_BYTES else f"the field {_repeated_name(body)!r}"
+        raise MalformedBody(f"The body has {which} twice in one object; only one of them can count.")
     return value
 
 
@@ -86,22 +102,58 @@ def parse_body(model: type[Body], value: Any, *, at: str = "") -> Body:
         raise _invalid(first["loc"], at=at, kind=first["type"], message=first["msg"], value=first["input"]) from None
 
 
-def _check_size(body: bytes) -> None:
-    """Refuse a body whose values would take much more memory than its bytes, before it is decoded."""
-    if len(body) <= LIMITS.small_body_bytes:
-        return
-    bare = body.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in body else body
-    num_strings = bare.count(b'"') // 2
-    if num_strings <= LIMITS.json_strings:
-        bare = b"".join(bare.split(b'"')[::2])  # what is outside of strings
-    counts = (
-        (num_strings, LIMITS.json_strings, "strings"),
-        (bare.count(b"[") + bare.count(b"{"), LIMITS.json_containers, "objects and lists"),
-        (bare.count(b","), LIMITS.json_commas, "commas between values"),
-    )
-    for count, limit, noun in counts:
-        if count > limit:
-            raise MalformedBody(f"The body has {count} {noun}, the limit is {limit}.")
+def _without_strings(body: bytes) -> bytes:
+    """Return what is outside of a JSON text's strings. Refuses a text whose values take much more memory than it."""
+    text = body.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in body else body
+    is_small = len(body) <= LIMITS.small_body_bytes
+    if not is_small:
+        _check_count(text.count(b'"') // 2, LIMITS.json_strings, "strings")
+    bare = b"".join(text.split(b'"')[::2])
+    if not is_small:
+        _check_count(bare.count(b"[") + bare.count(b"{"), LIMITS.json_containers, "objects and lists")
+        _check_count(bare.count(b","), LIMITS.json_commas, "commas between values")
+    return bare
+
+
+def _check_count(count: int, limit: int, noun: str) -> None:
+    if count > limit:
+        raise MalformedBody(f"The body has {count} {noun}, the limit is {limit}.")
+
+
+def _has_repeated_name(value: Any, num_names: int) -> bool:
+    """Return whether a decoded value has fewer fields than its text has names. It looks at lists last, and seldom."""
+    objects: list[dict[str, Any]] = [value]
+    lists: list[list[Any]] = []
+    num_fields = 0
+    while objects or lists:
+        if objects:
+            children: Collection[Any] = objects.pop().values()
+            num_fields += len(children)
+            if num_fields == num_names:
+                return False
+        else:
+            children = lists.pop()
+        for child in children:
+            if type(child) is dict:
+                objects.append(child)
+            elif type(child) is list and child:
+                lists.append(child)
+    return True
+
+
+def _repeated_name(body: bytes) -> str:
+    """Return a name that an object of the text has twice, which there is."""
+    found: list[str] = []
+
+    def look(fields: list[tuple[str, Any]]) -> None:
+        names: set[str] = set()
+        for name, _ in fields:
+            if name in names and not found:
+                found.append(name)
+            names.add(name)
+
+    json.loads(body, object_pairs_hook=look, parse_int=len)  # the numbers themselves take time
+    return found[0][:_MAX_SHOWN_CHARS]
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
@@ -137,8 +189,11 @@ def _lone_surrogate(body: bytes, reason: str) -> str | None:
     return None
 
 
-def _not_json(body: bytes, reason: str) -> str:
-    """Return the sentence on a body that does not parse: msgspec's reason, and what the byte at its place tells."""
+def _not_json(body: bytes, bare: bytes, reason: str) -> str:
+    """Return the sentence on a body that does not parse: msgspec's reason, and what the byte at its place tells.
+
+    bare: the body without its strings.
+    """
     if not body.strip():
         return "The body is empty; it must be a JSON object."
     if body.startswith(_BYTE_ORDER_MARKS):
@@ -148,11 +203,26 @@ def _not_json(body: bytes, reason: str) -> str:
             body.decode()
         except UnicodeDecodeError as error:
             return f"The body is not UTF-8: {error.object[error.start : error.end].hex(' ')} at byte {error.start}."
+    if _TOO_LARGE.match(reason):
+        return f"The body has a number beyond those of 64-bit floats{_shown_number(bare)}."
     place = _PLACE.search(reason)
     rest = body[int(place[1]) :] if place is not None else b""
     told = next((f": {sentence}" for words, sentence in _NOT_JSON if rest.startswith(words)), "")
     reason = reason.removeprefix("JSON is malformed: ").replace("Input data was truncated", "it ends too early")
     return f"The body is not valid JSON: {reason}{told}."
+
+
+def _shown_number(bare: bytes) -> str:
+    """Return the first number of a text that is too large for a float, as the end of a clause."""
+    for match in _NUMBER.finditer(bare):
+        try:
+            is_too_large = math.isinf(float(match[0]))
+        except ValueError:  # no number: what follows one that is too large need not be JSON
+            continue
+        if is_too_large:
+            shown = match[0][:_MAX_SHOWN_CHARS].decode()
+            return f", {shown}" + ("…" if len(match[0]) > _MAX_SHOWN_CHARS else "")
+    return ""
 
 
 def _too_deep() -> MalformedBody:

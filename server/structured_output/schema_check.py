@@ -6,6 +6,7 @@ server/structured_output/grammar_spec.py bounds the schema's size and depth befo
 """
 
 import math
+import re
 from collections.abc import Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
@@ -34,6 +35,7 @@ _ANNOTATIONS = {"$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursive
 _ANNOTATIONS |= {"title", "description", "default", "deprecated", "readOnly", "writeOnly", "examples"}
 _ANNOTATIONS |= {"contentMediaType", "contentEncoding", "discriminator"}  # the last one: pydantic's, from OpenAPI
 
+_DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[3467]/|draft/(?:2019-09|2020-12|next)/)?schema#?")
 _MAX_EXACT = 2**53
 _MAX_EXACT_EXPONENT = 22
 _NUM_EXACT_DIGITS = 15
@@ -72,10 +74,22 @@ def check_keywords(schema: dict[str, Any], param: str) -> None:
 def _resolved_copy(schema: dict[str, Any], param: str, *, is_strict: bool) -> tuple[dict[str, Any], References]:
     copy: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schema))
     references = resolve_references(copy, param)
-    for node, path in references.nodes if is_strict else ():
-        if unknown := node.keys() - _VALIDATION - _ANNOTATIONS:
+    for node, path in references.nodes:
+        if "$schema" in node:
+            node["$schema"] = _dialect(node["$schema"], param, path)
+        if is_strict and (unknown := node.keys() - _VALIDATION - _ANNOTATIONS):
             raise _refusal(param, path, f"has the keyword {min(unknown)[:MAX_SHOWN_CHARS]!r}, unknown to JSON Schema")
     return copy, references
+
+
+def _dialect(value: Any, param: str, path: str) -> str:
+    """Return the URL of a draft as llguidance knows it: https and http, with "#" or without, mean the same."""
+    found = _DIALECT.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        shown = repr(value[:MAX_SHOWN_CHARS]) if isinstance(value, str) else "no string"
+        raise _refusal(param, f"{path}.$schema", f"is {shown}, which is no draft of JSON Schema from 3 to 2020-12")
+    draft = found[1] or "draft/2020-12/"  # without a number, the latest
+    return f"http{'s' if draft.startswith('draft/') else ''}://json-schema.org/{draft}schema"
 
 
 def _check_numbers(node: dict[str, Any], param: str, path: str, multiples: set[Decimal]) -> None:
@@ -92,7 +106,10 @@ def _check_numbers(node: dict[str, Any], param: str, path: str, multiples: set[D
             reason = f"has {shown}; integers are enforced up to {_MAX_EXACT}, decimals with {_NUM_EXACT_DIGITS} digits"
             raise _refusal(param, f"{path}.{word}", reason)
     multiple = _number(node.get("multipleOf"))
-    if multiple is not None and multiple > 0:
+    if multiple is not None and multiple <= 0:
+        shown = str(multiple)[:MAX_SHOWN_CHARS]
+        raise _refusal(param, f"{path}.multipleOf", f"is {shown}; it must be above 0")
+    if multiple is not None:
         multiples.add(_checked_multiple(multiple, param, f"{path}.multipleOf"))
 
 

@@ -98,6 +98,8 @@ class _Search:
     def _fault(self, node: dict[str, Any]) -> tuple[str, Any] | None:
         """Return why the subschema has no value, as far as is known; None: it has one."""
         parts = list(self._parts(node))
+        if sum(part is node for part in parts) > 1:
+            return "allows no value", node
         for part in parts:
             if part is not node and isinstance(part, dict) and not self._has_value(part):
                 return "allows no value", part
@@ -125,13 +127,18 @@ class _Search:
         return faults[0] if faults else ("has no type in common with what it is combined with", None)
 
     def _parts(self, node: dict[str, Any]) -> Iterator[Any]:
-        """Yield a subschema and all that applies to the same value: what it refers to, and its allOf."""
+        """Yield a subschema and all that applies to the same value: what it refers to, and its allOf.
+
+        One that comes back to itself so is yielded again.
+        """
         seen: set[int] = set()
         waiting: list[Any] = [node]
         while waiting:
             part = waiting.pop()
             self._spend(1)
             if id(part) in seen:
+                if part is node:
+                    yield node
                 continue
             seen.add(id(part))
             if part is not True and part is not None:

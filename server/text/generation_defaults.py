@@ -1,7 +1,7 @@
 """GenerationDefaults: a model's default sampling values, read once from its folder. Never torch.
 
-Sources in order: generation_config.json, then config.json; the caller adds the tokenizer's end-of-sequence token if
-neither names one. Imports engine.interface.errors and msgspec.
+Sources in order: generation_config.json, then config.json and its text_config; the caller adds the tokenizer's
+end-of-sequence token if none of them names one. Imports engine.interface.errors and msgspec.
 """
 
 import logging
@@ -13,6 +13,14 @@ import msgspec
 from engine.interface.errors import StartupError
 
 logger = logging.getLogger(__name__)
+
+# Fields by which transformers' generate() chooses tokens and Quire does not, with the numbers that change nothing
+_WITHOUT_EFFECT = {
+    **dict.fromkeys(("bad_words_ids", "begin_suppress_tokens", "suppress_tokens", "sequence_bias", "stop_strings")),
+    **dict.fromkeys(("exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id")),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_beams", "typical_p"), 1),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "min_length", "min_new_tokens", "no_repeat_ngram_size"), 0),
+}
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,13 +39,18 @@ def load_generation_defaults(folder: Path, *, tokenizer_eos_id: int | None) -> G
     """Read the model's defaults. `tokenizer_eos_id` is used when no config names an end-of-sequence id."""
     generation = read_json(folder / "generation_config.json")
     config = read_json(folder / "config.json")
-    eos = _token_ids(generation.get("eos_token_id")) or _token_ids(config.get("eos_token_id"))
+    text = config.get("text_config")  # of a model of several parts
+    sources = (generation, config, text if isinstance(text, dict) else {})
+    eos = next(filter(None, (_token_ids(source.get("eos_token_id")) for source in sources)), ())
     if not eos and tokenizer_eos_id is not None:
         eos = (tokenizer_eos_id,)
-    vocab_size = config.get("vocab_size")
+    vocab_size = next((source["vocab_size"] for source in sources[1:] if source.get("vocab_size") is not None), None)
     if type(vocab_size) is int and any(id_ >= vocab_size for id_ in eos):
         logger.warning("eos_token_id=%s beyond the vocabulary of %d tokens is ignored", list(eos), vocab_size)
         eos = tuple(id_ for id_ in eos if id_ < vocab_size)
+    asked = [name for name, neutral in _WITHOUT_EFFECT.items() if generation.get(name) not in (None, [], {}, neutral)]
+    if asked:
+        logger.warning("file=generation_config.json fields=%s have no effect", ",".join(sorted(asked)))
     return GenerationDefaults(
         temperature=_number(generation, "temperature", 1.0, low=0.0, high=2.0),
         top_p=_number(generation, "top_p", 1.0, low=0.0, high=1.0),

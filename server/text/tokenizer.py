@@ -77,6 +77,12 @@ class Tokenizer:
         )
         self.chat_format = _chat_format(self.chat_template, self._tool_template, added_tokens=self._id_of_added)
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Return the names that the model's chat templates read, of which a request may set some."""
+        templates = (self.chat_template, self._tool_template)
+        return frozenset().union(*(template.names_read for template in templates if template is not None))
+
     def tag_ids(self, tags: Iterable[str]) -> dict[str, int]:
         """Return the ids of those tags that are one added token, whether a special one or not."""
         return {tag: self._id_of_added[tag] for tag in tags if tag in self._id_of_added}

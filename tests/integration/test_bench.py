@@ -197,7 +197,7 @@ def test_a_dead_server_is_one_sentence() -> None:
         (("serve", "--compare", "/no/such.json"), "--compare /no/such.json cannot be read"),
         (("serve", "--json", "/no/such/folder/x.json"), "--json /no/such/folder/x.json: its folder does not exist"),
         (("offline", "nope"), "There is no workload 'nope': choose from single"),
-        (("offline", "single", "--shape", "nope"), "choose from deepseek-v2-lite, gemma-2-9b, gemma-4-31b"),
+        (("offline", "single", "--shape", "nope"), "choose from deepseek-v2-lite, deepseek-v3-8-layers-fp8,"),
         (("kernels", "--lengths", "0"), "--lengths"),
     ],
 )

@@ -17,7 +17,7 @@ from server.api.app_state import AppState
 from server.api.as_chat import ChatEquivalent, errors_in_client_fields, rename_fields
 from server.api.chat.harmony_messages import harmony_messages
 from server.api.chat.template_messages import shorten_call_ids, template_messages
-from server.api.chat.thinking import ignored_in_thinking, template_kwargs, thinking_budget
+from server.api.chat.thinking import ignored_in_thinking, template_kwargs, thinking_budget, unread_kwargs
 from server.api.chat.tools import ToolPlan, check_tool_results, check_tools, plan_tools
 from server.api.generation_spec import chat_spec, check_chat
 from server.api.grammar_wait import checked_grammar
@@ -74,6 +74,7 @@ async def prepare_chat(
     record = record_of(request.scope)
     ignored = await with_body(request, lambda: ignored_fields(body))
     body.prompt_cache_retention = await with_body(request, lambda: _retention(body))
+    ignored += unread_kwargs(body, tokenizer, is_translated=field_names is not None)
     ignored += ignored_in_thinking(body, tokenizer) + app_state.drop_priority(body, record)
     headers = app_state.ignored_header(ignored)
     prompt = await _encode(app_state, body, plan, request, max_tokens=limits.max_model_len, limit=CONTEXT)
@@ -143,6 +144,7 @@ async def count_equivalent(
     with errors_in_client_fields(names):
         num_tokens = len(await encode_chat(app_state, equivalent.body, request))
         ignored = await with_body(request, lambda: ignored_fields(equivalent.body))
+        ignored += unread_kwargs(equivalent.body, app_state.tokenizer, is_translated=True)
     return num_tokens, app_state.ignored_header(
         [*equivalent.ignored, *(rename_fields(name, names) for name in ignored)]
     )

@@ -86,7 +86,7 @@ def _template_tool_call(call: dict[str, Any]) -> dict[str, Any]:
     """Return a tool call with its arguments as an object, since templates print them with tojson."""
     arguments = call["function"].get("arguments") or "{}"
     try:
-        parsed = parse_json(arguments.encode())
+        parsed = parse_json(arguments.encode(), takes_last=True)
     except MalformedBody:  # not an object, or one that no body may contain: kept as text
         return call
     return {**call, "function": {**call["function"], "arguments": parsed}}

@@ -1,5 +1,7 @@
 """The reasoning that a chat request asks for: variables of the template, and a limit that the engine enforces. Pure.
 
+Of other variables, chat_template_kwargs, it says which the template reads.
+
 reasoning_effort goes to a template that reads it. For any other model that reasons it is a limit of tokens, and the
 switch of the template, if that has one. thinking_token_budget is a limit of its own and goes before the effort's.
 """
@@ -12,7 +14,7 @@ from engine.interface.protocol import ThinkingBudget
 from server.api.chat.harmony_messages import harmony_effort
 from server.api.schemas import ChatBody
 from server.text.parsers import harmony
-from server.text.parsers.detect import ChatFormat
+from server.text.parsers.detect import THINKING_SWITCHES, ChatFormat
 from server.text.parsers.reasoning import ReasoningPlace
 from server.text.tokenizer import Tokenizer
 
@@ -32,6 +34,19 @@ def template_kwargs(body: ChatBody, chat_format: ChatFormat) -> dict[str, Any] |
     if limit is not None and chat_format.takes_budget:
         kwargs["thinking_budget"] = limit
     return kwargs | (body.chat_template_kwargs or {}) or None
+
+
+def unread_kwargs(body: ChatBody, tokenizer: Tokenizer, *, is_translated: bool = False) -> list[str]:
+    """Return the chat_template_kwargs that no template of the model reads.
+
+    is_translated: of another API's request, in which the server sets both switches, for whichever a template has.
+    """
+    given = {name for name, value in (body.chat_template_kwargs or {}).items() if value is not None}
+    if is_translated:
+        given -= set(THINKING_SWITCHES)
+    if not given or tokenizer.chat_template is None:
+        return []
+    return [f"chat_template_kwargs.{name}" for name in sorted(given - tokenizer.template_variables)]
 
 
 def ignored_in_thinking(body: ChatBody, tokenizer: Tokenizer) -> list[str]:

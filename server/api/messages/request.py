@@ -38,6 +38,7 @@ from server.api.messages.schema import (
 )
 from server.api.prompt_pins import longest_mark
 from server.api.sampling_fields import shared_values
+from server.api.strict_json import StrictModel
 
 _FIELDS = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
 _FIELDS |= {"thinking_token_budget": "thinking.budget_tokens"}
@@ -174,7 +175,12 @@ def _response_format(body: CountTokensBody) -> dict[str, Any] | None:
 
 def _ignored(body: CountTokensBody) -> list[str]:
     ignored = named_extras(body.model_extra or {}, known=set(), at="")
+    parts: dict[str, StrictModel | None]
     parts = {"thinking": body.thinking, "tool_choice": body.tool_choice, "output_config": body.output_config}
+    if body.output_config is not None:
+        parts["output_config.format"] = body.output_config.format
+    if isinstance(body, MessagesBody):
+        parts["metadata"] = body.metadata
     for name, options in parts.items():
         ignored += named_extras((options and options.model_extra) or {}, known=set(), at=name)
     if body.thinking is not None and body.thinking.budget_tokens is not None and not thinks(body):

@@ -28,8 +28,8 @@ def add_offline_flags(parser: argparse.ArgumentParser) -> None:
         "workloads",
         nargs="+",
         metavar="WORKLOAD",
-        help="single, batch8, mixed64, mixed256, seed64, prefill, long, longctx, repeat, repeat16, shared, agent; for a"
-        " CPU alone, prompt512, eight",
+        help="single, batch8, mixed64, mixed128, mixed256, seed64, prefill, long, longctx, repeat, repeat16, shared,"
+        " agent; for a CPU alone, prompt512, eight",
     )
     add_engine_flags(parser)
     add("--no-row-groups", action="store_true", help="read a shared prefix once for each row")
@@ -49,7 +49,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--attention-backend", choices=BACKEND_NAMES, default="auto", metavar="NAME", help="as of quire serve")
     add("--dtype", choices=DTYPES, default="auto", metavar="TYPE", help="as of quire serve")
     add("--quantization", choices=QUANTIZATION_NAMES, default="auto", metavar="NAME", help="as of quire serve")
-    add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length (8192, or the model's)")
+    add("--max-model-len", type=integer(1, 2**24), metavar="N", help="context length (8192 or as needed, if it can)")
     add("--max-num-seqs", type=integer(1, 16_384), metavar="N", help="requests running at once")
     add("--max-num-batched-tokens", type=integer(1, 32_768), metavar="N", help="tokens computed per step")
     add("--kv-cache-memory", type=size, metavar="SIZE", help="memory of the KV cache, e.g. 4GiB")

@@ -15,6 +15,7 @@ from engine.interface.protocol import EngineReady
 from server.api.app_state import AppState
 from server.api.as_chat import named_extras
 from server.api.chat.request import COUNTED, check_counted, encode_chat, prepare_chat
+from server.api.chat.thinking import unread_kwargs
 from server.api.chat.tools import check_tool_results
 from server.api.completions.request import prepare_completion
 from server.api.ignored_fields import ignored_fields
@@ -48,6 +49,7 @@ def tokens_routes(app_state: AppState) -> list[ApiRoute]:
             check_tool_results(chat)
             token_ids = await encode_chat(app_state, chat, request)
             ignored += await with_body(request, lambda: ignored_fields(chat))
+            ignored += unread_kwargs(chat, app_state.tokenizer)
         else:
             ignored += named_extras(body.chat_fields(), known={"model"}, at="")
             encode = partial(_encode, app_state.tokenizer, body, LIMITS.counted_tokens_of(limits.max_model_len))

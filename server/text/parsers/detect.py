@@ -56,7 +56,7 @@ _WRAPPERS = (
     ReasoningTags("<response>", "</response>"),
     ReasoningTags("<answer>", "</answer>"),
 )
-_THINKING_SWITCHES = ("enable_thinking", "thinking")
+THINKING_SWITCHES = ("enable_thinking", "thinking")
 _TAG_TOKEN = re.compile(r"<[^<>]+>")  # in a tag that is more than one token
 
 
@@ -185,7 +185,7 @@ def detect_format(source: str, *, names_read: Collection[str], added_tokens: Col
         wrapper=None if _INVOKE in source else next((tags for tags in _WRAPPERS if tags.closing in source), None),
         is_harmony=is_harmony,
         takes_tools="tools" in names_read,
-        thinking_switch=next((name for name in _THINKING_SWITCHES if name in names_read), None),
+        thinking_switch=next((name for name in THINKING_SWITCHES if name in names_read), None),
         takes_effort="reasoning_effort" in names_read,
         takes_budget="thinking_budget" in names_read,
     )

@@ -1,7 +1,9 @@
 """The offline workloads are those of every earlier measurement."""
 
+import argparse
 import hashlib
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +14,7 @@ from benchmarks.report import BenchError
 from benchmarks.workloads import workload
 from engine.core.local_client import GenerationResult
 from engine.interface.protocol import RequestFailed, SamplingParams
+from server.commands.bench.flags import add_offline_flags
 
 
 def test_mixed256_has_the_lengths_of_the_published_figures() -> None:
@@ -52,6 +55,41 @@ def test_a_warm_up_is_shorter_than_what_it_warms_up(
     assert runs[1:] == [requests] * 2
     assert [prompt for prompt, _ in runs[0]] == [prompt for prompt, _ in requests[:count]]
     assert {num for _, num in runs[0]} == {num_tokens}
+
+
+def test_smaller_mixed_workloads_are_the_first_requests_of_the_largest() -> None:
+    assert workload("mixed64") == workload("mixed128")[:64] == workload("mixed256")[:64]
+
+
+@pytest.mark.parametrize(
+    ("shape", "flags", "longest", "context"),
+    [
+        ("llama-3.1-8b", (), 1536, 8192),
+        ("llama-3.1-8b", (), 30_128, 30_128),
+        ("qwen3-0.6b", (), 131_072, 40_960),
+        ("llama-3.1-8b", ("--max-model-len", "4096"), 30_128, 4096),
+    ],
+)
+def test_the_default_context_has_room_for_the_longest_request(
+    shape: str, flags: tuple[str, ...], longest: int, context: int
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_offline_flags(parser)
+    arguments = parser.parse_args(["long", "--shape", shape, *flags])
+    _, config = offline.engine_config(arguments, longest=longest)
+    assert config.max_model_len == context
+
+
+@pytest.mark.parametrize(
+    ("most", "remedy"), [(40_960, "give it --max-model-len 30128"), (8192, "choose a model with a longer one")]
+)
+def test_a_context_that_is_too_short_for_a_workload_is_told_with_its_remedy(most: int, remedy: str) -> None:
+    loaded = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_model_len=8192),
+        model_config=SimpleNamespace(max_context_len=most, vocab_size=50_000),
+    )
+    with pytest.raises(BenchError, match=f"needs a context of 30,128 tokens, and this model has 8,192 here: {remedy}"):
+        offline._fit(loaded, "long", [([1] * 30_000, 128)])
 
 
 def test_an_unknown_workload_is_a_key_error() -> None:

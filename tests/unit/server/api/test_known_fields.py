@@ -171,6 +171,7 @@ def test_a_limit_by_another_name_is_refused_unless_the_request_has_its_own(harne
     for name in ("max_new_tokens", "n_predict", "max_output_tokens"):
         error = check_error(app.chat(**{name: 5}), 400, "unsupported_feature")
         assert error["message"] == f"{name} is not served: use max_tokens."
+        assert check_error(app.chat(**{name: 0}), 400, "unsupported_feature") == error
         for own in ("max_tokens", "max_completion_tokens"):
             assert app.chat(**{name: 5, own: 5}).headers["x-quire-ignored"] == name
     for name, own in (("max_tokens", "max_output_tokens"), ("stop_sequences", "stop of POST /v1/chat/completions")):
@@ -211,6 +212,48 @@ def test_a_schema_of_responses_without_its_type_is_refused_not_lost(harness):
     format_ = {"type": "text", "name": "n", "strict": True, "schema": None}
     reply = harness().post("/v1/responses", {"input": "a", "text": {"format": format_}})
     assert reply.headers["x-quire-ignored"] == "text.format.name, text.format.strict"
+
+
+def test_0_is_named_where_it_asks_for_something(harness):
+    app = harness()
+    fields = {"repetition_penalty": 0, "prompt_logprobs": 0, "presence_penalty": 0, "frequency_penalty": 0.0}
+    for path, body in (
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": HI}),
+    ):
+        assert app.post(path, {**body, **fields}).headers["x-quire-ignored"] == "prompt_logprobs, repetition_penalty"
+    body = {
+        "model": "tiny",
+        "max_tokens": 9,
+        "messages": HI,
+        "parallel_tool_calls": False,
+        "skip_special_tokens": False,
+    }
+    reply = app.post("/v1/messages", body)
+    assert reply.headers["x-quire-ignored"] == "parallel_tool_calls, skip_special_tokens"
+
+
+def test_metadata_and_fields_of_a_format_of_a_message_without_effect_are_named(harness):
+    body = {"model": "tiny", "max_tokens": 9, "messages": HI, "metadata": {"user_id": "a", "b": "1"}}
+    body["output_config"] = {"format": {"type": "json_schema", "schema": {"type": "integer"}, "strict": True}}
+    assert (
+        harness("1").post("/v1/messages", body).headers["x-quire-ignored"] == "output_config.format.strict, metadata.b"
+    )
+
+
+def test_template_variables_that_no_template_of_the_model_reads_are_named(harness):
+    app = harness()
+    kwargs = {"foo": 1, "bar": None, "add_vision_id": 0}
+    named = "chat_template_kwargs.add_vision_id, chat_template_kwargs.foo"
+    for path, body in (
+        ("/v1/chat/completions", {"messages": HI}),
+        ("/v1/chat/completions/render", {"messages": HI}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": HI}),
+        ("/tokenize", {"messages": HI}),
+        ("/v1/responses/input_tokens", {"input": "a"}),
+    ):
+        assert app.post(path, {**body, "chat_template_kwargs": kwargs}).headers["x-quire-ignored"] == named
 
 
 def test_false_is_named_where_other_servers_take_it_for_something(harness):

@@ -40,6 +40,16 @@ def completion(**fields):
     return completion_spec(body, prompts, model=MODEL, context=CONTEXT)
 
 
+def test_a_chat_of_tokens_that_the_model_lacks_is_refused_by_its_own_field():
+    """The tokenizer's vocabulary is larger than the model's: one that was made without its added tokens."""
+    small = msgspec.structs.replace(READY, vocab_size=MODEL.tokenizer.vocab_size - 1)
+    body = parse_body(ChatBody, {"messages": HI})
+    with pytest.raises(InvalidParameter) as info:
+        chat_spec(body, [5, small.vocab_size], model=MODEL._replace(limits=small), context=CONTEXT)
+    assert info.value.param == "messages"
+    assert str(small.vocab_size) in info.value.message
+
+
 def test_logit_bias_is_declared_as_it_arrives_by_token_id():
     body = parse_body(ChatBody, {"messages": HI, "logit_bias": {"5": 1}})
     assert body.logit_bias == {5: 1.0}
@@ -56,6 +66,7 @@ def test_logit_bias_is_declared_as_it_arrives_by_token_id():
         ({5: 1}, "logit_bias[5].[key] should be a valid string, got 5."),
         ({"5": "1"}, "logit_bias.5 should be a valid number, got '1'."),
         ({"x": "1"}, "logit_bias.x should be a valid number, got '1'."),
+        ({"5": 1, "05": 2}, "logit_bias has the token 5 twice."),
         ({"5": 101}, "logit_bias has the value 101.0 for token 5, values are from -100 to 100."),
     ],
 )
@@ -239,6 +250,11 @@ def ignored(**fields):
             {"messages": [*HI, {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": 1}]}]},
             ["messages[1].content[0].cache_control"],
         ),
+        ({"messages": [{"role": "assistant", "content": "x", "reasoning": "a", "reasoning_content": "b"}]},
+         ["messages[0].reasoning"]),
+        ({"messages": [{"role": "assistant", "content": "x", "reasoning": "a", "reasoning_content": "a"}]}, []),
+        ({"prompt_logprobs": 0, "n_probs": 0, "top_a": 0, "temperature_last": 0, "length_penalty": 0.0},
+         ["length_penalty", "temperature_last"]),
     ],
 )  # fmt: skip
 def test_known_fields_without_effect_are_named(fields, names):

@@ -132,6 +132,8 @@ def test_numbers_keep_to_their_bounds_or_the_bound_is_refused(schema, seed):
         ({"multipleOf": 10**4000}, "schema.multipleOf is 1000"),
         ({"multipleOf": 1e300}, "schema.multipleOf is 1e+300, which"),
         ({"allOf": [{"multipleOf": 1_000_000}, {"multipleOf": 0.000001}]}, "schema combines multipleOf of 0.000001, 1"),
+        ({"items": {"multipleOf": -3}}, "schema.items.multipleOf is -3; it must be above 0."),
+        ({"type": "number", "multipleOf": 0}, "schema.multipleOf is 0; it must be above 0."),
     ],
 )
 def test_a_number_that_would_be_rounded_is_refused_by_its_place(schema, words):
@@ -173,6 +175,9 @@ PAIR = {"type": "array", "items": BOTH, "minItems": 2}
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "requires itself"),
         ({"prefixItems": [{}, {"$ref": "#"}], "minItems": 2, "type": "array"}, "schema requires itself without end"),
         ({"$ref": "#/$defs/a%20b", "$defs": {"a b": {"allOf": [{"$ref": "#/$defs/a%20b"}]}}}, "requires itself"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]},
+         "schema.properties.a requires itself without end, so that no text satisfies the schema."),
+        ({"allOf": [{"$ref": "#"}], "type": "integer"}, "schema requires itself without end"),
         ({"type": "object", "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 3}}, "required": ["a"]},
          "schema.properties.a has a minimum of 5 and a maximum of 3, so that no text satisfies the schema."),
         ({"type": "array", "minItems": 3, "maxItems": 2}, "schema has a minItems of 3 and a maxItems of 2"),
@@ -194,6 +199,8 @@ def test_a_schema_of_no_finite_value_is_refused_by_its_place(schema, words):
         ({"type": "object", "properties": {"next": {"$ref": "#"}}}, '{"next":{}}'),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"type": "null"}, LINK]}}}, '{"next":{"next":null}}'),
         ({"type": "array", "items": {"$ref": "#"}}, "[[],[[]]]"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}, "b": {"const": 1}}}, '{"b":1}'),
+        ({"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"type": "integer"}}}, "1"),
         ({"type": ["object", "null"], "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, '{"a":null}'),
         ({"type": "number", "minLength": 3, "maxLength": 2}, "1"),
         ({"$ref": "#z", "$defs": {"z": {"$anchor": "z", "type": "integer"}}}, "1"),
@@ -313,3 +320,20 @@ def test_a_strict_tool_has_known_keywords_and_references_whether_it_is_forced_or
                 is_refused = strict or (choice == "required" and word == "$ref")
                 assert (f"{param}.properties.a{fault}" in reply.text) == is_refused, (path, reply.text)
                 assert (reply.status_code == 400) == is_refused, reply.text
+
+
+@pytest.mark.parametrize("draft", ["draft-04", "draft-07", "draft/2019-09", "draft/2020-12", None])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_draft_may_be_named_by_http_or_https_with_a_hash_or_without(draft, scheme):
+    for end in ("schema", "schema#"):
+        url = f"{scheme}://json-schema.org/{f'{draft}/' if draft else ''}{end}"
+        for schema in ({"$schema": url, "type": "integer"}, {"anyOf": [{"$schema": url, "type": "integer"}]}):
+            assert takes(compiled(schema, CHARACTERS), "1")
+
+
+@pytest.mark.parametrize("url", ["https://example.com/mine", "nope", "", "http://json-schema.org/draft-99/schema#"])
+def test_a_dialect_that_is_no_draft_is_refused_by_its_place(url):
+    said = f"schema.items.$schema is {url!r}, which is no draft of JSON Schema from 3 to 2020-12."
+    assert refusal({"items": {"$schema": url}}) == said
+    assert refusal({"$schema": 5}).startswith("schema.$schema is no string, which is no draft")
+    assert takes(compiled({"type": "object", "properties": {"$schema": {"const": 1}}}, CHARACTERS), '{"$schema":1}')

@@ -254,9 +254,8 @@ def test_a_grammar_that_does_not_compile_never_reaches_the_engine(harness):
 
 def test_a_grammar_that_matches_nothing_is_refused_in_words(harness):
     served = harness("yes")
-    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}
-    for fields in ({"structured_outputs": {"regex": r"[^\s\S]"}}, {"response_format": schema}):
-        error = check_error(served.complete(**fields), 400, "invalid_grammar")
+    for outputs in ({"regex": r"[^\s\S]"}, {"grammar": "start: start"}):
+        error = check_error(served.complete(structured_outputs=outputs), 400, "invalid_grammar")
         assert error["message"] == f"{error['param']} does not compile: It matches no text at all."
 
 

@@ -30,6 +30,27 @@ def test_generation_config_goes_before_config_and_tokenizer(tmp_path: Path):
     assert load_generation_defaults(tmp_path, tokenizer_eos_id=None).eos_token_ids == ()
 
 
+def test_of_a_model_of_several_parts_the_text_part_has_the_vocabulary_and_names_the_end(tmp_path: Path):
+    text = {"vocab_size": 97, "eos_token_id": [2, 96]}
+    write(tmp_path, config={"text_config": text, "eos_token_id": None}, generation_config={})
+    assert load_generation_defaults(tmp_path, tokenizer_eos_id=4).eos_token_ids == (2, 96)
+    write(tmp_path, generation_config={"eos_token_id": [5, 97]})  # with 97, each request would be refused
+    assert load_generation_defaults(tmp_path, tokenizer_eos_id=4).eos_token_ids == (5,)
+    write(tmp_path, config={"text_config": "?", "eos_token_id": 3}, generation_config={})
+    assert load_generation_defaults(tmp_path, tokenizer_eos_id=4).eos_token_ids == (3,)
+
+
+def test_settings_of_generation_that_have_no_effect_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    neutral = {"num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": [], "stop_strings": None}
+    write(tmp_path, generation_config=neutral)
+    load_generation_defaults(tmp_path, tokenizer_eos_id=4)
+    assert not caplog.messages
+    write(tmp_path, generation_config={**neutral, "suppress_tokens": [5], "no_repeat_ngram_size": 3, "num_beams": 4})
+    load_generation_defaults(tmp_path, tokenizer_eos_id=4)
+    fields = "no_repeat_ngram_size,num_beams,suppress_tokens"
+    assert caplog.messages == [f"file=generation_config.json fields={fields} have no effect"]
+
+
 def test_whole_numbers_in_generation_config_become_floats(tmp_path: Path):
     """The Responses API echoes them: 1.0, as where the folder names no temperature."""
     write(tmp_path, generation_config={"temperature": 1, "top_p": 1, "top_k": 20, "repetition_penalty": 2})

@@ -61,6 +61,8 @@ def test_other_faults_of_text_are_not(body):
         (b'{"a": "x\ny"}', "within a text a line break is written \\n, a tab \\t."),
         (b'{"a": 1,}', "trailing comma in object (byte 8)."),
         (b'{"a": "x', "The body is not valid JSON: it ends too early."),
+        (b'{"a": "1e999", "b": [1e400]}', "The body has a number beyond those of 64-bit floats, 1e400."),
+        (b'{"a": -' + b"9" * 5000 + b"}", f"beyond those of 64-bit floats, -{'9' * 39}…."),
     ],
 )
 def test_a_body_that_does_not_parse_is_told_what_is_wrong(body, said):
@@ -68,6 +70,36 @@ def test_a_body_that_does_not_parse_is_told_what_is_wrong(body, said):
         parse_json(body)
     assert info.value.message.endswith(said)
     assert "malformed: " not in info.value.message
+
+
+# rule: Errors: a field twice in one object is a 400
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"a": 1, "a": 2}', "The body has the field 'a' twice"),
+        (b'{"a": 1, "\\u0061": 1}', "The body has the field 'a' twice"),
+        (b'{"m": [[1, {"x": {"b": 1, "c": [], "b": 1}}]], "n": {}}', "The body has the field 'b' twice"),
+        (b'{"": 1, "": 2}', "The body has the field '' twice"),
+        (b'{"' + b"k" * 999 + b'": 1, "' + b"k" * 999 + b'": 2}', f"The body has the field '{'k' * 40}' twice"),
+        (b'{"p": [' + b"5," * 2**20 + b'5], "n": 1, "n": 2}', "The body has a field twice"),
+    ],
+    ids=["first", "escaped", "within", "empty", "long", "large"],
+)
+def test_a_field_that_an_object_has_twice_is_refused(body, said):
+    with pytest.raises(MalformedBody) as info:
+        parse_json(body)
+    assert info.value.message == f"{said} in one object; only one of them can count."
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a": {"a": {"a": 1}}, "b": [{"a": 1}, {"a": 1}]}', b'{"a:": ":", "b": "\\":\\\\", "c": {}}', b"{}",
+        b'{"a": [[], [[{"b": 1}]], {"c": [{"d": 1}]}]}',
+    ],
+)  # fmt: skip
+def test_the_same_name_in_several_objects_is_fine(body):
+    assert parse_json(body) == msgspec.json.decode(body)
 
 
 def test_a_fault_in_8_mib_of_escapes_is_found_soon_enough():
