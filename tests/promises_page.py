@@ -48,7 +48,7 @@ _TEXTS_GPU = """
 Of each stream the tokens are compared with those of an undisturbed run, from the replay on.
 A cell has the equal streams, of those that were equal until the replay, and tokens for each difference.
 A stream that is replayed alone is also compared with a request without a kill whose prompt has its tokens until then.
-Without graphs (`--enforce-eager`) that has the same steps, and so must have the same bits.
+Without graphs (`--enforce-eager`) both have the same steps, and must have the same bits.
 With graphs a step is padded to the smallest that is captured, of which there are few soon after a takeover.
 """
 _DRAIN = """\
@@ -187,12 +187,12 @@ def gpu_text_rows(reports: Sequence[Report]) -> Iterator[str]:
         ("at_once", "replayed", "replayed, of those equal until then"),
         ("alone", "undisturbed_again", "alone, undisturbed again"),
         ("alone", "replayed", "alone, replayed"),
-        ("alone", "as_a_prompt", "alone, replayed, beside the same as a prompt"),
+        ("alone", "as_a_prompt", "alone, replayed, beside its tokens as a prompt"),
     ):
         yield _row([label, *(_equal(report[place][kind][group]) for report, kind in columns)])
     yield _row(
         [
-            "the same, equal log-probabilities",
+            "the same: equal log-probabilities",
             *(_share(report["alone"][kind]["as_a_prompt"]["share_of_logprobs_equal"]) for report, kind in columns),
         ]
     )
@@ -294,7 +294,8 @@ def _kills_on_a_gpu() -> list[str]:
     if not names:
         return []
     reports = [_report(name) for name in names]
-    gaps = " and ".join(f"{each['gap_of_two_most_likely_p50']:.2g} ({_model(each)})" for each in reports)
+    flat = [each for each in reports if not each["server_flags"]]
+    gaps = ", ".join(f"{each['gap_of_two_most_likely_p50']:.2g} ({_model(each)})" for each in flat)
     return [
         _KILLS_GPU.format(gaps=gaps),
         *gpu_kill_rows(reports),
