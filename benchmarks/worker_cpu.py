@@ -86,14 +86,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_outputs(json_path=arguments.json, plot_path=None, html_path=None)
     load = Load(arguments.streams, arguments.blocks, arguments.step_ms / 1e3)
     model = resolve_model(arguments.model)
-    script = load_tokenizer(model.folder).encode(_TEXT, add_special_tokens=False)
+    tokenizer = load_tokenizer(model.folder)
+    script = tokenizer.encode(_TEXT, add_special_tokens=False)
     trees = {"this": Path(__file__).parent.parent}
     if arguments.against is not None:
         trees["against"] = Path(arguments.against).resolve()
     measured: dict[str, list[list[float]]] = {}
     for name in arguments.case:
         workers = [
-            _Worker(load, _CASES[name], str(model.folder), script, tree=path, profile=arguments.profile)
+            _Worker(
+                load,
+                _CASES[name],
+                str(model.folder),
+                script,
+                tokenizer.vocab_size,
+                tree=path,
+                profile=arguments.profile,
+            )
             for path in trees.values()
         ]
         try:
@@ -149,12 +158,20 @@ class _Worker:
     """One worker process with its streams. Life: streaming() → run_block(), again and again → end()."""
 
     def __init__(
-        self, load: Load, case: Case, model: str, script: Sequence[int], *, tree: Path, profile: str | None
+        self,
+        load: Load,
+        case: Case,
+        model: str,
+        script: Sequence[int],
+        vocab_size: int,
+        *,
+        tree: Path,
+        profile: str | None,
     ) -> None:
         self.load = load
         self._case = case
         self._model = model
-        self._script = script
+        self._script, self._vocab_size = script, vocab_size
         self._tree = tree
         self._profile = profile
         self._serving = asyncio.Event()
@@ -247,7 +264,7 @@ class _Worker:
             max_num_batched_tokens=8192,
             num_blocks=65_536,
             block_size=16,
-            vocab_size=max(self._script) + 1,
+            vocab_size=self._vocab_size,
             max_queued_requests=self.load.num_streams,
             hidden_size=8,
             max_queued_tokens=1 << 20,
