@@ -16,7 +16,6 @@ from torch import nn
 
 from kernels.attention.base import AttentionMetadata
 from kernels.dispatch import is_hopper, on_triton, when_used
-from kernels.elementwise.reference import UNSCALED
 from kernels.linear.ops import HAS_GLUON
 from models.context import ForwardContext, LayerKV
 from models.layers.attention import Attention, SelfAttention
@@ -118,7 +117,7 @@ def _read_layer(layer: Any, caches: Sequence[LayerKV | None]) -> _Layer | None:
     if mlp.gate_factor != 1.0 or type(attention) is not Attention or any(type(norm) is not RMSNorm for norm in norms):
         return None
     kv = caches[attention.layer_index]
-    if kv is None or not _is_plain(attention, kv) or kv.scales_or(branch.kv_scales) is not UNSCALED:
+    if kv is None or not _is_plain(attention, kv):
         return None
     matrices = [_matrix(part) for part in (branch.qkv_proj, branch.o_proj, mlp.gate_up_proj, mlp.down_proj)]
     head_norms = [attention.q_norm, attention.k_norm]
@@ -134,7 +133,7 @@ def _read_layer(layer: Any, caches: Sequence[LayerKV | None]) -> _Layer | None:
     sizes = tuple(tensor.shape for tensor in tensors if tensor is not None)
     kind = (
         sizes, kv.table, kv.keys.stride(), attention.cos_sin_cache.data_ptr(), attention.scale, attention.eps,
-        *(norm.eps for norm in norms), has_norms[0],
+        norms[0].eps, has_norms[0],
     )  # fmt: skip
     addresses = [tensor.data_ptr() for tensor in tensors if tensor is not None]
     return _Layer(addresses, kind) if all(address % 16 == 0 for address in addresses) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from kernels.attention.triton_backend import TritonAttention
 from kernels.states import StateMetadata
 from models.build import build
 from models.config.model_config import ModelConfig
-from models.context import ForwardContext, StepStates
+from models.context import ForwardContext, LayerKV, StepStates
 from models.layers import row_loop
 from models.layers.causal_lm import DecoderLayer
 from models.layers.layer_loop import LayerLoop
@@ -35,7 +36,7 @@ SIZES = TINY | {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads
 NOT_TAKEN = ("gemma2", "gemma3", "gpt_oss", "qwen3_moe", "qwen3_next", "deepseek_v2", "glm4", "cohere2", "olmo2",
              "llama_all_biases", "qwen2", "qwen2_windows")  # fmt: skip
 
-# What one layer of a model may have beyond those of the kernel: the part, its attribute, another value
+# What layers may have that the kernel has not: the part, its attribute, another value
 MORE: dict[str, tuple[str, str, Any]] = {
     "window": ("self_attn.attention", "sliding_window", 8),
     "chunk": ("self_attn.attention", "chunk", 8),
@@ -44,20 +45,31 @@ MORE: dict[str, tuple[str, str, Any]] = {
     "factors of queries": ("self_attn.attention", "query_factors", torch.ones(4)),
     "neighbours as pairs": ("self_attn.attention", "is_interleaved", True),
     "norms behind the rotation": ("self_attn.attention", "norms_rotated", True),
-    "another scale": ("self_attn.attention", "scale", 0.5),
-    "another epsilon of heads": ("self_attn.attention", "eps", 0.5),
+    "a part that is rotated": ("self_attn.attention", "cos_sin_cache", torch.zeros(64, 8, dtype=BF16)),
+    "angles in float32": ("self_attn.attention", "cos_sin_cache", torch.zeros(64, 16)),
     "an output gate": ("self_attn", "has_output_gate", True),
     "a bias": ("self_attn.qkv_proj", "bias", torch.zeros(128, dtype=BF16)),
     "another method": ("mlp.gate_up_proj", "method", None),
     "a partial sum": ("self_attn.o_proj", "is_partial", True),
+    "two ranks": ("self_attn.o_proj", "tp", SimpleNamespace(size=2)),
     "gelu": ("mlp", "is_gelu", True),
     "a factor of gates": ("mlp", "gate_factor", 2.0),
-    "another epsilon": ("mlp_norm", "eps", 0.5),
+    "another epsilon than before attention": ("mlp_norm", "eps", 0.5),
+    "a norm in float32": ("mlp_norm", "weight", torch.ones(64)),
+    "a matrix in float16": ("mlp.down_proj", "params", {"weight": torch.zeros(64, 64, dtype=torch.float16)}),
+    "a matrix by columns": ("mlp.down_proj", "params", {"weight": torch.zeros(64, 64, dtype=BF16).t()}),
+    "fewer gates than ups": ("mlp.gate_up_proj", "params", {"weight": torch.zeros(96, 64, dtype=BF16)}),
     "an address between": (
         "mlp.down_proj",
         "params",
         {"weight": torch.zeros(64 * 64 + 1, dtype=BF16)[1:].view(64, 64)},
     ),
+}
+# What the kernel has, but of one value in all layers
+OTHER: dict[str, tuple[str, str, Any]] = {
+    "another scale": ("self_attn.attention", "scale", 0.5),
+    "another epsilon of heads": ("self_attn.attention", "eps", 0.5),
+    "other angles": ("self_attn.attention", "cos_sin_cache", torch.zeros(64, 16, dtype=BF16)),
 }
 
 pytestmark = [needs_triton, pytest.mark.slow]
@@ -156,18 +168,43 @@ def test_a_model_says_which_steps_the_kernel_computes(tmp_path: Path, steps: lis
     assert other.describe_decode(PagedRunner(other, config, dtype=BF16).kv_caches) is None
 
 
-def test_layers_are_not_taken_if_one_has_something_more(
-    tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_each", [True, False])
+def test_layers_are_not_taken_if_each_or_one_has_something_more(
+    has_each: bool, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, config = build_model(tmp_path, Qwen3Config(**SIZES, head_dim=16))
     caches = PagedRunner(model, config, dtype=BF16).kv_caches
-    taken = []
-    for name, (part, attribute, value) in MORE.items():
+    taken = set()
+    for name, (part, attribute, value) in (MORE | OTHER).items():
         with monkeypatch.context() as patch:
-            patch.setattr(model.layers[-1].get_submodule(part), attribute, value)
-            taken += [] if RowLoop.of(model.layers, DecoderLayer, caches) is None else [name]
-    assert taken == []
+            for layer in model.layers if has_each else model.layers[-1:]:
+                patch.setattr(layer.get_submodule(part), attribute, value)
+            taken |= set() if RowLoop.of(model.layers, DecoderLayer, caches) is None else {name}
+    assert taken == (set(OTHER) if has_each else set())
     assert RowLoop.of(model.layers, DecoderLayer, caches) is not None
+    for layer in model.layers:
+        layer.self_attn.attention.k_norm = None  # heads of queries alone have norms
+    assert RowLoop.of(model.layers, DecoderLayer, caches) is None
+
+
+def test_pools_that_the_kernel_does_not_read_are_not_taken(tmp_path: Path, steps: list[int]) -> None:
+    model, config = build_model(tmp_path, Qwen3Config(**SIZES, head_dim=16))
+    caches = PagedRunner(model, config, dtype=BF16).kv_caches
+    keys, values, *_ = last = caches[-1]
+    wide, odd = torch.zeros(*keys.shape[:3], 32, dtype=BF16), torch.zeros(*keys.shape[:3], 17, dtype=BF16)[..., :16]
+    halves = [LayerKV(kv.keys.half(), kv.values.half()) for kv in caches]
+    others = {
+        "none of the first layer": [None, *caches[1:]],
+        "none of the last layer": [*caches[:-1], None],
+        "float16": halves,
+        "values that lie elsewhere than keys": [LayerKV(kv.keys, wide[..., :16]) for kv in caches],
+        "values of a head apart": [LayerKV(wide[..., ::2], wide[..., ::2]) for _ in caches],
+        "heads at odd places": [LayerKV(odd, odd) for _ in caches],
+        "another distance of slots": [*caches[:-1], LayerKV(wide[..., :16], wide[..., :16])],
+        "another block table": [*caches[:-1], last._replace(table=1)],
+    }
+    assert [name for name, other in others.items() if RowLoop.of(model.layers, DecoderLayer, other)] == []
+    assert RowLoop.of(model.layers, DecoderLayer, [*caches[:-1], LayerKV(keys.clone(), values.clone())])
 
 
 def test_steps_with_something_beside_the_row_are_not_taken(tmp_path: Path, steps: list[int]) -> None:
