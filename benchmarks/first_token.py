@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import select
 import socket
 import statistics
 import subprocess
@@ -35,9 +36,10 @@ from engine.interface.protocol import AddRequest, EngineReady, Finished, Started
 from engine.interface.transport import FrameDecoder, encode_frame
 from server.config.model_source import resolve_model
 from server.config.serve_config import WorkerConfig
+from server.text.tokenizer import load_tokenizer
 
 _MODEL = "bench"
-_VOCAB_SIZE = 1000  # ids below it are tokens of the demo model
+_NUM_PROMPT_IDS = 1000  # ids below it are tokens of the demo model
 _TIMEOUT_S = 120.0
 _COMPUTING_S = 0.003  # between the request's arrival and its first token, in which the worker comes to rest
 _NUM_WARM_UP = 20
@@ -65,7 +67,7 @@ def _chat(text: str) -> dict[str, Any]:
 
 CASES = {
     "completion of 512 ids": Case(
-        "/v1/completions", lambda rng: {"prompt": [rng.randrange(_VOCAB_SIZE) for _ in range(512)]}
+        "/v1/completions", lambda rng: {"prompt": [rng.randrange(_NUM_PROMPT_IDS) for _ in range(512)]}
     ),
     "short chat": Case("/v1/chat/completions", lambda rng: _chat("Say something.")),
     "chat of 400 words": Case("/v1/chat/completions", lambda rng: _chat(" ".join(rng.choices(_WORDS, k=400)))),
@@ -165,6 +167,11 @@ class _Worker:
 
     def _request_id(self) -> str:
         while True:
+            readable, _, _ = select.select([self._engine, self._client], [], [], _TIMEOUT_S)
+            if not readable:
+                raise BenchError(f"The worker sends the engine no request within {_TIMEOUT_S:g} s.")
+            if self._engine not in readable:  # the engine never sees a request that is refused
+                raise BenchError(f"The worker answered {self._client.recv(1 << 16).decode('latin-1')!r}.")
             for message in self._decoder.feed(self._engine.recv(1 << 18)):
                 if isinstance(message, AddRequest):
                     return message.request_id
@@ -173,6 +180,8 @@ class _Worker:
 @contextlib.contextmanager
 def _worker(tree: Path) -> Iterator[_Worker]:
     """Run a checkout's worker process. Raises BenchError if it does not serve in time."""
+    model = resolve_model(None).folder
+    ready = msgspec.structs.replace(_READY, vocab_size=load_tokenizer(model).vocab_size)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-bench-"))
         http = stack.enter_context(socket.socket())
@@ -181,7 +190,7 @@ def _worker(tree: Path) -> Iterator[_Worker]:
         control, engine = (_listen(stack, f"{folder}/{name}.sock") for name in ("control", "engine"))
         config = WorkerConfig(
             server=ServerConfig(
-                model=str(resolve_model(None).folder),
+                model=str(model),
                 served_model_names=[_MODEL],
                 engine_socket=f"{folder}/engine.sock",
                 control_socket=f"{folder}/control.sock",
@@ -208,7 +217,7 @@ def _worker(tree: Path) -> Iterator[_Worker]:
             to_launcher.sendall(encode_frame(State(Stage("ready"), False)))
             to_engine = stack.enter_context(engine.accept()[0])
             to_engine.settimeout(_TIMEOUT_S)
-            to_engine.sendall(encode_frame(_READY))
+            to_engine.sendall(encode_frame(ready))
             decoder = FrameDecoder(ToLauncher)
             while not any(isinstance(message, Serving) for message in decoder.feed(to_launcher.recv(1 << 16))):
                 pass
@@ -225,7 +234,7 @@ _READY = EngineReady(
     max_num_batched_tokens=8192,
     num_blocks=65_536,
     block_size=16,
-    vocab_size=2 * _VOCAB_SIZE,
+    vocab_size=0,  # of the tokenizer that the worker loads
     max_queued_requests=64,
     hidden_size=8,
     max_queued_tokens=1 << 20,
