@@ -6,12 +6,13 @@ slowness() is that of the machine.
 import asyncio
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
-from server.http.worker_app import COLLECT_EVERY
+from server.http.worker_app import COLLECT_EVERY, SWITCH_S
 
 _BEAT_S = 0.001
 _STEP_S = 0.007  # of the step below, on an idle machine of the kind that budgets are for
@@ -31,9 +32,10 @@ def slowness(clock: Callable[[], float] = time.process_time) -> float:
 
 
 @contextmanager
-def garbage_as_in_a_worker() -> Iterator[None]:
-    """While it is entered, garbage is collected as in a worker: seldom, and what lives already is left out."""
-    thresholds = gc.get_threshold()
+def interpreter_as_in_a_worker() -> Iterator[None]:
+    """While it is entered, threads take turns as in a worker, and garbage is collected seldom, but for what lives."""
+    thresholds, switch_s = gc.get_threshold(), sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_EVERY, *thresholds[1:])
@@ -42,19 +44,20 @@ def garbage_as_in_a_worker() -> Iterator[None]:
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)
+        sys.setswitchinterval(switch_s)
 
 
 class LoopProbe:
     """Measures while it is entered. A silence counts only as far as this process worked during it.
 
     So the load of other processes lengthens no silence, and work of threads that hold the interpreter's lock counts
-    like work on the loop itself. Garbage is collected as in a worker.
+    like work on the loop itself. Threads and garbage have their turns as in a worker.
     """
 
     def __init__(self) -> None:
         self.silences_ms: list[float] = []
         self._task: asyncio.Task[None] | None = None
-        self._garbage = ExitStack()
+        self._interpreter = ExitStack()
 
     @property
     def longest_ms(self) -> float:
@@ -62,7 +65,7 @@ class LoopProbe:
         return max(self.silences_ms, default=0.0)
 
     async def __aenter__(self) -> "LoopProbe":
-        self._garbage.enter_context(garbage_as_in_a_worker())
+        self._interpreter.enter_context(interpreter_as_in_a_worker())
         self._task = asyncio.create_task(self._beat())
         return self
 
@@ -72,7 +75,7 @@ class LoopProbe:
         assert self._task is not None
         await asyncio.sleep(2 * _BEAT_S)  # the last silence ends with a beat
         self._task.cancel()
-        self._garbage.close()
+        self._interpreter.close()
 
     async def _beat(self) -> None:
         while True:

@@ -10,7 +10,7 @@ import pytest
 from server.api.limits import LOOP_MS
 from tests.support.costly_bodies import CONTEXT, COSTLY_BODIES, MODEL
 from tests.support.fakes import READY, scores_of_prompt
-from tests.support.loop_probe import LoopProbe, garbage_as_in_a_worker, slowness
+from tests.support.loop_probe import LoopProbe, interpreter_as_in_a_worker, slowness
 from tests.unit.server.conftest import CHAT, COMPLETIONS, USER_HI, Harness
 
 MAX_REFUSAL_MS = 100
@@ -106,7 +106,7 @@ def refusal_ms(app: Harness, path: str, content: bytes, headers: dict[str, str])
 
     lines = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-    with garbage_as_in_a_worker():
+    with interpreter_as_in_a_worker():
         asyncio.run(app.app({**scope, "headers": lines}, receive, send))
     return status, 1000 * min(end - begin for begin, end in zip(begun, ended, strict=True))
 
