@@ -70,7 +70,9 @@ class LayerNames:
         if not self._components:
             return None
         parts = name.split(".")
-        runs = (".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
+        runs = (
+            ".".join(parts[i : i + size]) for i in range(len(parts)) for size in self._sizes if i + size <= len(parts)
+        )
         return next((run for run in runs if run in self._components), None)
 
     @functools.cached_property
@@ -87,6 +89,11 @@ class LayerNames:
     @functools.cached_property
     def _components(self) -> frozenset[str]:
         return frozenset(pattern for pattern in self.patterns if not pattern.startswith("re:"))
+
+    @functools.cached_property
+    def _sizes(self) -> list[int]:
+        """How many components the patterns have: a name is cut in runs of these alone, of millions of names."""
+        return sorted({pattern.count(".") + 1 for pattern in self._components})
 
     @classmethod
     def parse(cls, value: object, *, where: str, everything: tuple[str, ...] = ()) -> LayerNames:
