@@ -33,8 +33,11 @@ def slowness(clock: Callable[[], float] = time.process_time) -> float:
 
 @contextmanager
 def interpreter_as_in_a_worker() -> Iterator[None]:
-    """While it is entered, threads take turns as in a worker, and garbage is collected seldom, but for what lives."""
-    thresholds, switch_s = gc.get_threshold(), sys.getswitchinterval()
+    """While it is entered, threads take turns as in a worker, and garbage is collected seldom, but for what lives.
+
+    What tests/conftest.py has frozen stays so: a collection of all that they import takes half a second.
+    """
+    thresholds, switch_s, was_frozen = gc.get_threshold(), sys.getswitchinterval(), gc.get_freeze_count() > 0
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()
@@ -42,7 +45,8 @@ def interpreter_as_in_a_worker() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
         gc.set_threshold(*thresholds)
         sys.setswitchinterval(switch_s)
 

@@ -1,6 +1,7 @@
 """The event loop's longest silence during the costliest requests, and the time that a refusal takes."""
 
 import asyncio
+import gc
 import json
 import time
 
@@ -169,6 +170,14 @@ def test_a_refusal_takes_little_time(app, name):
 def test_a_refusal_of_the_largest_body_takes_little_time(app, name):
     path, content = LARGE_REFUSED[name]
     check_refusal(app, path, content, range(400, 401))
+
+
+def test_later_tests_do_not_collect_what_was_frozen_before_them():
+    num_frozen = gc.get_freeze_count()
+    assert num_frozen > 0  # by tests/conftest.py
+    with interpreter_as_in_a_worker():
+        pass
+    assert gc.get_freeze_count() >= num_frozen
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_read(app):
