@@ -44,7 +44,9 @@ def test_a_kernel_inside_another_one_counts_for_nothing_and_hides_no_later_gap()
 
 
 def test_gaps_are_short_between_kernels_and_long_where_the_device_waits_for_the_host() -> None:
-    found = breakdown([Interval("a", 5, 6), Interval("a", 7, 8), Interval("a", 18, 19), Interval("a", 50, 51)], group_of)
+    found = breakdown(
+        [Interval("a", 5, 6), Interval("a", 7, 8), Interval("a", 18, 19), Interval("a", 50, 51)], group_of
+    )
     assert (found.num_short_gaps, found.short_gaps_us) == (2, 11)
     assert (found.num_long_gaps, found.long_gaps_us) == (1, 31)
     assert found.kernels["a"].num_calls == 4
