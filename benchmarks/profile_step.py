@@ -8,7 +8,7 @@ Runs the engine's own loop (benchmarks/profiled_steps.py), with random weights. 
 profiler, and what the device did in it is that of a trace of as many steps. Each moment belongs to one kernel
 (benchmarks/device_time.py), so groups and idle time add up to the step. A floor is bytes ÷ bandwidth or FLOPs ÷ rate of
 the card (benchmarks/floors.py, benchmarks/step_work.py), from the rows of the very steps that were traced.
-Without a GPU it traces torch's operators, and has no floors.
+Without a GPU it traces torch's operators, but no kernels in C, and has no floors.
 """
 
 from __future__ import annotations
@@ -120,6 +120,8 @@ def kinds(args: argparse.Namespace) -> dict[str, Kind]:
         contexts = (args.context,) * args.mixed_rows
         title = f"mixed {num_tokens} tokens, {args.mixed_rows} decoding"
         found[title] = Kind(contexts=contexts, queued=_MIXED_PROMPT_LEN, step_tokens=num_tokens)
+    if not found:
+        raise BenchError("The flags name no step.", exit_code=2)
     return found
 
 
@@ -133,6 +135,7 @@ def step_report(profile: Profile, config: ModelConfig, costs: StepCosts, card: C
     between_ms = min(found.short_gaps_us / 1e3 / num_steps, idle_ms)
     floors_ms = {group: None if card is None else 1e3 * floor.seconds(card) for group, floor in floors.items()}
     return {
+        "is_gpu": profile.is_gpu,
         "work": _work(profile.works),
         "wall_ms": wall_ms,
         "busy_ms": busy_ms,
@@ -178,7 +181,8 @@ def format_step(title: str, step: Report, *, num_kernels: int) -> str:
         cells = [f"{ms:.3f}", f"{ms / wall_ms:.1%}", f"{group['calls']:.1f}", f"{group['own_ms']:.3f}"]
         amounts = [f"{amount:.3f}" if amount else "" for amount in (group["gb"], group["tflop"])]
         rows.append([f"  {group['group']}", *cells, *amounts, *_floor_cells(group["floor_ms"], ms)])
-    for name, field in (("between kernels", "between_kernels_ms"), ("device waits for the host", "waits_for_host_ms")):
+    waits = "device waits for the host" if step["is_gpu"] else "outside torch's operators"
+    for name, field in (("between kernels", "between_kernels_ms"), (waits, "waits_for_host_ms")):
         rows.append([f"  {name}", f"{step[field]:.3f}", f"{step[field] / wall_ms:.1%}", *[""] * 6])
     rows.append(["  step", f"{wall_ms:.3f}", "100.0%", *[""] * 4, *_floor_cells(step["floor_ms"], wall_ms)])
     lines.append(format_table(rows))

@@ -71,6 +71,7 @@ class Profile:
     host: HostTimes
     works: list[StepWork]
     intervals: list[Interval]
+    is_gpu: bool  # else `intervals` are of torch's operators, of which kernels in C are none
 
 
 @dataclass
@@ -138,7 +139,7 @@ def profile_steps(loaded: LoadedEngine, kind: Kind, *, num_steps: int) -> Profil
     steps.end()
     works = [StepWork.of(plan) for plan in traced.plans]
     _check(kind, works, num_steps=num_steps, num_behind=steps.num_behind)
-    return Profile(num_steps, host, works, intervals)
+    return Profile(num_steps, host, works, intervals, is_gpu=loaded.runner.device.type == "cuda")
 
 
 def trace(turn: Callable[[], None], num_turns: int, device: torch.device) -> list[Interval]:
