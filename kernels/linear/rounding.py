@@ -1,8 +1,8 @@
 """RoundedRows: the input of an 8-bit product that the op before it has rounded already. The torch specification.
 
-A product that rounds its input to e4m3, or to integers, reads it, writes it and reads it again. The norm or the gated activation before
-it can write the rounded values instead (add_rms_norm_rounded, gate_and_mul_rounded), for one kernel and two passes over
-memory less. Rounding says how: what a linear layer wants of its input.
+A product that rounds its input to e4m3, or to integers, reads it, writes it and reads it again. The norm or the gated
+activation before it can write the rounded values instead (add_rms_norm_rounded, gate_and_mul_rounded), for one kernel
+and two passes over memory less. Rounding says how: what a linear layer wants of its input.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Rounding:
 
 @dataclass(frozen=True)
 class RoundedRows:
-    """Rows of 8 bits, as the functions of kernels.linear.reference and kernels.linear.w8a8 that quantise return them."""
+    """Rows of 8 bits, as quantize_rows, _groups or _by of kernels.linear.reference or w8a8 return them."""
 
     # [T, K] e4m3 or int8
     values: torch.Tensor

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
-"""Triton twins of kernels/linear/rounding.py: a norm and a gated activation that write 8 bits for the product after them.
+"""Triton twins of kernels/linear/rounding.py: a norm and a gated activation that write 8 bits for a product.
 
 Each equals the twin of its op followed by the twin of the rounding, bit for bit: the row is rounded to its dtype first.
 Needs Ada, Hopper or later for e4m3.

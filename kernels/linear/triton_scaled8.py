@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN201  (Triton reads annotations as types: kernel arguments carry none)
 """x @ w.T of 8-bit values with scales, on the tensor cores of 8 bits: fp8 by block, and integers by row.
 
 Twin of blocks_linear (kernels/linear/reference.py) and of int8_linear (kernels/linear/w8a8.py). By block, each block's
