@@ -61,7 +61,6 @@ class StepCosts:
         self._kv_bytes: Counter[int | None] = Counter()  # of a token, by the most tokens that a layer looks back
         for cache in config.kv_caches:
             self._kv_bytes[cache.reach] += _owner(config, cache).token_bytes(kv_dtype)
-        self._state_bytes = config.state_bytes
 
     def weight_bytes(self, num_rows: int) -> float:
         """Return the bytes of weights that a step with num_rows rows reads."""
@@ -73,12 +72,36 @@ class StepCosts:
 
     def row_bytes(self, context_len: int) -> int:
         """Return the bytes of keys, values and states that a decoding row with so many tokens reads and writes."""
-        kept = sum(count * min(context_len, reach or context_len) for reach, count in self._kv_bytes.items())
-        return kept + 2 * self._state_bytes
+        return self.kv_bytes(context_len) + self.state_bytes
+
+    def kv_bytes(self, context_len: int) -> int:
+        """Return the bytes of keys and values that a row with so many tokens reads."""
+        return sum(count * min(context_len, reach or context_len) for reach, count in self._kv_bytes.items())
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of states that a row reads and writes."""
+        return 2 * self._config.state_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        """The bytes of the matrix that gives logits, in 16 bits."""
+        return 2 * self._config.vocab_size * self._config.hidden_size
+
+    @property
+    def logits_bytes(self) -> int:
+        """The bytes of a token's logits, in 16 bits."""
+        return 2 * self._config.vocab_size
 
     def prompt_s(self, prompt_lens: Sequence[int], card: Card) -> float:
         """Return the seconds of the FLOPs of prompts, each of which has logits for its last token."""
-        config, num_tokens = self._config, sum(prompt_lens)
+        flops, flops_8_bits = self.product_flops(sum(prompt_lens), len(prompt_lens))
+        flops += sum(self.attention_flops(length) for length in prompt_lens)
+        return flops / card.flops + flops_8_bits / card.flops_8_bits
+
+    def product_flops(self, num_tokens: int, num_logits: int) -> tuple[int, int]:
+        """Return the FLOPs of the matrices, in 16 bits and in 8, of tokens of which so many have logits."""
+        config = self._config
         chosen = config if self._experts is None else _with_experts(config, self._experts.num_experts_per_tok)
         matrices = [(matrix, scheme, 1) for matrix, scheme in quantized_matrices(config) if not matrix.is_expanded]
         rounded = sum(
@@ -88,16 +111,14 @@ class StepCosts:
         )
         head = config.vocab_size * config.hidden_size
         others = config.num_active_parameters - (1 if config.tie_word_embeddings else 2) * head - rounded
-        flops = 2 * (num_tokens * others + len(prompt_lens) * head)
-        flops += sum(self._attention_flops(length) for length in prompt_lens)
-        return flops / card.flops + 2 * num_tokens * rounded / card.flops_8_bits
+        return 2 * (num_tokens * others + num_logits * head), 2 * num_tokens * rounded
 
-    def _attention_flops(self, num_tokens: int) -> int:
+    def attention_flops(self, num_tokens: int, behind: int = 0) -> int:
+        """Return the FLOPs of causal attention of a prompt's tokens, behind others that were computed before."""
         latent, total = self._config.latent, 0
         for cache in self._config.kv_caches:
             width = cache.head_dim + cache.v_head_dim if latent is None else latent.head_dim + latent.v_head_dim
-            seen = min(num_tokens, cache.reach or num_tokens)  # the last tokens see so many, the first ones fewer
-            pairs = seen * (seen + 1) // 2 + (num_tokens - seen) * seen
+            pairs = _num_pairs(behind + num_tokens, cache.reach) - _num_pairs(behind, cache.reach)
             total += 2 * self._config.num_heads * width * pairs
         return total
 
@@ -135,6 +156,12 @@ def floors(report: Report) -> dict[str, float]:
 def workload_lens(name: str) -> tuple[tuple[int, int], ...]:
     """Return the tokens of each request's prompt and answer."""
     return tuple((len(prompt), num_output) for prompt, num_output in workload(name))
+
+
+def _num_pairs(num_tokens: int, reach: int | None) -> int:
+    """Return the pairs of a query and a key of a row's first tokens."""
+    seen = min(num_tokens, reach or num_tokens)  # the last tokens see so many, the first ones fewer
+    return seen * (seen + 1) // 2 + (num_tokens - seen) * seen
 
 
 def _with_experts(config: ModelConfig, count: int) -> ModelConfig:

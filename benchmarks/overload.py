@@ -15,8 +15,7 @@ depend on the machine, and a minute of load takes seconds.
 Fairness is measured with steps that are launched shortly before the one in flight ends (engine/core/launch_delay.py),
 and with steps that are launched when it begins; both again with the step times and limits that `quire bench steps`
 found for Llama-3.1-8B on an H100, and with steps that take up to 30 % longer, at random.
-It is measured on a simulated CPU as well: the demo model, 16 rows, short prompts, one step at a time; with the steps
-that leave out answers for newcomers (engine/core/step_budget.py) and without.
+It is measured on a simulated CPU as well: the demo model, 16 rows, short prompts, one step at a time.
 """
 
 import argparse
@@ -146,12 +145,11 @@ class Report(msgspec.Struct, kw_only=True):
     fairness_uneven: Fairness  # steps take up to 30 % longer
     fairness_uneven_launched_at_once: Fairness
     fairness_cpu: Fairness
-    fairness_cpu_with_all_answers: Fairness  # no step leaves out answers
 
 
 def measure(*, load: float, limit_s: float, duration_s: float, seed: int = 1, num_floods: int = 6) -> Report:
     """Run all three parts."""
-    uneven, sparing_none = GPU._replace(unevenness=0.3), CPU._replace(spares_newcomers=False)
+    uneven = GPU._replace(unevenness=0.3)
 
     def fair(machine: Machine, flood_s: float = 12.0) -> Fairness:
         return fairness(flood_s, seed=seed + 2, num_floods=num_floods, machine=machine)
@@ -174,7 +172,6 @@ def measure(*, load: float, limit_s: float, duration_s: float, seed: int = 1, nu
         fairness_uneven=fair(uneven),
         fairness_uneven_launched_at_once=fair(uneven._replace(delays_launches=False)),
         fairness_cpu=fair(CPU),
-        fairness_cpu_with_all_answers=fair(sparing_none),
     )
 
 

@@ -90,6 +90,7 @@ def scripts() -> Iterator[Script]:
     yield _offline("llama-3.1-8b", "long", "longctx", flags=("--max-model-len", "32768"), suffix="-long")
     yield _offline("llama-3.1-8b", "long128k", flags=("--max-model-len", "131072"), suffix="-128k")
     yield from _variants()
+    yield from _profiles()
     yield _offline("qwen2.5-7b", "single", "mixed128", "prefill16")
     for shape in ("qwen3-30b-a3b", "qwen3-30b-a3b-fp8", "qwen3-30b-a3b-awq", "qwen3-30b-a3b-nvfp4"):
         yield _offline(shape, *_LATE)
@@ -128,6 +129,25 @@ def _variants() -> Iterator[Script]:
     yield _offline("llama-3.1-8b", *_LATE, "mixed256", flags=("--quantization", "fp8"), suffix="-fp8")
     for scheme in ("fp8-blocks", "w8a8", "awq", "mxfp4", "nvfp4"):
         yield _offline(f"llama-3.1-8b-{scheme}", *_LATE, "mixed256")
+
+
+def _profiles() -> Iterator[Script]:
+    """Yield what shows where the time of single rows, first tokens, long contexts and 8-bit keys and values goes."""
+    for shape in ("qwen3-0.6b", "llama-3.1-8b"):
+        yield _profile(shape, "few-rows", "--contexts", "384", "640x8", "--first-token", "512", "--num-steps", "100")
+        for kind in ("auto", "fp8", "int8"):
+            full = ("--batch", "256", "--prompt-len", "0", "--mixed", "1024", "--mixed-rows", "240")
+            yield _profile(shape, f"{kind}-kv", *full, "--kv-cache-dtype", kind)
+    yield _profile(shape, "long-rows", "--contexts", "30000x4", "16000x16", "--offline")
+    few = ("--offline", "--num-steps", "6")
+    yield _profile(shape, "long-prompts", "--prompt", "8192", "--behind", "0", "8192", "21808", *few)
+    beside = ("--contexts", "30000x3", "--prompt", "8189", "--behind", "21808")
+    yield _profile(shape, "long-beside", *beside, *few)
+    yield _profile(shape, "128k", "--contexts", "131072,1000x63", "1000x64")
+
+
+def _profile(shape: str, suffix: str, *flags: str) -> Script:
+    return Script("profile", f"{shape}-{suffix}", ["benchmarks.profile_step", "--shape", shape, *flags])
 
 
 def _offline(shape: str, *workloads: str, flags: tuple[str, ...] = (), suffix: str = "") -> Script:

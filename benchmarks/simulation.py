@@ -48,9 +48,8 @@ class Machine(NamedTuple):
     num_tokens: int = 2048  # of a step
     least_tokens: int | None = None  # SchedulerConfig.min_decode_step_tokens
     is_blocking: bool = False  # the host waits where it launches a step: one at a time, else two in flight
-    spares_newcomers: bool = False
     host_s: float = 0.0  # of the host, to plan and launch a step
-    step_sizes: tuple[int, ...] = ()  # SchedulerConfig.step_sizes
+    step_sizes: tuple[int, ...] = ()  # SchedulerConfig.step_sizes; a step with prompts is padded to one
     prompts_s: tuple[tuple[int, float], ...] = ()  # of so many prompt tokens, ascending; else prompt_token_s each
     unevenness: float = 0.0  # steps take longer at random, by up to this share
     delays_launches: bool = True  # engine/core/launch_delay.py
@@ -68,7 +67,7 @@ H100 = Machine(
     prompts_s=((127, 0.0015), (255, 0.0027), (511, 0.0076), (1023, 0.019), (2047, 0.0448)),
     host_s=0.001,
 )
-CPU = Machine(0.0075, 0.0005, 0.00022, 16, 512, 128, is_blocking=True, spares_newcomers=True)
+CPU = Machine(0.0075, 0.0005, 0.00022, 16, 512, 128, is_blocking=True)
 
 
 class Arrival(NamedTuple):
@@ -112,7 +111,7 @@ class SimulatedExecutor:
         machine = self._machine
         self.now_s += machine.host_s
         self.idle_s += max(self.now_s - self._end_s, 0.0)
-        step_s = machine.step_s + machine.row_s * plan.num_rows + self._prompts_s(plan.num_tokens - plan.num_rows)
+        step_s = machine.step_s + machine.row_s * plan.num_rows + self._prompts_s(plan)
         step_s *= 1 + machine.unevenness * self._random.random()
         self._end_s = max(self.now_s, self._end_s) + step_s
         if machine.is_blocking:
@@ -122,8 +121,11 @@ class SimulatedExecutor:
     def close(self) -> None:
         """See Executor.close."""
 
-    def _prompts_s(self, num_tokens: int) -> float:
-        points = self._machine.prompts_s
+    def _prompts_s(self, plan: StepPlan) -> float:
+        num_tokens, points = plan.num_tokens - plan.num_rows, self._machine.prompts_s
+        if num_tokens:
+            sizes = (size for size in self._machine.step_sizes if size >= plan.num_tokens)
+            num_tokens = next(sizes, plan.num_tokens) - plan.num_rows
         if not points:
             return self._machine.prompt_token_s * num_tokens
         (few, few_s), (many, many_s) = next(
@@ -186,7 +188,6 @@ class Simulation:
             max_num_batched_tokens=machine.num_tokens,
             min_decode_step_tokens=machine.least_tokens,
             step_sizes=list(machine.step_sizes),
-            spares_newcomers=machine.spares_newcomers,
             max_model_len=2048,
         )
         self.executor = SimulatedExecutor(machine, self._receive)

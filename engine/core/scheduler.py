@@ -49,7 +49,7 @@ class Scheduler:
         self._freed: list[int] = []  # req_indices to name in the next plan
         self._next_step_id = self._num_added = 0
         self.drafts = DraftCounts()  # of committed steps
-        self._running, self._lead = RunningRequests(config), Lead(config)
+        self._running, self._lead = RunningRequests(config), Lead()
         self._shares = TenantShares(self.kv, max_num_seqs=config.max_num_seqs)
         self._num_stalled = 0  # pages of rows that wait for promised ones in the current schedule()
         # The pool limits a request, as max_model_len does, so that a request that runs alone can always reach its end.

@@ -17,7 +17,7 @@ from engine.interface.config import SchedulerConfig
 # A load with 4 prompt tokens per output token needs 5
 _TOKENS_PER_DECODE = 8
 MOST_AHEAD = 4
-STEPS_PER_PAUSE = 8
+STEPS_PER_PAUSE = 32
 _STEPS_PER_BURST = 32  # the prompts of all requests that could start now are computed within this many steps
 
 
@@ -77,13 +77,12 @@ class Lead:
     at MOST_AHEAD none goes ahead. So at most MOST_AHEAD do in a row, and of any n steps with prompts at most
     (n + MOST_AHEAD) / 2: whatever the number, size and weight of newcomers, others keep half of them.
 
-    With SchedulerConfig.spares_newcomers, a step that goes ahead leaves out the answers as well, at most one step of
-    any STEPS_PER_PAUSE: on a CPU sixteen rows take as long as a short prompt.
+    While prompts of tenants with rows wait, a step that goes ahead for a tenant without a row leaves out the answers as
+    well, at most one step of any STEPS_PER_PAUSE: with them it takes longer, and is padded to a larger size.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self) -> None:
         self.newcomers: set[Request] = set()  # the scheduler adds them; membership only, it orders nothing
-        self._spares_newcomers = config.spares_newcomers
         self._num_ahead = 0
         self._num_with_answers = STEPS_PER_PAUSE  # steps since one left out the answers
 
@@ -98,7 +97,7 @@ class Lead:
 
     def leaves_out_answers(self, running: RunningRequests, waiting: WaitingQueue) -> bool:
         """Return whether the next step has no answers if it computes newcomers' prompts. parts() must follow."""
-        if not self._spares_newcomers or not waiting.has_several_tenants:
+        if not waiting.has_several_tenants:
             return False
         if self._num_with_answers < STEPS_PER_PAUSE - 1 or self._num_ahead >= MOST_AHEAD:
             return False
@@ -106,7 +105,10 @@ class Lead:
         if len(begun) == len(running.requests):
             return False
         tenant_ids = {request.tenant_id for request in running.requests}
-        return not self.newcomers.isdisjoint(begun) or any(q.tenant_id not in tenant_ids for q in waiting.tenants)
+        num_of_others = sum(queue.tenant_id in tenant_ids for queue in waiting.tenants)
+        if not num_of_others and self.newcomers.issuperset(begun):
+            return False
+        return not self.newcomers.isdisjoint(begun) or num_of_others < len(waiting.tenants)
 
     def parts(
         self, begun: list[Request], step: PlannedStep, waiting: WaitingQueue, *, is_stuck: bool, is_alone: bool

@@ -193,8 +193,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     # length at which attention costs a token as much as everything else. None: unknown
     max_mixed_cost: int | None = None
     costly_context: int | None = None
-    # Answers may miss one step in a few for a newcomer's prompt (engine/core/step_budget.py): where each row takes time
-    spares_newcomers: bool = False
     max_model_len: int
     enable_prefix_caching: bool = True
     max_num_samples: int | None = None  # maximum sampled positions of a step with drafts; None: max_num_seqs

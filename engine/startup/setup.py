@@ -341,7 +341,6 @@ class Setup:
             step_sizes=[] if times is None else list(times.seconds),
             max_mixed_cost=config.max_decode_step_tokens or max_cost,
             costly_context=_costly_context(self.model_config),
-            spares_newcomers=is_cpu,
             max_model_len=plan.max_model_len,
             enable_prefix_caching=config.enable_prefix_caching,
             sharing=self.sharing,

@@ -62,7 +62,7 @@ def has_twin(x: torch.Tensor) -> bool:
 
 
 def rounds_before(weight: torch.Tensor) -> bool:
-    """Return True if the op before a product of this e4m3 matrix is to round its input: where Triton does both."""
+    """Return True if the op before a product of this matrix of 8 bits is to round its input: where Triton does both."""
     return has_twin(weight)
 
 
@@ -281,22 +281,29 @@ class Int8Linear:
         """
         if isinstance(w, Int8Matrix):
             return onednn.int8_linear(x, w, bias, input_scale=input_scale)
-        values, x_scales = quantize_rows_int8(x) if input_scale is None else quantize_by_int8(x, input_scale)
-        if not on_triton(x):
-            return w8a8.int8_linear(values, x_scales, w, scales, bias, x.dtype)
+        return self.multiply(round_rows(x, Rounding(scale=input_scale, dtype=torch.int8)), w, scales, bias)
+
+    def multiply(
+        self, x: RoundedRows, w: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Multiply rows that are rounded to integers; see __call__."""
+        if not on_triton(x.values):
+            return w8a8.int8_linear(x.values, x.scales, w, scales, bias, x.dtype)
         config = scaled8_config(
-            num_rows=x.shape[0], n=w.shape[0], k=w.shape[1], block_k=self._BLOCK_K,
-            has_tma=_capability(w.device) >= (9, 0) and triton_scaled8.can_load_by_tma(values),
+            num_rows=x.values.shape[0], n=w.shape[0], k=w.shape[1], block_k=self._BLOCK_K,
+            has_tma=_capability(w.device) >= (9, 0) and triton_scaled8.can_load_by_tma(x.values),
         )  # fmt: skip
         return triton_scaled8.int8_linear(
-            values, x_scales, w, scales, bias, self._scratch.on(x.device),
-            dtype=x.dtype, config=config, pdl=has_pdl(x.device),
+            x.values, x.scales, w, scales, bias, self._scratch.on(w.device),
+            dtype=x.dtype, config=config, pdl=has_pdl(w.device),
         )  # fmt: skip
 
 
 def round_rows(x: torch.Tensor, how: Rounding) -> RoundedRows:
     """See kernels.linear.rounding.round_rows."""
-    if how.columns is not None:
+    if how.dtype == torch.int8:
+        values, scales = quantize_rows_int8(x) if how.scale is None else quantize_by_int8(x, how.scale)
+    elif how.columns is not None:
         values, scales = quantize_groups(x, how.columns)
     elif how.scale is not None:
         values, scales = quantize_by(x, how.scale)

@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
-"""Triton twins of kernels/linear/rounding.py: a norm and a gated activation that write e4m3 for the product after them.
+"""Triton twins of kernels/linear/rounding.py: a norm and a gated activation that write 8 bits for a product.
 
 Each equals the twin of its op followed by the twin of the rounding, bit for bit: the row is rounded to its dtype first.
-Needs a GPU with e4m3 support: Ada, Hopper or later.
+Needs Ada, Hopper or later for e4m3.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 from kernels.elementwise.triton import gate_and_mul, gated, rms_normed, row_warps
-from kernels.linear.reference import FP8
 from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.linear.triton_fp8 import larger, quantize_rows, scale_of, to_e4m3
+from kernels.linear.triton_scaled8 import int8_scale_of, quantize_rows_int8, to_int8
 
 _MAX_ROW = 16_384  # values of a row that one program holds
 _PIECE = 1024  # values of a part of a row, where the scales do not depend on the whole
@@ -48,7 +48,8 @@ def gate_and_mul_rounded(x: torch.Tensor, rounding: Rounding, *, is_gelu: bool, 
     num_rows, size = x.shape[0], x.shape[1] // 2
     needs_row = rounding.columns is None and rounding.scale is None
     if needs_row and size > _MAX_ROW:
-        values, scales = quantize_rows(gate_and_mul(x, is_gelu=is_gelu, pdl=pdl), pdl=pdl)
+        quantize = quantize_rows_int8 if rounding.dtype == torch.int8 else quantize_rows
+        values, scales = quantize(gate_and_mul(x, is_gelu=is_gelu, pdl=pdl), pdl=pdl)
         return RoundedRows(values, scales, x.dtype)
     rounded = allocate_rounded(x, size, rounding)
     block = triton.next_power_of_2(size)
@@ -66,7 +67,7 @@ def allocate_rounded(x: torch.Tensor, size: int, rounding: Rounding) -> RoundedR
     """Allocate rounded rows of `size` values, one for each row of x."""
     num_rows = x.shape[0]
     shape = (num_rows,) if rounding.columns is None else (num_rows, triton.cdiv(size, rounding.columns))
-    values = torch.empty(num_rows, size, dtype=FP8, device=x.device)
+    values = torch.empty(num_rows, size, dtype=rounding.dtype, device=x.device)
     return RoundedRows(values, torch.empty(shape, dtype=torch.float32, device=x.device), x.dtype)
 
 
@@ -117,7 +118,11 @@ def store_rounded(
 ) -> None:  # fmt: skip
     """Round and store part `piece` of a row, [BLOCK] fp32, zeros beyond the row."""
     columns = piece * BLOCK + tl.arange(0, BLOCK)
-    if COLUMNS > 0:
+    if values_ptr.dtype.element_ty == tl.int8:
+        scale = tl.load(scale_ptr) if IS_KNOWN else int8_scale_of(tl.reduce(tl.abs(x), 0, larger))
+        values = to_int8(x, scale)
+        tl.store(scales_ptr + row, scale, mask=piece == 0)
+    elif COLUMNS > 0:
         runs = tl.reshape(x, [BLOCK // COLUMNS, COLUMNS])
         scales = scale_of(tl.reduce(tl.abs(runs), 1, larger))
         values = tl.reshape(to_e4m3(runs, scales[:, None]), [BLOCK])

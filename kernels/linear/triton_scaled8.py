@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001, ANN201  (Triton reads annotations as types: kernel arguments carry none)
 """x @ w.T of 8-bit values with scales, on the tensor cores of 8 bits: fp8 by block, and integers by row.
 
 Twin of blocks_linear (kernels/linear/reference.py) and of int8_linear (kernels/linear/w8a8.py). By block, each block's
@@ -241,14 +241,24 @@ def _quantize_rows_int8_kernel(
         for start in range(0, k, BLOCK):
             x = tl.load(x_ptr + row * stride_x + start + columns, mask=start + columns < k, other=0.0)
             largest = larger(largest, tl.abs(x.to(tl.float32)))
-        scale = larger(tl.div_rn(tl.reduce(largest, 0, larger), _INT8_MAX), _MIN_SCALE)
+        scale = int8_scale_of(tl.reduce(largest, 0, larger))
     for start in range(0, k, BLOCK):
         mask = start + columns < k
         x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
-        scaled = tl.clamp(tl.div_rn(x, scale), -_INT8_MAX, _INT8_MAX)
-        # Adding 1.5 * 2 ** 23 leaves no bits for a fraction: rounds to the nearest, and to even ones between two
-        rounded = (scaled + 12582912.0) - 12582912.0
-        tl.store(
-            values_ptr + row * k + start + columns, tl.where(rounded == rounded, rounded, 0.0).to(tl.int8), mask=mask
-        )
+        tl.store(values_ptr + row * k + start + columns, to_int8(x, scale), mask=mask)
     tl.store(scales_ptr + row, scale)
+
+
+@triton.jit
+def int8_scale_of(largest):
+    """Return the scale at which integers reach `largest`."""
+    return larger(tl.div_rn(largest, _INT8_MAX), _MIN_SCALE)
+
+
+@triton.jit
+def to_int8(values, scale):
+    """values / scale, rounded to integers; what is beyond their range saturates, and NaN is 0."""
+    scaled = tl.clamp(tl.div_rn(values, scale), -_INT8_MAX, _INT8_MAX)
+    # Adding 1.5 * 2 ** 23 leaves no bits for a fraction: rounds to the nearest, and to even ones between two
+    rounded = (scaled + 12582912.0) - 12582912.0
+    return tl.where(rounded == rounded, rounded, 0.0).to(tl.int8)

@@ -12,8 +12,9 @@ from typing import Literal
 
 import torch
 
+from kernels.linear import ops as linear_ops
 from kernels.linear.onednn import Int8Matrix, can_pack_int8, pack_int8
-from kernels.linear.ops import Int8Linear
+from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.linear.w8a8 import INT8_MAX, quantize_matrix_int8
 from models.quantization.linear_method import LinearPart
 from models.quantization.shards import (
@@ -83,7 +84,7 @@ class Int8Method:
 
     def __init__(self, scheme: Int8) -> None:
         self._scheme = scheme
-        self._linear = Int8Linear()
+        self._linear = linear_ops.Int8Linear()
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> Int8Params:
         """See LinearMethod.load."""
@@ -106,6 +107,17 @@ class Int8Method:
     def apply(self, params: Int8Params, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
         return self._linear(x, params.weight, params.scales, bias, input_scale=params.input_scale)
+
+    def rounding(self, params: Int8Params) -> Rounding | None:
+        """See TakesRoundedRows.rounding: by token, or by the static scale."""
+        if isinstance(params.weight, Int8Matrix) or not linear_ops.rounds_before(params.weight):
+            return None
+        return Rounding(scale=params.input_scale, dtype=torch.int8)
+
+    def apply_rounded(self, params: Int8Params, x: RoundedRows, bias: torch.Tensor | None) -> torch.Tensor:
+        """See TakesRoundedRows.apply_rounded."""
+        assert isinstance(params.weight, torch.Tensor)
+        return self._linear.multiply(x, params.weight, params.scales, bias)
 
     def _read_scales(self, part: StoredPart) -> torch.Tensor:
         """Read the scales: [outputs of this rank] fp32."""

@@ -1,4 +1,4 @@
-"""Norms and gated activations that write e4m3 on the device: what two kernels write, activations bit for bit."""
+"""Norms and gated activations that write 8 bits on the device: what two kernels write, activations bit for bit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from kernels.ops import add_rms_norm, gelu_tanh_and_mul, silu_and_mul
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16]
-ROUNDINGS = {"rows": None, "runs of 128": 128, "runs of 32": 32, "known": 0.01}
+ROUNDINGS = {
+    "rows": None, "runs of 128": 128, "runs of 32": 32, "known": 0.01, "integers": None, "integers, known": 0.02,
+}  # fmt: skip
 
 
 def rounding_of(kind: str) -> Rounding:
     value = ROUNDINGS[kind]
+    dtype = torch.int8 if kind.startswith("integers") else torch.float8_e4m3fn
     if isinstance(value, float):
-        return Rounding(scale=torch.tensor(value, device="cuda"))
-    return Rounding(value)
+        return Rounding(scale=torch.tensor(value, device="cuda"), dtype=dtype)
+    return Rounding(value, dtype=dtype)
 
 
 def assert_same(found, expected):
@@ -32,7 +35,8 @@ def assert_almost_same(found, expected):
     """But for a few values that the order of a row's sum of squares rounds the other way: by layout, it may differ."""
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found.scales, expected.scales, rtol=2**-7, atol=0, equal_nan=True)
-    codes = [rows.values.view(torch.uint8).int() for rows in (found, expected)]
+    is_int8 = found.values.dtype == torch.int8
+    codes = [(rows.values if is_int8 else rows.values.view(torch.uint8)).int() for rows in (found, expected)]
     steps = (codes[0] - codes[1]).abs()
     assert int(steps.max()) <= 1
     assert float(steps.float().mean()) < 1e-3

@@ -149,7 +149,6 @@ class Harness:
         make_drafter: Callable[[SamplingParams], Drafter | None] | None = None,
         max_num_samples: int | None = None,
         sharing: SharingRates | None = None,
-        spares_newcomers: bool = False,
         host_tier: HostTierConfig | None = None,
         pin_share: float = 0.25,
     ) -> None:
@@ -164,7 +163,6 @@ class Harness:
             enable_prefix_caching=enable_prefix_caching,
             max_num_samples=max_num_samples,
             sharing=sharing,
-            spares_newcomers=spares_newcomers,
             host_tier=host_tier,
             pin_share=pin_share,
         )

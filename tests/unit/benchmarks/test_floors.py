@@ -61,6 +61,13 @@ def test_prompts_compute_their_products_and_causal_attention() -> None:
     assert costs("llama-3.1-8b").prompt_s([1000] * 3, H100) == pytest.approx(3 * flops / 798e12, rel=1e-3)
 
 
+def test_tokens_behind_others_attend_to_them_within_windows() -> None:
+    for shape in ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v2-lite"):
+        model = costs(shape)
+        assert model.attention_flops(100, behind=900) == model.attention_flops(1000) - model.attention_flops(900)
+    assert costs("llama-3.1-8b").attention_flops(1, behind=999) == 32 * 2 * 32 * 256 * 1000
+
+
 def test_products_of_rounded_activations_are_twice_as_fast_and_those_of_weights_alone_are_not() -> None:
     plain, head = costs("llama-3.1-8b").prompt_s([4096], H100), 2 * 128256 * 4096 / 798e12
     attention = 32 * 2 * 32 * 256 * 4096 * 4097 // 2 / 798e12

@@ -5,7 +5,7 @@ import importlib.util
 
 import pytest
 
-from benchmarks import record
+from benchmarks import profile_step, record
 from benchmarks.offline import _SHAPES
 from benchmarks.workloads import workload
 from server.commands.bench.flags import add_offline_flags
@@ -30,6 +30,16 @@ def test_offline_scripts_name_known_flags_shapes_and_workloads():
             arguments = parser.parse_args(script.command[3:])
             assert arguments.shape in known
             assert all(workload(name) for name in set(arguments.workloads) - {"long128k", "prefill"})
+
+
+def test_profiles_name_known_flags_and_shapes():
+    known = {path.name for path in _SHAPES.iterdir()}
+    profiles = [script for script in record.scripts() if script.kind == "profile"]
+    assert len(profiles) > 10
+    for script in profiles:
+        arguments = profile_step.parser().parse_args(script.command[1:])
+        assert arguments.shape in known
+        assert profile_step.kinds(arguments)
 
 
 def test_list_prints_the_commands_of_the_chosen_shapes(capsys, monkeypatch, tmp_path):

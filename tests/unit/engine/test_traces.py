@@ -30,7 +30,6 @@ class EngineTraces(RuleBasedStateMachine):
         max_num_samples=st.sampled_from([None, 8, 24]),
         spoils=st.sampled_from([None, None, 13]),
         sharing=st.sampled_from([None, SharingRates(chunk_tokens=4), SharingRates(chunk_tokens=8, row_keys=1)]),
-        spares_newcomers=st.booleans(),
     )
     def start(
         self,
@@ -45,7 +44,6 @@ class EngineTraces(RuleBasedStateMachine):
         max_num_samples,
         spoils,
         sharing,
-        spares_newcomers,
     ):
         self.proportions = {
             "num_pages": num_pages,
@@ -57,7 +55,6 @@ class EngineTraces(RuleBasedStateMachine):
             "max_queued_requests": 12,
             "max_num_samples": max_num_samples,
             "sharing": sharing,
-            "spares_newcomers": spares_newcomers,
         }
         self.depth, self.spoils = depth, spoils
         self.num_drafts = num_drafts

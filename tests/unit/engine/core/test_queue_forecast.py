@@ -232,11 +232,10 @@ def test_under_overload_the_capacity_is_used_and_refusals_are_immediate() -> Non
     assert report.limited.late_share < 0.3
     assert report.limited.refusal_max_s < 0.2
     assert report.unlimited.goodput_ratio < 0.2
-    assert report.fairness.fairness_ratio < 1.75 < report.fairness_launched_at_once.fairness_ratio
-    assert report.fairness_measured_steps.fairness_ratio < 1.9
+    assert report.fairness.fairness_ratio < 1.6 < report.fairness_launched_at_once.fairness_ratio
+    assert report.fairness_measured_steps.fairness_ratio < 1.65
     assert report.fairness_uneven.fairness_ratio < 2.0
-    assert report.fairness_cpu.fairness_ratio < 1.9
-    assert report.fairness_cpu.fairness_ratio < report.fairness_cpu_with_all_answers.fairness_ratio
+    assert report.fairness_cpu.fairness_ratio < 1.75
 
 
 def test_refused_clients_that_come_back_in_time_are_served() -> None:

@@ -1,4 +1,4 @@
-"""Norms and gated activations that write 8-bit floats, through Triton's interpreter: their two twins in one kernel."""
+"""Norms and gated activations that write 8 bits, through Triton's interpreter: their two twins in one kernel."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ import pytest
 import torch
 
 from kernels.elementwise import triton as elementwise
-from kernels.linear import triton_fp8, triton_rounded
+from kernels.linear import triton_fp8, triton_rounded, triton_scaled8
 from kernels.linear.rounding import RoundedRows, Rounding
 
-ROUNDINGS = {"rows": Rounding(), "runs": Rounding(64), "known": Rounding(scale=torch.tensor(0.25))}
+ROUNDINGS = {
+    "rows": Rounding(),
+    "runs": Rounding(64),
+    "known": Rounding(scale=torch.tensor(0.25)),
+    "integers": Rounding(dtype=torch.int8),
+    "integers of a known scale": Rounding(scale=torch.tensor(0.02), dtype=torch.int8),
+}
 
 
 def rounded_after(x: torch.Tensor, rounding: Rounding) -> tuple[torch.Tensor, torch.Tensor]:
+    if rounding.dtype == torch.int8:
+        by_row, known = triton_scaled8.quantize_rows_int8, triton_scaled8.quantize_by_int8
+        return by_row(x) if rounding.scale is None else known(x, rounding.scale)
     if rounding.columns is not None:
         return triton_fp8.quantize_groups(x, rounding.columns)
     return triton_fp8.quantize_rows(x) if rounding.scale is None else triton_fp8.quantize_by(x, rounding.scale)
@@ -20,6 +29,7 @@ def rounded_after(x: torch.Tensor, rounding: Rounding) -> tuple[torch.Tensor, to
 
 def assert_same(rounded: RoundedRows, expected: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype) -> None:
     assert rounded.dtype == dtype
+    assert rounded.values.dtype == expected[0].dtype
     torch.testing.assert_close(rounded.scales, expected[1], rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(rounded.values.float(), expected[0].float(), rtol=0, atol=0, equal_nan=True)
 
@@ -50,8 +60,9 @@ def test_an_activation_that_rounds_is_an_activation_and_a_rounding(kind, is_gelu
 
 def test_a_row_too_wide_for_one_program_is_rounded_by_two_kernels():
     x = torch.randn(1, 2 * 16_400, dtype=torch.float16)
-    rounded = triton_rounded.gate_and_mul_rounded(x, Rounding(), is_gelu=False)
-    assert_same(rounded, triton_fp8.quantize_rows(elementwise.silu_and_mul(x)), torch.float16)
+    for kind in ("rows", "integers"):
+        rounded = triton_rounded.gate_and_mul_rounded(x, ROUNDINGS[kind], is_gelu=False)
+        assert_same(rounded, rounded_after(elementwise.silu_and_mul(x), ROUNDINGS[kind]), torch.float16)
 
 
 @pytest.mark.parametrize("kind", ROUNDINGS)

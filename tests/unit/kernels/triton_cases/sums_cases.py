@@ -11,7 +11,13 @@ from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.moe.reference import ExpertSum
 from kernels.moe.triton_sums import sum_experts, sum_experts_add_rms_norm
 
-ROUNDINGS = {"none": None, "rows": Rounding(), "runs": Rounding(64), "known": Rounding(scale=torch.tensor(0.25))}
+ROUNDINGS = {
+    "none": None,
+    "rows": Rounding(),
+    "runs": Rounding(64),
+    "known": Rounding(scale=torch.tensor(0.25)),
+    "integers": Rounding(dtype=torch.int8),
+}
 
 
 @pytest.mark.parametrize("kind", ROUNDINGS)

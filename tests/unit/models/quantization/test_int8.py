@@ -7,9 +7,12 @@ from torch import distributed
 
 from benchmarks import quantized_weights
 from benchmarks.quantized_weights import requantize
+from kernels.linear import ops as linear_ops
+from kernels.linear import rounding
 from models.errors import ModelError
 from models.layers.linear import ColumnLinear, RowLinear
 from models.parallel import TensorParallel
+from models.quantization import int8 as int8_method
 from models.quantization.int8 import Int8
 from tests.support.quantized_checkpoints import PROMPT, load_model, logits_of, relative_error
 from tests.support.rank_group import run_ranks
@@ -73,6 +76,20 @@ def test_layers_of_integers_give_what_their_weights_give_but_for_the_rounding_of
         assert 0.0 < relative_error(linear(x), expected(x)) < 0.03
     if store is int8:  # static scales of inputs that nobody measured are coarse
         assert relative_error(logits_of(folder), reference_logits(dense, PROMPT)) < 0.1
+
+
+@pytest.mark.parametrize(("store", "config"), [(int8, W8A8), (int8_static, W8A8_STATIC)])
+def test_inputs_that_the_op_before_rounds_give_the_same_logits(store, config, source, tmp_path, monkeypatch):
+    folder = requantize(source, tmp_path / "quantised", store, config)
+    num_rounded = []
+    round_before = rounding.round_rows
+    monkeypatch.setattr(rounding, "round_rows", lambda *args: num_rounded.append(1) or round_before(*args))
+    monkeypatch.setattr(int8_method, "can_pack_int8", lambda _: False)  # as on a GPU
+    logits = logits_of(folder)
+    assert not num_rounded
+    monkeypatch.setattr(linear_ops, "rounds_before", lambda _: True)
+    assert torch.equal(logits_of(folder), logits)
+    assert len(num_rounded) == 5  # norms, less the first layer's before attention, and activations
 
 
 def test_activations_that_are_whole_numbers_of_their_scale_are_multiplied_exactly(source, tmp_path):
