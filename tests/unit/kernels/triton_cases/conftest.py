@@ -27,10 +27,13 @@ else:
         core._unwrap_if_constexpr,
         semantic.binary_op_sanitize_overflow_impl,
     )
+    _broadcast_any = semantic.broadcast_impl_value
+    _plain = frozenset({core.tensor, core.dtype, core.block_type, core.pointer_type, int, bool, float, str, type(None)})
     _integers = frozenset(core.dtype.SINT_TYPES + core.dtype.UINT_TYPES)
     _np_dtypes: dict[str, np.dtype] = {}
     _init_block_type, _init_tensor = core.block_type.__init__, core.tensor.__init__
     _block_shapes: dict[tuple[int, ...], tuple[core.tuple, int, str]] = {}
+    _made_shapes: dict[int, tuple[core.tuple, int, str]] = {}  # those of _block_shapes, which live on
     _tensor_shapes: dict[tuple[int, ...], tuple[core.constexpr, core.tuple]] = {}
     _launches: list[_Launch] = []
 
@@ -44,10 +47,13 @@ else:
 
         def __init__(self):
             super().__init__()
-            self._languages = []
+            self._languages, self._functions = [], set()
 
         def patch(self, fn):
             """Patch the modules of Triton that a function sees, which each call of a function would do again."""
+            if fn in self._functions:
+                return
+            self._functions.add(fn)
             seen = [each for each in fn.__globals__.values() if each is triton.language or each is triton.language.core]
             if not all(language in self._languages for language in seen):
                 self._changes += _patch_lang(fn)._changes
@@ -74,13 +80,17 @@ else:
 
     def _make_block_type(self, element_ty, shape):
         """What block_type.__init__ does, with the shape of the first type that had it."""
-        values = shape.values if isinstance(shape, core.tuple) else shape
-        sizes = tuple(size.value if isinstance(size, core.constexpr) else size for size in values)
-        if sizes not in _block_shapes:
-            _init_block_type(self, element_ty, shape)
-            _block_shapes[sizes] = self.shape, self.numel, str(self.shape)
+        made = _made_shapes.get(id(shape))
+        if made is None:
+            values = shape.values if isinstance(shape, core.tuple) else shape
+            sizes = tuple(size.value if isinstance(size, core.constexpr) else size for size in values)
+            if sizes not in _block_shapes:
+                _init_block_type(self, element_ty, shape)
+                _block_shapes[sizes] = self.shape, self.numel, str(self.shape)
+                _made_shapes[id(self.shape)] = _block_shapes[sizes]
+            made = _block_shapes[sizes]
         self.element_ty = element_ty
-        self.shape, self.numel, said = _block_shapes[sizes]
+        self.shape, self.numel, said = made
         self.name = f"<{said}, {element_ty}>"
 
     def _make_tensor(self, handle, ty):
@@ -117,7 +127,14 @@ else:
         kind = type(o)
         if kind is core.constexpr:
             return o.value
-        return o if kind is core.tensor or kind is core.dtype or kind is int else _unwrap(o)
+        return o if kind in _plain else _unwrap(o)
+
+    def _broadcast(self, lhs, rhs):
+        """What broadcast_impl_value does; first the case of two blocks of one shape, which is made once."""
+        lhs_ty, rhs_ty = lhs.type, rhs.type
+        if type(lhs_ty) is type(rhs_ty) is core.block_type and lhs_ty.shape is rhs_ty.shape:
+            return lhs, rhs
+        return _broadcast_any(self, lhs, rhs)
 
     def _check_overflow_of_debug_run(self, lhs, rhs, binary_op):
         if self.builder.options.debug:
@@ -128,6 +145,7 @@ else:
     core.dtype.is_int = lambda self: self.name in _integers
     core._unwrap_if_constexpr = _unwrap_quickly
     semantic.binary_op_sanitize_overflow_impl = _check_overflow_of_debug_run
+    semantic.broadcast_impl_value = _broadcast
     core.tensor.__init__ = _make_tensor
     core.tuple.__init__ = _make_tuple
     core.tuple.type = property(_type_of_tuple)
