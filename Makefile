@@ -19,9 +19,9 @@ SUPPLY_CHAIN := .venv-supply-chain
 CLIENT_VENVS := .venv-clients .venv-clients-openai2 .venv-openapi
 ARGS ?=
 PIP_ARGS ?=
-# processes that run the tests; each begins with its share, and takes of another's when it is done. JOBS=0: one, in which
-# a debugger works
-JOBS ?= 2
+# processes that run the tests; each begins with its share, and takes of another's when it is done. Three for two cores,
+# as tests of servers wait for much of their time. JOBS=0: one, in which a debugger works
+JOBS ?= 3
 HOURS ?= 2
 SPREAD := -n $(JOBS) --dist worksteal
 # kernels in Triton's interpreter, in a process of its own: make test runs them, make test-unit does not
