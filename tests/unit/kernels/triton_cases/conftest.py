@@ -1,7 +1,8 @@
 """Mends Triton 3.6's interpreter for numpy 2.4 and NaN in fp8, spares it repeated work, and seeds each case.
 
 Most of its time goes to types: each operation makes its result's anew, with a shape whose every part has a type itself.
-Shapes are few, so they are made once, and types of tuples when somebody asks.
+Shapes are few, so they are made once, and types of tuples when somebody asks. Each sum and product of integers is also
+computed in 64 bits, to assert in a debug run alone that it does not overflow.
 """
 
 from __future__ import annotations
@@ -18,8 +19,16 @@ else:
     from triton.runtime import interpreter
 
     _patch_lang, _patch_lang_tensor = interpreter._patch_lang, interpreter._patch_lang_tensor
-    _convert_float = interpreter._convert_float
+    _convert_float, _get_np_dtype = interpreter._convert_float, interpreter._get_np_dtype
     core = triton.language.core
+    semantic = triton.language.semantic.TritonSemantic
+    _equals, _unwrap, _check_overflow = (
+        core.dtype.__eq__,
+        core._unwrap_if_constexpr,
+        semantic.binary_op_sanitize_overflow_impl,
+    )
+    _integers = frozenset(core.dtype.SINT_TYPES + core.dtype.UINT_TYPES)
+    _np_dtypes: dict[str, np.dtype] = {}
     _init_block_type, _init_tensor = core.block_type.__init__, core.tensor.__init__
     _block_shapes: dict[tuple[int, ...], tuple[core.tuple, int, str]] = {}
     _tensor_shapes: dict[tuple[int, ...], tuple[core.constexpr, core.tuple]] = {}
@@ -93,13 +102,39 @@ else:
             self._type = core.tuple_type(self._type)
         return self._type
 
+    def _np_dtype_of(tt_dtype):
+        """What _get_np_dtype does, with a table that is made once for each type of numbers."""
+        scalar = tt_dtype.element_ty if isinstance(tt_dtype, core.block_type) else tt_dtype
+        if scalar.name not in _np_dtypes:
+            _np_dtypes[scalar.name] = _get_np_dtype(scalar)
+        return _np_dtypes[scalar.name]
+
+    def _is_equal(self, other):
+        return self is other or _equals(self, other)
+
+    def _unwrap_quickly(o):
+        """What _unwrap_if_constexpr does; first the cases of which there are millions."""
+        kind = type(o)
+        if kind is core.constexpr:
+            return o.value
+        return o if kind is core.tensor or kind is core.dtype or kind is int else _unwrap(o)
+
+    def _check_overflow_of_debug_run(self, lhs, rhs, binary_op):
+        if self.builder.options.debug:
+            _check_overflow(self, lhs, rhs, binary_op)
+
     core.block_type.__init__ = _make_block_type
+    core.dtype.__eq__ = _is_equal
+    core.dtype.is_int = lambda self: self.name in _integers
+    core._unwrap_if_constexpr = _unwrap_quickly
+    semantic.binary_op_sanitize_overflow_impl = _check_overflow_of_debug_run
     core.tensor.__init__ = _make_tensor
     core.tuple.__init__ = _make_tuple
     core.tuple.type = property(_type_of_tuple)
     interpreter._patch_lang_tensor = _patch_with_index
     interpreter._patch_lang = _patch_once
     interpreter._convert_float = _convert_float_and_nan
+    interpreter._get_np_dtype = _np_dtype_of
 
 
 def pytest_itemcollected(item):
