@@ -14,7 +14,10 @@ MAX_COUNT = 2**31 - 1
 
 @dataclass(frozen=True)
 class Fields:
-    """Typed reads by name; null counts as missing. Each raises ModelError with the file, the field and the value."""
+    """Typed reads by name. Each raises ModelError with the file, the field and the value.
+
+    null counts as missing, but for flags: a class of transformers asks `if value`, for which null is false.
+    """
 
     raw: Mapping[str, Any]
     where: str  # names the file in errors
@@ -70,7 +73,7 @@ class Fields:
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """Read true or false."""
-        value = self._value(name, default)
+        value = self._value(name, default and self.name_of(name) not in self.raw)
         if not isinstance(value, bool):
             raise ModelError(f"{self.where}: {self.name_of(name)} must be true or false, found {value!r}")
         return value

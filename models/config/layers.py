@@ -342,6 +342,9 @@ def parse_multipliers(config: Fields, architecture: Architecture, *, hidden_size
             rounds_embedding=False,
         )
     if kind == "granite":
+        if config.get("attention_multiplier") is None and "attention_multiplier" in config.raw:
+            # transformers' attentions disagree: eager fails, sdpa takes head_dim ** -0.5 instead of the class's default
+            raise ModelError(f"{config.where}: attention_multiplier None is not supported: served are positive numbers")
         return Multipliers(
             attention=config.positive("attention_multiplier", default=1.0),
             embedding=config.positive("embedding_multiplier", default=1.0),

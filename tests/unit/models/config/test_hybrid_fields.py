@@ -33,6 +33,20 @@ def nemotron(pattern="ME*", **fields):
     return parse("NemotronH", **NEMOTRON | {"hybrid_override_pattern": pattern} | fields)
 
 
+def test_null_is_false_for_a_flag_that_is_true_if_it_is_missing():
+    """As in transformers, whose classes ask for the truth of the value."""
+    for fields, is_first in (({}, True), ({"mamba_norm_before_gate": None}, False)):
+        recurrence = parse("FalconH1", **MAMBA, num_hidden_layers=2, mamba_d_ssm=64, **fields).recurrence
+        assert recurrence.has_norm_first is is_first
+
+
+def test_a_null_multiplier_of_attention_is_refused():
+    for fields in ({}, {"attention_multiplier": 0.5}):
+        parse("GraniteMoeHybrid", **GRANITE, num_hidden_layers=3, **fields)
+    with pytest.raises(ModelError, match="attention_multiplier None is not supported: served are positive numbers"):
+        parse("GraniteMoeHybrid", **GRANITE, num_hidden_layers=3, attention_multiplier=None)
+
+
 @pytest.mark.parametrize(
     ("name", "num_parameters", "num_active", "kv_bytes", "state_mib", "num_rehearsed"),
     [

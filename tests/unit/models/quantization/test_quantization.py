@@ -85,6 +85,11 @@ def test_a_checkpoint_says_how_its_layers_are_stored(section, scheme):
         (compressed() | {"quantization_status": "frozen"}, "quantization_status 'frozen' is not supported"),
         (compressed() | {"sparsity_config": {"format": "sparse-24"}}, "sparse checkpoints are not supported"),
         (changed(compressed(), targets="Linear"), "group_0: targets must be a list of layer names"),
+        (changed(compressed(), targets=None), "group_0: targets must be a list of layer names, found None"),
+        (
+            compressed() | {"transform_config": {"config_groups": {"R4": {"type": "hadamard"}}}},
+            "transform_config is not supported: served is null, found {'R4'",
+        ),
         (changed(compressed(), weights=None), r"weights \(8-bit int, by tensor, .*\) are not supported"),
         (changed(compressed(), input_activations=None), "without 8-bit activations are not supported"),
         (changed(compressed(), output_activations={}), "output_activations are not supported"),
@@ -152,6 +157,20 @@ def test_a_text_part_keeps_the_quantisation_of_the_whole():
 )
 def test_layers_are_named_by_components_or_regular_expressions(pattern, name, expected):
     assert (name in LayerNames((pattern,))) is expected
+
+
+def test_names_decide_before_expressions_and_those_before_all_layers():
+    """As in compressed-tensors, match_targets, in whatever order the groups stand."""
+    channel, tensor = (compressed(by)["config_groups"]["group_0"] for by in ("channel", "tensor"))
+    groups = {
+        "all": channel,
+        "expression": tensor | {"targets": ["re:.*down_proj"]},
+        "name": channel | {"targets": ["model.layers.1.mlp.down_proj"]},
+    }
+    scheme_of = read(compressed() | {"config_groups": groups}).quantization.scheme_of
+    assert scheme_of("model.layers.0.mlp.up_proj").weights == "row"
+    assert scheme_of("model.layers.0.mlp.down_proj").weights == "tensor"
+    assert scheme_of("model.layers.1.mlp.down_proj").weights == "row"
 
 
 JSON = st.recursive(
