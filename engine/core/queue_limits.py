@@ -77,15 +77,15 @@ class QueueLimits:
             left_s = message.deadline_s - now
             if wait_s > left_s:
                 raise Overloaded(
-                    f"The first token would come in about {wait_s:.1f} s, and this request has {max(left_s, 0):.1f} s"
-                    " until its timeout.",
+                    f"The first token would come in about {_shown(wait_s)} s, and this request has "
+                    f"{_shown(max(left_s, 0))} s until its timeout.",
                     retry_after_s=max(ceil(wait_s - left_s), 1),
                 )
             request.latest_start_s = message.deadline_s - self.forecast.prefill_s(request)
         may_refuse = message.charge is not None and is_first and not (is_let_in or message.has_waited)
         if limit_s is not None and longest_s > limit_s and may_refuse:
             raise Overloaded(
-                f"The first token would come in about {longest_s:.1f} s; the limit is {limit_s:g} s.",
+                f"The first token would come in about {_shown(longest_s)} s; the limit is {limit_s:g} s.",
                 retry_after_s=max(ceil(longest_s - limit_s), 1),
             )
 
@@ -143,3 +143,7 @@ def failure_of(request_id: str, error: ServiceError) -> RequestFailed:
     if isinstance(error, RateLimited):
         failure.rates = error.rates
     return failure
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.3f}"

@@ -12,7 +12,8 @@ Imports msgspec, starlette and server.generation.
 
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from starlette.routing import Route
@@ -21,6 +22,7 @@ from starlette.types import Scope
 from engine.interface.tenant import Tenant
 from server.generation.spec import Stats
 
+_SAFE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
 _TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 _MEMBER = re.compile(  # §3.3.1.3: key=value, the key with or without a tenant
@@ -119,6 +121,24 @@ def record_of(scope: Scope) -> RequestRecord:
     """Return the record of the request that `scope` belongs to."""
     record: RequestRecord = scope[RECORD_SCOPE_KEY]
     return record
+
+
+def request_id_of(scope: Mapping[str, Any]) -> str:
+    """Return the id of a request: that of its record, else the client's own if it is safe, else a new one."""
+    record: RequestRecord | None = scope.get(RECORD_SCOPE_KEY)
+    if record is not None:
+        return record.request_id
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _SAFE_ID.fullmatch(value):
+            return str(value, "ascii")
+    return make_request_id()
+
+
+def path_of(scope: Mapping[str, Any]) -> str:
+    """Return the path of a request as routes declare theirs: without the --root-path that it may begin with."""
+    path: str = scope["path"]
+    root = scope.get("root_path", "")
+    return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
 
 
 def route_of(scope: Scope) -> str:

@@ -250,7 +250,9 @@ def _invalid(loc: tuple[int | str, ...], *, at: str, kind: str, message: str, va
 def _shown(value: Any) -> str:
     if isinstance(value, str):
         return f", got a string of {len(value)} characters" if len(value) > 40 else f", got {value!r}"
-    if isinstance(value, bool | int | float) or value is None:
+    if isinstance(value, bool) or value is None:
+        return f", got {json.dumps(value)}"
+    if isinstance(value, int | float):
         return f", got {str(value)[:40]}"
     if isinstance(value, list):
         return f", got a list of {len(value)}"

@@ -6,7 +6,6 @@ Imports server only.
 """
 
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping
 
@@ -14,13 +13,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.interface.errors import ServiceError
 from server.api.error_replies import error_reply
-from server.api.request_record import RECORD_SCOPE_KEY, OpenRequests, RequestRecord, make_request_id
+from server.api.request_record import RECORD_SCOPE_KEY, OpenRequests, RequestRecord, path_of, request_id_of
 from server.http.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("quire.access")
-
-_SAFE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
 
 
 class AccessLog:
@@ -46,7 +43,7 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(_request_id(scope), time.monotonic())
+        record = RequestRecord(request_id_of(scope), time.monotonic())
         scope[RECORD_SCOPE_KEY] = record
         scope["root_path"] = self._root_path  # routes match with it and, behind a proxy that cuts it off, without
 
@@ -69,7 +66,7 @@ class AccessLog:
             logger.exception("unhandled error request_id=%s", record.request_id)
             record.outcome = "internal_error"
             if not record.has_started:
-                await _send_internal_error(send_with_id, record.request_id, path=scope["path"])
+                await _send_internal_error(send_with_id, record.request_id, path=path_of(scope))
         finally:
             self._open_requests.remove(record)
             if scope["method"] not in ("GET", "HEAD"):
@@ -118,15 +115,9 @@ def _line(fields: Mapping[str, str | int | float]) -> str:
     return " ".join([*words, str(fields["outcome"]), str(fields["request_id"])])
 
 
-def _request_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and _SAFE_ID.fullmatch(value):
-            return value.decode()
-    return make_request_id()
-
-
 async def _send_internal_error(send: Send, request_id: str, *, path: str) -> None:
     reply = error_reply(ServiceError("internal error"), request_id=request_id, path=path)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(reply.body)).encode())]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    headers = {"content-type": "application/json", "content-length": str(len(reply.body)), **reply.headers}
+    lines = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": reply.status, "headers": lines})
     await send({"type": "http.response.body", "body": reply.body})

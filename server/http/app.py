@@ -21,7 +21,7 @@ from engine.interface.metrics import Metrics
 from server.api.app_state import AppState, make_app_state
 from server.api.error_replies import error_reply
 from server.api.rate_headers import RATE_HEADERS
-from server.api.request_record import OpenRequests, record_of
+from server.api.request_record import OpenRequests, path_of, record_of
 from server.config.api_keys import ROLES, KeyRing
 from server.config.version import package_version
 from server.errors import ClientGone
@@ -98,6 +98,8 @@ def create_app(
             allow_headers=["*"],
             expose_headers=[
                 "x-request-id",
+                "request-id",
+                "x-should-retry",
                 "x-quire-ignored",
                 "x-quire-cache",
                 "retry-after",
@@ -152,7 +154,7 @@ def _handle_errors(app: FastAPI, app_state: AppState, guide: RouteGuide) -> None
             record.outcome = error.code
             if request.method == "POST":
                 app_state.count_rejected(error)
-        reply = error_reply(error, request_id=record.request_id, path=request.scope["path"])
+        reply = error_reply(error, request_id=record.request_id, path=path_of(request.scope))
         return Response(reply.body, status_code=reply.status, media_type="application/json", headers=reply.headers)
 
     async def handle_http_exception(request: Request, error: HTTPException) -> Response:

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.api.error_replies import error_reply
-from server.api.request_record import record_of
+from server.api.request_record import path_of, record_of
 from server.config.api_keys import KeyRing
 from server.config.host_names import host_of, is_loopback
 from server.errors import ForeignHost, HttpError, MissingKey, MissingRole
@@ -72,7 +72,7 @@ class _Gate:
         record.outcome = error.code
         if scope["method"] == "POST":
             self._on_refusal(error)
-        reply = error_reply(error, request_id=record.request_id, path=scope["path"])
+        reply = error_reply(error, request_id=record.request_id, path=path_of(scope))
         headers = {"content-type": "application/json", "content-length": str(len(reply.body)), **reply.headers}
         lines = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": reply.status, "headers": lines})

@@ -27,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, Request
 from uvicorn.server import ServerState
 
 from server.api.error_replies import error_reply
-from server.api.request_record import make_request_id
+from server.api.request_record import make_request_id, path_of, request_id_of
 from server.api.sse import BODY_WRITER
 from server.errors import HeadersTooLarge, HttpError, MalformedHttp, SlowClient, TooManyConnections
 
@@ -208,14 +208,15 @@ class HttpProtocol(H11Protocol):
         self._is_refused = True
         if self._joined is not None:
             self._joined.flush()  # the answer before it
+        request_id, path = make_request_id(), ""
         if self.cycle is not None and not self.cycle.response_complete:
+            request_id, path = request_id_of(self.cycle.scope), path_of(self.cycle.scope)  # its body is at fault
             self.cycle.disconnected = True  # its app gets no word in any more
             self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
             return
-        request_id = make_request_id()
-        reply = error_reply(refusal, request_id=request_id)
+        reply = error_reply(refusal, request_id=request_id, path=path)
         headers = {
             "content-type": "application/json",
             "content-length": str(len(reply.body)),

@@ -41,6 +41,14 @@ _NO_TENANT = Tenant()
 _GENERATED = re.compile(r"^(at )?\d+\(\d+\): |^failed to compile JSON schema: ")  # places in text that we wrote
 
 
+_WORDS = {  # for those that name settings of llguidance's, which no client has
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf.": (
+        "oneOf is enforced where its alternatives exclude each other by their types, as different constant strings, or "
+        "by such constants of a property that each requires; anyOf allows what any of them allows"
+    )
+}
+
+
 class GrammarMeter(Protocol):
     """Limits the processor time that a tenant's grammars may take: EngineClient."""
 
@@ -317,4 +325,5 @@ def _message(verdict: GrammarVerdict, param: str | None) -> str:
     head, colon, reason = verdict.message.partition("does not compile: ")
     while colon and param != LARK_FIELD and (shorter := _GENERATED.sub("", reason, count=1)) != reason:
         reason = shorter
+    reason = _WORDS.get(reason.strip(), reason)
     return f"{param or 'The grammar'} {head}{colon}{sentence(reason) if reason else ''}"

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from engine.interface.errors import GrammarError
+from server.structured_output.discriminators import require_discriminators
 from server.structured_output.schema_references import (
     MAX_SHOWN_CHARS,
     OF_NAMED,
@@ -54,6 +55,7 @@ def checked_schema(schema: dict[str, Any] | bool, param: str, *, is_strict: bool
         return schema
     copy, references = _resolved_copy(schema, param, is_strict=is_strict)
     nodes = references.nodes
+    require_discriminators(copy, [node for node, _ in nodes])
     multiples: set[Decimal] = set()
     for node, path in nodes:
         if node.keys() & _CHECKED:

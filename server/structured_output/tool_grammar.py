@@ -9,8 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from engine.interface.errors import InvalidParameter
 from engine.interface.protocol import GrammarSpec
+from server.structured_output.discriminators import with_discriminators
 from server.structured_output.literal_rules import GEMMA, PYTHON, LiteralRules, Style
 from server.structured_output.schema_references import pointer, resolve_references
 from server.text.parsers import formats, harmony, json_forms, literal_calls, xml_calls
@@ -46,6 +49,7 @@ def tool_grammar(
 ) -> GrammarSpec:
     """Return the grammar of a call of one of `tools`, or of several calls. `tag_ids`: the tags that are one token."""
     tag = _Tags(tag_ids)
+    tools = [msgspec.structs.replace(tool, parameters=with_discriminators(tool.parameters)) for tool in tools]
     rules = ["start: calls", _choice(tools)]
     match chat_format.tools:
         case "harmony":  # an answer ends with its call

@@ -66,7 +66,7 @@ def translate_messages(body: MessagesBody) -> ChatEquivalent:
         "stream": body.stream,
         "user": body.metadata.user_id if body.metadata else None,
     }
-    equivalent = _translate(body, fields, template_kwargs=body.chat_template_kwargs or {})
+    equivalent = _translate(body, fields)
     if equivalent.body.messages[-1].tool_calls:
         raise InvalidParameter("messages ends with a tool_use block; its tool_result must follow.", param="messages")
     return equivalent
@@ -74,7 +74,7 @@ def translate_messages(body: MessagesBody) -> ChatEquivalent:
 
 def translate_count(body: CountTokensBody) -> ChatEquivalent:
     """Return the chat request whose prompt is counted. Raises RequestErrors that name the client's fields."""
-    return _translate(body, {}, template_kwargs={})
+    return _translate(body, {})
 
 
 def thinks(body: CountTokensBody) -> bool:
@@ -82,7 +82,7 @@ def thinks(body: CountTokensBody) -> bool:
     return body.thinking is not None and body.thinking.type != "disabled"
 
 
-def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs: dict[str, Any]) -> ChatEquivalent:
+def _translate(body: CountTokensBody, fields: dict[str, Any]) -> ChatEquivalent:
     refuse_known(body, MESSAGES_FIELDS)
     messages = _Messages()
     if body.system is not None:
@@ -114,7 +114,7 @@ def _translate(body: CountTokensBody, fields: dict[str, Any], *, template_kwargs
         "messages": [turn.message() for turn in messages.turns],
         "continue_final_message": (last.role == "assistant" and not last.calls) or None,
         "tools": tools or None,
-        "chat_template_kwargs": {**dict.fromkeys(_THINKING_SWITCHES, thinks(body)), **template_kwargs},
+        "chat_template_kwargs": dict.fromkeys(_THINKING_SWITCHES, thinks(body)) | (body.chat_template_kwargs or {}),
         "reasoning_effort": config.effort if config is not None else None,
         "prompt_cache_retention": longest_mark(
             body.cache_control and body.cache_control.model_dump(),

@@ -184,6 +184,8 @@ class CountTokensBody(StrictModel):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    # beyond Anthropic's form, as in chat; so is a message's seed
+    chat_template_kwargs: TemplateKwargs | None = None
     # how long the prompt stays in the prefix cache, as in its blocks
     cache_control: CacheControl | None = None
 
@@ -198,8 +200,6 @@ class MessagesBody(SharedSampling, CountTokensBody):
     # metadata of the request without effect on the answer
     metadata: RequestMetadata | None = None
     service_tier: Label | None = None
-    # beyond Anthropic's form, as in chat; so is seed
-    chat_template_kwargs: TemplateKwargs | None = None
 
 
 def content_blocks(content: Any, *, at: str, num_before: int) -> list[Block]:

@@ -44,10 +44,11 @@ Emit = Callable[[str], None]
 class LiteralReader:
     """Reads the values of one call."""
 
-    def __init__(self, emit: Emit, *, quote: str = "") -> None:
-        """`quote`: the tag around a string, or "" for Python's quotation marks."""
+    def __init__(self, emit: Emit, *, quote: str = "", takes_words: bool = True) -> None:
+        """`quote`: the tag around a string, or "" for Python's marks. `takes_words`: bare words are strings."""
         self._emit = emit
         self._quote = quote
+        self._takes_words = takes_words
 
     def value(self, char: str, types: set[str] | None = None) -> Reading[str]:
         """Read a value that begins with `char`; return the first character after it and after its whitespace.
@@ -124,9 +125,10 @@ class LiteralReader:
             chars.append(char)
             char = yield
         word = "".join(chars).strip()
-        if not word:
+        value = _CONSTANTS.get(word) or _number(word)
+        if not word or (value is None and not self._takes_words):
             raise Malformed(char)
-        emit(_CONSTANTS.get(word) or _number(word) or quoted(word))
+        emit(value or quoted(word))
         return (yield from skip_space()) if char == "\n" else char
 
     def _string(self, char: str, emit: Emit) -> Reading[str]:
@@ -140,6 +142,24 @@ class LiteralReader:
         yield from copy_until(self._quote, (yield), partial(_emit_escaped, emit))
         emit('"')
         return (yield from skip_space())
+
+
+def literal_json(text: str) -> str | None:
+    """Return the JSON of a text that is a list, a tuple or a dict of Python's; None if it is none."""
+    text = text.strip()
+    parts: list[str] = []
+    if text[:1] not in _CLOSING:
+        return None
+    reading = LiteralReader(parts.append, takes_words=False).value(text[0])
+    next(reading)
+    try:
+        for char in (*text[1:], ""):
+            reading.send(char)
+    except StopIteration as end:
+        return None if end.value else "".join(parts)
+    except Malformed:
+        pass
+    return None
 
 
 def _python_string(quote: str, emit: Emit) -> Reading[str]:

@@ -1,4 +1,4 @@
-"""Formats with a tag for each parameter, whose values are unquoted (typed_values.py makes JSON of them):
+"""Formats with a tag for each parameter, whose values are unquoted:
 
 Qwen3-Coder   <tool_call> <function=NAME> <parameter=KEY> VALUE </parameter> … </function> </tool_call>
 Seed-OSS      <seed:tool_call> the same </seed:tool_call>
@@ -8,19 +8,32 @@ GLM 4.5 on    <tool_call>NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value
 DeepSeek V3.2 <｜DSML｜function_calls> <｜DSML｜invoke name="NAME"> <｜DSML｜parameter name="KEY" string="true">VALUE
               </｜DSML｜parameter> … </｜DSML｜invoke> … </｜DSML｜function_calls>
               VALUE is JSON if string="false"; V4 has tool_calls in place of function_calls
+
+A string by the schema is emitted as it arrives; another value once it is complete, as JSON if it parses to one of the
+schema's types, else as a string. A list or a dict may be Python's, as some models write them.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from server.text.parsers.base import PartSink
 from server.text.parsers.formats import HERMES_END, HERMES_START, read_end
-from server.text.parsers.tool_calls import CallParser, Malformed, Reading, read_name, read_one_of, read_tag, skip_space
-from server.text.parsers.typed_values import Properties, Schema, quoted, read_json, read_value
+from server.text.parsers.literals import Emit, literal_json
+from server.text.parsers.tool_calls import (
+    CallParser,
+    Malformed,
+    Reading,
+    copy_until,
+    read_name,
+    read_one_of,
+    read_tag,
+    skip_space,
+)
+from server.text.parsers.typed_values import STRING, Properties, Schema, parsed, quoted, typed_json
 
 _MAX_NAME_CHARS = 256
-TYPE, STRING, OTHER = '" string="', 'true">', 'false">'  # of a parameter
+TYPE, IS_TEXT, IS_JSON = '" string="', 'true">', 'false">'  # of a parameter
 _NAME_CHAR = re.compile(r"[\w.:\-]")
 
 
@@ -50,7 +63,7 @@ class XmlForm(NamedTuple):
 
     def parameter_head(self, name: str, *, is_string: bool) -> str:
         """Return what stands before the value, or before value_start."""
-        kind = STRING if is_string else OTHER
+        kind = IS_TEXT if is_string else IS_JSON
         return f"{self.parameter}{name}{f'{TYPE}{kind}' if self.says_type else self.name_end}"
 
 
@@ -147,7 +160,7 @@ def _read_body(
     return rest
 
 
-def _read_parameters(emit: Callable[[str], None], form: XmlForm, properties: Properties, *, seen: str) -> Reading[str]:
+def _read_parameters(emit: Emit, form: XmlForm, properties: Properties, *, seen: str) -> Reading[str]:
     separator = ""
     while True:
         found, seen = yield from read_one_of((form.parameter, form.function_end), seen=seen)
@@ -155,7 +168,7 @@ def _read_parameters(emit: Callable[[str], None], form: XmlForm, properties: Pro
             return seen
         try:
             key = yield from read_name(TYPE if form.says_type else form.name_end)
-            kind, seen = (yield from read_one_of((STRING, OTHER))) if form.says_type else ("", "")
+            kind, seen = (yield from read_one_of((IS_TEXT, IS_JSON))) if form.says_type else ("", "")
             if seen:
                 raise Malformed(seen)
             if form.value_start:
@@ -164,8 +177,56 @@ def _read_parameters(emit: Callable[[str], None], form: XmlForm, properties: Pro
             return found + fault.unread
         emit(f"{separator}{quoted(key)}: ")
         separator, seen = ", ", ""
-        if kind == OTHER:
-            yield from read_json(form.parameter_end, emit)
+        if kind == IS_JSON:
+            yield from _read_json(form.parameter_end, emit)
             continue
-        types = {"string"} if kind == STRING else properties.types(key)
-        yield from read_value(types, form.parameter_end, emit, is_padded=form.is_padded)
+        types = STRING if kind == IS_TEXT else properties.types(key)
+        yield from _read_value(types, form.parameter_end, emit, is_padded=form.is_padded)
+
+
+def _read_value(types: set[str], end: str, emit: Emit, *, is_padded: bool) -> Reading[None]:
+    """Read up to `end` and emit JSON. `is_padded`: a newline next to the value's tags belongs to them."""
+    if types <= STRING:
+        yield from _stream_string(end, emit, is_padded=is_padded)
+        return
+    value = yield from _read_whole(end, emit)
+    value = value.removeprefix("\n").removesuffix("\n") if is_padded else value
+    literal = literal_json(value) if types.isdisjoint(STRING) and not parsed(value)[1] else None
+    emit(literal if literal is not None and parsed(literal)[1] & types else typed_json(value, types))
+
+
+def _read_json(end: str, emit: Emit) -> Reading[None]:
+    """Read up to `end` and emit what is read, if it is JSON, else a string of it."""
+    value = yield from _read_whole(end, emit)
+    text, kinds = parsed(value)
+    emit(text if kinds else quoted(value))
+
+
+def _read_whole(end: str, emit: Emit) -> Reading[str]:
+    """Return the text up to `end`; if it is cut off, emit it."""
+    chars: list[str] = []
+    try:
+        yield from copy_until(end, (yield), chars.append)
+    except GeneratorExit:  # cut off
+        emit("".join(chars))
+        raise
+    return "".join(chars)
+
+
+def _stream_string(end: str, emit: Emit, *, is_padded: bool) -> Reading[None]:
+    emit('"')
+    newline = ""
+
+    def escape(text: str) -> None:
+        nonlocal newline
+        for char in text:
+            emit(newline)
+            newline = "\\n" if char == "\n" and is_padded else ""
+            if not newline:
+                emit(quoted(char)[1:-1])
+
+    char = yield
+    if char == "\n" and is_padded:
+        char = yield
+    yield from copy_until(end, char, escape)
+    emit('"')

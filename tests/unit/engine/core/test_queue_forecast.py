@@ -203,7 +203,9 @@ def test_a_deadline_before_the_first_token_is_refused_at_once() -> None:
     harness.turn()
     refused = failure(harness, "late")
     assert refused.code == "overloaded"
-    assert "until its timeout" in refused.message
+    assert "this request has 0.0" in refused.message
+    assert " 0.0 s" not in refused.message, "two numbers that differ are told apart"
+    assert refused.message.endswith("until its timeout.")
     harness.drain()
 
 

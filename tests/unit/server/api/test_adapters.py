@@ -6,6 +6,7 @@ from openai.types.responses import InputTokenCountResponse, Response, ResponseSt
 
 from engine.interface.control import Stage, State
 from engine.interface.errors import EngineDead
+from server.config.model_source import DEMO_FOLDER
 from tests.support.client_types import check_type, named_events
 from tests.unit.server.conftest import USER_HI, check_error
 
@@ -81,6 +82,16 @@ def test_a_count_is_what_the_message_will_cost(harness):
     long = [{"role": "user", "content": "Hello " * 500}]  # beyond the context: that is what one counts for
     assert app.post(COUNT, {"model": "tiny", "messages": long}).json()["input_tokens"] > 500
     check_anthropic_error(app.post(COUNT, {"model": "claude", "messages": long}), 404, "not_found_error")
+
+
+def test_variables_of_the_template_change_a_count_as_they_change_the_prompt(harness):
+    app = harness(TEXT, folder=DEMO_FOLDER)
+    counts = []
+    for thinks in (True, False):
+        fields = {"model": "tiny", "messages": USER_HI, "chat_template_kwargs": {"enable_thinking": thinks}}
+        counts.append(app.post(COUNT, fields).json()["input_tokens"])
+        assert counts[-1] == app.post("/tokenize", fields).json()["count"]
+    assert counts[0] < counts[1]  # an empty <think></think> turns the thinking off
 
 
 # rule: Endpoints: A count of Responses' input is what the response will cost

@@ -252,6 +252,7 @@ def test_template_variables_that_no_template_of_the_model_reads_are_named(harnes
         ("/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": HI}),
         ("/tokenize", {"messages": HI}),
         ("/v1/responses/input_tokens", {"input": "a"}),
+        ("/v1/messages/count_tokens", {"model": "tiny", "messages": HI}),
     ):
         assert app.post(path, {**body, "chat_template_kwargs": kwargs}).headers["x-quire-ignored"] == named
 

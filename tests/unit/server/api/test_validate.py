@@ -62,6 +62,7 @@ def test_logit_bias_is_declared_as_it_arrives_by_token_id():
     ("value", "message"),
     [
         ([], "logit_bias should be an object, got a list of 0."),
+        (True, "logit_bias should be an object, got true."),
         ({"x": 1}, "logit_bias has the key 'x', keys are token ids."),
         ({5: 1}, "logit_bias[5].[key] should be a valid string, got 5."),
         ({"5": "1"}, "logit_bias.5 should be a valid number, got '1'."),
@@ -74,6 +75,14 @@ def test_a_wrong_logit_bias_is_named(value, message):
     with pytest.raises(InvalidParameter) as info:
         parse_body(ChatBody, {"messages": HI, "logit_bias": value})
     assert info.value.message == message
+
+
+def test_a_value_is_shown_as_json_writes_it():
+    for fields, shown in (({"n": True}, "got true."), ({"stream": "true"}, "got 'true'."), ({"n": 1.5}, "got 1.5.")):
+        with pytest.raises(InvalidParameter, match=shown):
+            parse_body(ChatBody, {"messages": HI, **fields})
+    with pytest.raises(InvalidParameter, match="got null"):
+        parse_body(CompletionBody, {"prompt": None})
 
 
 # rule: Errors: 400 for a wrong field, with its name

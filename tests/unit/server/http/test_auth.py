@@ -169,7 +169,9 @@ def test_a_browsers_preflight_needs_no_key_and_only_its_origin_is_named(harness)
     assert refused.headers["access-control-allow-origin"] == "https://chat.example.org"
     answer = app.post(CHAT, BODY, headers={"origin": "https://chat.example.org", "x-api-key": "secret-one"})
     assert answer.status_code == 200
-    assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
+    exposed = answer.headers["access-control-expose-headers"].split(", ")
+    # what the clients of OpenAI and Anthropic read in a browser, too
+    assert {"x-request-id", "request-id", "x-should-retry", "retry-after"} <= set(exposed)
 
 
 def test_a_star_lets_every_page_call_without_credentials(harness):
@@ -196,6 +198,21 @@ def test_behind_a_proxy_routes_are_found_with_the_prefix_and_without(harness):
     document = app.request("GET", "/openapi.json", headers={"x-api-key": "secret-one"}).json()
     assert document["servers"] == [{"url": "/llm"}]
     assert app.post("/llm" + CHAT, BODY, headers={"x-api-key": "secret-one"}).status_code == 200
+
+
+# rule: Errors: Anthropic's paths have Anthropic's errors, with --root-path as well
+@pytest.mark.parametrize("path", ["/v1/messages", "/llm/v1/messages", "/llm/v1/messages/count_tokens"])
+def test_behind_a_proxy_anthropics_paths_keep_their_form_of_errors(harness, path):
+    app = harness(root_path="/llm", api_key_hashes=HASHES, engine={"script": lambda request: 1 / 0})
+    key = {"x-api-key": "secret-one"}
+    message = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+    replies = [app.post(path, BODY), app.post(path, {}, headers=key), app.request("GET", path, headers=key)]
+    replies += [app.post(path, message, headers=key)] if path.endswith("messages") else []
+    assert [reply.status_code for reply in replies] == [401, 400, 405, 500][: len(replies)]
+    for reply in replies:
+        body = reply.json()
+        assert body["type"] == "error"
+        assert body["request_id"] == reply.headers["request-id"] == reply.headers["x-request-id"]
 
 
 # rule: Security: A key of the file may have roles: inference, metrics, admin, priority

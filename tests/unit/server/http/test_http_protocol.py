@@ -358,3 +358,17 @@ def test_an_answer_may_take_longer_than_a_request(impatient, harness, monkeypatc
         head = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % len(body))
         connection.sendall(head + b"Connection: close\r\n\r\n" + body)
         assert read_reply(connection)[0] == 200
+
+
+# rule: Errors: A body that breaks off gets the error of its path, and the request's own id
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
+def test_a_body_at_fault_is_refused_in_the_form_of_its_path_with_the_requests_id(url, path):
+    head = CHUNKED.replace(b"/v1/chat/completions", path.encode()) + b"x-request-id: my-own.1\r\n\r\n"
+    status, headers, body = ask(url, head, b"zz\r\n")
+    assert (status, headers["x-request-id"]) == (400, "my-own.1")
+    error = json.loads(body)
+    assert "illegal chunk header" in error["error"]["message"]
+    if path == "/v1/messages":
+        assert (error["type"], error["request_id"], headers["request-id"]) == ("error", "my-own.1", "my-own.1")
+    else:
+        assert "request-id" not in headers

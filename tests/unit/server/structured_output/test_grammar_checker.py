@@ -201,6 +201,15 @@ def test_a_process_that_was_killed_while_it_started_is_replaced(model_folder):
     run(model_folder, steps)
 
 
+def test_a_refusal_names_no_setting_that_clients_do_not_have(model_folder):
+    async def steps(checker):
+        message = await refusal(checker, json_schema_grammar({"oneOf": [{"type": "integer"}, {"type": "number"}]}))
+        assert "coerce_one_of" not in message
+        assert "does not compile: oneOf is enforced where its alternatives exclude each other" in message
+
+    run(model_folder, steps)
+
+
 def test_verdicts_are_remembered(model_folder):
     async def steps(checker):
         bad = regex_grammar("[")

@@ -134,6 +134,32 @@ def test_references_and_the_keywords_of_pydantic_compile():
     assert not takes(spec, '{"pet": {"kind": "dog", "lives": 3}, "note": 1}')
 
 
+def test_the_discriminator_of_a_tagged_union_is_written_though_it_has_a_default():
+    from typing import Annotated, Literal
+
+    from pydantic import BaseModel, ConfigDict, Field
+
+    class Cat(BaseModel):
+        kind: Literal["cat"] = "cat"
+        lives: int
+
+    class Dog(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        kind: Literal["dog"] = "dog"
+        name: str = "Rex"
+
+    class Owner(BaseModel):
+        pets: list[Annotated[Cat | Dog, Field(discriminator="kind")]]
+
+    schema = Owner.model_json_schema()
+    assert "required" not in schema["$defs"]["Dog"]
+    constraint = asked(structured_outputs={"json": schema})
+    assert takes(constraint.spec, '{"pets": [{"kind": "dog"}, {"kind": "cat", "lives": 9}]}')
+    for without in ('{"pets": [{"lives": 9}]}', '{"pets": [{}]}', '{"pets": [{"name": "Rex"}]}'):
+        assert not takes(constraint.spec, without)  # pydantic would refuse it
+    assert "required" not in schema["$defs"]["Dog"]
+
+
 def test_what_asks_for_nothing_is_no_grammar():
     for fields in (
         {}, {"response_format": None}, {"response_format": {"type": "text"}}, {"structured_outputs": {}},

@@ -303,6 +303,25 @@ def test_schemas_cannot_break_out_of_the_grammar():
             assert not judge.accepts(forced(form, ("f", {"a": "é", "b": "3"})))
 
 
+@pytest.mark.parametrize("form", ["hermes", "qwen_xml", "gemma4"])
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_the_discriminator_of_a_tagged_union_is_part_of_a_forced_call(form, is_strict):
+    kinds = {name: {"type": "string", "const": name, "default": name} for name in ("cat", "dog")}
+    cat = {"type": "object", "properties": {"kind": kinds["cat"], "lives": {"type": "integer"}}}
+    dog = {"type": "object", "properties": {"kind": kinds["dog"], "lives": {"type": "integer"}}}
+    union = {"oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}], "discriminator": {"propertyName": "kind"}}
+    schema = {"type": "object", "properties": {"pet": union}, "required": ["pet"], "$defs": {"Cat": cat, "Dog": dog}}
+    judge = Judge("added", form, [ToolSpec("f", schema, is_strict)])
+    for pet, is_fine in (({"kind": "dog", "lives": 9}, True), ({"kind": "cat"}, True), ({"lives": 9}, False)):
+        text = forced(form, ("f", {"pet": pet}))
+        if form == "qwen_xml":
+            text = text.replace("'", '"')
+        if form == "gemma4":
+            text = re.sub(r'<\|"\|>(\w+)<\|"\|>:', r"\1:", text)
+        assert judge.accepts(text) == is_fine, text
+    assert "required" not in cat
+
+
 REFERRING = {
     "type": "object",
     "properties": {

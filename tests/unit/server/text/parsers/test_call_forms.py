@@ -116,6 +116,31 @@ def test_qwens_xml_that_is_cut_off_or_odd():
     assert parse("<function=now></function>bye", "qwen_xml") == Answer("", "bye", [("now", "{}")])
 
 
+@pytest.mark.parametrize(
+    ("written_value", "schema", "meant"),
+    [
+        ("['a', \"it's\"]", {"type": "array"}, ["a", "it's"]),
+        ("{'a': True, \"b\": None, 'c': [1.5, -2], 'd': {}}", {"type": "object"},
+         {"a": True, "b": None, "c": [1.5, -2], "d": {}}),
+        ("\n(1, 2)\n", {"type": ["array", "null"]}, [1, 2]),
+        ('{"a": True}', {"anyOf": [{"type": "object"}, {"type": "null"}]}, {"a": True}),
+        ("['a']", {"type": ["array", "string"]}, "['a']"),  # a string by the schema, so it may be meant as it is
+        ("['a']", {"type": "integer"}, "['a']"),
+        ("['a'", {"type": "array"}, "['a'"),
+        ("['a'] or so", {"type": "array"}, "['a'] or so"),
+        ("[see above]", {"type": "array"}, "[see above]"),
+        ("__import__('os')", {"type": "array"}, "__import__('os')"),
+        ("[" * 99, {"type": "array"}, "[" * 99),
+        ("", {"type": "array"}, ""),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", ["qwen_xml", "glm", "minimax"])
+def test_a_list_or_dict_may_be_pythons_where_no_string_may_be(form, written_value, schema, meant):
+    tool = ToolSpec("f", {"type": "object", "properties": {"x": schema}})
+    ((_, text),) = parse(written(form, "f", {"x": written_value}), form, tools=[tool]).calls
+    assert json.loads(text) == {"x": meant}
+
+
 def test_glms_calls_may_have_no_newlines_and_keep_what_is_odd():
     flat = "<tool_call>get_weather<arg_key>city</arg_key><arg_value> a\n</arg_value><arg_key>days</arg_key><arg_value>"
     assert parse(f"{flat}3</arg_value></tool_call><tool_call>now</tool_call>", "glm") == Answer(
