@@ -195,16 +195,30 @@ def parse(fields: Fields) -> QuantizationConfig:
         or not all(isinstance(group, Mapping) for group in groups.values())
     ):
         raise ModelError(f"{fields.where}: config_groups must be an object of objects, found {groups!r}")
-    rules = []
+    if (transforms := fields.section("transform_config").get("config_groups")) is not None and transforms != {}:
+        raise ModelError(f"{fields.where}: transform_config is not supported: served is null, found {transforms!r}")
+    targets: dict[str, Scheme] = {}  # the last group with a target has it
     for name, raw in groups.items():
         group = Fields(raw, f"{fields.where}: config_groups {name}")
         format_ = group.get("format") or fields.get("format")
         if not isinstance(format_, str) or format_ not in FORMATS:
             raise ModelError(f"{group.where}: format {format_!r} is not supported: supported are {', '.join(FORMATS)}")
-        targets = LayerNames.parse(group.get("targets"), where=f"{group.where}: targets", everything=_EVERY_LAYER)
-        rules.append(Rule(targets, FORMATS[format_](_read_group(group))))
+        scheme, where = FORMATS[format_](_read_group(group)), f"{group.where}: targets"
+        names = LayerNames.parse(group.get("targets"), where=where).patterns
+        if not names:
+            raise ModelError(f"{where} must be a list of layer names, found {group.get('targets')!r}")
+        targets |= dict.fromkeys(names, scheme)
+    rules = [
+        Rule(LayerNames.parse([target], where=fields.where, everything=_EVERY_LAYER), targets[target])
+        for target in sorted(targets, key=_precedence)
+    ]
     ignored = LayerNames.parse(fields.get("ignore"), where=f"{fields.where}: ignore")
     return QuantizationConfig("compressed-tensors", tuple(rules), ignored)
+
+
+def _precedence(target: str) -> tuple[bool, bool, str]:
+    """Return the key by which targets decide: names, expressions, all layers (compressed-tensors, match_targets)."""
+    return target in _EVERY_LAYER, target.startswith("re:"), target
 
 
 def _word(fields: Fields, name: str, *, default: str) -> str:
