@@ -49,6 +49,8 @@ def foreign_class(folder: Path) -> tuple[type[PreTrainedModel], PreTrainedConfig
         raise ModelError(f"{where}: transformers cannot read it: {reason}") from error
     if not isinstance(config, cls.config_class):
         raise ModelError(f"{where}: model_type {config.model_type!r} is not that of {name}")
+    # Youtu's class sets that token's embedding to zeros after it has been loaded. Some config classes check assignments
+    vars(config)["pad_token_id"] = None
     return cls, config
 
 

@@ -10,6 +10,9 @@ from engine.interface.config import EngineConfig, LoraSource, SpeculativeConfig
 from engine.interface.errors import StartupError
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
+from kernels.attention.torch_ref import TorchAttention
+from models.foreign.choose import read_config
+from models.foreign.load import load_foreign
 from tests.support.reference import save_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -169,6 +172,24 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(StartupError, match=r"1 tensors are missing, such as transformer\.h\.1\.mlp\.c_fc\.weight"):
         load(tmp_path)
+
+
+def test_the_embedding_of_the_padding_token_is_the_one_in_the_file(tmp_path: Path) -> None:
+    """transformers' class of Youtu zeroes it after loading, and with it a row of the head."""
+    from safetensors.torch import load_file
+
+    sizes = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+    config = transformers.YoutuConfig(**{**SIZES, "num_key_value_heads": 6}, **TOKENS, **sizes)
+    save_checkpoint(tmp_path, config)
+    stored = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    model = load_foreign(
+        read_config(tmp_path),
+        tmp_path,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        backend=TorchAttention(),
+    )
+    assert torch.equal(model.decoder.embed_tokens.weight, stored)
 
 
 def test_random_weights_of_a_config(tmp_path: Path) -> None:
