@@ -16,6 +16,7 @@ from server.api.objects import TextChoice, TextCompletion, TextLogprobs, cache_o
 from server.api.reply_options import PreparedReply
 from server.api.sse import PING, SSE_DONE, TextEvent, data_events, data_failure
 from server.generation.events import ChoiceFinished, Event, TextDelta
+from server.text.detokenizer import Detokenizer
 from server.text.tokenizer import Tokenizer
 
 
@@ -133,19 +134,25 @@ class TextWriter:
         if begins:
             prompt = self._prompt(source.index)
             entries = [None, *self._generation.prompt_logprobs(source.index)]
-            self._make_legacy(context=(), offset=0).extend(result, prompt, entries)
+            text = self._echo_text(source.index)
+            shown = {id_ for id_ in self._tokenizer.special_ids.intersection(prompt) if self._name(id_) in text}
+            detokenizer = self._tokenizer.detokenizer(skip_special_tokens=True, visible_ids=frozenset(shown))
+            self._make_legacy(detokenizer, offset=0).extend(result, prompt, entries)
         if source.index not in self._legacy:
             context = self._generation.spec.text_context(source.index)
             offset = len(self._echo_text(source.index)) if self._options.echoes_logprobs else 0
-            self._legacy[source.index] = self._make_legacy(context=context, offset=offset)
+            skip = self._generation.spec.skip_special_tokens
+            detokenizer = self._tokenizer.detokenizer(skip_special_tokens=skip, context=context)
+            self._legacy[source.index] = self._make_legacy(detokenizer, offset=offset)
         if logprobs is not None and not isinstance(source, ChoiceFinished):
             self._legacy[source.index].extend(result, source.token_ids, logprobs)
         return result
 
-    def _make_legacy(self, *, context: Sequence[int], offset: int) -> LegacyLogprobs:
-        skip = self._generation.spec.skip_special_tokens
-        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=skip, context=context)
+    def _make_legacy(self, detokenizer: Detokenizer, *, offset: int) -> LegacyLogprobs:
         return LegacyLogprobs(self._tokenizer, detokenizer, num_top=self._options.logprobs or 0, offset=offset)
+
+    def _name(self, token_id: int) -> str:
+        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
     def _prompt(self, index: int) -> tuple[int, ...]:
         spec = self._generation.spec

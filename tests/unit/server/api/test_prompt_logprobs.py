@@ -3,9 +3,12 @@
 The fake engine scores token t with -t/1000, and the next ids are its alternatives.
 """
 
+import msgspec
 import pytest
 
+from server.config.model_source import DEMO_FOLDER
 from server.http.routes import reply as answer
+from tests.support.fakes import READY
 from tests.unit.server.conftest import check_error, stream_chunks
 
 PROMPT = "Schöne Grüße 日本"
@@ -39,6 +42,19 @@ def test_echo_with_logprobs_covers_the_whole_text(harness):
     )[1:]:
         assert tops[token] == value  # bit-equal
         assert max(tops.values()) == value
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_control_tokens_that_an_echo_shows_count_in_its_offsets(harness, skips):
+    app = harness("Hello", folder=DEMO_FOLDER, engine={"ready": msgspec.structs.replace(READY, vocab_size=6144)})
+    prompt = "<|im_start|>user\nhi<|im_end|>\n"
+    fields = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 1, "skip_special_tokens": skips}
+    (choice,) = app.complete(**fields).json()["choices"]
+    logprobs = choice["logprobs"]
+    assert choice["text"].startswith(prompt)
+    assert logprobs["tokens"][0] == "<|im_start|>"
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert choice["text"][offset : offset + len(token)] == token
 
 
 def test_lm_eval_scores_a_continuation_of_ids(harness):
