@@ -11,7 +11,7 @@ from engine.core.planned_step import add_drafts
 from engine.core.request import BlockTable, Request
 from tests.support.cache_traces import KINDS, STATE_KINDS, Trace
 
-MOST_TRACES = 400
+MOST_TRACES = 1000
 
 
 def free_at_once(harness, _):
