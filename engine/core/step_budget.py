@@ -120,7 +120,7 @@ class Lead:
         """
         self.newcomers.intersection_update(begun)
         num_before = len(step.singles)
-        self._num_with_answers += not is_alone
+        self._num_with_answers += step.num_rows > 0  # a plan without rows is made again, or is no step
         if waiting.has_several_tenants and not is_stuck and self._num_ahead < MOST_AHEAD:
             yield [request for request in begun if request in self.newcomers], True
             begun = [request for request in begun if request not in self.newcomers]
