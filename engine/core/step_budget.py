@@ -77,8 +77,9 @@ class Lead:
     at MOST_AHEAD none goes ahead. So at most MOST_AHEAD do in a row, and of any n steps with prompts at most
     (n + MOST_AHEAD) / 2: whatever the number, size and weight of newcomers, others keep half of them.
 
-    While prompts of tenants with rows wait, a step that goes ahead for a tenant without a row leaves out the answers as
-    well, at most one step of any STEPS_PER_PAUSE: with them it takes longer, and is padded to a larger size.
+    While prompts of tenants with rows wait, a step that goes ahead for a tenant without a row, or for a prompt that is
+    partly computed, leaves out the answers as well, at most one step of any STEPS_PER_PAUSE: with them it takes longer,
+    and is padded to a larger size.
     """
 
     def __init__(self) -> None:
