@@ -138,6 +138,7 @@ def _profiles() -> Iterator[Script]:
         for kind in ("auto", "fp8", "int8"):
             full = ("--batch", "256", "--prompt-len", "0", "--mixed", "1024", "--mixed-rows", "240")
             yield _profile(shape, f"{kind}-kv", *full, "--kv-cache-dtype", kind)
+    shape = "llama-3.1-8b"
     yield _profile(shape, "long-rows", "--contexts", "30000x4", "16000x16", "--offline")
     few = ("--offline", "--num-steps", "6")
     yield _profile(shape, "long-prompts", "--prompt", "8192", "--behind", "0", "8192", "21808", *few)

@@ -77,8 +77,9 @@ class Lead:
     at MOST_AHEAD none goes ahead. So at most MOST_AHEAD do in a row, and of any n steps with prompts at most
     (n + MOST_AHEAD) / 2: whatever the number, size and weight of newcomers, others keep half of them.
 
-    While prompts of tenants with rows wait, a step that goes ahead for a tenant without a row leaves out the answers as
-    well, at most one step of any STEPS_PER_PAUSE: with them it takes longer, and is padded to a larger size.
+    While prompts of tenants with rows wait, a step that goes ahead for a tenant without a row, or for a prompt that is
+    partly computed, leaves out the answers as well, at most one step of any STEPS_PER_PAUSE: with them it takes longer,
+    and is padded to a larger size.
     """
 
     def __init__(self) -> None:
@@ -120,7 +121,7 @@ class Lead:
         """
         self.newcomers.intersection_update(begun)
         num_before = len(step.singles)
-        self._num_with_answers += not is_alone
+        self._num_with_answers += step.num_rows > 0  # a plan without rows is made again, or is no step
         if waiting.has_several_tenants and not is_stuck and self._num_ahead < MOST_AHEAD:
             yield [request for request in begun if request in self.newcomers], True
             begun = [request for request in begun if request not in self.newcomers]

@@ -30,7 +30,7 @@ def schedule(scheduler):
 
 
 def commit(scheduler, plan, token_id=5):
-    outputs = scheduler.commit(StepResult(plan.step_id, [token_id] * sum(row.samples for row in plan.rows)), 0.0)
+    outputs = scheduler.commit(StepResult(plan.step_id, [token_id] * plan.num_samples), 0.0)
     scheduler.check()
     return outputs.rows()
 

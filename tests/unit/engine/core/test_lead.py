@@ -7,6 +7,7 @@ import pytest
 
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
+from engine.core.speculative import Drafter
 from engine.core.step import StepPlan
 from engine.core.step_budget import MOST_AHEAD, STEPS_PER_PAUSE
 from engine.interface.protocol import SamplingParams
@@ -22,11 +23,13 @@ class Crowd:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 128,
         least_tokens: int | None = None,
+        max_num_samples: int | None = None,
     ) -> None:
         self.scheduler: Scheduler = make_scheduler(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             min_decode_step_tokens=least_tokens,
+            max_num_samples=max_num_samples,
             num_pages=8000,
             max_model_len=4096,
         )
@@ -122,16 +125,26 @@ def test_half_of_the_kept_rows_are_for_tenants_without_any() -> None:
         assert crowd.scheduler.num_free_rows == num_free
 
 
-def flooded(num_waiting: int = 5) -> tuple[Crowd, list[Request]]:
+class Guesses:
+    """Proposes what the test's device samples."""
+
+    def propose(self, prompt_token_ids: list[int], output_token_ids: list[int], count: int) -> list[int]:
+        """Return the proposals."""
+        return [5] * count
+
+
+def flooded(num_waiting: int = 5, *, num_drafts: int = 0) -> tuple[Crowd, list[Request]]:
     """Return a scheduler of 16 rows of which a flood has all but the kept one, and the answers of these.
 
-    num_waiting: requests of the flood that wait.
+    num_waiting: requests of the flood that wait. num_drafts: of each row of an answer.
     """
-    crowd = Crowd(max_num_seqs=16)
+    crowd = Crowd(max_num_seqs=16, max_num_samples=64)
     for tenant in ("guest", "flood"):
         crowd.ask(tenant, 4, 1)
     step(crowd.scheduler)
     answers = [crowd.ask("flood", 4, 400) for _ in range(15)]
+    for answer in answers:
+        answer.drafter = Drafter(Guesses(), num_tokens=num_drafts) if num_drafts else None
     for _ in range(num_waiting):
         crowd.ask("flood", 4, 400)
     while crowd.scheduler.num_free_rows > 1 or not all(request.output_token_ids for request in answers):
@@ -182,6 +195,22 @@ def test_newcomers_without_end_take_one_step_of_32_from_answers() -> None:
     assert 9 <= have.count(False) <= 10
     missed = [number for number, has_token in enumerate(have) if not has_token]
     assert all(later - earlier >= STEPS_PER_PAUSE for earlier, later in itertools.pairwise(missed))
+
+
+def test_plans_without_rows_do_not_count_as_steps_with_answers() -> None:
+    """While rows with drafts are in flight there is nothing to plan; newcomers come before the next step."""
+    crowd, _ = flooded(num_drafts=1)
+    paused = []
+    for number in range(3 * STEPS_PER_PAUSE):
+        crowd.ask(f"small{number}", 4, 1)
+        plan = schedule(crowd.scheduler)
+        if plan.num_rows == 1:
+            paused.append(number)
+        else:
+            assert schedule(crowd.scheduler) is None
+        commit(crowd.scheduler, plan)
+    assert len(paused) >= 2
+    assert all(later - earlier >= STEPS_PER_PAUSE for earlier, later in itertools.pairwise(paused))
 
 
 def test_a_newcomer_without_room_keeps_no_answer_waiting() -> None:
