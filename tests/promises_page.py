@@ -73,8 +73,7 @@ Less than twice the time alone is wanted.
 On the simulated H100 a request [waits](../explanation/queues.md#figures) for the step in flight and its own; \
 measured steps are those of Llama-3.1-8B.
 With that model on an H200 the ratio was [2.2 and 1.9](../explanation/queues.md#figures), by another command.
-Simulations have one step in 32 [without answers](../explanation/queues.md#turns), at most.
-The daemon's run had one in eight, that on an H200 none.
+Of 32 steps one is [without answers](../explanation/queues.md#turns), at most; in the run on an H200 none was.
 """
 _FUZZ = """\
 ## Hostile input is answered below 500
