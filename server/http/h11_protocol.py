@@ -92,11 +92,12 @@ class HttpProtocol(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limit: ConnectionLimit | None = None,
+        prefix: str = "",
     ) -> None:
-        """limit: shared by all connections of the worker."""
+        """limit: shared by all connections of the worker. prefix: the --root-path."""
         super().__init__(config, server_state, app_state, _loop)
         self.conn: _Connection = _Connection()
-        self._limit = limit
+        self._limit, self._prefix = limit, prefix
         self._is_refused = False
         self._joined: _JoinedWrites | None = None  # of the newest request
         self._began_s = 0.0  # when the first byte of a head, or the end of one, was there
@@ -210,7 +211,9 @@ class HttpProtocol(H11Protocol):
             self._joined.flush()  # the answer before it
         request_id, path = make_request_id(), ""
         if self.cycle is not None and not self.cycle.response_complete:
-            request_id, path = request_id_of(self.cycle.scope), path_of(self.cycle.scope)  # its body is at fault
+            # its body is at fault; its app, which would name the prefix, may not have begun
+            scope = {**self.cycle.scope, "root_path": self._prefix}
+            request_id, path = request_id_of(scope), path_of(scope)
             self.cycle.disconnected = True  # its app gets no word in any more
             self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):

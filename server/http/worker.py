@@ -143,7 +143,7 @@ def _follow_hand_over(launcher: LauncherLink, server: _Server) -> None:
 def _uvicorn_config(app: FastAPI, config: WorkerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(HttpProtocol, limit=ConnectionLimit()),  # type: ignore[arg-type]
+        http=partial(HttpProtocol, limit=ConnectionLimit(), prefix=config.server.root_path),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,

@@ -264,10 +264,11 @@ class _QuickServer(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def serving(app: object) -> Iterator[str]:
-    """Serve an app with uvicorn in a thread; yield its base URL."""
+def serving(app: object, *, prefix: str = "") -> Iterator[str]:
+    """Serve an app with uvicorn in a thread; yield its base URL. prefix: the --root-path of the app."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=HttpProtocol, lifespan="off", log_config=None, access_log=False)
+    protocol = functools.partial(HttpProtocol, prefix=prefix)
+    config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, access_log=False)
     server = _QuickServer(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

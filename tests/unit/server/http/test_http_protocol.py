@@ -372,3 +372,13 @@ def test_a_body_at_fault_is_refused_in_the_form_of_its_path_with_the_requests_id
         assert (error["type"], error["request_id"], headers["request-id"]) == ("error", "my-own.1", "my-own.1")
     else:
         assert "request-id" not in headers
+
+
+@pytest.mark.parametrize("is_one_packet", [False, True])
+def test_a_body_at_fault_behind_a_prefix_is_refused_in_the_form_of_its_path(harness, is_one_packet):
+    head = CHUNKED.replace(b"/v1/chat/completions", b"/llm/v1/messages") + b"\r\n"
+    parts = [head + b"zz\r\n"] if is_one_packet else [head, b"zz\r\n"]
+    with serving(harness(root_path="/llm").app, prefix="/llm") as url:
+        status, headers, body = ask(url, *parts)
+    error = json.loads(body)
+    assert (status, error["type"], error["request_id"]) == (400, "error", headers["request-id"])
