@@ -10,6 +10,7 @@ in the lowest bits; integers and zero points are stored plus 2^(bits - 1), so bo
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -208,9 +209,10 @@ def parse(fields: Fields) -> QuantizationConfig:
         if not names:
             raise ModelError(f"{where} must be a list of layer names, found {group.get('targets')!r}")
         targets |= dict.fromkeys(names, scheme)
+    # neighbours of one scheme are one rule: each layer's name is looked for in all rules, and targets may be thousands
     rules = [
-        Rule(LayerNames.parse([target], where=fields.where, everything=_EVERY_LAYER), targets[target])
-        for target in sorted(targets, key=_precedence)
+        Rule(LayerNames.parse(list(run), where=fields.where, everything=_EVERY_LAYER), scheme)
+        for scheme, run in itertools.groupby(sorted(targets, key=_precedence), key=targets.__getitem__)
     ]
     ignored = LayerNames.parse(fields.get("ignore"), where=f"{fields.where}: ignore")
     return QuantizationConfig("compressed-tensors", tuple(rules), ignored)

@@ -173,6 +173,15 @@ def test_names_decide_before_expressions_and_those_before_all_layers():
     assert scheme_of("model.layers.1.mlp.down_proj").weights == "row"
 
 
+def test_a_thousand_targets_of_one_scheme_are_one_rule():
+    """A layer's name is looked for in every rule, so that a rule for each name takes time by the square of names."""
+    targets = [f"model.layers.0.mlp.experts.{expert}.up_proj" for expert in range(1000)]
+    quantization = read(changed(compressed("channel"), targets=targets)).quantization
+    assert len(quantization.rules) == 1
+    assert quantization.scheme_of(targets[-1]).weights == "row"
+    assert quantization.scheme_of("model.layers.0.mlp.down_proj") is None
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=8), children, max_size=3),
