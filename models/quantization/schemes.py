@@ -21,7 +21,7 @@ from kernels.linear.ops import DenseLinear
 from kernels.linear.rounding import RoundedRows, Rounding
 from models.errors import ModelError
 from models.fields import Fields
-from models.quantization import awq, bitsandbytes, compressed_tensors, float4, fp8, gptq, int8, mxfp4
+from models.quantization import auto_round, awq, bitsandbytes, compressed_tensors, float4, fp8, gptq, int8, mxfp4
 from models.quantization.config import QuantizationConfig, Scheme, check_share, naming_scheme
 from models.quantization.integers import Int4OnLoad
 from models.quantization.linear_method import LinearMethod, LinearParams, LinearPart, TakesRoundedRows, rounding_of
@@ -148,6 +148,7 @@ FORMATS: dict[str, Callable[[Fields], QuantizationConfig]] = {
     "compressed-tensors": compressed_tensors.parse,
     "awq": awq.parse,
     "gptq": gptq.parse,
+    "auto-round": auto_round.parse,
     "mxfp4": mxfp4.parse,
     "modelopt": float4.parse_modelopt,
 }

@@ -265,7 +265,7 @@ CHOICES = {
     "--kv-cache-dtype": {"fp8_e5m2": "fp8", "q8_0": "int8"},
     "--quantization": {
         "awq_marlin": "awq", "gptq_marlin": "gptq", "bitsandbytes": "bitsandbytes-nf4", "nf4": "bitsandbytes-nf4",
-        "int8": "w8a8",
+        "int8": "w8a8", "auto_round": "auto-round", "inc": "auto-round",
     },
 }  # fmt: skip
 # kinds of quire bench

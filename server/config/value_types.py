@@ -31,6 +31,7 @@ QUANTIZATION_NAMES = (
     "bitsandbytes-int8",
     "awq",
     "gptq",
+    "auto-round",
     "compressed-tensors",
 )
 _SIZE_UNITS = {

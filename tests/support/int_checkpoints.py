@@ -69,6 +69,17 @@ def gptq_config(**fields: object) -> dict[str, object]:
     return {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False, "sym": False} | fields
 
 
+def auto_round_config(**fields: object) -> dict[str, object]:
+    common = {"quant_method": "auto-round", "bits": 4, "group_size": 16, "sym": False, "data_type": "int"}
+    return common | {"packing_format": "auto_round:auto_gptq", "block_name_to_quantize": "model.layers"} | fields
+
+
+def auto_round_tensors(matrix: Integers) -> dict[str, torch.Tensor]:
+    tensors = gptq_tensors(matrix)
+    del tensors["g_idx"]
+    return tensors
+
+
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}
 FORMATS = {
     "awq": IntFormat(AWQ, awq_tensors),
@@ -84,6 +95,12 @@ FORMATS = {
     "gptq_dynamic": IntFormat(
         gptq_config(dynamic={"-:.*down_proj": {}}), gptq_tensors, skipped=("down_proj",)
     ),
+    "auto_round": IntFormat(
+        auto_round_config(extra_config={r".*\.down_proj": {"bits": 16, "data_type": "float"}}),
+        auto_round_tensors,
+        skipped=("down_proj",),
+    ),
+    "auto_round_awq": IntFormat(auto_round_config(packing_format="auto_round:auto_awq"), awq_tensors),
     "packed": IntFormat(packed_config(), packed_tensors, is_symmetric=True),
     "packed_asymmetric": IntFormat(packed_config(symmetric=False), asymmetric_packed_tensors),
     "packed_channel": IntFormat(

@@ -18,6 +18,7 @@ FIELDS = (
     *("checkpoint_format", "desc_act", "sym", "is_marlin_format", "pack_dtype", "lm_head", "dynamic"),
     *("modules_in_block_to_quantize", "config_groups", "ignore", "quantization_status", "sparsity_config"),
     *("fmt", "weight_block_size", "activation_scheme", "ignored_layers", "load_in_4bit", "load_in_8bit"),
+    *("packing_format", "block_name_to_quantize", "extra_config", "data_type", "act_bits", "backend"),
     *("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "llm_int8_skip_modules", "llm_int8_threshold"),
 )
 GROUP_FIELDS = ("targets", "weights", "input_activations", "output_activations", "format")
@@ -55,7 +56,14 @@ def check(raw: object) -> None:
 
 @settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(
-    st.sampled_from([int_checkpoints.AWQ, int_checkpoints.gptq_config(), int_checkpoints.packed_config()])
+    st.sampled_from(
+        [
+            int_checkpoints.AWQ,
+            int_checkpoints.gptq_config(),
+            int_checkpoints.packed_config(),
+            int_checkpoints.auto_round_config(),
+        ]
+    )
     | st.builds(lambda method: {"quant_method": method}, st.sampled_from(sorted(FORMATS))),
     st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4),
 )

@@ -106,7 +106,7 @@ def test_what_is_not_understood_is_refused_by_name(section, message):
 
 
 def test_every_flag_of_the_server_is_a_scheme_or_a_format():
-    formats = ("awq", "gptq", "compressed-tensors")  # what a checkpoint may be already
+    formats = ("awq", "gptq", "auto-round", "compressed-tensors")  # what a checkpoint may be already
     assert ("auto", "none", *ON_LOAD, *formats) == QUANTIZATION_NAMES
     assert {*formats} < {*FORMATS}
 
