@@ -23,6 +23,8 @@ _GPTQ, _AWQ = "auto_round:auto_gptq", "auto_round:auto_awq"
 _SIGNS = frozenset("*+?[](){}|^$\\")  # of an expression; names have none
 _WIDTHS = {_GPTQ: (4, 8), _AWQ: (4,)}
 _DENSE_BITS = 16
+# Of GPTQ and AWQ: AutoRound reads them too, but writes others
+_OF_OTHERS = ("modules_to_not_convert", "modules_in_block_to_quantize", "dynamic", "quant_block_list")
 _HEAD = "lm_head"
 
 
@@ -34,6 +36,9 @@ def parse(fields: Fields) -> QuantizationConfig:
             f"{fields.where}: packing_format {fields.get('packing_format')!r} is not supported: supported are "
             f"{', '.join(map(repr, _WIDTHS))}"
         )
+    for name in _OF_OTHERS:
+        if fields.get(name):
+            raise ModelError(f"{fields.where}: {name} is not supported with auto-round: exceptions are extra_config's")
     scheme = _read_scheme(fields, packing)
     if scheme is None:
         raise ModelError(f"{fields.where}: bits {fields.get('bits')!r} is not supported for all layers")

@@ -80,6 +80,8 @@ def test_names_decide_before_expressions_and_these_before_blocks():
         ({"group_size": 0}, "group_size"),
         ({"data_type": "mx_fp"}, "data_type 'mx_fp' is not supported: supported is 'int'"),
         ({"act_bits": 8}, "act_bits 8 is not supported: supported is 16"),
+        ({"modules_to_not_convert": ["mlp"]}, "modules_to_not_convert is not supported with auto-round"),
+        ({"dynamic": {"-:mlp": {}}}, "dynamic is not supported with auto-round"),
         ({"lm_head": True}, "lm_head is quantized"),
         ({"extra_config": {"lm_head": {"bits": 8}}}, "lm_head is quantized"),
         ({"extra_config": {LAYER: {"bits": 3}}}, rf"extra_config {LAYER}: bits 3 is not supported"),
