@@ -360,7 +360,7 @@ def test_an_answer_may_take_longer_than_a_request(impatient, harness, monkeypatc
         assert read_reply(connection)[0] == 200
 
 
-# rule: Errors: A body that breaks off gets the error of its path, and the request's own id
+# rule: Errors: A body that breaks off gets the error of its path, and the id that the request has by then
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
 def test_a_body_at_fault_is_refused_in_the_form_of_its_path_with_the_requests_id(url, path):
     head = CHUNKED.replace(b"/v1/chat/completions", path.encode()) + b"x-request-id: my-own.1\r\n\r\n"
