@@ -63,6 +63,10 @@ REQUESTS = [
 ]
 
 
+def generated(daemon: Daemon) -> float:
+    return daemon.metrics()["quire_generation_tokens_total"]
+
+
 def kill_engine(daemon: Daemon) -> None:
     os.kill(daemon.child(ENGINE), signal.SIGKILL)
     wait_for(lambda: ready_status(daemon) == 503, timeout_s=60, what="not ready")
@@ -79,7 +83,8 @@ def test_answers_outlive_engines_that_are_killed(start: Start) -> None:
     tokens = daemon.metrics()["quire_prompt_tokens_total"]
     asked = [Asked(daemon, path, body) for path, body in REQUESTS]
     for _ in range(2):
-        time.sleep(0.7)
+        begun = generated(daemon)
+        wait_for(lambda begun=begun: generated(daemon) >= begun + 60, timeout_s=60, what="each answer's begin")
         kill_engine(daemon)
         assert httpx.post(daemon.base_url + CHAT, json={"model": MODEL, **story()}).status_code == 503
         wait_ready_again(daemon)
