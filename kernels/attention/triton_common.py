@@ -24,6 +24,10 @@ WHOLE, WINDOW, CHUNK = (tl.constexpr(number) for number in range(3))
 # is above 65504 / 127, so weights that are lifted by this factor are below its largest number
 LIFT = tl.constexpr(64.0)
 
+# bfloat16 queries become float16 times this factor: its largest number is 65504, so that those up to a million fit.
+# Those below 2^-13 lose bits, of at most 2^-21: times the largest number of fp8, 448, that is still less than 2^-12
+LOWER = tl.constexpr(2.0**-4)
+
 
 def reach_of(sliding_window: int | None, chunk: int | None) -> tuple[int, int]:
     """Return the most keys that a query sees, 0 for all, and the kind of reach: WHOLE, WINDOW or CHUNK."""
@@ -101,6 +105,20 @@ def load_scales(pointers, mask, MASK: tl.constexpr, LIFTED: tl.constexpr):
     """The scales of keys or values of an int8 pool, 0 where masked. LIFTED: those of values, for float16 weights."""
     scales = tl.load(pointers, mask=mask, other=0.0) if MASK else tl.load(pointers)
     return scales * LIFT if LIFTED else scales
+
+
+@triton.jit
+def lower_queries(q, q_rest, scale, POOL: tl.constexpr):
+    """Two tiles of queries in the dtype of the products with keys of dtype POOL, and the scale of their logits.
+
+    bfloat16 queries meet fp8 keys in float16, which holds these exactly too: GPUs convert fp8 to float16 in pairs, and
+    from there to bfloat16 each number by itself, at a rate that would limit decoding.
+    """
+    if POOL.is_fp8e4nv() and q.dtype == tl.bfloat16:
+        q = (q.to(tl.float32) * LOWER).to(tl.float16)
+        q_rest = (q_rest.to(tl.float32) * LOWER).to(tl.float16)
+        scale = scale / LOWER
+    return q, q_rest, scale
 
 
 @triton.jit

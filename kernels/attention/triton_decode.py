@@ -27,6 +27,7 @@ from kernels.attention.triton_common import (
     is_wide,
     load_scales,
     load_sinks,
+    lower_queries,
     oldest_seen,
     page_offsets,
     prefetch_l2,
@@ -307,6 +308,7 @@ def attend_range(
 ):  # fmt: skip
     """Softmax over keys [start, end): normalised output [BLOCK_G, D_PAD] fp32 and log2 of the denominator [BLOCK_G]."""
     q, q_rest, k_ptr, v_ptr, table_ptr, k_scales_ptr, v_scales_ptr = pointers
+    q, q_rest, scale = lower_queries(q, q_rest, scale, k_ptr.dtype.element_ty)
     dims = tl.arange(0, D_PAD)
     main = tl.arange(0, K_MAIN)
     maximum = tl.full([BLOCK_G], MASKED, tl.float32)

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.base import AttentionMetadata
-from kernels.attention.triton_common import MASKED, is_wide, page_offsets
+from kernels.attention.triton_common import MASKED, is_wide, lower_queries, page_offsets
 from kernels.attention.triton_latent_splits import (
     LatentConfig,
     LatentScratch,
@@ -237,6 +237,7 @@ def _attend(
     q = tl.load(q_row_ptrs[:, None] + dims[None, :], mask=in_row[:, None] & (dims < RANK)[None, :], other=0.0)
     in_rope = in_row[:, None] & (rope < ROPE)[None, :]
     q_rope = tl.load(q_row_ptrs[:, None] + (RANK + rope)[None, :], mask=in_rope, other=0.0)
+    q, q_rope, scale = lower_queries(q, q_rope, scale, cache_ptr.dtype.element_ty)
     positions = context_len + members // HEADS
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)

@@ -23,6 +23,7 @@ from kernels.attention.triton_common import (
     is_wide,
     load_scales,
     load_sinks,
+    lower_queries,
     oldest_seen,
     page_offsets,
     reach_of,
@@ -170,6 +171,7 @@ def _prefill_kernel(
     q_rest = q
     if K_REST > 0:
         q_rest = _load_queries(q_row_ptrs, in_row, K_MAIN, HEAD_DIM, K_REST)
+    q, q_rest, scale = lower_queries(q, q_rest, scale, k_ptr.dtype.element_ty)
 
     first_position = context_len + first_token
     k_ptr += kv_head.to(tl.int64) * stride_head

@@ -55,3 +55,4 @@ def test_shared_attention_compiles_and_fits(head_dim, tmp_path):
     assert max(kernel.shared_bytes for kernel in compiled) <= HOPPER_SHARED_BYTES
     tiles = [kernel for kernel in compiled if kernel.name == "_shared_kernel"]
     assert any(kernel.has_wgmma for kernel in tiles)
+    assert not any(kernel.num_rerounded for kernel in compiled)
