@@ -109,16 +109,21 @@ def load_scales(pointers, mask, MASK: tl.constexpr, LIFTED: tl.constexpr):
 
 @triton.jit
 def lower_queries(q, q_rest, scale, POOL: tl.constexpr):
-    """Two tiles of queries in the dtype of the products with keys of dtype POOL, and the scale of their logits.
+    """Two tiles of queries in the dtype of the products with keys of dtype POOL, the scale of their logits, and 1.
 
     bfloat16 queries meet fp8 keys in float16, which holds these exactly too: GPUs convert fp8 to float16 in pairs, and
     from there to bfloat16 each number by itself, at a rate that would limit decoding.
+    The 1 is for a loop around all products, in which both tiles become zeros at the end. Triton keeps the queries of
+    wgmma in shared memory only if they are what was loaded, or a variable of a loop; else they take registers, and each
+    wgmma waits for the one before. The compiler does not know the 1, unless the queries are what was loaded.
     """
+    rounds = 1
     if POOL.is_fp8e4nv() and q.dtype == tl.bfloat16:
         q = (q.to(tl.float32) * LOWER).to(tl.float16)
         q_rest = (q_rest.to(tl.float32) * LOWER).to(tl.float16)
         scale = scale / LOWER
-    return q, q_rest, scale
+        rounds = tl.minimum(tl.num_programs(0), 1)
+    return q, q_rest, scale, rounds
 
 
 @triton.jit

@@ -225,6 +225,7 @@ def _decode_kernel(
     q_rest = q
     if K_REST > 0:
         q_rest = _load_queries(q_row_ptr, kv_head, K_MAIN, GROUP, HEAD_DIM, BLOCK_G, K_REST)
+    q, q_rest, scale, _ = lower_queries(q, q_rest, scale, k_ptr.dtype.element_ty)
     acc, lse = attend_range(
         (q, q_rest, k_ptr, v_ptr, table_row_ptr, k_scales_ptr, v_scales_ptr), start, end, scale, softcap,
         stride_block, stride_slot, stride_v_block, stride_v_slot, stride_scale_block, stride_scale_slot,
@@ -308,7 +309,6 @@ def attend_range(
 ):  # fmt: skip
     """Softmax over keys [start, end): normalised output [BLOCK_G, D_PAD] fp32 and log2 of the denominator [BLOCK_G]."""
     q, q_rest, k_ptr, v_ptr, table_ptr, k_scales_ptr, v_scales_ptr = pointers
-    q, q_rest, scale = lower_queries(q, q_rest, scale, k_ptr.dtype.element_ty)
     dims = tl.arange(0, D_PAD)
     main = tl.arange(0, K_MAIN)
     maximum = tl.full([BLOCK_G], MASKED, tl.float32)

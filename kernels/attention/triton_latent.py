@@ -237,34 +237,37 @@ def _attend(
     q = tl.load(q_row_ptrs[:, None] + dims[None, :], mask=in_row[:, None] & (dims < RANK)[None, :], other=0.0)
     in_rope = in_row[:, None] & (rope < ROPE)[None, :]
     q_rope = tl.load(q_row_ptrs[:, None] + (RANK + rope)[None, :], mask=in_rope, other=0.0)
-    q, q_rope, scale = lower_queries(q, q_rope, scale, cache_ptr.dtype.element_ty)
+    q, q_rope, scale, rounds = lower_queries(q, q_rope, scale, cache_ptr.dtype.element_ty)
     positions = context_len + members // HEADS
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, RANK_PAD], tl.float32)
-    for tile_start in range(start, end, BLOCK_N):
-        keys = tile_start + tl.arange(0, BLOCK_N)
-        exists = keys < end  # of the others, 0 * NaN would count
-        offsets = page_offsets(table_ptr, keys, exists, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
-        in_tile = exists[:, None]
-        if RANK != RANK_PAD:
-            in_tile = in_tile & (dims < RANK)[None, :]
-        latents = tl.load(cache_ptr + (offsets[:, None] + dims[None, :]), mask=in_tile, other=0.0).to(q.dtype)
-        in_tile = exists[:, None]
-        if ROPE != ROPE_PAD:
-            in_tile = in_tile & (rope < ROPE)[None, :]
-        k_rope = tl.load(cache_ptr + (offsets[:, None] + (RANK + rope)[None, :]), mask=in_tile, other=0.0).to(q.dtype)
-        logits = tl.dot(q, tl.trans(latents), input_precision=PRECISION)
-        logits = tl.dot(q_rope, tl.trans(k_rope), logits, input_precision=PRECISION)
-        visible = exists[None, :] & (keys[None, :] <= positions[:, None])
-        logits = tl.where(visible, logits * scale, MASKED)
-        new_maximum = tl.maximum(maximum, tl.max(logits, 1))
-        shrink = tl.exp2(maximum - new_maximum)
-        weights = tl.exp2(logits - new_maximum[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None]
-        acc = tl.dot(weights.to(latents.dtype), latents, acc, input_precision=PRECISION)
-        maximum = new_maximum
+    for _ in range(0, rounds):
+        for tile_start in range(start, end, BLOCK_N):
+            keys = tile_start + tl.arange(0, BLOCK_N)
+            exists = keys < end  # of the others, 0 * NaN would count
+            offsets = page_offsets(table_ptr, keys, exists, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
+            in_tile = exists[:, None]
+            if RANK != RANK_PAD:
+                in_tile = in_tile & (dims < RANK)[None, :]
+            latents = tl.load(cache_ptr + (offsets[:, None] + dims[None, :]), mask=in_tile, other=0.0).to(q.dtype)
+            in_tile = exists[:, None]
+            if ROPE != ROPE_PAD:
+                in_tile = in_tile & (rope < ROPE)[None, :]
+            rope_ptrs = cache_ptr + (offsets[:, None] + (RANK + rope)[None, :])
+            k_rope = tl.load(rope_ptrs, mask=in_tile, other=0.0).to(q.dtype)
+            logits = tl.dot(q, tl.trans(latents), input_precision=PRECISION)
+            logits = tl.dot(q_rope, tl.trans(k_rope), logits, input_precision=PRECISION)
+            visible = exists[None, :] & (keys[None, :] <= positions[:, None])
+            logits = tl.where(visible, logits * scale, MASKED)
+            new_maximum = tl.maximum(maximum, tl.max(logits, 1))
+            shrink = tl.exp2(maximum - new_maximum)
+            weights = tl.exp2(logits - new_maximum[:, None])
+            total = total * shrink + tl.sum(weights, 1)
+            acc = acc * shrink[:, None]
+            acc = tl.dot(weights.to(latents.dtype), latents, acc, input_precision=PRECISION)
+            maximum = new_maximum
+        q, q_rope = tl.zeros_like(q), tl.zeros_like(q_rope)
     total = tl.maximum(total, 1.0e-30)  # a padding row has no key: zeros, not NaN
     return acc / total[:, None], maximum + tl.log2(total)
 

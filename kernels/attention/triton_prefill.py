@@ -171,7 +171,7 @@ def _prefill_kernel(
     q_rest = q
     if K_REST > 0:
         q_rest = _load_queries(q_row_ptrs, in_row, K_MAIN, HEAD_DIM, K_REST)
-    q, q_rest, scale = lower_queries(q, q_rest, scale, k_ptr.dtype.element_ty)
+    q, q_rest, scale, rounds = lower_queries(q, q_rest, scale, k_ptr.dtype.element_ty)
 
     first_position = context_len + first_token
     k_ptr += kv_head.to(tl.int64) * stride_head
@@ -190,19 +190,22 @@ def _prefill_kernel(
     if sinks_ptr is not None:  # as one more key, whose value is zero
         maximum = load_sinks(sinks_ptr, heads, in_row)
         total += 1.0
-    view = (
-        q, q_rest, k_ptr, v_ptr, table_ptr + row.to(tl.int64) * stride_table,
-        context_len + tokens, first_position, seq_len, scale, softcap, reach,
-        stride_block, stride_slot, stride_v_block, stride_v_slot,
-        k_scales_ptr, v_scales_ptr, stride_scale_block, stride_scale_slot,
-    )  # fmt: skip
     end = tl.where(is_live, tl.minimum(first_position + TOKENS, seq_len), 0)
     full_end = tl.where(is_live, (first_position + 1) // BLOCK_N * BLOCK_N, 0)
-    acc = _attend_query_tile(
-        view, maximum, total, first_position, full_end, end,
-        HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD,
-        BLOCK_M, BLOCK_N, BLOCK_SIZE, REACH, HAS_SOFTCAP, PRECISION, IS_WIDE,
-    )  # fmt: skip
+    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    for _ in range(0, rounds):
+        view = (
+            q, q_rest, k_ptr, v_ptr, table_ptr + row.to(tl.int64) * stride_table,
+            context_len + tokens, first_position, seq_len, scale, softcap, reach,
+            stride_block, stride_slot, stride_v_block, stride_v_slot,
+            k_scales_ptr, v_scales_ptr, stride_scale_block, stride_scale_slot,
+        )  # fmt: skip
+        acc = _attend_query_tile(
+            view, maximum, total, first_position, full_end, end,
+            HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD,
+            BLOCK_M, BLOCK_N, BLOCK_SIZE, REACH, HAS_SOFTCAP, PRECISION, IS_WIDE,
+        )  # fmt: skip
+        q, q_rest = tl.zeros_like(q), tl.zeros_like(q_rest)
     acc = acc * v_scale
     in_tile = in_row[:, None] & (dims < VALUE_DIM)[None, :]
     out_row_ptrs = out_ptr + token_index * stride_out_token + heads * VALUE_DIM

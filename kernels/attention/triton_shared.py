@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.base import GroupedRows
-from kernels.attention.triton_common import is_wide, scale_arguments, split_dims, value_strides
+from kernels.attention.triton_common import is_wide, lower_queries, scale_arguments, split_dims, value_strides
 from kernels.attention.triton_decode import attend_range
 from kernels.elementwise.reference import UNSCALED, KVScales
 
@@ -138,6 +138,7 @@ def _shared_kernel(
     q_rest = q
     if K_REST > 0:
         q_rest = _load_queries(q_row_ptrs, is_query, K_MAIN, HEAD_DIM, K_REST)
+    q, q_rest, scale, rounds = lower_queries(q, q_rest, scale, k_ptr.dtype.element_ty)
     k_ptr += kv_head.to(tl.int64) * stride_head
     if stride_v_head is None:
         v_ptr += kv_head.to(tl.int64) * stride_head
@@ -150,11 +151,15 @@ def _shared_kernel(
             scale *= tl.load(k_scales_ptr)
             v_scale *= tl.load(v_scales_ptr)
     table_row_ptr = table_ptr + tl.load(members_ptr).to(tl.int64) * stride_table
-    acc, lse = attend_range(
-        (q, q_rest, k_ptr, v_ptr, table_row_ptr, k_scales_ptr, v_scales_ptr), start, end, scale, softcap,
-        stride_block, stride_slot, stride_v_block, stride_v_slot, stride_scale_block, stride_scale_slot,
-        HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD, BLOCK_M, BLOCK_N, BLOCK_SIZE, IS_WIDE, HAS_SOFTCAP, PRECISION,
-    )  # fmt: skip
+    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    lse = tl.zeros([BLOCK_M], tl.float32)
+    for _ in range(0, rounds):
+        acc, lse = attend_range(
+            (q, q_rest, k_ptr, v_ptr, table_row_ptr, k_scales_ptr, v_scales_ptr), start, end, scale, softcap,
+            stride_block, stride_slot, stride_v_block, stride_v_slot, stride_scale_block, stride_scale_slot,
+            HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD, BLOCK_M, BLOCK_N, BLOCK_SIZE, IS_WIDE, HAS_SOFTCAP, PRECISION,
+        )  # fmt: skip
+        q, q_rest = tl.zeros_like(q), tl.zeros_like(q_rest)
     dims = tl.arange(0, D_PAD)
     entries = (piece * tl.num_programs(0) + kv_head).to(tl.int64) * BLOCK_M + queries
     in_tile = is_query[:, None] & (dims < VALUE_DIM)[None, :]

@@ -68,7 +68,8 @@ for kernel in kernels:
     registers, local_bytes = usage_of(compiled.asm["cubin"])
     facts = *facts, local_bytes, registers * 32 * compiled.metadata.num_warps, assembly.count("mbarrier.init")
     started = assembly.partition("griddepcontrol.launch_dependents")[2].partition("barrier.sync")[0]
-    facts = *facts, started.count("bar.sync"), assembly.count("cvt.bf16.f16")
+    in_shared_memory = re.search(r"wgmma.mma_async[^;]*}, %rd\\d+, %rd", assembly) is not None
+    facts = *facts, started.count("bar.sync"), assembly.count("cvt.bf16.f16"), in_shared_memory
     print(json.dumps(facts), flush=True)
 """
 
@@ -79,6 +80,7 @@ class CompiledKernel(NamedTuple):
     registers: of a program's threads together; those of warp-specialised programs have more. num_barriers: in shared
     memory. start_barriers: of all threads, between the wait for the kernel before and the start of partitions.
     num_rerounded: conversions of float16 to bfloat16: they are of one number each, and of the slowest instructions.
+    has_shared_wgmma: some wgmma have both operands in shared memory.
     """
 
     name: str
@@ -90,6 +92,7 @@ class CompiledKernel(NamedTuple):
     num_barriers: int
     start_barriers: int
     num_rerounded: int
+    has_shared_wgmma: bool
 
 
 def compile_kernels(script: str, *arguments: str, cache: Path, capability: int = 90) -> list[CompiledKernel]:

@@ -62,6 +62,7 @@ def test_every_kind_of_layer_compiles_and_decoding_spills_nothing(head_dim, pool
     assert max(kernel.shared_bytes for kernel in compiled) <= HOPPER_SHARED_BYTES
     assert all(kernel.has_wide_loads for kernel in compiled if kernel.name in ("_decode_kernel", "_prefill_kernel"))
     assert not any(kernel.num_rerounded for kernel in compiled)
+    assert all(kernel.has_shared_wgmma for kernel in compiled if kernel.has_wgmma)
     assert max(kernel.local_bytes for kernel in compiled if kernel.name == "_decode_kernel") <= head_dim // 256 * 8
     if pool == "int8":  # the large tiles of other pools spill a little, and are the faster for it
         spilled = {kernel.name: kernel.local_bytes for kernel in compiled if kernel.local_bytes}

@@ -61,6 +61,7 @@ def test_latent_attention_compiles_and_fits(sizes, tmp_path):
     assert max(kernel.shared_bytes for kernel in compiled) <= HOPPER_SHARED_BYTES
     assert all(kernel.has_wide_loads for kernel in compiled if kernel.name in ("_short_rows_kernel", "_prefill_kernel"))
     assert not any(kernel.num_rerounded for kernel in compiled)
+    assert all(kernel.has_shared_wgmma for kernel in compiled if kernel.has_wgmma)
     # Tiles of 64 rows run as wgmma: long rows always, short ones from 33 heads on; float32 never
     assert sum(kernel.has_wgmma for kernel in compiled if kernel.name == "_long_rows_kernel") == 2
     with_many_heads = sum(kernel.has_wgmma for kernel in compiled if kernel.name == "_short_rows_kernel")

@@ -56,3 +56,4 @@ def test_shared_attention_compiles_and_fits(head_dim, tmp_path):
     tiles = [kernel for kernel in compiled if kernel.name == "_shared_kernel"]
     assert any(kernel.has_wgmma for kernel in tiles)
     assert not any(kernel.num_rerounded for kernel in compiled)
+    assert all(kernel.has_shared_wgmma for kernel in compiled if kernel.has_wgmma)
