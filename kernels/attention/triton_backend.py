@@ -20,6 +20,7 @@ if HAS_TRITON:
     from kernels.attention.triton_shared import MAX_SHARED_HEAD_DIM, SharedParts, shared_attention, shared_config
     from kernels.attention.triton_splits import DecodeScratch
 try:
+    from kernels.attention import gluon_decode
     from kernels.attention.gluon_prefill import hopper_prefill_attention, new_tickets, takes
 
     HAS_GLUON = True
@@ -190,12 +191,16 @@ class TritonAttention:
                 )
                 pieces = self._pieces(metadata, k_cache.shape[2], scratch) if shared is None else shared.own_pieces
             rows = slice(None) if is_mixed else slice(num_decodes)
-            decode_attention(
-                q[rows], k_cache, v_cache, metadata.block_table, metadata.seq_lens, out[rows], scratch,
-                scale=scale, sliding_window=sliding_window, chunk=chunk, softcap=softcap, sinks=sinks,
-                kv_scales=kv_scales, query_start_loc=metadata.query_start_loc if is_mixed else None,
-                max_seq_len=metadata.max_seq_len, pieces=pieces, shared=shared, pdl=self._pdl,
-            )  # fmt: skip
+            options = {
+                "scale": scale, "sliding_window": sliding_window, "chunk": chunk, "softcap": softcap, "sinks": sinks,
+                "kv_scales": kv_scales, "query_start_loc": metadata.query_start_loc if is_mixed else None,
+                "max_seq_len": metadata.max_seq_len, "pieces": pieces, "pdl": self._pdl,
+            }  # fmt: skip
+            arguments = q[rows], k_cache, v_cache, metadata.block_table, metadata.seq_lens, out[rows], scratch
+            if self._tickets is not None and shared is None and gluon_decode.takes(q, k_cache, v_cache):
+                gluon_decode.decode8_attention(*arguments, **options)
+            else:
+                decode_attention(*arguments, **options, shared=shared)
         num_rows = metadata.seq_lens.shape[0]
         if num_rows > num_decodes:
             end = num_rows if metadata.max_prefills is None else metadata.max_prefills
