@@ -34,7 +34,7 @@ from kernels.attention.gluon_decode_tiles import (
     weigh,
 )
 from kernels.attention.triton_common import LOG2_E, WHOLE, is_wide, reach_of, scale_arguments
-from kernels.attention.triton_splits import DecodeScratch
+from kernels.attention.triton_splits import DecodeScratch, warps_of_pairs
 from kernels.elementwise.reference import FP8, INT8, UNSCALED, KVScales
 from kernels.gluon_common import grid_dependency
 
@@ -42,6 +42,8 @@ from kernels.gluon_common import grid_dependency
 
 if not triton.__version__.startswith("3.6."):
     raise ImportError(f"the 8-bit decode kernel needs Triton 3.6, whose Gluon it uses, not {triton.__version__}")
+
+WARPS_PER_SM = 8  # for which the registers of a multiprocessor suffice
 
 _MASKED = gl.constexpr(-(2.0**100))
 _LEAST_SCALE = gl.constexpr(2.0**-60)  # of an int8 value, in a logarithm
@@ -59,11 +61,11 @@ class Decode8Config:
     max_registers: int
 
 
-def decode8_config(head_dim: int, *, num_pairs: int, group: int) -> Decode8Config:
+def decode8_config(head_dim: int, *, num_pairs: int, num_sms: int) -> Decode8Config:
     """Choose tiles (benchmarks/notes.md). num_pairs: of rows and KV heads."""
     if head_dim > 128:
         return Decode8Config(keys=16, num_warps=4, max_registers=255)
-    return Decode8Config(keys=32, num_warps=4 if group > 4 or num_pairs <= 16 else 2, max_registers=255)
+    return Decode8Config(keys=32, num_warps=warps_of_pairs(num_pairs, num_sms=num_sms), max_registers=255)
 
 
 def takes(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
@@ -121,7 +123,7 @@ def decode8_attention(
     num_splits = max(1, min(num_splits, -(-longest // (_UNIT.value * _MIN_UNITS.value))))
     assert pieces is not None or num_splits == 1 or num_pairs * num_splits * group <= scratch.lse.shape[0]
     places = (num_splits, num_rows) if pieces is None else (pieces.shape[0], 1)
-    config = config or decode8_config(head_dim, num_pairs=num_pairs, group=group)
+    config = config or decode8_config(head_dim, num_pairs=num_pairs, num_sms=scratch.num_sms)
     k_scale, v_scale, scales = scale_arguments(kv_scales, torch.float32)  # weights hold no scales
     k_words, v_words = k_cache.view(torch.int32), v_cache.view(torch.int32)
     _decode8_kernel[(num_kv_heads, *places)](
@@ -139,7 +141,7 @@ def decode8_attention(
 def _decode8_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, seq_lens_ptr, query_start_ptr, pieces_ptr, sinks_ptr,
     partial_ptr, lse_ptr, arrivals_ptr,
-    scale, softcap, v_scale, reach,  # scale holds k's, what queries are lowered by, and log2(e) unless logits are capped
+    scale, softcap, v_scale, reach,  # scale holds k's, that of queries, and log2(e) unless logits are capped
     stride_q_row, stride_out_row, stride_block, stride_slot, stride_head,  # of the pool in words
     k_scales_ptr, v_scales_ptr, stride_scale_block, stride_scale_slot, stride_scale_head,  # see KVScales.for_kernel
     stride_table,
@@ -278,10 +280,9 @@ def _attend(
             v = gl.where((v_keys >= start) & (v_keys < end), v, 0)  # 0 * NaN would count
             if IS_INT8:
                 v_scales = gl.where(visible, v_scales, 0.0)
+        heights = logits
         if IS_INT8:  # a weight times its scale is at most 1
-            heights = logits + gl.expand_dims(gl.log2(gl.maximum(v_scales, _LEAST_SCALE)), 2)
-        else:
-            heights = logits
+            heights = heights + gl.expand_dims(gl.log2(gl.maximum(v_scales, _LEAST_SCALE)), 2)
         new_maximum = gl.maximum(maximum, gl.max(heights, 1))
         shrink = gl.exp2(maximum - new_maximum)
         weights = gl.exp2(logits - gl.expand_dims(new_maximum, 1))

@@ -12,7 +12,7 @@ from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-# ruff: noqa: ANN001, ANN201  (Triton reads annotations as types)
+# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
 
 # Of queries: float16 ends at 65,504. What it loses below 2^-10 of a query is far less than what 8-bit keys have lost
 LOWERED = gl.constexpr(2.0**-4)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from kernels.attention.base import LATENTS, AttentionMetadata, AttentionSpec, GroupedRows
 from kernels.dispatch import HAS_TRITON
-from kernels.elementwise.reference import UNSCALED, KVScales
+from kernels.elementwise.reference import FP8, INT8, UNSCALED, KVScales
 
 if HAS_TRITON:
     from kernels.attention.triton_cut_rows import cut_rows
@@ -127,7 +130,7 @@ class TritonAttention:
             tile_rows=config.block_m // group, query_start_loc=starts,
             num_pieces=max(1, config.per_sm * scratch.num_sms // num_kv_heads),
         )  # fmt: skip
-        num_pieces = scratch.num_pieces(num_rows=num_rows, num_kv_heads=num_kv_heads)
+        num_pieces = replace(scratch, warps_per_sm=0).num_pieces(num_rows=num_rows, num_kv_heads=num_kv_heads)
         grouped.own_pieces = cut_rows(seq_lens, num_pieces=num_pieces, query_start_loc=starts, shared_rows=grouped.rows)
         metadata.grouped_rows = (metadata.grouped_rows or {}) | {heads: grouped}
         return grouped
@@ -191,16 +194,15 @@ class TritonAttention:
                 )
                 pieces = self._pieces(metadata, k_cache.shape[2], scratch) if shared is None else shared.own_pieces
             rows = slice(None) if is_mixed else slice(num_decodes)
-            options = {
-                "scale": scale, "sliding_window": sliding_window, "chunk": chunk, "softcap": softcap, "sinks": sinks,
-                "kv_scales": kv_scales, "query_start_loc": metadata.query_start_loc if is_mixed else None,
-                "max_seq_len": metadata.max_seq_len, "pieces": pieces, "pdl": self._pdl,
-            }  # fmt: skip
-            arguments = q[rows], k_cache, v_cache, metadata.block_table, metadata.seq_lens, out[rows], scratch
+            attend: Callable[..., None] = partial(decode_attention, shared=shared)
             if self._tickets is not None and shared is None and gluon_decode.takes(q, k_cache, v_cache):
-                gluon_decode.decode8_attention(*arguments, **options)
-            else:
-                decode_attention(*arguments, **options, shared=shared)
+                attend = gluon_decode.decode8_attention
+            attend(
+                q[rows], k_cache, v_cache, metadata.block_table, metadata.seq_lens, out[rows], scratch,
+                scale=scale, sliding_window=sliding_window, chunk=chunk, softcap=softcap, sinks=sinks,
+                kv_scales=kv_scales, query_start_loc=metadata.query_start_loc if is_mixed else None,
+                max_seq_len=metadata.max_seq_len, pieces=pieces, pdl=self._pdl,
+            )  # fmt: skip
         num_rows = metadata.seq_lens.shape[0]
         if num_rows > num_decodes:
             end = num_rows if metadata.max_prefills is None else metadata.max_prefills
@@ -254,9 +256,11 @@ class TritonAttention:
         if shape not in self._scratches:
             # Only this graph would zero its counters, not another graph that shares them
             assert not _is_capturing(q), "run one forward before capturing"
+            has_own_kernel = self._tickets is not None and k_cache.dtype in (FP8, INT8)
             self._scratches[shape] = DecodeScratch.allocate(
-                num_heads=q.shape[1], num_kv_heads=k_cache.shape[2], head_dim=v_cache.shape[3], device=q.device
-            )
+                num_heads=q.shape[1], num_kv_heads=k_cache.shape[2], head_dim=v_cache.shape[3], device=q.device,
+                warps_per_sm=gluon_decode.WARPS_PER_SM if has_own_kernel else 0,
+            )  # fmt: skip
         return self._scratches[shape]
 
     def _look_at(self, q: torch.Tensor, k_cache: torch.Tensor) -> None:
