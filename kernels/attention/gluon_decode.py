@@ -20,7 +20,6 @@ from triton.experimental.gluon import language as gl
 
 from kernels.attention.gluon_attend import oldest_seen
 from kernels.attention.gluon_decode_tiles import (
-    LOWERED,
     dims_of,
     key_of,
     keys_layout,
@@ -33,7 +32,7 @@ from kernels.attention.gluon_decode_tiles import (
     tile_pointers,
     weigh,
 )
-from kernels.attention.triton_common import LOG2_E, WHOLE, is_wide, reach_of, scale_arguments
+from kernels.attention.triton_common import LOG2_E, LOWER, WHOLE, is_wide, reach_of, scale_arguments
 from kernels.attention.triton_splits import DecodeScratch, warps_of_pairs
 from kernels.elementwise.reference import FP8, INT8, UNSCALED, KVScales
 from kernels.gluon_common import grid_dependency
@@ -129,7 +128,7 @@ def decode8_attention(
     _decode8_kernel[(num_kv_heads, *places)](
         q, k_words, v_words, out, block_table, seq_lens, query_start_loc, pieces, sinks,
         scratch.partial, scratch.lse, scratch.arrivals,
-        k_scale * scale * (math.log2(math.e) if softcap == 0.0 else 1.0) / LOWERED.value, softcap, v_scale, reach,
+        k_scale * scale * (math.log2(math.e) if softcap == 0.0 else 1.0) / LOWER.value, softcap, v_scale, reach,
         q.stride(0), out.stride(0), *k_words.stride()[:3], *scales, block_table.stride(0),
         GROUP=group, HEADS=8 if group <= 8 else 16, HEAD_DIM=head_dim, KEYS=config.keys, BLOCK_SIZE=block_size,
         IS_INT8=k_cache.dtype == INT8, IS_WIDE=is_wide(k_words, v_words), REACH=reach_kind,

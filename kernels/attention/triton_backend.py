@@ -213,7 +213,8 @@ class TritonAttention:
                 hopper_prefill_attention(
                     q, k_cache, v_cache, metadata.block_table, row_starts, seq_lens, out, self._tickets,
                     scale=scale, max_seq_len=metadata.max_seq_len, first_row=num_decodes, skips_decodes=is_mixed,
-                    sliding_window=sliding_window, chunk=chunk, softcap=softcap, sinks=sinks, pdl=self._pdl,
+                    sliding_window=sliding_window, chunk=chunk, softcap=softcap, sinks=sinks, kv_scales=kv_scales,
+                    pdl=self._pdl,
                 )  # fmt: skip
             else:
                 prefill_attention(
@@ -269,9 +270,9 @@ class TritonAttention:
         capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (0, 0)
         self._pdl = capability >= (9, 0)
         self._tickets = new_tickets(q.device) if HAS_GLUON and capability[0] == 9 else None
-        if self._tickets is not None and k_cache.dtype != q.dtype:
+        if self._tickets is not None and k_cache.dtype not in (q.dtype, FP8):
             logger.info(
-                "attention_prefill=gluon refused reason=%r", f"its pool must hold {q.dtype}, not {k_cache.dtype}"
+                "attention_prefill=gluon refused reason=%r", f"its pool must hold {q.dtype} or e4m3, not {k_cache.dtype}"
             )
 
 
