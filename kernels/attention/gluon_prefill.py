@@ -88,10 +88,10 @@ def takes(
     """Return True if this kernel supports these tensors and options, given a device of compute capability 9."""
     head_dim = q.shape[2]
     # wgmma reads keys from shared memory in the dtype that was loaded; e4m3 leaves registers for heads of 128 at most
-    is_served = k_cache.dtype == q.dtype or (k_cache.dtype == FP8 and head_dim <= 128)
+    is_fp8 = k_cache.dtype == v_cache.dtype == FP8 and head_dim <= 128 and k_cache.stride() == v_cache.stride()
     return (
         q.dtype in (torch.bfloat16, torch.float16)
-        and is_served
+        and (k_cache.dtype == q.dtype or is_fp8)
         and head_dim in _SERVED_HEADS
         and all(_fits_tma(cache, head_dim) for cache in (k_cache, v_cache))
         # The box of the row's last page must not reach slots before the window or chunk

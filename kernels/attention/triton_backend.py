@@ -272,7 +272,8 @@ class TritonAttention:
         self._tickets = new_tickets(q.device) if HAS_GLUON and capability[0] == 9 else None
         if self._tickets is not None and k_cache.dtype not in (q.dtype, FP8):
             logger.info(
-                "attention_prefill=gluon refused reason=%r", f"its pool must hold {q.dtype} or e4m3, not {k_cache.dtype}"
+                "attention_prefill=gluon refused reason=%r",
+                f"its pool must hold {q.dtype} or e4m3, not {k_cache.dtype}",
             )
 
 
