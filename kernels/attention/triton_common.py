@@ -127,6 +127,16 @@ def lower_queries(q, q_rest, scale, POOL: tl.constexpr):
 
 
 @triton.jit
+def pin(x):
+    """x of 16-bit numbers, which Triton then has in the layout in which x was loaded, until a product takes it.
+
+    For values of 8 bits that were converted: Triton would convert them as operands of the product, which mma wants
+    transposed, and of single bytes only single loads from shared memory do that; of 16 bits, ldmatrix does.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+
+
+@triton.jit
 def cap_logits(logits, softcap):
     """softcap * tanh(logits / softcap), tanh by exp2: libdevice does not run in the interpreter."""
     grown = tl.exp2(logits * (2.0 * LOG2_E / softcap))

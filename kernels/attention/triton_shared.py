@@ -158,6 +158,7 @@ def _shared_kernel(
             (q, q_rest, k_ptr, v_ptr, table_row_ptr, k_scales_ptr, v_scales_ptr), start, end, scale, softcap,
             stride_block, stride_slot, stride_v_block, stride_v_slot, stride_scale_block, stride_scale_slot,
             HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD, BLOCK_M, BLOCK_N, BLOCK_SIZE, IS_WIDE, HAS_SOFTCAP, PRECISION,
+            PINS=False,
         )  # fmt: skip
         q, q_rest = tl.zeros_like(q), tl.zeros_like(q_rest)
     dims = tl.arange(0, D_PAD)

@@ -70,6 +70,7 @@ for kernel in kernels:
     started = assembly.partition("griddepcontrol.launch_dependents")[2].partition("barrier.sync")[0]
     in_shared_memory = re.search(r"wgmma.mma_async[^;]*}, %rd\\d+, %rd", assembly) is not None
     facts = *facts, started.count("bar.sync"), assembly.count("cvt.bf16.f16"), in_shared_memory
+    facts = *facts, assembly.count("ld.shared.b8")
     print(json.dumps(facts), flush=True)
 """
 
@@ -80,7 +81,7 @@ class CompiledKernel(NamedTuple):
     registers: of a program's threads together; those of warp-specialised programs have more. num_barriers: in shared
     memory. start_barriers: of all threads, between the wait for the kernel before and the start of partitions.
     num_rerounded: conversions of float16 to bfloat16: they are of one number each, and of the slowest instructions.
-    has_shared_wgmma: some wgmma have both operands in shared memory.
+    has_shared_wgmma: some wgmma have both operands in shared memory. num_byte_loads: of single bytes from there.
     """
 
     name: str
@@ -93,6 +94,7 @@ class CompiledKernel(NamedTuple):
     start_barriers: int
     num_rerounded: int
     has_shared_wgmma: bool
+    num_byte_loads: int
 
 
 def compile_kernels(script: str, *arguments: str, cache: Path, capability: int = 90) -> list[CompiledKernel]:
