@@ -28,6 +28,13 @@ LIFT = tl.constexpr(64.0)
 # Those below 2^-13 lose bits, of at most 2^-21: times the largest number of fp8, 448, that is still less than 2^-12
 LOWER = tl.constexpr(2.0**-4)
 
+# PTX for four numbers, $2: 1024 + 128 + x has x's byte, its sign bit flipped, as the low bits of its mantissa
+INT8_TO_FLOAT16 = tl.constexpr(
+    "{ .reg .b32 bytes, low, high, offset; xor.b32 bytes, $2, 0x80808080; mov.b32 offset, 0x64806480;"
+    " prmt.b32 low, bytes, 0x64, 0x4140; prmt.b32 high, bytes, 0x64, 0x4342;"
+    " sub.rn.f16x2 $0, low, offset; sub.rn.f16x2 $1, high, offset; }"
+)
+
 
 def reach_of(sliding_window: int | None, chunk: int | None) -> tuple[int, int]:
     """Return the most keys that a query sees, 0 for all, and the kind of reach: WHOLE, WINDOW or CHUNK."""
@@ -63,6 +70,11 @@ def scale_arguments(
 def is_wide(*caches: torch.Tensor) -> bool:
     """Return True if element offsets into one of the caches overflow int32."""
     return any(cache.shape[0] * cache.stride(0) >= 2**31 for cache in caches)
+
+
+def has_ptx(q: torch.Tensor) -> bool:
+    """Return True if kernels may hold PTX: Triton's interpreter runs none."""
+    return q.is_cuda
 
 
 @triton.jit
@@ -124,6 +136,33 @@ def lower_queries(q, q_rest, scale, POOL: tl.constexpr):
         scale = scale / LOWER
         rounds = tl.minimum(tl.num_programs(0), 1)
     return q, q_rest, scale, rounds
+
+
+@triton.jit
+def widen(x, dtype: tl.constexpr, HAS_PTX: tl.constexpr):
+    """Numbers of a pool in dtype; int8 becomes float16 by its bits, as Triton makes it bfloat16.
+
+    For float16 Triton has an instruction that converts one number, slowly.
+    """
+    if HAS_PTX and x.dtype == tl.int8 and dtype == tl.float16:
+        return tl.inline_asm_elementwise(INT8_TO_FLOAT16, "=r,=r,r", [x], dtype=tl.float16, is_pure=True, pack=4)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def widen_values(x, dtype: tl.constexpr, HAS_PTX: tl.constexpr):
+    """Values of a pool in dtype, as widen. Those of 8 bits are widened where they are loaded, by a move in PTX.
+
+    Triton does not convert past that; else it would widen operands of the product. mma wants these transposed, which
+    ldmatrix does to numbers of 16 bits as it reads them from shared memory; bytes are read one by one.
+    """
+    values = widen(x, dtype, HAS_PTX)
+    if HAS_PTX and x.dtype.primitive_bitwidth == 8 and dtype.primitive_bitwidth == 16:
+        values = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [values], dtype=values.dtype, is_pure=False, pack=2
+        )  # fmt: skip
+    return values
 
 
 @triton.jit

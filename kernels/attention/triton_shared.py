@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.base import GroupedRows
-from kernels.attention.triton_common import is_wide, lower_queries, scale_arguments, split_dims, value_strides
+from kernels.attention.triton_common import has_ptx, is_wide, lower_queries, scale_arguments, split_dims, value_strides
 from kernels.attention.triton_decode import attend_range
 from kernels.elementwise.reference import UNSCALED, KVScales
 
@@ -95,7 +95,7 @@ def shared_attention(
         GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, K_MAIN=k_main, K_REST=k_rest, VALUE_DIM=value_dim,
         D_PAD=triton.next_power_of_2(value_dim), TILE_ROWS=grouped.tile_rows, BLOCK_M=config.block_m,
         BLOCK_N=config.block_n, BLOCK_SIZE=block_size, IS_WIDE=is_wide(k_cache, v_cache), HAS_SOFTCAP=softcap > 0.0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", HAS_PTX=has_ptx(q), PDL=pdl,
         num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,
     )  # fmt: skip
     return SharedParts(grouped.rows, partial, lse, config.block_m, grouped.own_pieces)
@@ -112,7 +112,7 @@ def _shared_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr,
     VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, HAS_PTX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (KV head, piece of a tile). The first row's block table stands for all rows of the tile."""
     kv_head = tl.program_id(0)
@@ -158,6 +158,7 @@ def _shared_kernel(
             (q, q_rest, k_ptr, v_ptr, table_row_ptr, k_scales_ptr, v_scales_ptr), start, end, scale, softcap,
             stride_block, stride_slot, stride_v_block, stride_v_slot, stride_scale_block, stride_scale_slot,
             HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD, BLOCK_M, BLOCK_N, BLOCK_SIZE, IS_WIDE, HAS_SOFTCAP, PRECISION,
+            HAS_PTX,
         )  # fmt: skip
         q, q_rest = tl.zeros_like(q), tl.zeros_like(q_rest)
     dims = tl.arange(0, D_PAD)

@@ -69,7 +69,8 @@ for kernel in kernels:
     facts = *facts, local_bytes, registers * 32 * compiled.metadata.num_warps, assembly.count("mbarrier.init")
     started = assembly.partition("griddepcontrol.launch_dependents")[2].partition("barrier.sync")[0]
     in_shared_memory = re.search(r"wgmma.mma_async[^;]*}, %rd\\d+, %rd", assembly) is not None
-    facts = *facts, started.count("bar.sync"), assembly.count("cvt.bf16.f16"), in_shared_memory
+    facts = *facts, started.count("bar.sync"), len(re.findall(r"cvt.(bf16.f16|rn.f16.s16)", assembly)), in_shared_memory
+    facts = *facts, assembly.count("ld.shared.b8")
     print(json.dumps(facts), flush=True)
 """
 
@@ -79,8 +80,8 @@ class CompiledKernel(NamedTuple):
 
     registers: of a program's threads together; those of warp-specialised programs have more. num_barriers: in shared
     memory. start_barriers: of all threads, between the wait for the kernel before and the start of partitions.
-    num_rerounded: conversions of float16 to bfloat16: they are of one number each, and of the slowest instructions.
-    has_shared_wgmma: some wgmma have both operands in shared memory.
+    num_single_conversions: of float16 to bfloat16, or integers to float16: they are of the slowest instructions.
+    has_shared_wgmma: some wgmma have both operands in shared memory. num_byte_loads: of single bytes from there.
     """
 
     name: str
@@ -91,8 +92,9 @@ class CompiledKernel(NamedTuple):
     registers: int
     num_barriers: int
     start_barriers: int
-    num_rerounded: int
+    num_single_conversions: int
     has_shared_wgmma: bool
+    num_byte_loads: int
 
 
 def compile_kernels(script: str, *arguments: str, cache: Path, capability: int = 90) -> list[CompiledKernel]:
