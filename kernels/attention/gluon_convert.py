@@ -11,6 +11,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from kernels.attention.gluon_decode_tiles import E4M3_WORD, FOUR_HALVES
+
 # ruff: noqa: ANN001, ANN201  (Triton reads annotations as types)
 
 
@@ -21,45 +23,57 @@ def load_row_of_bytes(
 ):  # fmt: skip
     """Load keys and values of tokens [oldest, end) as gluon_prefill's _load_row does: pages are rotated alike.
 
-    pool: pointers to keys and values, strides of blocks and slots. Returns the number of tiles loaded so far.
+    pool: pointers to words of keys and values, strides of blocks and slots in words; column: the head's first word. The
+    next tile's loads are in flight while one is written. Returns the number of tiles loaded so far.
     """
-    k_ptr, v_ptr, stride_block, stride_slot = pool
     STAGES: gl.constexpr = rings[1][0].shape[0]
     KEYS: gl.constexpr = rings[1][0].shape[1]
-    HEAD_DIM: gl.constexpr = rings[1][0].shape[2]
-    # 16 bytes a thread
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 16], [512 // HEAD_DIM, HEAD_DIM // 16], [gl.num_warps(), 1], [1, 0])
-    keys = gl.arange(0, KEYS, gl.SliceLayout(1, LAYOUT))
-    dims = column + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
-    last = (seq_len - 1) // PAGE
-    shift = (last + 1) * PAGE - seq_len
     first = oldest // PAGE
-    hidden = oldest - first * PAGE
+    row = (table, column, seq_len, first, oldest - first * PAGE)
+    k, v = _fetch(pool, row, first * PAGE, rings[1][0], PAGE, BLOCK_SIZE, IS_WIDE)
     for start in range(first * PAGE, end, KEYS):
-        pages = gl.minimum((start + keys) // PAGE, last)
-        blocks = gl.load(table + pages * PAGE // BLOCK_SIZE)
-        late = gl.where(pages == first, hidden, 0) - gl.where(pages == last, shift, 0)
-        slots = pages * PAGE % BLOCK_SIZE + late + keys % PAGE
-        if IS_WIDE:
-            blocks = blocks.to(gl.int64)
-        offsets = gl.expand_dims(blocks * stride_block + slots * stride_slot, 1) + gl.expand_dims(dims, 0)
-        is_slot = gl.expand_dims((slots >= 0) & (slots < BLOCK_SIZE), 1)  # else zeros, as of TMA
-        k = gl.load(k_ptr + offsets, mask=is_slot, other=0.0)
-        v = gl.load(v_ptr + offsets, mask=is_slot, other=0.0)
+        next_k, next_v = _fetch(pool, row, start + KEYS, rings[1][0], PAGE, BLOCK_SIZE, IS_WIDE)
         stage = loaded % STAGES
         phase = (loaded // STAGES) & 1
         _put(k, rings[1], stage, phase)
         _put(v, rings[2], stage, phase)
+        k = next_k
+        v = next_v
         loaded += 1
     return loaded
 
 
 @jit
-def _put(values, ring, stage, phase) -> None:
+def _fetch(pool, row, start, tiles, PAGE: gl.constexpr, BLOCK_SIZE: gl.constexpr, IS_WIDE: gl.constexpr):
+    """Load a tile of keys and one of values, 16 bytes a thread at a time. Past the row's last page it comes again."""
+    k_ptr, v_ptr, stride_block, stride_slot = pool
+    table, column, seq_len, first, hidden = row
+    WORDS: gl.constexpr = tiles.shape[2] // 4
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [128 // WORDS, WORDS // 4], [gl.num_warps(), 1], [1, 0])
+    keys = gl.arange(0, tiles.shape[1], gl.SliceLayout(1, LAYOUT))
+    words = column + gl.arange(0, WORDS, gl.SliceLayout(0, LAYOUT))
+    last = (seq_len - 1) // PAGE
+    pages = gl.minimum((start + keys) // PAGE, last)
+    blocks = gl.load(table + pages * PAGE // BLOCK_SIZE)
+    late = gl.where(pages == first, hidden, 0) - gl.where(pages == last, (last + 1) * PAGE - seq_len, 0)
+    slots = pages * PAGE % BLOCK_SIZE + late + keys % PAGE
+    if IS_WIDE:
+        blocks = blocks.to(gl.int64)
+    offsets = gl.expand_dims(blocks * stride_block + slots * stride_slot, 1) + gl.expand_dims(words, 0)
+    is_slot = gl.expand_dims((slots >= 0) & (slots < BLOCK_SIZE), 1)  # else zeros, as of TMA
+    return gl.load(k_ptr + offsets, mask=is_slot, other=0), gl.load(v_ptr + offsets, mask=is_slot, other=0)
+
+
+@jit
+def _put(words, ring, stage, phase) -> None:
     """Write a tile into a stage once it is free."""
     tiles, loaded, free = ring
+    x0, x1, x2, x3 = gl.inline_asm_elementwise(
+        E4M3_WORD, "=h,=h,=h,=h,r", [words], dtype=FOUR_HALVES, is_pure=True, pack=1
+    )  # fmt: skip
+    halves = gl.join(gl.join(x0, x2), gl.join(x1, x3)).reshape([tiles.shape[1], tiles.shape[2]])
     mbarrier.wait(free.index(stage), phase ^ 1)
-    tiles.index(stage).store(values.to(gl.float16))
+    tiles.index(stage).store(halves)
     hopper.fence_async_shared()
     gl.thread_barrier()
     mbarrier.arrive(loaded.index(stage))

@@ -17,7 +17,7 @@ from kernels.attention.triton_common import LOWER
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
 
 # PTX for a word, four neighbours, as float16
-_E4M3_WORD = gl.constexpr(
+E4M3_WORD = gl.constexpr(
     "{ .reg .b32 x, y; .reg .b16 l, h; mov.b32 {l, h}, $4;"
     " cvt.rn.f16x2.e4m3x2 x, l; cvt.rn.f16x2.e4m3x2 y, h; mov.b32 {$0, $1}, x; mov.b32 {$2, $3}, y; }"
 )
@@ -40,7 +40,7 @@ _INT8_PAIRS = gl.constexpr(
     " prmt.b32 x, $4, $5, 0x7362; xor.b32 x, x, 0x80808080;"
     " prmt.b32 y, x, high, 0x4140; sub.f16x2 $2, y, less; prmt.b32 y, x, high, 0x4342; sub.f16x2 $3, y, less; }"
 )
-_FOUR_HALVES = gl.constexpr((gl.float16, gl.float16, gl.float16, gl.float16))
+FOUR_HALVES = gl.constexpr((gl.float16, gl.float16, gl.float16, gl.float16))
 
 
 @triton.constexpr_function
@@ -205,7 +205,7 @@ def score(k, q, IS_INT8: gl.constexpr):
     D: gl.constexpr = k.shape[3] * 4
     SUMS: gl.constexpr = sums_layout(WARPS)
     k0, k1, k2, k3 = gl.inline_asm_elementwise(
-        _INT8_WORD if IS_INT8 else _E4M3_WORD, "=h,=h,=h,=h,r", [k], dtype=_FOUR_HALVES, is_pure=True, pack=1
+        _INT8_WORD if IS_INT8 else E4M3_WORD, "=h,=h,=h,=h,r", [k], dtype=FOUR_HALVES, is_pure=True, pack=1
     )  # fmt: skip
     k = gl.join(gl.join(k0, k1), gl.join(k2, k3))  # [..., 2, 2]: bits 0 and 1 of the dimension
     k = k.reshape([WARPS, KEYS, D // 64, 4, 4, 2, 2]).permute([0, 1, 2, 4, 6, 3, 5]).reshape([WARPS, KEYS, D])
@@ -224,7 +224,7 @@ def weigh(v, weights, acc, IS_INT8: gl.constexpr):
     NEAR: gl.constexpr = _near(D)
     v = gl.convert_layout(v, values_layout(WARPS, KEYS, D, True), assert_trivial=True)
     v0, v1, v2, v3 = gl.inline_asm_elementwise(
-        _INT8_PAIRS if IS_INT8 else _E4M3_PAIRS, "=r,=r,=r,=r,r,r", [v], dtype=_FOUR_HALVES, is_pure=True, pack=2
+        _INT8_PAIRS if IS_INT8 else _E4M3_PAIRS, "=r,=r,=r,=r,r,r", [v], dtype=FOUR_HALVES, is_pure=True, pack=2
     )  # fmt: skip
     v = gl.join(gl.join(v0, v2), gl.join(v1, v3))  # [..., 2, 2]: bits 1 and 0 of the dimension
     v = v.reshape([WARPS, KEYS // 16, 4, 2, 2, D // (32 * NEAR), 8, NEAR, 2, 2])

@@ -157,7 +157,7 @@ def hopper_prefill_attention(
         q, list(q.shape), [q.stride(0), q.stride(1), 1], [64 // pack, pack, _COLUMNS], _BOX_LAYOUT
     )
     keys, values = (
-        cache
+        cache.view(torch.int32)
         if is_fp8
         else TensorDescriptor(
             cache, [cache.shape[0], block_size, num_kv_heads * head_dim], [*cache.stride()[:2], 1], [1, page, _COLUMNS],
@@ -167,13 +167,13 @@ def hopper_prefill_attention(
     )  # fmt: skip
     k_scale, v_scale, (k_scales, v_scales, _, _, stride_scale_head) = scale_arguments(kv_scales, torch.float32)
     scale *= k_scale / (LOWER.value if is_fp8 else 1.0)
-    registers = [216, 72] if is_fp8 else [232, 40]  # of the second attending warpgroup, and of what loads
+    registers = [192, 112] if is_fp8 else [232, 40]  # of the second attending warpgroup, and of what loads
     if config.consumers == 1:
-        registers = [72 if is_fp8 else 72 if head_dim == 256 else 40]
+        registers = [80 if is_fp8 else 72 if head_dim == 256 else 40]
     _prefill_kernel[(min(num_tiles * (num_heads // pack), num_sms * config.programs_per_sm),)](
         queries, keys, values, out, block_table, query_start_loc, seq_lens, sinks, tickets, first_row, num_rows,
         num_heads // pack, (softcap or scale) * math.log2(math.e), scale / softcap if softcap else 0.0, v_scale, reach,
-        out.stride(0), block_table.stride(0), *k_cache.stride()[:2], k_scales, v_scales, stride_scale_head,
+        out.stride(0), block_table.stride(0), *(stride // 4 for stride in k_cache.stride()[:2]), k_scales, v_scales, stride_scale_head,
         IS_FP8=is_fp8, IS_WIDE=is_wide(k_cache, v_cache), PAGE=page, REGISTERS=tuple(registers),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_N=config.block_n, STAGES=config.num_stages,
         CONSUMERS=config.consumers, REACH=reach_kind, HAS_SOFTCAP=softcap > 0.0, SKIPS_DECODES=skips_decodes, PDL=pdl,
@@ -187,7 +187,7 @@ def _prefill_kernel(
     q_desc, k_desc, v_desc, out_ptr, table_ptr, query_start_ptr, seq_lens_ptr, sinks_ptr, ticket_ptr,
     first_row, num_rows, num_units,  # unit: the query heads that share a tile
     scale, cap_scale, v_scale, reach, stride_out, stride_table,  # scale: of logits, capped ones of tanh, to base 2
-    stride_block, stride_slot, k_scales_ptr, v_scales_ptr, stride_scale_head,  # of an e4m3 pool
+    stride_block, stride_slot, k_scales_ptr, v_scales_ptr, stride_scale_head,  # of an e4m3 pool, strides in words
     IS_FP8: gl.constexpr, IS_WIDE: gl.constexpr, PAGE: gl.constexpr, REGISTERS: gl.constexpr,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, CONSUMERS: gl.constexpr, REACH: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
@@ -302,9 +302,8 @@ def _load(
             if REACH != WHOLE:
                 oldest = oldest_seen(position, reach, REACH)
             if IS_FP8:
-                pool = descs[1:]
                 loaded = load_row_of_bytes(
-                    pool, rings, loaded, table, column, oldest, seq_len, end, PAGE, BLOCK_SIZE, IS_WIDE
+                    descs[1:], rings, loaded, table, column // 4, oldest, seq_len, end, PAGE, BLOCK_SIZE, IS_WIDE
                 )  # fmt: skip
             else:
                 loaded = _load_row(descs, boxes, rings, loaded, table, column, oldest, seq_len, end, BLOCK_SIZE)
