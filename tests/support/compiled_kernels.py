@@ -70,6 +70,8 @@ for kernel in kernels:
     started = assembly.partition("griddepcontrol.launch_dependents")[2].partition("barrier.sync")[0]
     in_shared_memory = re.search(r"wgmma.mma_async[^;]*}, %rd\\d+, %rd", assembly) is not None
     facts = *facts, started.count("bar.sync"), assembly.count("cvt.bf16.f16"), in_shared_memory
+    has_byte_reads = re.search(r"ld\\.shared\\.[busv\\d.]*8 ", assembly) is not None
+    facts = *facts, has_byte_reads, assembly.count("movmatrix.sync")
     print(json.dumps(facts), flush=True)
 """
 
@@ -80,7 +82,8 @@ class CompiledKernel(NamedTuple):
     registers: of a program's threads together; those of warp-specialised programs have more. num_barriers: in shared
     memory. start_barriers: of all threads, between the wait for the kernel before and the start of partitions.
     num_rerounded: conversions of float16 to bfloat16: they are of one number each, and of the slowest instructions.
-    has_shared_wgmma: some wgmma have both operands in shared memory.
+    has_shared_wgmma: some wgmma have both operands in shared memory. has_byte_reads: some reads of shared memory are of
+    single bytes. num_transposed: tiles of 8 x 8 that are transposed in registers.
     """
 
     name: str
@@ -93,6 +96,8 @@ class CompiledKernel(NamedTuple):
     start_barriers: int
     num_rerounded: int
     has_shared_wgmma: bool
+    has_byte_reads: bool
+    num_transposed: int
 
 
 def compile_kernels(script: str, *arguments: str, cache: Path, capability: int = 90) -> list[CompiledKernel]:
