@@ -112,12 +112,12 @@ def test_others_run_the_triton_kernel(monkeypatch, other):
     assert _kernel_chosen(monkeypatch, **other) == "decode_attention"
 
 
-@pytest.mark.parametrize(("has_hopper", "pool", "warps"), [
-    (True, FP8, 8), (True, INT8, 8), (True, torch.bfloat16, 0), (False, FP8, 0),
+@pytest.mark.parametrize(("has_hopper", "head_dim", "pool", "warps"), [
+    (True, 128, FP8, 8), (True, 128, INT8, 8), (True, 128, torch.bfloat16, 0), (False, 128, FP8, 0), (True, 80, FP8, 0),
 ])  # fmt: skip
-def test_rows_are_cut_for_the_kernel_that_runs(monkeypatch, has_hopper, pool, warps):
-    scratch = _backend(monkeypatch, has_hopper=has_hopper)._scratch_for(_queries(), *_caches(dtype=pool))
-    assert scratch.warps_per_sm == warps
+def test_rows_are_cut_for_the_kernel_that_runs(monkeypatch, has_hopper, head_dim, pool, warps):
+    backend, caches = _backend(monkeypatch, has_hopper=has_hopper), _caches(head_dim=head_dim, dtype=pool)
+    assert backend._scratch_for(_queries(head_dim=head_dim), *caches).warps_per_sm == warps
 
 
 @pytest.mark.parametrize(("num_rows", "num_warps", "num_pieces"), [
