@@ -11,7 +11,7 @@ import torch
 
 from kernels.attention.base import LATENTS, AttentionMetadata, AttentionSpec, GroupedRows
 from kernels.dispatch import HAS_TRITON
-from kernels.elementwise.reference import FP8, INT8, UNSCALED, KVScales
+from kernels.elementwise.reference import UNSCALED, KVScales
 
 if HAS_TRITON:
     from kernels.attention.triton_cut_rows import cut_rows
@@ -257,7 +257,7 @@ class TritonAttention:
         if shape not in self._scratches:
             # Only this graph would zero its counters, not another graph that shares them
             assert not _is_capturing(q), "run one forward before capturing"
-            has_own_kernel = self._tickets is not None and k_cache.dtype in (FP8, INT8)
+            has_own_kernel = self._tickets is not None and gluon_decode.takes(q, k_cache, v_cache)
             self._scratches[shape] = DecodeScratch.allocate(
                 num_heads=q.shape[1], num_kv_heads=k_cache.shape[2], head_dim=v_cache.shape[3], device=q.device,
                 warps_per_sm=gluon_decode.WARPS_PER_SM if has_own_kernel else 0,

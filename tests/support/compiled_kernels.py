@@ -70,7 +70,7 @@ for kernel in kernels:
     started = assembly.partition("griddepcontrol.launch_dependents")[2].partition("barrier.sync")[0]
     in_shared_memory = re.search(r"wgmma.mma_async[^;]*}, %rd\\d+, %rd", assembly) is not None
     facts = *facts, started.count("bar.sync"), len(re.findall(r"cvt.(bf16.f16|rn.f16.s16)", assembly)), in_shared_memory
-    facts = *facts, assembly.count("ld.shared.b8")
+    facts = *facts, assembly.count("ld.shared.b8"), assembly.count("movmatrix.sync")
     print(json.dumps(facts), flush=True)
 """
 
@@ -82,6 +82,7 @@ class CompiledKernel(NamedTuple):
     memory. start_barriers: of all threads, between the wait for the kernel before and the start of partitions.
     num_single_conversions: of float16 to bfloat16, or integers to float16: they are of the slowest instructions.
     has_shared_wgmma: some wgmma have both operands in shared memory. num_byte_loads: of single bytes from there.
+    num_transposed: tiles of 8 x 8 that are transposed in registers.
     """
 
     name: str
@@ -95,6 +96,7 @@ class CompiledKernel(NamedTuple):
     num_single_conversions: int
     has_shared_wgmma: bool
     num_byte_loads: int
+    num_transposed: int
 
 
 def compile_kernels(script: str, *arguments: str, cache: Path, capability: int = 90) -> list[CompiledKernel]:
