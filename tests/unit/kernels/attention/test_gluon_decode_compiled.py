@@ -60,25 +60,3 @@ def test_tiles_go_from_memory_to_registers_in_wide_loads_and_stay_there(pool, he
         assert not kernel.num_single_conversions
         # The merge of the pieces of sixteen heads spills, behind all keys; heads of 256 spill a few registers
         assert kernel.local_bytes <= (336 if group > 8 else head_dim // 256 * 24)
-
-
-BYTEWISE = """
-from kernels.attention.triton_decode import decode_attention
-from kernels.attention.triton_splits import DecodeScratch
-from kernels.elementwise.reference import FP8
-
-q, cache = torch.zeros(9, 4, 128, dtype=torch.bfloat16), torch.zeros(2, 16, 2, 128, dtype=FP8)
-table, seq_lens = torch.zeros(9, 16, dtype=torch.int32), torch.ones(9, dtype=torch.int32)
-scratch = DecodeScratch.allocate(num_heads=4, num_kv_heads=2, head_dim=128, device=torch.device("cpu"))
-with collect_kernels() as kernels:
-    decode_attention(q, cache, cache, table, seq_lens, torch.empty_like(q), scratch, scale=1.0)
-"""
-
-
-@needs_triton
-@pytest.mark.slow
-def test_the_triton_kernel_still_reads_values_byte_by_byte(tmp_path):
-    """Or this Triton does better, and a kernel of its own may not be needed."""
-    (kernel,) = compile_kernels(BYTEWISE, cache=tmp_path)
-    assert kernel.has_byte_reads
-    assert not kernel.num_transposed
