@@ -9,7 +9,7 @@ page starts that many slots early (before a block there are zeros, or keys of th
 shared memory, the masks account for it, and attention does not depend on the order of keys. For the same reason the
 box of the first page that a window reaches starts at the window's first key.
 
-Over an e4m3 pool a warpgroup loads, and writes the same tiles in float16 (gluon_convert.py).
+Over an e4m3 pool a warpgroup loads, and writes the same tiles in float16 (gluon_load.py).
 
 hopper_prefill_attention launches the kernel; takes() says for which tensors.
 """
@@ -28,12 +28,12 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.attention.gluon_attend import attend, oldest_seen
-from kernels.attention.gluon_convert import load_row_of_bytes
+from kernels.attention.gluon_load import load_row, load_row_of_bytes
 from kernels.attention.triton_common import LOWER, WHOLE, is_wide, reach_of, scale_arguments
 from kernels.elementwise.reference import FP8, UNSCALED, KVScales
 from kernels.gluon_common import allocate_barriers, grid_dependency
 
-# ruff: noqa: ANN001, ANN202, RUF005  (Triton reads annotations as types and unpacks no tuples)
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types)
 
 if not triton.__version__.startswith("3.6."):
     raise ImportError(f"the Hopper prefill kernel needs Triton 3.6, whose Gluon it uses, not {triton.__version__}")
@@ -173,7 +173,8 @@ def hopper_prefill_attention(
     _prefill_kernel[(min(num_tiles * (num_heads // pack), num_sms * config.programs_per_sm),)](
         queries, keys, values, out, block_table, query_start_loc, seq_lens, sinks, tickets, first_row, num_rows,
         num_heads // pack, (softcap or scale) * math.log2(math.e), scale / softcap if softcap else 0.0, v_scale, reach,
-        out.stride(0), block_table.stride(0), *(stride // 4 for stride in k_cache.stride()[:2]), k_scales, v_scales, stride_scale_head,
+        out.stride(0), block_table.stride(0), *(keys.stride()[:2] if is_fp8 else (0, 0)),
+        k_scales, v_scales, stride_scale_head,
         IS_FP8=is_fp8, IS_WIDE=is_wide(k_cache, v_cache), PAGE=page, REGISTERS=tuple(registers),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_N=config.block_n, STAGES=config.num_stages,
         CONSUMERS=config.consumers, REACH=reach_kind, HAS_SOFTCAP=softcap > 0.0, SKIPS_DECODES=skips_decodes, PDL=pdl,
@@ -306,7 +307,7 @@ def _load(
                     descs[1:], rings, loaded, table, column // 4, oldest, seq_len, end, PAGE, BLOCK_SIZE, IS_WIDE
                 )  # fmt: skip
             else:
-                loaded = _load_row(descs, boxes, rings, loaded, table, column, oldest, seq_len, end, BLOCK_SIZE)
+                loaded = load_row(descs, boxes, rings, loaded, table, column, oldest, seq_len, end, BLOCK_SIZE)
         drawn = num_programs + gl.atomic_add(ticket_ptr, 1, sem="relaxed")
     mbarrier.wait(q_free.index(0), (tiles & 1) ^ 1)
     _tell(work, (0, 0, 0, 0, 0, 0))
@@ -314,49 +315,6 @@ def _load(
     if gl.atomic_add(ticket_ptr + 1, 1) == num_programs - 1:  # every program has drawn its last
         gl.store(ticket_ptr, 0)
         gl.store(ticket_ptr + 1, 0)
-
-
-@gluon.jit
-def _load_row(descs, boxes, rings, loaded, table, column, oldest, seq_len, end, BLOCK_SIZE: gl.constexpr):
-    """Load keys and values of tokens [oldest, end), one tile of each in turn, from the page of the oldest on.
-
-    Returns the number of tiles loaded so far.
-    """
-    PAGE: gl.constexpr = boxes[1].shape[2]
-    PAGES: gl.constexpr = rings[1][0].shape[1] // PAGE
-    STAGES: gl.constexpr = rings[1][0].shape[0]
-    last = (seq_len - 1) // PAGE
-    shift = (last + 1) * PAGE - seq_len
-    first = oldest // PAGE
-    hidden = oldest - first * PAGE
-    for start in range(first * PAGE, end, PAGES * PAGE):
-        blocks = ()  # type: tuple[gl.tensor, ...]
-        slots = ()  # type: tuple[gl.tensor, ...]
-        for i in gl.static_range(PAGES):
-            page = gl.minimum(start // PAGE + i, last)
-            blocks = blocks + (gl.load(table + page * PAGE // BLOCK_SIZE),)
-            late = gl.where(page == first, hidden, 0) - gl.where(page == last, shift, 0)
-            slots = slots + (page * PAGE % BLOCK_SIZE + late,)
-        stage = loaded % STAGES
-        phase = (loaded // STAGES) & 1
-        _load_pages(descs[1], boxes[1], rings[1], stage, phase, blocks, slots, column)
-        _load_pages(descs[2], boxes[2], rings[2], stage, phase, blocks, slots, column)
-        loaded += 1
-    return loaded
-
-
-@gluon.jit
-def _load_pages(desc, boxes, ring, stage, phase, blocks, slots, column) -> None:
-    """Load one tile, page by page, into a stage once it is free."""
-    tiles, loaded, free = ring
-    PAGES: gl.constexpr = tiles.shape[1] // boxes.shape[2]
-    PANELS: gl.constexpr = tiles.shape[2] // 64
-    mbarrier.wait(free.index(stage), phase ^ 1)
-    mbarrier.expect(loaded.index(stage), tiles.shape[1] * PANELS * 128)
-    for i in gl.static_range(PAGES):
-        for panel in gl.static_range(PANELS):
-            box = boxes.index((stage * PANELS + panel) * PAGES + i)
-            tma.async_copy_global_to_shared(desc, [blocks[i], slots[i], column + panel * 64], loaded.index(stage), box)
 
 
 @gluon.jit

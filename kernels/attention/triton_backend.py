@@ -11,7 +11,7 @@ import torch
 
 from kernels.attention.base import LATENTS, AttentionMetadata, AttentionSpec, GroupedRows
 from kernels.dispatch import HAS_TRITON
-from kernels.elementwise.reference import UNSCALED, KVScales
+from kernels.elementwise.reference import FP8, UNSCALED, KVScales
 
 if HAS_TRITON:
     from kernels.attention.triton_cut_rows import cut_rows

@@ -16,6 +16,7 @@ import triton.language as tl
 from kernels.attention.triton_common import MASKED, load_sinks
 from kernels.attention.triton_cut_rows import MAX_SPLITS
 
+_MAX_PIECES_PER_SM = 8
 FEW_PAIRS = 16  # (row, KV head) pairs of one or two rows: limited by latency, not bandwidth
 
 
@@ -42,9 +43,9 @@ class DecodeScratch:
         """
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
         # num_splits aims at 3 programs per SM and rounds up, so rows * KV heads * splits stays under twice that. Of cut
-        # rows, those longer than a piece have fewer than twice as many pieces as their share of at most 4 per SM, or of
-        # one for each warp
-        num_programs = 2 * max(4, warps_per_sm) * num_sms + 2 * num_kv_heads
+        # rows, those longer than a piece have fewer than twice as many pieces as their share of at most 8 per SM.
+        # Layers of as many KV heads share pieces, whichever kernel these were cut for
+        num_programs = 2 * _MAX_PIECES_PER_SM * num_sms + 2 * num_kv_heads
         num_entries = num_programs * (num_heads // num_kv_heads)
         return cls(
             partial=torch.empty(num_entries, head_dim, dtype=torch.float32, device=device),

@@ -1,7 +1,8 @@
-"""Loads of gluon_prefill.py over an e4m3 pool: pages from memory to registers, and to shared memory as float16.
+"""How gluon_prefill.py loads a row's keys and values: by TMA, or from an e4m3 pool through registers, as float16.
 
-TMA moves bytes as they are, and wgmma reads keys and values of 16 bits from shared memory. So a warpgroup takes the
-loading warp's place: it writes the tiles that TMA would, slot by slot, in float16, in which e4m3 is exact.
+TMA moves bytes as they are, and wgmma reads keys and values of 16 bits from shared memory. So over an e4m3 pool a
+warpgroup takes the loading warp's place: it writes the tiles that TMA would, slot by slot, in float16, in which e4m3 is
+exact.
 """
 
 from __future__ import annotations
@@ -9,11 +10,54 @@ from __future__ import annotations
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from kernels.attention.gluon_decode_tiles import E4M3_WORD, FOUR_HALVES
 
-# ruff: noqa: ANN001, ANN201  (Triton reads annotations as types)
+# ruff: noqa: ANN001, ANN201, ANN202, RUF005  (Triton reads annotations as types and unpacks no tuples)
+
+
+@jit
+def load_row(descs, boxes, rings, loaded, table, column, oldest, seq_len, end, BLOCK_SIZE: gl.constexpr):
+    """Load keys and values of tokens [oldest, end), one tile of each in turn, from the page of the oldest on.
+
+    Returns the number of tiles loaded so far.
+    """
+    PAGE: gl.constexpr = boxes[1].shape[2]
+    PAGES: gl.constexpr = rings[1][0].shape[1] // PAGE
+    STAGES: gl.constexpr = rings[1][0].shape[0]
+    last = (seq_len - 1) // PAGE
+    shift = (last + 1) * PAGE - seq_len
+    first = oldest // PAGE
+    hidden = oldest - first * PAGE
+    for start in range(first * PAGE, end, PAGES * PAGE):
+        blocks = ()  # type: tuple[gl.tensor, ...]
+        slots = ()  # type: tuple[gl.tensor, ...]
+        for i in gl.static_range(PAGES):
+            page = gl.minimum(start // PAGE + i, last)
+            blocks = blocks + (gl.load(table + page * PAGE // BLOCK_SIZE),)
+            late = gl.where(page == first, hidden, 0) - gl.where(page == last, shift, 0)
+            slots = slots + (page * PAGE % BLOCK_SIZE + late,)
+        stage = loaded % STAGES
+        phase = (loaded // STAGES) & 1
+        _load_pages(descs[1], boxes[1], rings[1], stage, phase, blocks, slots, column)
+        _load_pages(descs[2], boxes[2], rings[2], stage, phase, blocks, slots, column)
+        loaded += 1
+    return loaded
+
+
+@jit
+def _load_pages(desc, boxes, ring, stage, phase, blocks, slots, column) -> None:
+    """Load one tile, page by page, into a stage once it is free."""
+    tiles, loaded, free = ring
+    PAGES: gl.constexpr = tiles.shape[1] // boxes.shape[2]
+    PANELS: gl.constexpr = tiles.shape[2] // 64
+    mbarrier.wait(free.index(stage), phase ^ 1)
+    mbarrier.expect(loaded.index(stage), tiles.shape[1] * PANELS * 128)
+    for i in gl.static_range(PAGES):
+        for panel in gl.static_range(PANELS):
+            box = boxes.index((stage * PANELS + panel) * PAGES + i)
+            tma.async_copy_global_to_shared(desc, [blocks[i], slots[i], column + panel * 64], loaded.index(stage), box)
 
 
 @jit
@@ -21,7 +65,7 @@ def load_row_of_bytes(
     pool, rings, loaded, table, column, oldest, seq_len, end, PAGE: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     IS_WIDE: gl.constexpr,
 ):  # fmt: skip
-    """Load keys and values of tokens [oldest, end) as gluon_prefill's _load_row does: pages are rotated alike.
+    """Load keys and values of tokens [oldest, end) as load_row does: pages are rotated alike.
 
     pool: pointers to words of keys and values, strides of blocks and slots in words; column: the head's first word. The
     next tile's loads are in flight while one is written. Returns the number of tiles loaded so far.
