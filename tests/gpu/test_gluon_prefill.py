@@ -117,7 +117,9 @@ def test_over_an_e4m3_pool_it_errs_no_more_than_the_triton_kernel(
         options["sinks"] = torch.randn(q.shape[1], device="cuda").to(dtype)
     out, again, other = (torch.full_like(q, float("nan")) for _ in range(3))
     for result in (out, again):
-        tickets = _attend(q, keys, values, metadata, result, config=HopperConfig(*config), skips_decodes=True, **options)
+        tickets = _attend(
+            q, keys, values, metadata, result, config=HopperConfig(*config), skips_decodes=True, **options
+        )
         assert not tickets.any()
     prefill_attention(
         q, keys, values, metadata.block_table, metadata.query_start_loc, metadata.seq_lens, other,
