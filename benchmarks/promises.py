@@ -64,6 +64,7 @@ PARTS = {
     "drain": Part("drain-cpu", "python -m benchmarks.drain --streams 40 --rounds 5"),
     "overload": Part("overload-simulated", "python -m benchmarks.overload"),
     "overload-daemon": Part("overload-daemon-cpu", "python -m benchmarks.overload_daemon"),
+    "flood-gpu": Part("flood-llama-3.1-8b", "python -m benchmarks.flood", needs_gpu=True),
     "fuzz": Part("fuzz-cpu", "make fuzz", "--fuzz-json"),
     "attacks": Part("chaos-cpu", "make chaos"),
     "soak": Part("soak-cpu", "make soak HOURS=2"),

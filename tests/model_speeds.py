@@ -56,6 +56,7 @@ ROWS = (
     Row("Llama-3.1-8B, FP8 blocks", "H100", ("llama-3.1-8b-fp8-blocks",)),
     Row("Llama-3.1-8B, `--quantization fp8`", "H100", ("llama-3.1-8b-fp8",)),
     Row("Llama-3.1-8B, W8A8", "H100", ("llama-3.1-8b-w8a8",)),
+    Row("Llama-3.1-8B, W8A8", "H200", ("llama-3.1-8b-w8a8",)),
     Row("Llama-3.1-8B, NVFP4", "H100", ("llama-3.1-8b-nvfp4",)),
     Row("DeepSeek-V2-Lite", "H100", ("deepseek-v2-lite",)),
     Row("GLM-4.7-Flash", "H100", ("glm-4.7-flash",)),

@@ -72,8 +72,13 @@ One key sends 500 requests at once; another one sends a request each second.
 Less than twice the time alone is wanted.
 On the simulated H100 a request [waits](../explanation/queues.md#figures) for the step in flight and its own; \
 measured steps are those of Llama-3.1-8B.
-With that model on an H200 the ratio was [2.2 and 1.9](../explanation/queues.md#figures), by another command.
-Of 32 steps one is [without answers](../explanation/queues.md#turns), at most; in the run on an H200 none was.
+Of 32 steps one is [without answers](../explanation/queues.md#turns), at most.
+"""
+_FAIRNESS_GPU = """\
+### A flood on a GPU
+
+The engine's own loop, with random weights and without HTTP workers, in two floods of {seconds:g} s; \
+the other key sends two requests a second ([more runs](../explanation/queues.md#figures)).
 """
 _FUZZ = """\
 ## Hostile input is answered below 500
@@ -120,6 +125,7 @@ def page() -> str:
             _FAIRNESS,
             *fairness_rows(overloaded),
             "",
+            *_fairness_on_a_gpu(),
             _FUZZ.format(examples=_report("fuzz")["max_examples"]),
             *fuzz_rows(_report("fuzz")),
             *_sources("fuzz"),
@@ -252,6 +258,21 @@ def fairness_rows(reports: dict[str, Report]) -> Iterator[str]:
     yield _row(["ratio", *(f"**{each['fairness_ratio']:.2f}**" for each in fairness)])
 
 
+def gpu_fairness_rows(report: Report) -> Iterator[str]:
+    """Yield a table with a column for each flood of benchmarks.flood whose steps were launched late, as served."""
+    alone = [run for run in report["runs"] if not run["has_flood"]]
+    beside = [run for run in report["runs"] if run["has_flood"] and run["delays_launches"]]
+    device = f"{report['model']}, {report['versions']['gpu'].removeprefix('NVIDIA ')}"
+    ratios = [there["ttft_p50_s"] / here["ttft_p50_s"] for here, there in zip(alone, beside, strict=True)]
+    yield _row(["time to the first token", *(f"{device}, flood {number}" for number in range(1, len(beside) + 1))])
+    yield _row(["---"] * (1 + len(beside)))
+    yield _row(["alone, median, s", *(f"{run['ttft_p50_s']:.4f}" for run in alone)])
+    yield _row(["beside 500 requests of another key, median, s", *(f"{run['ttft_p50_s']:.4f}" for run in beside)])
+    yield _row(["ratio", *(f"**{ratio:.2f}**" for ratio in ratios)])
+    counts = [f"{here['num_requests']}, {there['num_requests']}" for here, there in zip(alone, beside, strict=True)]
+    yield _row(["requests alone, beside", *counts])
+
+
 def fuzz_rows(report: Report) -> Iterator[str]:
     """Yield a table of the inputs by kind."""
     yield _row(["input", "number"])
@@ -303,6 +324,13 @@ def _kills_on_a_gpu() -> list[str]:
         *gpu_text_rows(reports),
         *_sources(*names),
     ]
+
+
+def _fairness_on_a_gpu() -> list[str]:
+    if not PARTS["flood-gpu"].has_file():
+        return []
+    report = _report("flood-gpu")
+    return [_FAIRNESS_GPU.format(seconds=report["seconds"]), *gpu_fairness_rows(report), *_sources("flood-gpu")]
 
 
 def _model(report: Report) -> str:

@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kernels.attention.triton_common import LOG2_E, WHOLE, WINDOW
+from kernels.attention.triton_common import LOG2_E, LOWER, WHOLE, WINDOW
 
 # ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
 
@@ -25,11 +25,12 @@ UNIT, TOKEN, LEFT, POSITION, SEQ_LEN, END = (gl.constexpr(field) for field in ra
 
 @jit
 def attend(
-    attending, PACK: gl.constexpr, PAGE: gl.constexpr, REACH: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
-    WHICH: gl.constexpr,
+    attending, GROUP: gl.constexpr, PACK: gl.constexpr, PAGE: gl.constexpr, REACH: gl.constexpr,
+    HAS_SOFTCAP: gl.constexpr, IS_FP8: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: attention of its 64 query rows in each tile. Row m is token m // PACK, head m % PACK."""
-    out_ptr, stride_out, sinks_ptr, rings, turns, work, shared_weights, scale, cap_scale, reach = attending
+    out_ptr, stride_out, sinks_ptr, rings, turns, work, shared_weights, scales, reach = attending
+    scale_of_all, cap_scale_of_all, v_scale_of_all, k_scales_ptr, v_scales_ptr, stride_scale_head = scales
     queries, keys, values = rings
     q_tiles, q_loaded, q_free = queries
     k_tiles, _k_loaded, k_free = keys
@@ -53,9 +54,20 @@ def attend(
     while end > 0:
         unit, token, left = _told(work, UNIT), _told(work, TOKEN), _told(work, LEFT)
         first_position, seq_len = _told(work, POSITION), _told(work, SEQ_LEN)
+        scale, cap_scale, v_scale = scale_of_all, cap_scale_of_all, v_scale_of_all
+        if k_scales_ptr is not None:  # constants of each KV head
+            kv_head = unit * PACK // GROUP
+            k_scale = gl.load(k_scales_ptr + kv_head * stride_scale_head)
+            v_scale *= gl.load(v_scales_ptr + kv_head * stride_scale_head)
+            if HAS_SOFTCAP:
+                cap_scale *= k_scale
+            else:
+                scale *= k_scale
         if HOLDS_QUERIES:
             q = q_tiles.index(WHICH).load(gl.DotOperandLayout(0, SCORES, 2))
             mbarrier.arrive(q_free.index(0))
+            if IS_FP8:
+                q = (q.to(gl.float32) * LOWER).to(gl.float16)
         else:
             q = q_tiles.index(WHICH)
         members = WHICH * 64 + gl.arange(0, 64, ROWS)
@@ -84,7 +96,7 @@ def attend(
         if SHARES_WEIGHTS:
             weights = _share(weights, shared_weights)
         else:
-            weights = gl.convert_layout(weights.to(out_ptr.dtype.element_ty), WEIGHTS)
+            weights = gl.convert_layout(weights.to(k_tiles.dtype), WEIGHTS)
         acc = gl.full([64, HEAD_DIM], 0.0, gl.float32, OUTPUT)
         for start in range(begin + BLOCK_N, end, BLOCK_N):
             scores = _score(q, keys, turns, done + 1, SCORES, CONSUMERS, WHICH)
@@ -110,7 +122,7 @@ def attend(
             if SHARES_WEIGHTS:
                 _share(next_weights, shared_weights)
             else:
-                weights = gl.convert_layout(next_weights.to(out_ptr.dtype.element_ty), WEIGHTS)
+                weights = gl.convert_layout(next_weights.to(k_tiles.dtype), WEIGHTS)
             done += 1
         if not HOLDS_QUERIES:
             mbarrier.arrive(q_free.index(0))
@@ -120,7 +132,7 @@ def attend(
             acc, weights = hopper.warpgroup_mma_wait(0, [_weigh(weights, values, acc, done), weights])
         mbarrier.arrive(v_free.index(done % STAGES))
         done += 1
-        acc = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, OUTPUT))[:, None]
+        acc = acc * gl.convert_layout(v_scale / total, gl.SliceLayout(1, OUTPUT))[:, None]
         _store(acc, out_ptr, stride_out, unit, token, left, PACK, WHICH)
         tiles += 1
         mbarrier.wait(q_loaded.index(0), tiles & 1)

@@ -9,6 +9,8 @@ page starts that many slots early (before a block there are zeros, or keys of th
 shared memory, the masks account for it, and attention does not depend on the order of keys. For the same reason the
 box of the first page that a window reaches starts at the window's first key.
 
+Over an e4m3 pool a warpgroup loads, and writes the same tiles in float16 (gluon_load.py).
+
 hopper_prefill_attention launches the kernel; takes() says for which tensors.
 """
 
@@ -26,10 +28,12 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.attention.gluon_attend import attend, oldest_seen
-from kernels.attention.triton_common import WHOLE, reach_of
+from kernels.attention.gluon_load import load_row, load_row_of_bytes
+from kernels.attention.triton_common import LOWER, WHOLE, is_wide, reach_of, scale_arguments
+from kernels.elementwise.reference import FP8, UNSCALED, KVScales
 from kernels.gluon_common import allocate_barriers, grid_dependency
 
-# ruff: noqa: ANN001, ANN202, RUF005  (Triton reads annotations as types and unpacks no tuples)
+# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types)
 
 if not triton.__version__.startswith("3.6."):
     raise ImportError(f"the Hopper prefill kernel needs Triton 3.6, whose Gluon it uses, not {triton.__version__}")
@@ -49,8 +53,13 @@ class HopperConfig:
     programs_per_sm: int
 
 
-def hopper_config(*, head_dim: int, total_rows: int, max_seq_len: int, num_sms: int) -> HopperConfig:
-    """Choose tiles (benchmarks/notes.md). total_rows: query tokens x heads of all rows; max_seq_len: or the reach."""
+def hopper_config(
+    *, head_dim: int, total_rows: int, max_seq_len: int, num_sms: int, is_fp8: bool = False
+) -> HopperConfig:
+    """Choose tiles (benchmarks/notes.md). total_rows: query tokens x heads of all rows; max_seq_len: or the reach.
+
+    is_fp8: the loading warpgroup's registers leave those for tiles of 64 keys.
+    """
     if head_dim > 256:
         return HopperConfig(consumers=1, block_n=64, num_stages=1, programs_per_sm=1)
     if head_dim > 128:
@@ -59,7 +68,7 @@ def hopper_config(*, head_dim: int, total_rows: int, max_seq_len: int, num_sms: 
     # Tiles of 128 rows that fill 0.7 of the SMs are faster at long contexts, and little slower at short ones
     if total_rows <= num_sms * (128 if max_seq_len <= 1024 else 90):
         return HopperConfig(consumers=1, block_n=64, num_stages=2, programs_per_sm=2)
-    if max_seq_len <= 1024:
+    if max_seq_len <= 1024 or is_fp8:
         return HopperConfig(consumers=2, block_n=64, num_stages=4, programs_per_sm=1)
     return HopperConfig(consumers=2, block_n=128, num_stages=2, programs_per_sm=1)
 
@@ -78,9 +87,11 @@ def takes(
 ) -> bool:
     """Return True if this kernel supports these tensors and options, given a device of compute capability 9."""
     head_dim = q.shape[2]
+    # wgmma reads keys from shared memory in the dtype that was loaded; e4m3 leaves registers for heads of 128 at most
+    is_fp8 = k_cache.dtype == v_cache.dtype == FP8 and head_dim <= 128 and k_cache.stride() == v_cache.stride()
     return (
         q.dtype in (torch.bfloat16, torch.float16)
-        and k_cache.dtype == q.dtype  # wgmma reads keys from shared memory in the dtype that TMA loaded
+        and (k_cache.dtype == q.dtype or is_fp8)
         and head_dim in _SERVED_HEADS
         and all(_fits_tma(cache, head_dim) for cache in (k_cache, v_cache))
         # The box of the row's last page must not reach slots before the window or chunk
@@ -119,6 +130,7 @@ def hopper_prefill_attention(
     chunk: int | None = None,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    kv_scales: KVScales = UNSCALED,
     config: HopperConfig | None = None,
     pdl: bool = False,
 ) -> None:
@@ -131,10 +143,11 @@ def hopper_prefill_attention(
     pack = group & -group
     reach, reach_kind = reach_of(sliding_window, chunk)
     num_sms = torch.cuda.get_device_properties(q.device).multi_processor_count
+    is_fp8 = k_cache.dtype == FP8
     if config is None:
         config = hopper_config(
             head_dim=head_dim, total_rows=num_tokens * num_heads, max_seq_len=min(max_seq_len, reach or max_seq_len),
-            num_sms=num_sms,
+            num_sms=num_sms, is_fp8=is_fp8,
         )  # fmt: skip
     num_rows = seq_lens.shape[0] - first_row
     tokens_per_tile = config.consumers * 64 // pack
@@ -144,16 +157,25 @@ def hopper_prefill_attention(
         q, list(q.shape), [q.stride(0), q.stride(1), 1], [64 // pack, pack, _COLUMNS], _BOX_LAYOUT
     )
     keys, values = (
-        TensorDescriptor(
+        cache.view(torch.int32)
+        if is_fp8
+        else TensorDescriptor(
             cache, [cache.shape[0], block_size, num_kv_heads * head_dim], [*cache.stride()[:2], 1], [1, page, _COLUMNS],
             _BOX_LAYOUT,
         )
         for cache in (k_cache, v_cache)
     )  # fmt: skip
+    k_scale, v_scale, (k_scales, v_scales, _, _, stride_scale_head) = scale_arguments(kv_scales, torch.float32)
+    scale *= k_scale / (LOWER.value if is_fp8 else 1.0)
+    registers = [192, 112] if is_fp8 else [232, 40]  # of the second attending warpgroup, and of what loads
+    if config.consumers == 1:
+        registers = [80 if is_fp8 else 72 if head_dim == 256 else 40]
     _prefill_kernel[(min(num_tiles * (num_heads // pack), num_sms * config.programs_per_sm),)](
         queries, keys, values, out, block_table, query_start_loc, seq_lens, sinks, tickets, first_row, num_rows,
-        num_heads // pack, (softcap or scale) * math.log2(math.e), scale / softcap if softcap else 0.0, reach,
-        out.stride(0), block_table.stride(0),
+        num_heads // pack, (softcap or scale) * math.log2(math.e), scale / softcap if softcap else 0.0, v_scale, reach,
+        out.stride(0), block_table.stride(0), *(keys.stride()[:2] if is_fp8 else (0, 0)),
+        k_scales, v_scales, stride_scale_head,
+        IS_FP8=is_fp8, IS_WIDE=is_wide(k_cache, v_cache), PAGE=page, REGISTERS=tuple(registers),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_N=config.block_n, STAGES=config.num_stages,
         CONSUMERS=config.consumers, REACH=reach_kind, HAS_SOFTCAP=softcap > 0.0, SKIPS_DECODES=skips_decodes, PDL=pdl,
         num_warps=8 if head_dim > 256 else 4, launch_pdl=pdl,
@@ -165,23 +187,25 @@ def hopper_prefill_attention(
 def _prefill_kernel(
     q_desc, k_desc, v_desc, out_ptr, table_ptr, query_start_ptr, seq_lens_ptr, sinks_ptr, ticket_ptr,
     first_row, num_rows, num_units,  # unit: the query heads that share a tile
-    scale, cap_scale, reach, stride_out, stride_table,  # scale: of logits, capped ones of tanh, to base 2
+    scale, cap_scale, v_scale, reach, stride_out, stride_table,  # scale: of logits, capped ones of tanh, to base 2
+    stride_block, stride_slot, k_scales_ptr, v_scales_ptr, stride_scale_head,  # of an e4m3 pool, strides in words
+    IS_FP8: gl.constexpr, IS_WIDE: gl.constexpr, PAGE: gl.constexpr, REGISTERS: gl.constexpr,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, CONSUMERS: gl.constexpr, REACH: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
     SKIPS_DECODES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Set up shared memory, then specialise: one warpgroup per 64 query rows, and one loading warp."""
+    """Set up shared memory, then specialise: one warpgroup per 64 query rows, and one loading warp or warpgroup."""
     PACK: gl.constexpr = q_desc.block_shape[1]
-    PAGE: gl.constexpr = k_desc.block_shape[1]
+    TILE_DTYPE: gl.constexpr = gl.float16 if IS_FP8 else q_desc.dtype
     PANELS: gl.constexpr = HEAD_DIM // 64
     BOXES: gl.constexpr = STAGES * PANELS * (BLOCK_N // PAGE)
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     q_boxes = gl.allocate_shared_memory(q_desc.dtype, [CONSUMERS * PANELS, 64 // PACK, PACK, 64], q_desc.layout)
-    k_boxes = gl.allocate_shared_memory(k_desc.dtype, [BOXES, 1, PAGE, 64], k_desc.layout)
-    v_boxes = gl.allocate_shared_memory(v_desc.dtype, [BOXES, 1, PAGE, 64], v_desc.layout)
+    k_boxes = gl.allocate_shared_memory(TILE_DTYPE, [BOXES, 1, PAGE, 64], q_desc.layout)
+    v_boxes = gl.allocate_shared_memory(TILE_DTYPE, [BOXES, 1, PAGE, 64], q_desc.layout)
     q_tiles = q_boxes._reinterpret(q_desc.dtype, [CONSUMERS, 64, HEAD_DIM], TILE)
-    k_tiles = k_boxes._reinterpret(k_desc.dtype, [STAGES, BLOCK_N, HEAD_DIM], TILE)
-    v_tiles = v_boxes._reinterpret(v_desc.dtype, [STAGES, BLOCK_N, HEAD_DIM], TILE)
+    k_tiles = k_boxes._reinterpret(TILE_DTYPE, [STAGES, BLOCK_N, HEAD_DIM], TILE)
+    v_tiles = v_boxes._reinterpret(TILE_DTYPE, [STAGES, BLOCK_N, HEAD_DIM], TILE)
     work = gl.allocate_shared_memory(gl.int32, [6, 1], mbarrier.MBarrierLayout())
     queries = (q_tiles, allocate_barriers(1, 1), allocate_barriers(1, CONSUMERS))  # tiles, loaded, free
     keys = (k_tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS))
@@ -207,31 +231,32 @@ def _prefill_kernel(
         ticket_ptr,
         reach,
     )
-    loading = ((q_desc, k_desc, v_desc), (q_boxes, k_boxes, v_boxes), rings, work, problem)
+    loading = ((q_desc, k_desc, v_desc, stride_block, stride_slot), (q_boxes, k_boxes, v_boxes), rings, work, problem)
     shared_weights = work  # unused
     if HEAD_DIM > 256:
-        shared_weights = gl.allocate_shared_memory(k_desc.dtype, [64, BLOCK_N], TILE)
-    attending = (out_ptr, stride_out, sinks_ptr, rings, turns, work, shared_weights, scale, cap_scale, reach)
+        shared_weights = gl.allocate_shared_memory(TILE_DTYPE, [64, BLOCK_N], TILE)
+    scales = (scale, cap_scale, v_scale, k_scales_ptr, v_scales_ptr, stride_scale_head)
+    attending = (out_ptr, stride_out, sinks_ptr, rings, turns, work, shared_weights, scales, reach)
     gl.warp_specialize(
         [
-            (attend, (attending, PACK, PAGE, REACH, HAS_SOFTCAP, 0)),
-            (attend, (attending, PACK, PAGE, REACH, HAS_SOFTCAP, 1)),
-            (_load, (loading, GROUP, BLOCK_SIZE, REACH, SKIPS_DECODES)),
+            (attend, (attending, GROUP, PACK, PAGE, REACH, HAS_SOFTCAP, IS_FP8, 0)),
+            (attend, (attending, GROUP, PACK, PAGE, REACH, HAS_SOFTCAP, IS_FP8, 1)),
+            (_load, (loading, GROUP, PAGE, BLOCK_SIZE, REACH, SKIPS_DECODES, IS_FP8, IS_WIDE)),
         ]
         if CONSUMERS == 2
         else [
-            (attend, (attending, PACK, PAGE, REACH, HAS_SOFTCAP, 0)),
-            (_load, (loading, GROUP, BLOCK_SIZE, REACH, SKIPS_DECODES)),
+            (attend, (attending, GROUP, PACK, PAGE, REACH, HAS_SOFTCAP, IS_FP8, 0)),
+            (_load, (loading, GROUP, PAGE, BLOCK_SIZE, REACH, SKIPS_DECODES, IS_FP8, IS_WIDE)),
         ],
-        [4, 1] if CONSUMERS == 2 else [1],
-        # Registers; attending warps get the rest
-        [232, 40] if CONSUMERS == 2 else [72] if HEAD_DIM == 256 else [40],
+        ([4, 4] if IS_FP8 else [4, 1]) if CONSUMERS == 2 else [4] if IS_FP8 else [1],
+        list(REGISTERS),  # attending warps get the rest
     )
 
 
 @gluon.jit
 def _load(
-    loading, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, REACH: gl.constexpr, SKIPS_DECODES: gl.constexpr
+    loading, GROUP: gl.constexpr, PAGE: gl.constexpr, BLOCK_SIZE: gl.constexpr, REACH: gl.constexpr,
+    SKIPS_DECODES: gl.constexpr, IS_FP8: gl.constexpr, IS_WIDE: gl.constexpr,
 ):  # fmt: skip
     """Draw tiles until none is left: tell the other warps each tile's place, load its queries, then keys and values."""
     descs, boxes, rings, work, problem = loading
@@ -277,7 +302,12 @@ def _load(
             oldest = 0
             if REACH != WHOLE:
                 oldest = oldest_seen(position, reach, REACH)
-            loaded = _load_row(descs, boxes, rings, loaded, table, column, oldest, seq_len, end, BLOCK_SIZE)
+            if IS_FP8:
+                loaded = load_row_of_bytes(
+                    descs[1:], rings, loaded, table, column // 4, oldest, seq_len, end, PAGE, BLOCK_SIZE, IS_WIDE
+                )  # fmt: skip
+            else:
+                loaded = load_row(descs, boxes, rings, loaded, table, column, oldest, seq_len, end, BLOCK_SIZE)
         drawn = num_programs + gl.atomic_add(ticket_ptr, 1, sem="relaxed")
     mbarrier.wait(q_free.index(0), (tiles & 1) ^ 1)
     _tell(work, (0, 0, 0, 0, 0, 0))
@@ -288,49 +318,6 @@ def _load(
 
 
 @gluon.jit
-def _load_row(descs, boxes, rings, loaded, table, column, oldest, seq_len, end, BLOCK_SIZE: gl.constexpr):
-    """Load keys and values of tokens [oldest, end), one tile of each in turn, from the page of the oldest on.
-
-    Returns the number of tiles loaded so far.
-    """
-    PAGE: gl.constexpr = boxes[1].shape[2]
-    PAGES: gl.constexpr = rings[1][0].shape[1] // PAGE
-    STAGES: gl.constexpr = rings[1][0].shape[0]
-    last = (seq_len - 1) // PAGE
-    shift = (last + 1) * PAGE - seq_len
-    first = oldest // PAGE
-    hidden = oldest - first * PAGE
-    for start in range(first * PAGE, end, PAGES * PAGE):
-        blocks = ()  # type: tuple[gl.tensor, ...]
-        slots = ()  # type: tuple[gl.tensor, ...]
-        for i in gl.static_range(PAGES):
-            page = gl.minimum(start // PAGE + i, last)
-            blocks = blocks + (gl.load(table + page * PAGE // BLOCK_SIZE),)
-            late = gl.where(page == first, hidden, 0) - gl.where(page == last, shift, 0)
-            slots = slots + (page * PAGE % BLOCK_SIZE + late,)
-        stage = loaded % STAGES
-        phase = (loaded // STAGES) & 1
-        _load_pages(descs[1], boxes[1], rings[1], stage, phase, blocks, slots, column)
-        _load_pages(descs[2], boxes[2], rings[2], stage, phase, blocks, slots, column)
-        loaded += 1
-    return loaded
-
-
-@gluon.jit
-def _load_pages(desc, boxes, ring, stage, phase, blocks, slots, column) -> None:
-    """Load one tile, page by page, into a stage once it is free."""
-    tiles, loaded, free = ring
-    PAGES: gl.constexpr = tiles.shape[1] // boxes.shape[2]
-    PANELS: gl.constexpr = tiles.shape[2] // 64
-    mbarrier.wait(free.index(stage), phase ^ 1)
-    mbarrier.expect(loaded.index(stage), tiles.shape[1] * PANELS * 128)
-    for i in gl.static_range(PAGES):
-        for panel in gl.static_range(PANELS):
-            box = boxes.index((stage * PANELS + panel) * PAGES + i)
-            tma.async_copy_global_to_shared(desc, [blocks[i], slots[i], column + panel * 64], loaded.index(stage), box)
-
-
-@gluon.jit
 def _find_tile(problem, flat, TOKENS: gl.constexpr, SKIPS_DECODES: gl.constexpr):
     """Locate tile `flat` of all rows: row, first query token, query tokens from there on, its position, seq_len, end.
 
@@ -338,7 +325,7 @@ def _find_tile(problem, flat, TOKENS: gl.constexpr, SKIPS_DECODES: gl.constexpr)
     the number of keys its queries see; 0 if there is nothing to do, 1 in a padding row, whose one page reads as zeros.
     """
     query_start_ptr, seq_lens_ptr, _table_ptr, _stride_table, first_row, num_rows = problem[:6]
-    lanes = gl.arange(0, 128, gl.BlockedLayout([1], [32], [1], [0]))
+    lanes = gl.arange(0, 128, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     base = gl.load(query_start_ptr + first_row)
     begun = 0
     for start in range(0, num_rows, 128):
@@ -364,5 +351,5 @@ def _find_tile(problem, flat, TOKENS: gl.constexpr, SKIPS_DECODES: gl.constexpr)
 def _tell(work, values):
     """Write a tile's place for the other warps, in the order of gluon_attend's fields."""
     for i in gl.static_range(6):
-        work.index(i).store(gl.full([1], values[i], gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+        work.index(i).store(gl.full([1], values[i], gl.int32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])))
     gl.thread_barrier()

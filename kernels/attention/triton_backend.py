@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from kernels.attention.base import LATENTS, AttentionMetadata, AttentionSpec, GroupedRows
 from kernels.dispatch import HAS_TRITON
-from kernels.elementwise.reference import UNSCALED, KVScales
+from kernels.elementwise.reference import FP8, UNSCALED, KVScales
 
 if HAS_TRITON:
     from kernels.attention.triton_cut_rows import cut_rows
@@ -20,6 +23,7 @@ if HAS_TRITON:
     from kernels.attention.triton_shared import MAX_SHARED_HEAD_DIM, SharedParts, shared_attention, shared_config
     from kernels.attention.triton_splits import DecodeScratch
 try:
+    from kernels.attention import gluon_decode
     from kernels.attention.gluon_prefill import hopper_prefill_attention, new_tickets, takes
 
     HAS_GLUON = True
@@ -126,7 +130,7 @@ class TritonAttention:
             tile_rows=config.block_m // group, query_start_loc=starts,
             num_pieces=max(1, config.per_sm * scratch.num_sms // num_kv_heads),
         )  # fmt: skip
-        num_pieces = scratch.num_pieces(num_rows=num_rows, num_kv_heads=num_kv_heads)
+        num_pieces = replace(scratch, warps_per_sm=0).num_pieces(num_rows=num_rows, num_kv_heads=num_kv_heads)
         grouped.own_pieces = cut_rows(seq_lens, num_pieces=num_pieces, query_start_loc=starts, shared_rows=grouped.rows)
         metadata.grouped_rows = (metadata.grouped_rows or {}) | {heads: grouped}
         return grouped
@@ -190,11 +194,14 @@ class TritonAttention:
                 )
                 pieces = self._pieces(metadata, k_cache.shape[2], scratch) if shared is None else shared.own_pieces
             rows = slice(None) if is_mixed else slice(num_decodes)
-            decode_attention(
+            attend: Callable[..., None] = partial(decode_attention, shared=shared)
+            if self._tickets is not None and shared is None and gluon_decode.takes(q, k_cache, v_cache):
+                attend = gluon_decode.decode8_attention
+            attend(
                 q[rows], k_cache, v_cache, metadata.block_table, metadata.seq_lens, out[rows], scratch,
                 scale=scale, sliding_window=sliding_window, chunk=chunk, softcap=softcap, sinks=sinks,
                 kv_scales=kv_scales, query_start_loc=metadata.query_start_loc if is_mixed else None,
-                max_seq_len=metadata.max_seq_len, pieces=pieces, shared=shared, pdl=self._pdl,
+                max_seq_len=metadata.max_seq_len, pieces=pieces, pdl=self._pdl,
             )  # fmt: skip
         num_rows = metadata.seq_lens.shape[0]
         if num_rows > num_decodes:
@@ -206,7 +213,8 @@ class TritonAttention:
                 hopper_prefill_attention(
                     q, k_cache, v_cache, metadata.block_table, row_starts, seq_lens, out, self._tickets,
                     scale=scale, max_seq_len=metadata.max_seq_len, first_row=num_decodes, skips_decodes=is_mixed,
-                    sliding_window=sliding_window, chunk=chunk, softcap=softcap, sinks=sinks, pdl=self._pdl,
+                    sliding_window=sliding_window, chunk=chunk, softcap=softcap, sinks=sinks, kv_scales=kv_scales,
+                    pdl=self._pdl,
                 )  # fmt: skip
             else:
                 prefill_attention(
@@ -249,9 +257,11 @@ class TritonAttention:
         if shape not in self._scratches:
             # Only this graph would zero its counters, not another graph that shares them
             assert not _is_capturing(q), "run one forward before capturing"
+            has_own_kernel = self._tickets is not None and gluon_decode.takes(q, k_cache, v_cache)
             self._scratches[shape] = DecodeScratch.allocate(
-                num_heads=q.shape[1], num_kv_heads=k_cache.shape[2], head_dim=v_cache.shape[3], device=q.device
-            )
+                num_heads=q.shape[1], num_kv_heads=k_cache.shape[2], head_dim=v_cache.shape[3], device=q.device,
+                warps_per_sm=gluon_decode.WARPS_PER_SM if has_own_kernel else 0,
+            )  # fmt: skip
         return self._scratches[shape]
 
     def _look_at(self, q: torch.Tensor, k_cache: torch.Tensor) -> None:
@@ -260,9 +270,10 @@ class TritonAttention:
         capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (0, 0)
         self._pdl = capability >= (9, 0)
         self._tickets = new_tickets(q.device) if HAS_GLUON and capability[0] == 9 else None
-        if self._tickets is not None and k_cache.dtype != q.dtype:
+        if self._tickets is not None and k_cache.dtype not in (q.dtype, FP8):
             logger.info(
-                "attention_prefill=gluon refused reason=%r", f"its pool must hold {q.dtype}, not {k_cache.dtype}"
+                "attention_prefill=gluon refused reason=%r",
+                f"its pool must hold {q.dtype} or e4m3, not {k_cache.dtype}",
             )
 
 

@@ -24,6 +24,17 @@ WHOLE, WINDOW, CHUNK = (tl.constexpr(number) for number in range(3))
 # is above 65504 / 127, so weights that are lifted by this factor are below its largest number
 LIFT = tl.constexpr(64.0)
 
+# bfloat16 queries become float16 times this factor: its largest number is 65504, so that those up to a million fit.
+# Those below 2^-13 lose bits, of at most 2^-21: times the largest number of fp8, 448, that is still less than 2^-12
+LOWER = tl.constexpr(2.0**-4)
+
+# PTX for four numbers, $2: 1024 + 128 + x has x's byte, its sign bit flipped, as the low bits of its mantissa
+INT8_TO_FLOAT16 = tl.constexpr(
+    "{ .reg .b32 bytes, low, high, offset; xor.b32 bytes, $2, 0x80808080; mov.b32 offset, 0x64806480;"
+    " prmt.b32 low, bytes, 0x64, 0x4140; prmt.b32 high, bytes, 0x64, 0x4342;"
+    " sub.rn.f16x2 $0, low, offset; sub.rn.f16x2 $1, high, offset; }"
+)
+
 
 def reach_of(sliding_window: int | None, chunk: int | None) -> tuple[int, int]:
     """Return the most keys that a query sees, 0 for all, and the kind of reach: WHOLE, WINDOW or CHUNK."""
@@ -59,6 +70,11 @@ def scale_arguments(
 def is_wide(*caches: torch.Tensor) -> bool:
     """Return True if element offsets into one of the caches overflow int32."""
     return any(cache.shape[0] * cache.stride(0) >= 2**31 for cache in caches)
+
+
+def has_ptx(q: torch.Tensor) -> bool:
+    """Return True if kernels may hold PTX: Triton's interpreter runs none."""
+    return q.is_cuda
 
 
 @triton.jit
@@ -101,6 +117,52 @@ def load_scales(pointers, mask, MASK: tl.constexpr, LIFTED: tl.constexpr):
     """The scales of keys or values of an int8 pool, 0 where masked. LIFTED: those of values, for float16 weights."""
     scales = tl.load(pointers, mask=mask, other=0.0) if MASK else tl.load(pointers)
     return scales * LIFT if LIFTED else scales
+
+
+@triton.jit
+def lower_queries(q, q_rest, scale, POOL: tl.constexpr):
+    """Two tiles of queries in the dtype of the products with keys of dtype POOL, the scale of their logits, and 1.
+
+    bfloat16 queries meet fp8 keys in float16, which holds these exactly too: GPUs convert fp8 to float16 in pairs, and
+    from there to bfloat16 each number by itself, at a rate that would limit decoding.
+    The 1 is for a loop around all products, in which both tiles become zeros at the end. Triton keeps the queries of
+    wgmma in shared memory only if they are what was loaded, or a variable of a loop; else they take registers, and each
+    wgmma waits for the one before. The compiler does not know the 1, unless the queries are what was loaded.
+    """
+    rounds = 1
+    if POOL.is_fp8e4nv() and q.dtype == tl.bfloat16:
+        q = (q.to(tl.float32) * LOWER).to(tl.float16)
+        q_rest = (q_rest.to(tl.float32) * LOWER).to(tl.float16)
+        scale = scale / LOWER
+        rounds = tl.minimum(tl.num_programs(0), 1)
+    return q, q_rest, scale, rounds
+
+
+@triton.jit
+def widen(x, dtype: tl.constexpr, HAS_PTX: tl.constexpr):
+    """Numbers of a pool in dtype; int8 becomes float16 by its bits, as Triton makes it bfloat16.
+
+    For float16 Triton has an instruction that converts one number, slowly.
+    """
+    if HAS_PTX and x.dtype == tl.int8 and dtype == tl.float16:
+        return tl.inline_asm_elementwise(INT8_TO_FLOAT16, "=r,=r,r", [x], dtype=tl.float16, is_pure=True, pack=4)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def widen_values(x, dtype: tl.constexpr, HAS_PTX: tl.constexpr):
+    """Values of a pool in dtype, as widen. Those of 8 bits are widened where they are loaded, by a move in PTX.
+
+    Triton does not convert past that; else it would widen operands of the product. mma wants these transposed, which
+    ldmatrix does to numbers of 16 bits as it reads them from shared memory; bytes are read one by one.
+    """
+    values = widen(x, dtype, HAS_PTX)
+    if HAS_PTX and x.dtype.primitive_bitwidth == 8 and dtype.primitive_bitwidth == 16:
+        values = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [values], dtype=values.dtype, is_pure=False, pack=2
+        )  # fmt: skip
+    return values
 
 
 @triton.jit

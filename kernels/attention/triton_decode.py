@@ -24,9 +24,11 @@ from kernels.attention.triton_common import (
     MASKED,
     WHOLE,
     cap_logits,
+    has_ptx,
     is_wide,
     load_scales,
     load_sinks,
+    lower_queries,
     oldest_seen,
     page_offsets,
     prefetch_l2,
@@ -34,6 +36,8 @@ from kernels.attention.triton_common import (
     scale_arguments,
     split_dims,
     value_strides,
+    widen,
+    widen_values,
 )
 from kernels.attention.triton_cut_rows import MAX_SPLITS
 from kernels.attention.triton_splits import FEW_PAIRS, DecodeScratch, add_shared, meet_splits
@@ -151,7 +155,7 @@ def decode_attention(
         IS_WIDE=is_wide(k_cache, v_cache),
         SPLIT=pieces is not None or num_splits > 1, FEW=is_few, MAX_SPLITS=MAX_SPLITS,
         SHARED_M=0 if shared is None else shared.block_m, REACH=reach_kind, HAS_SOFTCAP=softcap > 0.0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", HAS_PTX=has_ptx(q), PDL=pdl,
         num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -170,7 +174,7 @@ def _decode_kernel(
     VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
     SPLIT: tl.constexpr, FEW: tl.constexpr, MAX_SPLITS: tl.constexpr, SHARED_M: tl.constexpr, REACH: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, HAS_PTX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (KV head, split, row), or (KV head, piece). KV heads vary fastest: neighbours in memory run together."""
     kv_head = tl.program_id(0)
@@ -224,10 +228,12 @@ def _decode_kernel(
     q_rest = q
     if K_REST > 0:
         q_rest = _load_queries(q_row_ptr, kv_head, K_MAIN, GROUP, HEAD_DIM, BLOCK_G, K_REST)
+    q, q_rest, scale, _ = lower_queries(q, q_rest, scale, k_ptr.dtype.element_ty)
     acc, lse = attend_range(
         (q, q_rest, k_ptr, v_ptr, table_row_ptr, k_scales_ptr, v_scales_ptr), start, end, scale, softcap,
         stride_block, stride_slot, stride_v_block, stride_v_slot, stride_scale_block, stride_scale_slot,
         HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD, BLOCK_G, BLOCK_N, BLOCK_SIZE, IS_WIDE, HAS_SOFTCAP, PRECISION,
+        HAS_PTX,
     )  # fmt: skip
     acc = acc * v_scale
 
@@ -303,7 +309,7 @@ def attend_range(
     stride_scale_block, stride_scale_slot,
     HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr, VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    IS_WIDE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    IS_WIDE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, HAS_PTX: tl.constexpr,
 ):  # fmt: skip
     """Softmax over keys [start, end): normalised output [BLOCK_G, D_PAD] fp32 and log2 of the denominator [BLOCK_G]."""
     q, q_rest, k_ptr, v_ptr, table_ptr, k_scales_ptr, v_scales_ptr = pointers
@@ -317,12 +323,14 @@ def attend_range(
         visible = keys < end
         offsets = page_offsets(table_ptr, keys, visible, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
         in_main = visible[:, None] & (main < HEAD_DIM)[None, :]  # else 0 * NaN would count
-        k = tl.load(k_ptr + (offsets[:, None] + main[None, :]), mask=in_main, other=0.0).to(q.dtype)
+        k = tl.load(k_ptr + (offsets[:, None] + main[None, :]), mask=in_main, other=0.0)
+        k = widen(k, q.dtype, HAS_PTX)
         logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if K_REST > 0:
             more = K_MAIN + tl.arange(0, K_REST)
             in_rest = visible[:, None] & (more < HEAD_DIM)[None, :]
-            k_rest = tl.load(k_ptr + (offsets[:, None] + more[None, :]), mask=in_rest, other=0.0).to(q.dtype)
+            k_rest = tl.load(k_ptr + (offsets[:, None] + more[None, :]), mask=in_rest, other=0.0)
+            k_rest = widen(k_rest, q.dtype, HAS_PTX)
             logits = tl.dot(q_rest, tl.trans(k_rest), logits, input_precision=PRECISION)
         places = offsets  # of scales, if tokens have any
         if stride_scale_block is not None:
@@ -341,7 +349,8 @@ def attend_range(
         if stride_v_block is not None:
             offsets = page_offsets(table_ptr, keys, visible, stride_v_block, stride_v_slot, BLOCK_SIZE, IS_WIDE)
         in_tile = visible[:, None] & (dims < VALUE_DIM)[None, :]
-        v = tl.load(v_ptr + (offsets[:, None] + dims[None, :]), mask=in_tile, other=0.0).to(q.dtype)
+        v = tl.load(v_ptr + (offsets[:, None] + dims[None, :]), mask=in_tile, other=0.0)
+        v = widen_values(v, q.dtype, HAS_PTX)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
         maximum = new_maximum

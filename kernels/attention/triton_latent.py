@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.base import AttentionMetadata
-from kernels.attention.triton_common import MASKED, is_wide, page_offsets
+from kernels.attention.triton_common import MASKED, has_ptx, is_wide, lower_queries, page_offsets, widen, widen_values
 from kernels.attention.triton_latent_splits import (
     LatentConfig,
     LatentScratch,
@@ -87,6 +87,7 @@ def _sizes(q: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, config: Late
         "BLOCK_SIZE": cache.shape[1],
         "IS_WIDE": is_wide(cache),
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        "HAS_PTX": has_ptx(q),
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
@@ -147,7 +148,7 @@ def _short_rows_kernel(
     stride_block, stride_slot, stride_table,
     HEADS: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr, ROPE: tl.constexpr, ROPE_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, MEMBERS: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, HAS_PTX: tl.constexpr, MEMBERS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (tile of members, piece). Tiles vary fastest: those of one piece read the same latents at one time."""
     piece = tl.program_id(1)
@@ -167,7 +168,7 @@ def _short_rows_kernel(
     acc, lse = _attend(
         q_ptr, cache_ptr, table_ptr + row.to(tl.int64) * stride_table, token.to(tl.int64), first, query_len,
         context_len, start, end, scale, stride_block, stride_slot,
-        HEADS, RANK, RANK_PAD, ROPE, ROPE_PAD, BLOCK_M, BLOCK_N, BLOCK_SIZE, IS_WIDE, PRECISION,
+        HEADS, RANK, RANK_PAD, ROPE, ROPE_PAD, BLOCK_M, BLOCK_N, BLOCK_SIZE, IS_WIDE, PRECISION, HAS_PTX,
     )  # fmt: skip
     acc = acc * value_scale
     members = first + tl.arange(0, BLOCK_M)
@@ -190,7 +191,7 @@ def _long_rows_kernel(
     stride_block, stride_slot, stride_table,
     HEADS: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr, ROPE: tl.constexpr, ROPE_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, SHORT_TOKENS: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, HAS_PTX: tl.constexpr, SHORT_TOKENS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of members of a row of more than SHORT_TOKENS tokens. A row's last tiles, of most keys, start first."""
     if PDL:
@@ -209,7 +210,7 @@ def _long_rows_kernel(
     acc, _lse = _attend(
         q_ptr, cache_ptr, table_ptr + row.to(tl.int64) * stride_table, token.to(tl.int64), first, query_len,
         context_len, 0, tl.minimum(context_len + last_token + 1, seq_len), scale, stride_block, stride_slot,
-        HEADS, RANK, RANK_PAD, ROPE, ROPE_PAD, BLOCK_M, BLOCK_N, BLOCK_SIZE, IS_WIDE, PRECISION,
+        HEADS, RANK, RANK_PAD, ROPE, ROPE_PAD, BLOCK_M, BLOCK_N, BLOCK_SIZE, IS_WIDE, PRECISION, HAS_PTX,
     )  # fmt: skip
     acc = acc * value_scale
     members = first + tl.arange(0, BLOCK_M)
@@ -224,7 +225,7 @@ def _attend(
     q_ptr, cache_ptr, table_ptr, token, first, query_len, context_len, start, end, scale, stride_block, stride_slot,
     HEADS: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr, ROPE: tl.constexpr, ROPE_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, HAS_PTX: tl.constexpr,
 ):  # fmt: skip
     """Members first… of a row over its keys [start, end): normalised output [BLOCK_M, RANK_PAD] fp32 and log2 of the
     denominator [BLOCK_M]. A member that sees none of the keys gets a denominator that counts nothing beside another.
@@ -237,33 +238,38 @@ def _attend(
     q = tl.load(q_row_ptrs[:, None] + dims[None, :], mask=in_row[:, None] & (dims < RANK)[None, :], other=0.0)
     in_rope = in_row[:, None] & (rope < ROPE)[None, :]
     q_rope = tl.load(q_row_ptrs[:, None] + (RANK + rope)[None, :], mask=in_rope, other=0.0)
+    q, q_rope, scale, rounds = lower_queries(q, q_rope, scale, cache_ptr.dtype.element_ty)
     positions = context_len + members // HEADS
     maximum = tl.full([BLOCK_M], MASKED, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, RANK_PAD], tl.float32)
-    for tile_start in range(start, end, BLOCK_N):
-        keys = tile_start + tl.arange(0, BLOCK_N)
-        exists = keys < end  # of the others, 0 * NaN would count
-        offsets = page_offsets(table_ptr, keys, exists, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
-        in_tile = exists[:, None]
-        if RANK != RANK_PAD:
-            in_tile = in_tile & (dims < RANK)[None, :]
-        latents = tl.load(cache_ptr + (offsets[:, None] + dims[None, :]), mask=in_tile, other=0.0).to(q.dtype)
-        in_tile = exists[:, None]
-        if ROPE != ROPE_PAD:
-            in_tile = in_tile & (rope < ROPE)[None, :]
-        k_rope = tl.load(cache_ptr + (offsets[:, None] + (RANK + rope)[None, :]), mask=in_tile, other=0.0).to(q.dtype)
-        logits = tl.dot(q, tl.trans(latents), input_precision=PRECISION)
-        logits = tl.dot(q_rope, tl.trans(k_rope), logits, input_precision=PRECISION)
-        visible = exists[None, :] & (keys[None, :] <= positions[:, None])
-        logits = tl.where(visible, logits * scale, MASKED)
-        new_maximum = tl.maximum(maximum, tl.max(logits, 1))
-        shrink = tl.exp2(maximum - new_maximum)
-        weights = tl.exp2(logits - new_maximum[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None]
-        acc = tl.dot(weights.to(latents.dtype), latents, acc, input_precision=PRECISION)
-        maximum = new_maximum
+    for _ in range(0, rounds):
+        for tile_start in range(start, end, BLOCK_N):
+            keys = tile_start + tl.arange(0, BLOCK_N)
+            exists = keys < end  # of the others, 0 * NaN would count
+            offsets = page_offsets(table_ptr, keys, exists, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
+            in_tile = exists[:, None]
+            if RANK != RANK_PAD:
+                in_tile = in_tile & (dims < RANK)[None, :]
+            latents = tl.load(cache_ptr + (offsets[:, None] + dims[None, :]), mask=in_tile, other=0.0)
+            latents = widen_values(latents, q.dtype, HAS_PTX)
+            in_tile = exists[:, None]
+            if ROPE != ROPE_PAD:
+                in_tile = in_tile & (rope < ROPE)[None, :]
+            rope_ptrs = cache_ptr + (offsets[:, None] + (RANK + rope)[None, :])
+            k_rope = widen(tl.load(rope_ptrs, mask=in_tile, other=0.0), q.dtype, HAS_PTX)
+            logits = tl.dot(q, tl.trans(latents), input_precision=PRECISION)
+            logits = tl.dot(q_rope, tl.trans(k_rope), logits, input_precision=PRECISION)
+            visible = exists[None, :] & (keys[None, :] <= positions[:, None])
+            logits = tl.where(visible, logits * scale, MASKED)
+            new_maximum = tl.maximum(maximum, tl.max(logits, 1))
+            shrink = tl.exp2(maximum - new_maximum)
+            weights = tl.exp2(logits - new_maximum[:, None])
+            total = total * shrink + tl.sum(weights, 1)
+            acc = acc * shrink[:, None]
+            acc = tl.dot(weights.to(latents.dtype), latents, acc, input_precision=PRECISION)
+            maximum = new_maximum
+        q, q_rope = tl.zeros_like(q), tl.zeros_like(q_rope)
     total = tl.maximum(total, 1.0e-30)  # a padding row has no key: zeros, not NaN
     return acc / total[:, None], maximum + tl.log2(total)
 

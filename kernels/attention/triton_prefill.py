@@ -20,15 +20,19 @@ from kernels.attention.triton_common import (
     MASKED,
     WHOLE,
     cap_logits,
+    has_ptx,
     is_wide,
     load_scales,
     load_sinks,
+    lower_queries,
     oldest_seen,
     page_offsets,
     reach_of,
     scale_arguments,
     split_dims,
     value_strides,
+    widen,
+    widen_values,
 )
 from kernels.elementwise.reference import INT8, UNSCALED, KVScales
 
@@ -122,7 +126,7 @@ def prefill_attention(
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, TOKENS=tokens_per_tile,
         REACH=reach_kind, HAS_SOFTCAP=softcap > 0.0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        IS_WIDE=is_wide(k_cache, v_cache), SKIPS_DECODES=skips_decodes, PDL=pdl,
+        IS_WIDE=is_wide(k_cache, v_cache), HAS_PTX=has_ptx(q), SKIPS_DECODES=skips_decodes, PDL=pdl,
         num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl, maxnreg=config.maxnreg,
     )  # fmt: skip
 
@@ -140,7 +144,7 @@ def _prefill_kernel(
     VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TOKENS: tl.constexpr,
     REACH: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    IS_WIDE: tl.constexpr, SKIPS_DECODES: tl.constexpr, PDL: tl.constexpr,
+    IS_WIDE: tl.constexpr, HAS_PTX: tl.constexpr, SKIPS_DECODES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (KV head, tile of a row). A row's last tiles, which see the most keys, start first."""
     kv_head = tl.program_id(0)
@@ -170,6 +174,7 @@ def _prefill_kernel(
     q_rest = q
     if K_REST > 0:
         q_rest = _load_queries(q_row_ptrs, in_row, K_MAIN, HEAD_DIM, K_REST)
+    q, q_rest, scale, rounds = lower_queries(q, q_rest, scale, k_ptr.dtype.element_ty)
 
     first_position = context_len + first_token
     k_ptr += kv_head.to(tl.int64) * stride_head
@@ -188,19 +193,22 @@ def _prefill_kernel(
     if sinks_ptr is not None:  # as one more key, whose value is zero
         maximum = load_sinks(sinks_ptr, heads, in_row)
         total += 1.0
-    view = (
-        q, q_rest, k_ptr, v_ptr, table_ptr + row.to(tl.int64) * stride_table,
-        context_len + tokens, first_position, seq_len, scale, softcap, reach,
-        stride_block, stride_slot, stride_v_block, stride_v_slot,
-        k_scales_ptr, v_scales_ptr, stride_scale_block, stride_scale_slot,
-    )  # fmt: skip
     end = tl.where(is_live, tl.minimum(first_position + TOKENS, seq_len), 0)
     full_end = tl.where(is_live, (first_position + 1) // BLOCK_N * BLOCK_N, 0)
-    acc = _attend_query_tile(
-        view, maximum, total, first_position, full_end, end,
-        HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD,
-        BLOCK_M, BLOCK_N, BLOCK_SIZE, REACH, HAS_SOFTCAP, PRECISION, IS_WIDE,
-    )  # fmt: skip
+    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    for _ in range(0, rounds):
+        view = (
+            q, q_rest, k_ptr, v_ptr, table_ptr + row.to(tl.int64) * stride_table,
+            context_len + tokens, first_position, seq_len, scale, softcap, reach,
+            stride_block, stride_slot, stride_v_block, stride_v_slot,
+            k_scales_ptr, v_scales_ptr, stride_scale_block, stride_scale_slot,
+        )  # fmt: skip
+        acc = _attend_query_tile(
+            view, maximum, total, first_position, full_end, end,
+            HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD,
+            BLOCK_M, BLOCK_N, BLOCK_SIZE, REACH, HAS_SOFTCAP, PRECISION, IS_WIDE, HAS_PTX,
+        )  # fmt: skip
+        q, q_rest = tl.zeros_like(q), tl.zeros_like(q_rest)
     acc = acc * v_scale
     in_tile = in_row[:, None] & (dims < VALUE_DIM)[None, :]
     out_row_ptrs = out_ptr + token_index * stride_out_token + heads * VALUE_DIM
@@ -219,8 +227,8 @@ def _load_queries(q_row_ptrs, in_row, first, HEAD_DIM: tl.constexpr, SIZE: tl.co
 def _attend_query_tile(
     view, maximum, total, first_position, full_end, end,
     HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr, VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    REACH: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, IS_WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, REACH: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, IS_WIDE: tl.constexpr, HAS_PTX: tl.constexpr,
 ):  # fmt: skip
     """Attention of one tile of queries: keys visible to all of them run without masks, the borders with masks."""
     acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
@@ -233,17 +241,17 @@ def _attend_query_tile(
         acc, maximum, total = _attend_tiles(
             acc, maximum, total, start, full_start, view,
             HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD,
-            BLOCK_N, BLOCK_SIZE, REACH, HAS_SOFTCAP, PRECISION, IS_WIDE, MASK=True,
+            BLOCK_N, BLOCK_SIZE, REACH, HAS_SOFTCAP, PRECISION, IS_WIDE, HAS_PTX, MASK=True,
         )  # fmt: skip
     acc, maximum, total = _attend_tiles(
         acc, maximum, total, full_start, full_end, view,
         HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD,
-        BLOCK_N, BLOCK_SIZE, REACH, HAS_SOFTCAP, PRECISION, IS_WIDE, MASK=False,
+        BLOCK_N, BLOCK_SIZE, REACH, HAS_SOFTCAP, PRECISION, IS_WIDE, HAS_PTX, MASK=False,
     )  # fmt: skip
     acc, maximum, total = _attend_tiles(
         acc, maximum, total, tl.maximum(full_start, full_end), end, view,
         HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD,
-        BLOCK_N, BLOCK_SIZE, REACH, HAS_SOFTCAP, PRECISION, IS_WIDE, MASK=True,
+        BLOCK_N, BLOCK_SIZE, REACH, HAS_SOFTCAP, PRECISION, IS_WIDE, HAS_PTX, MASK=True,
     )  # fmt: skip
     return acc / tl.where(total > 0.0, total, 1.0)[:, None]  # a row of padding sees no key
 
@@ -270,7 +278,7 @@ def _attend_tiles(
     HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr, VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     REACH: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    IS_WIDE: tl.constexpr, MASK: tl.constexpr,
+    IS_WIDE: tl.constexpr, HAS_PTX: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over keys [start, end). MASK: causal, window and row-end borders may cross these tiles."""
     q, q_rest, k_ptr, v_ptr, table_ptr, positions, first, seq_len, scale, softcap, reach = view[:11]
@@ -286,13 +294,15 @@ def _attend_tiles(
         table_mask = seen if MASK else None
         offsets = page_offsets(table_ptr, keys, table_mask, stride_block, stride_slot, BLOCK_SIZE, IS_WIDE)
         in_main = seen[:, None] & (main < HEAD_DIM)[None, :]
-        k = _load_tile(k_ptr + (offsets[:, None] + main[None, :]), in_main, MASK or HEAD_DIM < K_MAIN).to(q.dtype)
+        k = _load_tile(k_ptr + (offsets[:, None] + main[None, :]), in_main, MASK or HEAD_DIM < K_MAIN)
+        k = widen(k, q.dtype, HAS_PTX)
         logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if K_REST > 0:
             more = K_MAIN + tl.arange(0, K_REST)
             in_rest = seen[:, None] & (more < HEAD_DIM)[None, :]
             rest_ptrs = k_ptr + (offsets[:, None] + more[None, :])
-            k_rest = _load_tile(rest_ptrs, in_rest, MASK or HEAD_DIM < K_MAIN + K_REST).to(q.dtype)
+            k_rest = _load_tile(rest_ptrs, in_rest, MASK or HEAD_DIM < K_MAIN + K_REST)
+            k_rest = widen(k_rest, q.dtype, HAS_PTX)
             logits = tl.dot(q_rest, tl.trans(k_rest), logits, input_precision=PRECISION)
         places = offsets  # of scales, if tokens have any
         if stride_scale_block is not None:
@@ -319,7 +329,8 @@ def _attend_tiles(
         if stride_v_block is not None:
             offsets = page_offsets(table_ptr, keys, table_mask, stride_v_block, stride_v_slot, BLOCK_SIZE, IS_WIDE)
         in_tile = seen[:, None] & (dims < VALUE_DIM)[None, :]
-        v = _load_tile(v_ptr + (offsets[:, None] + dims[None, :]), in_tile, MASK or VALUE_DIM != D_PAD).to(q.dtype)
+        v = _load_tile(v_ptr + (offsets[:, None] + dims[None, :]), in_tile, MASK or VALUE_DIM != D_PAD)
+        v = widen_values(v, q.dtype, HAS_PTX)
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
         maximum = new_maximum

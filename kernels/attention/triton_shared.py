@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention.base import GroupedRows
-from kernels.attention.triton_common import is_wide, scale_arguments, split_dims, value_strides
+from kernels.attention.triton_common import has_ptx, is_wide, lower_queries, scale_arguments, split_dims, value_strides
 from kernels.attention.triton_decode import attend_range
 from kernels.elementwise.reference import UNSCALED, KVScales
 
@@ -95,7 +95,7 @@ def shared_attention(
         GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, K_MAIN=k_main, K_REST=k_rest, VALUE_DIM=value_dim,
         D_PAD=triton.next_power_of_2(value_dim), TILE_ROWS=grouped.tile_rows, BLOCK_M=config.block_m,
         BLOCK_N=config.block_n, BLOCK_SIZE=block_size, IS_WIDE=is_wide(k_cache, v_cache), HAS_SOFTCAP=softcap > 0.0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", HAS_PTX=has_ptx(q), PDL=pdl,
         num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=pdl,
     )  # fmt: skip
     return SharedParts(grouped.rows, partial, lse, config.block_m, grouped.own_pieces)
@@ -112,7 +112,7 @@ def _shared_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, K_MAIN: tl.constexpr, K_REST: tl.constexpr,
     VALUE_DIM: tl.constexpr, D_PAD: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_WIDE: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, HAS_PTX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (KV head, piece of a tile). The first row's block table stands for all rows of the tile."""
     kv_head = tl.program_id(0)
@@ -138,6 +138,7 @@ def _shared_kernel(
     q_rest = q
     if K_REST > 0:
         q_rest = _load_queries(q_row_ptrs, is_query, K_MAIN, HEAD_DIM, K_REST)
+    q, q_rest, scale, rounds = lower_queries(q, q_rest, scale, k_ptr.dtype.element_ty)
     k_ptr += kv_head.to(tl.int64) * stride_head
     if stride_v_head is None:
         v_ptr += kv_head.to(tl.int64) * stride_head
@@ -150,11 +151,16 @@ def _shared_kernel(
             scale *= tl.load(k_scales_ptr)
             v_scale *= tl.load(v_scales_ptr)
     table_row_ptr = table_ptr + tl.load(members_ptr).to(tl.int64) * stride_table
-    acc, lse = attend_range(
-        (q, q_rest, k_ptr, v_ptr, table_row_ptr, k_scales_ptr, v_scales_ptr), start, end, scale, softcap,
-        stride_block, stride_slot, stride_v_block, stride_v_slot, stride_scale_block, stride_scale_slot,
-        HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD, BLOCK_M, BLOCK_N, BLOCK_SIZE, IS_WIDE, HAS_SOFTCAP, PRECISION,
-    )  # fmt: skip
+    acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
+    lse = tl.zeros([BLOCK_M], tl.float32)
+    for _ in range(0, rounds):
+        acc, lse = attend_range(
+            (q, q_rest, k_ptr, v_ptr, table_row_ptr, k_scales_ptr, v_scales_ptr), start, end, scale, softcap,
+            stride_block, stride_slot, stride_v_block, stride_v_slot, stride_scale_block, stride_scale_slot,
+            HEAD_DIM, K_MAIN, K_REST, VALUE_DIM, D_PAD, BLOCK_M, BLOCK_N, BLOCK_SIZE, IS_WIDE, HAS_SOFTCAP, PRECISION,
+            HAS_PTX,
+        )  # fmt: skip
+        q, q_rest = tl.zeros_like(q), tl.zeros_like(q_rest)
     dims = tl.arange(0, D_PAD)
     entries = (piece * tl.num_programs(0) + kv_head).to(tl.int64) * BLOCK_M + queries
     in_tile = is_query[:, None] & (dims < VALUE_DIM)[None, :]

@@ -16,6 +16,7 @@ import triton.language as tl
 from kernels.attention.triton_common import MASKED, load_sinks
 from kernels.attention.triton_cut_rows import MAX_SPLITS
 
+_MAX_PIECES_PER_SM = 8
 FEW_PAIRS = 16  # (row, KV head) pairs of one or two rows: limited by latency, not bandwidth
 
 
@@ -30,23 +31,28 @@ class DecodeScratch:
     # [capacity] int32: splits arrived per (row, KV head); zero between launches
     arrivals: torch.Tensor
     num_sms: int
+    warps_per_sm: int = 0  # of gluon_decode.py, if rows are cut for its programs and not for triton_decode.py's
 
     @classmethod
-    def allocate(cls, *, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> DecodeScratch:
+    def allocate(
+        cls, *, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device, warps_per_sm: int = 0
+    ) -> DecodeScratch:
         """Allocate for any number of rows: splits shrink as rows grow, so their product is bounded.
 
         head_dim: of values.
         """
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
         # num_splits aims at 3 programs per SM and rounds up, so rows * KV heads * splits stays under twice that. Of cut
-        # rows, those longer than a piece have fewer than twice as many pieces as their share of at most 4 per SM
-        num_programs = 8 * num_sms + 2 * num_kv_heads
+        # rows, those longer than a piece have fewer than twice as many pieces as their share of at most 8 per SM.
+        # Layers of as many KV heads share pieces, whichever kernel these were cut for
+        num_programs = 2 * _MAX_PIECES_PER_SM * num_sms + 2 * num_kv_heads
         num_entries = num_programs * (num_heads // num_kv_heads)
         return cls(
             partial=torch.empty(num_entries, head_dim, dtype=torch.float32, device=device),
             lse=torch.empty(num_entries, dtype=torch.float32, device=device),
             arrivals=torch.zeros(num_programs, dtype=torch.int32, device=device),
             num_sms=num_sms,
+            warps_per_sm=warps_per_sm,
         )
 
     def num_splits(self, *, num_pairs: int) -> int:
@@ -59,7 +65,17 @@ class DecodeScratch:
         """Return how many pieces of num_rows rows run at once, one program per KV head, limited by an SM's memory."""
         num_pairs = num_rows * num_kv_heads
         per_sm = 1 if num_pairs <= FEW_PAIRS else 3 if self.num_splits(num_pairs=num_pairs) > 1 else 4
+        if self.warps_per_sm and num_pairs > FEW_PAIRS:
+            per_sm = self.warps_per_sm // warps_of_pairs(num_pairs, num_sms=self.num_sms)
         return max(1, per_sm * self.num_sms // num_kv_heads)
+
+
+def warps_of_pairs(num_pairs: int, *, num_sms: int) -> int:
+    """Return the warps of a program of gluon_decode.py: pairs that fill the device have one each, fewer share them.
+
+    Few long programs have fewer starts, in which no load is in flight.
+    """
+    return 1 if num_pairs >= 8 * num_sms else 2 if num_pairs >= 3 * num_sms else 4
 
 
 @triton.jit

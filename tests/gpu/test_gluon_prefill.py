@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from tests.unit.kernels.triton_cases.ragged import make_problem, reference, relative_error
+from kernels.elementwise.reference import KVScales
+from tests.unit.kernels.triton_cases.ragged import as_fp8, make_problem, reference, relative_error
 
 pytestmark = [
     pytest.mark.gpu,
@@ -89,6 +90,47 @@ def test_errs_no_more_than_the_triton_kernel(group, head_dim, block_size, dtype,
         dtype=dtype,
     )  # fmt: skip
     assert error <= other * 1.02
+
+
+@pytest.mark.parametrize("config", [(1, 64, 2, 2), (2, 64, 4, 1), (2, 128, 2, 1)], ids=str)
+@pytest.mark.parametrize(("group", "head_dim", "block_size", "dtype", "options"), [
+    (4, 128, 16, torch.bfloat16, {}), (2, 128, 64, torch.bfloat16, {"sinks": True, "softcap": 20.0}),
+    (7, 64, 128, torch.float16, {"sinks": True}), (5, 128, 32, torch.bfloat16, {"sliding_window": 100}),
+    (8, 64, 16, torch.bfloat16, {"chunk": 512}),
+])  # fmt: skip
+@pytest.mark.parametrize("has_head_scales", [False, True])
+def test_over_an_e4m3_pool_it_errs_no_more_than_the_triton_kernel(
+    group, head_dim, block_size, dtype, options, has_head_scales, config
+):
+    from kernels.attention.gluon_prefill import HopperConfig
+    from kernels.attention.triton_prefill import prefill_attention
+
+    query_lens, context_lens = _ragged(group)
+    seen = {name: options[name] for name in ("sliding_window", "chunk") if name in options}
+    q, *caches, metadata = _problem(
+        query_lens, context_lens, group=group, head_dim=head_dim, block_size=block_size, dtype=dtype, **seen
+    )
+    scales = [torch.rand(2, device="cuda") * 0.05 + 0.01 for _ in caches] if has_head_scales else [0.02, 0.03]
+    (keys, k_exact), (values, v_exact) = (as_fp8(cache, scale) for cache, scale in zip(caches, scales, strict=True))
+    options = {**options, "kv_scales": KVScales(*scales)}
+    if options.get("sinks"):
+        options["sinks"] = torch.randn(q.shape[1], device="cuda").to(dtype)
+    out, again, other = (torch.full_like(q, float("nan")) for _ in range(3))
+    for result in (out, again):
+        tickets = _attend(
+            q, keys, values, metadata, result, config=HopperConfig(*config), skips_decodes=True, **options
+        )
+        assert not tickets.any()
+    prefill_attention(
+        q, keys, values, metadata.block_table, metadata.query_start_loc, metadata.seq_lens, other,
+        scale=q.shape[2] ** -0.5, max_query_len=max(query_lens), skips_decodes=True, **options,
+    )  # fmt: skip
+    del options["kv_scales"]
+    written = other.isfinite().all(-1).all(-1)
+    expected = reference(q, k_exact, v_exact, metadata, scale=q.shape[2] ** -0.5, **options)[written]
+    assert out[~written].isnan().all()
+    assert torch.equal(out[written], again[written])
+    assert relative_error(out[written], expected) <= relative_error(other[written], expected) * 1.05
 
 
 @pytest.mark.parametrize("shape", SHAPES)

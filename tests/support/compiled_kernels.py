@@ -68,7 +68,9 @@ for kernel in kernels:
     registers, local_bytes = usage_of(compiled.asm["cubin"])
     facts = *facts, local_bytes, registers * 32 * compiled.metadata.num_warps, assembly.count("mbarrier.init")
     started = assembly.partition("griddepcontrol.launch_dependents")[2].partition("barrier.sync")[0]
-    facts = *facts, started.count("bar.sync")
+    in_shared_memory = re.search(r"wgmma.mma_async[^;]*}, %rd\\d+, %rd", assembly) is not None
+    facts = *facts, started.count("bar.sync"), len(re.findall(r"cvt.(bf16.f16|rn.f16.s16)", assembly)), in_shared_memory
+    facts = *facts, assembly.count("ld.shared.b8"), assembly.count("movmatrix.sync")
     print(json.dumps(facts), flush=True)
 """
 
@@ -78,6 +80,9 @@ class CompiledKernel(NamedTuple):
 
     registers: of a program's threads together; those of warp-specialised programs have more. num_barriers: in shared
     memory. start_barriers: of all threads, between the wait for the kernel before and the start of partitions.
+    num_single_conversions: of float16 to bfloat16, or integers to float16: they are of the slowest instructions.
+    has_shared_wgmma: some wgmma have both operands in shared memory. num_byte_loads: of single bytes from there.
+    num_transposed: tiles of 8 x 8 that are transposed in registers.
     """
 
     name: str
@@ -88,6 +93,10 @@ class CompiledKernel(NamedTuple):
     registers: int
     num_barriers: int
     start_barriers: int
+    num_single_conversions: int
+    has_shared_wgmma: bool
+    num_byte_loads: int
+    num_transposed: int
 
 
 def compile_kernels(script: str, *arguments: str, cache: Path, capability: int = 90) -> list[CompiledKernel]:

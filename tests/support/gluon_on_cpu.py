@@ -6,6 +6,7 @@ What layouts and the compiler make of a kernel is not tested so; the arithmetic 
 from __future__ import annotations
 
 import itertools
+import re
 import types
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
@@ -135,7 +136,7 @@ def _load(pointer: Pointer, mask: Any = None, other: Any = 0, **_: object) -> Ti
     offset = _tile(pointer.offset).tensor.long()
     is_here = torch.ones_like(offset, dtype=torch.bool)
     if mask is not None:
-        offset, is_here = torch.broadcast_tensors(offset, mask.tensor)
+        offset, is_here = torch.broadcast_tensors(offset, _tile(mask).tensor)
     if bool(is_here.any()):
         assert 0 <= int(offset[is_here].min()) <= int(offset[is_here].max()) < pointer.memory.numel()
     values = pointer.memory.view(-1)[torch.where(is_here, offset, 0)]
@@ -148,8 +149,20 @@ def _store(pointer: Pointer, value: Tile, mask: Tile | None = None, **_: object)
     pointer.memory.view(-1)[offset[is_here]] = values[is_here].to(pointer.memory.dtype)
 
 
-def _inline_asm(code: str, constraints: str, operands: list[Tile], *, dtype: Any, is_pure: bool, pack: int) -> Tile:
+def _atomic_add(pointer: Pointer, value: int, sem: str) -> Tile:
+    old = _load(pointer)
+    _store(pointer, old + value)
+    return old
+
+
+def _inline_asm(
+    code: str, constraints: str, operands: list[Tile], *, dtype: Any, is_pure: bool, pack: int
+) -> Tile | list[Tile]:
     """Two neighbours at once: an int16 operand fills one register with both, an int32 one has two."""
+    if code.startswith("movmatrix"):
+        return _transpose(code, constraints, operands[0], pack)
+    if isinstance(dtype, tuple):
+        return _to_halves(code, constraints, operands[0], len(dtype), pack)
     assert pack == 2
     assert f"fma.rn.{'bf16' if dtype == torch.bfloat16 else 'f16'}x2 $0" in code
     registers = ["$0"]
@@ -164,12 +177,30 @@ def _inline_asm(code: str, constraints: str, operands: list[Tile], *, dtype: Any
             values[f"${len(registers)}"] = pairs[..., index] & _MASK
             registers.append("")
     assert constraints == ",".join(["=r", *["r"] * (len(registers) - 1)])
-    result = run_ptx(code, values)
+    (result,) = run_ptx(code, values)
     halves = torch.stack((result & 0xFFFF, result >> 16), -1).flatten(-2)
     return Tile(halves.to(torch.uint16).view(dtype))
 
 
-def run_ptx(code: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+def _transpose(code: str, constraints: str, tile: Tile, pack: int) -> Tile:
+    """Each 8 x 8 numbers of the last two dimensions, whose neighbours in a register are of the last one."""
+    assert (code, constraints, pack) == ("movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "=r,r", 2)
+    squares = tile.tensor.unflatten(-1, (-1, 8)).unflatten(-3, (-1, 8))
+    return Tile(squares.transpose(-3, -1).flatten(-4, -3).flatten(-2))
+
+
+def _to_halves(code: str, constraints: str, words: Tile, count: int, pack: int) -> list[Tile]:
+    """A float16 of each byte of a word. pack=2: registers have two rows, of the last dimension but one, each."""
+    outputs = [f"${index}" for index in range(count)]
+    assert constraints == ",".join([*["=h" if pack == 1 else "=r"] * count, *["r"] * pack])
+    rows = words.tensor.unflatten(-2, (-1, pack)).long() & _MASK
+    values = {f"${count + index}": rows[..., index, :] for index in range(pack)}
+    results = run_ptx(code, values, outputs=outputs)
+    halves = [torch.stack([result >> 16 * index & 0xFFFF for index in range(pack)], -2) for result in results]
+    return [Tile(half.flatten(-3, -2).to(torch.uint16).view(torch.float16)) for half in halves]
+
+
+def run_ptx(code: str, inputs: dict[str, torch.Tensor], *, outputs: Iterable[str] = ("$0",)) -> list[torch.Tensor]:
     """Execute straight-line PTX on tensors of 32 bits; see ptx.py for single numbers."""
     values: dict[str, Any] = dict(inputs)
 
@@ -180,8 +211,12 @@ def run_ptx(code: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         name, _, rest = statement.strip().partition(" ")
         if not name or name == ".reg":
             continue
-        target, *sources = [operand.strip() for operand in rest.split(",")]
+        target, *sources = re.findall(r"\{[^}]*\}|[^,\s]+", rest)
         s = [value(operand) for operand in sources]
+        if target.startswith("{"):
+            low, high = target.strip("{}").replace(",", " ").split()
+            values[low], values[high] = s[0] & 0xFFFF, s[0] >> 16
+            continue
         match name:
             case "mov.b32":
                 result = s[0]
@@ -193,6 +228,16 @@ def run_ptx(code: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
                 result = s[0] & s[1]
             case "or.b32":
                 result = s[0] | s[1]
+            case "xor.b32":
+                result = s[0] ^ s[1]
+            case "prmt.b32":
+                both = [each >> 8 * byte & 0xFF for each in s[:2] for byte in range(4)]
+                result = sum(both[s[2] >> 4 * byte & 7] << 8 * byte for byte in range(4))
+            case "cvt.rn.f16x2.e4m3x2":
+                numbers = (_float16_of_e4m3(s[0] >> shift & 0xFF) for shift in (0, 8))
+                result = next(numbers) | next(numbers) << 16
+            case "sub.f16x2":
+                result = _multiply_add(s[1], 0xBC00BC00, s[0], dtype=torch.float16)
             case "lop3.b32" if s[3] == 0xEA:
                 result = (s[0] & s[1]) | s[2]
             case "fma.rn.bf16x2":
@@ -202,7 +247,11 @@ def run_ptx(code: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
             case _:
                 raise ValueError(statement)
         values[target] = result & _MASK
-    return values["$0"]
+    return [values[output] for output in outputs]
+
+
+def _float16_of_e4m3(bits: torch.Tensor) -> torch.Tensor:
+    return bits.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float16).view(torch.uint16).long()
 
 
 def _multiply_add(*operands: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -238,16 +287,19 @@ def _where(condition: Tile, a: Any, b: Any) -> Tile:
     return Tile(torch.where(_tile(condition).tensor, a, b))
 
 
-def _language(places: list[int], num_warps: int, addressed: Addressed) -> SimpleNamespace:
+def _language(places: list[int], grid: tuple[int, ...], num_warps: int, addressed: Addressed) -> SimpleNamespace:
     nothing = dict.fromkeys(
         ("SliceLayout", "DotOperandLayout", "BlockedLayout", "SwizzledSharedLayout"), lambda *_, **__: None
     )
     return SimpleNamespace(
         **_DTYPES, **nothing,
         program_id=lambda axis: Tile(torch.tensor(places[axis], dtype=torch.int32)),
+        num_programs=lambda axis: grid[axis],
         num_warps=lambda: num_warps,
         arange=lambda start, end, layout: Tile(torch.arange(start, end, dtype=torch.int32)),
         zeros=lambda shape, dtype, layout: Tile(torch.zeros(shape, dtype=dtype)),
+        full=lambda shape, value, dtype, layout: Tile(torch.full(shape, value, dtype=dtype)),
+        join=lambda a, b: Tile(torch.stack((a.tensor, b.tensor), -1)),
         zeros_like=lambda tile: Tile(torch.zeros_like(tile.tensor)),
         expand_dims=lambda tile, axis: (
             Pointer(tile.memory, Tile(tile.offset.tensor.unsqueeze(axis)))
@@ -264,7 +316,7 @@ def _language(places: list[int], num_warps: int, addressed: Addressed) -> Simple
         broadcast=lambda tile, pointers: (Tile(tile.tensor.broadcast_to(pointers.shape)), pointers),
         allocate_shared_memory=lambda dtype, shape, layout: Shared(torch.zeros(shape, dtype=dtype)),
         where=_where, minimum=_pairwise(torch.minimum), maximum=_pairwise(torch.maximum),
-        load=_load, store=_store, inline_asm_elementwise=_inline_asm,
+        load=_load, store=_store, atomic_add=_atomic_add, inline_asm_elementwise=_inline_asm,
         static_range=range, thread_barrier=lambda: None, pointer_type=lambda dtype: addressed,
     )  # fmt: skip
 
@@ -283,8 +335,9 @@ class KernelOnCpu:
         ) -> None:
             values = [_pointer(each) if isinstance(each, torch.Tensor) else each for each in arguments]
             places = list(grid)
-            function = _functions(self._modules, _language(places, num_warps, self._addressed))[self._kernel]
-            for places[:] in itertools.product(*map(range, grid)):
+            function = _functions(self._modules, _language(places, grid, num_warps, self._addressed))[self._kernel]
+            for behind in itertools.product(*map(range, reversed(grid))):  # the first axis varies fastest
+                places[:] = reversed(behind)
                 function(*values, **constants)
 
         return launch

@@ -9,6 +9,8 @@ from tests.support.compiled_kernels import needs_triton, run_script
 SCRIPT = """
 import os
 
+from kernels.attention.gluon_decode import _decode8_kernel
+from kernels.attention.gluon_prefill import _prefill_kernel
 from kernels.attention.triton_decode import _decode_kernel
 from kernels.attention.triton_shared import _shared_kernel
 from kernels.precompile import settle_cache_keys
@@ -20,7 +22,7 @@ for how in "settled", "as Triton has them":
             if how == "settled":
                 settle_cache_keys()
                 settle_cache_keys()  # each load of a process says so
-            kernels = [_shared_kernel, _decode_kernel]
+            kernels = [_shared_kernel, _decode_kernel, _decode8_kernel, _prefill_kernel]
             for kernel in kernels[::order]:
                 kernel.cache_key
             print(how, *[kernel.cache_key for kernel in kernels], sep=",", flush=True)
@@ -38,6 +40,6 @@ def test_keys_are_the_same_whichever_kernel_comes_first(tmp_path: Path) -> None:
         first, second = (each for name, *each in lines if name == how)
         return [set(each) for each in zip(first, second, strict=True)]
 
-    assert [len(each) for each in keys("settled")] == [1, 1]
+    assert [len(each) for each in keys("settled")] == [1, 1, 1, 1]
     # Triton's own are not, or it is mended there: then settle_cache_keys() goes
     assert any(len(each) == 2 for each in keys("as Triton has them"))

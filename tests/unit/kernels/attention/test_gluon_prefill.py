@@ -92,9 +92,13 @@ def test_heads_that_are_not_dense_in_the_cache_run_the_triton_kernel():
     assert not gluon_prefill.takes(q, spread, spread)
 
 
-def test_an_fp8_pool_runs_the_triton_kernel():
+def test_an_e4m3_pool_is_taken_with_heads_whose_tiles_fit_beside_the_loading_warpgroup():
+    for head_dim, is_taken in ((64, True), (128, True), (256, False)):
+        q, k_cache, _, _ = _problem(head_dim=head_dim)
+        assert gluon_prefill.takes(q, k_cache.to(FP8), k_cache.to(FP8)) == is_taken
     q, k_cache, _, _ = _problem()
-    assert not gluon_prefill.takes(q, k_cache.to(FP8), k_cache.to(FP8))
+    assert not gluon_prefill.takes(q, k_cache.to(FP8), k_cache.to(FP8)[:, ::2]), "they lie differently"
+    assert not gluon_prefill.takes(q, k_cache.to(torch.int8), k_cache.to(torch.int8))
 
 
 @pytest.mark.parametrize(("total_rows", "max_seq_len", "consumers", "block_n"), [

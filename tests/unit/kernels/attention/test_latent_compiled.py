@@ -9,11 +9,13 @@ import sys
 
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=132)
 
+from kernels.attention import triton_latent
 from kernels.attention.base import AttentionMetadata
 from kernels.attention.triton_latent import latent_attention
 from kernels.attention.triton_latent_splits import LatentScratch
 from kernels.attention.triton_prefill import prefill_attention
 
+triton_latent.has_ptx = lambda q: True  # though the tensors are on the CPU
 num_heads, rank, rope_dim = map(int, sys.argv[1:])
 
 
@@ -60,6 +62,8 @@ def test_latent_attention_compiles_and_fits(sizes, tmp_path):
     assert {kernel.name for kernel in compiled} == names
     assert max(kernel.shared_bytes for kernel in compiled) <= HOPPER_SHARED_BYTES
     assert all(kernel.has_wide_loads for kernel in compiled if kernel.name in ("_short_rows_kernel", "_prefill_kernel"))
+    assert not any(kernel.num_byte_loads or kernel.num_single_conversions for kernel in compiled)
+    assert all(kernel.has_shared_wgmma for kernel in compiled if kernel.has_wgmma)
     # Tiles of 64 rows run as wgmma: long rows always, short ones from 33 heads on; float32 never
     assert sum(kernel.has_wgmma for kernel in compiled if kernel.name == "_long_rows_kernel") == 2
     with_many_heads = sum(kernel.has_wgmma for kernel in compiled if kernel.name == "_short_rows_kernel")

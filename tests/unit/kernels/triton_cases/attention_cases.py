@@ -112,6 +112,32 @@ def test_few_rows_never_get_more_pieces_than_room(share_of_rows):
         assert {row for row, _, _, splits in pieces if splits} == set(range(len(lengths)))
 
 
+@pytest.mark.parametrize("warps_per_sm", [0, 8])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(8, 8), (16, 8), (32, 8), (12, 3), (16, 1), (40, 40)])
+def test_the_scratch_holds_the_pieces_of_all_rows(num_heads, num_kv_heads, warps_per_sm):
+    draw, group = random.Random(0), num_heads // num_kv_heads
+    scratch = DecodeScratch.allocate(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=16, device=torch.device("cpu"),
+        warps_per_sm=warps_per_sm,
+    )  # fmt: skip
+    most_entries = most_counters = 0
+    for num_rows in [*range(2, 20), *(draw.randint(2, 300) for _ in range(40))]:
+        longest = draw.choice([100, 1000, 10_000, 100_000])
+        lengths = [draw.choice([0, 1, 129, longest, draw.randint(0, longest)]) for _ in range(num_rows)]
+        lengths = [longest] * num_rows if num_rows % 3 == 0 else lengths
+        pieces = _cut(lengths, num_pieces=scratch.num_pieces(num_rows=num_rows, num_kv_heads=num_kv_heads))
+        for place, (_, _, _, splits) in enumerate(pieces):
+            split, used_splits = splits >> 16, splits & 0xFFFF
+            if used_splits > 1:  # of the last KV head
+                first = (place - split) * num_kv_heads
+                entry = first + (num_kv_heads - 1) * used_splits + split
+                most_entries = max(most_entries, (entry + 1) * group)
+                most_counters = max(most_counters, first + num_kv_heads)
+    assert most_entries > 0 or num_kv_heads > scratch.num_sms
+    assert most_entries <= scratch.lse.shape[0] == scratch.partial.shape[0]
+    assert most_counters <= scratch.arrivals.shape[0]
+
+
 def test_only_rows_of_one_token_are_cut():
     pieces = _cut([300, 40, 0, 500, 7], num_pieces=4, query_lens=[1, 30, 1, 0, 1])
     assert [row for row, _, _, splits in pieces if splits] == [0, 0, 0, 2, 4]

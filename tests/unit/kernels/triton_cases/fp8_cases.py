@@ -23,35 +23,36 @@ OPTIONS = [{"sliding_window": 40}, {"softcap": 2.0}, {"sliding_window": 130, "so
 
 
 def _problem(query_lens, context_lens, *, num_heads=4, num_kv_heads=2, head_dim=64, block_size=16,
-             dtype=torch.float32):  # fmt: skip
-    """q, pool and metadata, and the caches that the pool stands for."""
+             dtype=torch.float32, size=1.0):  # fmt: skip
+    """q, of that size, pool and metadata, and the caches that the pool stands for."""
     q, k_cache, v_cache, metadata = make_problem(
         query_lens=query_lens, context_lens=context_lens, num_heads=num_heads, num_kv_heads=num_kv_heads,
         head_dim=head_dim, block_size=block_size, dtype=dtype, device="cpu",
     )  # fmt: skip
     (keys, k_values), (values, v_values) = as_fp8(k_cache, SCALES.k), as_fp8(v_cache, SCALES.v)
-    return q, (keys, values), metadata, (k_values, v_values)
+    return q * size, (keys, values), metadata, (k_values, v_values)
 
 
-def _decode(context_lens, *, splits=None, scales=SCALES, options=None, **shape):
+def _decode(context_lens, *, splits=None, scales=SCALES, options=None, size=1.0, **shape):
     options = options or {}
-    q, pool, metadata, exact = _problem([1] * len(context_lens), context_lens, **shape)
+    q, pool, metadata, exact = _problem([1] * len(context_lens), context_lens, size=size, **shape)
+    scale = q.shape[2] ** -0.5 / size
     num_kv_heads, head_dim = pool[0].shape[2:]
     scratch = DecodeScratch.allocate(
         num_heads=q.shape[1], num_kv_heads=num_kv_heads, head_dim=head_dim, device=torch.device("cpu")
     )
     out = torch.full_like(q, float("nan"))
     decode_attention(
-        q, *pool, metadata.block_table, metadata.seq_lens, out, scratch, scale=head_dim**-0.5, kv_scales=scales,
+        q, *pool, metadata.block_table, metadata.seq_lens, out, scratch, scale=scale, kv_scales=scales,
         num_splits=splits, **options,
     )  # fmt: skip
-    return relative_error(out, reference(q, *exact, metadata, scale=head_dim**-0.5, **options))
+    return relative_error(out, reference(q, *exact, metadata, scale=scale, **options))
 
 
-def _prefill(query_lens, context_lens, *, config=None, options=None, **shape):
+def _prefill(query_lens, context_lens, *, config=None, options=None, size=1.0, **shape):
     options = options or {}
-    q, pool, metadata, exact = _problem(query_lens, context_lens, **shape)
-    scale = q.shape[2] ** -0.5
+    q, pool, metadata, exact = _problem(query_lens, context_lens, size=size, **shape)
+    scale = q.shape[2] ** -0.5 / size
     out = torch.full_like(q, float("nan"))
     prefill_attention(
         q, *pool, metadata.block_table, metadata.query_start_loc, metadata.seq_lens, out, scale=scale,
@@ -87,6 +88,16 @@ def test_decode_honours_window_and_softcap(options):
 
 def test_decode_in_half_precision():
     assert _decode([200], dtype=torch.float16) < 1e-3
+
+
+# bfloat16 queries are computed in float16, whose largest number is 65504
+@pytest.mark.parametrize("size", [1e5, 1.0, 2.0**-10])
+@pytest.mark.parametrize("head_dim", [64, 192])
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}])
+def test_bfloat16_queries_of_any_size(size, head_dim, options):
+    shape = {"dtype": torch.bfloat16, "head_dim": head_dim, "size": size, "options": options}
+    assert _decode([70, 9], **shape) < 5e-3
+    assert _prefill([21, 3], [6, 40], **shape) < 5e-3
 
 
 def test_prefill_of_ragged_rows_with_and_without_context():

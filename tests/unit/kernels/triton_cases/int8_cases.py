@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.attention.triton_common import INT8_TO_FLOAT16
 from kernels.attention.triton_decode import decode_attention
 from kernels.attention.triton_prefill import PrefillConfig, prefill_attention
 from kernels.attention.triton_splits import DecodeScratch
 from kernels.elementwise import reference as elementwise
 from kernels.elementwise.reference import FP8, KVScales, write_kv
 from kernels.elementwise.triton_write_kv import norm_rope_write_kv
+from tests.unit.kernels.triton_cases.ptx import run_ptx
 from tests.unit.kernels.triton_cases.ragged import (
     as_fp8,
     as_int8,
@@ -213,3 +215,11 @@ def test_scales_of_each_head_of_an_fp8_pool_are_those_of_the_specification():
     caches = [[torch.zeros(8, 16, 2, 64).to(FP8) for _ in range(2)] for _ in range(2)]
     _write(qkv, [scales] * 2, caches, num_heads=2, head_dim=64)
     assert torch.equal(caches[0][1].float(), caches[1][1].float())
+
+
+def test_ptx_makes_float16_of_every_number():
+    every = torch.arange(-128, 128, dtype=torch.int8).view(-1, 4)
+    for four, word in zip(every, every.view(torch.uint32).flatten().tolist(), strict=True):
+        pairs = [run_ptx(INT8_TO_FLOAT16.value, {"$2": word}, {}, output=name) for name in ("$0", "$1")]
+        found = torch.tensor(pairs, dtype=torch.uint32).view(torch.float16)
+        assert found.tolist() == four.tolist()

@@ -125,12 +125,14 @@ def test_blocks_may_lie_apart_and_their_unused_slots_never_count(padding):
         assert _error([1, 1, 25], [70, 3, 33], masked=masked, padding=padding, is_mixed=True) < 1e-5
 
 
-def test_an_fp8_cache_is_scaled():
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 5e-3), (torch.float16, 1e-3), (torch.float32, 1e-5)])
+def test_an_fp8_cache_is_scaled(dtype, tolerance):
     q, cache, _, metadata = _problem([1, 1, 20], [70, 3, 40])
+    q = q.to(dtype)
     metadata.num_decodes = None
     pool, stands_for = as_fp8(cache, 0.5)
     out = _run(q, pool, 32, metadata, kv_scales=KVScales(k=0.5, v=0.5))
-    assert relative_error(out, reference(q, stands_for, stands_for[..., :32], metadata, scale=0.25)) < 1e-5
+    assert relative_error(out, reference(q, stands_for, stands_for[..., :32], metadata, scale=0.25)) < tolerance
 
 
 def test_short_rows_are_cut_and_others_are_not():

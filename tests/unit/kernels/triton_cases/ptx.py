@@ -44,6 +44,8 @@ def _execute(name: str, s: list[int], memory: Mapping[int, int]) -> int:
             return s[0] & s[1]
         case "or":
             return s[0] | s[1]
+        case "xor":
+            return s[0] ^ s[1]
         case "lop3" if s[3] == 0xCA:
             return (s[0] & s[1]) | (~s[0] & s[2])
         case "lop3" if s[3] == 0xEA:
@@ -56,6 +58,8 @@ def _execute(name: str, s: list[int], memory: Mapping[int, int]) -> int:
             return _multiply_pairs(s[0], s[1], torch.bfloat16)
         case "mul.rn.f16x2":
             return _multiply_pairs(s[0], s[1], torch.float16)
+        case "sub.rn.f16x2":
+            return _multiply_pairs(s[0], 0x3C003C00, torch.float16, s[1] ^ 0x80008000)
         case "fma.rn.bf16x2":
             return _multiply_pairs(s[0], s[1], torch.bfloat16, s[2])
         case "fma.rn.f16x2":

@@ -174,7 +174,7 @@ class ProgramsAtOnce(KernelOnCpu):
             known |= {name: getattr(words, name) for name in ("post", "receive", "receive_pairs")}
 
             def run(program: int) -> None:
-                language = gluon_on_cpu._language([program], num_warps, self._addressed)
+                language = gluon_on_cpu._language([program], grid, num_warps, self._addressed)
                 functions = gluon_on_cpu._functions(self._modules, language)
                 for function in functions.values():
                     function.__globals__.update(known)

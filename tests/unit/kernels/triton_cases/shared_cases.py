@@ -99,6 +99,10 @@ def test_pools_of_one_byte_are_grouped_too(pool):
     assert _grouped([150, 170, 9], [([0, 1], 144)], pool=pool, own_pieces=9) < 1e-5
 
 
+def test_bfloat16_queries_meet_fp8_keys_in_float16():
+    assert _grouped([150, 170, 9], [([0, 1], 144)], pool="fp8", own_pieces=9, dtype=torch.bfloat16) < 5e-3
+
+
 def test_int8_values_keep_their_scales_in_float16():
     assert _grouped([150, 170, 9], [([0, 1], 144)], pool="int8", dtype=torch.float16) < 2e-3
 
