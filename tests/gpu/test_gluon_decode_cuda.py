@@ -103,7 +103,6 @@ def _attend(problem, out, scratch, *, is_ragged, is_cut, q=None, **options):
     if is_cut:
         num_pieces = scratch.num_pieces(num_rows=metadata.seq_lens.shape[0], num_kv_heads=num_kv_heads)
         pieces = cut_rows(metadata.seq_lens, num_pieces=num_pieces, query_start_loc=starts)
-        torch.cuda.synchronize()  # with pdl they must come from a kernel earlier than the one before
     q = problem.q if q is None else q
     decode8_attention(
         q, *problem.pool, metadata.block_table, metadata.seq_lens, out, scratch, scale=q.shape[2] ** -0.5,

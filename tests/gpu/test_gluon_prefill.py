@@ -130,7 +130,8 @@ def test_over_an_e4m3_pool_it_errs_no_more_than_the_triton_kernel(
     expected = reference(q, k_exact, v_exact, metadata, scale=q.shape[2] ** -0.5, **options)[written]
     assert out[~written].isnan().all()
     assert torch.equal(out[written], again[written])
-    assert relative_error(out[written], expected) <= relative_error(other[written], expected) * 1.05
+    slack = 1.1 if "softcap" in options else 1.05  # the tanh of the hardware has about 11 bits
+    assert relative_error(out[written], expected) <= relative_error(other[written], expected) * slack
 
 
 @pytest.mark.parametrize("shape", SHAPES)

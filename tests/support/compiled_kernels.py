@@ -71,6 +71,7 @@ for kernel in kernels:
     in_shared_memory = re.search(r"wgmma.mma_async[^;]*}, %rd\\d+, %rd", assembly) is not None
     facts = *facts, started.count("bar.sync"), len(re.findall(r"cvt.(bf16.f16|rn.f16.s16)", assembly)), in_shared_memory
     facts = *facts, assembly.count("ld.shared.b8"), assembly.count("movmatrix.sync")
+    facts = *facts, len(re.findall(r"mul\\.f16", assembly))
     print(json.dumps(facts), flush=True)
 """
 
@@ -82,7 +83,7 @@ class CompiledKernel(NamedTuple):
     memory. start_barriers: of all threads, between the wait for the kernel before and the start of partitions.
     num_single_conversions: of float16 to bfloat16, or integers to float16: they are of the slowest instructions.
     has_shared_wgmma: some wgmma have both operands in shared memory. num_byte_loads: of single bytes from there.
-    num_transposed: tiles of 8 x 8 that are transposed in registers.
+    num_transposed: tiles of 8 x 8 that are transposed in registers. num_half_products: multiplications in float16.
     """
 
     name: str
@@ -97,6 +98,7 @@ class CompiledKernel(NamedTuple):
     has_shared_wgmma: bool
     num_byte_loads: int
     num_transposed: int
+    num_half_products: int
 
 
 def compile_kernels(script: str, *arguments: str, cache: Path, capability: int = 90) -> list[CompiledKernel]:

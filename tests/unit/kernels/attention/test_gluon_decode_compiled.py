@@ -58,5 +58,6 @@ def test_tiles_go_from_memory_to_registers_in_wide_loads_and_stay_there(pool, he
         assert kernel.num_transposed > 0
         assert kernel.num_byte_loads == 0
         assert not kernel.num_single_conversions
+        assert not kernel.num_half_products  # queries are lowered before they are float16
         # The merge of the pieces of sixteen heads spills, behind all keys; heads of 256 spill a few registers
         assert kernel.local_bytes <= (336 if group > 8 else head_dim // 256 * 24)
