@@ -67,7 +67,7 @@ def attend(
             q = q_tiles.index(WHICH).load(gl.DotOperandLayout(0, SCORES, 2))
             mbarrier.arrive(q_free.index(0))
             if IS_FP8:
-                q = (q * LOWER).to(gl.float16)
+                q = (q.to(gl.float32) * LOWER).to(q.dtype).to(gl.float16)
         else:
             q = q_tiles.index(WHICH)
         members = WHICH * 64 + gl.arange(0, 64, ROWS)

@@ -191,7 +191,7 @@ def load_queries(q_ptr, GROUP: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.c
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))
     offsets = gl.expand_dims(heads * HEAD_DIM, 1) + gl.expand_dims(dims, 0)
     q = gl.load(q_ptr + offsets, mask=gl.expand_dims(heads < GROUP, 1), other=0.0)
-    q = (q * LOWER).to(gl.float16)
+    q = (q.to(gl.float32) * LOWER).to(q.dtype).to(gl.float16)
     q = q.reshape([HEADS, HEAD_DIM // 64, 4, 4, 2, 2]).permute([1, 3, 4, 2, 5, 0]).reshape([HEAD_DIM, HEADS])
     q = gl.convert_layout(q, gl.SliceLayout(0, gl.DotOperandLayout(1, sums_layout(WARPS), 2)))
     return gl.expand_dims(q, 0).broadcast_to([WARPS, HEAD_DIM, HEADS])

@@ -26,8 +26,8 @@ LIFT = tl.constexpr(64.0)
 
 # bfloat16 queries become float16 times this factor: its largest number is 65504, so that those up to a million fit.
 # Those below 2^-13 lose bits, of at most 2^-21: times the largest number of fp8, 448, that is still less than 2^-12
-# Multiplied in their own dtype: LLVM turns a product in float32 that becomes float16 into one of float16, as if bfloat16
-# had no larger numbers
+# They are of their own dtype again before float16: LLVM makes a product in float32 that becomes float16 one of float16,
+# as if bfloat16 had no larger numbers
 LOWER = tl.constexpr(2.0**-4)
 
 # PTX for four numbers, $2: 1024 + 128 + x has x's byte, its sign bit flipped, as the low bits of its mantissa
@@ -133,8 +133,8 @@ def lower_queries(q, q_rest, scale, POOL: tl.constexpr):
     """
     rounds = 1
     if POOL.is_fp8e4nv() and q.dtype == tl.bfloat16:
-        q = (q * LOWER).to(tl.float16)
-        q_rest = (q_rest * LOWER).to(tl.float16)
+        q = (q.to(tl.float32) * LOWER).to(q.dtype).to(tl.float16)
+        q_rest = (q_rest.to(tl.float32) * LOWER).to(q_rest.dtype).to(tl.float16)
         scale = scale / LOWER
         rounds = tl.minimum(tl.num_programs(0), 1)
     return q, q_rest, scale, rounds
