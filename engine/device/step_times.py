@@ -15,6 +15,10 @@ from dataclasses import dataclass
 Agree = Callable[[list[float]], list[float]]
 
 _NEARLY = 0.95  # share of the best rate
+# A load by which steps with prompts are compared: requests at once, prompt tokens and output tokens of each
+_ROWS, _PROMPT, _OUTPUT = 64, 512, 128
+_LEAST_BESIDE_ROWS = 512  # tokens of such a step: prompts replace the requests that end (engine/core/step_budget.py)
+_CLEARLY = 0.97  # of the load's time
 # The replays of measure_sizes() beyond one of each size take less than 0.3 s: 12 ms for each size up to 30 ms per step
 _WARM_UP_S, _TIMED_S, _LONG_S = 0.030, 0.012, 0.030
 
@@ -39,11 +43,21 @@ class StepTimes:
         """Return the smallest padded number of tokens with nearly the best rate of steps up to long_step_s.
 
         Longer steps do not count: prompts beside answers have none, and their rate may be better by kernels of their
-        own, which would make short steps long.
+        own, which would make short steps long. A smaller step is returned if it clearly shortens a load of answers:
+        beside prompts they cost nearly nothing as long as a step takes about as long as reading the weights.
         """
         longest, rates = self.fitting_tokens(long_step_s), self._rates()
         best = max(rate for num_tokens, rate in rates.items() if num_tokens <= longest)
-        return min(num_tokens for num_tokens, rate in rates.items() if rate >= _NEARLY * best)
+        efficient = min(num_tokens for num_tokens, rate in rates.items() if rate >= _NEARLY * best)
+        smaller = [num_tokens for num_tokens in self.seconds if _LEAST_BESIDE_ROWS <= num_tokens < efficient]
+        fastest = min(smaller, key=self._load_s, default=efficient)
+        return fastest if self._load_s(fastest) <= _CLEARLY * self._load_s(efficient) else efficient
+
+    def _load_s(self, num_tokens: int) -> float:
+        """Return the time of a load without attention: each request is replaced, with num_tokens in a mixed step."""
+        decode_s = next(seconds for size, seconds in self.seconds.items() if size >= min(_ROWS, max(self.seconds)))
+        num_mixed = _ROWS * _PROMPT / (num_tokens - _ROWS)
+        return num_mixed * self.seconds[num_tokens] + max(_OUTPUT - num_mixed, 0) * decode_s
 
     def tokens_at_best_rate(self, seconds: float) -> int:
         """Return the number of tokens computed in `seconds` at the best measured rate."""
