@@ -112,7 +112,8 @@ class TritonAttention:
         """Return the pieces of the keys of a layer that sees whole rows; None: a single row is not cut."""
         known = self._cuts if metadata.shared is None else self._lone
         if num_kv_heads not in known:  # prepare() did not know this number of heads
-            self._cuts[num_kv_heads] = known[num_kv_heads] = scratch
+            known[num_kv_heads] = scratch
+            self._cuts.setdefault(num_kv_heads, scratch)  # what graphs were captured with stays
             self._cut(metadata, num_kv_heads)  # without pieces another kernel would be compiled
         return (metadata.decode_pieces or {}).get(num_kv_heads)
 
@@ -270,10 +271,11 @@ class TritonAttention:
         capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (0, 0)
         self._pdl = capability >= (9, 0)
         self._tickets = new_tickets(q.device) if HAS_GLUON and capability[0] == 9 else None
-        if self._tickets is not None and k_cache.dtype not in (q.dtype, FP8):
+        is_taken = k_cache.dtype == q.dtype or (k_cache.dtype == FP8 and q.shape[2] <= 128)
+        if self._tickets is not None and not is_taken:
             logger.info(
                 "attention_prefill=gluon refused reason=%r",
-                f"its pool must hold {q.dtype} or e4m3, not {k_cache.dtype}",
+                f"its pool must hold {q.dtype}, or e4m3 of heads of at most 128, not {k_cache.dtype} of {q.shape[2]}",
             )
 
 
