@@ -50,7 +50,9 @@ class StepTimes:
         best = max(rate for num_tokens, rate in rates.items() if num_tokens <= longest)
         efficient = min(num_tokens for num_tokens, rate in rates.items() if rate >= _NEARLY * best)
         smaller = [num_tokens for num_tokens in self.seconds if _LEAST_BESIDE_ROWS <= num_tokens < efficient]
-        fastest = min(smaller, key=self._load_s, default=efficient)
+        if not smaller:  # steps may have no more tokens than the load's rows
+            return efficient
+        fastest = min(smaller, key=self._load_s)
         return fastest if self._load_s(fastest) <= _CLEARLY * self._load_s(efficient) else efficient
 
     def _load_s(self, num_tokens: int) -> float:

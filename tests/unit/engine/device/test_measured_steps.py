@@ -90,3 +90,9 @@ def test_a_smaller_step_is_taken_where_answers_are_clearly_sooner() -> None:
     # A mixture of experts reads most of its weights for any prompt
     seconds = {64: 0.0120, 256: 0.0130, 512: 0.0160, 1024: 0.0210, 2048: 0.0310}
     assert StepTimes(seconds, 0.02).efficient_tokens(0.045) == 2048
+
+
+@pytest.mark.parametrize("sizes", [[32], [32, 64], [64, 128], [32, 64, 128, 256], SIZES])
+def test_steps_may_be_limited_to_any_size(sizes: list[int]) -> None:
+    for seconds in (dict.fromkeys(sizes, 0.005), {size: size * 1e-5 for size in sizes}):
+        assert StepTimes(seconds, 0.02).efficient_tokens(0.045) in sizes
