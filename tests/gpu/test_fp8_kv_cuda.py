@@ -109,14 +109,18 @@ def test_prompts_long_enough_for_the_large_tiles(block_size):
     assert error < TOLERANCE[torch.bfloat16]
 
 
-def test_prefill_runs_the_triton_kernel_also_on_hopper(monkeypatch):
+@pytest.mark.parametrize(("head_dim", "unused"), [(128, "prefill_attention"), (256, "hopper_prefill_attention")])
+def test_prefill_on_hopper_runs_its_kernel_where_heads_fit(monkeypatch, head_dim, unused):
     from kernels.attention import triton_backend
 
-    def refuse(*args, **options):
-        pytest.fail("the kernel for Hopper got an fp8 pool")
+    if torch.cuda.get_device_capability()[0] != 9 or not triton_backend.HAS_GLUON:
+        unused = "hopper_prefill_attention"
 
-    monkeypatch.setattr(triton_backend, "hopper_prefill_attention", refuse, raising=False)
-    assert _error([300], [40]) < TOLERANCE[torch.bfloat16]
+    def refuse(*args, **options):
+        pytest.fail(f"{unused} got an fp8 pool with heads of {head_dim}")
+
+    monkeypatch.setattr(triton_backend, unused, refuse, raising=False)
+    assert _error([300], [40], head_dim=head_dim) < TOLERANCE[torch.bfloat16]
 
 
 def test_one_graph_serves_all_lengths():
