@@ -15,3 +15,4 @@ class FewRowsConfig:
     num_warps: int = 4  # 4 or 8
     programs_per_sm: int = 1
     max_registers: int = 128  # of a thread, on average
+    whole: bool = False  # each program has whole tiles
