@@ -17,7 +17,7 @@ import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
 
-_COLUMNS = 128  # of a block of scales
+_LINE = 128  # bytes of a line of L2
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,12 @@ def row8_linear(
     n, k = w.shape
     assert rows_per_scale % config.block_n == 0
     out = torch.empty(1, n, dtype=dtype, device=x.device)
+    lines = min(config.prefetch, k) // _LINE
     sources = (x.view(torch.int32), w.view(torch.int32)) if x.dtype == torch.int8 else (x, w)
     _row8_kernel[(triton.cdiv(n, config.block_n),)](
         *sources, x_scales, w_scales, bias, out, n, rows_per_scale,
         K=k, BLOCK_N=config.block_n, BLOCK_K=config.block_k, BY_BLOCK=rows_per_scale > 0, HAS_BIAS=bias is not None,
-        PREFETCH=min(config.prefetch, k // 128 * 128), PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
+        LINES=1 << lines.bit_length() >> 1, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -55,7 +56,7 @@ def row8_linear(
 def _row8_kernel(
     x_ptr, w_ptr, x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, n, rows_per_scale,
     K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BY_BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    LINES: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """BLOCK_N outputs. Of integers, an element of x and w is a word of four."""
     IS_INT: tl.constexpr = x_ptr.dtype.element_ty == tl.int32
@@ -66,8 +67,8 @@ def _row8_kernel(
     sources = tl.minimum(outputs, n - 1)
     w_ptrs = w_ptr + sources.to(tl.int64)[:, None] * SIZE
     if PDL:
-        if PREFETCH > 0:
-            prefetch_l2(w_ptrs + (tl.arange(0, PREFETCH // 128) * (128 // PACK))[None, :])
+        if LINES > 0:
+            prefetch_l2(w_ptrs + (tl.arange(0, LINES) * (128 // PACK))[None, :])
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     acc = tl.zeros([BLOCK_N, WIDTH], tl.int32 if IS_INT else tl.float32)
