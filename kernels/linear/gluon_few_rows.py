@@ -33,7 +33,7 @@ from kernels.linear.splits import SplitKScratch
 if not triton.__version__.startswith("3.6."):
     raise ImportError(f"the Hopper product of few rows needs Triton 3.6, whose Gluon it uses, not {triton.__version__}")
 
-MAX_ROWS = 256
+MAX_ROWS = 128
 _LINE = 128  # bytes of a row of a box, the widest swizzle
 
 
@@ -69,9 +69,9 @@ def few_rows_linear(
     """
     (num_rows, k), n = x.shape, w.shape[0]
     out = torch.empty(num_rows, n, dtype=dtype, device=x.device)
-    width, m_pad = _LINE // x.itemsize, min(128, max(8, triton.next_power_of_2(num_rows)))
-    boxes, row_tiles = triton.cdiv(k, width), triton.cdiv(num_rows, m_pad)
-    steps, tiles = triton.cdiv(boxes, config.boxes), triton.cdiv(n, config.block_n) * row_tiles
+    width, m_pad = _LINE // x.itemsize, max(8, triton.next_power_of_2(num_rows))
+    boxes = triton.cdiv(k, width)
+    steps, tiles = triton.cdiv(boxes, config.boxes), triton.cdiv(n, config.block_n)
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     programs = min(num_sms * config.programs_per_sm, steps * tiles)
     if config.whole:  # of tiles; as few programs as have as many of them each
@@ -87,7 +87,7 @@ def few_rows_linear(
     x_scales, w_scales = (None, None) if scales is None else scales
     _kernel[(programs,)](
         rows, weights, x_scales, w_scales, bias, out, scratch.partial, scratch.arrivals,
-        num_rows, n, boxes, steps, tiles, row_tiles, rows_per_scale,
+        num_rows, n, boxes, steps, tiles, rows_per_scale,
         BOXES=config.boxes, STAGES=config.num_stages,
         KIND="plain" if scales is None else "blocks" if rows_per_scale else "rows", HAS_BIAS=bias is not None, PDL=pdl,
         num_warps=config.num_warps, launch_pdl=pdl, maxnreg=config.max_registers,
@@ -95,10 +95,10 @@ def few_rows_linear(
     return out
 
 
-@gluon.jit(do_not_specialize=["num_rows", "boxes", "steps", "tiles", "row_tiles", "rows_per_scale"])
+@gluon.jit(do_not_specialize=["num_rows", "boxes", "steps", "tiles", "rows_per_scale"])
 def _kernel(
     x_desc, w_desc, x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, partial_ptr, arrivals_ptr,
-    num_rows, n, boxes, steps, tiles, row_tiles, rows_per_scale,
+    num_rows, n, boxes, steps, tiles, rows_per_scale,
     BOXES: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr, HAS_BIAS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Set up shared memory, then specialise: warps that multiply, and one that loads."""
@@ -113,12 +113,12 @@ def _kernel(
     units = steps * tiles
     first = first_unit(gl.program_id(0), gl.num_programs(0), units)
     last = first_unit(gl.program_id(0) + 1, gl.num_programs(0), units)
-    source = (x_scales_ptr, w_scales_ptr, boxes, num_rows, n, row_tiles, rows_per_scale)
-    target = (x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, num_rows, n, row_tiles, partial_ptr, arrivals_ptr)
+    source = (x_scales_ptr, w_scales_ptr, boxes, num_rows, n, rows_per_scale)
+    target = (x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, num_rows, n, partial_ptr, arrivals_ptr)
     gl.warp_specialize(
         [
             (_multiply, (rings, source, target, first, last, steps, units, BOXES, KIND, HAS_BIAS, PDL)),
-            (_load, (x_desc, w_desc, rings, unused, first, last, steps, row_tiles, BOXES, PDL)),
+            (_load, (x_desc, w_desc, rings, unused, first, last, steps, BOXES, PDL)),
         ],
         [1],
         [40],  # registers; the warps that multiply get the rest
@@ -173,7 +173,7 @@ def _multiply(
 @jit
 def _finish(sums, target, tile, steps, units, KIND: gl.constexpr, HAS_BIAS: gl.constexpr):
     """Store a tile; if others have parts of it, store this part, and sum all as the last of them."""
-    partial_ptr, arrivals_ptr = target[7], target[8]
+    partial_ptr, arrivals_ptr = target[6], target[7]
     BLOCK_N: gl.constexpr = sums.shape[0]
     M_PAD: gl.constexpr = sums.shape[1]
     programs = gl.num_programs(0)
@@ -216,15 +216,13 @@ def _slot_of(program, programs, tile, steps, units):
 
 
 @jit
-def _load(
-    x_desc, w_desc, rings, unused, first, last, steps, row_tiles, BOXES: gl.constexpr, PDL: gl.constexpr
-):  # fmt: skip
+def _load(x_desc, w_desc, rings, unused, first, last, steps, BOXES: gl.constexpr, PDL: gl.constexpr):
     """Load each unit as soon as a stage is free; the first ones' weights before the wait for the kernel before."""
     x_tiles, w_tiles, loaded, free = rings
     STAGES: gl.constexpr = loaded.shape[0]
     early = gl.minimum(first + STAGES, last)
     for unit in range(first, early):
-        _load_weights(w_desc, x_tiles, w_tiles, loaded, unit, unit - first, steps, row_tiles, BOXES)
+        _load_weights(w_desc, x_tiles, w_tiles, loaded, unit, unit - first, steps, BOXES)
     if PDL:
         # The device has read the rows' descriptor, too, when they are there
         mbarrier.expect(unused[1].index(0), x_tiles.shape[1] * 128)
@@ -232,32 +230,31 @@ def _load(
         grid_dependency("griddepcontrol.wait;")
         grid_dependency("griddepcontrol.launch_dependents;")
     for unit in range(first, early):
-        _load_rows(x_desc, x_tiles, loaded, unit, unit - first, steps, row_tiles, BOXES)
+        _load_rows(x_desc, x_tiles, loaded, unit, unit - first, steps, BOXES)
     for unit in range(early, last):
         stage = (unit - first) % STAGES
         mbarrier.wait(free.index(stage), ((unit - first) // STAGES & 1) ^ 1)
-        _load_weights(w_desc, x_tiles, w_tiles, loaded, unit, stage, steps, row_tiles, BOXES)
-        _load_rows(x_desc, x_tiles, loaded, unit, stage, steps, row_tiles, BOXES)
+        _load_weights(w_desc, x_tiles, w_tiles, loaded, unit, stage, steps, BOXES)
+        _load_rows(x_desc, x_tiles, loaded, unit, stage, steps, BOXES)
 
 
 @jit
-def _load_weights(w_desc, x_tiles, w_tiles, loaded, unit, stage, steps, row_tiles, BOXES: gl.constexpr):
+def _load_weights(w_desc, x_tiles, w_tiles, loaded, unit, stage, steps, BOXES: gl.constexpr):
     """Request the weights of a unit, and expect its rows too."""
     BLOCK_N: gl.constexpr = w_desc.block_shape[0]
     WIDTH: gl.constexpr = w_desc.block_shape[1]
     mbarrier.expect(loaded.index(stage), BOXES * (BLOCK_N + x_tiles.shape[1]) * 128)
     for box in gl.static_range(BOXES):
-        place = [unit // steps // row_tiles * BLOCK_N, (unit % steps * BOXES + box) * WIDTH]
+        place = [unit // steps * BLOCK_N, (unit % steps * BOXES + box) * WIDTH]
         tma.async_copy_global_to_shared(w_desc, place, loaded.index(stage), w_tiles.index(stage * BOXES + box))
 
 
 @jit
-def _load_rows(x_desc, x_tiles, loaded, unit, stage, steps, row_tiles, BOXES: gl.constexpr):
+def _load_rows(x_desc, x_tiles, loaded, unit, stage, steps, BOXES: gl.constexpr):
     """Request the inputs of a unit, of its rows."""
-    M_PAD: gl.constexpr = x_desc.block_shape[0]
     WIDTH: gl.constexpr = x_desc.block_shape[1]
     for box in gl.static_range(BOXES):
-        place = [unit // steps % row_tiles * M_PAD, (unit % steps * BOXES + box) * WIDTH]
+        place = [0, (unit % steps * BOXES + box) * WIDTH]
         tma.async_copy_global_to_shared(x_desc, place, loaded.index(stage), x_tiles.index(stage * BOXES + box))
 
 
@@ -267,15 +264,13 @@ def _scales(
     BLOCK_N: gl.constexpr, M_PAD: gl.constexpr, BOXES: gl.constexpr, KIND: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     """Return the scales of a box of x and of w, where they are of blocks."""
-    x_scales_ptr, w_scales_ptr, boxes, num_rows, n, row_tiles, rows_per_scale = source
+    x_scales_ptr, w_scales_ptr, boxes, num_rows, n, rows_per_scale = source
     rows = gl.arange(0, M_PAD, gl.SliceLayout(0, SUMS))
     outputs = gl.arange(0, BLOCK_N, gl.SliceLayout(1, SUMS))
     if KIND == "blocks":
         block = gl.minimum(unit % steps * BOXES + box, boxes - 1)
-        tile = unit // steps
-        outputs = gl.minimum(tile // row_tiles * BLOCK_N + outputs, n - 1)
-        rows = gl.minimum(tile % row_tiles * M_PAD + rows, num_rows - 1)
-        x_scales = gl.load(x_scales_ptr + rows * boxes + block)
+        outputs = gl.minimum(unit // steps * BLOCK_N + outputs, n - 1)
+        x_scales = gl.load(x_scales_ptr + gl.minimum(rows, num_rows - 1) * boxes + block)
         w_scales = gl.load(w_scales_ptr + outputs // rows_per_scale * boxes + block)
     else:
         x_scales, w_scales = rows.to(gl.float32), outputs.to(gl.float32)  # of no use
@@ -285,11 +280,11 @@ def _scales(
 @jit
 def _store(sums, target, tile, KIND: gl.constexpr, HAS_BIAS: gl.constexpr):
     """Scale the sums of a tile, add the bias and write them."""
-    x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, num_rows, n, row_tiles, _partial_ptr, _arrivals_ptr = target
+    x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, num_rows, n, _partial_ptr, _arrivals_ptr = target
     OUT: gl.constexpr = gl.BlockedLayout([2, 1], [32, 1], [1, gl.num_warps()], [0, 1])
     values = gl.convert_layout(sums, OUT)
-    outputs = tile // row_tiles * sums.shape[0] + gl.arange(0, sums.shape[0], gl.SliceLayout(1, OUT))
-    rows = tile % row_tiles * sums.shape[1] + gl.arange(0, sums.shape[1], gl.SliceLayout(0, OUT))
+    outputs = tile * sums.shape[0] + gl.arange(0, sums.shape[0], gl.SliceLayout(1, OUT))
+    rows = gl.arange(0, sums.shape[1], gl.SliceLayout(0, OUT))
     sources = gl.minimum(outputs, n - 1)
     if KIND == "rows":
         values *= gl.load(w_scales_ptr + sources)[:, None]
