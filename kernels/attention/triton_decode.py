@@ -114,7 +114,7 @@ def decode_attention(
     the number of rows; not with a window or chunk. shared: the rows' attention over shared keys, to which it is added;
     the pieces are then of the keys behind these. num_splits, config: override the choice (benchmarks).
     pdl: launch early, under the kernel before it (Hopper's programmatic dependent launch), and ask L2 for the first
-    keys meanwhile: block_table, seq_lens and pieces must then be older than the product of q (see has_pdl).
+    keys meanwhile: block_table, seq_lens and pieces must then come from a kernel earlier than that one.
     """
     _, num_heads, head_dim = q.shape
     num_rows = q.shape[0] if query_start_loc is None else query_start_loc.shape[0] - 1

@@ -153,7 +153,7 @@ def _begin_row(
     has_page = reads | (in_block & may_write)
     offsets = state_offsets(pages, channels, has_page, first_piece, num_pages, NUM_LANES, PIECE, ROW_SIZE)
     x_ptrs = x_ptr + first.to(tl.int64) * stride_x + channels
-    if PDL:  # The step's rows and pages are older than the last product
+    if PDL:  # The step's rows and pages are older than the previous kernel
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     out_ptrs = out_ptr + first.to(tl.int64) * CHANNELS + channels

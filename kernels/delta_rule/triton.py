@@ -188,7 +188,7 @@ def _short_rows_kernel(
     row, head = tl.program_id(2), tl.program_id(1)
     dims, values = tl.arange(0, K_PAD), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     in_head = values < D_V
-    # The step's rows and pages, and the states, are older than the convolution: see kernels/states_triton.py
+    # The step's rows and pages, and the states, are older than the previous kernel, which may still write the inputs
     first, num_tokens, has_state, is_padding = step_row(query_start_ptr, seq_lens_ptr, row)
     first = first.to(tl.int64)
     may_write = row_writes(writes_ptr, row)

@@ -3,8 +3,7 @@
 
 Each equals the composition of its torch specifications, rounding step by rounding step. All are limited by memory or,
 for few tokens, by launch latency: one program per row or per few heads. `pdl` launches a kernel early, under the
-previous one (Hopper's programmatic dependent launch); it must then run on the stream that produced its inputs. These
-kernels let the next one begin before they wait: see kernels/dispatch.py: has_pdl.
+previous one (Hopper's programmatic dependent launch); it must then run on the stream that produced its inputs.
 """
 
 from __future__ import annotations
@@ -136,8 +135,8 @@ def _rms_norm_kernel(
     mask = columns < SIZE
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     x = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0)
     if HAS_RESIDUAL:
         residual = tl.load(residual_ptr + row * stride_residual + columns, mask=mask, other=0.0)
@@ -168,8 +167,8 @@ def _layer_norm_kernel(
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
     bias = tl.load(bias_ptr + columns, mask=mask, other=0.0) if HAS_BIAS else weight
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     x = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0)
     if HAS_RESIDUAL:
         residual = tl.load(residual_ptr + row * stride_residual + columns, mask=mask, other=0.0)
@@ -191,8 +190,8 @@ def _activate_kernel(
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = places < num_values
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     x = tl.load(x_ptr + places, mask=mask, other=0.0)
     dtype = x.dtype
     value = x.to(tl.float32)
@@ -230,8 +229,8 @@ def _gate_and_mul_kernel(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     gate = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0)
     up = tl.load(x_ptr + row * stride_x + SIZE + columns, mask=mask, other=0.0)
     tl.store(out_ptr + row * SIZE + columns, gated(gate, up, IS_GELU).to(gate.dtype), mask=mask)

@@ -54,8 +54,8 @@ def _latent_kernel(
     pairs = tl.arange(0, HALF_PAD)
     in_half = pairs < HALF
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     angles = cos_sin_ptr + tl.load(positions_ptr + token) * stride_position + pairs
     cos = tl.load(angles, mask=in_half, other=0.0)
     sin = tl.load(angles + HALF, mask=in_half, other=0.0)

@@ -93,8 +93,8 @@ def _norm_rope_write_kv_kernel(
     dims = STEP * pairs
     rest_dims = 2 * HALF + tl.arange(0, REST_PAD)[None, :]
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
     source = qkv_ptr + token * stride_token + heads[:, None] * HEAD_DIM
     x1 = tl.load(source + dims, mask=in_half, other=0.0)

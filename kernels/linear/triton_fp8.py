@@ -105,8 +105,8 @@ def _quantize_rows_kernel(
 ) -> None:  # fmt: skip
     """One row, read twice: from memory, then from cache."""
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     largest = tl.zeros([BLOCK], tl.float32)
@@ -128,8 +128,8 @@ def _quantize_by_kernel(
 ) -> None:
     """One part of a row, by a known scale."""
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = piece * BLOCK + tl.arange(0, BLOCK)
     scale = tl.load(scale_ptr)
@@ -145,8 +145,8 @@ def _quantize_groups_kernel(
 ) -> None:  # fmt: skip
     """Several groups of one row."""
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     columns = groups[:, None] * SIZE + tl.arange(0, SIZE)[None, :]

@@ -82,8 +82,8 @@ def _add_rms_norm_kernel(
     mask = columns < SIZE
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     x = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0)
     residual = tl.load(residual_ptr + row * stride_residual + columns, mask=mask, other=0.0)
     x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
@@ -103,8 +103,8 @@ def _gate_and_mul_kernel(
     columns = piece * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     gate = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0)
     up = tl.load(x_ptr + row * stride_x + SIZE + columns, mask=mask, other=0.0)
     product = gated(gate, up, IS_GELU).to(gate.dtype).to(tl.float32)

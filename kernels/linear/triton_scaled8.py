@@ -230,8 +230,8 @@ def _quantize_rows_int8_kernel(
 ) -> None:  # fmt: skip
     """One row, read twice unless its scale is known: from memory, then from cache."""
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     if IS_KNOWN:

@@ -1,7 +1,8 @@
 """Kernels that begin before the kernel before them has ended (programmatic dependent launch): what they do until then.
 
-The rule is at kernels/dispatch.py: has_pdl. A wait covers all earlier kernels only if each of them has waited, so none
-may end without. Kernels that signal sooner than they wait are listed here, and those read constants alone before it.
+A kernel may signal the next one, read what earlier kernels wrote, and write, only behind gdc_wait(). Signalled sooner,
+the next kernel could begin, and read, while the kernel before this one still writes. A wait covers all earlier kernels
+only if each of them has waited, so no program may end without.
 """
 
 import ast
@@ -14,29 +15,13 @@ KERNELS = ROOT / "kernels"
 CONSTANTS = re.compile(
     r"^(weight|steps|w|scales|factors|zeros|bias|lut|table|codes|absmax|a_log|dt_bias|decay|skip)(_\w+)?$"
 )
-# Kernels between products that signal before they wait. Products, attention, routing, sums over GPUs, recurrences and
-# sampling are none of them: what follows may read before its wait what is older than one that signals behind its own
-SIGNAL_FIRST = {
-    "kernels/elementwise/triton.py": {
-        "_rms_norm_kernel",
-        "_layer_norm_kernel",
-        "_activate_kernel",
-        "_gate_and_mul_kernel",
-    },
-    "kernels/elementwise/triton_latent.py": {"_latent_kernel"},
-    "kernels/elementwise/triton_write_kv.py": {"_norm_rope_write_kv_kernel"},
-    "kernels/linear/triton_fp8.py": {"_quantize_rows_kernel", "_quantize_by_kernel", "_quantize_groups_kernel"},
-    "kernels/linear/triton_rounded.py": {"_add_rms_norm_kernel", "_gate_and_mul_kernel"},
-    "kernels/linear/triton_scaled8.py": {"_quantize_rows_int8_kernel"},
-}
-# Written by the first kernels of a step. Before attention or a recurrence at least one product is between, which
-# signals behind its wait, or is not launched early: they had ended when it did, or before it began
+# Written by the first kernels of a step. These have ended when the kernel before attention signals, behind its own wait
 STEP_INPUTS = {"seq_lens", "query_start", "pieces", "req_index", "pages", "writes"}
-# Recurrent states: last written by the same layer a step ago, or in front of the step, when a checkpoint is copied. The
-# projection and the convolution are between, which signal behind their waits (kernels/states_triton.py)
+# Recurrent states: last written by the same layer a step ago, or in front of the step, when a checkpoint is copied. At
+# least two kernels are between, so the one that signals has waited for the end of all of it (kernels/states_triton.py)
 STATES = {"state"}
-# (kernel, pointer): older than the experts' first product, which has waited before it signalled
-EARLIER = {("_sum_kernel", "experts"), ("_sum_kernel", "weights")}  # the routing
+# (kernel, pointer): written by the kernel before the last one, which that one has waited for before it signalled
+EARLIER = {("_sum_kernel", "experts"), ("_sum_kernel", "weights")}  # the routing, before the first product
 _WRITES = ("store", "atomic_add", "atomic_xchg", "atomic_max", "atomic_min", "atomic_cas", "store_split")
 
 
@@ -52,15 +37,14 @@ def calls(tree: ast.AST) -> list[tuple[int, str, ast.Call]]:
     return sorted(found, key=lambda entry: entry[0])
 
 
-def unsafe_reads(call: ast.Call, kernel: str, *, is_first: bool) -> list[str]:
-    """Return the pointers of a kernel's load that an earlier kernel may still write. is_first: of SIGNAL_FIRST."""
+def unsafe_reads(call: ast.Call, kernel: str) -> list[str]:
+    """Return the pointers of a kernel's load that an earlier kernel may still write."""
     names = {node.id for node in ast.walk(call.args[0]) if isinstance(node, ast.Name)}
     pointers = {name: re.sub(r"_(ptrs?|desc)$", "", name) for name in names if re.search(r"_(ptrs?|desc)$", name)}
     return sorted(
         name
         for name, bare in pointers.items()
-        if not CONSTANTS.match(bare)
-        and (is_first or (bare not in STEP_INPUTS | STATES and (kernel, bare) not in EARLIER))
+        if not CONSTANTS.match(bare) and bare not in STEP_INPUTS | STATES and (kernel, bare) not in EARLIER
     )
 
 
@@ -73,19 +57,17 @@ def problems(source: str, name: str) -> list[str]:
         signals = [line for line, called, _ in made if called == "gdc_launch_dependents"]
         has_wait |= bool(waits)
         where = f"{name}:{function.name}"
-        is_first = function.name in SIGNAL_FIRST.get(name, set())
         if len(waits) != len(signals) or len(waits) > 1:
             found.append(f"{where}: {len(waits)} waits, {len(signals)} signals")
-        elif waits and (signals[0] < waits[0]) != is_first:
-            found.append(f"{where}: signals {'behind its wait, and is listed' if is_first else 'before it waits'}")
+        elif waits and signals[0] < waits[0]:
+            found.append(f"{where}: signals before it waits")
         ends = [node.lineno for node in ast.walk(function) if isinstance(node, ast.Return)]
         if waits and min(ends, default=waits[0]) < waits[0]:
             found.append(f"{where}: may end before it waits")
         for line, called, call in made if waits else ():
             if line < waits[0] and called in _WRITES:
                 found.append(f"{where}: {called} in line {line}, before it waits")
-            read = unsafe_reads(call, function.name, is_first=is_first) if called == "load" else []
-            if line < waits[0] and read:
+            if line < waits[0] and called == "load" and (read := unsafe_reads(call, function.name)):
                 found.append(f"{where}: reads {', '.join(read)} in line {line}, before it waits")
     if "launch_pdl=" in source and not has_wait:
         found.append(f"{name}: launches early, and no kernel waits")
@@ -110,13 +92,6 @@ def test_the_rule_finds_its_breaches() -> None:
         source = "def kernel(x_ptr, out_ptr):\n" + "".join(f"    {line}\n" for line in body)
         (problem,) = problems(source, "kernel.py")
         assert word in problem
-    name, kernel = "kernels/linear/triton_scaled8.py", "_quantize_rows_int8_kernel"
-    first = f"def {kernel}(seq_lens_ptr):\n    {signal}\n    {wait}\n"
-    assert not problems(first, name)
-    (problem,) = problems(f"def {kernel}(x_ptr):\n    {wait}\n    {signal}\n", name)
-    assert "is listed" in problem
-    (problem,) = problems(first.replace(f"    {wait}", f"    x = tl.load(seq_lens_ptr)\n    {wait}"), name)
-    assert "reads seq_lens_ptr" in problem
     assert not problems(
         f"def kernel(weight_ptr):\n    w = tl.load(weight_ptr)\n    {wait}\n    {signal}\n", "kernel.py"
     )
