@@ -35,7 +35,13 @@ def on_triton(x: torch.Tensor) -> bool:
 
 @functools.cache
 def has_pdl(device: torch.device) -> bool:
-    """Return True if a kernel may begin before the one before it ends (programmatic dependent launch: Hopper on)."""
+    """Return True if a kernel may begin before the one before it ends (programmatic dependent launch: Hopper on).
+
+    gdc_wait() returns when the kernel before has ended. That one has waited, too, so all earlier kernels have ended:
+    each kernel waits once, on every path. gdc_launch_dependents(), which lets the next one begin, is behind the wait.
+    So what is read before a wait must be constant or older than the kernel before. In front of the wait it would be
+    safe in row kernels, and was slower (benchmarks/notes.md).
+    """
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -1,7 +1,8 @@
 """Kernels that begin before the kernel before them has ended (programmatic dependent launch): what they do until then.
 
 A kernel may signal the next one, read what earlier kernels wrote, and write, only behind gdc_wait(). Signalled sooner,
-the next kernel could pass its own wait while the kernel before this one still writes, as waits are not transitive.
+the next kernel could begin, and read, while the kernel before this one still writes. A wait covers all earlier kernels
+only if each of them has waited, so no program may end without.
 """
 
 import ast
@@ -60,6 +61,9 @@ def problems(source: str, name: str) -> list[str]:
             found.append(f"{where}: {len(waits)} waits, {len(signals)} signals")
         elif waits and signals[0] < waits[0]:
             found.append(f"{where}: signals before it waits")
+        ends = [node.lineno for node in ast.walk(function) if isinstance(node, ast.Return)]
+        if waits and min(ends, default=waits[0]) < waits[0]:
+            found.append(f"{where}: may end before it waits")
         for line, called, call in made if waits else ():
             if line < waits[0] and called in _WRITES:
                 found.append(f"{where}: {called} in line {line}, before it waits")
@@ -83,6 +87,7 @@ def test_the_rule_finds_its_breaches() -> None:
         ([signal], "0 waits"),
         (["tl.store(out_ptr, 1)", wait, signal], "store"),
         (["x = tl.load(x_ptr + columns)", wait, signal], "reads x_ptr"),
+        (["if tl.program_id(0) > 0:", "    return", wait, signal], "may end"),
     ):
         source = "def kernel(x_ptr, out_ptr):\n" + "".join(f"    {line}\n" for line in body)
         (problem,) = problems(source, "kernel.py")
