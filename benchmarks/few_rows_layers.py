@@ -17,8 +17,8 @@ from kernels.attention.triton_decode import decode_attention
 from kernels.attention.triton_splits import DecodeScratch
 from kernels.elementwise import triton as ops
 from kernels.elementwise.triton_write_kv import norm_rope_write_kv
+from kernels.linear.eight_bits import Fp8BlockLinear
 from kernels.linear.late_norm import GateKind, LateNorm
-from kernels.linear.ops import Fp8BlockLinear
 from kernels.linear.reference import quantize_blocks
 from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.linear.triton_gemv import allocate_scratch, gated_gemv, gemv

@@ -39,8 +39,9 @@ def has_pdl(device: torch.device) -> bool:
 
     gdc_wait() returns when the kernel before has ended. That one has waited, too, so all earlier kernels have ended:
     each kernel waits once, on every path. gdc_launch_dependents(), which lets the next one begin, is behind the wait.
-    So what is read before a wait must be constant or older than the kernel before. In front of the wait it would be
-    safe in row kernels, and was slower (benchmarks/notes.md).
+    So what is read before a wait must be constant or older than the kernel before. Kernels that round rows signal in
+    front of it (wait_for_rows in kernels/linear/triton_fp8.py): the product behind them reads weights alone before its
+    wait. Other row kernels could, and steps were slower (benchmarks/notes.md).
     """
     return torch.cuda.get_device_capability(device) >= (9, 0)
 

@@ -1,16 +1,16 @@
-"""x @ w.T of few rows for Hopper in Gluon: the weights of a program are on their way before its input is there.
+"""x @ w.T of 8 bits and few rows, for Hopper in Gluon: weights are on their way before the rows are there.
 
-Computes, of kernels/linear/reference.py, rows_linear and blocks_linear; of w8a8.py, int8_linear; and plain products of
-16 bits. The weights are the wide side, w @ x.T, by wgmma from shared memory, where the device's copy engine puts them:
-no instruction touches a weight. Under programmatic dependent launch a program requests its first weights before it
-waits for x, and they arrive while the kernel before is running.
+Computes what rows_linear and blocks_linear (kernels/linear/reference.py) and int8_linear (kernels/linear/w8a8.py) do.
+The weights are the wide side, w @ x.T, by wgmma from shared memory, where the device's copy engine puts them: no
+instruction touches a weight. Under programmatic dependent launch a program requests its first weights before it waits
+for x, and they arrive while the kernel before is running.
 
-Programs, as many as run at once, have equal shares of all steps of all tiles (Osama et al., "Stream-K",
-arXiv:2301.03598). The parts of a tile that several programs share are summed by the last of them, in their order, so
-that results are equal in every run.
+Programs have whole tiles, or equal shares of all steps of all tiles (Osama et al., "Stream-K", arXiv:2301.03598). The
+parts of a tile that several programs share are summed by the last of them, in their order, so that results are equal
+in every run.
 
 The tensor cores add e4m3 products with about 14 bits, so that the sum of each 128 inputs is added in fp32
-(DeepSeek-V3, arXiv:2412.19437, §3.3.2).
+(DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
 """
 
 from __future__ import annotations
@@ -28,68 +28,56 @@ from kernels.gluon_common import allocate_barriers, grid_dependency
 from kernels.linear.few_rows_configs import FewRowsConfig
 from kernels.linear.splits import SplitKScratch
 
-# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types)
+# ruff: noqa: ANN001, ANN201, ANN202  (Triton reads annotations as types)
 
 if not triton.__version__.startswith("3.6."):
     raise ImportError(f"the Hopper product of few rows needs Triton 3.6, whose Gluon it uses, not {triton.__version__}")
 
-MAX_ROWS = 128
-_LINE = 128  # bytes of a row of a box, the widest swizzle
+_LINE = 128  # inputs of a box, the widest swizzle, and of a block of scales
+_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=_LINE, element_bitwidth=8, rank=2)
 
 
 def takes(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Return True if the kernel supports these values of 8 or 16 bits, given a device of compute capability 9.0."""
+    """Return True if the kernel supports these values of 8 bits, given a device of compute capability 9.0."""
     return (
         x.dtype == w.dtype
-        and x.shape[0] <= MAX_ROWS
         and x.stride(1) == w.stride(1) == 1
-        and all(
-            each % 16 == 0
-            for each in (x.stride(0) * x.itemsize, w.stride(0) * w.itemsize, x.data_ptr(), w.data_ptr())
-        )
+        and all(each % 16 == 0 for each in (x.stride(0), w.stride(0), x.data_ptr(), w.data_ptr()))
     )
 
 
 def few_rows_linear(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
-    scratch: SplitKScratch,
-    config: FewRowsConfig,
-    *,
-    dtype: torch.dtype,
-    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
-    rows_per_scale: int = 0,
+    x: torch.Tensor, x_scales: torch.Tensor, w: torch.Tensor, w_scales: torch.Tensor, bias: torch.Tensor | None,
+    config: FewRowsConfig, *, dtype: torch.dtype, rows_per_scale: int = 0, scratch: SplitKScratch | None = None,
     pdl: bool = False,
-) -> torch.Tensor:
-    """Return x @ w.T + bias, [M, N]. x: [M, K], M <= 64; w: [N, K]; bias: [N]; for tensors that `takes` allows.
+) -> torch.Tensor:  # fmt: skip
+    """Return x @ w.T + bias, [M, N], of tensors that `takes` allows. x: [M, K]; w: [N, K], both e4m3 or int8.
 
-    scales: of x and w, for 8 bits: [M] and [N]; or with rows_per_scale [M, ceil(K / 128)] and one for each block of
-    rows_per_scale x 128 of w.
+    x_scales, w_scales: [M] and [N]; or with rows_per_scale, of e4m3, [M, ceil(K / 128)] and one for each block of
+    rows_per_scale x 128 of w. scratch: for a config that is not whole.
     """
     (num_rows, k), n = x.shape, w.shape[0]
     out = torch.empty(num_rows, n, dtype=dtype, device=x.device)
-    width, m_pad = _LINE // x.itemsize, max(8, triton.next_power_of_2(num_rows))
-    boxes = triton.cdiv(k, width)
+    m_pad = max(8, triton.next_power_of_2(num_rows))
+    boxes = triton.cdiv(k, _LINE)
     steps, tiles = triton.cdiv(boxes, config.boxes), triton.cdiv(n, config.block_n)
-    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
-    programs = min(num_sms * config.programs_per_sm, steps * tiles)
-    if config.whole:  # of tiles; as few programs as have as many of them each
+    programs = torch.cuda.get_device_properties(x.device).multi_processor_count
+    if config.is_whole:  # as few as have no more tiles than others
         programs = triton.cdiv(tiles, triton.cdiv(tiles, programs))
-    scratch.check(num_tiles=tiles, splits=2, tile_sums=config.block_n * m_pad)
-    assert programs * 2 * config.block_n * m_pad <= scratch.partial.shape[0]
-    bits = 8 * x.itemsize
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=_LINE, element_bitwidth=bits, rank=2)
+    else:
+        programs = min(programs, steps * tiles)
+        assert scratch is not None
+        assert tiles <= scratch.arrivals.shape[0]
+        assert programs * 2 * config.block_n * m_pad <= scratch.partial.shape[0]
     rows, weights = (
-        TensorDescriptor(each, list(each.shape), list(each.stride()), [height, width], layout)
+        TensorDescriptor(each, list(each.shape), list(each.stride()), [height, _LINE], _LAYOUT)
         for each, height in ((x, m_pad), (w, config.block_n))
     )
-    x_scales, w_scales = (None, None) if scales is None else scales
+    parts = (None, None) if scratch is None or config.is_whole else (scratch.partial, scratch.arrivals)
     _kernel[(programs,)](
-        rows, weights, x_scales, w_scales, bias, out, scratch.partial, scratch.arrivals,
-        num_rows, n, boxes, steps, tiles, rows_per_scale,
-        BOXES=config.boxes, STAGES=config.num_stages,
-        KIND="plain" if scales is None else "blocks" if rows_per_scale else "rows", HAS_BIAS=bias is not None, PDL=pdl,
+        rows, weights, x_scales, w_scales, bias, out, *parts, num_rows, n, boxes, steps, tiles, rows_per_scale,
+        BOXES=config.boxes, STAGES=config.num_stages, BY_BLOCK=rows_per_scale > 0, HAS_BIAS=bias is not None,
+        IS_WHOLE=config.is_whole, PDL=pdl,
         num_warps=config.num_warps, launch_pdl=pdl, maxnreg=config.max_registers,
     )  # fmt: skip
     return out
@@ -99,25 +87,29 @@ def few_rows_linear(
 def _kernel(
     x_desc, w_desc, x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, partial_ptr, arrivals_ptr,
     num_rows, n, boxes, steps, tiles, rows_per_scale,
-    BOXES: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr, HAS_BIAS: gl.constexpr, PDL: gl.constexpr,
+    BOXES: gl.constexpr, STAGES: gl.constexpr, BY_BLOCK: gl.constexpr, HAS_BIAS: gl.constexpr,
+    IS_WHOLE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Set up shared memory, then specialise: warps that multiply, and one that loads."""
     M_PAD: gl.constexpr = x_desc.block_shape[0]
     BLOCK_N: gl.constexpr = w_desc.block_shape[0]
-    WIDTH: gl.constexpr = w_desc.block_shape[1]
-    x_tiles = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BOXES, M_PAD, WIDTH], x_desc.layout)
-    w_tiles = gl.allocate_shared_memory(w_desc.dtype, [STAGES * BOXES, BLOCK_N, WIDTH], w_desc.layout)
+    x_tiles = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BOXES, M_PAD, 128], x_desc.layout)
+    w_tiles = gl.allocate_shared_memory(w_desc.dtype, [STAGES * BOXES, BLOCK_N, 128], w_desc.layout)
     rings = (x_tiles, w_tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, 1))
     # Rows of no use, and their barrier
-    unused = (gl.allocate_shared_memory(x_desc.dtype, [M_PAD, WIDTH], x_desc.layout), allocate_barriers(1, 1))
+    unused = (gl.allocate_shared_memory(x_desc.dtype, [M_PAD, 128], x_desc.layout), allocate_barriers(1, 1))
     units = steps * tiles
-    first = first_unit(gl.program_id(0), gl.num_programs(0), units)
-    last = first_unit(gl.program_id(0) + 1, gl.num_programs(0), units)
+    if IS_WHOLE:
+        first = first_unit(gl.program_id(0), gl.num_programs(0), tiles) * steps
+        last = first_unit(gl.program_id(0) + 1, gl.num_programs(0), tiles) * steps
+    else:
+        first = first_unit(gl.program_id(0), gl.num_programs(0), units)
+        last = first_unit(gl.program_id(0) + 1, gl.num_programs(0), units)
     source = (x_scales_ptr, w_scales_ptr, boxes, num_rows, n, rows_per_scale)
     target = (x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, num_rows, n, partial_ptr, arrivals_ptr)
     gl.warp_specialize(
         [
-            (_multiply, (rings, source, target, first, last, steps, units, BOXES, KIND, HAS_BIAS, PDL)),
+            (_multiply, (rings, source, target, first, last, steps, units, BOXES, BY_BLOCK, HAS_BIAS, IS_WHOLE, PDL)),
             (_load, (x_desc, w_desc, rings, unused, first, last, steps, BOXES, PDL)),
         ],
         [1],
@@ -128,35 +120,35 @@ def _kernel(
 @jit
 def _multiply(
     rings, source, target, first, last, steps, units,
-    BOXES: gl.constexpr, KIND: gl.constexpr, HAS_BIAS: gl.constexpr, PDL: gl.constexpr,
+    BOXES: gl.constexpr, BY_BLOCK: gl.constexpr, HAS_BIAS: gl.constexpr, IS_WHOLE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Multiply what the loading warp brings, and store each tile, or what this program has of it."""
     x_tiles, w_tiles, loaded, free = rings
     STAGES: gl.constexpr = loaded.shape[0]
     M_PAD: gl.constexpr = x_tiles.shape[1]
     BLOCK_N: gl.constexpr = w_tiles.shape[1]
-    BITS: gl.constexpr = w_tiles.dtype.primitive_bitwidth
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, M_PAD, 256 // BITS])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, M_PAD, 32])
     TYPE: gl.constexpr = gl.int32 if w_tiles.dtype == gl.int8 else gl.float32
     if PDL:
         grid_dependency("griddepcontrol.wait;")
+        grid_dependency("griddepcontrol.launch_dependents;")
     sums = gl.full([BLOCK_N, M_PAD], 0, TYPE, SUMS)
     zeros = sums
-    x_scales, w_scales = _scales(source, first, 0, steps, BLOCK_N, M_PAD, BOXES, KIND, SUMS)
+    x_scales, w_scales = _scales(source, first, 0, steps, BLOCK_N, M_PAD, BOXES, BY_BLOCK, SUMS)
     for unit in range(first, last):
         stage = (unit - first) % STAGES
         mbarrier.wait(loaded.index(stage), ((unit - first) // STAGES) & 1)
         for box in gl.static_range(BOXES):
             place = stage * BOXES + box
             rows, weights = x_tiles.index(place).permute((1, 0)), w_tiles.index(place)
-            if BITS == 8 and TYPE == gl.float32:
+            if gl.float32 == TYPE:
                 products = hopper.warpgroup_mma(weights, rows, zeros, use_acc=False, is_async=True)
-                if KIND == "blocks":
+                if BY_BLOCK:
                     scale = w_scales[:, None] * x_scales[None, :]
                     # Those of the next box, while the tensor cores work
                     following = unit if box < BOXES - 1 else gl.minimum(unit + 1, last - 1)
                     x_scales, w_scales = _scales(
-                        source, following, (box + 1) % BOXES, steps, BLOCK_N, M_PAD, BOXES, KIND, SUMS
+                        source, following, (box + 1) % BOXES, steps, BLOCK_N, M_PAD, BOXES, BY_BLOCK, SUMS
                     )
                     sums += hopper.warpgroup_mma_wait(0, [products]) * scale
                 else:
@@ -166,12 +158,15 @@ def _multiply(
                 sums = hopper.warpgroup_mma_wait(0, [sums])
         mbarrier.arrive(free.index(stage))
         if (unit + 1 == last) | ((unit + 1) % steps == 0):
-            _finish(sums.to(gl.float32), target, unit // steps, steps, units, KIND, HAS_BIAS)
+            if IS_WHOLE:
+                _store(sums.to(gl.float32), target, unit // steps, BY_BLOCK, HAS_BIAS)
+            else:
+                _finish(sums.to(gl.float32), target, unit // steps, steps, units, BY_BLOCK, HAS_BIAS)
             sums = zeros
 
 
 @jit
-def _finish(sums, target, tile, steps, units, KIND: gl.constexpr, HAS_BIAS: gl.constexpr):
+def _finish(sums, target, tile, steps, units, BY_BLOCK: gl.constexpr, HAS_BIAS: gl.constexpr):
     """Store a tile; if others have parts of it, store this part, and sum all as the last of them."""
     partial_ptr, arrivals_ptr = target[6], target[7]
     BLOCK_N: gl.constexpr = sums.shape[0]
@@ -180,7 +175,7 @@ def _finish(sums, target, tile, steps, units, KIND: gl.constexpr, HAS_BIAS: gl.c
     owner = _owner_of(tile * steps, programs, units)
     last_owner = _owner_of(tile * steps + (steps - 1), programs, units)
     if owner == last_owner:
-        _store(sums, target, tile, KIND, HAS_BIAS)
+        _store(sums, target, tile, BY_BLOCK, HAS_BIAS)
     else:
         places = (gl.arange(0, BLOCK_N, gl.SliceLayout(1, sums.type.layout)) * M_PAD)[:, None]
         places += gl.arange(0, M_PAD, gl.SliceLayout(0, sums.type.layout))[None, :]
@@ -194,7 +189,7 @@ def _finish(sums, target, tile, steps, units, KIND: gl.constexpr, HAS_BIAS: gl.c
             for program in range(owner, last_owner + 1):
                 slot = _slot_of(program, programs, tile, steps, units)
                 total += gl.load(partial_ptr + slot * (BLOCK_N * M_PAD) + places, cache_modifier=".cg")
-            _store(total, target, tile, KIND, HAS_BIAS)
+            _store(total, target, tile, BY_BLOCK, HAS_BIAS)
 
 
 @jit
@@ -211,7 +206,7 @@ def _owner_of(unit, programs, units):
 
 @jit
 def _slot_of(program, programs, tile, steps, units):
-    """Return where a program's part of a tile lies. It has two places: tiles other than its first and last are whole."""
+    """Return where a program's part of a tile lies: it has two places, as tiles between its ends are whole."""
     return program * 2 + (first_unit(program, programs, units) // steps != tile).to(gl.int32)
 
 
@@ -242,32 +237,30 @@ def _load(x_desc, w_desc, rings, unused, first, last, steps, BOXES: gl.constexpr
 def _load_weights(w_desc, x_tiles, w_tiles, loaded, unit, stage, steps, BOXES: gl.constexpr):
     """Request the weights of a unit, and expect its rows too."""
     BLOCK_N: gl.constexpr = w_desc.block_shape[0]
-    WIDTH: gl.constexpr = w_desc.block_shape[1]
     mbarrier.expect(loaded.index(stage), BOXES * (BLOCK_N + x_tiles.shape[1]) * 128)
     for box in gl.static_range(BOXES):
-        place = [unit // steps * BLOCK_N, (unit % steps * BOXES + box) * WIDTH]
+        place = [unit // steps * BLOCK_N, (unit % steps * BOXES + box) * 128]
         tma.async_copy_global_to_shared(w_desc, place, loaded.index(stage), w_tiles.index(stage * BOXES + box))
 
 
 @jit
 def _load_rows(x_desc, x_tiles, loaded, unit, stage, steps, BOXES: gl.constexpr):
     """Request the inputs of a unit, of its rows."""
-    WIDTH: gl.constexpr = x_desc.block_shape[1]
     for box in gl.static_range(BOXES):
-        place = [0, (unit % steps * BOXES + box) * WIDTH]
+        place = [0, (unit % steps * BOXES + box) * 128]
         tma.async_copy_global_to_shared(x_desc, place, loaded.index(stage), x_tiles.index(stage * BOXES + box))
 
 
 @jit
 def _scales(
     source, unit, box, steps,
-    BLOCK_N: gl.constexpr, M_PAD: gl.constexpr, BOXES: gl.constexpr, KIND: gl.constexpr, SUMS: gl.constexpr,
+    BLOCK_N: gl.constexpr, M_PAD: gl.constexpr, BOXES: gl.constexpr, BY_BLOCK: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     """Return the scales of a box of x and of w, where they are of blocks."""
     x_scales_ptr, w_scales_ptr, boxes, num_rows, n, rows_per_scale = source
     rows = gl.arange(0, M_PAD, gl.SliceLayout(0, SUMS))
     outputs = gl.arange(0, BLOCK_N, gl.SliceLayout(1, SUMS))
-    if KIND == "blocks":
+    if BY_BLOCK:
         block = gl.minimum(unit % steps * BOXES + box, boxes - 1)
         outputs = gl.minimum(unit // steps * BLOCK_N + outputs, n - 1)
         x_scales = gl.load(x_scales_ptr + gl.minimum(rows, num_rows - 1) * boxes + block)
@@ -278,7 +271,7 @@ def _scales(
 
 
 @jit
-def _store(sums, target, tile, KIND: gl.constexpr, HAS_BIAS: gl.constexpr):
+def _store(sums, target, tile, BY_BLOCK: gl.constexpr, HAS_BIAS: gl.constexpr):
     """Scale the sums of a tile, add the bias and write them."""
     x_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, num_rows, n, _partial_ptr, _arrivals_ptr = target
     OUT: gl.constexpr = gl.BlockedLayout([2, 1], [32, 1], [1, gl.num_warps()], [0, 1])
@@ -286,7 +279,7 @@ def _store(sums, target, tile, KIND: gl.constexpr, HAS_BIAS: gl.constexpr):
     outputs = tile * sums.shape[0] + gl.arange(0, sums.shape[0], gl.SliceLayout(1, OUT))
     rows = gl.arange(0, sums.shape[1], gl.SliceLayout(0, OUT))
     sources = gl.minimum(outputs, n - 1)
-    if KIND == "rows":
+    if not BY_BLOCK:
         values *= gl.load(w_scales_ptr + sources)[:, None]
         values *= gl.load(x_scales_ptr + gl.minimum(rows, num_rows - 1))[None, :]
     if HAS_BIAS:

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
+from kernels.dispatch import is_hopper
+from kernels.linear.few_rows_configs import begins_early
 from kernels.linear.reference import FP8, FP8_MAX, MIN_SCALE
 
 MAX_ROWS = 64  # of x, for the streaming product
@@ -28,7 +30,7 @@ def quantize_rows(x: torch.Tensor, *, pdl: bool = False) -> tuple[torch.Tensor, 
     block = triton.next_power_of_2(k) if k <= 4096 else 2048  # a row of up to 4096 is read once
     _quantize_rows_kernel[(num_rows,)](
         x, values, scales, k, x.stride(0), BLOCK=block, EVEN=k % block == 0, PDL=pdl,
-        num_warps=16 if block > 1024 else 4, launch_pdl=pdl,
+        EARLY=signals_first(x), num_warps=16 if block > 1024 else 4, launch_pdl=pdl,
     )  # fmt: skip
     return values, scales
 
@@ -40,8 +42,9 @@ def quantize_by(x: torch.Tensor, scale: torch.Tensor, *, pdl: bool = False) -> t
     block = min(triton.next_power_of_2(k), 1024)
     grid = (num_rows, triton.cdiv(k, block))
     _quantize_by_kernel[grid](
-        x, scale, values, scales, k, x.stride(0), BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl
-    )
+        x, scale, values, scales, k, x.stride(0), BLOCK=block, PDL=pdl, EARLY=signals_first(x),
+        num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
     return values, scales
 
 
@@ -52,8 +55,9 @@ def quantize_groups(x: torch.Tensor, size: int, *, pdl: bool = False) -> tuple[t
     values = torch.empty(num_rows, k, dtype=FP8, device=x.device)
     scales = torch.empty(num_rows, num_groups, dtype=torch.float32, device=x.device)
     _quantize_groups_kernel[(num_rows, triton.cdiv(num_groups, 8))](
-        x, values, scales, k, num_groups, x.stride(0), SIZE=size, GROUPS=8, PDL=pdl, num_warps=4, launch_pdl=pdl
-    )
+        x, values, scales, k, num_groups, x.stride(0), SIZE=size, GROUPS=8, PDL=pdl,
+        EARLY=signals_first(x, by_block=True), num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
     return values, scales
 
 
@@ -76,8 +80,27 @@ def rows_linear(
     return out
 
 
+def signals_first(x: torch.Tensor, *, by_block: bool = False) -> bool:
+    """Return True if the kernel that rounds x is to let the product begin before it waits itself."""
+    return is_hopper(x.device) and begins_early(x.shape[0], by_block=by_block)
+
+
 def _row_scales(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+
+
+@triton.jit
+def wait_for_rows(EARLY: tl.constexpr) -> None:
+    """Wait for the kernel before, and let the next one begin: EARLY: at once.
+
+    The next one is a product, which reads weights alone before its own wait. See kernels/dispatch.py: has_pdl.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    else:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -101,12 +124,12 @@ def larger(a, b):
 
 @triton.jit
 def _quantize_rows_kernel(
-    x_ptr, values_ptr, scales_ptr, k, stride_x, BLOCK: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr
+    x_ptr, values_ptr, scales_ptr, k, stride_x, BLOCK: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """One row, read twice: from memory, then from cache."""
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        wait_for_rows(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     largest = tl.zeros([BLOCK], tl.float32)
@@ -124,12 +147,11 @@ def _quantize_rows_kernel(
 
 @triton.jit
 def _quantize_by_kernel(
-    x_ptr, scale_ptr, values_ptr, scales_ptr, k, stride_x, BLOCK: tl.constexpr, PDL: tl.constexpr
+    x_ptr, scale_ptr, values_ptr, scales_ptr, k, stride_x, BLOCK: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr
 ) -> None:
     """One part of a row, by a known scale."""
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        wait_for_rows(EARLY)
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = piece * BLOCK + tl.arange(0, BLOCK)
     scale = tl.load(scale_ptr)
@@ -141,12 +163,11 @@ def _quantize_by_kernel(
 @triton.jit
 def _quantize_groups_kernel(
     x_ptr, values_ptr, scales_ptr, k, num_groups, stride_x, SIZE: tl.constexpr, GROUPS: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Several groups of one row."""
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        wait_for_rows(EARLY)
     row = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     columns = groups[:, None] * SIZE + tl.arange(0, SIZE)[None, :]

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kernels.elementwise.triton import gate_and_mul, gated, rms_normed, row_warps
 from kernels.linear.rounding import RoundedRows, Rounding
-from kernels.linear.triton_fp8 import larger, quantize_rows, scale_of, to_e4m3
+from kernels.linear.triton_fp8 import larger, quantize_rows, scale_of, signals_first, to_e4m3, wait_for_rows
 from kernels.linear.triton_scaled8 import int8_scale_of, quantize_rows_int8, to_int8
 
 _MAX_ROW = 16_384  # values of a row that one program holds
@@ -38,7 +38,8 @@ def add_rms_norm_rounded(
         x, residual, weight, rounding.scale, rounded.values, rounded.scales, new_residual,
         x.stride(0), residual.stride(0), eps,
         SIZE=size, BLOCK=max(block, rounding.columns or 0), COLUMNS=rounding.columns or 0,
-        IS_KNOWN=rounding.scale is not None, PDL=pdl, num_warps=row_warps(block), launch_pdl=pdl,
+        IS_KNOWN=rounding.scale is not None, PDL=pdl,
+        EARLY=signals_first(x, by_block=rounding.columns is not None), num_warps=row_warps(block), launch_pdl=pdl,
     )  # fmt: skip
     return rounded, new_residual
 
@@ -58,7 +59,8 @@ def gate_and_mul_rounded(x: torch.Tensor, rounding: Rounding, *, is_gelu: bool, 
     _gate_and_mul_kernel[(num_rows, triton.cdiv(size, block))](
         x, rounding.scale, rounded.values, rounded.scales, x.stride(0),
         SIZE=size, BLOCK=block, COLUMNS=rounding.columns or 0, IS_KNOWN=rounding.scale is not None, IS_GELU=is_gelu,
-        PDL=pdl, num_warps=row_warps(block) if needs_row else 4, launch_pdl=pdl,
+        PDL=pdl, EARLY=signals_first(x, by_block=rounding.columns is not None),
+        num_warps=row_warps(block) if needs_row else 4, launch_pdl=pdl,
     )  # fmt: skip
     return rounded
 
@@ -75,6 +77,7 @@ def allocate_rounded(x: torch.Tensor, size: int, rounding: Rounding) -> RoundedR
 def _add_rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, scale_ptr, values_ptr, scales_ptr, sum_ptr, stride_x, stride_residual, eps,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, IS_KNOWN: tl.constexpr, PDL: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """One row; see _rms_norm_kernel of kernels/elementwise/triton.py."""
     row = tl.program_id(0).to(tl.int64)
@@ -82,8 +85,7 @@ def _add_rms_norm_kernel(
     mask = columns < SIZE
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        wait_for_rows(EARLY)
     x = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0)
     residual = tl.load(residual_ptr + row * stride_residual + columns, mask=mask, other=0.0)
     x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
@@ -96,15 +98,14 @@ def _add_rms_norm_kernel(
 def _gate_and_mul_kernel(
     x_ptr, scale_ptr, values_ptr, scales_ptr, stride_x,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, IS_KNOWN: tl.constexpr, IS_GELU: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """One part of one row, or all of it."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = piece * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        wait_for_rows(EARLY)
     gate = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0)
     up = tl.load(x_ptr + row * stride_x + SIZE + columns, mask=mask, other=0.0)
     product = gated(gate, up, IS_GELU).to(gate.dtype).to(tl.float32)

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN202  (Triton reads annotations as types: kernel arguments carry none)
+# ruff: noqa: ANN001  (Triton reads annotations as types: kernel arguments carry none)
 """Products of one row of 8 bits with a matrix of 8 bits: x @ w.T, limited only by reading w once.
 
 Twins, for one row of x, of rows_linear and blocks_linear (kernels/linear/reference.py) and of int8_linear (w8a8.py).
@@ -9,25 +9,14 @@ prefetches weights into L2 before it waits for x. Needs e4m3 for fp8 (Ada, Hoppe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from kernels.attention.triton_common import prefetch_l2
+from kernels.linear.few_rows_configs import Row8Config
 
 _LINE = 128  # bytes of a line of L2
-
-
-@dataclass(frozen=True)
-class Row8Config:
-    """Rows of w of one program, and what it reads of them at a time."""
-
-    block_n: int
-    block_k: int
-    num_warps: int
-    prefetch: int = 0  # columns of each row of w that a program prefetches into L2 before it waits
 
 
 def row8_linear(

@@ -21,7 +21,7 @@ from kernels.attention.triton_common import prefetch_l2
 from kernels.linear.reference import MIN_SCALE
 from kernels.linear.scaled8_configs import Scaled8Config
 from kernels.linear.splits import SplitKScratch
-from kernels.linear.triton_fp8 import larger
+from kernels.linear.triton_fp8 import larger, signals_first, wait_for_rows
 from kernels.linear.triton_split_k import store_split
 from kernels.linear.w8a8 import INT8_MAX
 
@@ -206,7 +206,7 @@ def quantize_rows_int8(x: torch.Tensor, *, pdl: bool = False) -> tuple[torch.Ten
     block = triton.next_power_of_2(k) if k <= 4096 else 2048  # a row of up to 4096 is read once
     _quantize_rows_int8_kernel[(num_rows,)](
         x, None, values, scales, k, x.stride(0), BLOCK=block, IS_KNOWN=False, PDL=pdl,
-        num_warps=16 if block > 1024 else 4, launch_pdl=pdl,
+        EARLY=signals_first(x), num_warps=16 if block > 1024 else 4, launch_pdl=pdl,
     )  # fmt: skip
     return values, scales
 
@@ -218,7 +218,7 @@ def quantize_by_int8(x: torch.Tensor, scale: torch.Tensor, *, pdl: bool = False)
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
     _quantize_rows_int8_kernel[(num_rows,)](
         x, scale, values, scales, k, x.stride(0), BLOCK=min(triton.next_power_of_2(k), 2048), IS_KNOWN=True, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
+        EARLY=signals_first(x), num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return values, scales
 
@@ -226,12 +226,11 @@ def quantize_by_int8(x: torch.Tensor, scale: torch.Tensor, *, pdl: bool = False)
 @triton.jit
 def _quantize_rows_int8_kernel(
     x_ptr, scale_ptr, values_ptr, scales_ptr, k, stride_x,
-    BLOCK: tl.constexpr, IS_KNOWN: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, IS_KNOWN: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """One row, read twice unless its scale is known: from memory, then from cache."""
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        wait_for_rows(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     if IS_KNOWN:

@@ -12,9 +12,10 @@ from typing import cast
 import torch
 from torch import nn
 
+from kernels.linear.eight_bits import Int8Linear
 from kernels.linear.late_norm import GateKind, LateNorm
 from kernels.linear.onednn import Bf16Matrix, can_pack, pack
-from kernels.linear.ops import DenseLinear, Int8Linear
+from kernels.linear.ops import DenseLinear
 from kernels.linear.rounding import RoundedRows
 from kernels.linear.w8a8 import quantize_matrix_int8
 from models.config.model_config import ModelConfig

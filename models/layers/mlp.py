@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from kernels.linear.eight_bits import gate_and_mul_rounded
 from kernels.linear.late_norm import LateNorm
-from kernels.linear.ops import gate_and_mul_rounded
 from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.ops import gelu_tanh_and_mul, relu_squared, silu_and_mul, xielu
 from models.config.model_config import ModelConfig

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from kernels.linear.eight_bits import add_rms_norm_rounded, round_rows
 from kernels.linear.late_norm import LateNorm
-from kernels.linear.ops import add_rms_norm_rounded, round_rows
 from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.ops import add_layer_norm, add_rms_norm, layer_norm, rms_norm, sum_experts_add_rms_norm
 from models.config.model_config import ModelConfig

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from kernels.linear import ops as linear_ops
+from kernels.linear import eight_bits
 from kernels.linear.reference import FP8, quantize_blocks, quantize_rows
 from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.moe.planes import fp8_planes_bytes
@@ -150,7 +150,7 @@ class Fp8BlockMethod:
 
     def __init__(self, scheme: Fp8Block) -> None:
         self._scheme = scheme
-        self._linear = linear_ops.Fp8BlockLinear()
+        self._linear = eight_bits.Fp8BlockLinear()
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> Fp8BlockParams:
         """See LinearMethod.load."""
@@ -163,7 +163,7 @@ class Fp8BlockMethod:
 
     def rounding(self, params: Fp8BlockParams) -> Rounding | None:
         """See TakesRoundedRows.rounding: by the columns of a block."""
-        return Rounding(self._scheme.columns) if linear_ops.rounds_before(params.weight) else None
+        return Rounding(self._scheme.columns) if eight_bits.rounds_before(params.weight) else None
 
     def apply_rounded(self, params: Fp8BlockParams, x: RoundedRows, bias: torch.Tensor | None) -> torch.Tensor:
         """See TakesRoundedRows.apply_rounded."""
@@ -238,15 +238,15 @@ class Fp8:
 
     def apply(self, params: Fp8Params, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See LinearMethod.apply."""
-        return self.apply_rounded(params, linear_ops.round_rows(x, Rounding(scale=params.input_scale)), bias)
+        return self.apply_rounded(params, eight_bits.round_rows(x, Rounding(scale=params.input_scale)), bias)
 
     def rounding(self, params: Fp8Params) -> Rounding | None:
         """See TakesRoundedRows.rounding: by token, or by the static scale."""
-        return Rounding(scale=params.input_scale) if linear_ops.rounds_before(params.weight) else None
+        return Rounding(scale=params.input_scale) if eight_bits.rounds_before(params.weight) else None
 
     def apply_rounded(self, params: Fp8Params, x: RoundedRows, bias: torch.Tensor | None) -> torch.Tensor:
         """See TakesRoundedRows.apply_rounded."""
-        return linear_ops.rows_linear(x.values, x.scales, params.weight, params.scales, bias, x.dtype)
+        return eight_bits.rows_linear(x.values, x.scales, params.weight, params.scales, bias, x.dtype)
 
     def load_each(self, w: Weights, experts: range, parts: Sequence[LinearPart]) -> Fp8Matrix:
         """Read `weight` and `weight_scale` of each part of each expert, all scales first; see EachExpert.load_each.

@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from kernels.linear import ops as linear_ops
+from kernels.linear import eight_bits
 from kernels.linear.onednn import Int8Matrix, can_pack_int8, pack_int8
 from kernels.linear.rounding import RoundedRows, Rounding
 from kernels.linear.w8a8 import INT8_MAX, quantize_matrix_int8
@@ -84,7 +84,7 @@ class Int8Method:
 
     def __init__(self, scheme: Int8) -> None:
         self._scheme = scheme
-        self._linear = linear_ops.Int8Linear()
+        self._linear = eight_bits.Int8Linear()
 
     def load(self, w: Weights, parts: Sequence[LinearPart]) -> Int8Params:
         """See LinearMethod.load."""
@@ -110,7 +110,7 @@ class Int8Method:
 
     def rounding(self, params: Int8Params) -> Rounding | None:
         """See TakesRoundedRows.rounding: by token, or by the static scale."""
-        if isinstance(params.weight, Int8Matrix) or not linear_ops.rounds_before(params.weight):
+        if isinstance(params.weight, Int8Matrix) or not eight_bits.rounds_before(params.weight):
             return None
         return Rounding(scale=params.input_scale, dtype=torch.int8)
 

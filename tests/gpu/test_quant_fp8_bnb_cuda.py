@@ -90,14 +90,14 @@ def test_what_is_not_finite_spoils_its_row_or_group_as_specified(bad):
 @pytest.mark.parametrize("num_rows", [*ROWS, 65, 128, 300])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_e4m3_products_scaled_by_row(n, k, num_rows, dtype):
-    from kernels.linear import ops as linear_ops
+    from kernels.linear import eight_bits
 
-    x, w = linear_ops.quantize_rows(_randn(num_rows, k, dtype=dtype)), reference.quantize_rows(_randn(n, k))
+    x, w = eight_bits.quantize_rows(_randn(num_rows, k, dtype=dtype)), reference.quantize_rows(_randn(n, k))
     wide = (x[0].double() * x[1][:, None].double(), w[0].double() * w[1][:, None].double())
     # torch's product sums in fewer bits, and gives bf16
     tolerance = TOLERANCE[dtype] if num_rows <= 16 else 6e-3
     for bias in (None, _randn(n, dtype=dtype)):
-        out = linear_ops.rows_linear(*x, *w, bias, dtype)
+        out = eight_bits.rows_linear(*x, *w, bias, dtype)
         assert out.dtype == dtype
         assert relative_error(out, _reference(*wide, bias)) < tolerance
 
@@ -119,22 +119,22 @@ def _microseconds(product, num_launches=50):
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 14336), (28672, 4096)])
 def test_a_row_depends_on_the_rows_beside_it_no_more_in_fp8_than_in_bf16(n, k, monkeypatch):
     """The error against float64 of one row among others. Run with -s: prints it with fast sums and exact ones."""
-    from kernels.linear import ops as linear_ops
+    from kernels.linear import eight_bits
 
     torch.manual_seed(0)
     x, dense = _randn(1024, k, dtype=torch.bfloat16), _randn(n, k)
-    values, scales = linear_ops.quantize_rows(x)
+    values, scales = eight_bits.quantize_rows(x)
     w, w_scales = reference.quantize_rows(dense)
     exact = (values[:16].double() * scales[:16, None].double()) @ (w.double() * w_scales[:, None].double()).T
     exact_bf16 = x[:16].double() @ dense.bfloat16().double().T
     errors = {}
     for num_rows in (16, 17, 64, 128, 256, 257, 512, 1024):
         for name, most in (("fast", 0), ("exact", 1 << 30)):
-            monkeypatch.setattr(linear_ops, "_EXACT_ROWS", most)
+            monkeypatch.setattr(eight_bits, "_EXACT_ROWS", most)
             args = values[:num_rows], scales[:num_rows], w, w_scales, None, torch.bfloat16
-            out = linear_ops.rows_linear(*args)
+            out = eight_bits.rows_linear(*args)
             errors[num_rows, name] = relative_error(out[:16], exact)
-            took = _microseconds(lambda args=args: linear_ops.rows_linear(*args))
+            took = _microseconds(lambda args=args: eight_bits.rows_linear(*args))
             print(f"n={n} k={k} rows={num_rows} sums={name} error={errors[num_rows, name]:.2e} us={took:.1f}")
         plain = torch.nn.functional.linear(x[:num_rows], dense.bfloat16())
         errors[num_rows, "bf16"] = relative_error(plain[:16], exact_bf16)
@@ -148,12 +148,12 @@ def test_a_row_depends_on_the_rows_beside_it_no_more_in_fp8_than_in_bf16(n, k, m
 @pytest.mark.parametrize("rows", [128, 64])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_e4m3_products_scaled_by_block(n, k, rows, num_rows, dtype):
-    from kernels.linear import ops as linear_ops
+    from kernels.linear import eight_bits
 
     dense = _randn(num_rows, k, dtype=dtype)
-    x = linear_ops.quantize_groups(dense, 128)
+    x = eight_bits.quantize_groups(dense, 128)
     w = reference.quantize_blocks(_randn(n, k) * torch.rand(n, 1, device="cuda"), rows, 128)
-    linear = linear_ops.Fp8BlockLinear()
+    linear = eight_bits.Fp8BlockLinear()
     wide_x = x[0].double() * x[1].double().repeat_interleave(128, 1)[:, :k]
     wide_w = reference.dequantize_blocks(*w, rows, 128)
     for bias in (None, _randn(n, dtype=dtype)):
@@ -182,16 +182,16 @@ def test_8bit_matrices_unpack_as_specified(dtype):
 
 @pytest.mark.parametrize("num_rows", [1, 16, 64, 300])
 def test_products_are_captured_in_graphs(num_rows):
-    from kernels.linear import ops as linear_ops
+    from kernels.linear import eight_bits
 
     n, k = 1024, 2048
     x, w, table = _randn(num_rows, k).bfloat16(), _randn(n, k), torch.tensor(reference.NF4_TABLE, device="cuda")
     by_row, by_block = reference.quantize_rows(w), reference.quantize_blocks(w, 128, 128)
     codes, integers = make_lut4_weight(*reference.quantize_nf4(w), table, x.dtype), reference.quantize_int8(w)
-    linear_4bit, by_blocks = Linear4Bit(), linear_ops.Fp8BlockLinear()
+    linear_4bit, by_blocks = Linear4Bit(), eight_bits.Fp8BlockLinear()
     products = [
-        lambda: linear_ops.rows_linear(*linear_ops.quantize_rows(x), *by_row, None, x.dtype),
-        lambda: linear_ops.rows_linear(*linear_ops.quantize_by(x, scale), *by_row, None, x.dtype),
+        lambda: eight_bits.rows_linear(*eight_bits.quantize_rows(x), *by_row, None, x.dtype),
+        lambda: eight_bits.rows_linear(*eight_bits.quantize_by(x, scale), *by_row, None, x.dtype),
         lambda: by_blocks(x, *by_block, None, rows=128, columns=128),
         lambda: linear_4bit(x, codes, None),
         lambda: linear_int8(x, *integers, None),

@@ -14,9 +14,10 @@ from engine.interface.config import EngineConfig
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from kernels.linear import reference, w8a8
+from kernels.linear.eight_bits import Fp8BlockLinear, Int8Linear
 from kernels.linear.float4 import dequantize_float4
 from kernels.linear.lut4_configs import float4_gemm_config
-from kernels.linear.ops import Float4Linear, Fp8BlockLinear, Int8Linear
+from kernels.linear.ops import Float4Linear
 from kernels.linear.planes import dequantize_planes
 from kernels.linear.scaled8_configs import BlocksConfig
 from models.build import build

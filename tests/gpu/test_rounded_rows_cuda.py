@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.linear import ops as linear_ops
-from kernels.linear.ops import add_rms_norm_rounded, gate_and_mul_rounded
+from kernels.linear import eight_bits
+from kernels.linear.eight_bits import add_rms_norm_rounded, gate_and_mul_rounded
 from kernels.linear.rounding import Rounding
 from kernels.ops import add_rms_norm, gelu_tanh_and_mul, silu_and_mul
 
@@ -52,7 +52,7 @@ def test_a_norm_that_rounds_is_a_norm_and_a_rounding(kind, dtype, num_rows, size
         found, total = add_rms_norm_rounded(x, residual, weight, 1e-5, rounding_of(kind))
         normed, expected_total = add_rms_norm(x, residual, weight, 1e-5)
         assert torch.equal(total, expected_total)
-        assert_almost_same(found, linear_ops.round_rows(normed, rounding_of(kind)))
+        assert_almost_same(found, eight_bits.round_rows(normed, rounding_of(kind)))
 
 
 @pytest.mark.parametrize("kind", ROUNDINGS)
@@ -63,7 +63,7 @@ def test_an_activation_that_rounds_is_an_activation_and_a_rounding(kind, dtype, 
     x = (torch.randn(num_rows, 2 * size, device="cuda") * 3).to(dtype)
     found = gate_and_mul_rounded(x, rounding_of(kind), is_gelu=is_gelu)
     gated = gelu_tanh_and_mul(x) if is_gelu else silu_and_mul(x)
-    assert_same(found, linear_ops.round_rows(gated, rounding_of(kind)))
+    assert_same(found, eight_bits.round_rows(gated, rounding_of(kind)))
 
 
 def test_they_are_captured_in_a_graph():

@@ -13,7 +13,7 @@ import torch
 
 from kernels import dispatch, ops
 from kernels.dispatch import op, when_used
-from kernels.linear import ops as linear_ops
+from kernels.linear import eight_bits
 
 X = torch.zeros(2)
 # Parameters that no caller of the op sets
@@ -55,7 +55,7 @@ def test_without_triton_an_op_is_its_specification_and_the_twins_are_never_impor
     assert op(double, "there.is.none") is double
 
 
-@pytest.mark.parametrize("module", [ops, linear_ops], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [ops, eight_bits], ids=lambda module: module.__name__)
 def test_every_op_has_a_twin_with_the_parameters_of_its_specification(module):
     """Read from the sources, so that it needs no Triton."""
     calls = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Call)]

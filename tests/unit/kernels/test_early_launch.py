@@ -3,6 +3,8 @@
 A kernel may signal the next one, read what earlier kernels wrote, and write, only behind gdc_wait(). Signalled sooner,
 the next kernel could begin, and read, while the kernel before this one still writes. A wait covers all earlier kernels
 only if each of them has waited, so no program may end without.
+
+wait_for_rows does both. It signals first where a product follows, which reads weights alone before its own wait.
 """
 
 import ast
@@ -53,8 +55,10 @@ def problems(source: str, name: str) -> list[str]:
     found, has_wait = [], False
     for function in [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]:
         made = calls(function)
-        waits = [line for line, called, _ in made if called == "gdc_wait"]
-        signals = [line for line, called, _ in made if called == "gdc_launch_dependents"]
+        if function.name == "wait_for_rows":
+            continue
+        waits = [line for line, called, _ in made if called in ("gdc_wait", "wait_for_rows")]
+        signals = [line for line, called, _ in made if called in ("gdc_launch_dependents", "wait_for_rows")]
         has_wait |= bool(waits)
         where = f"{name}:{function.name}"
         if len(waits) != len(signals) or len(waits) > 1:

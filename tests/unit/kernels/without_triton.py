@@ -15,8 +15,8 @@ import torch
 from kernels import ops
 from kernels.e2m1 import quantize_mxfp4
 from kernels.inputs.reference import DecodeInputs, DraftInputs, MixedInputs, PackedInputs
+from kernels.linear import eight_bits, reference
 from kernels.linear import ops as linear_ops
-from kernels.linear import reference
 from kernels.linear.float4 import make_float4_weight
 from kernels.linear.late_norm import LateNorm
 from kernels.linear.reference import make_int_weight, make_lut4_weight
@@ -30,7 +30,7 @@ from models.config.model_config import ModelConfig
 from models.weights.weights import Weights
 from tests.support.models_harness import CPU, SINGLE, PagedRunner
 
-MODULES = (ops, linear_ops)
+MODULES = (ops, linear_ops, eight_bits)
 # The Triton sampler itself, which engine/device/sampler.py makes on CUDA devices only
 CUDA_ONLY = {"TokenSampler"}
 
@@ -150,12 +150,12 @@ def multiply_4bit() -> None:
 
 
 def multiply_fp8_rows() -> None:
-    linear_ops.rows_linear(*linear_ops.quantize_rows(X), *reference.quantize_rows(W), BIAS, X.dtype)
+    eight_bits.rows_linear(*eight_bits.quantize_rows(X), *reference.quantize_rows(W), BIAS, X.dtype)
 
 
 def multiply_fp8_blocks() -> None:
     blocks = reference.quantize_blocks(W, 32, 64)
-    linear_ops.Fp8BlockLinear()(X, *blocks, BIAS, rows=32, columns=64)
+    eight_bits.Fp8BlockLinear()(X, *blocks, BIAS, rows=32, columns=64)
 
 
 def multiply_float4() -> None:
@@ -172,8 +172,8 @@ CASES: dict[str, Callable[[], object]] = {
     "xielu": lambda: ops.xielu(X, torch.ones(4)),
     "silu_and_mul": lambda: ops.silu_and_mul(X),
     "gelu_tanh_and_mul": lambda: ops.gelu_tanh_and_mul(X),
-    "add_rms_norm_rounded": lambda: linear_ops.add_rms_norm_rounded(X, X, torch.ones(128), 1e-6, Rounding(32)),
-    "gate_and_mul_rounded": lambda: linear_ops.gate_and_mul_rounded(X, Rounding(), is_gelu=False),
+    "add_rms_norm_rounded": lambda: eight_bits.add_rms_norm_rounded(X, X, torch.ones(128), 1e-6, Rounding(32)),
+    "gate_and_mul_rounded": lambda: eight_bits.gate_and_mul_rounded(X, Rounding(), is_gelu=False),
     "causal_conv": lambda: ops.causal_conv(X[:, :8], W[:8, :4], None, *state(8, 3), has_silu=True),
     "gated_delta_rule": gated_delta_rule,
     "gated_delta_step": gated_delta_step,
@@ -196,18 +196,18 @@ CASES: dict[str, Callable[[], object]] = {
     "LoraTokens": add_loras,
     "DenseLinear": multiply_dense,
     "IntLinear": multiply_int,
-    "quantize_rows": lambda: linear_ops.quantize_rows(X),
-    "quantize_by": lambda: linear_ops.quantize_by(X, torch.tensor(0.1)),
-    "has_twin": lambda: linear_ops.has_twin(X),
-    "rounds_before": lambda: linear_ops.rounds_before(W),
-    "round_rows": lambda: linear_ops.round_rows(X, Rounding(64)),
-    "quantize_groups": lambda: linear_ops.quantize_groups(X, 64),
+    "quantize_rows": lambda: eight_bits.quantize_rows(X),
+    "quantize_by": lambda: eight_bits.quantize_by(X, torch.tensor(0.1)),
+    "has_twin": lambda: eight_bits.has_twin(X),
+    "rounds_before": lambda: eight_bits.rounds_before(W),
+    "round_rows": lambda: eight_bits.round_rows(X, Rounding(64)),
+    "quantize_groups": lambda: eight_bits.quantize_groups(X, 64),
     "rows_linear": multiply_fp8_rows,
     "Fp8BlockLinear": multiply_fp8_blocks,
     "Float4Linear": multiply_float4,
-    "quantize_rows_int8": lambda: linear_ops.quantize_rows_int8(X),
-    "quantize_by_int8": lambda: linear_ops.quantize_by_int8(X, torch.tensor(0.1)),
-    "Int8Linear": lambda: linear_ops.Int8Linear()(X, *quantize_rows_int8(W), BIAS, input_scale=None),
+    "quantize_rows_int8": lambda: eight_bits.quantize_rows_int8(X),
+    "quantize_by_int8": lambda: eight_bits.quantize_by_int8(X, torch.tensor(0.1)),
+    "Int8Linear": lambda: eight_bits.Int8Linear()(X, *quantize_rows_int8(W), BIAS, input_scale=None),
     "Linear4Bit": multiply_4bit,
     "linear_int8": lambda: linear_ops.linear_int8(X, *reference.quantize_int8(W), BIAS),
 }

@@ -5,7 +5,8 @@ import torch
 
 from kernels.dispatch import has_bf16_products, has_int8_products
 from kernels.linear import onednn, w8a8
-from kernels.linear.ops import DenseLinear, Int8Linear
+from kernels.linear.eight_bits import Int8Linear
+from kernels.linear.ops import DenseLinear
 
 ROWS = (0, 1, 3, 17, 200)  # 200: the product that unpacks its matrix where that is faster
 NEEDS_BF16 = pytest.mark.skipif(not has_bf16_products(), reason="this CPU multiplies no bf16")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.linear import ops, w8a8
-from kernels.linear.ops import Fp8BlockLinear, Int8Linear
+from kernels.linear import eight_bits, w8a8
+from kernels.linear.eight_bits import Fp8BlockLinear, Int8Linear
 from kernels.linear.reference import dequantize_blocks, quantize_blocks
 from kernels.linear.scaled8_configs import scaled8_config
 from kernels.linear.splits import SCRATCH_SUMS, SCRATCH_TILES
@@ -29,15 +29,15 @@ def test_the_scratch_holds_every_split():
                 assert config.is_few or config.splits == 1
 
 
-@pytest.mark.skipif(not ops.HAS_GLUON, reason="needs Triton 3.6")
+@pytest.mark.skipif(not eight_bits.HAS_GLUON, reason="needs Triton 3.6")
 def test_outputs_that_the_hopper_kernel_stores_slowly_have_another(monkeypatch):
-    monkeypatch.setattr(ops, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(eight_bits, "is_hopper", lambda device: True)
     x = torch.empty(300, 256, dtype=torch.float8_e4m3fn)
     for n, is_taken in ((16, True), (1000, False), (1008, True)):
         w = torch.empty(n, 256, dtype=torch.float8_e4m3fn)
-        assert ops._takes_blocks(x, w, rows=128, columns=128) is is_taken
-    assert not ops._takes_blocks(x, w, rows=128, columns=64)
-    assert not ops._takes_blocks(torch.empty(300, 264, dtype=x.dtype)[:, :256], w, rows=128, columns=128)
+        assert eight_bits._takes_blocks(x, w, rows=128, columns=128) is is_taken
+    assert not eight_bits._takes_blocks(x, w, rows=128, columns=64)
+    assert not eight_bits._takes_blocks(torch.empty(300, 264, dtype=x.dtype)[:, :256], w, rows=128, columns=128)
 
 
 _FOLDER = Path(__file__).parents[4] / "benchmarks" / "results"

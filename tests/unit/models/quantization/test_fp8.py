@@ -9,9 +9,8 @@ from transformers import LlamaConfig, OlmoHybridConfig, Phi3Config, Qwen3_5TextC
 
 from benchmarks import quantized_weights
 from benchmarks.quantized_weights import requantize
-from kernels.linear import ops as linear_ops
+from kernels.linear import eight_bits, rounding
 from kernels.linear import reference as quant_fp8
-from kernels.linear import rounding
 from models.config.model_config import ModelConfig
 from models.errors import ModelError
 from models.layers.linear import ColumnLinear, RowLinear
@@ -137,7 +136,7 @@ def test_inputs_that_the_op_before_rounds_give_the_same_logits(source, tmp_path,
     monkeypatch.setattr(rounding, "round_rows", lambda *args: num_rounded.append(1) or round_before(*args))
     logits = logits_of(folder, quantization)
     assert not num_rounded  # the CPU's product rounds
-    monkeypatch.setattr(linear_ops, "rounds_before", lambda _: True)
+    monkeypatch.setattr(eight_bits, "rounds_before", lambda _: True)
     assert torch.equal(logits_of(folder, quantization), logits)
     assert len(num_rounded) == 5  # norms, less the first layer's before attention, and activations
 
@@ -153,7 +152,7 @@ def test_norms_before_recurrences_and_latents_round(kind, tmp_path, monkeypatch)
     num_rounded = []
     round_before = rounding.round_rows
     monkeypatch.setattr(rounding, "round_rows", lambda *args: num_rounded.append(1) or round_before(*args))
-    monkeypatch.setattr(linear_ops, "rounds_before", lambda _: True)
+    monkeypatch.setattr(eight_bits, "rounds_before", lambda _: True)
     assert torch.equal(logits_of(tmp_path, "fp8"), logits)
     assert len(num_rounded) == NUM_ROUNDED[kind]
 

@@ -7,8 +7,7 @@ from torch import distributed
 
 from benchmarks import quantized_weights
 from benchmarks.quantized_weights import requantize
-from kernels.linear import ops as linear_ops
-from kernels.linear import rounding
+from kernels.linear import eight_bits, rounding
 from models.errors import ModelError
 from models.layers.linear import ColumnLinear, RowLinear
 from models.parallel import TensorParallel
@@ -87,7 +86,7 @@ def test_inputs_that_the_op_before_rounds_give_the_same_logits(store, config, so
     monkeypatch.setattr(int8_method, "can_pack_int8", lambda _: False)  # as on a GPU
     logits = logits_of(folder)
     assert not num_rounded
-    monkeypatch.setattr(linear_ops, "rounds_before", lambda _: True)
+    monkeypatch.setattr(eight_bits, "rounds_before", lambda _: True)
     assert torch.equal(logits_of(folder), logits)
     assert len(num_rounded) == 5  # norms, less the first layer's before attention, and activations
 
