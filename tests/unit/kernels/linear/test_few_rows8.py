@@ -51,9 +51,10 @@ def test_tiles_fit_the_device_and_the_warps():
         for shape, config in _configs(num_rows):
             box = 128 * (config.block_n + m_pad)
             barriers = 8 * (2 * config.num_stages + 1)
+            exchanged = 17 * 1024  # in which the compiler exchanges sums between threads
             shared_bytes = config.num_stages * config.boxes * box + 128 * m_pad + barriers
             assert config.num_stages >= 2
-            assert shared_bytes <= HOPPER_SHARED_BYTES - 4096, (shape, config)  # the compiler has some as well
+            assert shared_bytes <= HOPPER_SHARED_BYTES - exchanged, (shape, config)
             assert config.block_n % (16 * config.num_warps) == 0
             assert config.num_warps in (4, 8)
 
