@@ -101,6 +101,16 @@ def test_products_are_right_and_equal_in_each_run(n: int, k: int, kind: str) -> 
                 assert torch.equal(multiply(x, w, bias), out)
 
 
+@pytest.mark.parametrize("num_rows", [1, 5, 33])
+def test_a_single_scale_is_that_of_all_rows(num_rows: int) -> None:
+    x, scale = _randn(num_rows, 2880, dtype=torch.bfloat16), torch.tensor(0.02, device="cuda")
+    for kind, quantize in (("rows", reference.quantize_by), ("integers", w8a8.quantize_by_int8)):
+        w = _weight(kind, 1000, 2880)
+        values, scales = quantize(x, scale)
+        outs = [_product(kind)(RoundedRows(values, each, x.dtype), w, None) for each in (scales, scales.contiguous())]
+        assert torch.equal(*outs)
+
+
 @pytest.mark.parametrize("rows", [1, 6, 64])
 @pytest.mark.parametrize("num_rows", [1, 2, 9, 32])
 def test_scales_of_blocks_of_fewer_rows(num_rows: int, rows: int) -> None:

@@ -15,6 +15,7 @@ from kernels.linear.eight_bits import Fp8BlockLinear, Int8Linear
 from kernels.linear.few_rows_configs import (
     MAX_ROWS,
     MAX_ROWS_BY_BLOCK,
+    FewRowsConfig,
     Row8Config,
     begins_early,
     few_rows_config,
@@ -22,7 +23,7 @@ from kernels.linear.few_rows_configs import (
 )
 from kernels.linear.reference import FP8
 from kernels.linear.rounding import RoundedRows
-from kernels.linear.splits import SCRATCH_SUMS, SCRATCH_TILES
+from kernels.linear.splits import SCRATCH_SUMS, SCRATCH_TILES, SplitKScratch
 from tests.support.compiled_kernels import HOPPER_SHARED_BYTES
 
 SIZES = [(n, k) for n in (16, 1000, 4096, 6144, 10240, 28672, 151936) for k in (16, 256, 1088, 4096, 28672)]
@@ -222,3 +223,39 @@ def test_rows_and_weights_that_the_copy_engine_does_not_read_have_another(chosen
         (wide[:, :512].to(torch.int8), w, False),
     ):
         assert eight_bits.gluon_few_rows.takes(x, matrix) is expected
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Launches of the kernel of few rows, which are noted: the number of programs, and the kernel's arguments."""
+    kernel = pytest.importorskip("kernels.linear.gluon_few_rows", reason="needs triton 3.6", exc_type=ImportError)
+    launches = []
+
+    class Noted:
+        def __getitem__(self, grid):
+            return lambda *args, **options: launches.append((grid[0], args, options))
+
+    monkeypatch.setattr(kernel, "_kernel", Noted())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    return SimpleNamespace(multiply=kernel.few_rows_linear, launches=launches)
+
+
+def test_one_scale_that_is_expanded_to_all_rows_is_that_of_each(launched):
+    w, scales = torch.zeros(64, 256).to(FP8), torch.tensor(0.5).expand(5)
+    config = few_rows_config(num_rows=5, n=64, k=256, by_block=False, num_sms=132)
+    launched.multiply(w[:5], scales, w, torch.ones(64), None, config, dtype=torch.bfloat16)
+    ((_, args, _),) = launched.launches
+    assert args[2].stride() == (1,)
+    assert args[2].tolist() == [0.5] * 5
+
+
+def test_programs_are_as_many_as_have_equal_shares(launched):
+    scratch = SplitKScratch.allocate(torch.device("cpu"))
+    for n, is_whole, expected in (
+        (64, True, 1), (132 * 64, True, 132), (133 * 64, True, 67), (300 * 64, True, 100),
+        (64, False, 8), (133 * 64, False, 132),
+    ):  # fmt: skip
+        w = torch.empty(n, 1024, dtype=torch.int8)
+        config = FewRowsConfig(64, 1, 4, 4, 64, is_whole)
+        launched.multiply(w[:2], torch.ones(2), w, torch.ones(n), None, config, dtype=torch.bfloat16, scratch=scratch)
+        assert launched.launches[-1][0] == expected
