@@ -185,6 +185,12 @@ def test_inputs_that_are_no_multiple_of_16_have_another(chosen, kind):
         assert chosen(kind, num_rows, k=1008)[0] != "other"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows_have_another(chosen, kind):
+    """The copy engine has no boxes of tensors without rows."""
+    assert chosen(kind, 0)[0] == "other"
+
+
 def test_scales_of_other_columns_have_another(chosen):
     for num_rows in (1, 2):
         assert chosen("blocks", num_rows, columns=64)[0] == "other"
