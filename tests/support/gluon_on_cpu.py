@@ -127,7 +127,7 @@ def _operator(name: str) -> Callable[[Tile, Any], Tile]:
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "rshift", "lshift", "and", "or", "eq", "lt", "gt",
-              "ge", "le", "ne", "radd", "rsub", "rmul", "rtruediv", "lshift"):  # fmt: skip
+              "ge", "le", "ne", "radd", "rsub", "rmul", "rtruediv", "xor"):  # fmt: skip
     setattr(Tile, f"__{_name}__", _operator(f"__{_name}__"))
 Tile.__neg__ = lambda self: Tile(-self.tensor)
 
