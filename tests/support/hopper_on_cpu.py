@@ -115,8 +115,8 @@ def _range(*ends: Any) -> Iterator[Tile]:
     return (Tile(torch.tensor(number, dtype=torch.int32)) for number in range(*map(int, ends)))
 
 
-def put_on_cpu(monkeypatch: pytest.MonkeyPatch, module: ModuleType, kernel: str) -> None:
-    """Replace a kernel of a module, and what its kernels use of Hopper."""
+def put_on_cpu(monkeypatch: pytest.MonkeyPatch, module: ModuleType, kernel: str, *, is_backwards: bool) -> None:
+    """Replace a kernel of a module, and what its kernels use of Hopper. is_backwards: see KernelOnCpu."""
     plain_language = gluon_on_cpu._language
 
     def language(*arguments: Any) -> SimpleNamespace:
@@ -141,4 +141,4 @@ def put_on_cpu(monkeypatch: pytest.MonkeyPatch, module: ModuleType, kernel: str)
     )  # fmt: skip
     monkeypatch.setattr(gluon_on_cpu, "_language", language)
     monkeypatch.setattr(module, "TensorDescriptor", Descriptor)
-    monkeypatch.setattr(module, kernel, KernelOnCpu(getattr(module, kernel), [on_cpu]))
+    monkeypatch.setattr(module, kernel, KernelOnCpu(getattr(module, kernel), [on_cpu], is_backwards=is_backwards))

@@ -17,11 +17,11 @@ kernel = pytest.importorskip("kernels.linear.gluon_few_rows", reason="needs trit
 SHAPES = [(256, 1024), (200, 1040), (72, 16)]
 
 
-@pytest.fixture(autouse=True)
-def _on_cpu(monkeypatch):
+@pytest.fixture(autouse=True, params=["forwards", "backwards"])
+def _on_cpu(monkeypatch, request):
     from tests.support.hopper_on_cpu import put_on_cpu
 
-    put_on_cpu(monkeypatch, kernel, "_kernel")
+    put_on_cpu(monkeypatch, kernel, "_kernel", is_backwards=request.param == "backwards")
 
 
 def _check(monkeypatch, kind, num_rows, n, k, config, *, rows=128, programs=5, has_bias=False):
