@@ -2,10 +2,12 @@
 
     python -m benchmarks.quantized_linear_sweep --out sweep.json                       all kinds, shapes and rows
     python -m benchmarks.quantized_linear_sweep --kinds mxfp4 nvfp4 --rows 1 8 64      some of them
+    python -m benchmarks.quantized_linear_sweep --kinds w8a8 fp8 fp8-blocks --rows 1 8 16 32 64     few rows of 8 bits
 
 A row of the table has µs of bf16 by cuBLAS, of the product as served, and of the best candidate, all with the rounding
 of activations where there is one. "dense" dequantises the matrix for cuBLAS. Candidates that do not fit the device, or
-give wrong results, are named and left out. The configs are in kernels/linear/lut4_configs.py and scaled8_configs.py.
+give wrong results, are named and left out. The configs are in kernels/linear/lut4_configs.py, scaled8_configs.py and
+few_rows_configs.py. Products of few rows begin beside the rounding before them, as they are served.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.kernel_timing import machine_facts, num_copies, precompile, time_calls, time_graph
-from benchmarks.quantized_linear_kinds import KINDS, Config, Kind
+from benchmarks.quantized_linear_kinds import KINDS, Config, Kind, constant_of
 from benchmarks.report import Report, format_table
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}  # N, K
@@ -30,7 +32,7 @@ ROWS = (1, 8, 64, 256, 4096)
 _SMOKE_SHAPES = {"tiny": (96, 256)}
 _SMOKE_ROWS = (1, 9)
 _SMOKE_CANDIDATES = 3
-_COMPILED = (1024, 2048)  # N, K: only whether they are multiples of 512 matters to the compiler
+_COMPILED = (1024, 2048)  # N, K: only whether they are multiples of 512 matters to most kernels' compilers
 _MAX_ERROR = 6e-3  # of results rounded to bf16, with sums of e4m3 of about 14 bits
 _REPLAYS = 9
 
@@ -67,22 +69,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _compile(kinds: Sequence[Kind], shapes: dict[str, tuple[int, int]], rows: Sequence[int]) -> None:
     """Fill Triton's cache with every candidate, in parallel processes."""
-    jobs: dict[tuple[str, Config], Callable[[], object]] = {}
+    jobs: dict[tuple[str, Config, int | None], Callable[[], object]] = {}
     for kind in kinds:
         for num_rows in rows:
             for n, k in shapes.values():
                 for config in kind.candidates(num_rows, n, k):
-                    # the number of rows is no constant of a kernel, but its config has the rows of a tile
-                    jobs.setdefault((kind.name, config), functools.partial(_run_once, kind, num_rows, config))
+                    constant = constant_of(config, num_rows=num_rows, k=k)
+                    compiled_k = k if constant == k else _COMPILED[1]
+                    job = functools.partial(_run_once, kind, num_rows, compiled_k, config)
+                    jobs.setdefault((kind.name, config, constant), job)
     errors = precompile(list(jobs.values()))
     print(f"{len(jobs)} candidates compiled, of which {len(errors)} do not fit", flush=True)
 
 
-def _run_once(kind: Kind, num_rows: int, config: Config) -> None:
+def _run_once(kind: Kind, num_rows: int, k: int, config: Config) -> None:
     """Compile one config into Triton's cache."""
     device = torch.device("cuda")
-    x = torch.zeros(num_rows, _COMPILED[1], dtype=torch.bfloat16, device=device)
-    kind.run(x, kind.make(*_COMPILED, x.dtype, device), config, kind.scratch(device))
+    x = torch.zeros(num_rows, k, dtype=torch.bfloat16, device=device)
+    kind.run(x, kind.make(_COMPILED[0], k, x.dtype, device), config, kind.scratch(device))
 
 
 def _time_shape(kind: Kind, name: str, n: int, k: int, rows: Sequence[int], *, is_smoke: bool) -> list[Report]:
@@ -101,7 +105,7 @@ def _time_shape(kind: Kind, name: str, n: int, k: int, rows: Sequence[int], *, i
         scratch, served = kind.scratch(device), kind.served()
         cuts: list[Report] = []
         case = f"{kind.name} {name} {num_rows}"
-        candidates = kind.candidates(num_rows, n, k, is_shared=not is_smoke)
+        candidates = kind.candidates(num_rows, n, k, is_interpreted=is_smoke)
         for config in candidates[:_SMOKE_CANDIDATES] if is_smoke else candidates:
             run = functools.partial(kind.run, x, config=config, scratch=scratch)
             us = _time(f"{case} {config}", run, weights, expected, clock)

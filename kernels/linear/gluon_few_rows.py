@@ -57,6 +57,7 @@ def few_rows_linear(
     rows_per_scale x 128 of w. scratch: for a config that is not whole.
     """
     (num_rows, k), n = x.shape, w.shape[0]
+    x_scales = x_scales.contiguous()  # a single scale is expanded to all rows
     out = torch.empty(num_rows, n, dtype=dtype, device=x.device)
     m_pad = max(8, triton.next_power_of_2(num_rows))
     boxes = triton.cdiv(k, _LINE)

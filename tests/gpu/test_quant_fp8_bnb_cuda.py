@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kernels.dispatch import is_hopper
 from kernels.linear import reference
 from kernels.linear.ops import Linear4Bit, linear_int8
 from kernels.linear.reference import make_lut4_weight
@@ -94,8 +95,9 @@ def test_e4m3_products_scaled_by_row(n, k, num_rows, dtype):
 
     x, w = eight_bits.quantize_rows(_randn(num_rows, k, dtype=dtype)), reference.quantize_rows(_randn(n, k))
     wide = (x[0].double() * x[1][:, None].double(), w[0].double() * w[1][:, None].double())
-    # torch's product sums in fewer bits, and gives bf16
-    tolerance = TOLERANCE[dtype] if num_rows <= 16 else 6e-3
+    # tensor cores add e4m3 with about 14 bits; torch's product gives bf16
+    most = 64 if is_hopper(x[0].device) else 16
+    tolerance = TOLERANCE[dtype] if num_rows == 1 else 2 * TOLERANCE[dtype] if num_rows <= most else 6e-3
     for bias in (None, _randn(n, dtype=dtype)):
         out = eight_bits.rows_linear(*x, *w, bias, dtype)
         assert out.dtype == dtype

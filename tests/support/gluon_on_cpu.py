@@ -127,7 +127,7 @@ def _operator(name: str) -> Callable[[Tile, Any], Tile]:
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "rshift", "lshift", "and", "or", "eq", "lt", "gt",
-              "ge", "le", "ne", "radd", "rsub", "rmul", "rtruediv", "lshift"):  # fmt: skip
+              "ge", "le", "ne", "radd", "rsub", "rmul", "rtruediv", "xor"):  # fmt: skip
     setattr(Tile, f"__{_name}__", _operator(f"__{_name}__"))
 Tile.__neg__ = lambda self: Tile(-self.tensor)
 
@@ -322,12 +322,17 @@ def _language(places: list[int], grid: tuple[int, ...], num_warps: int, addresse
 
 
 class KernelOnCpu:
-    """Launches a kernel of a module as Gluon does: kernel[grid](...). addressed: tensors that it has as addresses."""
+    """Launches a kernel of a module as Gluon does: kernel[grid](...). addressed: tensors that it has as addresses.
+
+    is_backwards: the last program runs first.
+    """
 
     def __init__(
-        self, kernel: JITFunction, modules: Iterable[types.ModuleType], addressed: Iterable[torch.Tensor] = ()
-    ) -> None:
+        self, kernel: JITFunction, modules: Iterable[types.ModuleType], addressed: Iterable[torch.Tensor] = (),
+        *, is_backwards: bool = False,
+    ) -> None:  # fmt: skip
         self._kernel, self._modules, self._addressed = kernel, list(modules), Addressed(addressed)
+        self._step = -1 if is_backwards else 1
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(
@@ -336,7 +341,8 @@ class KernelOnCpu:
             values = [_pointer(each) if isinstance(each, torch.Tensor) else each for each in arguments]
             places = list(grid)
             function = _functions(self._modules, _language(places, grid, num_warps, self._addressed))[self._kernel]
-            for behind in itertools.product(*map(range, reversed(grid))):  # the first axis varies fastest
+            axes = [range(size)[:: self._step] for size in reversed(grid)]
+            for behind in itertools.product(*axes):  # the first axis varies fastest
                 places[:] = reversed(behind)
                 function(*values, **constants)
 
