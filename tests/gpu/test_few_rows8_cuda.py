@@ -20,7 +20,7 @@ DTYPES = [torch.bfloat16, torch.float16]
 ROWS = [1, 2, 3, 8, 9, 16, 17, 33, 64, 65]
 # Of Llama 3.1 8B, and some that fit no tile, step or line of 128 inputs
 SHAPES = [(6144, 4096), (4096, 14336), (4000, 14336), (1000, 2880), (28672, 2880), (37, 144), (16, 16)]
-TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 5e-4}
+TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 6e-4}  # more than rounding a row of one output to its dtype errs
 Scaled = tuple[torch.Tensor, torch.Tensor]
 Product = Callable[[RoundedRows, Scaled, torch.Tensor | None], torch.Tensor]
 
@@ -80,7 +80,7 @@ def _tolerance(kind: str, num_rows: int, dtype: torch.dtype) -> float:
     if kind == "integers" or num_rows == 1:
         return TOLERANCE[dtype]
     if kind == "rows" and num_rows > (64 if is_hopper(torch.device("cuda", 0)) else 16):
-        return 6e-3
+        return 8e-3
     return 2 * TOLERANCE[dtype]
 
 
