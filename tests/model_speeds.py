@@ -54,9 +54,13 @@ ROWS = (
     Row("gpt-oss-120b, MXFP4", "H100", ("gpt-oss-120b-mxfp4",)),
     Row("gpt-oss-120b, MXFP4", "H200", ("gpt-oss-120b-mxfp4",)),
     Row("Llama-3.1-8B, FP8 blocks", "H100", ("llama-3.1-8b-fp8-blocks",)),
+    Row("Llama-3.1-8B, FP8 blocks", "H200", ("llama-3.1-8b-fp8-blocks-few-rows",)),
     Row("Llama-3.1-8B, `--quantization fp8`", "H100", ("llama-3.1-8b-fp8", "llama-3.1-8b-fp8-rows")),
+    Row(
+        "Llama-3.1-8B, `--quantization fp8`", "H200", ("llama-3.1-8b-fp8-few-rows", "llama-3.1-8b-fp8-mixed-few-rows")
+    ),
     Row("Llama-3.1-8B, W8A8", "H100", ("llama-3.1-8b-w8a8",)),
-    Row("Llama-3.1-8B, W8A8", "H200", ("llama-3.1-8b-w8a8",)),
+    Row("Llama-3.1-8B, W8A8", "H200", ("llama-3.1-8b-w8a8", "llama-3.1-8b-w8a8-few-rows")),
     Row("Llama-3.1-8B, NVFP4", "H100", ("llama-3.1-8b-nvfp4",)),
     Row("DeepSeek-V2-Lite", "H100", ("deepseek-v2-lite",)),
     Row("GLM-4.7-Flash", "H100", ("glm-4.7-flash",)),

@@ -68,5 +68,5 @@ def few_rows_config(*, num_rows: int, n: int, k: int, by_block: bool, num_sms: i
     num_stages = _SHARED_BYTES // (boxes * _LINE * (block_n + rows))
     # Scales by block bind a program that has few rows of a long tile
     is_cut = by_block and -(-n // block_n) <= num_sms // 2 and k >= 16 * boxes * _LINE
-    max_registers = 64 if rows <= 16 else 96 if rows <= 32 else 128
+    max_registers = 64 if rows <= 16 else 96 if rows <= 32 else 136  # with 128 some spill
     return FewRowsConfig(block_n, boxes, min(num_stages, 5), num_warps, max_registers, not is_cut)
