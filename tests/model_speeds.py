@@ -56,9 +56,7 @@ ROWS = (
     Row("Llama-3.1-8B, FP8 blocks", "H100", ("llama-3.1-8b-fp8-blocks",)),
     Row("Llama-3.1-8B, FP8 blocks", "H200", ("llama-3.1-8b-fp8-blocks-few-rows",)),
     Row("Llama-3.1-8B, `--quantization fp8`", "H100", ("llama-3.1-8b-fp8", "llama-3.1-8b-fp8-rows")),
-    Row(
-        "Llama-3.1-8B, `--quantization fp8`", "H200", ("llama-3.1-8b-fp8-few-rows", "llama-3.1-8b-fp8-mixed-few-rows")
-    ),
+    Row("Llama-3.1-8B, `--quantization fp8`", "H200", ("llama-3.1-8b-fp8-few-rows", "llama-3.1-8b-fp8-mixed-few-rows")),
     Row("Llama-3.1-8B, W8A8", "H100", ("llama-3.1-8b-w8a8",)),
     Row("Llama-3.1-8B, W8A8", "H200", ("llama-3.1-8b-w8a8", "llama-3.1-8b-w8a8-few-rows")),
     Row("Llama-3.1-8B, NVFP4", "H100", ("llama-3.1-8b-nvfp4",)),
