@@ -24,7 +24,7 @@ _TWO_KINDS = "_short_rows_kernel"  # of kernels/delta_rule and of kernels/attent
 _KERNELS = {
     ATTENTION: "decode decode8 prefill shared cut_rows group_rows long_rows merge",
     PRODUCTS: (
-        "gemv row tiled few_rows stream stream_int8 dequantize dequantize_int8 float4_gemm int_gemm lut4_gemm"
+        "gemv row row8 tiled few_rows stream stream_int8 dequantize dequantize_int8 float4_gemm int_gemm lut4_gemm"
         " planes_gemm expand shrink group grouped pairs_up pairs_down planes planes_pairs_up planes_pairs_down fp8_up"
         " fp8_down product"
     ),
