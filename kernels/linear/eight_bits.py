@@ -76,7 +76,8 @@ def _multiply_few(
     """
     num_rows, (n, k) = x.values.shape[0], w.shape
     by_block = rows_per_scale > 0
-    if not (is_hopper(w.device) and 0 < num_rows <= (MAX_ROWS_BY_BLOCK if by_block else MAX_ROWS)):
+    most = MAX_ROWS_BY_BLOCK if by_block else MAX_ROWS
+    if not (on_triton(w) and is_hopper(w.device) and 0 < num_rows <= most):
         return None
     if num_rows == 1 and k % 16 == 0:
         row_config = row8_config(n=n, k=k, dtype=w.dtype, by_block=by_block)

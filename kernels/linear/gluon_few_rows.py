@@ -232,6 +232,8 @@ def _load(x_desc, w_desc, rings, unused, first, last, steps, BOXES: gl.constexpr
         mbarrier.wait(free.index(stage), ((unit - first) // STAGES & 1) ^ 1)
         _load_weights(w_desc, x_tiles, w_tiles, loaded, unit, stage, steps, BOXES)
         _load_rows(x_desc, x_tiles, loaded, unit, stage, steps, BOXES)
+    if PDL:
+        mbarrier.wait(unused[1].index(0), 0)  # a program may not end before its shared memory has been written
 
 
 @jit

@@ -219,6 +219,11 @@ def test_other_devices_have_other_kernels(chosen, kind, monkeypatch):
     assert {chosen(kind, num_rows)[0] for num_rows in (1, 2, 16)} == {"other"}
 
 
+def test_without_triton_a_hopper_gpu_has_neither(chosen, monkeypatch):
+    monkeypatch.setattr(eight_bits, "on_triton", lambda x: False)
+    assert chosen("rows", 1)[0] == "other"
+
+
 def test_rows_and_weights_that_the_copy_engine_does_not_read_have_another(chosen):
     wide = torch.zeros(4, 528).to(FP8)
     w = torch.zeros(32, 512).to(FP8)
