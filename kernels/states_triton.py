@@ -9,8 +9,9 @@ The torch versions are in kernels.states. A launch passes the pool, `pages`, and
 with `first_piece` in @triton.jit(do_not_specialize=...): it differs between layers, and one kernel serves them all.
 
 Recurrences over few tokens read states before gdc_wait(). A kernel may begin once every program of the one in front,
-N - 1, has signalled or ended. Those that signal have waited (tests/unit/kernels/test_early_launch.py), so N - 2 has
-ended and all that it wrote is seen; if N - 1 was not launched early, N - 2 had ended before it. It is enough, then,
+N - 1, has signalled or ended. Those that signal have waited, but for kernels that round the input of a product
+(tests/unit/kernels/test_early_launch.py), which no recurrence follows. So N - 2 has ended and
+all that it wrote is seen; if N - 1 was not launched early, N - 2 had ended before it. It is enough, then,
 that N - 1 writes no state that N reads. A recurrent state is written by the same layer's recurrence, a step ago or for
 drafts that this step settles, and by copies of checkpoints and from the host, which are in front of the step. Before
 the next recurrence the layer's convolution and at least its projection, or the copies of the drafts' inputs, follow.

@@ -37,8 +37,8 @@ except ImportError:
 # Rows of x up to which streaming the weights is faster than torch's product on an H100, where no other kernel of few
 # rows runs
 _FEW_ROWS = 16
-# Rows of x up to which torch's product sums e4m3 products in fp32, as the streaming product of fewer rows does: a text
-# must not depend on the number of rows that decode beside it. So few rows are bound by memory, not by the slower sums
+# Rows of x up to which torch's product adds the sums of 128 e4m3 products in fp32, as those of fewer rows do: a text
+# depends on the number of rows that decode beside it no more than in bf16. So few rows are bound by memory
 _EXACT_ROWS = 256
 
 

@@ -30,7 +30,7 @@ def quantize_rows(x: torch.Tensor, *, pdl: bool = False) -> tuple[torch.Tensor, 
     block = triton.next_power_of_2(k) if k <= 4096 else 2048  # a row of up to 4096 is read once
     _quantize_rows_kernel[(num_rows,)](
         x, values, scales, k, x.stride(0), BLOCK=block, EVEN=k % block == 0, PDL=pdl,
-        EARLY=signals_first(x), num_warps=16 if block > 1024 else 4, launch_pdl=pdl,
+        EARLY=signals_first(x, k), num_warps=16 if block > 1024 else 4, launch_pdl=pdl,
     )  # fmt: skip
     return values, scales
 
@@ -42,7 +42,7 @@ def quantize_by(x: torch.Tensor, scale: torch.Tensor, *, pdl: bool = False) -> t
     block = min(triton.next_power_of_2(k), 1024)
     grid = (num_rows, triton.cdiv(k, block))
     _quantize_by_kernel[grid](
-        x, scale, values, scales, k, x.stride(0), BLOCK=block, PDL=pdl, EARLY=signals_first(x),
+        x, scale, values, scales, k, x.stride(0), BLOCK=block, PDL=pdl, EARLY=signals_first(x, k),
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return values, scales
@@ -56,7 +56,7 @@ def quantize_groups(x: torch.Tensor, size: int, *, pdl: bool = False) -> tuple[t
     scales = torch.empty(num_rows, num_groups, dtype=torch.float32, device=x.device)
     _quantize_groups_kernel[(num_rows, triton.cdiv(num_groups, 8))](
         x, values, scales, k, num_groups, x.stride(0), SIZE=size, GROUPS=8, PDL=pdl,
-        EARLY=signals_first(x, by_block=True), num_warps=4, launch_pdl=pdl,
+        EARLY=signals_first(x, k, columns=size), num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return values, scales
 
@@ -80,9 +80,13 @@ def rows_linear(
     return out
 
 
-def signals_first(x: torch.Tensor, *, by_block: bool = False) -> bool:
-    """Return True if the kernel that rounds x is to let the product begin before it waits itself."""
-    return is_hopper(x.device) and begins_early(x.shape[0], by_block=by_block)
+def signals_first(x: torch.Tensor, size: int, *, columns: int | None = None) -> bool:
+    """Return True if the kernel that rounds x is to let the product begin before it waits itself.
+
+    A product must be next. size: of its inputs; columns: of them that share a scale.
+    """
+    has_gluon = triton.__version__.startswith("3.6.")  # of kernels/linear/gluon_few_rows.py
+    return has_gluon and is_hopper(x.device) and begins_early(x.shape[0], size, columns=columns)
 
 
 def _row_scales(x: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ def add_rms_norm_rounded(
         x.stride(0), residual.stride(0), eps,
         SIZE=size, BLOCK=max(block, rounding.columns or 0), COLUMNS=rounding.columns or 0,
         IS_KNOWN=rounding.scale is not None, PDL=pdl,
-        EARLY=signals_first(x, by_block=rounding.columns is not None), num_warps=row_warps(block), launch_pdl=pdl,
+        EARLY=signals_first(x, size, columns=rounding.columns), num_warps=row_warps(block), launch_pdl=pdl,
     )  # fmt: skip
     return rounded, new_residual
 
@@ -59,7 +59,7 @@ def gate_and_mul_rounded(x: torch.Tensor, rounding: Rounding, *, is_gelu: bool, 
     _gate_and_mul_kernel[(num_rows, triton.cdiv(size, block))](
         x, rounding.scale, rounded.values, rounded.scales, x.stride(0),
         SIZE=size, BLOCK=block, COLUMNS=rounding.columns or 0, IS_KNOWN=rounding.scale is not None, IS_GELU=is_gelu,
-        PDL=pdl, EARLY=signals_first(x, by_block=rounding.columns is not None),
+        PDL=pdl, EARLY=signals_first(x, size, columns=rounding.columns),
         num_warps=row_warps(block) if needs_row else 4, launch_pdl=pdl,
     )  # fmt: skip
     return rounded

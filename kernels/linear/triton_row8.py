@@ -30,6 +30,8 @@ def row8_linear(
     """
     n, k = w.shape
     assert rows_per_scale % config.block_n == 0
+    assert w.is_contiguous()
+    assert x.stride(1) == 1
     out = torch.empty(1, n, dtype=dtype, device=x.device)
     lines = min(config.prefetch, k) // _LINE
     sources = (x.view(torch.int32), w.view(torch.int32)) if x.dtype == torch.int8 else (x, w)

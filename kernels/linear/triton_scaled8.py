@@ -206,7 +206,7 @@ def quantize_rows_int8(x: torch.Tensor, *, pdl: bool = False) -> tuple[torch.Ten
     block = triton.next_power_of_2(k) if k <= 4096 else 2048  # a row of up to 4096 is read once
     _quantize_rows_int8_kernel[(num_rows,)](
         x, None, values, scales, k, x.stride(0), BLOCK=block, IS_KNOWN=False, PDL=pdl,
-        EARLY=signals_first(x), num_warps=16 if block > 1024 else 4, launch_pdl=pdl,
+        EARLY=signals_first(x, k), num_warps=16 if block > 1024 else 4, launch_pdl=pdl,
     )  # fmt: skip
     return values, scales
 
@@ -218,7 +218,7 @@ def quantize_by_int8(x: torch.Tensor, scale: torch.Tensor, *, pdl: bool = False)
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
     _quantize_rows_int8_kernel[(num_rows,)](
         x, scale, values, scales, k, x.stride(0), BLOCK=min(triton.next_power_of_2(k), 2048), IS_KNOWN=True, PDL=pdl,
-        EARLY=signals_first(x), num_warps=4, launch_pdl=pdl,
+        EARLY=signals_first(x, k), num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return values, scales
 

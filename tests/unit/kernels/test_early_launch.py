@@ -99,3 +99,9 @@ def test_the_rule_finds_its_breaches() -> None:
     assert not problems(
         f"def kernel(weight_ptr):\n    w = tl.load(weight_ptr)\n    {wait}\n    {signal}\n", "kernel.py"
     )
+
+
+def test_rounding_alone_signals_first() -> None:
+    """The kernels of these files round the input of a product, which is launched next."""
+    files = {str(path.relative_to(KERNELS)) for path in KERNELS.rglob("*.py") if "wait_for_rows" in path.read_text()}
+    assert files == {"dispatch.py", "linear/triton_fp8.py", "linear/triton_rounded.py", "linear/triton_scaled8.py"}

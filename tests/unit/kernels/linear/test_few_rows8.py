@@ -75,9 +75,11 @@ def test_parts_of_tiles_fit_the_scratch_that_products_by_block_alone_have():
 
 
 def test_rounding_lets_a_product_begin_early_where_it_is_of_few_rows():
-    early = {by_block: [rows for rows in range(1, 300) if begins_early(rows, by_block=by_block)]
+    early = {by_block: [rows for rows in range(1, 300) if begins_early(rows, 4096, columns=128 if by_block else None)]
              for by_block in (False, True)}  # fmt: skip
     assert early == {False: list(range(1, 65)), True: list(range(1, 33))}
+    assert not begins_early(8, 4096, columns=64)
+    assert not begins_early(8, 4104, columns=None)
 
 
 def test_programs_of_one_row_load_16_bytes_a_thread():
