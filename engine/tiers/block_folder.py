@@ -248,14 +248,17 @@ class BlockFolder:
 
     def _new_temporary(self) -> tuple[str, int]:
         """Create a locked temporary file; return its name and descriptor."""
-        temporary = f"{secrets.token_hex(16)}.tmp"
-        file = os.open(temporary, _WRITE_FLAGS, 0o600, dir_fd=self._folder)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except BaseException:
-            os.close(file)
-            raise
-        return temporary, file
+        while True:
+            temporary = f"{secrets.token_hex(16)}.tmp"
+            file = os.open(temporary, _WRITE_FLAGS, 0o600, dir_fd=self._folder)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if os.fstat(file).st_nlink:
+                    return temporary, file
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)  # a scan has deleted it as a leftover before it was locked
 
     def _write(self, name: bytes, header: bytes, block: memoryview) -> FoundFile:
         temporary, file = self._new_temporary()

@@ -1,6 +1,7 @@
 """A disk store returns what was put or nothing, whatever happens to its folder; it is bounded and never raises."""
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -296,6 +297,25 @@ def test_a_link_in_place_of_the_folder_is_not_followed(open_store, tmp_path):
     opened.path.symlink_to(elsewhere)
     assert opened.put(1) == [False]
     assert list(elsewhere.iterdir()) == []
+
+
+def test_a_file_that_a_scan_deletes_before_its_writer_has_locked_it_is_written_again(open_store, monkeypatch):
+    opened, lock = open_store(), fcntl.flock
+    num_deleted = 0
+
+    def lock_late(file, operation):
+        nonlocal num_deleted
+        if operation == fcntl.LOCK_EX and num_deleted < 3:
+            num_deleted += 1
+            for temporary in opened.path.glob("*.tmp"):
+                temporary.unlink()
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    assert opened.put(1) == [True]
+    assert num_deleted == 3
+    assert opened.get(1) == block(1)
+    assert opened.store.counts.num_errors == 0
 
 
 def test_leftovers_of_killed_writers_are_deleted_and_those_of_living_ones_stay(open_store):
