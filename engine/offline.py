@@ -47,6 +47,8 @@ class OfflineEngine:
         self.loaded = loaded
         self.transport = LocalTransport()
         self.engine = loaded.engine(self.transport, Metrics(), overlap_depth=overlap_depth)
+        if self.engine.launch_delay is not None:
+            self.engine.launch_delay.is_on = False  # no request comes while a step runs
 
     @classmethod
     def load(

@@ -1,10 +1,11 @@
 """LaunchDelay: has a step launched shortly before the one in flight ends, so that the newest requests are in it.
 
 Never torch. With two steps in flight a step could be launched when the one before it begins. It would leave out the
-requests of the meantime: these would wait for the rest of the step in flight and for the whole step behind it, which
-is full of another tenant's prompts, perhaps. But the device needs it only when the step in flight ends. So once there
-are several tenants (WaitingQueue.has_several_tenants), the loop receives messages until then. With one tenant this
-does nothing.
+requests of the meantime: these would wait for the rest of the step in flight and for the whole step behind it. But the
+device needs it only when the step in flight ends. So the loop receives messages until then, if a request that comes may
+be in the next step: while none waits and a row is free, or once there are several tenants
+(WaitingQueue.has_several_tenants), as it may pass another one's prompts. Where requests of one tenant wait, the next
+step is launched at once: it is full, or grows by each that comes, and more first tokens come late together.
 
 The end is predicted: a step takes at least the shortest time of the last steps of its size. The host launches the next
 one earlier by the time that it needs for that, and by more after each step that came too late, when the device had
@@ -40,7 +41,7 @@ class LaunchDelay:
     """
 
     def __init__(self, scheduler: Scheduler, transport: Transport, clock: Callable[[], float]) -> None:
-        self.is_on = True  # benchmarks turn it off
+        self.is_on = True  # turned off where no message can come meanwhile, and by benchmarks
         self.num_delayed = self.num_late = 0  # launches; and of these, those that came too late
         self._scheduler, self._transport, self._clock = scheduler, transport, clock
         self._times: dict[int, deque[float]] = {}  # by size
@@ -53,7 +54,7 @@ class LaunchDelay:
     def receive(self, step: StepHandle, begun_s: float, handle: Callable[[int, ToEngine | ClientGone], None]) -> None:
         """Pass messages to `handle` until the next step is to be launched. step: in flight, begun at begun_s."""
         self._received_s = None
-        if not (self.is_on and self._scheduler.waiting.has_several_tenants):
+        if not (self.is_on and self._may_help()):
             return
         due_s = begun_s + self._least_s() - self._host_s - self._earlier_s - _SPARE_S
         self._is_delayed = due_s - self._clock() >= _POLL_S
@@ -86,15 +87,20 @@ class LaunchDelay:
                 self.num_late += 1
                 self._earlier_s = min(self._earlier_s + _EARLIER_S, _MOST_S)
             self._received_s = None
-        if plan is not None and self._scheduler.waiting.has_several_tenants:
+        if plan is not None and self.is_on:
             self._num_tokens = plan.num_tokens
 
     def note_commit(self, step: PlannedStep, begun_s: float, now: float) -> None:
         """Learn from a step that ran from begun_s until now, or until receive() found that it had ended."""
         ended_s, self._ended_s = self._ended_s, None
-        if self._scheduler.waiting.has_several_tenants:
+        if self.is_on:
             times = self._times.setdefault(self._size(sum(step.num_tokens())), deque(maxlen=_NUM_TIMES))
             times.append((now if ended_s is None else ended_s) - begun_s)
+
+    def _may_help(self) -> bool:
+        """Return whether a request that came now might be in the next step."""
+        waiting = self._scheduler.waiting
+        return waiting.has_several_tenants or (not waiting and self._scheduler.num_free_rows > 0)
 
     def _least_s(self) -> float:
         """Return the time that the step in flight takes at least, as far as steps of its size or less tell; or 0."""
