@@ -27,9 +27,9 @@ def quantize_rows(x: torch.Tensor, *, pdl: bool = False) -> tuple[torch.Tensor, 
     """See kernels.linear.reference.quantize_rows."""
     num_rows, k = x.shape
     values, scales = torch.empty(num_rows, k, dtype=FP8, device=x.device), _row_scales(x)
-    block = triton.next_power_of_2(k) if k <= 4096 else 2048  # a row of up to 4096 is read once
+    block = triton.next_power_of_2(k) if k <= 4096 else 2048
     _quantize_rows_kernel[(num_rows,)](
-        x, values, scales, k, x.stride(0), BLOCK=block, EVEN=k % block == 0, PDL=pdl,
+        x, values, scales, k, x.stride(0), BLOCK=block, EVEN=k % block == 0, IS_WHOLE=k <= block, PDL=pdl,
         EARLY=signals_first(x, k), num_warps=16 if block > 1024 else 4, launch_pdl=pdl,
     )  # fmt: skip
     return values, scales
@@ -108,10 +108,30 @@ def wait_for_rows(EARLY: tl.constexpr) -> None:
 
 
 @triton.jit
+def to_e4m3_by_largest(values, scale):
+    """values / scale, rounded to e4m3. scale: scale_of() the largest of them, so that none is beyond its range."""
+    return quotient(values, scale).to(tl.float8e4nv)
+
+
+@triton.jit
 def to_e4m3(values, scale):
     """values / scale, rounded to e4m3; what is beyond its range saturates, and NaN stays."""
     scaled = tl.div_rn(values, scale)
     return tl.clamp(scaled, -_E4M3_MAX, _E4M3_MAX, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
+
+
+@triton.jit
+def quotient(values, divisor):
+    """values / divisor as tl.div_rn has it, for quotients far from fp32's limits; one division for all of a divisor.
+
+    Two steps of q + (values - q * divisor) / divisor, whose difference is exact: P. Markstein, "Computation of
+    elementary functions on the IBM RISC System/6000 processor", 1990. An infinite divisor gives 0, or NaN for infinity.
+    """
+    inverse = tl.div_rn(1.0, divisor)
+    divisor = tl.where(divisor == float("inf"), 0.0, divisor)
+    result = values * inverse
+    result = tl.fma(tl.fma(-result, divisor, values), inverse, result)
+    return tl.fma(tl.fma(-result, divisor, values), inverse, result)
 
 
 @triton.jit
@@ -128,24 +148,30 @@ def larger(a, b):
 
 @triton.jit
 def _quantize_rows_kernel(
-    x_ptr, values_ptr, scales_ptr, k, stride_x, BLOCK: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
-    EARLY: tl.constexpr,
+    x_ptr, values_ptr, scales_ptr, k, stride_x, BLOCK: tl.constexpr, EVEN: tl.constexpr, IS_WHOLE: tl.constexpr,
+    PDL: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One row, read twice: from memory, then from cache."""
+    """One row: at once (IS_WHOLE), or read twice: from memory, then from cache."""
     if PDL:
         wait_for_rows(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    largest = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, k, BLOCK):
-        mask = start + columns < k if not EVEN else columns < BLOCK
-        x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
-        largest = larger(largest, tl.abs(x))
-    scale = scale_of(tl.reduce(largest, 0, larger))
-    for start in range(0, k, BLOCK):
-        mask = start + columns < k if not EVEN else columns < BLOCK
-        x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
-        tl.store(values_ptr + row * k + start + columns, to_e4m3(x, scale), mask=mask)
+    if IS_WHOLE:
+        mask = columns < k if not EVEN else columns < BLOCK
+        x = tl.load(x_ptr + row * stride_x + columns, mask=mask, other=0.0).to(tl.float32)
+        scale = scale_of(tl.reduce(tl.abs(x), 0, larger))
+        tl.store(values_ptr + row * k + columns, to_e4m3_by_largest(x, scale), mask=mask)
+    else:
+        largest = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, k, BLOCK):
+            mask = start + columns < k if not EVEN else columns < BLOCK
+            x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
+            largest = larger(largest, tl.abs(x))
+        scale = scale_of(tl.reduce(largest, 0, larger))
+        for start in range(0, k, BLOCK):
+            mask = start + columns < k if not EVEN else columns < BLOCK
+            x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
+            tl.store(values_ptr + row * k + start + columns, to_e4m3_by_largest(x, scale), mask=mask)
     tl.store(scales_ptr + row, scale)
 
 
@@ -177,7 +203,7 @@ def _quantize_groups_kernel(
     columns = groups[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     x = tl.load(x_ptr + row * stride_x + columns, mask=columns < k, other=0.0).to(tl.float32)
     scales = scale_of(tl.reduce(tl.abs(x), 1, larger))
-    tl.store(values_ptr + row * k + columns, to_e4m3(x, scales[:, None]), mask=columns < k)
+    tl.store(values_ptr + row * k + columns, to_e4m3_by_largest(x, scales[:, None]), mask=columns < k)
     tl.store(scales_ptr + row * num_groups + groups, scales, mask=groups < num_groups)
 
 

@@ -21,7 +21,7 @@ from kernels.attention.triton_common import prefetch_l2
 from kernels.linear.reference import MIN_SCALE
 from kernels.linear.scaled8_configs import Scaled8Config
 from kernels.linear.splits import SplitKScratch
-from kernels.linear.triton_fp8 import larger, signals_first, wait_for_rows
+from kernels.linear.triton_fp8 import larger, quotient, signals_first, wait_for_rows
 from kernels.linear.triton_split_k import store_split
 from kernels.linear.w8a8 import INT8_MAX
 
@@ -244,7 +244,8 @@ def _quantize_rows_int8_kernel(
     for start in range(0, k, BLOCK):
         mask = start + columns < k
         x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
-        tl.store(values_ptr + row * k + start + columns, to_int8(x, scale), mask=mask)
+        scaled = tl.div_rn(x, scale) if IS_KNOWN else quotient(x, scale)
+        tl.store(values_ptr + row * k + start + columns, to_int8(scaled), mask=mask)
     tl.store(scales_ptr + row, scale)
 
 
@@ -255,9 +256,9 @@ def int8_scale_of(largest):
 
 
 @triton.jit
-def to_int8(values, scale):
-    """values / scale, rounded to integers; what is beyond their range saturates, and NaN is 0."""
-    scaled = tl.clamp(tl.div_rn(values, scale), -_INT8_MAX, _INT8_MAX)
+def to_int8(scaled):
+    """Quotients rounded to integers; what is beyond their range saturates, and NaN is 0."""
+    scaled = tl.clamp(scaled, -_INT8_MAX, _INT8_MAX)
     # Adding 1.5 * 2 ** 23 leaves no bits for a fraction: rounds to the nearest, and to even ones between two
     rounded = (scaled + 12582912.0) - 12582912.0
     return tl.where(rounded == rounded, rounded, 0.0).to(tl.int8)

@@ -58,12 +58,32 @@ def test_a_norm_that_rounds_is_a_norm_and_a_rounding(kind, dtype, num_rows, size
 @pytest.mark.parametrize("kind", ROUNDINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_gelu", [False, True])
-@pytest.mark.parametrize(("num_rows", "size"), [(1, 14336), (8, 14336), (300, 3072), (5, 1000), (3, 28672), (33, 96)])
+@pytest.mark.parametrize(
+    ("num_rows", "size"),
+    [(1, 14336), (8, 14336), (300, 3072), (5, 1000), (3, 28672), (33, 96), (9, 11008), (6, 4100), (7, 15000)],
+)
 def test_an_activation_that_rounds_is_an_activation_and_a_rounding(kind, dtype, is_gelu, num_rows, size):
     x = (torch.randn(num_rows, 2 * size, device="cuda") * 3).to(dtype)
     found = gate_and_mul_rounded(x, rounding_of(kind), is_gelu=is_gelu)
     gated = gelu_tanh_and_mul(x) if is_gelu else silu_and_mul(x)
     assert_same(found, eight_bits.round_rows(gated, rounding_of(kind)))
+
+
+@pytest.mark.parametrize("largest_code", [448, 127])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
+@pytest.mark.parametrize("size", [64, 1000, 4096, 14336])
+def test_values_are_divided_by_their_rows_scale_exactly(largest_code, dtype, size):
+    x = torch.randn(500, size, device="cuda") * torch.exp(torch.randn(500, 1, device="cuda") * 3)
+    x[0], x[1], x[2, 3], x[3, 4] = 0.0, 21.0, float("inf"), float("nan")
+    x = x.to(dtype)
+    rounding = Rounding(dtype=torch.int8 if largest_code == 127 else torch.float8_e4m3fn)
+    found = eight_bits.round_rows(x, rounding)
+    wide = x.double()
+    scales = (wide.abs().amax(-1) / largest_code).float().clamp(min=1e-12)
+    torch.testing.assert_close(found.scales, scales, rtol=0, atol=0, equal_nan=True)
+    quotients = (wide / scales[:, None].double()).float()  # a quotient of two fp32 is rounded once, also by way of fp64
+    expected = quotients.round().nan_to_num(0.0) if largest_code == 127 else quotients.to(torch.float8_e4m3fn)
+    torch.testing.assert_close(found.values.float(), expected.float(), rtol=0, atol=0, equal_nan=True)
 
 
 def test_they_are_captured_in_a_graph():

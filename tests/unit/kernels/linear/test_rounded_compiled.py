@@ -22,6 +22,8 @@ with collect_kernels() as kernels:
         add_rms_norm_rounded(x, x, weight, 1e-5, rounding, pdl=True)
         gate_and_mul_rounded(wide, rounding, is_gelu=False, pdl=True)
         sum_experts_add_rms_norm(late, x, weight, 1e-5, rounding, pdl=True)
+    for size in (4104, 14_336, 15_000):
+        gate_and_mul_rounded(torch.zeros(2, 2 * size, dtype=torch.bfloat16), Rounding(), is_gelu=True, pdl=True)
     quantize_rows_int8(x, pdl=True)
     quantize_by_int8(x, scale, pdl=True)
 """
@@ -31,5 +33,5 @@ with collect_kernels() as kernels:
 @needs_triton
 def test_every_rounding_compiles_and_spills_nothing(tmp_path):
     compiled = compile_kernels(SCRIPT, cache=tmp_path)
-    assert len(compiled) == 17
+    assert len(compiled) == 20
     assert all(kernel.has_wide_loads and kernel.local_bytes == 0 for kernel in compiled), compiled

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from kernels.elementwise import triton as elementwise
 from kernels.linear import triton_fp8, triton_rounded, triton_scaled8
@@ -34,6 +38,40 @@ def assert_same(rounded: RoundedRows, expected: tuple[torch.Tensor, torch.Tensor
     torch.testing.assert_close(rounded.values.float(), expected[0].float(), rtol=0, atol=0, equal_nan=True)
 
 
+@triton.jit
+def _quotient_kernel(values_ptr, divisors_ptr, quotients_ptr, SIZE: tl.constexpr):
+    places = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    divisor = tl.load(divisors_ptr + tl.program_id(0))
+    tl.store(quotients_ptr + places, triton_fp8.quotient(tl.load(values_ptr + places), divisor))
+
+
+def _fused(builder: InterpreterBuilder, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> TensorHandle:
+    """x * y + z, whose product the interpreter rounds to fp32, but a GPU does not: it has 48 bits, fp64 53."""
+    wide = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
+    return TensorHandle(wide.astype(np.float32), z.dtype.scalar)
+
+
+def test_a_quotient_is_that_of_a_division(monkeypatch):
+    monkeypatch.setattr(InterpreterBuilder, "create_fma", _fused)
+    divisors = torch.rand(64) * torch.exp(torch.randn(64) * 8)
+    divisors[:6] = torch.tensor([3.0, 1.0, 0.1, 1e-12, 2**-1 - 2**-25, 7.5e35])
+    largest = divisors[:, None] * 448
+    values = (torch.rand(64, 1024) * 2 - 1) * largest
+    values[:32] = values[:32].bfloat16().float().clamp(-largest[:32], largest[:32])
+    values[32:40] = divisors[32:40, None] * (torch.arange(1024) / 2)  # products: halves, and what rounds to them
+    values[:, 0], values[:, 1] = largest[:, 0], 0.0
+    quotients = torch.empty_like(values)
+    _quotient_kernel[(64,)](values, divisors, quotients, SIZE=1024)
+    assert torch.equal(quotients, values / divisors[:, None])
+
+
+def test_an_infinite_divisor_gives_zeros_and_nan_for_infinity():
+    values = torch.tensor([[1.0, float("inf"), -3e38, float("nan")]])
+    quotients = torch.empty_like(values)
+    _quotient_kernel[(1,)](values, torch.tensor([float("inf")]), quotients, SIZE=4)
+    torch.testing.assert_close(quotients, torch.tensor([[0.0, float("nan"), 0.0, float("nan")]]), equal_nan=True)
+
+
 @pytest.mark.parametrize("kind", ROUNDINGS)
 @pytest.mark.parametrize("size", [32, 96, 300])
 @pytest.mark.parametrize("weight_dtype", [torch.float16, torch.float32])
@@ -50,7 +88,7 @@ def test_a_norm_that_rounds_is_a_norm_and_a_rounding(kind, size, weight_dtype):
 
 @pytest.mark.parametrize("kind", ROUNDINGS)
 @pytest.mark.parametrize("is_gelu", [False, True])
-@pytest.mark.parametrize("size", [32, 200, 2100])
+@pytest.mark.parametrize("size", [32, 200, 2100, 3600])
 def test_an_activation_that_rounds_is_an_activation_and_a_rounding(kind, is_gelu, size):
     x = torch.randn(3, 2 * size, dtype=torch.float16)
     rounded = triton_rounded.gate_and_mul_rounded(x, ROUNDINGS[kind], is_gelu=is_gelu)
