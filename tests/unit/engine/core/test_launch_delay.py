@@ -75,11 +75,27 @@ def test_the_device_hardly_waits_for_delayed_launches() -> None:
 
 
 @pytest.mark.slow
-def test_with_one_key_nothing_is_delayed() -> None:
+def test_with_one_key_a_request_waits_for_the_step_in_flight_and_its_own() -> None:
+    rows = [Arrival(0.0, i, "flood", 40 + 97 * i % 700, 400) for i in range(40)]  # they leave rows and queue free
+    same_key = [guest._replace(tenant="flood", number=1000 + guest.number) for guest in _GUESTS]
+    counts = []
+    for delays_launches in (False, True):
+        simulation = Recorded(GPU._replace(delays_launches=delays_launches))
+        simulation.run(heapq.merge(rows, same_key), until_s=_UNTIL_S)
+        found = [o for o in simulation.outcomes.values() if o.arrival.number >= 1000]
+        counts.append([simulation.num_steps(o.arrival.at_s, o.arrival.at_s + (o.ttft_s or 0.0)) for o in found[:4]])
+    assert set(counts[0]) == {3}
+    assert set(counts[1]) <= {2, 3}
+    assert counts[1].count(2) >= 3
+
+
+@pytest.mark.slow
+def test_with_one_key_nothing_is_delayed_while_requests_wait() -> None:
+    many = [Arrival(0.0, i, "flood", 40 + 97 * i % 700, 16 + 31 * i % 200) for i in range(1000)]
     outcomes = []
     for delays_launches in (False, True):
         simulation = Recorded(GPU._replace(delays_launches=delays_launches))
-        outcomes.append(simulation.run(iter(_FLOOD), until_s=_UNTIL_S))
+        outcomes.append(simulation.run(iter(many), until_s=_UNTIL_S / 4))
         assert simulation.engine.launch_delay is not None
         assert simulation.engine.launch_delay.num_delayed == 0
     assert outcomes[0] == outcomes[1]
@@ -89,10 +105,22 @@ def test_where_one_step_is_in_flight_nothing_is_delayed() -> None:
     assert Recorded(GPU._replace(is_blocking=True)).engine.launch_delay is None
 
 
+class Waiting:
+    """A queue of so many requests."""
+
+    def __init__(self, num_requests: int, *, has_several_tenants: bool) -> None:
+        self.num_requests, self.has_several_tenants = num_requests, has_several_tenants
+
+    def __len__(self) -> int:
+        return self.num_requests
+
+
 class Device:
     """A clock, a step in flight that ends at end_s, and messages that come at their time."""
 
-    def __init__(self, *coming: tuple[float, str], num_tenants: int = 2) -> None:
+    def __init__(
+        self, *coming: tuple[float, str], num_tenants: int = 2, num_waiting: int = 0, num_free_rows: int = 1
+    ) -> None:
         self.now_s, self.end_s = 10.0, 10.0
         self.coming = list(coming)
         self.received: list[str] = []
@@ -101,7 +129,8 @@ class Device:
         kv = SimpleNamespace(late=self, tiers=SimpleNamespace(is_polled=False))
         scheduler = SimpleNamespace(
             kv=kv,
-            waiting=SimpleNamespace(has_several_tenants=num_tenants > 1),
+            waiting=Waiting(num_waiting, has_several_tenants=num_tenants > 1),
+            num_free_rows=num_free_rows,
             config=SimpleNamespace(step_sizes=[64, 128, 256]),
         )
         self.delay = LaunchDelay(cast(Any, scheduler), cast(Any, self), lambda: self.now_s)
@@ -203,8 +232,23 @@ def test_a_host_that_was_slow_once_delays_launches_again_soon() -> None:
     assert device.run_step(0.02) < 0.003
 
 
-def test_short_steps_and_one_tenant_are_not_delayed() -> None:
-    for device, seconds in ((Device(), 0.0014), (Device(num_tenants=1), 0.05)):
-        for _ in range(6):
-            assert device.run_step(seconds) == pytest.approx(seconds)
-        assert not device.timeouts_s
+@pytest.mark.parametrize(
+    ("num_tenants", "num_waiting", "num_free_rows", "is_delayed"),
+    [(1, 0, 1, True), (1, 1, 5, False), (1, 0, 0, False), (2, 7, 0, True)],
+)
+def test_one_tenants_launches_are_delayed_while_a_request_that_comes_has_room(
+    num_tenants: int, num_waiting: int, num_free_rows: int, is_delayed: bool
+) -> None:
+    device = Device(num_tenants=num_tenants, num_waiting=num_waiting, num_free_rows=num_free_rows)
+    early_s = [device.run_step(0.02) for _ in range(4)][-1]
+    assert (early_s < 0.002) == is_delayed
+    assert bool(device.timeouts_s) == is_delayed
+
+
+@pytest.mark.parametrize("seconds", [0.0014, 0.02])
+def test_short_steps_are_not_delayed_and_none_where_it_is_turned_off(seconds: float) -> None:
+    device = Device()
+    device.delay.is_on = seconds < 0.002
+    for _ in range(6):
+        assert device.run_step(seconds) == pytest.approx(seconds)
+    assert not device.timeouts_s
