@@ -35,8 +35,8 @@ _KERNELS = {
     ),
     ROUTING: "route route_few lay_out sum_counts combine combine_norm sum",
     ROW_OPERATIONS: (
-        "rms_norm layer_norm norm_rope_write_kv gate_and_mul gate_and_mul_row activate latent add_rms_norm quantize_rows"
-        " quantize_rows_int8 quantize_groups quantize_by quantize_planes"
+        "rms_norm layer_norm norm_rope_write_kv gate_and_mul gate_and_mul_row activate latent add_rms_norm"
+        " quantize_rows quantize_rows_int8 quantize_groups quantize_by quantize_planes"
     ),
     SAMPLING: "sample allow penalize chunk cut",
     INPUTS: "gather gather_mixed gather_drafts",
