@@ -155,6 +155,7 @@ def _gate_and_mul_row_kernel(
     if PDL:
         wait_for_rows(EARLY)
     first = _gated_part(x_ptr, 0, SIZE, FIRST, IS_GELU)
+    second, third = first, first
     largest = tl.reduce(tl.abs(first), 0, larger)
     if SECOND > 0:
         second = _gated_part(x_ptr, FIRST, SIZE, SECOND, IS_GELU)
