@@ -91,7 +91,7 @@ class Engine:
         self._queue_news = QueueNews(self._limits, self.forecast, self._transport)
         self._is_speculative = parts.make_drafter is not None
         self._launched_s = self._committed_s = 0.0  # the step in flight, and the last commit
-        delay = LaunchDelay(parts.scheduler, parts.transport, parts.clock)
+        delay = LaunchDelay(parts.scheduler, parts.transport, parts.clock, num_ranks=parts.num_ranks)
         self.launch_delay = delay if parts.overlap_depth > 1 else None
         self._stats = EngineStats(
             parts.metrics,

@@ -5,7 +5,8 @@ requests of the meantime: these would wait for the rest of the step in flight an
 device needs it only when the step in flight ends. So the loop receives messages until then, if a request that comes may
 be in the next step: while none waits and a row is free, or once there are several tenants
 (WaitingQueue.has_several_tenants), as it may pass another one's prompts. Where requests of one tenant wait, the next
-step is launched at once: it is full, or grows by each that comes, and more first tokens come late together.
+step is launched at once: it is full, or grows by each that comes, and more first tokens come late together. With
+several ranks and one tenant, too: the others' launches come later than this rank's, which nothing here learns.
 
 The end is predicted: a step takes at least the shortest time of the last steps of its size. The host launches the next
 one earlier by the time that it needs for that, and by more after each step that came too late, when the device had
@@ -40,10 +41,13 @@ class LaunchDelay:
     The engine calls receive(), note_launch() and note_commit() in this order, once for each step.
     """
 
-    def __init__(self, scheduler: Scheduler, transport: Transport, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, transport: Transport, clock: Callable[[], float], *, num_ranks: int = 1
+    ) -> None:
         self.is_on = True  # turned off where no message can come meanwhile, and by benchmarks
         self.num_delayed = self.num_late = 0  # launches; and of these, those that came too late
         self._scheduler, self._transport, self._clock = scheduler, transport, clock
+        self._num_ranks = num_ranks
         self._times: dict[int, deque[float]] = {}  # by size
         self._host_s = self._earlier_s = 0.0
         self._num_tokens = 0  # of the step in flight; 0: unknown
@@ -100,7 +104,9 @@ class LaunchDelay:
     def _may_help(self) -> bool:
         """Return whether a request that came now might be in the next step."""
         waiting = self._scheduler.waiting
-        return waiting.has_several_tenants or (not waiting and self._scheduler.num_free_rows > 0)
+        if waiting.has_several_tenants:
+            return True
+        return self._num_ranks == 1 and not waiting and self._scheduler.num_free_rows > 0
 
     def _least_s(self) -> float:
         """Return the time that the step in flight takes at least, as far as steps of its size or less tell; or 0."""

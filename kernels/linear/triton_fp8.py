@@ -122,7 +122,9 @@ def to_e4m3(values, scale):
 
 @triton.jit
 def quotient(values, divisor):
-    """values / divisor as tl.div_rn has it, for quotients far from fp32's limits; one division for all of a divisor.
+    """values / divisor as tl.div_rn has it, but for -0.0, which becomes 0.0; one division for all of a divisor.
+
+    For quotients far from fp32's limits.
 
     Two steps of q + (values - q * divisor) / divisor, whose difference is exact: P. Markstein, "Computation of
     elementary functions on the IBM RISC System/6000 processor", 1990. An infinite divisor gives 0, or NaN for infinity.

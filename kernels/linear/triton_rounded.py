@@ -81,9 +81,10 @@ def gate_and_mul_rounded(x: torch.Tensor, rounding: Rounding, *, is_gelu: bool, 
 
 
 def _parts(size: int) -> tuple[int, int, int]:
-    """Return up to three powers of two whose sum is a row's size or little more: 14,336 is 8,192 + 4,096 + 2,048.
+    """Return up to three powers of two that hold a row, the rest 0: 14,336 is 8,192 + 4,096 + 2,048.
 
-    Zeros beyond a row take as long as its values: a single power of two has up to twice as many. The rest are 0.
+    Zeros beyond a row take as long as its values. A single power of two holds up to twice as many places as a row has
+    values; from 2,048 values on these hold at most 25 % more.
     """
     parts = [0, 0, 0]
     for place in range(3):

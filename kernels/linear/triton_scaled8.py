@@ -203,7 +203,7 @@ def quantize_rows_int8(x: torch.Tensor, *, pdl: bool = False) -> tuple[torch.Ten
     num_rows, k = x.shape
     values = torch.empty(num_rows, k, dtype=torch.int8, device=x.device)
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(k) if k <= 4096 else 2048  # a row of up to 4096 is read once
+    block = triton.next_power_of_2(k) if k <= 4096 else 2048
     _quantize_rows_int8_kernel[(num_rows,)](
         x, None, values, scales, k, x.stride(0), BLOCK=block, IS_KNOWN=False, PDL=pdl,
         EARLY=signals_first(x, k), num_warps=16 if block > 1024 else 4, launch_pdl=pdl,
@@ -257,7 +257,7 @@ def int8_scale_of(largest):
 
 @triton.jit
 def to_int8(scaled):
-    """Quotients rounded to integers; what is beyond their range saturates, and NaN is 0."""
+    """Quotients rounded to integers; what is beyond their range saturates, and what NaN becomes has no meaning."""
     scaled = tl.clamp(scaled, -_INT8_MAX, _INT8_MAX)
     # Adding 1.5 * 2 ** 23 leaves no bits for a fraction: rounds to the nearest, and to even ones between two
     rounded = (scaled + 12582912.0) - 12582912.0

@@ -119,7 +119,12 @@ class Device:
     """A clock, a step in flight that ends at end_s, and messages that come at their time."""
 
     def __init__(
-        self, *coming: tuple[float, str], num_tenants: int = 2, num_waiting: int = 0, num_free_rows: int = 1
+        self,
+        *coming: tuple[float, str],
+        num_tenants: int = 2,
+        num_waiting: int = 0,
+        num_free_rows: int = 1,
+        num_ranks: int = 1,
     ) -> None:
         self.now_s, self.end_s = 10.0, 10.0
         self.coming = list(coming)
@@ -133,7 +138,7 @@ class Device:
             num_free_rows=num_free_rows,
             config=SimpleNamespace(step_sizes=[64, 128, 256]),
         )
-        self.delay = LaunchDelay(cast(Any, scheduler), cast(Any, self), lambda: self.now_s)
+        self.delay = LaunchDelay(cast(Any, scheduler), cast(Any, self), lambda: self.now_s, num_ranks=num_ranks)
 
     def publish_while(self, has_time: Callable[[], bool]) -> None:
         assert has_time()
@@ -233,13 +238,20 @@ def test_a_host_that_was_slow_once_delays_launches_again_soon() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_tenants", "num_waiting", "num_free_rows", "is_delayed"),
-    [(1, 0, 1, True), (1, 1, 5, False), (1, 0, 0, False), (2, 7, 0, True)],
+    ("num_tenants", "num_waiting", "num_free_rows", "num_ranks", "is_delayed"),
+    [
+        (1, 0, 1, 1, True),
+        (1, 1, 5, 1, False),
+        (1, 0, 0, 1, False),
+        (1, 0, 1, 2, False),
+        (2, 7, 0, 1, True),
+        (2, 7, 0, 2, True),
+    ],
 )
 def test_one_tenants_launches_are_delayed_while_a_request_that_comes_has_room(
-    num_tenants: int, num_waiting: int, num_free_rows: int, is_delayed: bool
+    num_tenants: int, num_waiting: int, num_free_rows: int, num_ranks: int, is_delayed: bool
 ) -> None:
-    device = Device(num_tenants=num_tenants, num_waiting=num_waiting, num_free_rows=num_free_rows)
+    device = Device(num_tenants=num_tenants, num_waiting=num_waiting, num_free_rows=num_free_rows, num_ranks=num_ranks)
     early_s = [device.run_step(0.02) for _ in range(4)][-1]
     assert (early_s < 0.002) == is_delayed
     assert bool(device.timeouts_s) == is_delayed

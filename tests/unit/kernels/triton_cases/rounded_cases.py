@@ -46,7 +46,10 @@ def _quotient_kernel(values_ptr, divisors_ptr, quotients_ptr, SIZE: tl.constexpr
 
 
 def _fused(builder: InterpreterBuilder, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> TensorHandle:
-    """x * y + z, whose product the interpreter rounds to fp32, but a GPU does not: it has 48 bits, fp64 53."""
+    """x * y + z with a product that is not rounded, as on a GPU; the interpreter rounds it to fp32.
+
+    The sum is rounded to fp64 before fp32, so that one of many millions may differ from a GPU's.
+    """
     wide = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
     return TensorHandle(wide.astype(np.float32), z.dtype.scalar)
 
