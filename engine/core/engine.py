@@ -1,7 +1,7 @@
 """Engine: the loop that connects clients, scheduler and executor. Plain Python, one thread; never torch.
 
     receive → schedule(n) → forward(n) → wait and commit(n-1) → send → sample(n)
-With overlap depth 2, step n is launched before the tokens of step n-1 are read, so the device never waits for the host.
+With overlap depth 2, step n is launched before step n-1 ends and its tokens are read, so the device hardly waits.
 Depth 1 moves the commit before schedule(); tests use it as their reference, and it helps debugging.
 Every AddRequest ends exactly once: by a `finished` row, by RequestFailed, or when its client disconnects.
 If the device has too little memory for a step, this step and all later launched ones are dropped: the requests that
@@ -129,7 +129,7 @@ class Engine:
         )
 
     def run_once(self, idle_timeout_s: float | None = None) -> None:
-        """Run one iteration of the loop. Blocks for messages only while idle, otherwise only for the previous step."""
+        """Run one iteration of the loop. Blocks for messages while idle, otherwise at most for the step in flight."""
         was_idle = self.is_idle
         is_only_compiling = bool(self._grammars.pending) and self._in_flight is None and not self.scheduler.has_work
         is_patient = is_only_compiling or self._is_at_tier

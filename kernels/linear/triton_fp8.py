@@ -124,10 +124,10 @@ def to_e4m3(values, scale):
 def quotient(values, divisor):
     """values / divisor as tl.div_rn has it, but for -0.0, which becomes 0.0; one division for all of a divisor.
 
-    For quotients far from fp32's limits.
-
+    values: fp32, of any shape, and none beyond 448 divisors; divisor: fp32, at least _MIN_SCALE, of a shape that
+    broadcasts to theirs. An infinite divisor gives 0, or NaN for infinity; quotients below 2 ** -10 may be inexact.
     Two steps of q + (values - q * divisor) / divisor, whose difference is exact: P. Markstein, "Computation of
-    elementary functions on the IBM RISC System/6000 processor", 1990. An infinite divisor gives 0, or NaN for infinity.
+    elementary functions on the IBM RISC System/6000 processor", 1990.
     """
     inverse = tl.div_rn(1.0, divisor)
     divisor = tl.where(divisor == float("inf"), 0.0, divisor)

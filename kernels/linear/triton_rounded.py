@@ -156,7 +156,7 @@ def _gate_and_mul_row_kernel(
     if PDL:
         wait_for_rows(EARLY)
     first = _gated_part(x_ptr, 0, SIZE, FIRST, IS_GELU)
-    second, third = first, first
+    second, third = first, first  # read only where they are parts
     largest = tl.reduce(tl.abs(first), 0, larger)
     if SECOND > 0:
         second = _gated_part(x_ptr, FIRST, SIZE, SECOND, IS_GELU)
@@ -200,7 +200,7 @@ def store_rounded(
     x, values_ptr, scales_ptr, scale_ptr, row, piece,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr, IS_KNOWN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Round and store part `piece` of a row, [BLOCK] fp32, zeros beyond the row."""
+    """Round and store part `piece` of a row, [BLOCK] fp32, zeros beyond the row: all of it if the row has one scale."""
     columns = piece * BLOCK + tl.arange(0, BLOCK)
     if COLUMNS > 0:
         runs = tl.reshape(x, [BLOCK // COLUMNS, COLUMNS])
