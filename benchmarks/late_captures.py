@@ -1,15 +1,15 @@
 """The longest wait of a message that arrives while the engine captures a graph after its start, on CUDA.
 
     python -m benchmarks.late_captures --shape llama-3.1-8b --json out.json
-Each size that the start left out is abandoned before its first, middle and last layer, then captured whole. Checked
-first: an abandoned size stays on the list, and repeating it takes no memory. A message waits for the longest time
-between two layers and for the end of the capture: `abandoned_ms`; or from the last layer to the end: `end_ms`.
-Random weights.
+Of the sizes that the start left out every second one is captured whole: a message waits for the longest time between
+two checks and for the piece to end. The others pause before each layer: a message waits for the longest turn. Then a
+step of eight rows is captured in 1, 2, 4 … pieces: `pieces_ms` is a replay's time on the device. Random weights.
 """
 
 import argparse
 import itertools
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -18,21 +18,25 @@ from pathlib import Path
 
 import torch
 
+from engine.device.cuda_graph import DecodeSize
+from engine.device.graph_device import CudaGraphDevice
 from engine.interface.config import EngineConfig
 from engine.offline import OfflineEngine
 from engine.startup.loaded_engine import LoadedEngine
 
 _SHAPES = Path(__file__).parent / "shapes"
+_SIZE = DecodeSize(8, is_grouped=False)
+_NUM_PIECES = (1, 2, 4, 8, 16)
+_NUM_REPLAYS = 200
 
 
 @dataclass
 class Capture:
-    """Milliseconds of one size: between two layers at most, after the last check, to abandon it, and as a whole."""
+    """Milliseconds of one size."""
 
-    layer_ms: float
-    end_ms: float
-    abandoned_ms: float  # from the check that ends it to the return, the longest of three
-    whole_ms: float
+    is_paused: bool  # before each layer
+    wait_ms: float  # of a message, at most
+    whole_ms: float  # of all turns
 
 
 def main() -> int:
@@ -45,63 +49,78 @@ def main() -> int:
     offline = OfflineEngine.load(config, leaves_rest=True)
     captures = offline.loaded.captures
     assert captures is not None, "no graphs on this device"
-    num_layers = offline.loaded.model_config.num_layers
-    check_memory(offline.loaded, num_layers)
-    measured = []
+    measured: list[Capture] = []
     while captures.num_left:
-        measured.append(measure(offline.loaded, num_layers))
-    for name in ("layer_ms", "end_ms", "abandoned_ms", "whole_ms"):
-        print(f"{args.shape} graphs={len(measured)} longest {name}={max(asdict(one)[name] for one in measured):.1f}")
-    wait_ms = max(max(one.layer_ms + one.abandoned_ms, one.end_ms) for one in measured)
-    print(f"{args.shape} longest wait of a message: {wait_ms:.1f} ms; without abandoning it: whole_ms")
+        measured.append(measure(offline.loaded, is_paused=len(measured) % 2 == 1))
+    for is_paused in (False, True):
+        of_kind = [one for one in measured if one.is_paused == is_paused]
+        waits = [one.wait_ms for one in of_kind]
+        print(
+            f"{args.shape} graphs={len(of_kind)} is_paused={is_paused} wait_ms median={statistics.median(waits):.1f} "
+            f"longest={max(waits):.1f} whole_ms longest={max(one.whole_ms for one in of_kind):.1f}"
+        )
+    pieces_ms = {num_pieces: time_pieces(offline.loaded, num_pieces) for num_pieces in _NUM_PIECES}
+    print(f"{args.shape} rows={_SIZE.num_rows}", *(f"pieces={n} ms={ms:.4f}" for n, ms in pieces_ms.items()))
     if args.json:
-        report = {"shape": args.shape, "wait_ms": wait_ms, "captures": [asdict(one) for one in measured]}
+        report = {"shape": args.shape, "captures": [asdict(one) for one in measured], "pieces_ms": pieces_ms}
         Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
     offline.loaded.close()
     return 0
 
 
-def check_memory(loaded: LoadedEngine, num_layers: int) -> None:
-    """Abandon the next size four times; the memory taken by the first must suffice for the others."""
+def measure(loaded: LoadedEngine, *, is_paused: bool) -> Capture:
+    """Capture the next size, with a pause before each layer or without."""
     captures = loaded.captures
     assert captures is not None
-    num_left, reserved_bytes = captures.num_left, []
-    for _ in range(4):
-        captures.capture_next(record([], stop_at=num_layers))
-        assert captures.num_left == num_left, "an abandoned size left the list"
-        reserved_bytes.append(torch.cuda.memory_reserved())
-    assert len(set(reserved_bytes)) == 1, f"abandoned captures keep memory: {reserved_bytes}"
-
-
-def measure(loaded: LoadedEngine, num_layers: int) -> Capture:
-    """Abandon the next size before its first, middle and last layer, then capture it whole."""
-    captures = loaded.captures
-    assert captures is not None
-    abandoned_s = []
-    for layer in (1, 1 + num_layers // 2, num_layers):
-        checked_s: list[float] = []
-        num_left = captures.num_left
-        captures.capture_next(record(checked_s, stop_at=layer))
-        if captures.num_left == num_left:
-            abandoned_s.append(time.perf_counter() - checked_s[-1])
-    began_s, checked_s = time.perf_counter(), []
-    captures.capture_next(record(checked_s, stop_at=0))
-    ended_s = time.perf_counter()
-    times_s = [began_s, *checked_s]
-    longest_s = max(after - before for before, after in itertools.pairwise(times_s))
-    return Capture(
-        longest_s * 1e3, (ended_s - times_s[-1]) * 1e3, max(abandoned_s, default=0.0) * 1e3, (ended_s - began_s) * 1e3
-    )
-
-
-def record(checked_s: list[float], *, stop_at: int) -> Callable[[], bool]:
-    """Return a check that keeps its times and abandons the capture before layer `stop_at`, from 1; 0: never."""
+    num_left, turns_s, checked_s = captures.num_left, list[float](), list[float]()
 
     def is_awaited() -> bool:
         checked_s.append(time.perf_counter())
-        return len(checked_s) == stop_at
+        return is_paused
 
-    return is_awaited
+    began_s = time.perf_counter()
+    while captures.num_left == num_left:
+        turn_s = time.perf_counter()
+        captures.capture_next(is_awaited)
+        turns_s.append(time.perf_counter() - turn_s)
+    ended_s = time.perf_counter()
+    waits_s = [after - before for before, after in itertools.pairwise([began_s, *checked_s, ended_s])]
+    return Capture(is_paused, max(turns_s if is_paused else waits_s) * 1e3, (ended_s - began_s) * 1e3)
+
+
+def time_pieces(loaded: LoadedEngine, num_pieces: int) -> float:
+    """Capture a decode step in pieces; return the milliseconds of one of many replays."""
+    captures, interruption, device = loaded.captures, loaded.runner._interruption, CudaGraphDevice()
+    assert captures is not None
+    num_layers, layers = loaded.model_config.num_layers, itertools.count()
+
+    def is_wanted() -> bool:
+        layer = next(layers)
+        return layer > 0 and layer * num_pieces // num_layers > (layer - 1) * num_pieces // num_layers
+
+    def pause() -> None:
+        with device.outside_capture():
+            pass
+
+    interruption.is_wanted, interruption.pause = is_wanted, pause
+    with torch.inference_mode():
+        captures.decode.capture(_SIZE, device)
+    interruption.is_wanted = None
+    graph = captures.decode._graphs[_SIZE]
+    return time_replays(graph.replay)
+
+
+def time_replays(replay: Callable[[], None]) -> float:
+    """Return the milliseconds of one of many replays on the device."""
+    for _ in range(10):
+        replay()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(_NUM_REPLAYS):
+        replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / _NUM_REPLAYS
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ class ForwardContext:
     layer_inputs: torch.Tensor | None = None
     states: StepStates | None = None  # None: a model without recurrent layers
     only_layers: Sequence[int] | None = None  # the layers to run, ascending; None: all
-    before_layer: Callable[[], None] | None = None  # called before each layer; may raise, which ends the pass
+    before_layer: Callable[[], None] | None = None  # called before each layer; may wait while others run
 
     def run(self, layers: nn.ModuleList, hidden: torch.Tensor) -> tuple[Any, torch.Tensor | None]:
         """Run the layers, one after the other; return what the last one adds, and the residual stream.

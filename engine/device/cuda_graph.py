@@ -15,14 +15,14 @@ so far; engine/device/graph_captures.py captures them.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
+from engine.device.graph_device import Graph, GraphDevice
 from engine.device.input_batch import MixedShape, PackedStep
 from engine.device.step_times import StepTimes
 
@@ -83,22 +83,6 @@ def grouped_sizes(max_num_seqs: int) -> list[int]:
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
-class CaptureAbandoned(Exception):
-    """A capture was ended between two layers; its size has no graph yet."""
-
-
-class Interruption:
-    """Ends a capture between two layers as soon as something else is to be done."""
-
-    def __init__(self) -> None:
-        self.is_wanted: Callable[[], bool] | None = None  # set while a capture may be abandoned
-
-    def check(self) -> None:
-        """Raise CaptureAbandoned if the capture under way is to end."""
-        if self.is_wanted is not None and self.is_wanted():
-            raise CaptureAbandoned
-
-
 class DecodeSize(NamedTuple):
     """A version of the decode step to capture."""
 
@@ -111,85 +95,6 @@ class MixedSize(NamedTuple):
 
     shape: MixedShape
     is_grouped: bool  # for steps whose rows are grouped by shared prefixes
-
-
-class Graph(Protocol):
-    """A captured step."""
-
-    def replay(self) -> None:
-        """Launch it."""
-        ...
-
-
-class GraphDevice(Protocol):
-    """Captures steps: CudaGraphDevice, or the fake in tests/support/fake_graphs.py."""
-
-    def capture(self, run: Callable[[], torch.Tensor]) -> tuple[Graph, torch.Tensor]:
-        """Record what `run` launches, executing nothing; return the graph and the place of its output."""
-        ...
-
-    def time(self, graph: Graph) -> float:
-        """Replay a graph; return its seconds on the device. Blocks."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait for everything launched."""
-        ...
-
-    def free_unused(self) -> None:
-        """Return the allocator's unused memory to the device."""
-        ...
-
-
-class CudaGraphDevice:
-    """Captures on one stream into one memory pool, so that all graphs share the activations of the largest.
-
-    torch.cuda.graph would also wait for the device and empty the allocator's cache before each capture.
-    """
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
-
-    def capture(self, run: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """See GraphDevice.capture. Its kernels must have been loaded."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            # thread_local, since a thread of NCCL queries events during the capture
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                output = run()
-                graph.capture_end()
-            except BaseException:  # CaptureAbandoned among them
-                self._leave(graph)
-                raise
-        return graph, output
-
-    def _leave(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture that failed, so that others can follow."""
-        try:
-            graph.capture_end()
-        except RuntimeError:  # the error ended it, but for the allocator, which would refuse to free memory
-            with contextlib.suppress(AttributeError, RuntimeError):
-                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
-            self._pool = torch.cuda.graph_pool_handle()
-
-    def time(self, graph: Graph) -> float:
-        """See GraphDevice.time."""
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
-
-    def synchronize(self) -> None:
-        """See GraphDevice.synchronize."""
-        torch.cuda.synchronize()
-
-    def free_unused(self) -> None:
-        """See GraphDevice.free_unused."""
-        torch.cuda.empty_cache()
 
 
 class DecodeGraphs:

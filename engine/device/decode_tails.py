@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from engine.core.step import StepHandle, StepResult, TokenMasks
-from engine.device.cuda_graph import DecodeGraphs, DecodeSize, Graph
+from engine.device.cuda_graph import DecodeGraphs, DecodeSize
+from engine.device.graph_device import Graph
 from engine.device.sampler import Sampler
 from engine.interface.errors import first_line
 

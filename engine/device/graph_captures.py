@@ -5,8 +5,9 @@ A capture records launches and executes nothing, so it may happen at any time be
 must have been loaded: warm_up() runs every size before the first real step, grouped ones too, with one layer of each
 kind, since the other layers launch the same kernels. Graphs are captured largest first into one memory pool, so that
 all sizes share the largest one's activations.
-A late capture is abandoned between two layers when a message arrives, and begun again in a later idle turn; a size that
-was abandoned _MAX_ABANDONED times is captured whole, so that a busy engine gets its graphs, too.
+A late capture pauses between two layers when a message arrives, and goes on in a later idle turn: it runs in a thread
+of its own. So no request waits for more than a layer, and a busy engine gets its graphs, too. What was recorded before
+a pause is a graph of its own, replayed first: an open capture would keep the allocator from freeing memory.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from engine.device.cuda_graph import (
-    CaptureAbandoned,
     DecodeGraphs,
     DecodeSize,
-    GraphDevice,
-    Interruption,
     Layers,
     MixedGraphs,
     MixedSize,
 )
+from engine.device.graph_device import GraphDevice, Interruption
 from engine.device.memory import is_out_of_memory
+from engine.device.side_thread import SideThread
 from engine.device.step_times import Agree, StepTimes, measure_sizes, spread
 from engine.interface.errors import first_line
 
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int], None]
 
-_MAX_ABANDONED = 8  # times that a size is abandoned before it is captured whole
+_URGENT_S = 0.008  # that an urgent capture takes between two steps, and a layer more
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ class _Size:
     name: str  # unique
     run: Callable[[Layers], None] = field(compare=False)
     capture: Callable[[], None] = field(compare=False)
+
+
+class _Late(NamedTuple):
+    """A capture after the start that has begun."""
+
+    size: _Size
+    thread: SideThread
 
 
 class GraphCaptures:
@@ -66,7 +74,7 @@ class GraphCaptures:
         """layers: one of each kind; None: all, for ranks, whose sums over ranks must not fail on one of them alone.
 
         agree: returns the first rank's measurements on every rank, since all ranks must choose the same graphs.
-        interruption: the passes that are captured check it before each layer.
+        interruption: the passes that are captured late check it before each layer.
         """
         self.decode = decode
         self.mixed = mixed
@@ -76,14 +84,14 @@ class GraphCaptures:
         self._left: list[_Size] = []  # the next one is last
         self._urgent: list[_Size] = []  # of these: not to be left until the engine is idle
         self._interruption = interruption
-        self._num_late = self._num_failed = self._num_abandoned = 0
-        self._num_attempts = 0  # abandoned ones of the next size
-        self._longest_s = 0.0
+        self._under_way: _Late | None = None
+        self._num_late = self._num_failed = self._num_pauses = 0
+        self._longest_s = 0.0  # that a call took
 
     @property
     def num_left(self) -> int:
         """The number of graphs that capture() left out and capture_next() has not captured yet."""
-        return len(self._left)
+        return len(self._left) + (self._under_way is not None)
 
     def warm_up(self) -> None:
         """Run a step of each size without a graph, which loads its kernels. Blocks. Before the first real step."""
@@ -170,47 +178,71 @@ class GraphCaptures:
         return sorted({first[-1], *common, *cheap[-1:], *few[-1:]})
 
     def capture_urgent(self) -> bool:
-        """Capture one more size if it is urgent; return True if others are. Between two steps, as capture_next()."""
-        if self._left and self._left[-1] in self._urgent:
-            self.capture_next()
-        return bool(self._left) and self._left[-1] in self._urgent
+        """Go on with the urgent sizes for a while; return True if some are left. Between two steps."""
+        if self._has_urgent:
+            end_s = time.perf_counter() + _URGENT_S
+            self.capture_next(lambda: time.perf_counter() >= end_s)
+        return self._has_urgent
+
+    @property
+    def _has_urgent(self) -> bool:
+        following = self._left[-1] if self._left else None
+        return (following if self._under_way is None else self._under_way.size) in self._urgent
 
     def capture_next(self, is_awaited: Callable[[], bool] | None = None) -> bool:
-        """Capture one more size, if any is left; return True if more are left. Takes about two launches of a step.
+        """Go on with the next size, if any is left; return True if some are left. Takes about two launches of a step.
 
-        is_awaited: asked before each layer; True abandons the capture, which the next call begins again. None: never.
+        is_awaited: asked before each layer; True pauses the capture, and the next call goes on with it. None: never.
         A size whose capture fails stays without: its steps go on with the next larger graph, or without one.
         """
-        if not self._left:
-            return False
-        size = self._left.pop()
+        if self._under_way is None:
+            if not self._left:
+                return False
+            self._under_way = self._begin(self._left.pop())
+        size, thread = self._under_way
         started_s = time.perf_counter()
-        self._interruption.is_wanted = is_awaited if self._num_attempts < _MAX_ABANDONED else None
+        self._interruption.is_wanted, self._interruption.pause = is_awaited, partial(self._pause, thread)
         try:
-            with torch.inference_mode():
-                size.capture()
-            self._num_late += 1
-        except CaptureAbandoned:
-            self._left.append(size)
-            self._num_attempts += 1
-            self._num_abandoned += 1
-            return True
+            has_ended = thread.resume()
+            self._num_late += has_ended
+            self._num_pauses += not has_ended
         except RuntimeError as error:
+            has_ended = True
             self._num_failed += 1
             logger.warning("graph not captured %s reason=%r", size.name, first_line(error))
         finally:
             self._interruption.is_wanted = None
-        self._num_attempts = 0
         self._longest_s = max(self._longest_s, time.perf_counter() - started_s)
-        if not self._left:
+        if has_ended:
+            self._under_way = None
+        if not self.num_left:
             logger.info(
-                "late graphs captured=%d failed=%d abandoned=%d longest_ms=%.1f",
+                "late graphs captured=%d failed=%d pauses=%d longest_ms=%.1f",
                 self._num_late,
                 self._num_failed,
-                self._num_abandoned,
+                self._num_pauses,
                 self._longest_s * 1e3,
             )
-        return bool(self._left)
+        return self.num_left > 0
+
+    def close(self) -> None:
+        """End the capture under way, if any. No other call may follow."""
+        self._left.clear()
+        if self._under_way is not None:
+            self._under_way.thread.stop()
+            self._under_way = None
+
+    def _begin(self, size: _Size) -> _Late:
+        def capture() -> None:
+            self._device.begin_thread()
+            with torch.inference_mode():
+                size.capture()
+
+        return _Late(size, SideThread(capture, name="quire-capture"))
+
+    def _pause(self, thread: SideThread) -> None:
+        with self._device.outside_capture():
+            thread.pause()
 
     def _largest_first(self, mixed: Sequence[MixedSize], decode: Sequence[DecodeSize]) -> list[_Size]:
         """Return mixed and decode sizes, both ascending, with the largest first: mixed steps are larger."""

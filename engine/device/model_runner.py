@@ -16,8 +16,6 @@ import torch
 from engine.core.step import StepHandle, StepPlan, StepResult, TokenMasks
 from engine.device.cuda_graph import (
     DecodeGraphs,
-    GraphDevice,
-    Interruption,
     Layers,
     MixedGraphs,
     max_step_tokens,
@@ -26,6 +24,7 @@ from engine.device.cuda_graph import (
 from engine.device.decode_tails import DecodeStep, DecodeTails
 from engine.device.device_state import DeviceState, Staging
 from engine.device.graph_captures import GraphCaptures
+from engine.device.graph_device import GraphDevice, Interruption
 from engine.device.host_pages import HostPages
 from engine.device.input_batch import (
     InputBatch,

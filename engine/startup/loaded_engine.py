@@ -154,6 +154,8 @@ class LoadedEngine:
             self.disk.close()
         if self.peers is not None:
             self.peers.close()
+        if self.captures is not None:
+            self.captures.close()
         self.runner.close()
         if self.ranks is not None:
             self.ranks.close()

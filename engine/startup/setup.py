@@ -17,8 +17,8 @@ import msgspec
 import torch
 
 from engine.core.host_copies import SlotSource
-from engine.device.cuda_graph import CudaGraphDevice
 from engine.device.graph_captures import GraphCaptures
+from engine.device.graph_device import CudaGraphDevice
 from engine.device.host_pages import BUFFER_BYTES as HOST_BUFFER_BYTES
 from engine.device.host_pages import HostPages
 from engine.device.kv_cache import (

@@ -1,7 +1,8 @@
-"""FakeGraphDevice: an engine.device.cuda_graph.GraphDevice on any device. Its graphs run their step when replayed."""
+"""FakeGraphDevice: an engine.device.graph_device.GraphDevice on any device. Its graphs run their step when replayed."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,7 @@ class FakeGraphDevice:
         self.on_capture: Callable[[], None] = lambda: None
         self.before_run: Callable[[], None] = lambda: None
         self.runs = False  # whether a capture calls its pass, as a real one does; before the first real step
+        self.num_pauses = 0
         self._output_shape = (max_rows, hidden_size)
         self._fails = fails
         self._num_captures = 0
@@ -54,6 +56,14 @@ class FakeGraphDevice:
         self.graphs.append(graph)
         self.on_capture()
         return graph, graph.output
+
+    @contextlib.contextmanager
+    def outside_capture(self) -> Iterator[None]:
+        self.num_pauses += 1
+        yield
+
+    def begin_thread(self) -> None:
+        pass
 
     def time(self, graph: FakeGraph) -> float:
         return 1e-4  # shorter than any launch, so that each step that fits a graph replays it

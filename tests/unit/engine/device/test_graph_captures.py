@@ -1,6 +1,7 @@
 """Graphs that are captured after the engine is ready: the same tokens, no request waits for more than one of them."""
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,11 +143,12 @@ def test_a_request_that_arrives_during_a_capture_is_served_before_the_next(check
     assert sum(sum(message.num_tokens) for message in events) == 6
 
 
-def test_a_request_that_arrives_between_two_layers_ends_the_capture(checkpoint: Path) -> None:
+def test_a_request_that_arrives_between_two_layers_pauses_the_capture(checkpoint: Path) -> None:
     offline = load(checkpoint)
     device = make_device(offline)
     captures = capture_on(offline, device, is_partial=True)
     num_left, num_graphs = captures.num_left, len(device.graphs)
+    num_layers = offline.loaded.model_config.num_layers
     device.runs = True
     num_checks = 0
 
@@ -158,11 +160,12 @@ def test_a_request_that_arrives_between_two_layers_ends_the_capture(checkpoint: 
     assert captures.capture_next(arrives_at_second_layer)
     assert num_checks == 2
     assert (captures.num_left, len(device.graphs)) == (num_left, num_graphs)
-    captures.capture_next(lambda: False)  # the same size again
+    captures.capture_next(arrives_at_second_layer)  # the same size from its second layer on
+    assert num_checks == num_layers
     assert (captures.num_left, len(device.graphs)) == (num_left - 1, num_graphs + 1)
 
 
-def test_a_message_during_a_capture_of_the_loop_ends_it(checkpoint: Path, expected: list[list[int]]) -> None:
+def test_a_message_during_a_capture_of_the_loop_pauses_it(checkpoint: Path, expected: list[list[int]]) -> None:
     offline = load(checkpoint)
     device = make_device(offline)
     captures = capture_on(offline, device, is_partial=True)
@@ -172,7 +175,7 @@ def test_a_message_during_a_capture_of_the_loop_ends_it(checkpoint: Path, expect
     device.before_run = lambda: offline.transport.inbox.append((0, request))
     offline.engine.run_once(0.0)
     device.runs = False  # not after the first real step, whose rows a pass would read
-    assert captures.num_left == num_left
+    assert (captures.num_left, device.num_pauses) == (num_left, 1)
     while not offline.engine.is_idle or offline.transport.inbox:
         offline.engine.run_once(0.0)
     assert captures.num_left == num_left
@@ -181,22 +184,67 @@ def test_a_message_during_a_capture_of_the_loop_ends_it(checkpoint: Path, expect
     assert tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), mixed_params(4))) == expected
 
 
-def test_a_size_that_was_abandoned_eight_times_is_captured_whole(
+def test_captures_that_pause_before_each_layer_end(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    offline = load(checkpoint)
+    device = make_device(offline)
+    captures = capture_on(offline, device, is_partial=True)
+    num_layers = offline.loaded.model_config.num_layers
+    device.runs = True
+    num_left = captures.num_left
+    with caplog.at_level(logging.INFO):
+        for num_captured in range(num_left):
+            for _ in range(num_layers):
+                assert captures.capture_next(lambda: True)
+                assert captures.num_left == num_left - num_captured
+            captures.capture_next(lambda: True)
+    assert captures.num_left == 0
+    assert f"late graphs captured={num_left} failed=0 pauses={num_layers * num_left}" in caplog.text
+
+
+def test_urgent_captures_pause_after_a_while(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = load(checkpoint)
+    times = capture_on(offline, make_device(offline), is_partial=True).mixed.times
+    device = make_device(offline)
+    captures = capture_on(offline, device, is_partial=True, known=times)
+    num_left = captures.num_left
+    device.runs = True
+    monkeypatch.setattr("engine.device.graph_captures._URGENT_S", 0.0)
+    for num_pauses in range(1, offline.loaded.model_config.num_layers + 1):
+        assert captures.capture_urgent()
+        assert (captures.num_left, device.num_pauses) == (num_left, num_pauses)
+    captures.capture_urgent()
+    assert captures.num_left == num_left - 1
+
+
+def test_a_paused_capture_ends_with_its_engine(checkpoint: Path) -> None:
+    offline = load(checkpoint)
+    device = make_device(offline)
+    captures = capture_on(offline, device, is_partial=True)
+    device.runs = True
+    assert captures.capture_next(lambda: True)
+    assert any(thread.name == "quire-capture" for thread in threading.enumerate())
+    offline.loaded.close()
+    assert not any(thread.name == "quire-capture" for thread in threading.enumerate())
+    assert captures.num_left == 0
+
+
+def test_a_capture_that_fails_after_a_pause_leaves_its_size_to_others(
     checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     offline = load(checkpoint)
     device = make_device(offline)
     captures = capture_on(offline, device, is_partial=True)
+    num_left, num_graphs = captures.num_left, len(device.graphs)
     device.runs = True
-    num_left = captures.num_left
-    with caplog.at_level(logging.INFO):
-        for num_captured in range(1, num_left + 1):
-            for _ in range(8):
-                assert captures.capture_next(lambda: True)
-                assert captures.num_left == num_left - num_captured + 1
-            captures.capture_next(lambda: True)
-            assert captures.num_left == num_left - num_captured
-    assert f"late graphs captured={num_left} failed=0 abandoned={8 * num_left}" in caplog.text
+    assert captures.capture_next(lambda: True)
+
+    def fails() -> bool:
+        raise RuntimeError("no memory for a layer")
+
+    assert captures.capture_next(fails)
+    assert (captures.num_left, len(device.graphs)) == (num_left - 1, num_graphs)
+    assert "graph not captured" in caplog.text
+    assert "no memory for a layer" in caplog.text
 
 
 def test_the_largest_sizes_are_captured_first(checkpoint: Path) -> None:
