@@ -60,8 +60,11 @@ def test_a_norm_that_rounds_is_a_norm_and_a_rounding(kind, dtype, num_rows, size
 @pytest.mark.parametrize("is_gelu", [False, True])
 @pytest.mark.parametrize(
     ("num_rows", "size"),
-    [(1, 14336), (8, 14336), (300, 3072), (5, 1000), (3, 28672), (33, 96), (9, 11008), (6, 4100), (7, 15000)],
-)
+    [
+        (1, 14336), (8, 14336), (300, 3072), (5, 1000), (3, 28672), (33, 96), (9, 11008), (6, 4100), (7, 15000),
+        (4096, 14336), (5000, 96), (4100, 3072),
+    ],
+)  # fmt: skip
 def test_an_activation_that_rounds_is_an_activation_and_a_rounding(kind, dtype, is_gelu, num_rows, size):
     x = (torch.randn(num_rows, 2 * size, device="cuda") * 3).to(dtype)
     found = gate_and_mul_rounded(x, rounding_of(kind), is_gelu=is_gelu)
