@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.linear.reference import FP8
-from kernels.linear.triton_fp8 import larger, scale_of, to_e4m3_by_largest
+from kernels.linear.triton_fp8 import larger, scale_of, to_e4m3
 from kernels.moe.configs import Fp8Tile
 from kernels.moe.planes import GROUP, PlanesMatrix
 from kernels.moe.reference import Gate
@@ -164,9 +164,7 @@ def _quantize_planes_kernel(
     largest = tl.reduce(larger(tl.abs(low), tl.abs(high)), 1, larger)
     scales = scale_of(tl.reduce(tl.reshape(largest, [GROUPS, 2]), 1, larger))
     divisors = tl.reshape(tl.broadcast_to(scales[:, None], [GROUPS, 2]), [2 * GROUPS])[:, None]
-    values = tl.reshape(
-        tl.join(to_e4m3_by_largest(low, divisors), to_e4m3_by_largest(high, divisors)), [2 * GROUPS, _RUN]
-    )
+    values = tl.reshape(tl.join(to_e4m3(low, divisors), to_e4m3(high, divisors)), [2 * GROUPS, _RUN])
     targets = values_ptr + runs[:, None] * _RUN + tl.arange(0, _RUN)[None, :]
     groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     for copy in tl.static_range(COPIES):
@@ -214,10 +212,10 @@ def _fp8_up_kernel(
             1, ROWS, COLUMNS, SCALES, HAS_BIAS, DTYPE, GATE, ALPHA, LIMIT, HALVES, BLOCK_M, WIDTH, STAGES, EVEN_N,
         )  # fmt: skip
         scale = scale_of(larger(largest, tl.reduce(tl.abs(others), 1, larger)))
-        tl.store(targets + FEATURES, to_e4m3_by_largest(others, scale[:, None]), mask=is_row[:, None])
+        tl.store(targets + FEATURES, to_e4m3(others, scale[:, None]), mask=is_row[:, None])
     else:
         scale = scale_of(largest)
-    tl.store(targets, to_e4m3_by_largest(values, scale[:, None]), mask=is_row[:, None])
+    tl.store(targets, to_e4m3(values, scale[:, None]), mask=is_row[:, None])
     tl.store(out_scales_ptr + pairs * num_groups + group, scale, mask=is_row)
 
 
