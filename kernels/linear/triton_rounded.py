@@ -27,6 +27,7 @@ from kernels.linear.triton_scaled8 import int8_scale_of, quantize_rows_int8, to_
 
 _MAX_ROW = 16_384  # values of a row that one program holds
 _LEAST_PART = 512  # values of a part of a row that one program holds
+_MANY_ROWS = 4096  # from which on more programs of fewer warps each are 4 to 8 % faster
 _PIECE = 1024  # values of a part of a row, where the scales do not depend on the whole
 
 
@@ -66,9 +67,12 @@ def gate_and_mul_rounded(x: torch.Tensor, rounding: Rounding, *, is_gelu: bool, 
     early = signals_first(x, size, columns=rounding.columns)
     if needs_row:
         parts = _parts(size)
+        num_warps = row_warps(parts[0])
+        if num_rows >= _MANY_ROWS:
+            num_warps = max(1, num_warps // 2)
         _gate_and_mul_row_kernel[(num_rows,)](
             x, rounded.values, rounded.scales, x.stride(0), SIZE=size, FIRST=parts[0], SECOND=parts[1], THIRD=parts[2],
-            IS_GELU=is_gelu, PDL=pdl, EARLY=early, num_warps=row_warps(parts[0]), launch_pdl=pdl,
+            IS_GELU=is_gelu, PDL=pdl, EARLY=early, num_warps=num_warps, launch_pdl=pdl,
         )  # fmt: skip
         return rounded
     block = max(min(triton.next_power_of_2(size), _PIECE), rounding.columns or 0)
