@@ -6,8 +6,8 @@ Measured with an empty Triton cache and with a full one. A table of stages follo
     python -m benchmarks.startup --trees /tmp/before . --restarts 1         # two checkouts in turns
 The first start of a machine also reads torch from its disk; warm starts measured without a cold one follow it. Random
 weights, a synthetic tokenizer (benchmarks/online.py). Quire's modules and all packages are compiled to bytecode before,
-as pip does when it installs them, also where Python may write none. Trees share a kernel cache: the first one's cold start compiles what is
-the same in the others. Other flags are passed to `quire serve`.
+as pip does when it installs them, also where Python may write none. Trees share a kernel cache: the first one's cold
+start compiles what is the same in the others. Other flags are passed to `quire serve`.
 """
 
 import argparse
@@ -51,9 +51,9 @@ def main() -> int:
     parser.add_argument("--log", default="", help="where to append the daemons' logs")
     parser.add_argument("--json", default="")
     args, flags = parser.parse_known_args()
-    packages = [path for path in sys.path if Path(path).is_dir() and Path(path).resolve() != Path.cwd()]
-    for folder in [*packages, *(Path(tree, package) for tree in args.trees for package in _PACKAGES)]:
-        compileall.compile_dir(folder, quiet=2, workers=0)
+    packages = [Path(path) for path in sys.path if Path(path).is_dir() and Path(path).resolve() != Path.cwd()]
+    for path in [*packages, *(Path(tree, package) for tree in args.trees for package in _PACKAGES)]:
+        compileall.compile_dir(path, quiet=2, workers=0)
     starts = []
     for shape in args.shapes:
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -51,13 +50,6 @@ class _Size:
     capture: Callable[[], None] = field(compare=False)
 
 
-class _Late(NamedTuple):
-    """A capture after the start that has begun."""
-
-    size: _Size
-    thread: SideThread
-
-
 class GraphCaptures:
     """The graphs of decode and mixed steps, and the sizes still to be captured."""
 
@@ -84,9 +76,10 @@ class GraphCaptures:
         self._left: list[_Size] = []  # the next one is last
         self._urgent: list[_Size] = []  # of these: not to be left until the engine is idle
         self._interruption = interruption
-        self._under_way: _Late | None = None
+        self._under_way: _Size | None = None
+        self._thread: SideThread | None = None  # that captures what is left
         self._num_late = self._num_failed = self._num_pauses = 0
-        self._longest_s = 0.0  # that a call took
+        self._longest_s = self._asked_s = 0.0  # that a message may have waited; when was last asked for one
 
     @property
     def num_left(self) -> int:
@@ -128,6 +121,7 @@ class GraphCaptures:
         self._device.free_unused()
         rest = self._largest_first(self.mixed.sizes, self.decode.sizes)
         self._left = [size for size in reversed(rest) if size not in first]
+        self._begin_thread()
         logger.info(
             "graphs captured=%d later=%d capture_s=%.2f timing_s=%.2f launch_ms=%.1f",
             len(first),
@@ -158,6 +152,7 @@ class GraphCaptures:
         rest = self._largest_first(self.mixed.sizes, self.decode.sizes)
         late = [size for size in rest if size not in at_once and size not in self._urgent]
         self._left = [*late[::-1], *self._urgent[::-1]]
+        self._begin_thread()
         logger.info(
             "graphs captured=%d urgent=%d later=%d capture_s=%.2f",
             len(at_once),
@@ -180,14 +175,15 @@ class GraphCaptures:
     def capture_urgent(self) -> bool:
         """Go on with the urgent sizes for a while; return True if some are left. Between two steps."""
         if self._has_urgent:
-            end_s = time.perf_counter() + _URGENT_S
-            self.capture_next(lambda: time.perf_counter() >= end_s)
+            began_s = time.perf_counter()
+            self.capture_next(lambda: time.perf_counter() - began_s >= _URGENT_S)
+            self._longest_s = max(self._longest_s, time.perf_counter() - began_s)
         return self._has_urgent
 
     @property
     def _has_urgent(self) -> bool:
         following = self._left[-1] if self._left else None
-        return (following if self._under_way is None else self._under_way.size) in self._urgent
+        return (self._under_way or following) in self._urgent
 
     def capture_next(self, is_awaited: Callable[[], bool] | None = None) -> bool:
         """Go on with the next size, if any is left; return True if some are left. Takes about two launches of a step.
@@ -195,29 +191,17 @@ class GraphCaptures:
         is_awaited: asked before each layer; True pauses the capture, and the next call goes on with it. None: never.
         A size whose capture fails stays without: its steps go on with the next larger graph, or without one.
         """
-        if self._under_way is None:
-            if not self._left:
-                return False
-            self._under_way = self._begin(self._left.pop())
-        size, thread = self._under_way
-        started_s = time.perf_counter()
-        self._interruption.is_wanted, self._interruption.pause = is_awaited, partial(self._pause, thread)
-        try:
-            has_ended = thread.resume()
-            self._num_late += has_ended
-            self._num_pauses += not has_ended
-        except RuntimeError as error:
-            has_ended = True
-            self._num_failed += 1
-            logger.warning("graph not captured %s reason=%r", size.name, first_line(error))
-        finally:
-            self._interruption.is_wanted = None
-        self._longest_s = max(self._longest_s, time.perf_counter() - started_s)
-        if has_ended:
-            self._under_way = None
+        if not self.num_left:
+            return False
+        assert self._thread is not None
+        self._asked_s = time.perf_counter()
+        self._interruption.is_wanted = partial(self._is_wanted, is_awaited)
+        self._thread.resume()
+        self._interruption.is_wanted = None
+        self._note_wait()
         if not self.num_left:
             logger.info(
-                "late graphs captured=%d failed=%d pauses=%d longest_ms=%.1f",
+                "late graphs captured=%d failed=%d pauses=%d longest_wait_ms=%.1f",
                 self._num_late,
                 self._num_failed,
                 self._num_pauses,
@@ -228,21 +212,47 @@ class GraphCaptures:
     def close(self) -> None:
         """End the capture under way, if any. No other call may follow."""
         self._left.clear()
-        if self._under_way is not None:
-            self._under_way.thread.stop()
-            self._under_way = None
+        if self._thread is not None:
+            self._thread.stop()
+        self._under_way = None
 
-    def _begin(self, size: _Size) -> _Late:
-        def capture() -> None:
-            self._device.begin_thread()
-            with torch.inference_mode():
-                size.capture()
+    def _begin_thread(self) -> None:
+        """Start the thread that captures what is left, up to its first pause."""
+        if self._left:
+            self._thread = SideThread(self._capture_rest, name="quire-capture")
+            self._thread.resume()
 
-        return _Late(size, SideThread(capture, name="quire-capture"))
+    def _capture_rest(self) -> None:
+        """Capture what is left; runs in the thread, which pauses before each size."""
+        assert self._thread is not None
+        self._interruption.pause = self._pause
+        self._device.begin_thread()
+        with torch.inference_mode():
+            while self._left:
+                self._thread.pause()
+                self._under_way = self._left.pop()
+                try:
+                    self._under_way.capture()
+                    self._num_late += 1
+                except RuntimeError as error:
+                    self._num_failed += 1
+                    logger.warning("graph not captured %s reason=%r", self._under_way.name, first_line(error))
+                self._under_way = None
 
-    def _pause(self, thread: SideThread) -> None:
+    def _is_wanted(self, is_awaited: Callable[[], bool] | None) -> bool:
+        self._note_wait()
+        return is_awaited is not None and is_awaited()
+
+    def _note_wait(self) -> None:
+        now_s = time.perf_counter()
+        self._longest_s, self._asked_s = max(self._longest_s, now_s - self._asked_s), now_s
+
+    def _pause(self) -> None:
+        """Let the loop go on; runs in the thread."""
+        assert self._thread is not None
+        self._num_pauses += 1
         with self._device.outside_capture():
-            thread.pause()
+            self._thread.pause()
 
     def _largest_first(self, mixed: Sequence[MixedSize], decode: Sequence[DecodeSize]) -> list[_Size]:
         """Return mixed and decode sizes, both ascending, with the largest first: mixed steps are larger."""

@@ -21,8 +21,9 @@ class SideThread:
 
     def resume(self) -> bool:
         """Let the work go on until it pauses or ends; return True if it has ended. Raises what it raised."""
-        self._resumed.release()
-        self._returned.acquire()
+        if not self._has_ended:
+            self._resumed.release()
+            self._returned.acquire()
         if self._has_ended:
             self._thread.join()
             if self._error is not None:
@@ -39,7 +40,7 @@ class SideThread:
         self._wait()
 
     def stop(self) -> None:
-        """End the work where it has paused. Blocks until it has ended."""
+        """End the work where it has paused, if it has not ended. Blocks until it has."""
         self._is_stopping = True
         self._resumed.release()
         self._thread.join()
