@@ -2,8 +2,8 @@
 
 Copies from and to memory that is not pinned block the step, so rows are used only once they are pinned: the first
 num_ready of them. A thread pins: a few pieces at once, in order to measure copies; the others after pin_rest(). While
-it pins a piece the driver may keep launches waiting. So beside steps it rests after each piece, for a multiple of the
-time that the piece took; an engine without steps has the next piece at once.
+it pins a piece the driver may keep launches waiting. So beside steps and late captures it rests after each piece, for a
+multiple of the time that the piece took; an engine without them has the next piece at once.
 
 Pinning ends early if the driver refuses a piece, or if the machine, or this cgroup, has too little memory left. What is
 pinned by then stays in use.
@@ -81,7 +81,7 @@ class PinnedMemory:
         self._thread.join()
 
     def note_step(self) -> None:
-        """Let the thread rest beside a step that is launched now."""
+        """Let the thread rest beside a step that is launched now, or a graph that is captured."""
         self._stepped_s = time.monotonic()
 
     def runs(self, rows: list[int]) -> Iterator[tuple[int, int, int]]:

@@ -7,6 +7,7 @@ pin_host_memory() when requests can come → close().
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -108,7 +109,7 @@ class LoadedEngine:
             make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
             bytes_per_block=self.plan.bytes_per_page,
             num_ranks=self.num_ranks,
-            idle_work=self.captures.capture_next if captures_graphs and self.captures is not None else None,
+            idle_work=self._capture_next if captures_graphs and self.captures is not None else None,
             busy_work=self.captures.capture_urgent if captures_graphs and self.captures is not None else None,
         )
         if self.slots is not None:
@@ -160,6 +161,14 @@ class LoadedEngine:
         if self.ranks is not None:
             self.ranks.close()
             leave_ranks()
+
+    def _capture_next(self, is_awaited: Callable[[], bool]) -> bool:
+        """See GraphCaptures.capture_next. While memory is pinned the driver may keep a capture waiting, too."""
+        assert self.captures is not None
+        host_pages = self.runner.host_pages
+        if host_pages is not None and host_pages.pins is not None:
+            host_pages.pins.note_step()
+        return self.captures.capture_next(is_awaited)
 
     def _release_memory(self) -> None:
         """Wait for all launched steps, then return cached memory to the device."""

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -214,6 +215,15 @@ def test_urgent_captures_pause_after_a_while(checkpoint: Path, monkeypatch: pyte
         assert (captures.num_left, device.num_pauses) == (num_left, num_pauses)
     captures.capture_urgent()
     assert captures.num_left == num_left - 1
+
+
+def test_pinning_rests_beside_captures(checkpoint: Path) -> None:
+    offline = load(checkpoint)
+    num_left = capture_on(offline, make_device(offline), is_partial=True).num_left
+    pins = Mock()
+    offline.loaded.runner.host_pages = Mock(pins=pins)
+    list(idle_turns(offline))
+    assert pins.note_step.call_count == num_left
 
 
 def test_a_paused_capture_ends_with_its_engine(checkpoint: Path) -> None:
