@@ -8,6 +8,9 @@ be in the next step: while none waits and a row is free, or once there are sever
 step is launched at once: it is full, or grows by each that comes, and more first tokens come late together. With
 several ranks and one tenant, too: the others' launches come later than this rank's, which nothing here learns.
 
+A step that copies blocks beside no rows, while there are no requests, is received beside too: the loop would wait for
+its copies, and a request that comes would wait until it looks again. Its own step can be launched meanwhile.
+
 The end is predicted: a step takes at least the shortest time of the last steps of its size. The host launches the next
 one earlier by the time that it needs for that, and by more after each step that came too late, when the device had
 nothing to do. While the loop receives, it asks the device every millisecond whether the step has ended, so that a
@@ -51,6 +54,7 @@ class LaunchDelay:
         self._times: dict[int, deque[float]] = {}  # by size
         self._host_s = self._earlier_s = 0.0
         self._num_tokens = 0  # of the step in flight; 0: unknown
+        self._only_copies = False  # whether the step in flight has no rows
         self._is_delayed = False  # whether the step that is about to be launched was
         self._received_s: float | None = None  # when receive() returned
         self._ended_s: float | None = None  # when the step in flight was found to have ended
@@ -58,6 +62,10 @@ class LaunchDelay:
     def receive(self, step: StepHandle, begun_s: float, handle: Callable[[int, ToEngine | ClientGone], None]) -> None:
         """Pass messages to `handle` until the next step is to be launched. step: in flight, begun at begun_s."""
         self._received_s = None
+        if self.is_on and self._only_copies and not self._scheduler.requests:
+            while not step.is_done() and not self._receive_once(handle):
+                pass
+            return
         if not (self.is_on and self._may_help()):
             return
         due_s = begun_s + self._least_s() - self._host_s - self._earlier_s - _SPARE_S
@@ -70,20 +78,27 @@ class LaunchDelay:
     def _receive_until(
         self, due_s: float, step: StepHandle, handle: Callable[[int, ToEngine | ClientGone], None]
     ) -> None:
-        kv = self._scheduler.kv
-        kv.late.publish_while(lambda: self._clock() < due_s)
+        self._scheduler.kv.late.publish_while(lambda: self._clock() < due_s)
         while due_s - self._clock() >= _POLL_S:
             if step.is_done():
                 self._ended_s = self._clock()
                 return
-            for client_id, message in self._transport.receive(_POLL_S):
-                handle(client_id, message)
-            if kv.tiers.is_polled:  # receive() returns at once while one of its sockets is unread
-                kv.tiers.poll(self._clock())
+            self._receive_once(handle)
+
+    def _receive_once(self, handle: Callable[[int, ToEngine | ClientGone], None]) -> bool:
+        """Wait for messages for a millisecond at most; return whether any came."""
+        has_come = False
+        for client_id, message in self._transport.receive(_POLL_S):
+            has_come = True
+            handle(client_id, message)
+        tiers = self._scheduler.kv.tiers
+        if tiers.is_polled:  # receive() returns at once while one of its sockets is unread
+            tiers.poll(self._clock())
+        return has_come
 
     def note_launch(self, before: StepHandle | None, plan: StepPlan | None) -> None:
         """Learn from the launch of a step, which has just returned. before: the step that was in flight, if any."""
-        self._num_tokens = 0
+        self._num_tokens, self._only_copies = 0, plan is not None and not plan.num_rows
         if self._received_s is not None:
             host_s = min(self._clock() - self._received_s, _MOST_S)
             self._host_s, self._earlier_s = max(self._host_s * _KEPT, host_s), self._earlier_s * _KEPT

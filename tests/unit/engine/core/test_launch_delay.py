@@ -131,11 +131,13 @@ class Device:
         self.received: list[str] = []
         self.timeouts_s: list[float] = []
         self.num_tokens = self.num_next_tokens = 100  # of the step in flight, and of the next one
+        self.num_rows = 1  # of the next step
         kv = SimpleNamespace(late=self, tiers=SimpleNamespace(is_polled=False))
         scheduler = SimpleNamespace(
             kv=kv,
             waiting=Waiting(num_waiting, has_several_tenants=num_tenants > 1),
             num_free_rows=num_free_rows,
+            requests={},
             config=SimpleNamespace(step_sizes=[64, 128, 256]),
         )
         self.delay = LaunchDelay(cast(Any, scheduler), cast(Any, self), lambda: self.now_s, num_ranks=num_ranks)
@@ -164,7 +166,8 @@ class Device:
         early_s = self.end_s - self.now_s
         self.now_s += host_s
         num_tokens, self.num_tokens = self.num_tokens, self.num_next_tokens
-        self.delay.note_launch(cast(StepHandle, self), cast(StepPlan, SimpleNamespace(num_tokens=self.num_tokens)))
+        plan = SimpleNamespace(num_tokens=self.num_tokens, num_rows=self.num_rows)
+        self.delay.note_launch(cast(StepHandle, self), cast(StepPlan, plan))
         self.now_s = max(self.now_s, self.end_s)
         step = SimpleNamespace(num_tokens=lambda: (num_tokens, 0))
         self.delay.note_commit(cast(PlannedStep, step), begun_s, self.now_s)
@@ -255,6 +258,27 @@ def test_one_tenants_launches_are_delayed_while_a_request_that_comes_has_room(
     early_s = [device.run_step(0.02) for _ in range(4)][-1]
     assert (early_s < 0.002) == is_delayed
     assert bool(device.timeouts_s) == is_delayed
+
+
+def test_a_message_beside_copies_alone_is_handled_when_it_comes() -> None:
+    device = Device((10.0212, "first"), (10.0213, "second"))
+    device.num_rows = 0
+    device.run_step(0.02)
+    assert device.run_step(0.002) == pytest.approx(0.0008)
+    assert device.received == ["first"]
+    assert device.run_step(0.002) == pytest.approx(0.002)
+    assert device.received == ["first", "second"]
+    assert device.run_step(0.002) == pytest.approx(-0.001)  # none comes: until they are found to be done
+
+
+def test_copies_of_a_request_are_waited_for() -> None:
+    device = Device((10.0212, "first"))
+    device.num_rows = 0
+    device.run_step(0.02)
+    cast(Any, device.delay._scheduler).requests["waits for them"] = None
+    device.delay._scheduler.waiting = cast(Any, Waiting(1, has_several_tenants=False))
+    assert device.run_step(0.002) == pytest.approx(0.002)
+    assert device.received == []
 
 
 @pytest.mark.parametrize("seconds", [0.0014, 0.02])
