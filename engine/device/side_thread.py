@@ -54,6 +54,8 @@ class SideThread:
         try:
             self._wait()
             self._work()
+        except WorkStopped:
+            pass  # kept, its traceback would keep what the work had in hand
         except BaseException as error:  # resume() raises it
             self._error = error
         self._has_ended = True

@@ -1,7 +1,9 @@
 """Graphs that are captured after the engine is ready: the same tokens, no request waits for more than one of them."""
 
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -237,6 +239,18 @@ def test_a_paused_capture_ends_with_its_engine(checkpoint: Path) -> None:
     offline.loaded.close()
     assert "quire-capture" not in {thread.name for thread in set(threading.enumerate()) - threads}
     assert not captures.capture_next()
+
+
+def test_a_paused_capture_that_ends_keeps_no_weights(checkpoint: Path) -> None:
+    offline = load(checkpoint)
+    device = make_device(offline)
+    captures = capture_on(offline, device, is_partial=True)
+    model = weakref.ref(offline.loaded.runner._model)
+    device.runs = True
+    assert captures.capture_next(lambda: True)
+    offline.loaded.close()
+    gc.collect()
+    assert model() is None
 
 
 def test_a_capture_that_fails_after_a_pause_leaves_its_size_to_others(

@@ -55,3 +55,4 @@ def test_stopped_work_ends_where_it_paused(num_resumed: int) -> None:
     thread.stop()
     assert done == [str(turn) for turn in range(num_resumed)] + ["left"] * (num_resumed > 0)
     assert not any(other.name == "side" for other in threading.enumerate())
+    assert thread.resume(), "it has ended"
