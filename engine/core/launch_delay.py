@@ -8,8 +8,9 @@ be in the next step: while none waits and a row is free, or once there are sever
 step is launched at once: it is full, or grows by each that comes, and more first tokens come late together. With
 several ranks and one tenant, too: the others' launches come later than this rank's, which nothing here learns.
 
-A step that copies blocks beside no rows, while there are no requests, is received beside too: the loop would wait for
-its copies, and a request that comes would wait until it looks again. Its own step can be launched meanwhile.
+Messages are also received beside a step that copies blocks alone, while there are no requests: the loop would wait for
+its copies, and a request that comes would wait until it looks again. Its own step can be launched meanwhile. The next
+copies begin up to a millisecond after these have ended, so not while another engine waits for blocks.
 
 The end is predicted: a step takes at least the shortest time of the last steps of its size. The host launches the next
 one earlier by the time that it needs for that, and by more after each step that came too late, when the device had
@@ -62,7 +63,8 @@ class LaunchDelay:
     def receive(self, step: StepHandle, begun_s: float, handle: Callable[[int, ToEngine | ClientGone], None]) -> None:
         """Pass messages to `handle` until the next step is to be launched. step: in flight, begun at begun_s."""
         self._received_s = None
-        if self.is_on and self._only_copies and not self._scheduler.requests:
+        has_others = bool(self._scheduler.requests) or self._scheduler.kv.tiers.is_exchanging
+        if self.is_on and self._only_copies and not has_others:
             while not step.is_done() and not self._receive_once(handle):
                 pass
             return
@@ -112,8 +114,9 @@ class LaunchDelay:
     def note_commit(self, step: PlannedStep, begun_s: float, now: float) -> None:
         """Learn from a step that ran from begun_s until now, or until receive() found that it had ended."""
         ended_s, self._ended_s = self._ended_s, None
-        if self.is_on:
-            times = self._times.setdefault(self._size(sum(step.num_tokens())), deque(maxlen=_NUM_TIMES))
+        num_tokens = sum(step.num_tokens())
+        if self.is_on and num_tokens:  # copies alone tell nothing of small steps
+            times = self._times.setdefault(self._size(num_tokens), deque(maxlen=_NUM_TIMES))
             times.append((now if ended_s is None else ended_s) - begun_s)
 
     def _may_help(self) -> bool:

@@ -132,7 +132,7 @@ class Device:
         self.timeouts_s: list[float] = []
         self.num_tokens = self.num_next_tokens = 100  # of the step in flight, and of the next one
         self.num_rows = 1  # of the next step
-        kv = SimpleNamespace(late=self, tiers=SimpleNamespace(is_polled=False))
+        kv = SimpleNamespace(late=self, tiers=SimpleNamespace(is_polled=False, is_exchanging=False))
         scheduler = SimpleNamespace(
             kv=kv,
             waiting=Waiting(num_waiting, has_several_tenants=num_tenants > 1),
@@ -279,6 +279,27 @@ def test_copies_of_a_request_are_waited_for() -> None:
     device.delay._scheduler.waiting = cast(Any, Waiting(1, has_several_tenants=False))
     assert device.run_step(0.002) == pytest.approx(0.002)
     assert device.received == []
+
+
+def test_copies_for_another_engine_follow_each_other_at_once() -> None:
+    device = Device((10.0212, "first"))
+    device.num_rows = 0
+    device.run_step(0.02)
+    device.delay._scheduler.kv.tiers = cast(Any, SimpleNamespace(is_polled=False, is_exchanging=True))
+    assert device.run_step(0.002) == pytest.approx(0.002)
+    assert device.received == []
+
+
+def test_copies_alone_tell_nothing_of_the_time_of_small_steps() -> None:
+    device = Device()
+    device.num_rows = device.num_next_tokens = 0
+    for _ in range(10):
+        device.run_step(0.01)
+    device.num_rows = device.num_next_tokens = 1
+    device.run_step(0.01)
+    device.timeouts_s.clear()
+    assert device.run_step(0.0008) == pytest.approx(0.0008)
+    assert device.timeouts_s == []
 
 
 @pytest.mark.parametrize("seconds", [0.0014, 0.02])
