@@ -32,7 +32,7 @@ _READY = re.compile(r"Ready in ([\d.]+) s")
 _AGAIN = re.compile(r"engine ready again after_s=([\d.]+)")
 _STAGES = re.compile(r'start="([^"]*)"')
 _COMPILED = re.compile(r"kernels compiled=.*")
-_LATER = re.compile(r"graphs captured=\d+ later=([1-9]\d*)")
+_LATER = re.compile(r"graphs captured=\d+ (?:urgent=\d+ )?later=[1-9]")
 _ALL_CAPTURED = re.compile(r"late graphs captured=.*")
 _PARTS = re.compile(
     r"(?:imports done|load imports_s=|weights read ahead|graphs warm_up_s=|graphs captured=|late graphs captured=|"

@@ -1,6 +1,6 @@
 """GraphCaptures: captures the CUDA graphs of one ModelRunner: some before the engine is ready, the rest later.
 
-Life: warm_up → capture → capture_next, as long as it returns True, between two steps.
+Life: warm_up → capture → capture_next, as long as it returns True, between two steps → close.
 A capture records launches and executes nothing, so it may happen at any time between steps. The kernels that it records
 must have been loaded: warm_up() runs every size before the first real step, grouped ones too, with one layer of each
 kind, since the other layers launch the same kernels. Graphs are captured largest first into one memory pool, so that
@@ -240,8 +240,10 @@ class GraphCaptures:
                 self._under_way = None
 
     def _is_wanted(self, is_awaited: Callable[[], bool] | None) -> bool:
+        if is_awaited is not None and is_awaited():
+            return True  # it may wait since it was asked for before, and waits for the end of the piece
         self._note_wait()
-        return is_awaited is not None and is_awaited()
+        return False
 
     def _note_wait(self) -> None:
         now_s = time.perf_counter()

@@ -1,5 +1,6 @@
 """Graphs that are captured after the engine is ready: the same tokens, no request waits for more than one of them."""
 
+import contextlib
 import gc
 import logging
 import threading
@@ -202,6 +203,31 @@ def test_captures_that_pause_before_each_layer_end(checkpoint: Path, caplog: pyt
             captures.capture_next(lambda: True)
     assert captures.num_left == 0
     assert f"late graphs captured={num_left} failed=0 pauses={num_layers * num_left}" in caplog.text
+
+
+def test_a_message_waits_for_the_layer_and_for_the_end_of_the_piece(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 0.0
+
+    class SlowDevice(FakeGraphDevice):
+        @contextlib.contextmanager
+        def outside_capture(self) -> Iterator[None]:
+            nonlocal now_s
+            now_s += 0.003  # the end of a piece
+            with super().outside_capture():
+                yield
+            now_s += 0.002  # the next layer
+
+    monkeypatch.setattr("engine.device.graph_captures.time", Mock(perf_counter=lambda: now_s))
+    offline = load(checkpoint)
+    device = SlowDevice(offline.loaded.model_config.hidden_size)
+    captures = capture_on(offline, device, is_partial=True)
+    device.runs = True
+    with caplog.at_level(logging.INFO):
+        while captures.capture_next(lambda: True):
+            pass
+    assert "longest_wait_ms=5.0" in caplog.text
 
 
 def test_urgent_captures_pause_after_a_while(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
