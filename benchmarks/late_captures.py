@@ -1,9 +1,10 @@
 """The longest wait of a message that arrives while the engine captures a graph after its start, on CUDA.
 
     python -m benchmarks.late_captures --shape llama-3.1-8b --json out.json
-Of the sizes that the start left out every second one is captured whole: a message waits for the longest time between
-two checks and for the piece to end. The others pause before each layer: a message waits for the longest turn. Then a
-step of eight rows is captured in 1, 2, 4 … pieces: `pieces_ms` is a replay's time on the device. Random weights.
+Of the sizes that the start left out every second one is captured whole: `wait_ms` is the longest time between two
+looks for messages, or from the last one to the end. The others pause before each layer: `wait_ms` is the longest turn,
+with the end of a piece. A message waits for the next look and for the end of a piece, so for less than both together.
+Then a step of eight rows is captured in 1, 2, 4 … pieces: `pieces_ms` is a replay's time on the device. Random weights.
 """
 
 import argparse
@@ -35,7 +36,7 @@ class Capture:
     """Milliseconds of one size."""
 
     is_paused: bool  # before each layer
-    wait_ms: float  # of a message, at most
+    wait_ms: float  # the longest turn, or time between two looks for messages
     whole_ms: float  # of all turns
 
 
