@@ -196,8 +196,10 @@ class GraphCaptures:
         assert self._thread is not None
         self._asked_s = time.perf_counter()
         self._interruption.is_wanted = partial(self._is_wanted, is_awaited)
-        self._thread.resume()
-        self._interruption.is_wanted = None
+        try:
+            self._thread.resume()
+        finally:
+            self._interruption.is_wanted = None  # else a step's own pass would pause
         self._note_wait()
         if not self.num_left:
             logger.info(

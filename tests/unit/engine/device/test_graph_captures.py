@@ -298,6 +298,22 @@ def test_a_capture_that_fails_after_a_pause_leaves_its_size_to_others(
     assert "no memory for a layer" in caplog.text
 
 
+def test_a_bug_in_a_capture_is_raised_and_leaves_steps_alone(checkpoint: Path, expected: list[list[int]]) -> None:
+    offline = load(checkpoint)
+    device = make_device(offline)
+    captures = capture_on(offline, device, is_partial=True)
+    device.runs = True
+
+    def fails() -> bool:
+        raise ValueError("a bug")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="a bug"):
+            captures.capture_next(fails)
+    assert tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), mixed_params(4))) == expected
+    offline.loaded.close()
+
+
 def test_the_largest_sizes_are_captured_first(checkpoint: Path) -> None:
     offline = load(checkpoint)
     captures = capture_on(offline, make_device(offline), is_partial=True)
