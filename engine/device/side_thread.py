@@ -36,8 +36,11 @@ class SideThread:
         Raises:
             WorkStopped: stop() was called.
         """
-        self._returned.release()
-        self._wait()
+        if not self._is_stopping:  # else nobody resumes it
+            self._returned.release()
+            self._resumed.acquire()
+        if self._is_stopping:
+            raise WorkStopped
 
     def stop(self) -> None:
         """End the work where it has paused, if it has not ended. Blocks until it has."""
@@ -45,15 +48,11 @@ class SideThread:
         self._resumed.release()
         self._thread.join()
 
-    def _wait(self) -> None:
-        self._resumed.acquire()
-        if self._is_stopping:
-            raise WorkStopped
-
     def _run(self) -> None:
+        self._resumed.acquire()
         try:
-            self._wait()
-            self._work()
+            if not self._is_stopping:
+                self._work()
         except WorkStopped:
             pass  # kept, its traceback would keep what the work had in hand
         except BaseException as error:  # resume() raises it

@@ -56,3 +56,24 @@ def test_stopped_work_ends_where_it_paused(num_resumed: int) -> None:
     assert done == [str(turn) for turn in range(num_resumed)] + ["left"] * (num_resumed > 0)
     assert not any(other.name == "side" for other in threading.enumerate())
     assert thread.resume(), "it has ended"
+
+
+def test_stopped_work_cannot_pause_again() -> None:
+    done: list[str] = []
+
+    def work() -> None:
+        try:
+            thread.pause()
+        finally:
+            try:
+                thread.pause()
+            finally:
+                done.append("left")
+
+    thread = SideThread(work, name="side")
+    assert not thread.resume()
+    stopping = threading.Thread(target=thread.stop, daemon=True)  # in a thread, as it would wait without end
+    stopping.start()
+    stopping.join(10.0)
+    assert not stopping.is_alive()
+    assert done == ["left"]
