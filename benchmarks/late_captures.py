@@ -2,9 +2,10 @@
 
     python -m benchmarks.late_captures --shape llama-3.1-8b --json out.json
 Of the sizes that the start left out every second one is captured whole: `wait_ms` is the longest time between two
-looks for messages, or from the last one to the end. The others pause before each layer: `wait_ms` is the longest turn,
-with the end of a piece. A message waits for the next look and for the end of a piece, so for less than both together.
-Then a step of eight rows is captured in 1, 2, 4 … pieces: `pieces_ms` is a replay's time on the device. Random weights.
+looks for messages, or from the last one to the end. The others pause as soon as they may, after 4 ms: `wait_ms` is the
+longest turn, with the end of a piece. A message waits for the next look and for the end of a piece: for less than both
+together. Then a step of eight rows is captured in 1, 2, 4 … pieces: `pieces_ms` is a replay's time on the device.
+Random weights.
 """
 
 import argparse
@@ -35,7 +36,7 @@ _NUM_REPLAYS = 200
 class Capture:
     """Milliseconds of one size."""
 
-    is_paused: bool  # before each layer
+    is_paused: bool  # as soon as it may
     wait_ms: float  # the longest turn, or time between two looks for messages
     whole_ms: float  # of all turns
 
@@ -70,7 +71,7 @@ def main() -> int:
 
 
 def measure(loaded: LoadedEngine, *, is_paused: bool) -> Capture:
-    """Capture the next size, with a pause before each layer or without."""
+    """Capture the next size, with all pauses that it may have or without."""
     captures = loaded.captures
     assert captures is not None
     num_left, turns_s, checked_s = captures.num_left, list[float](), list[float]()

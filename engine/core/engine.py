@@ -45,6 +45,7 @@ _INVALID_OUTPUT = ModelOutputInvalid(
     "The model's output for this request is not finite (NaN or infinite), so there is no next token."
 )
 _PENDING_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles, or a disk or another engine reads
+_REST_S = 0.005  # without a message, before each piece of idle_work: a client's next request often comes at once
 _TURNS_PER_WORK = 8  # iterations from one piece of busy_work to the next
 _MAX_LEAVING = 256  # requests of closed connections that one iteration ends, since decoding rows wait for it
 
@@ -57,8 +58,7 @@ class Engine:
         self.clock = parts.clock
         self.overlap_depth = parts.overlap_depth
         self.max_queued_requests = parts.max_queued_requests
-        self.tenants = Tenants(parts.metrics)
-        self.forecast = QueueForecast()
+        self.tenants, self.forecast = Tenants(parts.metrics), QueueForecast()
         self.is_leaving = False  # set by the process: workers are told that the queue is full
         self._executor = parts.executor
         self._transport = parts.transport
@@ -135,7 +135,7 @@ class Engine:
         is_patient = is_only_compiling or self._is_at_tier
         patience_s = idle_timeout_s if was_idle else _PENDING_POLL_S if is_patient else 0
         if was_idle and self._idle_work is not None:
-            patience_s = 0
+            patience_s = _REST_S if idle_timeout_s is None else min(idle_timeout_s, _REST_S)
         for client_id, message in self._transport.receive(patience_s):
             was_idle = False
             self._handle(client_id, message)

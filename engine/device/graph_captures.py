@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int], None]
 
+_LEAST_S = 0.004  # from one pause to the next, since a piece more takes 10 to 25 µs of each step
 _URGENT_S = 0.008  # that an urgent capture takes between two steps, and a layer more
 
 
@@ -106,7 +107,7 @@ class GraphCaptures:
         done = itertools.count(1)
         with torch.inference_mode():
             launch_s = self.mixed.time_launch(self._device)
-            self._device.free_unused()  # memory of the steps before: the pool of graphs has its own
+            torch.cuda.empty_cache()  # memory of the steps before: the pool of graphs has its own
             for size in first:
                 self._capture_or_warm_up(size)
                 on_progress(next(done), len(first))
@@ -118,7 +119,7 @@ class GraphCaptures:
                 if size not in first:
                     self._capture_or_warm_up(size)
                     first.append(size)
-        self._device.free_unused()
+        torch.cuda.empty_cache()
         rest = self._largest_first(self.mixed.sizes, self.decode.sizes)
         self._left = [size for size in reversed(rest) if size not in first]
         self._begin_thread()
@@ -142,11 +143,11 @@ class GraphCaptures:
         self.mixed.times = times
         at_once = self._largest_first(self._first_needed(times, long_step_s), self.decode.first_sizes[-1:])
         with torch.inference_mode():
-            self._device.free_unused()
+            torch.cuda.empty_cache()
             for done, size in enumerate(at_once, 1):
                 self._capture_or_warm_up(size)
                 on_progress(done, len(at_once))
-        self._device.free_unused()
+        torch.cuda.empty_cache()
         first = self._largest_first(self.mixed.first_sizes, self.decode.first_sizes)
         self._urgent = [size for size in first if size not in at_once]
         rest = self._largest_first(self.mixed.sizes, self.decode.sizes)
@@ -188,14 +189,15 @@ class GraphCaptures:
     def capture_next(self, is_awaited: Callable[[], bool] | None = None) -> bool:
         """Go on with the next size, if any is left; return True if some are left. Takes about two launches of a step.
 
-        is_awaited: asked before each layer; True pauses the capture, and the next call goes on with it. None: never.
+        is_awaited: asked before each layer, but for the first _LEAST_S; True pauses the capture, and the next call goes
+        on with it. None: never.
         A size whose capture fails stays without: its steps go on with the next larger graph, or without one.
         """
         if not self.num_left:
             return False
         assert self._thread is not None
         self._asked_s = time.perf_counter()
-        self._interruption.is_wanted = partial(self._is_wanted, is_awaited)
+        self._interruption.is_wanted = partial(self._is_wanted, is_awaited, self._asked_s + _LEAST_S)
         try:
             self._thread.resume()
         finally:
@@ -241,7 +243,9 @@ class GraphCaptures:
                     logger.warning("graph not captured %s reason=%r", self._under_way.name, first_line(error))
                 self._under_way = None
 
-    def _is_wanted(self, is_awaited: Callable[[], bool] | None) -> bool:
+    def _is_wanted(self, is_awaited: Callable[[], bool] | None, least_s: float) -> bool:
+        if time.perf_counter() < least_s:
+            return False
         if is_awaited is not None and is_awaited():
             return True  # it may wait since it was asked for before, and waits for the end of the piece
         self._note_wait()

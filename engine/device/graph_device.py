@@ -53,10 +53,6 @@ class GraphDevice(Protocol):
         """Wait for everything launched."""
         ...
 
-    def free_unused(self) -> None:
-        """Return the allocator's unused memory to the device."""
-        ...
-
 
 class _Pieces:
     """A step captured in pieces, which are replayed one after the other."""
@@ -148,7 +144,3 @@ class CudaGraphDevice:
     def synchronize(self) -> None:
         """See GraphDevice.synchronize."""
         torch.cuda.synchronize()
-
-    def free_unused(self) -> None:
-        """See GraphDevice.free_unused."""
-        torch.cuda.empty_cache()

@@ -71,9 +71,6 @@ class FakeGraphDevice:
     def synchronize(self) -> None:
         pass
 
-    def free_unused(self) -> None:
-        pass
-
 
 def capture_on(
     offline: OfflineEngine,
