@@ -6,8 +6,9 @@ must have been loaded: warm_up() runs every size before the first real step, gro
 kind, since the other layers launch the same kernels. Graphs are captured largest first into one memory pool, so that
 all sizes share the largest one's activations.
 A late capture pauses between two layers when a message arrives, and goes on in a later idle turn: it runs in a thread
-of its own. So no request waits for more than a layer, and a busy engine gets its graphs, too. What was recorded before
-a pause is a graph of its own, replayed first: an open capture would keep the allocator from freeing memory.
+of its own. So no request waits for more than _LEAST_S, a layer and the end of a piece, and a busy engine gets its
+graphs, too. What was recorded before a pause is a graph of its own, replayed first: an open capture would keep the
+allocator from freeing memory.
 """
 
 from __future__ import annotations
@@ -21,13 +22,7 @@ from functools import partial
 
 import torch
 
-from engine.device.cuda_graph import (
-    DecodeGraphs,
-    DecodeSize,
-    Layers,
-    MixedGraphs,
-    MixedSize,
-)
+from engine.device.cuda_graph import DecodeGraphs, DecodeSize, Layers, MixedGraphs, MixedSize
 from engine.device.graph_device import GraphDevice, Interruption
 from engine.device.memory import is_out_of_memory
 from engine.device.side_thread import SideThread

@@ -37,9 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> list[list[int]]:
-    """The tokens without graphs."""
-    offline = load(checkpoint)
-    return tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), mixed_params(len(LENGTHS))))
+    return tokens_without_graphs(checkpoint)
 
 
 def load(checkpoint: Path) -> OfflineEngine:
@@ -47,6 +45,11 @@ def load(checkpoint: Path) -> OfflineEngine:
         model=str(checkpoint), block_size=4, max_num_batched_tokens=200, max_num_seqs=20, max_model_len=80, device="cpu"
     )
     return OfflineEngine.load(config)
+
+
+def tokens_without_graphs(checkpoint: Path) -> list[list[int]]:
+    offline = load(checkpoint)
+    return tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), mixed_params(len(LENGTHS))))
 
 
 def make_device(offline: OfflineEngine, **changes: tuple[int, ...]) -> FakeGraphDevice:

@@ -15,7 +15,7 @@ from engine.core.local_client import generate
 from engine.interface.protocol import AddRequest, ClientGone, SamplingParams, StepEvents, ToEngine, pack_token_ids
 from tests.support.fake_graphs import FakeGraphDevice, capture_on
 from tests.support.tiny_llama import save_tiny_llama
-from tests.unit.engine.device.test_graph_captures import LENGTHS, idle_turns, load, make_device
+from tests.unit.engine.device.test_graph_captures import LENGTHS, idle_turns, load, make_device, tokens_without_graphs
 from tests.unit.engine.test_real_model import mixed_params, prompts, tokens
 
 
@@ -26,9 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> list[list[int]]:
-    """The tokens without graphs."""
-    offline = load(checkpoint)
-    return tokens(generate(offline.engine, offline.transport, prompts(*LENGTHS), mixed_params(len(LENGTHS))))
+    return tokens_without_graphs(checkpoint)
 
 
 @pytest.fixture(autouse=True)
