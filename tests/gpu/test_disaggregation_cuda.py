@@ -12,6 +12,7 @@ import torch
 from tests.integration.test_disaggregation import TEXT, Asking, ask
 from tests.integration.test_disaggregation_ranks import rank_of
 from tests.support.daemon import Daemon, wait_for
+from tests.support.hand_overs import assert_handed_over, hand_overs, wait_joined
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,7 +37,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
     ):
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(Daemon.wait_ready, (split, alone)))
-        wait_for(lambda: split.metrics()["quire_kv_handover_peers"] == 1, timeout_s=30, what="the link")
+        wait_joined(split)
         yield split, alone
 
 
@@ -44,8 +45,8 @@ def test_answers_of_four_gpus_are_those_of_one(served: tuple[Daemon, Daemon]) ->
     split, alone = served
     prompts = [f"{number}: " + TEXT * 20 for number in range(6)]
     Asking(split, prompts, max_tokens=48, **FIELDS).start().assert_as_of(alone)
+    assert_handed_over(split, len(prompts))
     metrics = split.metrics()
-    assert metrics["quire_kv_handover_requests_total{result=complete}"] == len(prompts)
     assert metrics["quire_kv_handover_blocks_total{event=taken}"] > len(prompts)
     assert metrics["quire_kv_handover_blocks_total{event=failed}"] == 0
     wait_for(lambda: split.metrics()["quire_kv_handover_open_offers"] == 0, timeout_s=10, what="no open offer")
@@ -64,8 +65,8 @@ def test_a_rank_that_is_killed_on_either_side_costs_no_request(served: tuple[Dae
             timeout_s=90,
             what="its next process",
         )
-        wait_for(lambda: split.metrics()["quire_kv_handover_peers"] == 1, timeout_s=30, what="the link")
-    before = split.metrics()["quire_kv_handover_requests_total{result=complete}"]
+        wait_joined(split)
+    before = hand_overs(split)
     assert ask(split, "at last: " + TEXT * 6, max_tokens=8, **FIELDS)
-    assert split.metrics()["quire_kv_handover_requests_total{result=complete}"] == before + 1
+    assert_handed_over(split, 1, before=before)
     assert "Traceback" not in split.log

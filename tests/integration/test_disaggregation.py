@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.conftest import needs_proc
 from tests.support.daemon import Daemon, command_line, wait_for
+from tests.support.hand_overs import assert_handed_over, hand_overs, wait_joined
 
 pytestmark = needs_proc
 FLAGS = (
@@ -102,12 +103,12 @@ def pid_of(daemon: Daemon, name: str) -> int:
 
 @pytest.fixture
 def pair(daemon_with: Callable[..., Daemon]) -> Daemon:
-    return daemon_with(*FLAGS)
+    return wait_joined(daemon_with(*FLAGS, "--http-workers", "1"))
 
 
 @pytest.fixture
 def own(start: Callable[..., Daemon]) -> Daemon:
-    return start(*FLAGS, "--http-workers", "1").wait_ready()
+    return wait_joined(start(*FLAGS, "--http-workers", "1").wait_ready())
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -132,14 +133,14 @@ def test_a_stream_is_one_stream(pair: Daemon, daemon: Daemon) -> None:
 
 
 def test_metrics_and_health_tell_both_sides(pair: Daemon) -> None:
-    before = pair.metrics()
+    before, before_results = pair.metrics(), hand_overs(pair)
     ask(pair, "metrics: " + TEXT * 8, max_tokens=4, temperature=0)
+    assert_handed_over(pair, 1, before=before_results)
     after = pair.metrics()
 
     def grown(name: str) -> float:
         return after[name] - before.get(name, 0)
 
-    assert grown("quire_kv_handover_requests_total{result=complete}") == 1
     assert grown("quire_kv_handover_blocks_total{event=offered}") > 4
     assert grown("quire_kv_handover_bytes_total") > 0
     assert (
@@ -179,9 +180,10 @@ def test_a_killed_prefill_engine_costs_no_request(own: Daemon, daemon: Daemon) -
     wait_for(
         lambda: own.get("/health").json()["engines"]["prefill-0"] == "ready", timeout_s=90, what="its next process"
     )
-    before = own.metrics()["quire_kv_handover_requests_total{result=complete}"]
+    wait_joined(own)
+    before = hand_overs(own)
     ask(own, "after its return: " + TEXT * 6, max_tokens=4, temperature=0)
-    assert own.metrics()["quire_kv_handover_requests_total{result=complete}"] == before + 1
+    assert_handed_over(own, 1, before=before)
 
 
 @pytest.mark.full
@@ -190,9 +192,10 @@ def test_a_killed_decode_engine_comes_back_and_is_joined_again(own: Daemon, daem
     wait_for(lambda: own.get("/ready").status_code != 200, timeout_s=30, what="its loss")
     assert own.get("/health").json()["status"] == "engine restarting"
     wait_for(lambda: own.get("/ready").status_code == 200, timeout_s=90, what="its next process")
+    wait_joined(own)
     prompt = "after its return: " + TEXT * 6
     assert ask(own, prompt, max_tokens=8, temperature=0) == ask(daemon, prompt, max_tokens=8, temperature=0)
-    assert own.metrics()["quire_kv_handover_requests_total{result=complete}"] == 1
+    assert_handed_over(own, 1)
 
 
 @pytest.mark.full

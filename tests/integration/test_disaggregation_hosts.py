@@ -15,6 +15,7 @@ import trustme
 from tests.integration.conftest import needs_proc
 from tests.integration.test_disaggregation import BODIES, TEXT, Asking, ask, pid_of
 from tests.support.daemon import Daemon, wait_for
+from tests.support.hand_overs import assert_handed_over, hand_overs, wait_joined
 
 pytestmark = needs_proc
 SIZES = ("--kv-host-memory", "32MiB", "--kv-cache-memory", "64MiB", "--http-workers", "1")
@@ -79,12 +80,12 @@ def start_hosts(files: tuple[str, ...], tmp_path: Path) -> Iterator[Callable[...
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_answers_are_those_of_one_server(transport: str, start_hosts: Callable[..., Hosts], daemon: Daemon) -> None:
     hosts = start_hosts(transport)
-    wait_for(lambda: hosts.decode.metrics()["quire_kv_handover_peers"] == 1, timeout_s=30, what="links")
+    wait_joined(hosts.decode)
     for name in ("greedy", "seeded", "logprobs", "grammar"):
-        before = hosts.decode.metrics()
+        before, results = hosts.decode.metrics(), hand_overs(hosts.decode)
         prompt = f"{name}: " + TEXT * 6
         assert ask(hosts.decode, prompt, **BODIES[name]) == ask(daemon, prompt, **BODIES[name])
-        assert hosts.grown(before, "quire_kv_handover_requests_total{result=complete}") == 1
+        assert_handed_over(hosts.decode, 1, before=results)
         assert hosts.grown(before, "quire_kv_handover_bytes_total") > 0
     assert hosts.decode.get("/health").json()["engines"] == {hosts.remote: "ready", "decode-0": "ready"}
     assert hosts.decode.get(f"/kv/snapshot?engine={hosts.remote}").json()["engine"] == hosts.remote
@@ -125,10 +126,10 @@ def test_engines_of_a_prefill_host_are_restarted_one_by_one(start_hosts: Callabl
     hosts.wait_for_remote("ready")
     engines = hosts.prefill.get("/health").json()["engines"]
     assert list(engines) == ["prefill-0", "prefill-1"]
-    wait_for(lambda: hosts.decode.metrics()["quire_kv_handover_peers"] == 2, timeout_s=30, what="links")
-    before = hosts.decode.metrics()
+    wait_joined(hosts.decode, num_peers=2)
+    before = hand_overs(hosts.decode)
     ask(hosts.decode, "after its return: " + TEXT * 6, max_tokens=4, temperature=0)
-    assert hosts.grown(before, "quire_kv_handover_requests_total{result=complete}") == 1
+    assert_handed_over(hosts.decode, 1, before=before)
 
 
 @pytest.mark.full
@@ -137,12 +138,12 @@ def test_two_ranks_of_each_host_exchange_their_parts(
     transport: str, start_hosts: Callable[..., Hosts], daemon: Daemon
 ) -> None:
     hosts = start_hosts(transport, num_ranks=2)
-    wait_for(lambda: hosts.decode.metrics()["quire_kv_handover_peers"] == 1, timeout_s=60, what="links")
+    wait_joined(hosts.decode)
     prompts = [f"{number}: " + TEXT * 20 for number in range(4)]
     asking = Asking(hosts.decode, prompts, max_tokens=24, temperature=0).start()
     asking.assert_as_of(daemon)
+    assert_handed_over(hosts.decode, len(prompts))
     metrics = hosts.decode.metrics()
-    assert metrics["quire_kv_handover_requests_total{result=complete}"] == len(prompts)
     assert metrics["quire_kv_handover_blocks_total{event=failed}"] == 0
     assert hosts.prefill.metrics()["quire_kv_handover_open_offers"] == 0
 
@@ -182,11 +183,7 @@ def test_two_decode_hosts_share_a_prefill_host(
     other = start(*flags, "--prefill-hosts", hosts.remote.partition("/")[0]).wait_ready()
     decoding = (hosts.decode, other)
     for served, num_peers in zip(decoding, (1, 2), strict=True):
-        wait_for(
-            lambda served=served, num=num_peers: served.metrics()["quire_kv_handover_peers"] >= num,
-            timeout_s=30,
-            what="links",
-        )
+        wait_joined(served, num_peers=num_peers)
     assert list(other.get("/health").json()["engines"]) == ["prefill-0", hosts.remote, "decode-0"]
     prompts = [f"{number}: " + TEXT * 20 for number in range(4)]
     asked = [Asking(served, prompts, max_tokens=24, temperature=0).start() for served in decoding]
@@ -194,7 +191,7 @@ def test_two_decode_hosts_share_a_prefill_host(
         asking.assert_as_of(daemon)
     assert len(set(re.findall(r"decode engine connected index=(\d+)", hosts.prefill.log))) == 2
     for served in decoding:
-        assert served.metrics()["quire_kv_handover_requests_total{result=complete}"] == len(prompts)
+        assert_handed_over(served, len(prompts))
         served.process.send_signal(signal.SIGKILL)
     opened = "quire_kv_handover_open_offers"
     wait_for(lambda: hosts.prefill.metrics()[opened] == 0, timeout_s=30, what="no open offer")

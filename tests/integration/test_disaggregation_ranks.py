@@ -10,6 +10,7 @@ import pytest
 from tests.integration.conftest import needs_proc
 from tests.integration.test_disaggregation import BODIES, FLAGS, TEXT, Asking, ask, pid_of
 from tests.support.daemon import Daemon, command_line, is_alive, wait_for
+from tests.support.hand_overs import assert_handed_over, hand_overs, wait_joined
 
 pytestmark = needs_proc
 RANKS = ("--tensor-parallel-size", "2")
@@ -25,9 +26,7 @@ def rank_of(daemon: Daemon, name: str) -> int:
 
 @pytest.fixture
 def split(start: Callable[..., Daemon]) -> Daemon:
-    served = start(*FLAGS, *RANKS, "--http-workers", "1").wait_ready()
-    wait_for(lambda: served.metrics()["quire_kv_handover_peers"] == 1, timeout_s=60, what="the link")
-    return served
+    return wait_joined(start(*FLAGS, *RANKS, "--http-workers", "1").wait_ready())
 
 
 def test_answers_of_two_ranks_on_each_side_are_those_of_one_engine(split: Daemon, daemon: Daemon) -> None:
@@ -35,8 +34,8 @@ def test_answers_of_two_ranks_on_each_side_are_those_of_one_engine(split: Daemon
     for name in names:
         prompt = f"{name}: " + TEXT * 6
         assert ask(split, prompt, **BODIES[name]) == ask(daemon, prompt, **BODIES[name])
+    assert_handed_over(split, len(names) + 1)
     metrics = split.metrics()
-    assert metrics["quire_kv_handover_requests_total{result=complete}"] == len(names) + 1
     assert metrics["quire_kv_handover_blocks_total{event=failed}"] == 0
     assert metrics["quire_kv_handover_bytes_total"] > 0
     assert metrics["quire_kv_handover_open_offers"] == 0
@@ -64,9 +63,9 @@ def test_a_rank_that_is_killed_under_load_costs_no_request(name: str, split: Dae
     asking.assert_as_of(daemon)
     wait_for(lambda: "Rank 1 was killed by SIGKILL" in split.log, timeout_s=10, what="the reason")
     wait_for(lambda: split.get("/health").json()["engines"][name] == "ready", timeout_s=120, what="its next process")
-    wait_for(lambda: split.metrics()["quire_kv_handover_peers"] == 1, timeout_s=60, what="the link")
-    before = split.metrics()["quire_kv_handover_requests_total{result=complete}"]
+    wait_joined(split)
+    before = hand_overs(split)
     prompt = "after its return: " + TEXT * 6
     assert ask(split, prompt, max_tokens=8, temperature=0) == ask(daemon, prompt, max_tokens=8, temperature=0)
-    assert split.metrics()["quire_kv_handover_requests_total{result=complete}"] == before + 1
+    assert_handed_over(split, 1, before=before)
     assert "Traceback" not in split.log
