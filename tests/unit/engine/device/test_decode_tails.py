@@ -13,7 +13,6 @@ from engine.device.decode_tails import DecodeTails
 from engine.interface.protocol import SamplingParams
 from engine.offline import OfflineEngine
 from tests.support.fake_graphs import FakeGraph, FakeGraphDevice, capture_on
-from tests.support.tiny_llama import save_tiny_llama
 from tests.unit.engine.device.test_graph_captures import load
 from tests.unit.engine.test_real_model import mixed_params, prompts, tokens
 
@@ -21,11 +20,6 @@ LENGTHS = (5, 17, 30, 12, 23)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 DRAWN = SamplingParams(max_tokens=24, temperature=0.8, seed=5)
 PLAIN = [GREEDY, DRAWN, GREEDY, SamplingParams(max_tokens=9, temperature=0.0), DRAWN]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
 
 
 def with_graphs(checkpoint: Path, *, depth: int, fails: tuple[int, ...] = ()) -> tuple[OfflineEngine, FakeGraphDevice]:

@@ -24,15 +24,9 @@ from engine.offline import OfflineEngine
 from engine.startup.limits import Limits, step_bytes
 from models.config.model_config import ModelConfig
 from tests.support.fake_graphs import FakeGraphDevice, capture_on
-from tests.support.tiny_llama import save_tiny_llama
 from tests.unit.engine.test_real_model import mixed_params, prompts, tokens
 
 LENGTHS = (5, 17, 30, 12)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ from engine.offline import OfflineEngine
 from engine.startup.limits import sharing_rates
 from models.config.model_config import ModelConfig
 from tests.support.fake_graphs import FakeGraphDevice, capture_on
-from tests.support.tiny_llama import save_tiny_llama
 
 SHAPES = Path("benchmarks/shapes")
 
@@ -83,11 +82,6 @@ def test_a_mixed_step_is_grouped_if_its_padding_costs_less_than_the_groups_spare
     assert shape is not None
     assert made.grouped_shape(long, shape, spared_s=1.0) is None
     assert graphs(has_groups=False).grouped_shape(needed, plain, spared_s=1.0) is None
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
 
 
 def shared_requests() -> tuple[list[list[int]], list[SamplingParams]]:

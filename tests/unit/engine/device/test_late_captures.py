@@ -14,14 +14,8 @@ import pytest
 from engine.core.local_client import generate
 from engine.interface.protocol import AddRequest, ClientGone, SamplingParams, StepEvents, ToEngine, pack_token_ids
 from tests.support.fake_graphs import FakeGraphDevice, capture_on
-from tests.support.tiny_llama import save_tiny_llama
 from tests.unit.engine.device.test_graph_captures import LENGTHS, idle_turns, load, make_device, tokens_without_graphs
 from tests.unit.engine.test_real_model import mixed_params, prompts, tokens
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
 
 
 @pytest.fixture(scope="module")
