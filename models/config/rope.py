@@ -183,8 +183,8 @@ def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> Ro
         attention_factor=None if fields.get("attention_factor") is None else fields.number("attention_factor"),
         mscale=fields.number("mscale", default=0.0),
         mscale_all_dim=fields.number("mscale_all_dim", default=0.0),
-        beta_fast=fields.number("beta_fast", default=32.0) or 32.0,
-        beta_slow=fields.number("beta_slow", default=1.0) or 1.0,
+        beta_fast=_turns(fields, "beta_fast", rope_type, default=32.0),
+        beta_slow=_turns(fields, "beta_slow", rope_type, default=1.0),
         truncate=fields.flag("truncate", default=True),
         short_factors=_pair_factors(fields, "short_factor", rope_type, partial, shape),
         long_factors=_pair_factors(fields, "long_factor", rope_type, partial, shape),
@@ -198,6 +198,14 @@ def _parse(fields: Fields, config: Fields, shape: _Shape, *, theta: float) -> Ro
     if rope_type == "dynamic" and rope.rotary_dim(shape.head_dim) <= 2:
         raise ModelError(f"{config.where}: dynamic rope needs more than one rotated pair per head")
     return rope
+
+
+def _turns(fields: Fields, name: str, rope_type: str, *, default: float) -> float:
+    """Return an end of yarn's ramp, in turns over the original context; 0 is the default (transformers)."""
+    turns = fields.number(name, default=default) or default
+    if rope_type == "yarn" and not 1 / MAX_COUNT <= turns <= MAX_COUNT:  # 1e308 has no wavelength
+        raise ModelError(f"{fields.where}: {name} {turns!r} is not from 1/{MAX_COUNT} to {MAX_COUNT} turns")
+    return turns
 
 
 def _ntk_factor(alpha: float, head_dim: int, where: str) -> float:

@@ -148,6 +148,14 @@ def test_attention_spec_and_kv_bytes_are_per_rank():
         ),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope factor 0.0 times 131072 positions is not from 1"),
         ({"rope_scaling": {"type": "dynamic", "factor": 1e30}}, "rope factor 1e[+]30 times 131072"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": 1e308}},
+            "beta_fast 1e[+]308 is not from 1/2147483647",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2, "beta_slow": 5e-324}},
+            "beta_slow 5e-324 is not from 1/2147483647",
+        ),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number, found nan"),
         ({"vocab_size": 2**31}, "vocab_size 2147483648 is larger than 2147483647"),
         ({"rms_norm_eps": 0}, "rms_norm_eps must be a positive number, found 0"),
