@@ -21,7 +21,10 @@ Chunk = dict[str, Any]
 
 @dataclass
 class Reply:
-    """One answer to a chat request. cut: the connection breaks after the chunks; held: it stays open after them."""
+    """One answer to a chat request.
+
+    is_cut: the connection breaks after the chunks. is_held: it stays open after them, until a test sets it to False.
+    """
 
     chunks: list[Chunk] = field(default_factory=list)
     status: int = 200
@@ -30,6 +33,7 @@ class Reply:
     pause_s: float = 0.005
     is_cut: bool = False
     is_held: bool = False
+    rest: list[Chunk] = field(default_factory=list)  # what follows once it is no longer held
 
 
 class FakeServer:
@@ -81,12 +85,13 @@ class FakeServer:
 
     async def _stream(self, reply: Reply) -> AsyncGenerator[bytes, None]:
         try:
-            for chunk in reply.chunks:
-                yield _event({"id": "chatcmpl-1", "model": "fake", **chunk})
-                await asyncio.sleep(reply.pause_s)
-            while reply.is_held:
-                yield b": ping\n\n"
-                await asyncio.sleep(0.02)
+            for chunks in (reply.chunks, reply.rest):
+                for chunk in chunks:
+                    yield _event({"id": "chatcmpl-1", "model": "fake", **chunk})
+                    await asyncio.sleep(reply.pause_s)
+                while reply.is_held:
+                    yield b": ping\n\n"
+                    await asyncio.sleep(0.02)
             if reply.is_cut:
                 raise ConnectionResetError("as the script has it")
             if reply.error is not None:

@@ -42,11 +42,13 @@ def roles(body: dict) -> list[str]:
 # rule: Endpoints: The chat page streams, stops, tries again, keeps its chats in the browser, and waits for a server
 #     that starts
 def test_an_answer_grows_while_it_streams_and_ends_with_its_figures(chat, fake):
-    fake.replies = [Reply(told("Lima is the **capital** of Peru."), pause_s=0.05)]
+    chunks = told("Lima is the **capital** of Peru.")
+    reply = Reply(chunks[:4], rest=chunks[4:], is_held=True)
+    fake.replies = [reply]
     say(chat, "What is the capital of Peru?")
     answer = chat.locator(".assistant .text")
-    expect(answer).to_contain_text("Lima is")
-    assert answer.inner_text() != "Lima is the capital of Peru."
+    expect(answer).to_have_text("Lima is the")
+    reply.is_held = False
     finished(chat)
     expect(answer).to_have_text("Lima is the capital of Peru.")
     expect(answer.locator("strong")).to_have_text("capital")
@@ -275,7 +277,9 @@ def test_settings_out_of_bounds_are_said_and_not_sent(chat, fake):
 
 
 def test_a_long_chat_follows_its_end_unless_the_reader_goes_up(chat, fake):
-    fake.replies = [Reply(told("line\n\n" * 400, size=12), pause_s=0.03)]
+    chunks = told("line\n\n" * 400, size=12)
+    reply = Reply(chunks[:100], rest=chunks[100:], is_held=True, pause_s=0.03)
+    fake.replies = [reply]
     say(chat, "Go on")
     chat.wait_for_function("() => document.querySelectorAll('.text p').length > 60")
     below = (
@@ -287,6 +291,7 @@ def test_a_long_chat_follows_its_end_unless_the_reader_goes_up(chat, fake):
     chat.wait_for_function(f"() => ({below})() > 700")
     seen = "() => document.querySelectorAll('.text p').length"
     number = chat.evaluate(seen)
+    reply.is_held = False
     chat.wait_for_function(f"() => ({seen})() > {number + 40}")
     assert chat.evaluate(below) > 1500  # what was added since lies below
     chat.get_by_role("button", name="To the end").click()
