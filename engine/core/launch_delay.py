@@ -10,7 +10,9 @@ several ranks and one tenant, too: the others' launches come later than this ran
 
 Messages are also received beside a step that copies blocks alone, while there are no requests: the loop would wait for
 its copies, and a request that comes would wait until it looks again. Its own step can be launched meanwhile. The next
-copies begin up to a millisecond after these have ended, so not while another engine waits for blocks.
+copies begin up to a millisecond after these have ended, so not while another engine waits for blocks. The first of such
+steps is launched when no message has come for REST_S: a client's next request often comes at once, and would wait for
+the launch.
 
 The end is predicted: a step takes at least the shortest time of the last steps of its size. The host launches the next
 one earlier by the time that it needs for that, and by more after each step that came too late, when the device had
@@ -29,6 +31,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.step import StepHandle, StepPlan
 from engine.interface.protocol import ClientGone, ToEngine
 
+REST_S = 0.005  # without a message, before what can be done at any time: a client's next request often comes at once
 _NUM_TIMES = 8  # steps of a size from which its time is predicted
 _LEAST_TIMES = 3  # the first step of a size may compile kernels
 _RATIO = 1.1  # between sizes where the scheduler has none
@@ -59,6 +62,11 @@ class LaunchDelay:
         self._is_delayed = False  # whether the step that is about to be launched was
         self._received_s: float | None = None  # when receive() returned
         self._ended_s: float | None = None  # when the step in flight was found to have ended
+        self._served_s = 0.0  # the last commit of rows
+
+    def rest_s(self) -> float:
+        """Return how long to wait for messages before a step that copies blocks alone, while there are no requests."""
+        return max(0.0, self._served_s + REST_S - self._clock()) if self.is_on else 0.0
 
     def receive(self, step: StepHandle, begun_s: float, handle: Callable[[int, ToEngine | ClientGone], None]) -> None:
         """Pass messages to `handle` until the next step is to be launched. step: in flight, begun at begun_s."""
@@ -115,6 +123,8 @@ class LaunchDelay:
         """Learn from a step that ran from begun_s until now, or until receive() found that it had ended."""
         ended_s, self._ended_s = self._ended_s, None
         num_tokens = sum(step.num_tokens())
+        if num_tokens:
+            self._served_s = now
         if self.is_on and num_tokens:  # copies alone tell nothing of small steps
             times = self._times.setdefault(self._size(num_tokens), deque(maxlen=_NUM_TIMES))
             times.append((now if ended_s is None else ended_s) - begun_s)

@@ -1,7 +1,7 @@
 """GrammarCompiler: compiles a GrammarSpec into a Matcher and fills token masks. The only user of llguidance; no torch.
 
 GrammarCompiler has one tokenizer, loaded once per process. This takes a second with a large vocabulary and holds the
-interpreter lock, so it happens before serving begins. compile() releases the lock.
+interpreter lock, so it happens before serving begins, while another thread links torch. compile() releases the lock.
 Matcher is the state of one request's output in its grammar. Copies of a matcher share its lexer cache.
 A mask has one extra bit, for an end-of-grammar token appended to the vocabulary. No model can sample it, so the end of
 a grammar is never confused with the model's own end-of-sequence tokens.
@@ -9,6 +9,7 @@ a grammar is never confused with the model's own end-of-sequence tokens.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from engine.grammar.vocabulary import read_vocabulary
 from engine.interface.errors import GrammarError, UnsupportedFeature, sentence
 from engine.interface.protocol import GrammarSpec
 
@@ -70,9 +72,14 @@ class GrammarCompiler:
                 "Structured output needs the package llguidance, which is not installed here."
             ) from None
         try:
-            text, self.end_token_id = _with_end_token(tokenizer_json)
-            self._tokenizer: LLTokenizer = llguidance.LLTokenizer(text, eos_token=self.end_token_id)
-            is_last = self._tokenizer.tokenize_str(_END, parse_special=True) == [self.end_token_id]
+            vocabulary = read_vocabulary(tokenizer_json, without=_END)
+            if vocabulary is None:
+                text, self.end_token_id = _with_end_token(tokenizer_json)
+                self._tokenizer: LLTokenizer = llguidance.LLTokenizer(text, eos_token=self.end_token_id)
+                is_last = self._tokenizer.tokenize_str(_END, parse_special=True) == [self.end_token_id]
+            else:
+                self.end_token_id, is_last = vocabulary.append_end(_END), True
+                self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary))
         except BaseException as error:  # a panic of Rust is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
@@ -127,7 +134,7 @@ class GrammarCompiler:
 
 
 class CompilerLoader:
-    """Loads a folder's GrammarCompiler once, in its own thread or in the first caller's of get()."""
+    """Loads a folder's GrammarCompiler once, in its own thread or in the first caller's of load() or get()."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -135,6 +142,12 @@ class CompilerLoader:
         self._thread: threading.Thread | None = None
         self._compiler: GrammarCompiler | None = None
         self._error: UnsupportedFeature | None = None
+
+    @staticmethod
+    def prepare() -> None:
+        """Import what load() needs. While a thread links, which excludes others from that, load() imports nothing."""
+        with contextlib.suppress(ImportError):
+            import llguidance  # noqa: F401
 
     def load(self) -> None:
         """Load in this thread, if that has not happened. Blocks, and holds the interpreter lock."""

@@ -1,9 +1,12 @@
 """begin_head_start(): does in threads what needs no torch, while the main thread imports it. Standard library only.
 
-These threads wait for a disk, a driver or a hash, and let the interpreter go on meanwhile:
+These threads wait for a disk, a driver, the linker or a hash, and let the interpreter go on meanwhile:
 - the checkpoint's files are read into the page cache, from where the loader takes them,
 - the CUDA context is created, which torch then finds,
+- torch's libraries are linked, which `import torch` would do with the interpreter's lock held,
 - Triton hashes itself, several hundred MB, to look up compiled kernels.
+While the libraries are linked, an import of any other compiled module waits, with the interpreter's lock: the main
+thread does first what needs none.
 Each is done again, more slowly, where it is needed, so an error here is of no account.
 """
 
@@ -11,10 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import json
 import logging
 import mmap
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -65,13 +70,27 @@ def begin_head_start(config: EngineConfig, *, may_use_device: bool = True) -> He
     may_use_device: False leaves the CUDA context, which takes memory of the device.
     """
     works: dict[str, Callable[[], object]] = {}
+    is_linked = threading.Event()
     has_device = config.device in ("auto", "cuda")
     if has_device and config.tensor_parallel_size == 1 and may_use_device:  # else each rank has its own device
-        works["context"] = create_context
+        works["context"] = create_context  # the first, since it links the driver
     if config.load_format != "dummy":
         works["weights"] = lambda: read_ahead(Path(config.model))
+    link_torch = torch_linker()
+
+    def link() -> None:
+        try:
+            link_torch()
+        finally:
+            is_linked.set()
+
+    def hash_after() -> None:  # its import would wait for the linker, with the interpreter's lock
+        is_linked.wait()
+        hash_triton()
+
+    works["torch"] = link
     if has_device:
-        works["triton"] = hash_triton
+        works["triton"] = hash_after
     return HeadStart(works)
 
 
@@ -126,6 +145,22 @@ def create_context() -> bool:
         if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
             return driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
     return False
+
+
+def torch_linker() -> Callable[[], bool]:
+    """Return what loads and links torch's libraries, but the one that calls Python: `import torch` finds them then.
+
+    It returns whether that worked, blocks, and needs the interpreter's lock only before and after: unlike an import, or
+    ctypes.CDLL. It does nothing where it is not known how.
+    """
+    spec = importlib.util.find_spec("torch")  # imports nothing
+    if sys.platform != "linux" or spec is None or spec.origin is None:
+        return lambda: False
+    # the one that needs all others, which are found as torch's own import finds them
+    library = os.fsencode(Path(spec.origin).parent / "lib" / "libtorch.so")
+    dlopen = ctypes.CDLL(None).dlopen
+    dlopen.restype, dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
+    return lambda: dlopen(library, os.RTLD_NOW) is not None
 
 
 def hash_triton() -> None:

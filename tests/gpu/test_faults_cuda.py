@@ -56,7 +56,8 @@ def start_fails(model: Path, *flags: str) -> str:
 
 
 def test_a_gpu_too_small_for_the_weights_says_what_fits(folder: Path) -> None:
-    error = start_fails(folder, "--gpu-memory-utilization", "0.05", "--dtype", "float32")
+    share = 4 * GIB / torch.cuda.get_device_properties(0).total_memory
+    error = start_fails(folder, "--gpu-memory-utilization", f"{share:.4f}", "--dtype", "float32")
     assert "NVIDIA" in error
     assert "for its weights in float32" in error
     assert "a larger --gpu-memory-utilization" in error

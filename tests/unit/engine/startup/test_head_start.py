@@ -1,6 +1,8 @@
 """Work that begins before torch is imported: it never fails, and reads a checkpoint only if memory has room for it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -47,10 +49,72 @@ def test_a_folder_that_is_not_there_fails_where_it_is_loaded(tmp_path: Path) -> 
 def test_each_part_of_a_head_start_is_named_when_it_has_ended(tmp_path: Path) -> None:
     begun = head_start.begin_head_start(EngineConfig(model=str(tmp_path), device="cpu", load_format="dummy"))
     begun.join()
-    assert begun.describe() == ""
+    assert begun.describe().split()[::2] == ["torch"]
     begun = head_start.begin_head_start(EngineConfig(model=str(tmp_path), device="cpu"))
     begun.join()
-    assert begun.describe().split()[0] == "weights"
+    assert sorted(begun.describe().replace(",", "").split()[::2]) == ["torch", "weights"]
+
+
+def test_triton_is_imported_when_torch_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(head_start, "create_context", lambda: None)
+    monkeypatch.setattr(head_start, "torch_linker", lambda: lambda: order.append("linked"))
+    monkeypatch.setattr(head_start, "hash_triton", lambda: order.append("hashed"))
+    head_start.begin_head_start(EngineConfig(model=str(tmp_path), device="cuda", load_format="dummy")).join()
+    assert order == ["linked", "hashed"]
+
+
+def test_triton_is_hashed_where_torch_could_not_be_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> bool:
+        raise OSError
+
+    order: list[str] = []
+    monkeypatch.setattr(head_start, "create_context", lambda: None)
+    monkeypatch.setattr(head_start, "torch_linker", lambda: fail)
+    monkeypatch.setattr(head_start, "hash_triton", lambda: order.append("hashed"))
+    head_start.begin_head_start(EngineConfig(model=str(tmp_path), device="cuda", load_format="dummy")).join()
+    assert order == ["hashed"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch links itself")
+def test_torch_finds_its_libraries_linked() -> None:
+    script = (
+        "import sys\n"
+        "from engine.startup.head_start import torch_linker\n"
+        "assert torch_linker()()\n"
+        "assert 'torch' not in sys.modules\n"
+        "linked = open('/proc/self/maps').read().count('libtorch_cpu.so')\n"
+        "import torch\n"
+        "assert linked == open('/proc/self/maps').read().count('libtorch_cpu.so') > 0\n"
+        "assert torch.ones(2).sum() == 2\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_torch_nothing_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_start.importlib.util, "find_spec", lambda name: None)
+    assert not head_start.torch_linker()()
+
+
+@pytest.mark.slow
+def test_the_vocabulary_is_loaded_without_an_import_that_waits_for_the_linker() -> None:
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from engine.grammar.compiler import CompilerLoader\n"
+        "import models\n"
+        "loader = CompilerLoader(Path(models.__file__).parent / 'demo' / 'checkpoint')\n"
+        "loader.prepare()\n"
+        "before = set(sys.modules)\n"
+        "loader.load()\n"
+        "assert loader.get().num_words\n"
+        "new = set(sys.modules) - before\n"
+        "print([name for name in new if str(sys.modules[name].__spec__.origin).endswith('.so')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_files_that_are_read_whole_have_their_content(tmp_path: Path) -> None:
