@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.simulation import GPU, Arrival, Machine, Simulation
-from engine.core.launch_delay import LaunchDelay
+from engine.core.launch_delay import REST_S, LaunchDelay
 from engine.core.planned_step import PlannedStep
 from engine.core.step import StepHandle, StepPlan
 from engine.interface.protocol import ClientGone, ToEngine
@@ -309,3 +309,23 @@ def test_short_steps_are_not_delayed_and_none_where_it_is_turned_off(seconds: fl
     for _ in range(6):
         assert device.run_step(seconds) == pytest.approx(seconds)
     assert not device.timeouts_s
+
+
+def test_copies_alone_rest_after_the_last_token_but_not_between_each_other() -> None:
+    device = Device()
+    device.run_step(0.02)
+    assert device.delay.rest_s() == pytest.approx(REST_S)
+    device.now_s += 0.003
+    assert device.delay.rest_s() == pytest.approx(REST_S - 0.003)
+    device.now_s += 0.003
+    assert device.delay.rest_s() == 0.0
+    device.num_tokens = device.num_next_tokens = device.num_rows = 0
+    device.run_step(0.002)
+    assert device.delay.rest_s() == 0.0
+
+
+def test_nothing_rests_where_no_message_can_come() -> None:
+    device = Device()
+    device.delay.is_on = False
+    device.run_step(0.02)
+    assert device.delay.rest_s() == 0.0
