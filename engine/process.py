@@ -124,19 +124,18 @@ class EngineProcess:
 
             self._publisher = KvPublisher(self._config.engine.kv_events)  # what it refuses must not cost a load
         compiler_loader = CompilerLoader(Path(self._config.engine.model))
-        compiler_loader.prepare()
+        load_vocabulary = compiler_loader.prepare()
+        prepared_s = time.monotonic()
         head_start = begin_head_start(self._config.engine, may_use_device=not self._config.is_standby)
         gc.disable()  # an import makes hundreds of thousands of objects, and no garbage
-        compiler_loader.load()  # holds the interpreter lock, which the threads do without
+        load_vocabulary()  # holds the interpreter lock, which the threads do without
         loaded_s = time.monotonic()
         from engine.offline import OfflineEngine  # imports torch, after the launcher was notified
         from engine.tensor_parallel.ranks import RankHost
 
         gc.freeze()
         gc.enable()
-        logger.info(
-            "imports done vocabulary_s=%.2f head_start_s=%r", loaded_s - self._stages[0][1], head_start.describe()
-        )
+        logger.info("imports done vocabulary_s=%.2f head_start_s=%r", loaded_s - prepared_s, head_start.describe())
         takes_over = self._config.is_standby and not self._config.is_held
         loads_beside = takes_over and OfflineEngine.fits_beside(self._config.engine)
         has_rehearsed = False

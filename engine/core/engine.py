@@ -16,7 +16,7 @@ from engine.core.engine_parts import EngineParts
 from engine.core.grammars import Grammars, no_compiler
 from engine.core.kv_events import KvEvent, KvEvents
 from engine.core.kv_snapshot import KvView
-from engine.core.launch_delay import REST_S, LaunchDelay
+from engine.core.launch_delay import LaunchDelay
 from engine.core.outputs import EngineStats, Outbox
 from engine.core.queue_forecast import QueueForecast
 from engine.core.queue_limits import TOO_LATE, QueueLimits, QueueNews, failure_of
@@ -45,7 +45,6 @@ _INVALID_OUTPUT = ModelOutputInvalid(
     "The model's output for this request is not finite (NaN or infinite), so there is no next token."
 )
 _PENDING_POLL_S = 0.001  # poll interval while no request runs but a grammar compiles, or a disk or another engine reads
-_TURNS_PER_WORK = 8  # iterations from one piece of busy_work to the next
 _MAX_LEAVING = 256  # requests of closed connections that one iteration ends, since decoding rows wait for it
 
 
@@ -53,12 +52,14 @@ class Engine:
     """Owns the loop and the outgoing messages. A device fault raises out of run_once(); a request's fault does not."""
 
     def __init__(self, parts: EngineParts) -> None:
-        self.scheduler, self.clock = parts.scheduler, parts.clock
+        self.scheduler = parts.scheduler
+        self.clock = parts.clock
         self.overlap_depth = parts.overlap_depth
         self.max_queued_requests = parts.max_queued_requests
         self.tenants, self.forecast = Tenants(parts.metrics), QueueForecast()
         self.is_leaving = False  # set by the process: workers are told that the queue is full
-        self._executor, self._transport = parts.executor, parts.transport
+        self._executor = parts.executor
+        self._transport = parts.transport
         self._request_factory = RequestFactory(
             vocab_size=parts.vocab_size,
             num_loras=parts.num_loras,
@@ -66,7 +67,8 @@ class Engine:
             make_drafter=parts.make_drafter,
             adapter_digests=parts.adapter_digests,
         )
-        self._memory_error, self._release_memory = parts.memory_error, parts.release_memory
+        self._memory_error = parts.memory_error
+        self._release_memory = parts.release_memory
         self._grammars = parts.grammars or Grammars(no_compiler, vocab_size=parts.vocab_size)
         self._suspects = Suspects(
             self._find,
@@ -97,7 +99,7 @@ class Engine:
             bytes_per_page=parts.bytes_per_block,
             num_ranks=parts.num_ranks,
         )
-        self._idle_work, self._busy_work, self._num_busy_turns = parts.idle_work, parts.busy_work, 0
+        self._spare_work = parts.spare_work
         self._in_flight: StepHandle | None = None
         self._events: KvEvents | None = None
         self._publish: Callable[[list[KvEvent]], None] = lambda events: None
@@ -130,15 +132,14 @@ class Engine:
         )
 
     def run_once(self, idle_timeout_s: float | None = None) -> None:
-        """Run one iteration of the loop. Blocks for messages while idle, otherwise at most for the step in flight."""
+        """Run one iteration of the loop. Blocks for messages while idle or before copies, else at most for a step."""
         was_idle = self.is_idle
         is_only_compiling = bool(self._grammars.pending) and self._in_flight is None and not self.scheduler.has_work
         is_patient = is_only_compiling or self._is_at_tier
-        patience_s = idle_timeout_s if was_idle else _PENDING_POLL_S if is_patient else 0
-        if was_idle and self._idle_work is not None:
-            patience_s = REST_S if idle_timeout_s is None else min(idle_timeout_s, REST_S)
-        elif not was_idle and self.launch_delay is not None and self._has_only_copies:
-            patience_s = max(patience_s or 0.0, self.launch_delay.rest_s())
+        if not was_idle and self.launch_delay is not None:
+            is_patient &= not self.launch_delay.rest(self._handle, while_=lambda: self._has_only_copies)
+        idle_s = idle_timeout_s if self._spare_work is None else self._spare_work.patience_s(idle_timeout_s)
+        patience_s = idle_s if was_idle else _PENDING_POLL_S if is_patient else 0
         for client_id, message in self._transport.receive(patience_s):
             was_idle = False
             self._handle(client_id, message)
@@ -166,12 +167,7 @@ class Engine:
         self._queue_news.tell(self.clock(), is_leaving=self.is_leaving)
         if self._kv_view.askers:
             self._kv_view.answer(self._transport)
-        if was_idle and self._idle_work is not None and not self._idle_work(self._transport.has_arrivals):
-            self._idle_work = None
-        if self._busy_work is not None and not self.is_idle:
-            self._num_busy_turns += 1
-            if self._num_busy_turns % _TURNS_PER_WORK == 0 and not self._busy_work():
-                self._busy_work = None
+        self._spare_work = self._spare_work and self._spare_work.end_turn(had_nothing=was_idle, is_idle=self.is_idle)
 
     def report_kv_events(self, publish: Callable[[list[KvEvent]], None]) -> KvEvents:
         """Call `publish` after each iteration with what changed in the prefix cache. Before the first request.
@@ -229,7 +225,7 @@ class Engine:
         )
         shortage = OutOfMemory("The device has too little free memory for this request now; try again shortly.")
         for request in failed:
-            self._transport.send(request.client_id, failure_of(request.request_id, shortage))
+            self._send_failure(request.client_id, request.request_id, shortage)
             self._stats.record_finished(request)
 
     def _handle(self, client_id: int, message: ToEngine | ClientGone) -> None:
@@ -268,7 +264,7 @@ class Engine:
         """Report the requests that the scheduler ended because they could not meet their deadline any more."""
         for request in self.scheduler.late:
             error = Overloaded(TOO_LATE, retry_after_s=self._limits.retry_after_s())
-            self._transport.send(request.client_id, failure_of(request.request_id, error))
+            self._send_failure(request.client_id, request.request_id, error)
             self._stats.record_failed(request)
         self.scheduler.late.clear()
 
@@ -281,7 +277,7 @@ class Engine:
         try:
             self._add(client_id, message, is_let_in=is_let_in)
         except ServiceError as error:  # the HTTP worker counts refused requests
-            self._transport.send(client_id, failure_of(message.request_id, error))
+            self._send_failure(client_id, message.request_id, error)
             if message.charge is not None and not message.is_charged:
                 self.tenants.count_refused(message.tenant)
 
@@ -337,8 +333,11 @@ class Engine:
         """End a request with RequestFailed. The outbox must contain no row of it."""
         if self.scheduler.abort(request.request_id, "error") is None:
             request.finish_reason = "error"  # it was never queued
-        self._transport.send(request.client_id, failure_of(request.request_id, error))
+        self._send_failure(request.client_id, request.request_id, error)
         self._stats.record_failed(request)
+
+    def _send_failure(self, client_id: int, request_id: str, error: ServiceError) -> None:
+        self._transport.send(client_id, failure_of(request_id, error))
 
     def _open_requests(self) -> list[Request]:
         return [*self.scheduler.requests.values(), *self._grammars.pending.values()]
@@ -381,7 +380,7 @@ class Engine:
         for request in self.scheduler.embedded:
             self._outbox.add_embedding(request)
         for request in self.scheduler.invalid:
-            self._transport.send(request.client_id, failure_of(request.request_id, _INVALID_OUTPUT))
+            self._send_failure(request.client_id, request.request_id, _INVALID_OUTPUT)
             self._stats.record_invalid(request)
         # No token waits for the books, nor for sampling to be launched, with whose layers the device is busy
         self._send_events()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from engine.core.grammars import Grammars
 from engine.core.outputs import Transport
 from engine.core.scheduler import Scheduler
+from engine.core.spare_work import SpareWork
 from engine.core.speculative import Drafter
 from engine.core.step import Executor
 from engine.interface.metrics import Metrics
@@ -38,8 +39,4 @@ class EngineParts:
     make_drafter: Callable[[SamplingParams], Drafter | None] | None = None
     bytes_per_block: int = 0  # size of a page on each rank, for KV snapshots and metrics
     num_ranks: int = 1
-    # a short piece of work, called in iterations without messages and requests until it returns False; its argument
-    # tells whether a message has arrived, which waits for its end
-    idle_work: Callable[[Callable[[], bool]], bool] | None = None
-    # the same between steps: one piece every few iterations with requests until it returns False
-    busy_work: Callable[[], bool] | None = None
+    spare_work: SpareWork | None = None  # what this engine does besides, until nothing of it is left

@@ -11,8 +11,7 @@ several ranks and one tenant, too: the others' launches come later than this ran
 Messages are also received beside a step that copies blocks alone, while there are no requests: the loop would wait for
 its copies, and a request that comes would wait until it looks again. Its own step can be launched meanwhile. The next
 copies begin up to a millisecond after these have ended, so not while another engine waits for blocks. The first of such
-steps is launched when no message has come for REST_S: a client's next request often comes at once, and would wait for
-the launch.
+steps is launched REST_S after the last token: a client's next request often comes at once, and would wait for it.
 
 The end is predicted: a step takes at least the shortest time of the last steps of its size. The host launches the next
 one earlier by the time that it needs for that, and by more after each step that came too late, when the device had
@@ -31,7 +30,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.step import StepHandle, StepPlan
 from engine.interface.protocol import ClientGone, ToEngine
 
-REST_S = 0.005  # without a message, before what can be done at any time: a client's next request often comes at once
+REST_S = 0.005  # for a client's next request, which often comes at once, before what can be done at any time
 _NUM_TIMES = 8  # steps of a size from which its time is predicted
 _LEAST_TIMES = 3  # the first step of a size may compile kernels
 _RATIO = 1.1  # between sizes where the scheduler has none
@@ -64,9 +63,15 @@ class LaunchDelay:
         self._ended_s: float | None = None  # when the step in flight was found to have ended
         self._served_s = 0.0  # the last commit of rows
 
-    def rest_s(self) -> float:
-        """Return how long to wait for messages before a step that copies blocks alone, while there are no requests."""
-        return max(0.0, self._served_s + REST_S - self._clock()) if self.is_on else 0.0
+    def rest(self, handle: Callable[[int, ToEngine | ClientGone], None], *, while_: Callable[[], bool]) -> bool:
+        """Pass messages to `handle` until REST_S after the last commit of rows, or until `while_` is no longer true.
+
+        Returns whether any came.
+        """
+        has_come = False
+        while self.is_on and (left_s := self._served_s + REST_S - self._clock()) > 0 and while_():
+            has_come |= self._receive_once(handle, left_s)
+        return has_come
 
     def receive(self, step: StepHandle, begun_s: float, handle: Callable[[int, ToEngine | ClientGone], None]) -> None:
         """Pass messages to `handle` until the next step is to be launched. step: in flight, begun at begun_s."""
@@ -95,10 +100,10 @@ class LaunchDelay:
                 return
             self._receive_once(handle)
 
-    def _receive_once(self, handle: Callable[[int, ToEngine | ClientGone], None]) -> bool:
-        """Wait for messages for a millisecond at most; return whether any came."""
+    def _receive_once(self, handle: Callable[[int, ToEngine | ClientGone], None], timeout_s: float = _POLL_S) -> bool:
+        """Wait for messages for that long at most; return whether any came."""
         has_come = False
-        for client_id, message in self._transport.receive(_POLL_S):
+        for client_id, message in self._transport.receive(timeout_s):
             has_come = True
             handle(client_id, message)
         tiers = self._scheduler.kv.tiers

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,11 +144,11 @@ class CompilerLoader:
         self._compiler: GrammarCompiler | None = None
         self._error: UnsupportedFeature | None = None
 
-    @staticmethod
-    def prepare() -> None:
-        """Import what load() needs. While a thread links, which excludes others from that, load() imports nothing."""
+    def prepare(self) -> Callable[[], None]:
+        """Import what load() needs, and return it: then it imports nothing, and waits for no thread that links."""
         with contextlib.suppress(ImportError):
             import llguidance  # noqa: F401
+        return self.load
 
     def load(self) -> None:
         """Load in this thread, if that has not happened. Blocks, and holds the interpreter lock."""

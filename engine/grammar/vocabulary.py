@@ -73,6 +73,8 @@ def read_vocabulary(tokenizer_json: bytes, *, without: str) -> Vocabulary | None
             return None
         tokens: list[bytes | None] = [None] * len(names)
         added_names = {token.content for token in added}
+        if len(added_names) < len(added):
+            return None
         for name, token_id in names.items():
             if token_id < 0:
                 return None
@@ -117,6 +119,8 @@ def _rule(decoder: _Decoder) -> Callable[[str], bytes] | None:
     """Return what makes a name's bytes by this decoder, or None. What it returns raises ValueError for other names."""
     parts = decoder.decoders if decoder.type == "Sequence" else [decoder]
     types = [part.type for part in parts]
+    if "Sequence" in types:
+        return None
     if "ByteFallback" in types and decoder.type == "Sequence":
         spaces = [part.pattern.get("String", "") for part in parts if part.type == "Replace" and part.content == " "]
         return _names_in_utf8([" ", *(space for space in spaces if len(space) == 1)][-1])

@@ -5,8 +5,8 @@ These threads wait for a disk, a driver, the linker or a hash, and let the inter
 - the CUDA context is created, which torch then finds,
 - torch's libraries are linked, which `import torch` would do with the interpreter's lock held,
 - Triton hashes itself, several hundred MB, to look up compiled kernels.
-While the libraries are linked, an import of any other compiled module waits, with the interpreter's lock: the main
-thread does first what needs none.
+While the libraries are linked, an import of any other compiled module waits, with the interpreter's lock, and so does
+the search for a function in a library: the main thread does first what needs neither, and no thread needs them.
 Each is done again, more slowly, where it is needed, so an error here is of no account.
 """
 
@@ -65,7 +65,7 @@ class HeadStart:
 
 
 def begin_head_start(config: EngineConfig, *, may_use_device: bool = True) -> HeadStart:
-    """Start the threads that are of use with this configuration. Does not block.
+    """Start the threads that are of use with this configuration, and link the driver before. Does not block else.
 
     may_use_device: False leaves the CUDA context, which takes memory of the device.
     """
@@ -73,7 +73,7 @@ def begin_head_start(config: EngineConfig, *, may_use_device: bool = True) -> He
     is_linked = threading.Event()
     has_device = config.device in ("auto", "cuda")
     if has_device and config.tensor_parallel_size == 1 and may_use_device:  # else each rank has its own device
-        works["context"] = create_context  # the first, since it links the driver
+        works["context"] = context_maker()
     if config.load_format != "dummy":
         works["weights"] = lambda: read_ahead(Path(config.model))
     link_torch = torch_linker()
@@ -137,14 +137,24 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted({Path(str(file)).name for file in weight_map.values()})]
 
 
-def create_context() -> bool:
-    """Create the primary context of the first CUDA device; return True if there is one. Blocks."""
-    with contextlib.suppress(OSError, AttributeError):
+def context_maker() -> Callable[[], bool]:
+    """Return what creates the primary context of the first CUDA device. It returns whether there is one, and blocks.
+
+    The driver is linked and its functions are found before: while torch is linked, both would wait for that, with the
+    interpreter's lock held.
+    """
+    try:
         driver = ctypes.CDLL("libcuda.so.1")  # calls of a CDLL let other threads run
+        init, get_device, retain = driver.cuInit, driver.cuDeviceGet, driver.cuDevicePrimaryCtxRetain
+    except (OSError, AttributeError):
+        return lambda: False
+
+    def create() -> bool:
         device, context = ctypes.c_int(), ctypes.c_void_p()
-        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
-            return driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
-    return False
+        has_device = init(0) == 0 and get_device(ctypes.byref(device), 0) == 0
+        return has_device and retain(ctypes.byref(context), device) == 0
+
+    return create
 
 
 def torch_linker() -> Callable[[], bool]:
@@ -153,12 +163,15 @@ def torch_linker() -> Callable[[], bool]:
     It returns whether that worked, blocks, and needs the interpreter's lock only before and after: unlike an import, or
     ctypes.CDLL. It does nothing where it is not known how.
     """
-    spec = importlib.util.find_spec("torch")  # imports nothing
+    try:
+        spec = importlib.util.find_spec("torch")  # imports nothing
+        dlopen = ctypes.CDLL(None).dlopen
+    except (ImportError, ValueError, OSError, AttributeError, TypeError):  # as on other systems
+        return lambda: False
     if sys.platform != "linux" or spec is None or spec.origin is None:
         return lambda: False
     # the one that needs all others, which are found as torch's own import finds them
     library = os.fsencode(Path(spec.origin).parent / "lib" / "libtorch.so")
-    dlopen = ctypes.CDLL(None).dlopen
     dlopen.restype, dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
     return lambda: dlopen(library, os.RTLD_NOW) is not None
 

@@ -19,6 +19,7 @@ from engine.core.grammars import Grammars
 from engine.core.host_copies import SlotSource
 from engine.core.outputs import Transport
 from engine.core.scheduler import Scheduler
+from engine.core.spare_work import SpareWork
 from engine.core.speculative import make_drafter
 from engine.device.graph_captures import GraphCaptures
 from engine.device.kv_cache import KVCachePlan
@@ -109,8 +110,11 @@ class LoadedEngine:
             make_drafter=None if self.speculative is None else partial(make_drafter, self.speculative),
             bytes_per_block=self.plan.bytes_per_page,
             num_ranks=self.num_ranks,
-            idle_work=self._capture_next if captures_graphs and self.captures is not None else None,
-            busy_work=self.captures.capture_urgent if captures_graphs and self.captures is not None else None,
+            spare_work=(
+                SpareWork(self._capture_next, self.captures.capture_urgent, transport.has_arrivals)
+                if captures_graphs and self.captures is not None
+                else None
+            ),
         )
         if self.slots is not None:
             parts.scheduler.kv.tiers.follow(self.slots)

@@ -159,6 +159,9 @@ class Device:
     def handle(self, client_id: int, message: ToEngine | ClientGone) -> None:
         self.received.append(cast(str, message))
 
+    def rest(self, while_: Callable[[], bool] = lambda: True) -> None:
+        self.delay.rest(self.handle, while_=while_)
+
     def run_step(self, seconds: float, *, host_s: float = 0.0) -> float:
         """Run a step of so many seconds beside the next launch; return how long before its end it was planned."""
         begun_s, self.end_s = self.now_s, self.now_s + seconds
@@ -312,20 +315,29 @@ def test_short_steps_are_not_delayed_and_none_where_it_is_turned_off(seconds: fl
 
 
 def test_copies_alone_rest_after_the_last_token_but_not_between_each_other() -> None:
-    device = Device()
+    device = Device((10.021, "first"), (10.023, "second"), (10.026, "third"))
     device.run_step(0.02)
-    assert device.delay.rest_s() == pytest.approx(REST_S)
-    device.now_s += 0.003
-    assert device.delay.rest_s() == pytest.approx(REST_S - 0.003)
-    device.now_s += 0.003
-    assert device.delay.rest_s() == 0.0
+    device.rest()
+    assert device.received == ["first", "second"]
+    assert device.now_s == pytest.approx(10.02 + REST_S)
+    device.timeouts_s.clear()
     device.num_tokens = device.num_next_tokens = device.num_rows = 0
-    device.run_step(0.002)
-    assert device.delay.rest_s() == 0.0
+    device.run_step(0.0001)
+    device.timeouts_s.clear()
+    device.rest()
+    assert device.timeouts_s == []
+
+
+def test_a_request_ends_the_rest() -> None:
+    device = Device((10.021, "a request"))
+    device.run_step(0.02)
+    device.rest(while_=lambda: not device.received)
+    assert device.now_s == pytest.approx(10.021)
 
 
 def test_nothing_rests_where_no_message_can_come() -> None:
     device = Device()
     device.delay.is_on = False
     device.run_step(0.02)
-    assert device.delay.rest_s() == 0.0
+    device.rest()
+    assert device.timeouts_s == []

@@ -46,6 +46,12 @@ def byte_fallback(words: list[str] = ()) -> Tokenizer:
     return tokenizer
 
 
+def with_added(*contents: str) -> Tokenizer:
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken(content) for content in contents])
+    return tokenizer
+
+
 def read_by_llguidance(tokenizer_json: bytes) -> GrammarCompiler:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler_module, "read_vocabulary", lambda text, *, without: None)
@@ -142,6 +148,10 @@ def add(token_id: int, content: str) -> Callable[[dict], object]:
         changed(lambda config: config.update(decoder={"type": "Sequence", "decoders": []})),
         changed(add(256, "end")),
         changed(add(256, "")),
+        changed(add(256, "<x>"), lambda: with_added("<x>")),  # twice
+        changed(
+            lambda config: config.update(decoder={"type": "Sequence", "decoders": [config["decoder"]]}), byte_fallback
+        ),
         changed(add(300, "<x>")),  # read as 256
         changed(add(7, "<x>")),
         changed(add(0, ALPHABET[0] + ALPHABET[0])),

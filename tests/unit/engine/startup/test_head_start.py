@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -57,7 +58,7 @@ def test_each_part_of_a_head_start_is_named_when_it_has_ended(tmp_path: Path) ->
 
 def test_triton_is_imported_when_torch_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr(head_start, "create_context", lambda: None)
+    monkeypatch.setattr(head_start, "context_maker", lambda: lambda: False)
     monkeypatch.setattr(head_start, "torch_linker", lambda: lambda: order.append("linked"))
     monkeypatch.setattr(head_start, "hash_triton", lambda: order.append("hashed"))
     head_start.begin_head_start(EngineConfig(model=str(tmp_path), device="cuda", load_format="dummy")).join()
@@ -69,7 +70,7 @@ def test_triton_is_hashed_where_torch_could_not_be_linked(tmp_path: Path, monkey
         raise OSError
 
     order: list[str] = []
-    monkeypatch.setattr(head_start, "create_context", lambda: None)
+    monkeypatch.setattr(head_start, "context_maker", lambda: lambda: False)
     monkeypatch.setattr(head_start, "torch_linker", lambda: fail)
     monkeypatch.setattr(head_start, "hash_triton", lambda: order.append("hashed"))
     head_start.begin_head_start(EngineConfig(model=str(tmp_path), device="cuda", load_format="dummy")).join()
@@ -99,16 +100,19 @@ def test_without_torch_nothing_is_linked(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-def test_the_vocabulary_is_loaded_without_an_import_that_waits_for_the_linker() -> None:
+@pytest.mark.parametrize("is_read_here", [True, False])
+def test_the_vocabulary_is_loaded_without_an_import_that_waits_for_the_linker(is_read_here: bool) -> None:
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from engine.grammar.compiler import CompilerLoader\n"
+        "from engine.grammar import compiler\n"
         "import models\n"
-        "loader = CompilerLoader(Path(models.__file__).parent / 'demo' / 'checkpoint')\n"
-        "loader.prepare()\n"
+        f"if not {is_read_here}:\n"
+        "    compiler.read_vocabulary = lambda text, without: None\n"
+        "loader = compiler.CompilerLoader(Path(models.__file__).parent / 'demo' / 'checkpoint')\n"
+        "load = loader.prepare()\n"
         "before = set(sys.modules)\n"
-        "loader.load()\n"
+        "load()\n"
         "assert loader.get().num_words\n"
         "new = set(sys.modules) - before\n"
         "print([name for name in new if str(sys.modules[name].__spec__.origin).endswith('.so')])\n"
@@ -152,4 +156,21 @@ def test_a_machine_without_a_driver_has_no_context(monkeypatch: pytest.MonkeyPat
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(head_start.ctypes, "CDLL", fail)
-    assert not head_start.create_context()
+    assert not head_start.context_maker()()
+    assert not head_start.torch_linker()()
+
+
+def test_the_drivers_functions_are_found_before_a_thread_calls_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+
+    class Driver:
+        def __getattr__(self, name: str) -> Callable[..., int]:
+            found.append(name)
+            return lambda *arguments: 0
+
+    monkeypatch.setattr(head_start.ctypes, "CDLL", lambda name: Driver())
+    create = head_start.context_maker()
+    before = found.copy()
+    assert len(before) == 3
+    assert create()
+    assert found == before
