@@ -73,13 +73,13 @@ class GrammarCompiler:
                 "Structured output needs the package llguidance, which is not installed here."
             ) from None
         try:
-            vocabulary = read_vocabulary(tokenizer_json, without=_END)
+            vocabulary = read_vocabulary(tokenizer_json, end=_END)
             if vocabulary is None:
                 text, self.end_token_id = _with_end_token(tokenizer_json)
                 self._tokenizer: LLTokenizer = llguidance.LLTokenizer(text, eos_token=self.end_token_id)
                 is_last = self._tokenizer.tokenize_str(_END, parse_special=True) == [self.end_token_id]
             else:
-                self.end_token_id, is_last = vocabulary.append_end(_END), True
+                self.end_token_id, is_last = vocabulary.eos_token_id, True
                 self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary))
         except BaseException as error:  # a panic of Rust is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):

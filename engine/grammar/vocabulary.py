@@ -17,21 +17,14 @@ _BYTE_NAME = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Vocabulary:
-    """The tokens' bytes by id, in the form in which llguidance takes a tokenizer."""
+    """The tokens' bytes by id, in the form in which llguidance takes a tokenizer. The last token ends a text."""
 
     bos_token_id: int | None = None
 
     def __init__(self, tokens: list[bytes], special_token_ids: list[int]) -> None:
         self.tokens = tokens
         self.special_token_ids = special_token_ids
-        self.eos_token_id = -1  # until append_end()
-
-    def append_end(self, name: str) -> int:
-        """Append a special token that ends a text; return its id."""
-        self.eos_token_id = len(self.tokens)
-        self.tokens.append(name.encode())
-        self.special_token_ids.append(self.eos_token_id)
-        return self.eos_token_id
+        self.eos_token_id = len(tokens) - 1
 
     def __call__(self, text: bytes) -> list[int]:
         """Return one token a byte, as a tokenizer without merges. Masks need none: they depend on the bytes alone."""
@@ -63,47 +56,39 @@ class _File(msgspec.Struct):
     added_tokens: list[_AddedToken] | None = None
 
 
-def read_vocabulary(tokenizer_json: bytes, *, without: str) -> Vocabulary | None:
-    """Return the vocabulary of a tokenizer.json; None if it is another kind, at fault, or has a token `without`."""
+def read_vocabulary(tokenizer_json: bytes, *, end: str) -> Vocabulary | None:
+    """Return the vocabulary of a tokenizer.json with `end` behind it, as a special token that ends a text.
+
+    None: it is of another kind, is at fault, or has such a token.
+    """
     try:
         file = msgspec.json.decode(tokenizer_json, type=_File)
-        bytes_of = _rule(file.decoder)
-        names, added = file.model.vocab, file.added_tokens or []
-        if bytes_of is None or file.model.type != "BPE" or without in names:
-            return None
-        tokens: list[bytes | None] = [None] * len(names)
-        added_names = {token.content for token in added}
-        if len(added_names) < len(added):
-            return None
-        for name, token_id in names.items():
-            if token_id < 0:
-                return None
-            tokens[token_id] = b"" if name in added_names else bytes_of(name)
-        special = _add(tokens, names, added, bytes_of, without)
+        return _vocabulary(file, end)
     except (msgspec.DecodeError, ValueError, IndexError):  # names without bytes, ids with gaps
         return None
-    if special is None:
-        return None
-    complete = [token for token in tokens if token is not None]
-    return Vocabulary(complete, special) if len(complete) == len(tokens) else None
 
 
-def _add(
-    tokens: list[bytes | None],
-    names: dict[str, int],
-    added: list[_AddedToken],
-    bytes_of: Callable[[str], bytes],
-    without: str,
-) -> list[int] | None:
-    """Put the added tokens among the others; return the ids of the special ones. None: ids are not as they are read."""
+def _vocabulary(file: _File, end: str) -> Vocabulary:
+    """Raises ValueError or IndexError where read_vocabulary() returns None."""
+    if file.model.type != "BPE":
+        raise ValueError(file.model.type)
+    bytes_of = _bytes_of_names(file.decoder)
+    names = file.model.vocab
+    added = file.added_tokens or []
+    num_tokens = len(names) + sum(token.content not in names for token in added)
+    added = [*added, _AddedToken(num_tokens, end, special=True)]
+    added_names = {token.content for token in added}
+    if end in names or "" in added_names or len(added_names) < len(added) or min(names.values(), default=0) < 0:
+        raise ValueError("a token that is read otherwise")
+    tokens: list[bytes | None] = [None] * len(names)
+    for name, token_id in names.items():
+        tokens[token_id] = b"" if name in added_names else bytes_of(name)
     special = []
     for token in added:
-        if token.content == without or not token.content:
-            return None
         if token.content not in names:
             tokens.append(None)  # tokenizers numbers them on, whatever the file says
         if names.get(token.content, len(tokens) - 1) != token.id:
-            return None
+            raise ValueError(token.id)
         if token.special or (token.content.startswith("<") and token.content.endswith(">")):
             special.append(token.id)
             tokens[token.id] = token.content.encode()
@@ -112,19 +97,22 @@ def _add(
                 tokens[token.id] = bytes_of(token.content)
             except UnicodeEncodeError:
                 tokens[token.id] = token.content.encode()
-    return special
+    complete = [token for token in tokens if token is not None]
+    if len(complete) < len(tokens):
+        raise ValueError("an id twice")
+    return Vocabulary(complete, special)
 
 
-def _rule(decoder: _Decoder) -> Callable[[str], bytes] | None:
-    """Return what makes a name's bytes by this decoder, or None. What it returns raises ValueError for other names."""
+def _bytes_of_names(decoder: _Decoder) -> Callable[[str], bytes]:
+    """Return what makes a name's bytes by this decoder. Both raise ValueError for what they do not know."""
     parts = decoder.decoders if decoder.type == "Sequence" else [decoder]
     types = [part.type for part in parts]
-    if "Sequence" in types:
-        return None
-    if "ByteFallback" in types and decoder.type == "Sequence":
-        spaces = [part.pattern.get("String", "") for part in parts if part.type == "Replace" and part.content == " "]
-        return _names_in_utf8([" ", *(space for space in spaces if len(space) == 1)][-1])
-    return _bytes_of_characters if types == ["ByteLevel"] else None
+    if types == ["ByteLevel"]:
+        return _bytes_of_characters
+    if decoder.type != "Sequence" or "Sequence" in types or "ByteFallback" not in types:
+        raise ValueError(types)
+    spaces = [part.pattern.get("String", "") for part in parts if part.type == "Replace" and part.content == " "]
+    return _names_in_utf8([" ", *(space for space in spaces if len(space) == 1)][-1])
 
 
 def _names_in_utf8(space: str) -> Callable[[str], bytes]:

@@ -54,7 +54,7 @@ def with_added(*contents: str) -> Tokenizer:
 
 def read_by_llguidance(tokenizer_json: bytes) -> GrammarCompiler:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler_module, "read_vocabulary", lambda text, *, without: None)
+        patch.setattr(compiler_module, "read_vocabulary", lambda text, *, end: None)
         return GrammarCompiler(tokenizer_json)
 
 
@@ -68,7 +68,7 @@ def compiled(compiler: GrammarCompiler, spec: GrammarSpec) -> Matcher | str:
 
 def assert_same(tokenizer_json: bytes) -> None:
     """Assert that both ways make the same tokenizer."""
-    assert read_vocabulary(tokenizer_json, without="<|end of grammar|>") is not None
+    assert read_vocabulary(tokenizer_json, end="<|end of grammar|>") is not None
     known, expected = GrammarCompiler(tokenizer_json), read_by_llguidance(tokenizer_json)
     assert (known.end_token_id, known.num_words) == (expected.end_token_id, expected.num_words)
     a, b = known._tokenizer, expected._tokenizer
@@ -158,7 +158,7 @@ def add(token_id: int, content: str) -> Callable[[dict], object]:
     ],
 )
 def test_vocabularies_of_another_kind_are_left_to_llguidance(text: bytes):
-    assert read_vocabulary(text, without="end") is None
+    assert read_vocabulary(text, end="end") is None
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_vocabularies_of_another_kind_are_left_to_llguidance(text: bytes):
 )
 def test_decoders_at_fault_are_left_to_llguidance(decoder: dict):
     text = changed(lambda config: config.update(decoder=decoder))
-    assert read_vocabulary(text, without="end") is None
+    assert read_vocabulary(text, end="end") is None
 
 
 def test_a_token_of_the_end_in_the_vocabulary_is_told():
@@ -176,7 +176,6 @@ def test_a_token_of_the_end_in_the_vocabulary_is_told():
 
 
 def test_a_vocabulary_tokenizes_by_the_byte():
-    vocabulary = Vocabulary([b"a", b"ab", b"b", b"\xc3"], [])
+    vocabulary = Vocabulary([b"a", b"ab", b"b", b"\xc3", b"end"], [4])
     assert vocabulary("aéb".encode()) == [0, 3, 2]
-    assert vocabulary.append_end("end") == 4
-    assert (vocabulary.eos_token_id, vocabulary.special_token_ids) == (4, [4])
+    assert vocabulary.eos_token_id == 4

@@ -108,7 +108,7 @@ def test_the_vocabulary_is_loaded_without_an_import_that_waits_for_the_linker(is
         "from engine.grammar import compiler\n"
         "import models\n"
         f"if not {is_read_here}:\n"
-        "    compiler.read_vocabulary = lambda text, without: None\n"
+        "    compiler.read_vocabulary = lambda text, end: None\n"
         "loader = compiler.CompilerLoader(Path(models.__file__).parent / 'demo' / 'checkpoint')\n"
         "load = loader.prepare()\n"
         "before = set(sys.modules)\n"
